@@ -11,6 +11,7 @@ from postgrad.algorithms.dr_grpo import DrGRPO
 from postgrad.algorithms.grpo import GRPO
 from postgrad.algorithms.registry import algorithm_class
 from postgrad.algorithms.rloo import RLOO
+from postgrad.core.errors import UsageError
 
 ALL = [GRPO, DrGRPO, RLOO]
 
@@ -250,12 +251,44 @@ def test_a_missing_column_is_an_error_that_names_it(make_batch, kl_in, missing):
 
 def test_a_kl_target_without_a_kl_in_the_reward_is_an_error():
     for settings in ({"kl_coef": 0.1}, {"kl_in": "reward"}):
-        with pytest.raises(ValidationError, match="kl_target adapts a KL in the reward"):
+        with pytest.raises(UsageError, match="kl_target adapts a KL in the reward"):
             GRPO(kl_target=0.1, **settings)
 
 
 def test_settings_are_frozen_and_unknown_ones_are_refused():
     with pytest.raises(ValidationError, match="frozen"):
         GRPO().kl_coef = 1.0
-    with pytest.raises(ValidationError, match="Extra inputs"):
+    with pytest.raises(UsageError, match="unknown key 'clip': did you mean 'clip_low'"):
         GRPO(clip=0.2)
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "dapo", "rloo"])
+def test_old_logprobs_of_the_sampler_take_the_place_of_the_policys(
+    make_batch, over_responses, name
+):
+    algorithm = algorithm_class(name)(old_logprobs="sampled")
+    assert algorithm.needs().sampled_is_old
+    batch = make_batch([0, 0, 1, 1], [0.0, 1.0, 1.0, 0.0])
+    before = over_responses([[-9.0] * 3] * 4)
+    old = algorithm.credit(batch, before, before, None, {}).experience.columns["old_logprobs"]
+    assert old.values.tolist() == batch.sampled_logprobs.values.tolist()
+    policys = algorithm_class(name)()
+    assert not policys.needs().sampled_is_old
+    old = policys.credit(batch, before, before, None, {}).experience.columns["old_logprobs"]
+    assert old.values.tolist() == before.values.tolist()
+
+
+def test_the_clip_around_the_sampler_stops_tokens_that_the_policy_has_left(make_inputs):
+    """In a single update too, where the ratio to the policy before the step is 1."""
+    logp, sampled, _, adv, weight, _ = drawn()
+    algorithm = GRPO(clip_low=0.2, clip_high=0.3, old_logprobs="sampled")
+    logprobs = leaf(logp)
+    inputs = make_inputs(logprobs, weight, advantages=adv, old_logprobs=sampled)
+    output = algorithm.policy_loss(inputs)
+    output.loss.backward()
+    r = np.exp(logp - sampled)
+    free = np.where(adv > 0, r < 1.3, r > 0.8)
+    assert 0 < free.sum() < len(free)
+    np.testing.assert_allclose(
+        logprobs.grad, weight * np.where(free, -r * adv, 0), rtol=1e-11, atol=1e-15
+    )

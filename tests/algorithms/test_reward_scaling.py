@@ -5,10 +5,10 @@ import math
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from postgrad.algorithms.policy_gradient import PolicyGradient
 from postgrad.algorithms.registry import ALGORITHMS, algorithm_class
+from postgrad.core.errors import UsageError
 
 NAMES = [name for name in ALGORITHMS if issubclass(algorithm_class(name), PolicyGradient)]
 
@@ -54,5 +54,5 @@ def test_a_turn_s_reward_is_divided_by_the_deviation_and_the_rest_lies_at_the_en
 
 @pytest.mark.parametrize("clip", [0.0, -1.0, [1.0, 1.0], [2.0, -2.0]])
 def test_a_clip_that_leaves_no_room_is_refused(clip):
-    with pytest.raises(ValidationError, match="one number above 0"):
+    with pytest.raises(UsageError, match="one number above 0"):
         algorithm_class("grpo")(reward_clip=clip)

@@ -36,7 +36,7 @@ def test_every_example_of_the_page_runs(
     for number, example in enumerate(examples, 1):
         exec(compile(example, f"{PAGE.name}, example {number}", "exec"), known)  # noqa: S102
     told = capsys.readouterr().out
-    assert "did you mean 'rollout_batch_size'?" in told
+    assert "did you mean 'batch.rollout_batch_size'?" in told
     assert "[(4, True)]" in told
     assert Path("models/spell-backward/model.safetensors").is_file()
     assert Path("runs/dpo/summary.json").is_file()

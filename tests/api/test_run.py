@@ -126,7 +126,7 @@ def test_a_section_may_be_its_settings_and_takes_over_only_what_they_state() -> 
     ("changed", "problem"),
     [
         ({"steps": "3"}, "RLRecipe: steps = '3'"),
-        ({"batch": {"rollout_batchsize": 4}}, "did you mean 'rollout_batch_size'"),
+        ({"batch": {"rollout_batchsize": 4}}, "did you mean 'batch.rollout_batch_size'"),
         ({"job": "sft"}, "RLRecipe: job = 'sft'"),
         ({"stepps": 3}, "unknown key 'stepps': did you mean 'steps'"),
         ({"algorithm": {"type": "gpro"}}, "did you mean 'grpo'"),

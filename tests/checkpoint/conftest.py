@@ -9,6 +9,7 @@ from torch import Tensor
 
 from postgrad.checkpoint.state import RunState
 from postgrad.core.cursor import Cursor
+from postgrad.models.stored import real
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def same() -> Callable[[dict[str, Tensor], dict[str, Tensor]], bool]:
     """same(one, two): True where names, dtypes, shapes and bits are equal."""
 
     def bits(tensor: Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
-        raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        raw = real(tensor).detach().contiguous().reshape(-1).view(torch.uint8)
         return tensor.dtype, tensor.shape, bytes(raw.tolist())
 
     def equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:

@@ -69,7 +69,7 @@ def test_unknown_state_is_an_error(make_state: Callable[..., RunState]) -> None:
 
 def test_another_format_names_the_way_out(make_state: Callable[..., RunState]) -> None:
     with pytest.raises(RunError, match="resume with the version of postgrad that wrote it"):
-        RunState.from_json({**make_state(1).to_json(), "format": 2})
+        RunState.from_json({**make_state(1).to_json(), "format": 9})
 
 
 def test_an_evaluation_without_a_value_is_saved_too(make_state: Callable[..., RunState]) -> None:
@@ -143,3 +143,12 @@ def test_what_passes_the_schema_is_kept_to_the_bit(make_state: Callable[..., Run
     state = make_state(1, evaluations={"eval/rows": 64, "eval/accuracy": 0.1})
     text = json.dumps(state.to_json())
     assert json.dumps(RunState.from_json(json.loads(text)).to_json()) == text
+
+
+def test_a_state_of_format_1_which_has_no_samples_under_way_is_read(
+    make_state: Callable[..., RunState],
+) -> None:
+    state = make_state(3)
+    assert RunState.from_json({**state.to_json(), "format": 1}) == state
+    with pytest.raises(RunError, match="format 3, this version reads"):
+        RunState.from_json({**state.to_json(), "format": 3})

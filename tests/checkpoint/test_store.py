@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from postgrad.checkpoint import store as module
@@ -352,3 +353,33 @@ def test_a_checkpoint_is_named_by_latest_best_or_its_step(
     for text in ("", "newest", "-1", "1.0", " 1", "step-000001", "\u00b2"):
         with pytest.raises(UsageError, match="latest, best, or the number of a step"):
             store.load(text)
+
+
+def test_samples_under_way_are_in_the_checkpoint_to_the_bit_and_no_tensors_of_a_role(
+    tmp_path: Path, make_state: Callable[..., Any], make_tensors: Callable[[int], Any]
+) -> None:
+    arrays = {
+        "tokens": np.arange(5, dtype=np.int32),
+        "logprobs": np.array([-0.1, np.nan], np.float32),
+        "turns": np.zeros((0, 5), np.int64),
+    }
+    store = CheckpointStore(tmp_path, CheckpointSettings())
+    store.save(make_state(1, pending=arrays), make_tensors(1))
+    loaded = store.load()
+    assert {name: (a.dtype, a.shape, a.tobytes()) for name, a in loaded.state.pending.items()} == {
+        name: (a.dtype, a.shape, a.tobytes()) for name, a in arrays.items()
+    }
+    assert loaded.stems == sorted(make_tensors(1))
+    store.save(make_state(2), make_tensors(2))
+    assert store.load().state.pending == {}
+
+
+def test_samples_under_way_that_were_changed_are_damage(
+    tmp_path: Path, make_state: Callable[..., Any], make_tensors: Callable[[int], Any]
+) -> None:
+    store = CheckpointStore(tmp_path, CheckpointSettings())
+    path = store.save(make_state(1, pending={"a": np.zeros(3)}), make_tensors(1))
+    file = path / "pending.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(RunError, match=r"pending\.safetensors"):
+        store.load()

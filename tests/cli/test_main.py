@@ -206,7 +206,7 @@ def test_a_wrong_key_is_named_with_its_line_and_the_nearest(files: Files) -> Non
     line = 1 + files.recipe.read_text("utf-8").splitlines().index("train_batchsize = 2")
     message = files.refused("train", files.recipe)
     assert f"recipe.toml:{line}: unknown key 'batch.train_batchsize'" in message
-    assert "did you mean 'train_batch_size'?" in message
+    assert "did you mean 'batch.train_batch_size'?" in message
 
 
 def test_a_ratio_that_is_not_whole_names_the_values_that_work(files: Files) -> None:

@@ -69,6 +69,8 @@ LOCAL_ALONE = {
     "test_a_request_that_can_never_fit_is_refused_at_once": "it counts tokens, not places",
     "test_weights_that_come_while_samples_are_decoded_are_named_span_by_span": "it does not wait",
     "test_half_of_the_weights_are_refused": "an update that is not whole is its last",
+    "test_a_sample_that_was_cut_draws_the_numbers_of_its_own_positions": "it seeds anew at a cut",
+    "test_a_stop_string_ends_an_answer_also_where_a_cut_divides_it": "it seeds anew at a cut",
     "test_stats_count_prompts_once_and_every_sampled_token": "it tells no decode steps",
 }
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.rollout.engine import Request, generate
+from postgrad.rollout.engine import Request, Written, generate
 from postgrad.rollout.settings import SamplingSettings
 
 LETTERS = "abcdefghijklmnop"
@@ -211,3 +211,97 @@ def test_stats_count_prompts_once_and_every_sampled_token(make_engine):
     assert engine.stats.response_tokens == sum(len(c.token_ids) for c in done)
     assert engine.stats.response_tokens <= engine.stats.decode_slots
     assert engine.stats.response_tokens_per_second > 0
+
+
+def cut_after(engine, asked, completions):
+    """Samples until `completions` have ended, then cuts: (completions so far, what is left)."""
+    for request in asked:
+        engine.submit(request)
+    done = []
+    while len(done) < completions:
+        done += engine.completed()
+    left = engine.cut()
+    while more := engine.completed():
+        done += more
+    return done, left
+
+
+def test_a_cut_stops_all_samples_and_returns_requests_that_continue_them(make_engine):
+    engine = make_engine(5, 5 * 32)
+    done, left = cut_after(engine, requests(), 3)
+    assert engine.completed() == []
+    names = [(r.ticket, s) for r in left for s in r.sample_ids]
+    assert sorted(names + [(c.ticket, c.sample) for c in done]) == [
+        (t, s) for t in range(6) for s in range(4)
+    ]
+    assert names == sorted(names)
+    going_on = [r for r in left if r.written is not None]
+    assert going_on
+    for request in going_on:
+        assert request.token_ids.tolist() == requests()[request.ticket].token_ids.tolist()
+        assert len(request.written.logprobs) == request.position
+        assert sum(n for _, n in request.written.versions) == request.position
+    assert engine.cut() == []
+
+
+def test_a_sample_that_was_cut_goes_on_to_a_whole_completion(make_engine):
+    engine = make_engine(5, 5 * 32)
+    done, left = cut_after(engine, requests(), 3)
+    written = {(r.ticket, r.sample_ids[0]): r.written for r in left if r.written is not None}
+    late = generate(engine, left)
+    assert len(done) + len(late) == 24
+    for c in late:
+        assert len(c.token_ids) <= 12
+        assert (c.token_ids[-1] == 1) == (c.finish_reason == "stop")
+        assert sum(n for _, n in c.versions) == len(c.token_ids) == len(c.logprobs)
+        if before := written.get((c.ticket, c.sample)):
+            assert c.token_ids[: len(before.token_ids)].tolist() == before.token_ids.tolist()
+            assert c.logprobs[: len(before.logprobs)].tobytes() == before.logprobs.tobytes()
+    whole = [np.concatenate([requests()[c.ticket].token_ids, c.token_ids]) for c in late]
+    for c, found in zip(late, engine.logprobs(whole, 1.0), strict=True):
+        np.testing.assert_allclose(c.logprobs, found[-len(c.token_ids) :], atol=1e-4)
+
+
+def test_a_sample_that_was_cut_draws_the_numbers_of_its_own_positions(make_engine):
+    """A continuation as a longer prompt would draw those of position 0 again."""
+    uncut = tokens(generate(make_engine(5, 5 * 32), requests()))
+    engine = make_engine(5, 5 * 32)
+    done, left = cut_after(engine, requests(), 3)
+    while left:  # cut again and again, at every completion
+        more, left = cut_after(engine, left, 1)
+        done += more
+    assert tokens(done) == uncut
+
+
+def test_a_stop_string_ends_an_answer_also_where_a_cut_divides_it(make_engine):
+    engine = make_engine(8, 8 * 32)
+    free = generate(engine, requests(1, samples=24))
+    answer = next(c for c in free if len(c.text) > 5)
+    stop = answer.text[1:4]
+    for cut_at in (1, 2, 3):
+        before = Written(answer.token_ids[:cut_at], answer.logprobs[:cut_at], ((0, cut_at),))
+        settings = SamplingSettings(max_new_tokens=12, stop=(stop, "never"))
+        request = Request(0, (answer.sample,), prompt(0, 2), settings, written=before)
+        (ended,) = generate(engine, [request])
+        assert ended.text == answer.text[:4]
+        assert ended.finish_reason == "stop"
+
+
+def test_weights_that_come_at_a_cut_name_their_span(make_engine, other_weights):
+    engine = make_engine(4, 4 * 32)
+    _, left = cut_after(engine, requests(), 3)
+    engine.load_weights(other_weights, 1)
+    written = {(r.ticket, r.sample_ids[0]): r.position for r in left if r.written is not None}
+    for c in generate(engine, left):
+        before = written.get((c.ticket, c.sample), 0)
+        after = (1, len(c.token_ids) - before)
+        assert c.versions == (((0, before), after) if before else (after,))
+
+
+def test_a_turn_that_goes_on_is_of_a_single_sample_and_not_at_its_limit(make_engine):
+    engine = make_engine(2, 64)
+    settings = SamplingSettings(max_new_tokens=2)
+    for samples, count in (((0, 1), 1), ((0,), 2)):
+        before = Written(np.full(count, 3, np.int32), np.zeros(count, np.float32), ((0, count),))
+        with pytest.raises(ValueError, match="a turn that goes on"):
+            engine.submit(Request(0, samples, prompt(0, 4), settings, written=before))

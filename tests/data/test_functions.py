@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from postgrad.core.errors import UsageError
 from postgrad.data.conversations import load_conversations
@@ -95,5 +94,5 @@ def test_a_function_that_is_not_there_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UsageError, match="module cannot be imported: ZeroDivisionError"):
         prepared_rows(DataSettings(path=path, map="breaks_when_imported:change"))
-    with pytest.raises(ValidationError, match=r"a function is named as 'package\.module:function'"):
+    with pytest.raises(UsageError, match=r"a function is named as 'package\.module:function'"):
         DataSettings(path=path, map="change")

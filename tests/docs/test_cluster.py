@@ -1,5 +1,6 @@
 """docs/cluster.md and recipes/cluster: what they show can be planned and started."""
 
+import json
 import os
 import re
 import socket
@@ -12,11 +13,19 @@ from typing import Any
 import pytest
 import yaml
 
-from postgrad.cluster.settings import ClusterSettings, PolicyPlacement, RolloutPlacement
+from helpers.pages import Command, commands
+from helpers.placed import PPO
+from postgrad.cli.main import main
+from postgrad.cluster.settings import (
+    ClusterSettings,
+    PolicyPlacement,
+    RolloutPlacement,
+    SidePlacement,
+)
 from postgrad.fleet.ranked import wants_of
 from postgrad.observe.console import Console
 from postgrad.plan.planner import plan
-from postgrad.recipe.load import load_recipe
+from postgrad.recipe.load import load_recipe, parse_recipe
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "recipes" / "cluster"
@@ -56,6 +65,11 @@ def test_the_recipe_learns_what_that_of_one_gpu_does() -> None:
 def test_the_tables_of_the_page_are_recipes(block: str) -> None:
     shown: dict[str, Any] = tomllib.loads(block)
     cluster = shown["cluster"]
+    if "critic" in cluster:
+        placed = parse_recipe({**PPO, **shown}).cluster
+        assert placed.homes == {"critic": 2, "reference": 1}
+        assert placed.home("reward_model") == "critic"
+        return
     flags = [
         word
         for section, table in shown.items()
@@ -73,17 +87,55 @@ def test_the_tables_of_the_page_are_recipes(block: str) -> None:
     assert recipe.cluster.policy.colocate == cluster["policy"]["colocate"]
 
 
+LAYOUTS = [
+    one
+    for one in commands()
+    if one.shown and one.at.startswith("docs/cluster.md") and one.words[:2] == ("postgrad", "plan")
+]
+
+
+@pytest.mark.parametrize("shown", LAYOUTS, ids=lambda one: one.words[4])
+def test_the_layouts_of_the_page_fit_and_use_every_card(
+    shown: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main([*shown.words[1:], "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["fits"] is True
+    assert report["devices"] == report["hardware"]["count"]
+    assert report["hours"] > 0
+    assert sum(card["count"] for card in report["cards"]) == report["devices"]
+    overrides = [word for word in shown.words[3:] if word not in ("--search", "--json")]
+    for flag in ("--hardware", "--rows"):
+        if flag in overrides:
+            place = overrides.index(flag)
+            del overrides[place : place + 2]
+    wants = wants_of(load_recipe(ROOT / shown.words[2], overrides), "cuda")  # a run takes it too
+    cards = sum(want.processes * want.gpus for want in wants if want.inside is None)
+    assert cards == report["devices"]
+
+
+def test_the_page_shows_the_seven_layouts_of_which_people_ask() -> None:
+    hardware = [one.words[4] for one in LAYOUTS]
+    assert hardware == [
+        "8xH100", "3xRTX-4090", "6xRTX-4090", "2xA100-40G", "8xA100-80G", "16xH100", "64xH100",
+        "64xH100",
+    ]  # fmt: skip
+
+
 def test_the_page_names_every_key_with_its_default() -> None:
     fields = {
         name: field.default
         for name, field in ClusterSettings.model_fields.items()
-        if name not in ("type", "policy", "rollout")
+        if name not in ("type", "policy", "rollout", "critic", "reference", "reward_model")
     }
     for name, default in fields.items():
         shown = "none" if default is None else f"{default:g}"
         assert f"| `{name}` | {shown} |" in PAGE
     for name in {**PolicyPlacement.model_fields, **RolloutPlacement.model_fields}:
         assert name in PAGE
+    for name in SidePlacement.model_fields:
+        assert f"| `{name}` | " in PAGE
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The page on migration names options that `postgrad translate` reads, and keys that there are."""
 
+import json
 import re
 
 import pytest
@@ -27,3 +28,16 @@ def test_the_names_here_are_keys_of_recipes() -> None:
     named = {name for row in ROWS for name in re.findall(r"`(?:\w+\.)*(\w+)(?: = [^`]*)?`", row[0])}
     assert len(named) > 30
     assert named - known == set()
+
+
+def test_the_counts_of_launch_scripts_are_those_that_were_measured() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "migration.json").read_text("utf-8"))
+    lines = PAGE.partition("| system | commit |")[2].partition("\n\n")[0].splitlines()
+    names = ["system", "commit", *(cell.strip() for cell in lines[0].split("|")[:-1])]
+    cells = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines[2:]]
+    shown = [dict(zip(names, row, strict=True)) for row in cells]
+    assert [row["system"] for row in shown] == list(results)
+    for row in shown:
+        numbers = results[row.pop("system")]
+        assert row == {name: str(numbers[name]) for name in row}
+        assert numbers["unknown"] == 0

@@ -17,13 +17,15 @@ from postgrad.core.errors import RunError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.fleet.fleet import Fleet
-from postgrad.fleet.local import LocalFleet, frozen_hash
-from postgrad.fleet.ranked import RankedFleet, RankedRole
+from postgrad.fleet.local import LocalFleet, frozen_hash, rest_on_host
+from postgrad.fleet.ranked import RankedFleet, RankedRole, recipe_on
 from postgrad.learner import protocols
 from postgrad.learner.reference import MovingReference
 from postgrad.learner.role import Policy, PolicyLearner
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.observe.console import Console
+from postgrad.recipe.load import recipe_from_json
+from postgrad.recipe.recipe import RLRecipe
 from postgrad.tools.export import export
 from postgrad.training.start import train
 
@@ -198,3 +200,94 @@ def test_a_role_that_was_released_is_gone(
     gc.collect()
     assert "frozen_policy" not in held.roles
     assert backbone() is None
+
+
+def test_roles_on_ranks_of_their_own_compute_the_bits_of_roles_beside_the_policy(
+    make_recipe: MakeRecipe, models: Callable[[int], str], reward_model: str
+) -> None:
+    """Critic and reward model on one group, the reference on another, the policy alone."""
+    sequences, asked = some_sequences(), ("critic", "reference", "frozen_reward_model")
+    paths = {"critic": models(0), "reference": models(0), "frozen_reward_model": reward_model}
+    base = {
+        "model": {"path": models(0), "init": None},
+        "algorithm": {"type": "ppo", "kl_coef": 0.05},
+        "rewards": [{"type": "reward_model"}],
+        "reward_model": {"model": {"path": reward_model}},
+        "rollout": {"temperature": 0.7},
+    }
+    places = {
+        "critic": {"ranks": 1},
+        "reference": {"ranks": 1, "offload": True},
+        "reward_model": {"colocate": "critic"},
+    }
+    together = FakeSite.of(make_recipe("rl", cluster=CLUSTER, **base))
+    apart = FakeSite.of(make_recipe("rl", cluster={**CLUSTER, **places}, **base))
+    groups = {
+        role: FakeGroup(recipe_on(apart.recipe, count), apart.choices)
+        for role, count in apart.recipe.cluster.homes.items()
+    }
+    policy = FakeGroup(apart.recipe, apart.choices)
+    nothing: Any = None
+    spread = RankedFleet(apart, policy, nothing, nothing, nothing, Path(), groups)
+    values: list[dict[str, bytes]] = []
+    for fleet in (fleet_on(together)[0], spread):
+        fleet.policy(models(0), 0.7)
+        roles = {method: getattr(fleet, method)(paths[method]) for method in asked}
+        columns = {
+            method: getattr(role, "logprobs" if method == "reference" else "scores")
+            for method, role in roles.items()
+        }
+        values.append(
+            {m: column(sequences).result().values.tobytes() for m, column in columns.items()}
+        )
+        assert roles["reference"].temperature == 0.7
+    assert values[0] == values[1]
+    assert together.choices.frozen == apart.choices.frozen
+    assert policy.local.roles.keys() == {"policy"}
+    assert groups["critic"].local.roles.keys() == {"critic", "frozen_reward_model"}
+    assert groups["reference"].local.roles.keys() == {"reference"}
+    spread.rest()
+    assert all(group.calls[-1] == ("rest",) for group in (policy, *groups.values()))
+    spread.release("reference")
+    assert "reference" not in groups["reference"].local.roles
+
+
+def test_ranks_of_another_role_share_neither_matrices_nor_sequences(
+    make_recipe: MakeRecipe,
+) -> None:
+    sharing = {"ranks": 4, "tensor_parallel": 2, "sharding": "zero3"}
+    recipe = make_recipe(
+        "rl",
+        learner=sharing,
+        algorithm={"type": "ppo", "kl_coef": 0.05},
+        cluster={**CLUSTER, "critic": {"ranks": 1}, "reference": {"ranks": 2}},
+    )
+    for ranks, sharding in ((1, "none"), (2, "zero3")):
+        there = recipe_from_json(recipe_on(recipe, ranks).dump())
+        assert isinstance(there, RLRecipe)
+        for learner in (there.learner, there.critic.learner):
+            grid = (learner.ranks, learner.tensor_parallel, learner.sharding)
+            assert grid == (ranks, 1, sharding)
+
+
+def test_offloaded_weights_are_on_the_device_only_while_their_role_computes(
+    site: FakeSite, models: Callable[[int], str]
+) -> None:
+    """As on a GPU: inside, the weights are copies, and nothing is left of them afterwards."""
+    fleet = LocalFleet(site)
+    role = fleet.frozen_policy(models(0))
+    expected = role.logprobs(some_sequences()).result().values.tobytes()
+    parameters, inside = list(role.backbone.lm.parameters()), list[int]()
+    held = [parameter.data_ptr() for parameter in parameters]
+    column = role.backbone.column
+
+    def seen(*arguments: Any, **how: Any) -> Any:
+        inside.extend(parameter.data_ptr() for parameter in parameters)
+        return column(*arguments, **how)
+
+    role.backbone.column = seen
+    rest_on_host(role)
+    assert role.logprobs(some_sequences()).result().values.tobytes() == expected
+    assert len(inside) == len(held)
+    assert not set(inside) & set(held)
+    assert [parameter.data_ptr() for parameter in parameters] == held

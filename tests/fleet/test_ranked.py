@@ -56,6 +56,27 @@ def test_a_placement_that_does_not_suit_the_device_is_refused(
         wants_of(recipe(cluster, rollout), device)
 
 
+def test_roles_with_processes_of_their_own_ask_for_gpus_of_their_own() -> None:
+    ppo = {
+        **RL,
+        "algorithm": {"type": "ppo", "kl_coef": 0.05},
+        "cluster": {
+            "type": "ray",
+            "critic": {"ranks": 2, "machines": 2},
+            "reference": {"gpus": 3},
+            "rollout": {"workers": 1},
+        },
+    }
+    wants = wants_of(parse_recipe(ppo), "cuda")
+    assert [(one.role, one.processes, one.gpus) for one in wants] == [
+        ("policy", 4, 1),
+        ("critic", 2, 1),
+        ("reference", 3, 1),
+        ("rollout", 1, 1),
+    ]
+    assert wants[1].key == "cluster.critic.ranks = 2"
+
+
 def test_on_cpus_an_engine_without_a_place_is_in_the_first_process() -> None:
     assert [one.role for one in wants_of(recipe({}, {}), "cpu")] == ["policy"]
 

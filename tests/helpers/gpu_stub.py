@@ -22,7 +22,7 @@ PYTHONS = [path for path in os.environ.get("POSTGRAD_STUB_PYTHONS", "").split(":
 
 # Every shipped recipe: those of rows in a file, those of pipelines, those that run at the shapes of
 # their models, by the memory of the card in GB (2^30 bytes): recipes of all weights say that they
-# need more than a card of 80.
+# need more than a card of 80. Those for a card of 24 GB run at their shapes in test_small_cards.py.
 SINGLE = {
     "gsm8k_sft": "gsm8k.jsonl",
     "gsm8k_grpo": "gsm8k.jsonl",
@@ -33,6 +33,7 @@ SHAPED = {
     "80": ["0.6B sft", "0.6B grpo", "7b/dpo_lora", "7b/grpo_lora", "7b/reward_lora"],
     "192": ["7b/sft", "7b/dpo", "7b/reward", "7b/grpo", "7b/ppo_lora"],
 }
+SMALL_CARDS = ("24gb/grpo_8b_qlora", "24gb/grpo_1.7b")
 SEVERAL_DEVICES = {"cluster/grpo"}  # 7b/grpo on 16 ranks: NCCL does not start on the stub
 
 

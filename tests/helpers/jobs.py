@@ -76,6 +76,9 @@ kl_coef = 0.05
 ema_decay = 0.5
 """
 GRPO = f'{RL}[algorithm]\ntype = "grpo"\nkl_coef = 0.05\nreward_scaling = "running"\n'
+STALE = RL.replace("max_new_tokens", "max_staleness = 2\nslots = 5\nmax_new_tokens") + (
+    '[algorithm]\ntype = "grpo"\ncorrection = "tis"\n'
+)
 PPO = f"""{RL}epochs_per_rollout = 2
 train_batch_size = 8
 [algorithm]
@@ -106,6 +109,7 @@ JOBS = {
     "grpo with kl": Job("rl", 0.0, WORDS + GRPO),
     "dapo with a reference that follows": Job("rl", 0.0, WORDS + BATCH + DAPO),
     "grpo with kl and ema": Job("rl", 0.9, WORDS + GRPO),
+    "grpo of stale samples": Job("rl", 0.0, WORDS + STALE),
     "grpo with lora": Job("rl", 0.0, WORDS + GRPO + LORA),
     "grpo in four bits": Job("rl", 0.0, WORDS + GRPO + LORA + '[model]\nquantize = "4bit"\n'),
     "ppo": Job("rl", 0.0, WORDS + PPO),

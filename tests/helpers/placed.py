@@ -1,4 +1,4 @@
-"""A recipe with four ranks, as what places them reads it."""
+"""Recipes with four ranks, as what places them reads them."""
 
 from typing import Any
 
@@ -12,4 +12,11 @@ RL: dict[str, Any] = {
     "algorithm": {"type": "grpo"},
     "batch": {"rollout_batch_size": 8},
     "learner": {"ranks": 4},
+}
+# Every role of an RL job.
+PPO: dict[str, Any] = {
+    **RL,
+    "algorithm": {"type": "ppo", "kl_coef": 0.05},
+    "rewards": [{"type": "reward_model"}],
+    "reward_model": {"model": {"path": "a reward model"}},
 }

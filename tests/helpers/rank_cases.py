@@ -121,7 +121,8 @@ def algorithm(case: Case) -> Algorithm:
 
 
 def backbone_of(case: Case, lm: Any) -> Backbone:
-    compiler = "aot_eager" if case.compiled else None
+    with_gradients = "eager" if case.lora else "aot_eager"  # which traces adapters for minutes
+    compiler = with_gradients if case.compiled else None
     return Backbone(lm, torch.device("cpu"), MicroBatch(max_tokens=64), compiler=compiler)
 
 

@@ -1,6 +1,7 @@
 """An engine that answers at once, prompts that are numbers, and rewards that a test chooses."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -86,3 +87,61 @@ class Chosen:
     def completed(self, wait: bool) -> list[ScoredGroup]:
         done, self._done = self._done, []
         return done
+
+
+class Words:
+    """A tokenizer whose tokens are their own numbers."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return " ".join(map(str, ids))
+
+
+class Ticking:
+    """An engine of `slots` rows whose samples are as long as length(ticket, sample, turn) says.
+
+    The token of position p is 100 * version + p, its logprob -p - version / 8.
+    """
+
+    def __init__(self, length: Callable[[int, int, int], int], slots: int = 4) -> None:
+        self.stats = EngineStats()
+        self.version = 0
+        self.steps = 0  # of decoding
+        self._length = length
+        self._slots = slots
+        self._open: list[Request] = []
+
+    def submit(self, request: Request) -> None:
+        request.require_valid()
+        self._open += [replace(request, sample_ids=(sample,)) for sample in request.sample_ids]
+        self._open.sort(key=lambda open_request: (open_request.ticket, open_request.sample_ids[0]))
+
+    def completed(self) -> list[Completion]:
+        done: list[Completion] = []
+        while self._open and not done:
+            self.steps += 1
+            rows, self._open = self._open[: self._slots], self._open[self._slots :]
+            for request in map(self._step, rows):
+                sample = request.sample_ids[0]
+                if request.position < self._length(request.ticket, sample, request.turn):
+                    self._open.append(request)
+                    continue
+                turn = request.written
+                assert turn is not None
+                fields = (turn.token_ids, turn.logprobs, "stop", turn.versions)
+                text = Words().decode(turn.token_ids.tolist())
+                done.append(Completion(request.ticket, sample, request.turn, *fields, text))
+            self._open.sort(key=lambda request: (request.ticket, request.sample_ids[0]))
+        return done
+
+    def cut(self) -> list[Request]:
+        cut, self._open = self._open, []
+        return cut
+
+    def _step(self, request: Request) -> Request:
+        place = request.position
+        turn = request.turn_with(
+            np.array([100 * self.version + place], np.int32),
+            np.array([-place - self.version / 8], np.float32),
+            ((self.version, 1),),
+        )
+        return replace(request, written=turn)

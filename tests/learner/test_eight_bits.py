@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import nn
 
 from postgrad.algorithms.grpo import GRPO
-from postgrad.core.errors import RunError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.learner import eight_bits
 from postgrad.learner.eight_bits import MOMENTS, SCALE, STATE, EightBitAdamW, piece_of_state
 from postgrad.learner.optimizer import MasterOptimizer
@@ -198,7 +197,7 @@ def test_the_rows_of_a_rank_are_what_one_rank_computes(monkeypatch: pytest.Monke
     ],
 )
 def test_what_it_does_not_go_with_is_refused(other: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(UsageError, match=message):
         LearnerSettings(**SMALL, **other)  # pyright: ignore[reportArgumentType]
 
 

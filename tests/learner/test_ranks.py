@@ -32,6 +32,8 @@ TWO = [
     Case("zero3", kind="reward", lora=True),
     Case("zero3", dtype="bfloat16"),
     Case("zero2", optimizer="muon"),
+    Case("zero3", checkpointing=True, compiled=True),
+    Case("zero3", lora=True, beside=True, compiled=True),
 ]
 FOUR = [
     Case("zero1", groups=1),

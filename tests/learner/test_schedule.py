@@ -6,9 +6,14 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from postgrad.learner.settings import LearnerSettings, learning_rate, warmup_updates
+from postgrad.core.errors import UsageError
+from postgrad.learner.settings import (
+    LearnerSettings,
+    learning_rate,
+    shortened_warmup,
+    warmup_updates,
+)
 
 
 def rates(total: int, **settings: object) -> list[float]:
@@ -18,6 +23,13 @@ def rates(total: int, **settings: object) -> list[float]:
 
 def test_warm_up_update_u_of_w_uses_u_plus_one_over_w():
     assert rates(6, warmup_updates=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_a_warm_up_longer_than_the_run_rises_until_the_last_update():
+    assert rates(2, warmup_updates=4) == [0.5, 1.0]
+    short = LearnerSettings(warmup_updates=4)
+    assert "more than the 3 updates of the run" in str(shortened_warmup(short, 3))
+    assert shortened_warmup(short, 4) is None
 
 
 def test_linear_would_reach_its_floor_one_update_after_the_last():
@@ -54,7 +66,7 @@ def test_a_share_of_all_updates_that_warms_up_is_rounded_up():
 
 
 def test_a_warm_up_is_stated_once():
-    with pytest.raises(ValidationError, match=r"updates = 5 and warmup_ratio = 0\.1 both"):
+    with pytest.raises(UsageError, match=r"updates = 5 and warmup_ratio = 0\.1 both"):
         LearnerSettings(warmup_updates=5, warmup_ratio=0.1)
 
 

@@ -314,10 +314,10 @@ def test_a_plan_has_the_shape_of_the_base(fresh: Callable[[str], Path], tmp_path
 
 
 def test_four_bits_are_refused(fresh: Callable[[str], Path], tmp_path: Path) -> None:
-    from postgrad.models.load import read_weights
+    from postgrad.models.load import Loading, read_weights
 
     adapter = written_by_peft(fresh("llama"), tmp_path / "adapter")
     config = load_config(str(adapter))
-    more = {"quantization_config": None}
+    how = Loading(torch.float32, torch.device("cpu"), "4bit")
     with pytest.raises(UsageError, match="cannot be merged into weights of four bits"):
-        read_weights(str(adapter), config, torch.float32, AutoModelForCausalLM, more)
+        read_weights(str(adapter), config, AutoModelForCausalLM, how)

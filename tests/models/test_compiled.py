@@ -10,12 +10,17 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from postgrad.algorithms.sft import SFT
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences
+from postgrad.core.records import Experience, Sequences
 from postgrad.learner.backbone import COMPILED_TOKENS, Backbone, MicroBatch
+from postgrad.learner.role import PolicyLearner
+from postgrad.learner.settings import LearnerSettings
+from postgrad.learner.update import Update
 from postgrad.models import tree
 from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME, windows_of
+from postgrad.models.compiled import LayerSums
 from postgrad.models.settings import LoraSettings
 
 CPU = torch.device("cpu")
@@ -202,6 +207,55 @@ def test_too_many_graphs_are_an_error_and_never_a_plain_layer() -> None:
     limited = torch._dynamo.config.patch(recompile_limit=1)
     with limited, torch.no_grad(), pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
         backbone.logprobs(layout, 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_a_layer_are_added_together_to_the_same_bits(dtype: torch.dtype) -> None:
+    names = [f"model.layers.{layer}.{kind}.weight" for layer in range(3) for kind in "abc"]
+    names.append("model.norm.weight")
+    generator = torch.Generator().manual_seed(0)
+    weights = {name: torch.nn.Parameter(torch.zeros(5, dtype=dtype)) for name in names}
+    masters = {name: torch.nn.Parameter(torch.zeros(5)) for name in names}
+    sums = LayerSums(weights, EAGER)
+    for missing in (None, None, "model.layers.1.b.weight", None):
+        total, slopes = torch.zeros(()), torch.randn(len(names), 5, generator=generator)
+        for slope, (name, weight) in zip(slopes, weights.items(), strict=True):
+            if name != missing:
+                total = total + (weight * slope.to(dtype)).sum()
+                masters[name].grad = slope.to(dtype).float() + (
+                    0.0 if masters[name].grad is None else masters[name].grad
+                )
+        total.backward()
+    expected = {name: master.grad for name, master in masters.items()}
+    sums.hand_over(masters)
+    for name in names[:-1]:
+        assert weights[name].grad is None
+        torch.testing.assert_close(masters[name].grad, expected[name], rtol=0.0, atol=0.0)
+        assert masters[name].grad is not expected[name]
+    assert weights["model.norm.weight"].grad is not None  # the optimizer's own hooks take it
+    assert graphs() == 1
+    again = dict.fromkeys(names)
+    for master in masters.values():
+        master.grad = None
+    sums.hand_over(masters)
+    assert {name: master.grad for name, master in masters.items()} == again
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_learner_of_compiled_layers_has_the_gradients_of_every_micro_batch(
+    dtype: torch.dtype,
+) -> None:
+    norms = []
+    for tokens in (None, 120):
+        lm = model_of("qwen3").to(dtype)
+        backbone = Backbone(lm, CPU, MicroBatch(max_tokens=tokens), "flex", compiler="eager")
+        sequences = sequences_of(1)
+        experience = Experience(sequences, {}, np.ones(len(sequences), bool))
+        learner = PolicyLearner(backbone, LearnerSettings(), 10)
+        update = Update(experience, np.arange(len(sequences)))
+        norms.append(learner.update(update, SFT()).result().metrics["policy/grad_norm"])
+    assert norms[0] > 0.1
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5 if dtype == torch.float32 else 1e-2)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Export: proved by reading it with plain transformers, or not there at all."""
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+)
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models import export
@@ -213,3 +220,57 @@ def test_an_export_that_reads_back_differently_leaves_nothing_behind(
 def changed_plain(model: Path) -> dict[str, Tensor]:
     lm: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     return {name: p.detach().clone() for name, p in lm.named_parameters()}
+
+
+class Gathered(Mapping[str, Tensor]):
+    """Weights that are made when they are asked for. most: so many were there at once."""
+
+    def __init__(self, weights: dict[str, Tensor]) -> None:
+        self._weights = weights
+        self._there: weakref.WeakSet[Tensor] = weakref.WeakSet()
+        self.most = 0
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._weights[name].clone()
+        self._there.add(tensor)
+        self.most = max(self.most, len(self._there))
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+def test_weights_are_gathered_a_file_at_a_time_and_written_as_transformers_does(
+    kind: str, fresh: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = fresh("qwen3") if kind == "qwen3" else tmp_path / "base"
+    if kind != "qwen3":
+        config = AutoConfig.for_model(
+            kind, vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=8, num_experts=4, num_experts_per_tok=2,
+            moe_intermediate_size=16, intermediate_size=16,
+        )  # fmt: skip
+        AutoModelForCausalLM.from_config(config).save_pretrained(base)
+        AutoTokenizer.from_pretrained(fresh("qwen3")).save_pretrained(base)
+    plain: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    plain.save_pretrained(tmp_path / "plain")
+    gathered = Gathered({name: p.detach() for name, p in plain.named_parameters()})
+    monkeypatch.setattr(export, "SHARD_BYTES", 4000)
+    export_hf(gathered, str(base), tmp_path / "model", dtype=torch.float32)
+    assert gathered.most <= 2 < len(gathered)
+    written: dict[str, Tensor] = {}
+    shards = [load_file(file) for file in sorted((tmp_path / "model").glob("model-*.safetensors"))]
+    assert len(shards) > 3
+    for shard in shards:
+        assert len(shard) == 1 or sum(tensor.nbytes for tensor in shard.values()) <= 4000
+        written |= shard
+    expected = load_file(tmp_path / "plain" / "model.safetensors")
+    assert written.keys() == expected.keys()
+    assert all(torch.equal(written[name], expected[name]) for name in expected)
+    assert kind == "qwen3" or any("experts.3." in name for name in written)
+    configs = [(tmp_path / to / "config.json").read_text("utf-8") for to in ("model", "plain")]
+    assert configs[0] == configs[1]

@@ -1,5 +1,6 @@
 """What a process computes with is chosen once and can be chosen again."""
 
+import gc
 import os
 
 import psutil
@@ -142,6 +143,20 @@ def test_only_a_gpu_has_memory_to_give_back(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
     give_back(torch.device(device))
     assert len(emptied) == times
+
+
+def test_what_the_compiler_left_is_collected_once_before_memory_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty_cache"))
+    monkeypatch.setattr(gc, "collect", lambda *generation: calls.append("collect"))
+    give_back(torch.device("cuda"))
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    calls.clear()
+    give_back(torch.device("cuda"))
+    give_back(torch.device("cuda"))
+    assert calls == ["collect", "empty_cache", "empty_cache"]
 
 
 def test_expandable_segments_are_taken_out_and_all_else_stays() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from postgrad.core.errors import UsageError
 from postgrad.plan import hardware
-from postgrad.plan.hardware import catalogue, parse_hardware, this_machine
+from postgrad.plan.hardware import FIGURES, catalogue, parse_hardware, this_machine
 
 BUILTIN = catalogue({"POSTGRAD_HARDWARE": "/dev/null"})
 ROW = """
@@ -39,9 +39,24 @@ def test_every_row_has_figures_of_the_size_that_devices_have() -> None:
             assert 0.9 < device.memory_bytes / (int(part[:-1]) * 2**30) < 1.0
 
 
+def test_every_figure_of_a_gpu_has_a_source() -> None:
+    assert {"RTX-4090", "RTX-5090", "A100-80G", "H100", "H200", "B200", "L40S", "MI300X"} <= set(
+        BUILTIN
+    )
+    for device in BUILTIN.values():
+        for figure in FIGURES:
+            assert len(device.source_of(figure)) > 10, (device.name, figure)
+        if not device.is_cpu:  # no datasheet says what torch finds
+            assert device.source_of("memory_bytes") != device.source
+    mi325x, mi300x = BUILTIN["MI325X"], BUILTIN["MI300X"]
+    assert mi325x.bf16_flops == mi300x.bf16_flops  # the same dies with more memory
+    assert mi325x.bandwidth > mi300x.bandwidth
+
+
 def test_flops_are_the_dense_ones() -> None:
     """Half of what datasheets print with an asterisk."""
     sparse = {"A100-80G": 624e12, "H100": 1979e12, "H200": 1979e12, "B200": 4500e12, "L40S": 733e12}
+    sparse |= {"RTX-4090": 330.4e12, "RTX-5090": 419e12, "MI300X": 2614.9e12, "MI325X": 2614.9e12}
     for name, figure in sparse.items():
         assert BUILTIN[name].bf16_flops == pytest.approx(figure / 2, rel=0.02)
 
@@ -60,6 +75,8 @@ def test_flops_are_the_dense_ones() -> None:
         ("NVIDIA A100 80GB PCIe", 1, "A100-80G-PCIe"),
         ("NVIDIA H100 80GB HBM3", 1, "H100"),
         ("AMD Instinct MI300X", 1, "MI300X"),
+        ("NVIDIA GeForce RTX 5090", 1, "RTX-5090"),
+        ("8xmi325x-256gb", 8, "MI325X"),
     ],
 )
 def test_a_device_is_found_as_people_and_drivers_write_it(text: str, count: int, name: str) -> None:
@@ -71,7 +88,7 @@ def test_a_device_is_found_as_people_and_drivers_write_it(text: str, count: int,
     ("text", "reason"),
     [
         ("8xV100", "did you mean H100"),
-        ("RTX 3090", "did you mean RTX-4090"),
+        ("RTX 3090", "did you mean RTX-[45]090"),
         ("A100", "which one: A100-40G, A100-40G-PCIe, A100-80G, A100-80G-PCIe"),
         ("toaster", "Known are RTX-4090"),
         ("0xH100", "wanted is a count and a device"),
@@ -118,6 +135,7 @@ def test_a_row_of_ones_own_stands_in_place_of_a_known_one(tmp_path: Path) -> Non
         (ROW.replace('"nvlink"', '"wire"'), r"\[Mine-48G\] link = 'wire'"),
         ("memory_bytes = 3", "memory_bytes = 3 stands outside a device's table"),
         ("[A", "is not TOML"),
+        (ROW + 'sources = { prize = "x" }', r"\[Mine-48G\] sources = .*prize: figures are memory"),
     ],
 )
 def test_a_row_that_says_what_it_may_not_is_named(text: str, reason: str, tmp_path: Path) -> None:
@@ -194,7 +212,7 @@ def test_a_gpu_that_the_table_lacks_is_refused_by_name(
     driver: Callable[[str | Exception], None],
 ) -> None:
     driver("NVIDIA GeForce RTX 3090, 24576\n")
-    with pytest.raises(UsageError, match=r"RTX 3090.*did you mean RTX-4090.*a row of your own"):
+    with pytest.raises(UsageError, match=r"RTX 3090.*did you mean RTX-[45]090.*a row of your own"):
         this_machine(BUILTIN)
 
 

@@ -76,16 +76,20 @@ def test_turns_and_a_chat_server_do_not_go_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("sections", "told"),
     [
-        ({}, "it has none: give .model.lora."),
-        ({"quantize": "4bit", "lora": {"rank": 4}}, "other weights than those that it was trained"),
+        ({}, "this engine has no processes"),
+        (
+            {"rollout": {"type": "vllm"}, "cluster": {"type": "ray", "rollout": {"workers": 1}}},
+            "rollout workers get weights by Ray",
+        ),
     ],
 )
-def test_an_adapter_that_vllm_could_not_apply_is_refused(model: Any, told: str) -> None:
-    served = {"type": "vllm", "vllm": {"lora": "adapter"}}
+def test_a_transport_that_nothing_would_take_is_refused(
+    sections: dict[str, Any], told: str
+) -> None:
+    rollout = {"transport": "memory", "max_new_tokens": 8, **sections.get("rollout", {})}
     with pytest.raises(UsageError, match=told):
-        parse_recipe({**BASE, "model": {**BASE["model"], **model}, "rollout": served})
-    accepted = {**BASE["model"], "lora": {"rank": 4}}
-    loaded: Any = parse_recipe({**BASE, "model": accepted, "rollout": served})
-    assert loaded.rollout.vllm.lora == "adapter"
+        parse_recipe({**BASE, **sections, "rollout": rollout})
+    beside = recipe(type="vllm", transport="ipc")
+    assert beside.rollout.transport == "ipc"

@@ -73,7 +73,8 @@ def test_a_recipe_has_its_defaults_written_out(write: Write) -> None:
     [
         (
             ("clip_high = 0.28", "clip_hihg = 0.28"),
-            "recipe.toml:20: unknown key 'algorithm.clip_hihg': did you mean 'clip_high'?",
+            "recipe.toml:20: unknown key 'algorithm.clip_hihg': "
+            "did you mean 'algorithm.clip_high'?",
         ),
         (
             (
@@ -83,12 +84,29 @@ def test_a_recipe_has_its_defaults_written_out(write: Write) -> None:
             "recipe.toml:20: algorithm.correction: with rollout.top_p and rollout.top_k samples",
         ),
         (
+            ("clip_high = 0.28", "clip_high = 0.28\n[rollout]\nmax_staleness = 4"),
+            "recipe.toml:22: rollout.max_staleness: 4 trains on samples of older weights, and "
+            "nothing corrects for it",
+        ),
+        (
+            ("clip_high = 0.28", 'old_logprobs = "sampled"\ncorrection = "icepop"'),
+            'recipe.toml:20: algorithm.old_logprobs: "sampled" clips the ratio to the sampler',
+        ),
+        (
+            ("clip_high = 0.28", 'old_logprobs = "sampled"\n[rollout]\nmin_p = 0.1'),
+            'recipe.toml:20: algorithm.old_logprobs: "sampled" with rollout.top_p, top_k or min_p',
+        ),
+        (
+            ("clip_high = 0.28", "clip_high = 0.28\n[rollout]\nin_flight_updates = false"),
+            "recipe.toml:22: rollout.in_flight_updates: is of samples that are under way",
+        ),
+        (
             ('path = "rows.jsonl"', 'pth = "rows.jsonl"'),
-            "recipe.toml:9: unknown key 'data.pth': did you mean 'path'?",
+            "recipe.toml:9: unknown key 'data.pth': did you mean 'data.path'?",
         ),
         (
             ("every = 5", "evry = 5"),
-            "recipe.toml:13: unknown key 'eval.evry': did you mean 'every'?",
+            "recipe.toml:13: unknown key 'eval.evry': did you mean 'eval.every'?",
         ),
         (
             ('run_dir = "runs/a"', 'run_dri = "runs/a"'),
@@ -321,6 +339,12 @@ def test_whatever_a_key_says_is_a_recipe_that_loads_again_or_one_message(
         assert recipe_from_json(json.loads(json.dumps(recipe.dump(), allow_nan=False))) == recipe
 
 
+@pytest.mark.parametrize("value", ["[]", "{}", "3"])
+def test_a_value_of_no_kind_that_a_role_takes_is_named(write: Write, value: str) -> None:
+    lines = refused(write(), "--reference.model.compile", value)
+    assert any("reference.model.compile" in line for line in lines)
+
+
 def test_a_recipe_without_a_data_section_says_so(write: Write) -> None:
     lines = refused(write(('[data]\npath = "rows.jsonl"\n', "")))
     assert any("data is missing" in line for line in lines), lines
@@ -364,7 +388,8 @@ def test_several_sets_of_data_take_what_they_leave_out_from_data(write: Write) -
     wrong = several.replace("weight = 0.5", "wieght = 0.5\nmax_len = 800")
     text = path.read_text("utf-8").replace(several, wrong)
     lines = refused(write(text=text))
-    assert any("unknown key 'data.sets.1.wieght': did you mean 'weight'?" in one for one in lines)
+    hint = "unknown key 'data.sets.1.wieght': did you mean 'data.sets.1.weight'?"
+    assert any(hint in line for line in lines)
 
 
 def test_a_set_longer_than_the_rest_of_the_recipe_is_sized_for_is_refused(write: Write) -> None:

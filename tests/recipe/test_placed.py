@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from helpers.placed import RL
+from helpers.placed import PPO, RL
 from postgrad.core.errors import UsageError
 from postgrad.recipe.load import parse_recipe
 
@@ -39,9 +39,8 @@ def parse(cluster: dict[str, Any], base: dict[str, Any] = RL) -> Any:
             r"cluster\.rollout\.gpus: is the ranks', whose devices",
         ),
         ({"policy": {"colocate": "critic"}}, r"cluster\.policy\.colocate"),
-        ({"critic": {"gpus": 1}}, r"cluster: critic has no place of its own: it lies on the ranks"),
-        ({"reference": {"gpus": 1}}, r"cluster: reference has no place of its own"),
-        ({"reward_model": {}}, r"cluster: reward_model has no place of its own"),
+        ({"critic": {"gpus": 1}}, r"cluster\.critic: this job asks no such role"),
+        ({"reward_model": {}}, r"cluster\.reward_model: this job asks no such role"),
         ({"address": "somewhere"}, r"cluster\.address"),
         ({"address": "ray://somewhere:10001"}, r"cluster\.address"),
         ({"type": "local", "rollout": {"workers": 2}}, r"cluster\.rollout: with cluster\.type"),
@@ -78,3 +77,90 @@ def test_a_placement_that_can_be_says_how_many_engines_there_are(
     recipe = parse(cluster)
     assert recipe.cluster.engines(recipe.learner.ranks) == workers
     assert parse_recipe(recipe.dump()) == recipe
+
+
+@pytest.mark.parametrize(
+    ("cluster", "told"),
+    [
+        ({"reference": {"ranks": 2, "gpus": 3}}, r"reference\.gpus: 3 beside ranks = 2"),
+        (
+            {"reference": {"ranks": 2, "machines": 3}},
+            r"cluster\.reference\.machines: ranks = 2 can",
+        ),
+        ({"reference": {"cpus": 2}}, r"reference: cpus and machines are of"),
+        (
+            {"reference": {"ranks": 2, "colocate": "policy"}},
+            r'cluster\.reference\.ranks: is that of policy \(colocate = "policy"\)',
+        ),
+        (
+            {"reward_model": {"colocate": "critic"}},
+            r'cluster\.reward_model\.colocate: "critic" has no processes of its own',
+        ),
+        (
+            {"reference": {"colocate": "reference"}},
+            r'cluster\.reference\.colocate: "reference" has no processes of its own',
+        ),
+        ({"critic": {"offload": True}}, r"cluster\.critic\.offload: is for frozen"),
+    ],
+)
+def test_an_impossible_place_of_a_role_beside_the_policy_is_an_error_of_the_recipe(
+    cluster: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        parse(cluster, PPO)
+
+
+def test_a_reference_that_follows_the_policy_has_no_place_of_its_own_and_never_rests() -> None:
+    moving = {**PPO, "reference": {"ema_decay": 0.5}}
+    with pytest.raises(UsageError, match=r"cluster\.reference: a reference that follows"):
+        parse({"reference": {"ranks": 1}}, moving)
+    with pytest.raises(UsageError, match=r"offload: .* this reference follows the policy"):
+        parse({"reference": {"offload": True}}, moving)
+
+
+def test_weights_under_a_trained_adapter_do_not_rest_unless_they_are_a_copy() -> None:
+    lora = {**PPO, "model": {"path": "somewhere", "lora": {"rank": 4}}}
+    with pytest.raises(UsageError, match="the weights under an adapter that is trained on them"):
+        parse({"reference": {"offload": True}}, lora)
+    assert parse({"reference": {"offload": True, "ranks": 1}}, lora).cluster.reference.offload
+
+
+def test_a_preference_job_without_a_reference_model_has_nothing_to_place() -> None:
+    dpo = {**REWARD, "job": "preference", "algorithm": {"type": "dpo"}}
+    with pytest.raises(UsageError, match=r"without a reference\.model\.path of its own"):
+        parse({"reference": {"ranks": 1}}, dpo)
+    dpo["reference"] = {"model": {"path": "another"}}
+    assert parse({"reference": {"ranks": 1}}, dpo).cluster.homes == {"reference": 1}
+
+
+def test_one_process_can_rest_a_role_and_nothing_else() -> None:
+    local = {**PPO, "learner": {}}
+    assert parse({"type": "local", "reference": {"offload": True}}, local).cluster.reference.offload
+    with pytest.raises(UsageError, match=r"cluster\.reference: with cluster\.type"):
+        parse({"type": "local", "reference": {"ranks": 2}}, local)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "homes", "where"),
+    [
+        ({}, {}, ["policy", "policy", "policy"]),
+        ({"critic": {"ranks": 2}}, {"critic": 2}, ["critic", "policy", "policy"]),
+        (
+            {"critic": {"gpus": 2}, "reward_model": {"colocate": "critic"}},
+            {"critic": 2},
+            ["critic", "policy", "critic"],
+        ),
+        (
+            {"critic": {"ranks": 2}, "reference": {"ranks": 1}, "reward_model": {"ranks": 3}},
+            {"critic": 2, "reference": 1, "reward_model": 3},
+            ["critic", "reference", "reward_model"],
+        ),
+        ({"reference": {"colocate": "policy"}}, {}, ["policy", "policy", "policy"]),
+    ],
+)
+def test_roles_have_places_in_any_grouping(
+    cluster: dict[str, Any], homes: dict[str, int], where: list[str]
+) -> None:
+    settings = parse(cluster, PPO).cluster
+    assert settings.homes == homes
+    assert [settings.home(role) for role in ("critic", "reference", "reward_model")] == where

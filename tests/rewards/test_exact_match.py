@@ -1,6 +1,6 @@
 import pytest
-from pydantic import ValidationError
 
+from postgrad.core.errors import UsageError
 from postgrad.rewards.exact_match import ExactMatch
 from postgrad.rewards.verifier import PromptView, RolloutView
 
@@ -29,7 +29,7 @@ def test_a_pattern_takes_its_last_match():
 
 
 def test_a_broken_pattern_is_refused():
-    with pytest.raises(ValidationError, match="not a regular expression"):
+    with pytest.raises(UsageError, match="not a regular expression"):
         ExactMatch(pattern="(")
 
 

@@ -1,6 +1,6 @@
 import pytest
-from pydantic import ValidationError
 
+from postgrad.core.errors import UsageError
 from postgrad.rewards.format import Format
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView, RolloutView
@@ -79,7 +79,7 @@ def test_a_pattern_is_matched_by_the_whole_sample():
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings, message):
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(UsageError, match=message):
         Format(**settings)
 
 

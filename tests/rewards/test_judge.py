@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from helpers.chat_server import Answer, chat_server
 from postgrad.core.errors import UsageError
@@ -236,7 +235,7 @@ def test_a_score_may_last_as_long_as_all_its_tries():
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, message):
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(UsageError, match=message):
         Judge(**({"base_url": "http://x/v1", "model": "m"} | settings))
 
 

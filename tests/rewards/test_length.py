@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from postgrad.core.errors import UsageError
 from postgrad.rewards.length import Overlong, StopProperly, TargetLength
@@ -31,7 +30,7 @@ def test_overlong_counts_the_longest_turn():
 
 
 def test_overlong_needs_to_know_the_limit():
-    with pytest.raises(ValidationError, match="buffer = 101 is more than max_new_tokens = 100"):
+    with pytest.raises(UsageError, match="buffer = 101 is more than max_new_tokens = 100"):
         Overlong(max_new_tokens=100, buffer=101)
     with pytest.raises(UsageError, match="does not know max_new_tokens"):
         Overlong(buffer=10).prepare()

@@ -3,9 +3,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
-from postgrad.core.errors import RunError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.rewards.mixing import Tally, add_turn_rewards, mix, total
 from postgrad.rewards.protocol import Outcome
 from postgrad.rewards.settings import RewardSettings
@@ -138,7 +137,7 @@ def test_the_score_given_to_a_failed_gate_closes_or_opens_it(make_prompt, make_r
     ],
 )
 def test_settings_that_would_mean_nothing_are_refused(settings, message):
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(UsageError, match=message):
         RewardSettings(type="gsm8k", **settings)
 
 

@@ -1,6 +1,6 @@
 import pytest
-from pydantic import ValidationError
 
+from postgrad.core.errors import UsageError
 from postgrad.rewards.format import Regex
 from postgrad.rewards.verifier import PromptView, RolloutView
 
@@ -31,5 +31,5 @@ def test_flags_are_settings():
 
 
 def test_what_does_not_compile_is_refused():
-    with pytest.raises(ValidationError, match="not a regular expression"):
+    with pytest.raises(UsageError, match="not a regular expression"):
         Regex(pattern="[")

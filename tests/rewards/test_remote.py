@@ -8,7 +8,6 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from helpers.chat_server import Answer, chat_server
 from helpers.reward_server import NAN, POISON, TOKENIZER, FakeModel, reward_server, score_of
@@ -343,7 +342,7 @@ def test_a_reply_whose_headers_never_end_is_a_wall_clock_failure(
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, message):
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(UsageError, match=message):
         Remote(**settings)
 
 

@@ -6,7 +6,13 @@ import torch
 from torch import nn
 
 from postgrad.layout.blocks import plan_blocks
-from postgrad.models.decoder import LayeredDecoder, ModuleDecoder, decoder_of
+from postgrad.models.decoder import (
+    ALIGNED,
+    LayeredDecoder,
+    ModuleDecoder,
+    decoder_of,
+    move_together,
+)
 from postgrad.models.linear import in_order, project
 from postgrad.models.tree import TreeAttention
 from postgrad.rollout.engine import Request, generate, take_over
@@ -51,6 +57,23 @@ def test_layers_give_the_logits_of_the_modules(kind, model, prompt):
     torch.testing.assert_close(logits(LayeredDecoder(lm), sequences), expected, atol=2e-5, rtol=0)
     # the weights are views now: the modules still say the same
     torch.testing.assert_close(logits(ModuleDecoder(lm), sequences), expected, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [*LAYERED, "gemma2"])
+def test_moved_together_all_weights_are_one_piece_of_memory_and_none_is_joined_again(
+    kind, model, prompt
+):
+    lm = with_biases(model(kind))
+    before = {name: tensor.clone() for name, tensor in lm.state_dict().items()}
+    expected = logits(ModuleDecoder(lm), [prompt(0, 7)])
+    move_together(lm, CPU)
+    places = {name: parameter.data_ptr() for name, parameter in lm.named_parameters()}
+    assert len({p.untyped_storage().data_ptr() for p in lm.parameters()}) == 1
+    assert {place % ALIGNED for place in places.values()} == {0}
+    found = logits(decoder_of(lm), [prompt(0, 7)])
+    assert {name: parameter.data_ptr() for name, parameter in lm.named_parameters()} == places
+    assert all(torch.equal(tensor, before[name]) for name, tensor in lm.state_dict().items())
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("kind", LAYERED)

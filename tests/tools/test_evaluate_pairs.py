@@ -41,6 +41,16 @@ def test_an_exported_model_gets_the_numbers_of_its_runs_last_evaluation(
     for name in NUMBERS:
         assert found[name] == pytest.approx(line[name], abs=1e-5)
     assert abs(line["margin"]) > 1e-3
+    run = Path(recipe.run_dir)
+    for checkpoint in (run, run / "checkpoints" / "step-000004"):
+        report = evaluate(recipe, str(checkpoint), console)
+        assert report["model"] == str(checkpoint)
+        assert [report["sets"][0][name] for name in NUMBERS] == [found[name] for name in NUMBERS]
+        assert "sources" not in report
+    other = run / "checkpoints" / "newest"
+    other.mkdir()
+    with pytest.raises(UsageError, match="newest is no checkpoint: name RUN_DIR/checkpoints/step"):
+        evaluate(recipe, str(other), console)
 
 
 def by_plain_transformers(path: str, recipe: Any) -> tuple[list[float], list[int]]:

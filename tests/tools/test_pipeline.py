@@ -80,3 +80,12 @@ def test_the_same_command_goes_on_after_a_kill(ended: Ended) -> None:
     again = quickstart(ended.run)
     assert again["accuracy_after"] == ended.summary["accuracy_after"]
     assert (ended.run / "rl" / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_a_pipeline_that_has_ended_does_nothing(ended: Ended) -> None:
+    quickstart(ended.run)
+    files = [path for path in ended.run.rglob("*") if path.is_file()]
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+    again = quickstart(ended.run)
+    assert again == json.loads((ended.run / "summary.json").read_text("utf-8"))
+    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files} == before

@@ -61,7 +61,7 @@ def test_vllm_without_its_environment_is_refused_before_anything_is_loaded(
 class Written:
     """A policy and an engine that write down what they are asked, in one list."""
 
-    updates, temperature, takes_adapters = 3, 1.0, False
+    updates, temperature = 3, 1.0
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -92,7 +92,7 @@ def test_the_learner_gives_back_before_each_time_that_the_engine_takes() -> None
     publish = Publisher(both, both, [np.arange(4, dtype=np.int32)], both.give_back)
     assert both.asked == ["the engine scores"]
     both.asked.clear()
-    publish()
+    publish(3)
     assert both.asked == [
         "the learner gives back",
         "the engine wakes for weights",

@@ -275,6 +275,30 @@ def test_a_model_that_cannot_be_cut_is_refused_before_its_weights_are_read(
         train(recipe, console)
 
 
+def test_roles_on_ranks_of_their_own_give_the_weights_of_one_process_and_resume_anywhere(
+    make_recipe: Any, console: Console
+) -> None:
+    """The critic on one rank, the reference on another, the policy on a third; then all on one."""
+    changes: dict[str, Any] = {**PPO, "learner": LEARNER, "checkpoint": {"save_steps": 2}}
+    train(make_recipe("rl", "live", steps=4, **changes), console)
+    replay = {"source": "replay", "replay_path": make_recipe("rl", "live").run_dir}
+    alone = make_recipe("rl", "alone", steps=4, rollout=replay, **changes)
+    train(alone, console)
+    places = {"critic": {"ranks": 1}, "reference": {"ranks": 1}}
+    apart_at_first = make_recipe(
+        "rl", "apart", steps=2, rollout=replay, **changes, cluster={**CLUSTER, **places}
+    )
+    train(apart_at_first, console)
+    folder = Path(apart_at_first.run_dir)
+    events = [json.loads(line) for line in (folder / "events.jsonl").open()]
+    placed = {one["role"]: one["places"][0][1] for one in events if one["event"] == "placed"}
+    assert placed.keys() == {"policy", "critic", "reference"}
+    assert len(set(placed.values())) == 3
+    assert apart(weights(alone, 2), weights_in(folder, 2)) < 1e-4
+    train(make_recipe("rl", "apart", steps=4, rollout=replay, **changes), console)  # goes on
+    assert apart(weights(alone, 4), weights_in(folder, 4)) < 1e-4
+
+
 def test_the_same_layout_gives_the_same_bits(make_recipe: Any, console: Console) -> None:
     changes = {**on_ranks(2, "zero3"), "steps": 3}
     one, two = (make_recipe("rl", name, **changes) for name in ("one", "two"))

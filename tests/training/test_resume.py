@@ -1,5 +1,7 @@
 """Resume: the same bits after any number of kills, and what may change on the way."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,10 @@ from postgrad.recipe.load import with_overrides
 from postgrad.training.rl import RLJob
 from postgrad.training.sft import SFTJob
 from postgrad.training.start import resume, train
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("learner", [{"ema_decay": 0.9}, {"optimizer": "muon"}])
@@ -70,10 +76,40 @@ def test_a_longer_run_continues_a_shorter_one(
 def test_a_run_that_has_ended_is_not_run_again(make_recipe: Any, console: Console) -> None:
     recipe = make_recipe("rl")
     first = train(recipe, console)
-    metrics = (Path(recipe.run_dir) / "metrics.jsonl").read_bytes()
+    before = contents(Path(recipe.run_dir))
     again = train(recipe, console)
-    assert again["steps"] == first["steps"] == 3
-    assert (Path(recipe.run_dir) / "metrics.jsonl").read_bytes() == metrics
+    assert again == json.loads(json.dumps(first))
+    assert contents(Path(recipe.run_dir)) == before
+
+
+def test_a_run_that_has_ended_exports_its_model_again_where_that_is_gone(
+    make_recipe: Any, console: Console
+) -> None:
+    recipe = make_recipe("sft", checkpoint={"save_hf": True})
+    model = Path(train(recipe, console)["model"])
+    shutil.rmtree(model)
+    train(recipe, console)
+    assert (model / "config.json").exists()
+
+
+def test_a_change_of_the_recipe_is_an_event_and_the_one_of_before_is_kept(
+    make_recipe: Any, console: Console
+) -> None:
+    recipe = make_recipe("sft")
+    run = Path(recipe.run_dir)
+    train(recipe, console)
+    first = json.loads((run / "recipe.json").read_text("utf-8"))
+    resume(run, ["--steps", "4"], [], console)
+    resume(run, ["--learner.lr", "0.5", "--steps", "5"], ["learner.lr"], console)
+    assert json.loads((run / "recipe-1.json").read_text("utf-8")) == first
+    events = [line for line in lines(run / "events.jsonl") if line["event"] == "recipe_changed"]
+    assert [event["kept"] for event in events] == ["recipe-1.json", "recipe-2.json"]
+    assert events[1]["changes"] == {
+        "steps": {"before": 4, "after": 5},
+        "learner.lr": {"before": 0.01, "after": 0.5},
+    }
+    train(recipe, console, overwrite=True)
+    assert not (run / "recipe-1.json").exists()
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_and_the_bits_stay(

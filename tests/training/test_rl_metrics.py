@@ -24,7 +24,13 @@ from postgrad.learner.role import UpdateResult
 from postgrad.learner.update import Update
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.source import Sampled
-from postgrad.training.rl_metrics import compared_logprobs, learner_logprobs, sizes_of, step_metrics
+from postgrad.training.rl_metrics import (
+    compared_logprobs,
+    learner_logprobs,
+    sizes_of,
+    staleness,
+    step_metrics,
+)
 
 SECONDS = {"sample": 2.0, "train": 5.0}
 NOTHING = np.zeros(0, np.float32)
@@ -204,7 +210,9 @@ def test_logprobs_are_compared_where_both_sides_mean_the_same_distribution(
     learned = learner_logprobs(credit, old, results)
     assert learned.tolist() == LEARNED.tolist()
     settings = SAMPLING.model_copy(update=sampling)
-    found = compared_logprobs(batch, credit, old, learned, results, settings, dropout=dropout)
+    found = compared_logprobs(
+        batch, credit, old, learned, results, settings, step=0, dropout=dropout
+    )
     assert found == expected
 
 
@@ -213,7 +221,9 @@ def test_a_step_of_one_update_compares_its_own_logprobs_with_the_samplers(
 ) -> None:
     credit, results = credit_of(batch, [0]), [result(UPDATED)]
     learned = learner_logprobs(credit, None, results)
-    found = compared_logprobs(batch, credit, None, learned, results, SAMPLING, dropout=False)
+    found = compared_logprobs(
+        batch, credit, None, learned, results, SAMPLING, step=0, dropout=False
+    )
     assert found == {  # of the one token that was computed: -1.5 by the learner, -1 by the sampler
         "sentinel/prob_difference": pytest.approx(math.exp(-1) - math.exp(-1.5)),
         "sentinel/ratio_excess": pytest.approx(math.exp(0.5)),
@@ -227,7 +237,9 @@ def test_where_the_learner_computed_nothing_there_is_nothing_to_compare(
     learned = learner_logprobs(credit, None, [])
     assert np.isnan(learned).all()
     assert len(learned) == len(LEARNED)
-    assert compared_logprobs(batch, credit, None, learned, [], SAMPLING, dropout=False) == {}
+    assert (
+        compared_logprobs(batch, credit, None, learned, [], SAMPLING, step=0, dropout=False) == {}
+    )
 
 
 def test_the_sizes_of_a_steps_updates_are_zeros_where_there_is_none() -> None:
@@ -238,3 +250,44 @@ def test_the_sizes_of_a_steps_updates_are_zeros_where_there_is_none() -> None:
         "updates/made": 3.0, "updates/smallest": 3.0, "updates/largest": 5.0,
     }  # fmt: skip
     assert set(sizes_of([]).values()) == {0.0}
+
+
+def stale_batch() -> RolloutBatch:
+    """Sample 0: 2 tokens of version 3 and 1 of version 5; sample 1: 3 of version 4; then 2 of 5."""
+    prompt = Prompt(0, np.array([1], np.int32), "q", "a", "numbers", 0)
+
+    def sample(number: int, *spans: tuple[int, int]) -> Rollout:
+        tokens = sum(count for _, count in spans)
+        logprobs = np.full(tokens, -1.0, np.float32)
+        turn = Turn("policy", np.full(tokens, 7, np.int32), logprobs)
+        return Rollout(0, number, (turn,), "stop", spans, "")
+
+    rollouts = (sample(0, (3, 2), (5, 1)), sample(1, (4, 3)), sample(2, (5, 2)))
+    rewards = np.array([0.0, 1.0, 0.5])
+    return RolloutBatch.of(
+        [ScoredGroup(prompt, rollouts, {"r": rewards}, rewards, np.ones(3, bool))]
+    )
+
+
+def test_staleness_counts_steps_between_the_weights_of_a_token_and_the_policys() -> None:
+    found = staleness(stale_batch(), 5, 2)
+    assert found["staleness/mean"] == pytest.approx((2 + 2 + 0 + 1 + 1 + 1 + 0 + 0) / 8)
+    assert found["staleness/max"] == 2.0
+    assert found["staleness/mixed_samples"] == pytest.approx(1 / 3)
+    shares = [found[f"staleness/age_{age}"] for age in range(3)]
+    assert shares == [3 / 8, 3 / 8, 2 / 8]
+    assert staleness(stale_batch(), 5, 0) == {}
+
+
+def test_the_mismatch_is_of_tokens_of_the_policys_own_weights_and_the_drift_of_the_others() -> None:
+    batch = stale_batch()
+    credit = credit_of(batch, [0, 1, 2])
+    learned = np.full(len(batch.sequences.tokens.values), -1.0, np.float32)
+    stale = (batch.versions.values >= 0) & (batch.versions.values < 5)  # type: ignore[union-attr]
+    learned[stale] = -1.5
+    found = compared_logprobs(
+        batch, credit, None, learned, [], RolloutSettings(), step=5, dropout=False
+    )
+    assert found["sentinel/prob_difference"] == 0.0
+    assert found["sentinel/ratio_excess"] == 1.0
+    assert found["sentinel/drift"] == pytest.approx(math.exp(0.5))

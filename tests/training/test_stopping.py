@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from helpers.tiny_runs import MakeRecipe
 from postgrad.checkpoint.store import CheckpointStore, SaveFailed
 from postgrad.learner.role import Learner
 from postgrad.observe.console import Console
+from postgrad.training import start
 from postgrad.training.rl import RLJob
 from postgrad.training.run import Stop, Stopped, StopSignals
 from postgrad.training.start import resume, train
@@ -26,6 +29,10 @@ def terminal() -> Iterator[None]:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
+
+
+def silent(text: str) -> None:
+    """Answers nobody."""
 
 
 def ask(number: int = signal.SIGTERM) -> None:
@@ -48,13 +55,13 @@ def events(run_dir: str) -> list[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_at_a_boundary_a_signal_stops_at_once(number: int) -> None:
-    with StopSignals(30) as stop, pytest.raises(Stop):
+    with StopSignals(30, silent) as stop, pytest.raises(Stop):
         ask(number)
     assert stop.asked
 
 
 def test_a_step_that_soon_ends_is_waited_for_and_one_that_does_not_is_not() -> None:
-    with StopSignals(30) as stop:
+    with StopSignals(30, silent) as stop:
         stop.hold()
         stop.release()  # the last step held the weights for no time at all
         stop.hold()
@@ -63,14 +70,14 @@ def test_a_step_that_soon_ends_is_waited_for_and_one_that_does_not_is_not() -> N
         assert stop.held
         with pytest.raises(KeyboardInterrupt):  # a second signal stops at once
             ask()
-    with StopSignals(30) as unknown:
+    with StopSignals(30, silent) as unknown:
         unknown.hold()
         with pytest.raises(Stop):  # nothing is known of how long it will take
             ask()
 
 
 def test_a_closed_terminal_may_be_said_twice() -> None:
-    with StopSignals(30) as stop:
+    with StopSignals(30, silent) as stop:
         with pytest.raises(Stop):
             ask(signal.SIGHUP)
         ask(signal.SIGHUP)  # the state is being saved
@@ -80,7 +87,7 @@ def test_a_closed_terminal_may_be_said_twice() -> None:
 def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with StopSignals(30) as stop:
+        with StopSignals(30, silent) as stop:
             ask(signal.SIGHUP)
             assert not stop.asked
     finally:
@@ -89,9 +96,66 @@ def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
 
 def test_handlers_are_put_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with StopSignals(30):
+    with StopSignals(30, silent):
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+BUSY = """
+import hashlib
+from postgrad.training import run
+
+run.PATIENCE_SECONDS = 0.2
+with run.StopSignals(30, lambda text: print(text, flush=True)) as stop:
+    stop.hold()
+    stop.release()
+    stop.hold()
+    print("busy", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # one operation of half an hour
+"""
+
+
+def test_signals_are_answered_and_a_second_one_obeyed_while_an_operation_does_not_return() -> None:
+    command = [sys.executable, "-c", BUSY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "busy\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline().startswith("Ctrl-C: this step is estimated to end in 0 s")
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline().startswith("Ctrl-C again: the run stops at once")
+        assert process.wait() == 1
+
+
+def test_an_answer_says_what_happens_and_what_stands() -> None:
+    answers: list[str] = []
+    with StopSignals(30, answers.append), pytest.raises(Stop):
+        ask()
+    with StopSignals(30, answers.append) as unknown:
+        unknown.hold()
+        with pytest.raises(Stop):
+            ask()
+    saved, stopped = answers
+    assert saved.startswith("SIGTERM: the run saves the state after the last completed step")
+    assert "not estimated to end within checkpoint.grace_seconds = 30" in stopped
+
+
+def test_interrupted_before_its_first_step_a_run_says_that_nothing_was_saved(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: Any, **named: Any) -> None:
+        raise KeyboardInterrupt
+
+    recipe = make_recipe("sft")
+    with monkeypatch.context() as patch:
+        patch.setattr(start, "prepare", interrupt)
+        with pytest.raises(Stopped, match="interrupted: nothing was saved yet"):
+            train(recipe, console)
+    train(recipe, console)
+    with monkeypatch.context() as patch:
+        patch.setattr(start, "prepare", interrupt)
+        with pytest.raises(Stopped, match=r"step 3 stands; postgrad resume .* goes on"):
+            resume(Path(recipe.run_dir), ["--steps", "4"], [], console)
 
 
 def test_stopped_while_sampling_the_last_boundary_is_saved_and_gone_on_from(
@@ -181,6 +245,20 @@ def test_the_clock_asks_for_checkpoints_too(make_recipe: Any, console: Console) 
     recipe = make_recipe("sft", checkpoint={"save_minutes": 1e-9, "max_ckpt_num": 9})
     train(recipe, console)
     assert saved(recipe.run_dir) == ["step-000001", "step-000002", "step-000003"]
+
+
+def test_passes_over_the_data_ask_for_checkpoints_too(make_recipe: Any, console: Console) -> None:
+    """12 rows in updates of 8: 8, 16, 24, 32, 40 and 48 are settled, so that passes end in steps 2,
+    3, 5 and 6.
+    """
+    every = {"max_ckpt_num": 9, "save_epochs": 1}
+    recipe = make_recipe("sft", steps=6, data={"size": 12}, checkpoint=every)
+    train(recipe, console)
+    assert saved(recipe.run_dir) == [f"step-00000{step}" for step in (2, 3, 5, 6)]
+    second = {"max_ckpt_num": 9, "save_epochs": 2}
+    recipe = make_recipe("sft", "second", steps=7, data={"size": 12}, checkpoint=second)
+    train(recipe, console)
+    assert saved(recipe.run_dir) == [f"step-00000{step}" for step in (3, 6, 7)]
 
 
 def test_early_stopping_ends_a_run_and_survives_a_resume(

@@ -10,7 +10,7 @@ from helpers.hostile_recipes import BYTES
 from helpers.hostile_runs import DEEP, RAW, VALUES, at_most
 from postgrad.cli.main import main
 from postgrad.core.errors import UsageError
-from postgrad.translate.reader import parse_yaml
+from postgrad.translate.files import parse_yaml
 from postgrad.translate.shell import commands
 
 CASES = Path(__file__).parent / "cases"

@@ -94,7 +94,10 @@ def test_a_pass_rate_from_which_a_prompt_is_learned_retires_its_row() -> None:
 
 
 def test_an_update_that_does_not_divide_a_step_is_made_to() -> None:
-    flags = "--pretrain m --prompt_data d --rollout_batch_size 100 --n_samples_per_prompt 1"
+    flags = (
+        "--pretrain m --prompt_data d --rollout_batch_size 100 --n_samples_per_prompt 1 "
+        "--actor_num_gpus_per_node 1"
+    )
     sizes = "--train_batch_size 64 --micro_train_batch_size 4"
     found = translate("openrlhf", ["ppo", *flags.split(), *sizes.split()])
     assert found.problem is None

@@ -1,5 +1,6 @@
 """Open-Instruct's options whose meaning depends on their sign, their range, or the loss."""
 
+from postgrad.rollout.environments.guess_number import rows
 from postgrad.translate.translate import Translation, translate
 
 GRPO = ["grpo", "--model_name_or_path", "m", "--dataset_mixer_list", "d", "1.0"]
@@ -47,3 +48,75 @@ def test_a_final_rate_belongs_to_linear_schedules() -> None:
 def test_all_checkpoints_kept_is_said_to_be_another_number_here() -> None:
     found = of("--keep_last_n_checkpoints", "-1")
     assert [one.name for one in found.draft.missing] == ["keep_last_n_checkpoints"]
+
+
+def test_checkpoints_after_each_epoch_are_here_too() -> None:
+    sft = ["sft", "--model_name_or_path", "m", "--dataset_mixer_list", "d", "1.0"]
+    by_epoch = translate("open-instruct", [*sft, "--checkpointing_steps", "epoch"])
+    assert by_epoch.problem is None
+    assert by_epoch.recipe["checkpoint"] == {"save_epochs": 1, "save_hf": True}
+    by_steps = translate("open-instruct", [*sft, "--checkpointing_steps", "500"])
+    assert by_steps.recipe["checkpoint"] == {"save_steps": 500, "save_hf": True}
+
+
+def test_state_and_model_are_saved_together_here() -> None:
+    found = of("--save_freq", "100", "--checkpoint_state_freq", "50")
+    assert found.recipe["checkpoint"]["save_steps"] == 50
+    assert [one.name for one in found.draft.missing] == ["save_freq"]
+    assert of("--save_freq", "100").recipe["checkpoint"]["save_steps"] == 100
+    same = of("--save_freq", "50", "--checkpoint_state_freq", "50")
+    assert same.draft.missing == []
+
+
+def test_guessing_a_number_is_the_environment_of_that_name() -> None:
+    found = translate("open-instruct", [
+        "grpo", "--model_name_or_path", "m", "--dataset_mixer_list", "org/rlenv-guess-number",
+        "1.0", "--total_episodes", "64", "--num_unique_prompts_rollout", "4",
+        "--num_samples_per_prompt_rollout", "2", "--max_steps", "7", "--single_gpu_mode",
+        "--tool_parser_type", "vllm_hermes", "--max_prompt_token_length", "100",
+        "--response_length", "28",
+    ])  # fmt: skip
+    assert found.problem is None
+    assert found.recipe["environment"] == {"type": "guess_number", "max_turns": 7}
+    task = found.recipe["data"].pop("task")
+    assert found.recipe["data"] == {
+        "path": "postgrad.rollout.environments.guess_number:rows", "prompt": "question",
+        "answer": "answer", "size": 32, "max_len": 128,
+    }  # fmt: skip
+    games = list(rows(5, 0, **task))
+    assert {(game["low"], game["high"]) for game in games} == {(1, 100)}
+    assert "rewards" not in found.recipe
+    assert found.draft.missing == []
+    other = translate("open-instruct", [*GRPO, "--tools", "wordle", "--max_steps", "7"])
+    assert "environment" not in other.recipe
+    assert {"tools", "max_steps"} <= {one.name for one in other.draft.missing}
+
+
+def test_a_tokenizer_of_another_place_is_lost() -> None:
+    assert of("--tokenizer_name", "m").draft.missing == []
+    found = of("--tokenizer_name", "other", "--tokenizer_revision", "v2")
+    assert [one.name for one in found.draft.missing] == ["tokenizer_name", "tokenizer_revision"]
+    same = of("--model_revision", "v2", "--tokenizer_revision", "v2")
+    assert same.draft.missing == []
+
+
+def test_eight_bit_moments_and_compiled_layers_have_their_keys() -> None:
+    sft = ["sft", "--model_name_or_path", "m", "--dataset_mixer_list", "d", "1.0"]
+    found = translate("open-instruct", [*sft, "--use_8bit_optimizer", "--compile_model", "true"])
+    assert found.problem is None
+    assert found.recipe["learner"]["optimizer_state"] == "8bit"
+    assert found.recipe["model"]["compile"] is True
+    assert found.draft.missing == []
+
+
+def test_what_changes_speed_or_memory_is_never_among_what_is_not_needed() -> None:
+    flags = {
+        "--use_liger_kernel": "True", "--attn_implementation": "flash_attention_2",
+        "--zero_hpz_partition_size": "8", "--activation_memory_budget": "0.5",
+        "--vllm_sync_backend": "nccl", "--llm_judge_model": "judge",
+    }  # fmt: skip
+    found = of(*(word for pair in flags.items() for word in pair))
+    lost = {one.name: one.why for one in found.draft.missing}
+    assert set(lost) == {name.removeprefix("--") for name in flags}
+    assert all(len(why) > 20 for why in lost.values())
+    assert of("--zero_hpz_partition_size", "1").draft.missing == []  # one part is none

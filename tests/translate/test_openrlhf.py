@@ -143,3 +143,13 @@ def test_an_overlong_factor_is_above_zero_or_said_to_be_none() -> None:
     assert of(*flags, "2.0").recipe["rewards"][1]["factor"] == 2.0
     assert len(of(*flags, "0.0").recipe["rewards"]) == 1
     assert missing(of(*flags, "-1.0")) == {"reward.overlong_penalty_factor"}
+
+
+def test_notes_on_muon_and_mixtures_of_experts_say_what_is_here() -> None:
+    found = of("--actor.optim", "muon", "--actor.muon.lr", "0.02", "--actor.muon.momentum", "0.9",
+               "--actor.aux_loss_coef", "0.01")  # fmt: skip
+    assert found.problem is None
+    why = {one.name: one.why for one in found.draft.missing}
+    assert "learner.muon_lr is Muon's rate" in why["muon.lr"]
+    assert "router has no loss" in why["model.aux_loss_coef"]
+    assert found.recipe["learner"]["muon_momentum"] == 0.9

@@ -6,7 +6,8 @@ import pytest
 
 from postgrad.core.errors import UsageError
 from postgrad.translate import trl
-from postgrad.translate.reader import devices, flags, read
+from postgrad.translate.launch import devices, flags
+from postgrad.translate.reader import read
 from postgrad.translate.shell import UNKNOWN, commands
 
 SCRIPT = """
@@ -129,17 +130,21 @@ def test_the_launcher_says_how_many_devices_train(launcher: str, count: int | No
 def test_a_config_is_read_and_flags_win_over_it(tmp_path: Path) -> None:
     config = tmp_path / "a.yaml"
     config.write_text("learning_rate: 5e-6\nseed: 1\n", "utf-8")
-    found = read(["sft", "--config", str(config), "--seed", "2"], trl.program_of)
+    (found,) = read(["sft", "--config", str(config), "--seed", "2"], trl.program_of).commands
     assert found.program == "sft"
     assert found.options == {"learning_rate": 5e-6, "seed": 2}
 
 
-def test_of_several_commands_the_first_is_taken_and_that_is_said(tmp_path: Path) -> None:
+def test_all_commands_of_a_script_are_read_in_order(tmp_path: Path) -> None:
     script = tmp_path / "two.sh"
-    script.write_text("trl sft --seed 1 && echo done\ntrl dpo --seed 2\n", "utf-8")
+    script.write_text(
+        "mkdir x\ntrl sft --seed 1 && echo done\ntrl dpo --seed 2\nmkdir y\n", "utf-8"
+    )
     found = read([str(script)], trl.program_of)
-    assert (found.program, found.options) == ("sft", {"seed": 1})
-    assert found.notes == ("the script has 2 training commands; this is the first",)
+    assert [(one.program, one.options) for one in found.commands] == [
+        ("sft", {"seed": 1}), ("dpo", {"seed": 2}),
+    ]  # fmt: skip
+    assert found.others == ("mkdir (2 times)",)
 
 
 def test_a_script_without_a_training_command_is_an_error(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ def test_a_missing_end_costs_what_ppo_says() -> None:
         {"type": "reward_model"}, {"type": "stop_properly", "penalty": -1.5},
     ]  # fmt: skip
     assert found.recipe["algorithm"]["whiten_rewards"] is True
+    both = translate("trl", ["ppo", *flags, "--model_name_or_path", "base"])
+    assert both.recipe["model"]["path"] == "m"  # the policy starts from sft_model_path
 
 
 @pytest.mark.parametrize(
@@ -109,3 +111,19 @@ def test_no_limit_of_checkpoints_is_said_to_be_none(limit: str) -> None:
     found = of("--save_total_limit", limit)
     assert missing(found) == {"save_total_limit"}
     assert of("--save_total_limit", "2").recipe["checkpoint"]["max_ckpt_num"] == 2
+
+
+def test_a_checkpoint_after_each_epoch_has_its_key() -> None:
+    found = of("--save_strategy", "epoch")
+    assert found.recipe["checkpoint"]["save_epochs"] == 1
+    assert missing(found) == set()
+
+
+def test_what_is_faster_or_smaller_there_is_lost_or_has_its_key() -> None:
+    found = of("--torch_compile", "--use_liger_kernel", "--dtype", "bfloat16", "--tf32", "True",
+               "--activation_offloading", "--router_aux_loss_coef", "0.001")  # fmt: skip
+    assert found.recipe["model"]["compile"] is True
+    assert missing(found) == {
+        "use_liger_kernel", "dtype", "tf32", "activation_offloading", "router_aux_loss_coef",
+    }  # fmt: skip
+    assert missing(of("--dtype", "float32")) == set()

@@ -40,6 +40,8 @@ class Needs:
     # Logprobs of the policy before the step, for credit. Where False, they are computed only for
     # steps of several updates.
     old_logprobs: bool = False
+    # The loss takes the sampler's logprobs for those of the policy before the step.
+    sampled_is_old: bool = False
     entropy: bool = False  # of the policy's distribution at each loss entry
     critic: bool = False  # values of a critic, which is trained too
     mismatched: bool = False  # logprobs of each prompt with another sample's answer (KTO)

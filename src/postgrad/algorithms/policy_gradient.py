@@ -53,6 +53,9 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
 
     clip_low: float = Field(0.2, ge=0.0, le=1.0)
     clip_high: float = Field(0.2, ge=0.0)
+    # Of the ratio that is clipped: "policy", before the step; "sampled", as the sampler drew. With
+    # samples of older weights the second clips how far the policy has moved since.
+    old_logprobs: Literal["policy", "sampled"] = "policy"
     kl_coef: float = Field(0.0, ge=0.0)
     kl_in: Literal["loss", "reward"] = "loss"
     kl_estimator: kl.Estimator = "k3"
@@ -114,6 +117,7 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
         return Needs(
             reference=self.kl_coef > 0,
             old_logprobs=self._kl_in_reward,
+            sampled_is_old=self.old_logprobs == "sampled",
             entropy=self.entropy_coef > 0,
         )
 
@@ -161,10 +165,7 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
             name: sequences.tokens.like((tokens * sequences.loss_mask.values).astype(np.float32))
             for name, tokens in token_columns.items()
         }
-        if old is not None:
-            columns["old_logprobs"] = old
-        if self.correction != "off":
-            columns["sampled_logprobs"] = batch.sampled_logprobs.take(rows)
+        columns |= self._logprobs_before(batch.sampled_logprobs.take(rows), old)
         if self._kl_in_loss:
             columns["ref_logprobs"] = required(ref, "'ref' logprobs")
         if self.mask_truncated_completions:
@@ -174,6 +175,15 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
             columns = {name: column.take(kept) for name, column in columns.items()}
         experience = Experience(sequences, columns, self._moves(columns["advantages"]))
         return Credit(experience, rows, state, metrics | more)
+
+    def _logprobs_before(self, sampled: Ragged, old: Ragged | None) -> dict[str, Ragged]:
+        """The columns of logprobs that ratio and correction read; old: of the policy."""
+        columns: dict[str, Ragged] = {}
+        if (before := sampled if self.old_logprobs == "sampled" else old) is not None:
+            columns["old_logprobs"] = before
+        if self.correction != "off":
+            columns["sampled_logprobs"] = sampled
+        return columns
 
     def _moves(self, advantages: Ragged) -> NDArray[np.bool_]:
         """[S] False for samples without gradient; none where there is a critic, or a KL or entropy

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
+from safetensors.numpy import save
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from postgrad.core.files import remove, sync_directory, sync_file, write_json
 from postgrad.core.untrusted import read_bytes
 
 STATE = "state.json"
+PENDING = "pending.safetensors"  # where samples are under way
 REPLACED = ".replaced-"
 MOST_NAME_BYTES = 2**12  # of `latest` and `best`
 _STEP = re.compile(rf"(?:{re.escape(REPLACED)})?step-(\d{{6,16}})", re.ASCII)
@@ -54,6 +56,9 @@ def write(folder: Path, state: RunState, tensors: Mapping[str, Mapping[str, Tens
         except SafetensorError as error:
             raise disk_error(error) from error
         sync_file(path)
+    if state.pending:
+        (folder / PENDING).write_bytes(save(dict(state.pending)))
+        sync_file(folder / PENDING)
     try:
         write_json(folder / STATE, state.to_json())
     except (TypeError, ValueError) as error:

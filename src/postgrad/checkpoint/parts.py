@@ -11,7 +11,6 @@ neither the ranks nor their number.
 """
 
 import json
-import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,14 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from postgrad.core.errors import RunError
 from postgrad.core.files import sync_file
 from postgrad.core.untrusted import parse_json
+from postgrad.models.stored import stored_tensors
 
+CPU = torch.device("cpu")
 PARTS = "parts"  # the key in a header's metadata
 WITH_RANK = re.compile(r"\.rank-(\d+)-of-(\d+)", re.ASCII)  # in a file's name, after its stem
 
@@ -89,15 +91,16 @@ class Reader:
     files: frozenset[str]  # names of the files whose hashes were checked
 
     def __call__(self, stem: str) -> Mapping[str, Tensor]:
-        """The tensors of STEM.safetensors, or of its parts, on the CPU. RunError where there are
-        none, or they cannot be read.
+        """The tensors of STEM.safetensors, or of its parts, on the CPU. They are StoredTensors:
+        what takes a part of one reads that part alone. RunError where there are none, or they
+        cannot be read.
         """
         path = self.path / f"{stem}.safetensors"
         parts = re.compile(rf"{re.escape(stem)}{WITH_RANK.pattern}\.safetensors", re.ASCII)
         by_rank = {int(match[1]): match for name in self.files if (match := parts.fullmatch(name))}
         try:
             if path.name in self.files:
-                return load_file(path)
+                return stored_tensors([path], CPU)
             if by_rank:
                 _require_all(path, by_rank)
                 return Joined([self.path / by_rank[rank].string for rank in sorted(by_rank)])
@@ -108,30 +111,30 @@ class Reader:
 
 
 class Joined(Mapping[str, Tensor]):
-    """Tensors from files of parts, each put together when it is asked for."""
+    """Tensors from files of parts, each put together of StoredTensors when it is asked for."""
 
     def __init__(self, paths: list[Path]) -> None:
-        self._places: dict[str, list[tuple[int, int, Path]]] = {}
+        self._places: dict[str, list[tuple[int, int, Path, Tensor]]] = {}
         self._shapes: dict[str, list[int]] = {}
         for path in paths:
-            for name, place in _places(path).items():
+            held = stored_tensors([path], CPU)
+            for name, place in _places(path, held).items():
                 shape = self._shapes.setdefault(name, place["shape"])
                 if place["shape"] != shape:
                     raise RunError(f"{path}: {name!r} has another shape than in the other parts")
-                at = place.get("column", 0), place["start"], path
+                at = place.get("column", 0), place["start"], path, held[name]
                 self._places.setdefault(name, []).append(at)
 
     def __getitem__(self, name: str) -> Tensor:
-        shape, places = self._shapes[name], sorted(self._places[name])
+        shape, places = self._shapes[name], sorted(self._places[name], key=lambda at: at[:2])
         if not shape:  # a number, which one rank has
-            (_, _, path), *more = places
-            with safe_open(path, "pt") as file:
-                return _number(path, name, file.get_tensor(name), more)
-        _require_numbers(name, shape, [path for _, _, path in places])
+            (_, _, path, number), *more = places
+            if number.ndim or more:
+                raise RunError(f"{path}: {name!r} has to be a single number, of one rank")
+            return number
         tensor = _JoinedTensor(name, shape)
-        for column, start, path in places:
-            with safe_open(path, "pt") as file:
-                tensor.add(file.get_tensor(name), start, column, path)
+        for column, start, path, held in places:
+            tensor.add(held, start, column, path)
         return tensor.finished()
 
     def __iter__(self) -> Iterator[str]:
@@ -149,36 +152,35 @@ class _JoinedTensor:
     def __init__(self, name: str, shape: list[int]) -> None:
         self._name = name
         self._shape = shape
-        self._tensor: Tensor | None = None
+        self._rows: list[list[Tensor]] = [[]]  # parts in order of rows, for each run of columns
         self._row = self._column = 0  # where the next part has to begin
         self._width = 0  # columns of the last part
 
     def add(self, held: Tensor, start: int, column: int, path: Path) -> None:
-        """Copies a part to row `start` and `column`. path: of its file, for the message."""
+        """Takes a part at row `start` and `column`. path: of its file, for the message."""
         if held.shape[:1] == (0,):  # of more ranks than rows
             return
         if self._row == self._shape[0]:  # these columns are whole: the next ones
             self._row, self._column, self._width = 0, self._column + self._width, 0
+            self._rows.append([])
         columns = _columns(held.shape)
         alike = held.ndim == len(self._shape) and list(held.shape[2:]) == self._shape[2:]
         follows = (start, column) == (self._row, self._column) and self._width in (0, columns)
         if not alike or not follows or not self._inside(start + len(held), column + columns):
             raise RunError(f"{path}: the rows of {self._name!r} do not follow those of other parts")
-        if self._tensor is None:
-            self._tensor = held.new_empty(self._shape)
-        place = self._tensor[start : start + len(held)]
-        (place[:, column : column + columns] if held.ndim > 1 else place).copy_(held)
+        self._rows[-1].append(held)
         self._row, self._width = start + len(held), columns
 
     def finished(self) -> Tensor:
         """The complete tensor. Raises RunError where a part is missing."""
         width = self._column + self._width
-        if self._tensor is None or (self._row, width) != (self._shape[0], _columns(self._shape)):
+        if not self._rows[0] or (self._row, width) != (self._shape[0], _columns(self._shape)):
             raise RunError(
                 f"the parts of {self._name!r} hold {self._row} of its {self._shape[0]} rows, in "
                 f"{width} of {_columns(self._shape)} columns"
             )
-        return self._tensor
+        columns = [torch.cat(parts) for parts in self._rows]
+        return torch.cat(columns, 1) if len(columns) > 1 else columns[0]
 
     def _inside(self, row: int, column: int) -> bool:
         return row <= self._shape[0] and column <= _columns(self._shape)
@@ -189,12 +191,6 @@ def _columns(shape: Sequence[int]) -> int:
     return shape[1] if len(shape) > 1 else 1
 
 
-def _number(path: Path, name: str, tensor: Tensor, more: list[Any]) -> Tensor:
-    if tensor.ndim or more:
-        raise RunError(f"{path}: {name!r} has to be a single number, of one rank")
-    return tensor
-
-
 def _require_all(path: Path, by_rank: Mapping[int, re.Match[str]]) -> None:
     sizes = {int(match[2]) for match in by_rank.values()}
     if len(sizes) > 1 or sorted(by_rank) != list(range(max(sizes))):
@@ -203,27 +199,12 @@ def _require_all(path: Path, by_rank: Mapping[int, re.Match[str]]) -> None:
         )
 
 
-def _require_numbers(name: str, shape: Sequence[int], paths: Sequence[Path]) -> None:
-    """Raises RunError where the parts hold fewer numbers than `shape`, which a header claims. So
-    no memory is taken for a false claim.
-    """
-    held = 0
-    for path in paths:
-        with safe_open(path, "pt") as file:
-            held += math.prod(file.get_slice(name).get_shape())
-    if math.prod(shape) > held:
-        raise RunError(
-            f"the parts of {name!r} lack rows: of its {math.prod(shape)} numbers they hold {held} "
-            f"({', '.join(path.name for path in paths)})"
-        )
-
-
-def _places(path: Path) -> dict[str, Any]:
+def _places(path: Path, held: Mapping[str, Tensor]) -> dict[str, Any]:
     """{"shape", "start", "column"} of each tensor, from the file's header. The file is not trusted:
-    all of it is checked.
+    all of it is checked. held: its tensors.
     """
     with safe_open(path, "pt") as file:
-        names, text = set(file.keys()), (file.metadata() or {}).get(PARTS, "")
+        text = (file.metadata() or {}).get(PARTS, "")
     try:
         places = parse_json(text)
         for place in places.values():
@@ -232,6 +213,6 @@ def _places(path: Path) -> dict[str, Any]:
                 raise ValueError("shapes and starts are whole numbers")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} does not say where its tensors belong: {error!r}") from error
-    if set(places) != names:
+    if places.keys() != held.keys():
         raise RunError(f"{path} has other tensors than those that its header names under {PARTS!r}")
     return places

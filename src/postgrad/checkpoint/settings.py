@@ -15,6 +15,7 @@ class CheckpointSettings(Settings):
 
     save_steps: int = Field(default=0, ge=0)  # 0: not by steps
     save_minutes: float = Field(default=0.0, ge=0.0)  # 0: not by the clock
+    save_epochs: int = Field(default=0, ge=0)  # after so many passes over the data; 0: not by them
     max_ckpt_num: int = Field(default=3, ge=1)  # the newest so many are kept
     load_checkpoint: bool = True  # continue where run_dir already holds this run
     ckpt_path: str | None = None  # default: run_dir/checkpoints

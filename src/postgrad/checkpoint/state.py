@@ -5,11 +5,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, cast
 
+from numpy.typing import NDArray
+
 from postgrad.checkpoint.schema import StateSchema, require
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # format 1 has no samples under way
 DICTS = ("algorithm", "choices", "log_offsets", "source", "sentinels", "loggers")
 
 
@@ -46,9 +49,11 @@ class RunState:
     # By sentinel: the step since which it reports, and what it remembers.
     sentinels: Mapping[str, Any] = field(default_factory=dict[str, Any])
     loggers: Mapping[str, Any] = field(default_factory=dict[str, Any])  # the run's id there
+    # Samples under way, {} where there are none; in a file of their own, see rollout/pending.py.
+    pending: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
 
     def to_json(self) -> dict[str, Any]:
-        """The content of state.json: `from_json` reads it."""
+        """The content of state.json: `from_json` reads it, but for `pending`."""
         return {
             "format": FORMAT,
             "step": self.step,
@@ -76,12 +81,12 @@ class RunState:
         if not isinstance(data, dict):
             raise RunError("state.json is not a run's state: no JSON object")
         data = cast(dict[str, Any], data)
-        if data.get("format") != FORMAT:
+        if data.get("format") not in READABLE:
             raise RunError(
-                f"state.json has format {data.get('format')!r}, this version reads {FORMAT}: "
+                f"state.json has format {data.get('format')!r}, this version reads {READABLE}: "
                 "resume with the version of postgrad that wrote it (manifest.json names it)"
             )
-        names = {entry.name for entry in fields(cls)}
+        names = {entry.name for entry in fields(cls)} - {"pending"}
         missing, unknown = names - set(data), set(data) - names - {"format"}
         if missing or unknown:
             raise RunError(

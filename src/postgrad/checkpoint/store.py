@@ -13,11 +13,15 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load
 from torch import Tensor
 
 from postgrad.checkpoint import files
-from postgrad.checkpoint.files import STATE
+from postgrad.checkpoint.files import PENDING, STATE
 from postgrad.checkpoint.manifest import MANIFEST, Damaged, read_manifest, verify
 from postgrad.checkpoint.parts import WITH_RANK, Divided, Reader
 from postgrad.checkpoint.settings import CheckpointSettings
@@ -52,7 +56,7 @@ class Checkpoint:
     @property
     def stems(self) -> list[str]:
         """Stems of the tensor files, such as "policy.weights"; one in parts stands there once."""
-        stems = (name.removesuffix(".safetensors") for name in self.files if name != STATE)
+        stems = (name.removesuffix(".safetensors") for name in self.files - {STATE, PENDING})
         return sorted({WITH_RANK.sub("", stem) for stem in stems})
 
     @property
@@ -96,7 +100,7 @@ class CheckpointStore:
         Raises Untidy where the checkpoint was saved, but `latest`, `best` or old checkpoints could
         not be updated.
         """
-        self.require_space(size_of(tensors))
+        self.require_space(size_of(tensors) + sum(a.nbytes for a in state.pending.values()))
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             files.clean_up(self.root)
@@ -316,7 +320,16 @@ def _read(path: Path, step: int) -> Checkpoint:
     state = _read_state(path)
     if state.step != step:
         raise Damaged(f"{path / STATE} is of step {state.step}")
+    if PENDING in manifest.files:
+        state = replace(state, pending=_pending(path / PENDING))
     return Checkpoint(path, step, state, frozenset(manifest.files))
+
+
+def _pending(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        return load(path.read_bytes())
+    except (OSError, SafetensorError) as error:
+        raise Damaged(f"{path}: {error}") from error
 
 
 def surplus(steps: Iterable[int], keep: int, always: Collection[int]) -> list[int]:

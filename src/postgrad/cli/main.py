@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PostgradError as error:
         return _fail(error, args.debug, error.exit_code)
     except KeyboardInterrupt as error:
-        return _fail(error, args.debug, 1, "interrupted: the last checkpoint stands")
+        return _fail(error, args.debug, 1, "interrupted")
     except OSError as error:  # a disk, a network: nobody's mistake here
         return _fail(error, args.debug, 1, f"{error}; mend that and start the command again")
     except Exception as error:  # noqa: BLE001  # people see one line for every other error too

@@ -20,7 +20,11 @@ def _add_eval(commands: Commands) -> None:
     parser = commands.add_for_recipe(
         "eval", _eval, "evaluate a model on the recipe's evaluation sets"
     )
-    parser.add_argument("--model", required=True, help="Hugging Face directory or hub id")
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="Hugging Face directory, hub id, run directory or checkpoint",
+    )
     parser.add_argument("--against", help="a second model, side by side")
     add_quiet(parser)
 

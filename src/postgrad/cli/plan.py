@@ -23,6 +23,14 @@ def add(commands: Commands) -> None:
         help="rows of an epoch: where the recipe says epochs and its data are not on this machine",
     )  # fmt: skip
     parser.add_argument(
+        "--scale", metavar="8,64,512",
+        help="simulate a step of RL on these numbers of devices, with max_staleness 0 to 8",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lengths", type=Path, metavar="RUN_DIR",
+        help="for --scale: answers are as long as those of this run",
+    )  # fmt: skip
+    parser.add_argument(
         "--calibrate", action="store_true",
         help="learn how fast this machine is from a run: plan --calibrate RUN_DIR",
     )  # fmt: skip
@@ -35,19 +43,34 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--devices", type=int, metavar="N", help="that train, if the source is silent"
     )
+    parser.add_argument(
+        "--command", type=int, metavar="N", help="which command of a script; the first that trains"
+    )
     parser.usage = (
-        "postgrad translate openrlhf|open-instruct|trl FILE_OR_FLAGS [--devices N] [--json]"
+        "postgrad translate openrlhf|open-instruct|trl FILE_OR_FLAGS [--devices N] [--command N] "
+        "[--json]"
     )
     commands.add("doctor", _doctor, "what this machine has, and what a run would choose on it")
 
 
 def _plan(args: argparse.Namespace, rest: list[str]) -> Any:
     if args.calibrate:
-        if rest or args.hardware or args.fit or args.search or args.rows:
+        if rest or args.hardware or args.fit or args.search or args.rows or args.scale:
             raise UsageError("plan --calibrate RUN_DIR takes no other flag of plan")
         from postgrad.plan.calibrate import calibrate
 
         return calibrate(args.recipe, console_of(args))
+    if args.lengths is not None and not args.scale:
+        raise UsageError("--lengths is of --scale: give both")
+    if args.scale:
+        if args.fit or args.search or args.rows:
+            raise UsageError("plan --scale takes --hardware and --lengths, no other flag of plan")
+        from postgrad.plan.scaling import scale
+
+        return scale(
+            args.recipe, rest, console_of(args),
+            counts=args.scale, hardware=args.hardware, run=args.lengths,
+        )  # fmt: skip
     from postgrad.plan.planner import plan
 
     return plan(
@@ -78,7 +101,7 @@ def _config(args: argparse.Namespace, rest: list[str]) -> Any:
 def _translate(args: argparse.Namespace, rest: list[str]) -> Any:
     from postgrad.translate.translate import translate
 
-    translation = translate(args.system, rest, args.devices)
+    translation = translate(args.system, rest, args.devices, args.command)
     if translation.problem is not None:
         print(f"postgrad: not a whole recipe yet: {translation.problem}", file=sys.stderr)
     if not args.json:

@@ -1,12 +1,12 @@
 """The [cluster] section of a recipe: where ranks and engines run. Free of ray."""
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from postgrad.core.settings import Settings
 
-ON_THE_RANKS = ("critic", "reference", "reward_model")
+POLICY = "policy"  # the role whose places the ranks take
 ADDRESS = r"^(auto|[^\s:/]+:\d{1,5}|\[[0-9a-fA-F:.%]+\]:\d{1,5})$"
 
 
@@ -23,11 +23,29 @@ class RolePlacement(Settings):
 
 
 class PolicyPlacement(RolePlacement):
-    """The ranks, on which policy, critic, reference and reward model lie: `learner.ranks` says how
+    """The ranks, on which the policy lies, and every role without a place: `learner.ranks` says how
     many. colocate = "rollout": the engines work on the same devices, while the ranks do not.
     """
 
     colocate: Literal["rollout"] | None = None
+
+
+class SidePlacement(RolePlacement):
+    """Critic, reference or the reward model of [[rewards]] beside the policy. With `ranks` it has
+    processes of its own. Where left out it lies on the ranks of the policy.
+    """
+
+    # Processes of its own, with a GPU each; where left out, as many as `gpus` says.
+    ranks: int | None = Field(default=None, ge=1)
+    # Another role, on whose processes it lies instead; "policy": as if the table were not there.
+    colocate: Literal["policy", "critic", "reference", "reward_model"] | None = None
+    # A frozen role lies in the host's memory between its passes; GPUs alone.
+    offload: bool = False
+
+    @property
+    def processes(self) -> int:
+        """How many it has of its own; 0: it lies with another role."""
+        return 0 if self.colocate else self.ranks or self.gpus or 0
 
 
 class RolloutPlacement(RolePlacement):
@@ -43,8 +61,9 @@ class ClusterSettings(Settings):
     """Where ranks run: in this process ("local"), or behind Ray, on one machine too.
 
     address: of a Ray cluster that runs already ("auto", HOST:PORT); none: one is made of this
-    machine. policy, rollout: where what runs; with neither `rollout` nor `colocate` the engine is
-    in the first process, on CPUs alone: on GPUs it needs a place.
+    machine. policy, critic, reference, reward_model, rollout: where what runs; with neither
+    `rollout` nor `colocate` the engine is in the first process, on CPUs alone: on GPUs it needs a
+    place.
     port: at which the ranks meet on the first one's machine; 0: any that is free. start_seconds:
     until every process has to be there. limit_seconds: how long a rank waits for another in one
     collective, before the run ends with the name of the one that did not come. max_restarts: how
@@ -55,23 +74,40 @@ class ClusterSettings(Settings):
     type: Literal["local", "ray"] = "local"
     address: str | None = Field(default=None, pattern=ADDRESS)
     policy: PolicyPlacement = PolicyPlacement()
+    critic: SidePlacement | None = None
+    reference: SidePlacement | None = None
+    reward_model: SidePlacement | None = None
     rollout: RolloutPlacement | None = None
     port: int = Field(default=0, ge=0, le=65535)
     start_seconds: float = Field(default=120.0, gt=0.0)
     limit_seconds: float = Field(default=600.0, gt=0.0)
     max_restarts: int = Field(default=3, ge=0)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _on_the_ranks(cls, stated: Any) -> Any:
-        for role in ON_THE_RANKS if isinstance(stated, dict) else ():
-            if role in stated:
-                raise ValueError(
-                    f"{role} has no place of its own: it lies on the ranks of the policy, which "
-                    "learner.sharding and learner.offload divide it over; leave it out, and say in "
-                    "cluster.policy where the ranks are"
-                )
-        return stated
+    def home(self, role: str) -> str:
+        """The role on whose processes a role's weights lie: its own name where it has some."""
+        table = self.side_roles.get(role)
+        if table is None:
+            return POLICY
+        return table.colocate or (role if table.processes else POLICY)
+
+    @property
+    def side_roles(self) -> dict[str, SidePlacement]:
+        """The tables of roles beside the policy that the recipe has."""
+        tables = {
+            "critic": self.critic,
+            "reference": self.reference,
+            "reward_model": self.reward_model,
+        }
+        return {role: table for role, table in tables.items() if table is not None}
+
+    @property
+    def homes(self) -> dict[str, int]:
+        """The roles with processes of their own beside the policy, and how many they have."""
+        return {
+            role: table.processes
+            for role, table in self.side_roles.items()
+            if self.home(role) == role
+        }
 
     def engines(self, ranks: int) -> int:
         """How many processes have an engine; 0: it is in the first process."""

@@ -16,7 +16,7 @@ from typing import Any
 from postgrad.cluster import pulse
 from postgrad.cluster.connection import Reservation, first_line
 from postgrad.cluster.pulse import Pulse, Watch, last_words, pulse_of, stderr_file, timed_out
-from postgrad.cluster.settings import ClusterSettings
+from postgrad.cluster.settings import POLICY, ClusterSettings
 from postgrad.core.errors import PostgradError, RunError, WorkerLost
 from postgrad.core.process import Handle
 from postgrad.core.text import resolve
@@ -33,8 +33,6 @@ GONE = (
     *("closed by remote peer", "remote process exit"),
 )
 
-POLICY = "policy"  # the role whose places the ranks take
-
 
 class Workers:
     """`size` actors, each with an object of one class, in the places reserved for `role`."""
@@ -48,16 +46,19 @@ class Workers:
         settings: ClusterSettings,
         reservation: Reservation,
         role: str,
+        first: int = 0,
         *,
         still: bool = False,
     ) -> None:
         """title: what messages call a process ("rank"). worker: "package.module:Class", of which
-        each process makes an object with `arguments`. still: as in Watch. Raises the error of that
+        each process makes an object with `arguments`. first: number of the first process among
+        those of the role, whose places they take. still: as in Watch. Raises the error of that
         object's constructor, or RunError where not all start within settings.start_seconds.
         """
         import ray
 
         self.size = size
+        self._first = first
         self._title = title
         self._settings = settings
         self._order = ThreadPoolExecutor(size + 4, title)
@@ -65,7 +66,8 @@ class Workers:
         self._ended = False
         remote: Any = ray.remote  # its types know neither an actor's groups nor numbers by name
         actor: Any = remote(concurrency_groups={"aside": 1, "pulse": 1})(_Worker)
-        self._actors = [actor.options(**reservation.options(role, n)).remote() for n in range(size)]
+        numbers = range(first, first + size)
+        self._actors = [actor.options(**reservation.options(role, n)).remote() for n in numbers]
         self.places = [("?", 0)] * size  # of each process: its machine's address, its pid
         self._written = [("", "")] * size  # of each: Ray's id of its machine, the file of stderr
         try:
@@ -89,20 +91,25 @@ class Workers:
         An error of any process is the handle's error, and ends all processes: the others would wait
         for ever.
         """
-        return self._submit("call", self._actors, method, arguments)
+        return self._submit("call", method, arguments)
 
     def aside(self, method: str, *arguments: Any) -> Handle[Any]:
         """As `call`, but at once, beside a call that is under way: for files."""
-        return self._submit("aside", self._actors, method, arguments)
+        return self._submit("aside", method, arguments)
 
-    def ask(self, number: int, method: str, *arguments: Any) -> Handle[Any]:
-        """Calls a method of the object of one process."""
-        return self._submit("call", [self._actors[number]], method, arguments)
+    def stored(self, value: Any) -> Any:
+        """An argument for calls of several groups that is sent to the cluster's store once."""
+        import ray
+
+        return ray.put(value)
 
     def description(self) -> str:
         """How many processes there are, with pid and machine of each, for logs."""
-        where = (f"{n} is pid {pid} on {address}" for n, (address, pid) in enumerate(self.places))
-        return f"{self.size} {self._title}s: {', '.join(where)}"
+        where = (
+            f"{n} is pid {pid} on {address}"
+            for n, (address, pid) in enumerate(self.places, self._first)
+        )
+        return f"{self.size} {self._title}{'s' * (self.size > 1)}: {', '.join(where)}"
 
     def close(self) -> None:
         """Kills all processes at once, whatever they do."""
@@ -113,21 +120,19 @@ class Workers:
             ray.kill(actor)
         self._order.shutdown(wait=False)
 
-    def _submit(
-        self, entry: str, actors: list[Any], method: str, arguments: tuple[Any, ...]
-    ) -> Handle[Any]:
+    def _submit(self, entry: str, method: str, arguments: tuple[Any, ...]) -> Handle[Any]:
         import ray
 
         if self._ended:
             raise RunError(f"the {self._title}s have ended: see the error before this one")
         stored = ray.put(arguments)  # once for all of them
         with self._turn:  # all actors get calls in one order, whichever thread calls
-            refs = [getattr(actor, entry).remote(method, stored) for actor in actors]
-        return self._order.submit(self._collect_or_end, refs, self._actors.index(actors[0]))
+            refs = [getattr(actor, entry).remote(method, stored) for actor in self._actors]
+        return self._order.submit(self._collect_or_end, refs)
 
-    def _collect_or_end(self, refs: list[Any], first: int) -> Any:
+    def _collect_or_end(self, refs: list[Any]) -> Any:
         try:
-            return self._collect(refs, first=first)[0]
+            return self._collect(refs)[0]
         except OSError:
             raise
         except BaseException:
@@ -137,10 +142,10 @@ class Workers:
     def _each(self, refs: list[Any]) -> list[Any]:
         return self._collect(refs, self._settings.start_seconds)
 
-    def _collect(self, refs: list[Any], seconds: float | None = None, first: int = 0) -> list[Any]:
+    def _collect(self, refs: list[Any], seconds: float | None = None) -> list[Any]:
         """The results, once all calls have returned. After an error the others have a short time to
         report what was behind it (_patience). seconds: to wait at most; None: for
-        ever, while none hangs. first: the number of the process that refs[0] belongs to.
+        ever, while none hangs. refs: one for each process.
         """
         import ray
 
@@ -162,12 +167,12 @@ class Workers:
                 try:
                     ray.get(ref)
                 except Exception as raised:  # noqa: BLE001  collected, and raised below
-                    number = first + refs.index(ref)
+                    number = refs.index(ref)
                     error = self._of_death(number, raised)
                     failed.append((number, error))
                     end = time.monotonic() + _patience(error)
         if failed:
-            raise self._cause(failed, [first + refs.index(ref) for ref in left])
+            raise self._cause(failed, [refs.index(ref) for ref in left])
         return [ray.get(ref) for ref in refs]
 
     def _require_none_hangs(self) -> None:
@@ -218,7 +223,7 @@ class Workers:
 
         ranked: list[tuple[int, int, Exception]] = []  # least first: (rank, process, error)
         for number, error in failed:
-            name = f"{self._title} {number}"
+            name = f"{self._title} {self._first + number}"
             if isinstance(error, RayActorError):
                 death = f"{name} died: {first_line(error)} ({self._where(number)})"
                 lost = WorkerLost(f"{death}; was it killed, or out of memory?")
@@ -256,7 +261,7 @@ class Workers:
         return f" at {place}" if place else ""
 
     def _named(self, numbers: Sequence[int]) -> str:
-        return " and ".join(f"{self._title} {n} ({self._where(n)})" for n in numbers)
+        return " and ".join(f"{self._title} {self._first + n} ({self._where(n)})" for n in numbers)
 
     def _where(self, number: int) -> str:
         return "pid {1} on {0}".format(*self.places[number])
@@ -316,12 +321,12 @@ class _Worker:
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
         self._thread = threading.get_ident()
         try:
-            return getattr(self._object, method)(*arguments)
+            return getattr(self._object, method)(*map(_fetched, arguments))
         finally:
             self._thread = None
 
     def aside(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        return getattr(self._object, method)(*arguments)
+        return getattr(self._object, method)(*map(_fetched, arguments))
 
     aside.__ray_concurrency_group__ = "aside"  # pyright: ignore[reportFunctionMemberAccess]
 
@@ -329,6 +334,13 @@ class _Worker:
         return pulse_of(self._thread)
 
     pulse.__ray_concurrency_group__ = "pulse"  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def _fetched(argument: Any) -> Any:
+    """An argument of a call; one of `Workers.stored` is fetched from the cluster's store."""
+    import ray
+
+    return ray.get(argument) if isinstance(argument, ray.ObjectRef) else argument
 
 
 def _side_by_side(addresses: Sequence[str]) -> list[int]:
@@ -359,14 +371,15 @@ class RankGroup(Workers):
         device: str,
         settings: ClusterSettings,
         reservation: Reservation,
+        role: str = POLICY,
     ) -> None:
         """device: "cpu" or "cuda". The other parameters are those of Workers."""
+        title = "rank" if role == POLICY else f"{role} rank"
         still = device == "cpu"
-        super().__init__(
-            "rank", worker, arguments, size, settings, reservation, POLICY, still=still
-        )
+        super().__init__(title, worker, arguments, size, settings, reservation, role, still=still)
         try:
-            (address,) = self._each([self._actors[0].meeting.remote(settings.port)])
+            port = settings.port if role == POLICY else 0
+            (address,) = self._each([self._actors[0].meeting.remote(port)])
             self._each(
                 [
                     actor.call.remote("join", (rank, size, address, device, settings.limit_seconds))

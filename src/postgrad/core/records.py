@@ -151,6 +151,8 @@ class RolloutBatch:
     ticket: NDArray[np.int64]  # [S]
     sample: NDArray[np.int64]  # [S] number among the samples of its prompt
     truncated: NDArray[np.bool_]  # [S] True where finish_reason is "length"
+    # int32 [N] the policy version that drew each token, -1 where loss_mask is False; None: unknown.
+    versions: Ragged | None = None
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -188,7 +190,22 @@ class RolloutBatch:
             ticket=np.array([r.ticket for r in rollouts], np.int64),
             sample=np.array([r.sample for r in rollouts], np.int64),
             truncated=np.array([r.finish_reason == "length" for r in rollouts], np.bool_),
+            versions=_versions(rollouts, at_prompt),
         )
+
+
+def _versions(rollouts: Sequence[Rollout], at_prompt: Sequence[NDArray[Any]]) -> Ragged | None:
+    """The column `versions`. at_prompt: an array as long as each prompt."""
+    columns: list[NDArray[np.int32]] = []
+    for rollout, prompt in zip(rollouts, at_prompt, strict=True):
+        spans = np.array(rollout.versions, np.int64).reshape(-1, 2)
+        mask = rollout.policy_mask
+        if spans[:, 1].sum() != mask.sum():
+            return None
+        column = np.full(len(prompt) + len(mask), -1, np.int32)
+        column[len(prompt) :][mask] = np.repeat(spans[:, 0], spans[:, 1])
+        columns.append(column)
+    return Ragged.of(columns, np.int32)
 
 
 def _turn_rewards(group: ScoredGroup, rollout: Rollout) -> NDArray[np.float64]:

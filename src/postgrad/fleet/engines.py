@@ -1,6 +1,6 @@
 """Rollout engines: the one that a recipe names, built here or in a worker process of a cluster."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import astuple, fields, replace
 from pathlib import Path
@@ -10,50 +10,32 @@ import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from postgrad.cluster.workers import Workers
-from postgrad.core.errors import RunError, UsageError
+from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
-from postgrad.core.records import Logprobs
 from postgrad.fleet.choices import Choices
-from postgrad.fleet.receiving import WorkerWeights
-from postgrad.fleet.sending import RankedWeights, Routes
+from postgrad.fleet.parcels import ArrivingWeights, HandedParcel
 from postgrad.models.files import is_adapter
 from postgrad.models.four_bits import in_four_bits, twin
 from postgrad.models.load import load_model, load_tokenizer
 from postgrad.models.rope import require_length
-from postgrad.models.settings import LoraSettings
 from postgrad.parallel.device import compute_dtype
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
-from postgrad.rollout.agreement import agreed
-from postgrad.rollout.engine import Completion, Engine, EngineStats, Request, WeightHandover
+from postgrad.rollout.engine import Completion, Engine, EngineStats, Request
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.local.cache import bytes_per_token
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.local.prompts import layer_shapes
 from postgrad.rollout.openai.engine import OpenAIEngine
 from postgrad.rollout.settings import RolloutSettings
-from postgrad.rollout.transport.route import Stated
-from postgrad.rollout.transport.send import Sent
+from postgrad.rollout.transport.parcel import WeightManifest
 from postgrad.rollout.vllm import start as vllm
 from postgrad.rollout.vllm.process import interpreter
 
 WORKER = "postgrad.fleet.engines:EngineWorker"
 SUMMED = tuple(field.name for field in fields(EngineStats))
-
-
-def takes_adapters(recipe: Recipe, choices: Choices) -> bool:
-    """Whether rollout workers get the policy's adapter alone: vLLM where the recipe says so; the
-    built-in engine where its own base has the bits of the policy's, so that merging gives the same.
-    """
-    settings, model = recipe.rollout_settings, recipe.model
-    if settings is None or model.lora is None:
-        return False
-    if settings.type == "vllm":
-        return settings.vllm.lora == "adapter"
-    return model.quantize == "none" and choices.dtype == choices.rollout_dtype
 
 
 def require_startable(recipe: Recipe) -> None:
@@ -84,7 +66,6 @@ def build_engine(
     borrows: bool = False,
     policy: nn.Module | None = None,
     beside_learner: bool = False,
-    lora: LoraSettings | None = None,
 ) -> tuple[Engine, Choices]:
     """The engine with the weights of `path` (a server has its own), closed with `stack`, and the
     choices with its sizes.
@@ -92,17 +73,14 @@ def build_engine(
     sequences: how many are sampled at once; max_len: tokens of the longest. logs: see
     rollout.vllm.start. borrows: see LocalEngine. policy: the model that is trained, where it is in
     this process: the built-in engine may read its weights, see shares_weights. beside_learner: a
-    learner works on this process's first GPU. lora: of the policy's adapter.
+    learner works on this process's first GPU.
     """
     sizes = {"sequences": sequences, "max_len": max_len}
     if settings.type == "local":
         shared = policy if policy is not None and shares_weights(policy, choices) else None
         return _local(settings, path, choices, **sizes, borrows=borrows, shared=shared)
     if settings.type == "vllm":
-        adapter = lora if settings.vllm.lora == "adapter" else None
-        return _vllm(
-            settings, path, choices, stack, logs, adapter, **sizes, beside_learner=beside_learner
-        )
+        return _vllm(settings, path, choices, stack, logs, **sizes, beside_learner=beside_learner)
     model = settings.openai.model or split_revision(path)[0]
     server = OpenAIEngine(settings.openai, model, load_tokenizer(path))
     stack.callback(server.close)
@@ -134,7 +112,9 @@ def _local(
     assert choices.rollout_dtype is not None  # of every job that answers
     if shared is None:
         dtype = compute_dtype(choices.rollout_dtype, device)
-        model = load_model(path, dtype=dtype, device=device)
+        # A weight in a common piece of memory cannot be borrowed; on a CPU there is no need.
+        together = device.type != "cpu" and not borrows
+        model = load_model(path, dtype=dtype, device=device, together=together)
         lm, tokenizer = model.lm, model.tokenizer
     else:
         lm, tokenizer = twin(shared), load_tokenizer(path)
@@ -173,7 +153,6 @@ def _vllm(
     choices: Choices,
     stack: ExitStack,
     logs: Path | None,
-    adapter: LoraSettings | None,
     *,
     sequences: int,
     max_len: int,
@@ -189,7 +168,7 @@ def _vllm(
     engine = vllm.start(
         path,
         settings,
-        vllm.read_model(path, dtype, max_len, adapter),
+        vllm.read_model(path, dtype, max_len),
         sizes,
         device=device,
         threads=choices.threads,
@@ -218,10 +197,11 @@ class EngineWorker:
         loaded = recipe_from_json(dict(recipe))
         settings = loaded.rollout_settings
         assert settings is not None  # only jobs that sample have engines
-        self._settings = settings
+        # what arrives lies in this process's memory, and goes on to vLLM's processes from there
+        self._settings = settings.model_copy(update={"transport": "memory"})
         self._beside_learner = loaded.cluster.policy.colocate is not None
-        self._lora = loaded.model.lora
-        self._device = choices.apply()
+        self._arriving = ArrivingWeights()
+        choices.apply()
 
     def build(
         self, path: str, choices: Choices, sequences: int, max_len: int, logs: str
@@ -231,21 +211,33 @@ class EngineWorker:
         """
         self._engine, choices = build_engine(
             self._settings, path, choices, ExitStack(), sequences=sequences, max_len=max_len,
-            logs=Path(logs), beside_learner=self._beside_learner, lora=self._lora,
+            logs=Path(logs), beside_learner=self._beside_learner,
         )  # fmt: skip
-        self._weights = WorkerWeights(self._engine, self._device, self._lora)
         return choices
 
-    def submit(self, request: Request) -> None:
-        self._engine.submit(request)
-
-    def completed(self) -> tuple[list[Completion], tuple[float, ...]]:
-        """Engine.completed, and the engine's sums."""
+    def turn(self, requests: Sequence[Request]) -> tuple[list[Completion], tuple[float, ...]]:
+        """Takes requests; returns the next completions, and the engine's sums."""
+        for request in requests:
+            self._engine.submit(request)
         return self._engine.completed(), astuple(self._engine.stats)
 
-    def weights(self, action: str, *arguments: Any) -> Any:
-        """A step of a publish: a method of WorkerWeights."""
-        return getattr(self._weights, action)(*arguments)
+    def repeat(
+        self, turns: Sequence[Sequence[Request]]
+    ) -> tuple[list[Completion], tuple[float, ...]]:
+        """All turns of an engine that was lost; returns what the last one gave, which nobody has
+        seen.
+        """
+        for requests in turns[:-1]:
+            self.turn(requests)
+        return self.turn(turns[-1])
+
+    def send(self, arrived: HandedParcel | WeightManifest | None) -> None:
+        """The next weights for `load_weights`, which waits for them: ArrivingWeights.put."""
+        self._arriving.put(arrived)
+
+    def load_weights(self, version: int) -> None:
+        """Engine.load_weights, of what `send` brings."""
+        self._engine.load_weights(self._arriving, version)
 
     def logprobs(
         self, sequences: Sequence[NDArray[np.int32]], temperature: float
@@ -254,84 +246,3 @@ class EngineWorker:
 
     def rest(self) -> None:
         self._engine.rest()
-
-
-class SharedEngine:
-    """An engine of several workers, each with all weights; tickets are dealt in turn.
-
-    What shares a batch in a worker depends on tickets, samples, turns and token counts alone: all
-    workers that have something to do are waited for, so that later turns enter at fixed points.
-    """
-
-    def __init__(
-        self,
-        workers: Workers,
-        dtype: str,
-        *,
-        transport: Stated = "auto",
-        takes_adapters: bool = False,
-    ) -> None:
-        """dtype: what the workers compute in. transport: rollout.transport. takes_adapters: they
-        have the policy's base.
-        """
-        self.takes_adapters = takes_adapters
-        self._routes = Routes(transport)
-        self.stats = EngineStats()
-        self._workers = workers
-        self._dtype = dtype
-        self._open = [0] * workers.size  # samples that were asked for
-        self._seen: list[tuple[float, ...]] = [(0,) * len(SUMMED)] * workers.size
-
-    def submit(self, request: Request) -> None:
-        number = request.ticket % self._workers.size
-        self._workers.ask(number, "submit", request).result()
-        self._open[number] += len(request.sample_ids)
-
-    def completed(self) -> list[Completion]:
-        asked = {
-            number: self._workers.ask(number, "completed")
-            for number, samples in enumerate(self._open)
-            if samples
-        }
-        completions: list[Completion] = []
-        spent: list[tuple[float, ...]] = []
-        for number, handle in asked.items():
-            ended, sums = handle.result()
-            self._open[number] -= len(ended)
-            completions += ended
-            before, self._seen[number] = self._seen[number], sums
-            spent.append(tuple(np.subtract(sums, before).tolist()))
-        self._count(spent)
-        return completions
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Sent:
-        """Engine.load_weights: from the ranks that have them to every worker."""
-        handed = weights if isinstance(weights, WeightHandover) else WeightHandover(weights, _rest)
-        if not isinstance(handed.weights, RankedWeights):
-            raise RunError("rollout workers take weights from ranks alone")
-        dtype = "float32" if self.takes_adapters else self._dtype
-        return handed.weights.publish(self._workers, self._routes, dtype, version, handed.after)
-
-    def logprobs(
-        self, sequences: Sequence[NDArray[np.int32]], temperature: float
-    ) -> list[Logprobs]:
-        """Engine.logprobs, of every worker. Raises RunError where one has other weights."""
-        handles = [
-            self._workers.ask(number, "logprobs", list(sequences), temperature)
-            for number in range(self._workers.size)
-        ]
-        return agreed([handle.result() for handle in handles], self._dtype, "rollout worker")
-
-    def rest(self) -> None:
-        self._workers.call("rest").result()
-
-    def _count(self, spent: Sequence[tuple[float, ...]]) -> None:
-        """Tokens and steps add up; seconds pass in all workers at once."""
-        for place, name in enumerate(SUMMED):
-            values = [sums[place] for sums in spent]
-            more = max(values, default=0.0) if name.endswith("_seconds") else sum(values)
-            setattr(self.stats, name, getattr(self.stats, name) + more)
-
-
-def _rest() -> None:
-    """Nothing has to be given back."""

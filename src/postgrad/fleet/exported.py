@@ -41,21 +41,22 @@ class ExportedRole:
         card: str | None = None,
     ) -> None:
         """Writes weights in the run's dtype, with the base model's config and tokenizer and the
-        chat template of the training data.
+        chat template of the training data. Weights are asked for one by one.
 
         state: of the algorithm; it holds the scale of a reward model's scores. card: the text of
         README.md.
         """
         dtype = compute_dtype(choices.dtype, torch.device("cpu"))
-        on_cpu = {name: weight.detach().cpu() for name, weight in weights.items()}
         if self.lora is not None:
-            on_cpu = merged_state(self.base, on_cpu, self.lora, quantize=self.quantize, dtype=dtype)
+            weights = merged_state(
+                self.base, weights, self.lora, quantize=self.quantize, dtype=dtype
+            )
         scale = None
         if self.scores:
             trained = self.stem.startswith("reward_model.")
             scale = scale_of_state(state) if trained else RewardScale()
         export_hf(
-            on_cpu,
+            weights,
             self.base,
             to,
             dtype=dtype,

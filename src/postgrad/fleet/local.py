@@ -6,9 +6,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from postgrad.core.errors import RunError
 from postgrad.core.seeds import integer
@@ -35,7 +36,8 @@ from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.engine import Engine
 
-Load = Callable[[Recipe, ModelSettings, str, Choices], Backbone]
+Load = Callable[[Recipe, ModelSettings, str, Choices, Ranks], Backbone]
+Frozen = TypeVar("Frozen", Policy, ScoreRole)
 
 
 def base_model(recipe: Recipe, init: Path) -> str:
@@ -51,6 +53,40 @@ def base_model(recipe: Recipe, init: Path) -> str:
             init,
         )
     return str(init)
+
+
+class HostWeights:
+    """Weights that never change, in the host's memory: on the device inside `with`.
+
+    Copies go one way, to the device; pinned where there is CUDA.
+    """
+
+    def __init__(self, lm: nn.Module) -> None:
+        self._device = next(lm.parameters()).device
+        self._tensors = [*lm.parameters(), *lm.buffers()]
+        pin = self._device.type == "cuda"
+        self._host = [t.detach().cpu().pin_memory() if pin else t.data for t in self._tensors]
+        self.__exit__()  # off the device
+
+    def __enter__(self) -> None:
+        for tensor, held in zip(self._tensors, self._host, strict=True):
+            tensor.data = held.to(self._device, copy=True, non_blocking=True)
+
+    def __exit__(self, *error: object) -> None:
+        for tensor, held in zip(self._tensors, self._host, strict=True):
+            tensor.data = held
+
+
+def rest_on_host(role: Policy | ScoreRole) -> None:
+    """From now on the role's weights are on its device only while it computes."""
+    weights, backbone = HostWeights(role.backbone.lm), role.backbone
+    column = backbone.column
+
+    def computed(*arguments: Any, **how: Any) -> Any:
+        with weights:
+            return column(*arguments, **how)
+
+    backbone.column = computed
 
 
 class LocalFleet:
@@ -92,14 +128,18 @@ class LocalFleet:
         return critic
 
     def reference(self, path: str) -> Policy:
-        recipe, policy = self._rl_recipe, self._policy
+        recipe = self._rl_recipe
+        policy: PolicyLearner | None = self.roles.get("policy")  # elsewhere, if the recipe says so
         start = recipe.reference.model.source or path
         require_unchanged(self._site, "reference", start)
-        reference = policy.under_adapter() if start == path else None
+        reference = policy.under_adapter() if policy is not None and start == path else None
         if reference is None:
-            backbone = _causal(recipe, recipe.reference.model, start, self._site.choices)
-            self._freeze(backbone)
-            reference = Policy(backbone, policy.temperature)
+            backbone = _causal(
+                recipe, recipe.reference.model, start, self._site.choices, self._ranks
+            )
+            self._freeze(backbone, "reference")
+            reference = Policy(backbone, recipe.logprob_temperature)
+            reference = self._rested(reference, "reference")
         self.roles["reference"] = reference
         return reference
 
@@ -107,7 +147,8 @@ class LocalFleet:
         recipe, policy = self._rl_recipe, self._policy
         start = recipe.reference.model.source or path
         require_unchanged(self._site, "reference", start)
-        backbone = _causal(recipe, recipe.reference.model, start, self._site.choices)
+        choices = self._site.choices
+        backbone = _causal(recipe, recipe.reference.model, start, choices, self._ranks)
         backbone.lm.requires_grad_(False)
         self._divide(backbone, recipe.learner)  # as the policy's, row for row
         reference = MovingReference(
@@ -129,9 +170,9 @@ class LocalFleet:
             model = critic.under_adapter()
         else:
             settings, choices = recipe.reward_model.model, self._site.choices
-            backbone = _scoring(recipe, settings, path, choices, fresh_head=False)
-            self._freeze(backbone)
-            model = ScoreRole(backbone, "at")
+            backbone = _scoring(recipe, settings, path, choices, self._ranks, fresh_head=False)
+            self._freeze(backbone, "reward_model")
+            model = self._rested(ScoreRole(backbone, "at"), "reward_model")
         self.roles["frozen_reward_model"] = model
         return model
 
@@ -139,9 +180,9 @@ class LocalFleet:
         recipe = self._site.recipe
         settings = recipe.model_tables["reference", "model"]
         require_unchanged(self._site, "reference", path)
-        backbone = _causal(recipe, settings, path, self._site.choices)
-        self._freeze(backbone)
-        self.roles["frozen_policy"] = Policy(backbone)
+        backbone = _causal(recipe, settings, path, self._site.choices, self._ranks)
+        self._freeze(backbone, "reference")
+        self.roles["frozen_policy"] = self._rested(Policy(backbone), "reference")
         return self.roles["frozen_policy"]
 
     def release(self, role: str) -> None:
@@ -163,7 +204,7 @@ class LocalFleet:
             settings, path, self._site.choices, stack,
             sequences=sequences, max_len=max_len, logs=self._logs, borrows=True,
             policy=self._policy.backbone.lm if self._ranks.size == 1 else None,
-            beside_learner=True, lora=self._site.recipe.model.lora,
+            beside_learner=True,
         )  # fmt: skip
         return engine
 
@@ -188,7 +229,7 @@ class LocalFleet:
     ) -> Backbone:
         """With an adapter where the settings say so: the weights under it never change."""
         recipe = self._site.recipe
-        backbone = load(recipe, settings, path, self._site.choices)
+        backbone = load(recipe, settings, path, self._site.choices, self._ranks)
         if settings.lora is not None:
             require_unchanged(self._site, role, path)
             seed = integer(recipe.seed, "adapter")
@@ -196,13 +237,27 @@ class LocalFleet:
         self._divide(backbone, learner)
         return backbone
 
-    def _freeze(self, backbone: Backbone) -> None:
+    def _freeze(self, backbone: Backbone, role: str) -> None:
         """Weights that never change need no optimizer: they are divided only where computing
-        weights are.
+        weights are. role: its table in [cluster].
         """
         backbone.lm.requires_grad_(False)
         learner = self._site.recipe.learner
-        self._divide(backbone, learner, "zero3" if learner.sharding == "zero3" else "none")
+        divided = learner.sharding == "zero3"
+        if divided and self._offloads(role):  # its shards lie there
+            learner = learner.model_copy(update={"offload": True})
+        self._divide(backbone, learner, "zero3" if divided else "none")
+
+    def _offloads(self, role: str) -> bool:
+        """Whether a frozen role's weights lie in the host's memory between its passes."""
+        table = self._site.recipe.cluster.side_roles.get(role)
+        return table is not None and table.offload and self._site.choices.device == "cuda"
+
+    def _rested(self, frozen: Frozen, role: str) -> Frozen:
+        """A frozen role on weights of its own, offloaded where the recipe says so."""
+        if self._site.recipe.learner.sharding != "zero3" and self._offloads(role):
+            rest_on_host(frozen)
+        return frozen
 
     def _divide(
         self, backbone: Backbone, learner: LearnerSettings, stage: ShardingStage | None = None
@@ -247,7 +302,9 @@ def require_unchanged(site: Site, role: str, path: str) -> None:
     site.choices = replace(site.choices, frozen={**site.choices.frozen, role: digest})
 
 
-def _causal(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices) -> Backbone:
+def _causal(
+    recipe: Recipe, settings: ModelSettings, path: str, choices: Choices, ranks: Ranks = ALONE
+) -> Backbone:
     require_divisible(recipe.learner, path)
     device = torch.device(choices.device)
     model = load_model(
@@ -256,6 +313,7 @@ def _causal(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices
         device=device,
         gradient_checkpointing=settings.gradient_checkpointing,
         quantize=settings.quantize,
+        ranks=ranks,
     )
     require_length(model.config, recipe.data.max_len, path)
     compiler = "inductor" if runs_compiled(choices, settings, model.config) else None
@@ -268,6 +326,7 @@ def _scoring(
     settings: ModelSettings,
     path: str,
     choices: Choices,
+    ranks: Ranks = ALONE,
     *,
     fresh_head: bool = True,
 ) -> Backbone:
@@ -279,6 +338,7 @@ def _scoring(
         device=device,
         gradient_checkpointing=settings.gradient_checkpointing,
         quantize=settings.quantize,
+        ranks=ranks,
         seed=recipe.seed,
         fresh_head=fresh_head,
     )

@@ -1,50 +1,34 @@
 """The models of a run on ranks of a cluster: what the loop calls here, every rank does there."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from torch import Tensor
-
-from postgrad.checkpoint.parts import Divided
 from postgrad.cluster import connection
 from postgrad.cluster.connection import Reservation
 from postgrad.cluster.placing import RoleRequest, role_request
-from postgrad.cluster.settings import ClusterSettings
-from postgrad.cluster.workers import POLICY, RankGroup, Workers
+from postgrad.cluster.settings import POLICY, ClusterSettings, SidePlacement
+from postgrad.cluster.workers import RankGroup
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.process import Handle
-from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences
-from postgrad.fleet import engines
 from postgrad.fleet.choices import Choices
-from postgrad.fleet.engines import SharedEngine, build_engine, require_trainable
+from postgrad.fleet.engines import build_engine, require_trainable
 from postgrad.fleet.fleet import Site
-from postgrad.fleet.sending import RankedWeights
-from postgrad.learner.protocols import PolicyRole, Read
-from postgrad.learner.role import UpdateResult
-from postgrad.learner.update import Update
+from postgrad.fleet.members import ROLLOUT, EngineSite
+from postgrad.fleet.remote import RankCalls, RankedRole
+from postgrad.fleet.shared import SharedEngine
 from postgrad.models.settings import LoraSettings
 from postgrad.observe.console import Console
 from postgrad.observe.sinks import Logs
 from postgrad.parallel import device as devices
-from postgrad.recipe.recipe import Recipe
+from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.engine import Engine
 
 RANK = "postgrad.fleet.worker:RankWorker"
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # empty: the user wants a run on CPUs
-ROLLOUT = "rollout"  # the role of [cluster] whose places rollout workers take
-
-
-class RankCalls(Protocol):
-    """Calls that go to every rank of a group, in one order; rank 0 answers."""
-
-    def call(self, method: str, *arguments: Any) -> Handle[Any]: ...
-
-    def aside(self, method: str, *arguments: Any) -> Handle[Any]: ...
 
 
 class RankedFleet:
@@ -62,14 +46,19 @@ class RankedFleet:
         console: Console,
         logs: Logs,
         folder: Path,
+        homes: Mapping[str, RankCalls] | None = None,
     ) -> None:
-        """reservation: the places that the cluster keeps. folder: the run's, for engines' logs."""
+        """group: the policy's ranks. reservation: the places that the cluster keeps. folder: the
+        run's, for engines' logs. homes: the ranks of other roles that have some of their own.
+        """
         self._site = site
         self._group = group
+        self._groups: dict[str, RankCalls] = {POLICY: group, **(homes or {})}
         self._reservation = reservation
         self._console = console
         self._logs = logs
         self._folder = folder
+        self._policy: RankedRole | None = None  # once it is loaded
 
     @classmethod
     def start(
@@ -99,41 +88,46 @@ class RankedFleet:
                 raise RunError(str(error)) from error
             raise
         stack.callback(reservation.close)
-        arguments = (recipe.dump(), choices)
-        group = RankGroup(RANK, arguments, ranks, choices.device, settings, reservation)
-        stack.callback(group.close)
-        logs.event("placed", group.description(), role=POLICY, places=group.places)
+        groups = _started(recipe, choices, reservation, stack)
+        for role, group in groups.items():
+            logs.event("placed", group.description(), role=role, places=group.places)
         console.note(f"{ranks} ranks, {recipe.learner.sharding} sharding, behind Ray")
-        return cls(site, group, reservation, console, logs, folder)
+        for role, count in recipe.cluster.homes.items():
+            console.note(f"{count} ranks of {role} beside them")
+        return cls(site, groups.pop(POLICY), reservation, console, logs, folder, groups)
 
-    def policy(self, path: str, temperature: float = 1.0) -> "RankedRole":
+    def policy(self, path: str, temperature: float = 1.0) -> RankedRole:
         lora = self._site.recipe.model.lora
-        return self._load("policy", path, temperature, temperature=temperature, lora=lora)
+        self._policy = self._load("policy", path, temperature, temperature=temperature, lora=lora)
+        return self._policy
 
-    def critic(self, path: str) -> "RankedRole":
-        return self._load("critic", path)
+    def critic(self, path: str) -> RankedRole:
+        return self._load("critic", path, table="critic")
 
-    def reference(self, path: str) -> "RankedRole":
-        return self._load("reference", path, temperature=self._site.recipe.logprob_temperature)
+    def reference(self, path: str) -> RankedRole:
+        temperature = self._site.recipe.logprob_temperature
+        return self._load("reference", path, table="reference", temperature=temperature)
 
-    def moving_reference(self, path: str) -> "RankedRole":
+    def moving_reference(self, path: str) -> RankedRole:
         temperature = self._site.recipe.logprob_temperature
         return self._load("moving_reference", path, role="reference", temperature=temperature)
 
-    def reward_model(self, path: str) -> "RankedRole":
+    def reward_model(self, path: str) -> RankedRole:
         return self._load("reward_model", path)
 
-    def frozen_reward_model(self, path: str) -> "RankedRole":
-        return self._load("frozen_reward_model", path)
+    def frozen_reward_model(self, path: str) -> RankedRole:
+        return self._load("frozen_reward_model", path, table="reward_model")
 
-    def frozen_policy(self, path: str) -> "RankedRole":
-        return self._load("frozen_policy", path)
+    def frozen_policy(self, path: str) -> RankedRole:
+        return self._load("frozen_policy", path, table="reference")
 
     def release(self, role: str) -> None:
-        self._group.call("release", role).result()
+        table = "reward_model" if role == "frozen_reward_model" else "reference"
+        self._home(table).call("release", role).result()
 
     def rest(self) -> None:
-        self._group.call("rest").result()
+        for handle in [group.call("rest") for group in self._groups.values()]:
+            handle.result()
 
     def engine(self, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:
         """Fleet.engine: in the workers that the recipe places, else in this process, with a copy of
@@ -142,11 +136,13 @@ class RankedFleet:
         recipe, settings = self._site.recipe, self._site.recipe.rollout_settings
         assert settings is not None  # of every job that samples
         if count := recipe.cluster.engines(recipe.learner.ranks):
-            return self._shared_engine(count, path, stack, -(-sequences // count), max_len)
+            answers = recipe.answers_per_prompt  # a prompt is dealt with all of its answers
+            share = -(-sequences // answers // count) * answers
+            return self._shared_engine(count, path, stack, share, max_len)
         require_trainable(settings)
         engine, self._site.choices = build_engine(
             settings, path, self._site.choices, stack,
-            sequences=sequences, max_len=max_len, logs=self._folder, lora=recipe.model.lora,
+            sequences=sequences, max_len=max_len, logs=self._folder,
         )  # fmt: skip
         return engine
 
@@ -155,45 +151,99 @@ class RankedFleet:
     ) -> SharedEngine:
         """An engine of `count` workers, each for so many sequences."""
         site, recipe = self._site, self._site.recipe
-        arguments = (recipe.dump(), site.choices)
-        workers = Workers(
-            "rollout worker", engines.WORKER, arguments, count, recipe.cluster,
-            self._reservation, ROLLOUT,
+        engines = EngineSite(
+            recipe, site.choices, self._reservation, self._policy, self._logs, self._folder,
+            path, sequences, max_len,
         )  # fmt: skip
-        stack.callback(workers.close)
-        self._logs.event("placed", workers.description(), role=ROLLOUT, places=workers.places)
-
-        def build(number: int) -> Handle[Choices]:
-            logs = self._folder / f"rollout-{number}"
-            return workers.ask(number, "build", path, site.choices, sequences, max_len, str(logs))
-
-        site.choices = build(0).result()  # the others take the sizes of the first
-        for handle in [build(number) for number in range(1, count)]:
-            handle.result()
+        with ThreadPoolExecutor(count) as starter:
+            members = list(starter.map(engines.spawn, range(count)))
+            for workers in members:
+                stack.callback(workers.close)
+            engines.build(members[0], 0)  # the others take its sizes
+            list(starter.map(engines.build, members[1:], range(1, count)))
+        site.choices = engines.choices
+        dtype = site.choices.rollout_dtype
+        assert dtype is not None  # of every job that answers
+        assert recipe.rollout_settings is not None
+        exact, most = recipe.rollout_settings.type == "local", recipe.cluster.max_restarts
+        engine = SharedEngine(engines, members, dtype, exact=exact, most=most)
+        stack.callback(engine.close)
+        for number, workers in enumerate(members):
+            self._logs.event(
+                "placed",
+                workers.description(),
+                role=ROLLOUT,
+                number=number,
+                places=workers.places,
+            )
         self._console.note(f"{count} rollout workers behind Ray")
-        assert recipe.rollout_settings is not None  # of every job that answers
-        transport = recipe.rollout_settings.transport
-        assert site.choices.rollout_dtype is not None
-        return SharedEngine(
-            workers,
-            site.choices.rollout_dtype,
-            transport=transport,
-            takes_adapters=engines.takes_adapters(recipe, site.choices),
-        )
+        return engine
 
     def _load(
         self,
         method: str,
         *arguments: Any,
         role: str | None = None,
+        table: str = POLICY,
         temperature: float = 1.0,
         lora: LoraSettings | None = None,
-    ) -> "RankedRole":
-        """Calls a method of every rank's fleet. role: its name there, where it is another."""
-        frozen = self._group.call("load_role", method, self._site.geometry, arguments).result()
+    ) -> RankedRole:
+        """Calls a method of every rank's fleet. role: its name there, where it is another. table:
+        of [cluster], which says whose ranks they are.
+        """
+        group = self._home(table)
+        frozen = group.call("load_role", method, self._site.geometry, arguments).result()
         choices = self._site.choices
         self._site.choices = replace(choices, frozen={**choices.frozen, **frozen})
-        return RankedRole(self._group, role or method, temperature, lora=lora)
+        return RankedRole(group, role or method, temperature, lora=lora)
+
+    def _home(self, table: str) -> RankCalls:
+        return self._groups[self._site.recipe.cluster.home(table)]
+
+
+def _started(
+    recipe: Recipe, choices: Choices, reservation: Reservation, stack: ExitStack
+) -> dict[str, RankGroup]:
+    """The ranks of the policy, and of every other role that has some, by role. All start at once;
+    they end with `stack`.
+    """
+    settings = recipe.cluster
+    homes = {POLICY: recipe.learner.ranks, **settings.homes}
+
+    def start(role: str) -> RankGroup:
+        there = recipe if role == POLICY else recipe_on(recipe, homes[role])
+        arguments, device = (there.dump(), choices), choices.device
+        group = RankGroup(RANK, arguments, homes[role], device, settings, reservation, role)
+        stack.callback(group.close)
+        return group
+
+    with ThreadPoolExecutor(len(homes)) as starter:
+        return dict(zip(homes, starter.map(start, homes), strict=True))
+
+
+def recipe_on(recipe: Recipe, ranks: int) -> Recipe:
+    """The recipe as the ranks of another role than the policy read it: so many ranks, which share
+    neither matrices nor sequences.
+    """
+    changes: dict[str, Any] = {"ranks": ranks}
+    changes |= {"tensor_parallel": 1, "context_parallel": 1, "shard_groups": 1}
+    if ranks == 1:
+        changes |= {"sharding": "none", "offload": False}
+    tables = recipe.cluster.side_roles
+    kept = {
+        role: SidePlacement(
+            ranks=table.processes or None, colocate=table.colocate, offload=table.offload
+        )
+        for role, table in tables.items()
+    }
+    updated: dict[str, Any] = {
+        "learner": recipe.learner.model_copy(update=changes),
+        "cluster": ClusterSettings(type="ray").model_copy(update=kept),
+    }
+    if isinstance(recipe, RLRecipe):
+        learner = recipe.critic.learner.model_copy(update=changes)
+        updated["critic"] = recipe.critic.model_copy(update={"learner": learner})
+    return recipe.model_copy(update=updated)
 
 
 def device_of(recipe: Recipe, stack: ExitStack) -> str:
@@ -222,6 +272,9 @@ def wants_of(recipe: Recipe, device: str) -> list[RoleRequest]:
     """
     settings, ranks, rollout = recipe.cluster, recipe.learner.ranks, recipe.rollout_settings
     wants = [role_request(POLICY, f"learner.ranks = {ranks}", ranks, settings.policy, device)]
+    for role, processes in settings.homes.items():
+        key = f"cluster.{role}.ranks = {processes}"
+        wants.append(role_request(role, key, processes, settings.side_roles[role], device))
     count = settings.engines(ranks)
     if rollout is None or not recipe.samples_answers:
         return wants
@@ -239,124 +292,3 @@ def wants_of(recipe: Recipe, device: str) -> list[RoleRequest]:
         gpus = engine.tensor_parallel * engine.engines if rollout.type == "vllm" else 1
         wants.append(role_request(ROLLOUT, key, count, place, device, inside, gpus))
     return wants
-
-
-class RankedRole:
-    """A role on a group of ranks: every protocol of learner.protocols, each call sent to all."""
-
-    def __init__(
-        self,
-        group: RankCalls,
-        role: str,
-        temperature: float = 1.0,
-        *,
-        lora: LoraSettings | None = None,
-    ) -> None:
-        """lora: of its adapter, where it has one."""
-        self._group = group
-        self._role = role
-        self._lora = lora
-        self.temperature = temperature
-
-    @property
-    def name(self) -> str:
-        return self._role
-
-    @property
-    def drops(self) -> bool:
-        return self._lora is not None and self._lora.dropout > 0.0
-
-    @property
-    def updates(self) -> int:
-        return self._group.call("updates", self._role).result()
-
-    def logprobs(self, sequences: Sequences) -> Handle[Ragged]:
-        return self._group.call("do", self._role, "logprobs", sequences)
-
-    def scores(self, sequences: Sequences) -> Handle[Ragged]:
-        return self._group.call("do", self._role, "scores", sequences)
-
-    def update(self, update: Update, algorithm: Any) -> Handle[UpdateResult]:
-        return self._group.call("do", self._role, "update", update, algorithm)
-
-    def start(self) -> "RankedRole":
-        name = f"{self._role} at its start"
-        self._group.call("start", self._role, name).result()
-        return RankedRole(self._group, name, self.temperature)
-
-    def after_step(self, step: int, policy: PolicyRole) -> None:
-        """Follows.after_step: the policy is on the same ranks."""
-        self._group.call("follow", step).result()
-
-    def weights(self) -> Mapping[str, Tensor]:
-        return self.tensors()[f"{self._role}.weights"]
-
-    def hub_weights(self) -> RankedWeights:
-        """Learns.hub_weights, to be sent from the ranks or iterated over here."""
-        return RankedWeights(self._group, self._role)
-
-    def adapter_weights(self) -> RankedWeights:
-        """The adapter's weights, to be sent or iterated over as `hub_weights`."""
-        return RankedWeights(self._group, self._role, adapter=True)
-
-    def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        """Changes.tensors: they stay on the ranks until one is asked for."""
-        described = self._group.call("describe", self._role).result()
-        return {
-            stem: _OnRanks(self._group, self._role, stem, names, size)
-            for stem, (names, size) in described.items()
-        }
-
-    def state_bytes(self) -> int:
-        return self._group.call("state_bytes", self._role).result()
-
-    def load(self, read: Read) -> None:
-        """Changes.load: every rank reads its parts."""
-        self._group.call("load", self._role, read).result()
-
-
-class _OnRanks(Divided):
-    """The tensors of one file, on their ranks. kept: as they were, not as they are by then."""
-
-    def __init__(
-        self,
-        group: RankCalls,
-        role: str,
-        stem: str,
-        names: list[str],
-        size: int,
-        *,
-        kept: bool = False,
-    ) -> None:
-        self._kept = kept
-        self._group = group
-        self._role = role
-        self._stem = stem
-        self._names = names
-        self._size = size
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._group.call("gather", self._role, self._stem, name).result()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    @property
-    def size(self) -> int:
-        return self._size
-
-    def copied(self) -> Divided:
-        """Divided.copied: a copy on each rank, in place of an older one."""
-        self._group.call("keep", self._role, self._stem).result()
-        names, size = self._names, self._size
-        return _OnRanks(self._group, self._role, self._stem, names, size, kept=True)
-
-    def write(self, folder: Path, stem: str) -> None:
-        assert stem == self._stem
-        to = str(folder.absolute())
-        self._group.aside("write", self._role, to, stem, self._kept).result()

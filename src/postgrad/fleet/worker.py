@@ -21,7 +21,6 @@ from postgrad.core.batch import BatchGeometry
 from postgrad.core.files import sync_file
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.local import LocalFleet
-from postgrad.fleet.sending import RankSender
 from postgrad.learner.optimizer import UPDATES
 from postgrad.parallel.ranks import ALONE, Grid, Ranks
 from postgrad.parallel.sharding import WHOLE, TensorPiece, whole_tensor
@@ -49,7 +48,6 @@ class RankWorker:
         self._fleet = LocalFleet(self._site)
         self._kept: dict[str, Mapping[str, Tensor]] = {}  # by stem, until it is written
         self._sending: Iterator[tuple[str, Tensor]] = iter(())
-        self._sender = RankSender(ALONE, torch.device(choices.device))
 
     def join(self, rank: int, size: int, address: str, device: str, limit_seconds: float) -> None:
         """Meets the other ranks, and sees that all of them are of one run."""
@@ -62,7 +60,6 @@ class RankWorker:
         ranks.require_same("the recipe (its SHA-256)", hashlib.sha256(recipe).hexdigest())
         ranks.require_same("torch", torch.__version__)
         self._ranks, self._fleet = ranks, LocalFleet(self._site, ranks)
-        self._sender = RankSender(ranks, torch.device(device))
 
     def load_role(
         self, method: str, geometry: BatchGeometry, arguments: Sequence[Any]
@@ -117,26 +114,10 @@ class RankWorker:
         tensor = whole_tensor(part, self._piece(role, name), self._ranks)
         return tensor.cpu() if self._ranks.rank == 0 else None
 
-    def weights(self, action: str, *arguments: Any) -> Any:
-        """A step of a publish to rollout workers: a method of RankSender. What gathering weights
-        took is given back at its end.
-        """
-        if action == "open":
-            role, *more = arguments
-            arguments = (self._fleet.roles[role], *more)
-        with self._ranks.doing(f"publish: {action}"):
-            answer = getattr(self._sender, action)(*arguments)
-        if action == "end":
-            self._fleet.rest()
-        return answer if self._ranks.rank == 0 else None
-
-    def send(self, role: str, first: bool, adapter: bool) -> list[tuple[str, Tensor]]:
-        """The next of a role's whole weights by hub name, or of its adapter's by PEFT's, some
-        SENT_BYTES, for an engine in the first process; none: that was all.
-        """
+    def send(self, role: str, first: bool) -> list[tuple[str, Tensor]]:
+        """The next of a role's whole weights by hub name, some SENT_BYTES; none: that was all."""
         if first:
-            sending = self._fleet.roles[role]
-            self._sending = sending.adapter_weights() if adapter else sending.hub_weights()
+            self._sending = self._fleet.roles[role].hub_weights()
         portion: list[tuple[str, Tensor]] = []
         held = 0
         for name, tensor in self._sending:

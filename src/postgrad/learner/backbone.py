@@ -39,6 +39,7 @@ from postgrad.models.attention import (
     to_device,
     windows_of,
 )
+from postgrad.models.stored import realise
 from postgrad.models.tree import FlexAttention, TreeAttention
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import Sharding
@@ -132,7 +133,7 @@ class Backbone:
         self._forward = PackedForward(lm)
         self._flex = attention == "flex" or (attention == "auto" and device.type == "cuda")
         self._windows = windows_of(lm) if self._flex else ()
-        self._compiler = compiler
+        self.compiler = compiler
         self._compiled_modes: set[tuple[bool, str | None, bool]] = set()
         if compiler is not None:
             from postgrad.models.compiled import compile_layers  # torch's compiler takes seconds
@@ -141,14 +142,15 @@ class Backbone:
 
     def divide(self, ranks: Ranks, stage: ShardingStage, *, offload: bool = False) -> None:
         """From now on runs on `ranks`, with weights divided as their grid and `stage` say. offload:
-        divided weights are held in the host's memory. To be called after an adapter was added and
-        before an optimizer takes the weights.
+        divided weights are held in the host's memory. Of weights that are still in files
+        (models.stored) this rank's part is read, and all of those that are not divided. To be
+        called after an adapter was added and before an optimizer takes the weights.
         """
-        if self._compiler is not None and (ranks.grid.sharers > 1 or stage != "none"):
+        if self.compiler is not None and ranks.grid.sharers > 1:
             raise UsageError(
-                "model.compile: layers whose rows or weights are divided over ranks "
-                "(learner.sharding, tensor_parallel, context_parallel) are not compiled: use none "
-                "of these, or --model.compile false (at a resume with --allow-change model.compile)"
+                "model.compile: layers whose rows or matrices are shared by ranks "
+                "(learner.tensor_parallel, learner.context_parallel) are not compiled: use 1 for "
+                "both, or --model.compile false (at a resume with --allow-change model.compile)"
             )
         self.ranks = ranks
         lm: Any = self.lm
@@ -160,6 +162,7 @@ class Backbone:
         self.sharding = Sharding(
             self._forward, layers, heads, stage, ranks, lm.dtype, offload=offload
         )
+        realise(lm)
 
     def micro_batches(
         self,
@@ -251,7 +254,7 @@ class Backbone:
         self, layout: Layout, rank_rows: RankRows | None, read: Callable[[nn.Module, Tensor], Out]
     ) -> Out:
         require_embedded(self.lm, layout.token_ids)
-        if self._compiler is not None:
+        if self.compiler is not None:
             self._compile_mode()
         arrays = layout.token_ids, layout.positions, layout.hidden_row
         context = self._context(layout)
@@ -269,7 +272,8 @@ class Backbone:
         """Compiles what the next forward needs, if it is the first one of its kind, in a forward
         over a layout that is always the same: torch chooses kernels for the size that it sees
         first, and a run that goes on from a checkpoint sees another one. The backward pass is
-        compiled with it.
+        compiled with it. Ranks that divide weights gather them in this forward too: all of them
+        need the same modes in the same order.
         """
         drops = self.adapter is not None and self.adapter.drops
         mode = torch.is_grad_enabled(), acting(self.lm), drops
@@ -286,7 +290,7 @@ class Backbone:
         if self._flex:
             return FlexAttention(layout, self.device, self._windows)
         blocks = TreeAttention(plan_blocks(layout), self.device)
-        if self._compiler is None:
+        if self.compiler is None:
             return blocks
         from postgrad.models.compiled import OutsideGraph
 

@@ -4,12 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from postgrad.algorithms.base import Algorithm, LossInputs, LossOutput, PolicyAlgorithm
 from postgrad.core.errors import RunError
@@ -22,6 +22,9 @@ from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.settings import LearnerSettings, learning_rate
 from postgrad.learner.update import FlatColumns, Update
 from postgrad.parallel.sharding import TensorPiece, assembled, whole_tensor
+
+if TYPE_CHECKING:
+    from postgrad.models.compiled import LayerSums
 
 AnyAlgorithm = TypeVar("AnyAlgorithm", bound=Algorithm)
 
@@ -56,6 +59,15 @@ class MovingAverage:
             raise RunError("the checkpoint's moving average is of another model")
         for name, average in self.weights.items():
             average.copy_(saved[name])
+
+
+def _layer_sums(weights: Mapping[str, nn.Parameter], compiler: str | None) -> "LayerSums | None":
+    """What adds up the gradients of compiled layers; None: the optimizer does."""
+    if compiler is None:
+        return None
+    from postgrad.models.compiled import LayerSums  # torch's compiler takes seconds
+
+    return LayerSums(weights, compiler)
 
 
 class Policy:
@@ -98,7 +110,9 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         self.settings = settings
         self.total_updates = total_updates
         adapter = backbone.adapter
-        trained = backbone.lm if adapter is None else adapter.parameters()
+        lm = backbone.lm
+        trained = dict(lm.named_parameters()) if adapter is None else adapter.parameters()
+        self._sums = _layer_sums(trained, backbone.compiler)  # before the optimizer
         self.optimizer = MasterOptimizer(trained, settings, backbone.ranks)
         self.average = (
             MovingAverage(self.weights(), settings.ema_decay) if settings.ema_decay else None
@@ -138,7 +152,9 @@ class Learner(ABC, Generic[AnyAlgorithm]):
             whole_groups=algorithm.level in ("pair", "group"),
         ):
             if not layout.n_sequences:  # other ranks still compute: take part in their collectives
-                (self._outputs(layout) * 0.0).sum().backward()
+                # with dropout as they do: without, compiled layers would gather weights once more
+                with self.backbone.dropping(layout, self.optimizer.updates):
+                    (self._outputs(layout) * 0.0).sum().backward()
                 continue
             with self.backbone.dropping(layout, self.optimizer.updates):
                 loss_output, of_layout = self._loss(layout, flat, algorithm)
@@ -150,6 +166,8 @@ class Learner(ABC, Generic[AnyAlgorithm]):
             entry_outputs.add(layout, of_layout)
             computed += layout.n_tokens
         lr = learning_rate(self.settings, self.optimizer.updates, self.total_updates)
+        if self._sums is not None:
+            self._sums.hand_over(self.optimizer.master)
         norm = self.optimizer.step(lr)
         self.backbone.free_gathered()
         if self.average is not None:
@@ -196,25 +214,14 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         """All weights of the model, whole, by hub name; an adapter is merged one matrix at a time.
         All ranks have to iterate over all of them together.
         """
-        adapter = self.backbone.adapter
+        adapter, optimizer = self.backbone.adapter, self.optimizer
         if adapter is not None:
             ranks = self.backbone.ranks
             parts = adapter.hub_weights()
             return ((name, assembled(name, tensor, ranks)) for name, tensor in parts)
-        return self._whole_weights()
-
-    def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The adapter's weights, whole, float32, by PEFT's names. All ranks have to iterate over
-        all of them together.
-        """
-        assert self.backbone.adapter is not None  # of a policy with [model.lora]
-        return self._whole_weights()
-
-    def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The trained weights, each whole on every rank."""
-        pieces, ranks = self.optimizer.pieces, self.backbone.ranks
         return (
-            (name, whole_tensor(part, pieces[name], ranks)) for name, part in self.weights().items()
+            (name, whole_tensor(part, optimizer.pieces[name], self.backbone.ranks))
+            for name, part in self.weights().items()
         )
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:

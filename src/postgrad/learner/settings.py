@@ -95,9 +95,22 @@ def horizon(algorithm: Algorithm, geometry: BatchGeometry) -> int | None:
 
 
 def warmup_updates(settings: LearnerSettings, total_updates: int) -> int:
-    """Number of warm-up updates: warmup_updates, or warmup_ratio of all, rounded up."""
+    """Number of warm-up updates: warmup_updates, or warmup_ratio of all, rounded up; never more
+    than all.
+    """
     share = settings.warmup_ratio * total_updates
-    return settings.warmup_updates or math.ceil(round(share, 6))  # 0.07 * 100 is 7.000000000000001
+    rounded_up = math.ceil(round(share, 6))  # 0.07 * 100 is 7.000000000000001
+    return min(settings.warmup_updates or rounded_up, total_updates)
+
+
+def shortened_warmup(settings: LearnerSettings, total_updates: int) -> str | None:
+    """A message where warmup_updates are more than the updates of the run; else None."""
+    if settings.warmup_updates <= total_updates:
+        return None
+    return (
+        f"warmup_updates = {settings.warmup_updates} is more than the {total_updates} updates of "
+        "the run: the learning rate rises until the last of them"
+    )
 
 
 def learning_rate(settings: LearnerSettings, update: int, total_updates: int) -> float:

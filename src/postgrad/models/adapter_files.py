@@ -23,6 +23,7 @@ from postgrad.models.named_templates import with_template
 from postgrad.models.save import save_model
 from postgrad.models.score import RewardScale, load_score_model
 from postgrad.models.settings import LoraSettings
+from postgrad.models.stored import StoredTensor, real
 
 
 def write_adapter(
@@ -69,21 +70,23 @@ def merged_state(
     quantize: Quantize = "none",
     dtype: torch.dtype = torch.float32,
 ) -> dict[str, Tensor]:
-    """The base with the adapter merged into it, in float32 by hub name, as export_hf takes it. One
-    matrix is merged at a time. Raises RunError where the adapter is of another model.
+    """The base with the adapter merged into it, in float32 by hub name, as export_hf takes it.
+    Unless it is in four bits, each weight is read, and merged, when it is needed. Raises RunError
+    where the adapter is of another model.
 
     quantize, dtype: what the adapter was trained on: into a base in four bits, which were taken of
     weights in `dtype`, it is merged as they read, not into the weights that they came from.
     """
     load = load_score_model if HEAD_WEIGHT in weights else load_model
     read_in = torch.float32 if quantize == "none" else dtype
-    adapter = add_adapter(load(base, dtype=read_in, quantize=quantize).lm, settings, seed=0)
+    model = load(base, dtype=read_in, quantize=quantize, in_files=True)
+    adapter = add_adapter(model.lm, settings, seed=0)
     adapter.load(weights)
     state = dict(adapter.frozen())
     for name, tensor in adapter.merged():
-        if name in state:
+        if name in state and not isinstance(tensor, StoredTensor):
             state[name].copy_(tensor)
-        else:  # the score head, which the base has none of
+        else:  # also the score head, which the base has none of
             state[name] = tensor
     return state
 
@@ -97,7 +100,7 @@ def export_merged(adapter: Path, to: Path) -> None:
     """
     scores = read_adapter(adapter).scores
     load = load_score_model if scores else load_model
-    model = load(str(adapter), dtype=torch.float32)
+    model = load(str(adapter), dtype=torch.float32, in_files=True)
     stored = model.config.dtype  # None where config.json says nothing
     export_hf(
         dict(model.lm.named_parameters()),
@@ -137,7 +140,8 @@ class _AdapterSaver:
         ).to_dict()
         config["target_modules"] = sorted(config["target_modules"])
         write_json(folder / ADAPTER_CONFIG, dict(sorted(config.items())))
-        tensors = {n: t.detach().float().cpu().contiguous() for n, t in self.weights.items()}
+        tensors = {n: real(t).detach().float().cpu() for n, t in self.weights.items()}
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
         save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from postgrad.models.files import (
     require_regular,
 )
 from postgrad.models.settings import LoraSettings
+from postgrad.models.stored import StoredTensor
 
 HEAD = "score"  # a score model's head: small and fresh, so it trains whole beside the adapter
 PREFIX = "base_model.model."  # what PEFT's files put before a name
@@ -76,11 +78,13 @@ def read_adapter(path: str | Path) -> AdapterFile:
         raise UsageError(f"{folder / ADAPTER_WEIGHTS} cannot be read: {error}") from error
     _require_whole(weights, config.get("r"), folder / ADAPTER_WEIGHTS)
     try:
-        settings = LoraSettings(
-            rank=config.get("r"),  # pyright: ignore[reportArgumentType]
-            alpha=config.get("lora_alpha"),  # pyright: ignore[reportArgumentType]
-            dropout=config.get("lora_dropout", 0.0),
-            targets=_targets(weights, config),
+        settings = LoraSettings.model_validate(
+            {
+                "rank": config.get("r"),
+                "alpha": config.get("lora_alpha"),
+                "dropout": config.get("lora_dropout", 0.0),
+                "targets": _targets(weights, config),
+            }
         )
     except ValidationError as error:
         first = error.errors()[0]
@@ -119,12 +123,21 @@ def merge_adapter(lm: nn.Module, adapter: AdapterFile, path: str) -> None:
             )
         products[name] = (b, a)
     scale = adapter.settings.alpha / adapter.settings.rank
-    for name, (b, a) in products.items():
+    for name, factors in products.items():
         weight = layers[name].weight
-        factors = b.float().to(weight.device), a.float().to(weight.device)
-        weight.copy_(torch.addmm(weight.float(), *factors, alpha=scale))
+        merged = partial(_merged, factors, scale)
+        if isinstance(weight, StoredTensor):
+            layers[name].weight = nn.Parameter(weight.mapped(merged))
+        else:
+            weight.copy_(merged(weight))
     if adapter.scores:
         _replace_head(lm, adapter, path)
+
+
+def _merged(factors: tuple[Tensor, Tensor], scale: float, weight: Tensor) -> Tensor:
+    """weight + scale * B A, in float32. factors: B and A."""
+    b, a = (factor.float().to(weight.device) for factor in factors)
+    return torch.addmm(weight.float(), b, a, alpha=scale)
 
 
 def linear_layers(lm: nn.Module) -> dict[str, nn.Linear]:

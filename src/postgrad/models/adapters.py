@@ -8,9 +8,12 @@ import re
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -22,6 +25,7 @@ from postgrad.models.adapter_reader import HEAD, PREFIX, linear_layers
 from postgrad.models.four_bits import FourBitLinear, base_weight
 from postgrad.models.score import in_float32
 from postgrad.models.settings import LoraSettings
+from postgrad.models.stored import Box, StoredTensor, realise
 
 # The layers with adapters of each model: finding them takes longer than switching them.
 _adapted: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
@@ -157,10 +161,9 @@ class Adapter:
                 a, b = layer.lora_A[self.name].weight, layer.lora_B[self.name].weight
                 matrices = base_weight(layer).float(), a, b
                 base, a, b = (_full_tensor(matrix) for matrix in matrices)
-                yield (
-                    f"{layer_name}.weight",
-                    torch.addmm(base, b, a, alpha=layer.scaling[self.name]),
-                )
+                merge = partial(torch.addmm, mat1=b, mat2=a, alpha=layer.scaling[self.name])
+                stored = isinstance(base, StoredTensor)
+                yield f"{layer_name}.weight", base.mapped(merge) if stored else merge(base)
             else:
                 for end, tensor in layer.modules_to_save[self.name].named_parameters():
                     yield f"{layer_name}.{end}", tensor.detach().clone()
@@ -203,6 +206,10 @@ class Adapter:
                     f"{name} has shape {tuple(tensor.shape)}, adapter {self.name!r} has "
                     f"{tuple(parameters[name].shape)}: is it of this model and rank?"
                 )
+        for _, layer in self._adapted_layers():
+            for kind in ("lora_A", "lora_B", "modules_to_save"):
+                realise(getattr(layer, kind, nn.Module()))  # nothing is written into a file
+        parameters = self.parameters()
         for name, tensor in weights.items():
             parameters[name].copy_(tensor)
 
@@ -284,13 +291,34 @@ def _give_weights(lm: nn.Module, name: str, rank: int, seed: int) -> None:
             in_float32(head[name])
             continue
         layer: Any = layer
-        device = layer.get_base_layer().weight.device
+        base = layer.get_base_layer().weight
         width = layer.in_features
-        drawn = seeds.uniform(seed, f"lora {name} {layer_name}", torch.arange(rank * width).numpy())
-        a = torch.from_numpy((2.0 * drawn - 1.0) * width**-0.5).float().view(rank, width)
-        b = torch.zeros(layer.out_features, rank)
-        layer.lora_A[name].weight = nn.Parameter(a.to(device))
-        layer.lora_B[name].weight = nn.Parameter(b.to(device))
+        a = _FreshA(seed, f"lora {name} {layer_name}", width)
+        shapes = {"lora_A": (rank, width), "lora_B": (layer.out_features, rank)}
+        for matrix, read in (("lora_A", a), ("lora_B", _zeros)):
+            drawn = StoredTensor(shapes[matrix], torch.float32, base.device, read)
+            kept = drawn if isinstance(base, StoredTensor) else drawn.real()
+            getattr(layer, matrix)[name].weight = nn.Parameter(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _FreshA:
+    """Blocks of a fresh A [rank, width], whose numbers are drawn from counters."""
+
+    seed: int
+    stream: str
+    width: int
+
+    def __call__(self, box: Box) -> Tensor:
+        (row, rows), (column, columns) = box
+        places = np.arange(row, row + rows)[:, None] * self.width + np.arange(columns) + column
+        drawn = seeds.uniform(self.seed, self.stream, places.ravel())
+        a = torch.from_numpy((2.0 * drawn - 1.0) * self.width**-0.5).float()
+        return a.view(rows, columns)
+
+
+def _zeros(box: Box) -> Tensor:
+    return torch.zeros([count for _, count in box])
 
 
 def _give_dropout(lm: nn.Module, name: str, p: float, seed: int) -> RowMasks | None:

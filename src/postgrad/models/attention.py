@@ -63,14 +63,14 @@ def _attention(
         raise ContextLost
     out = attention_context.attend(
         module.layer_idx,  # pyright: ignore[reportArgumentType]  # unread, it splits no graph
-        query[0],
-        key[0],
-        value[0],
+        query.view(query.shape[1:]),  # the backward of query[0] fills a tensor with zeros first
+        key.view(key.shape[1:]),
+        value.view(value.shape[1:]),
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=sliding_window,
         softcap=softcap,
     )
-    return out[None], None
+    return out.unsqueeze(0), None
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention)

@@ -8,6 +8,7 @@ an order of its own, products read a reordered copy, which `forget` drops. Every
 through its own modules. A test requires the same logits of both.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from postgrad.models.linear import OneDNNLinear, in_order, product_for
 from postgrad.models.settings import LLAMA_TYPES
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+ALIGNED = 16  # bytes: kernels read rows that begin at a multiple of them at their full width
 
 
 class Decoder(Protocol):
@@ -36,6 +38,12 @@ class Decoder(Protocol):
 
     def prepare(self) -> None:
         """Reads changed weights now, as the products read them, and not with the next product."""
+        ...
+
+    def addresses(self) -> tuple[int, ...]:
+        """Where the weights lie, after `prepare`. As long as these numbers stay, a CUDA graph of
+        this decoder reads the weights that it has now.
+        """
         ...
 
     def hidden_states(
@@ -65,6 +73,9 @@ class ModuleDecoder:
 
     def prepare(self) -> None:
         """Nothing to do: the modules read the parameters themselves."""
+
+    def addresses(self) -> tuple[int, ...]:
+        return tuple(parameter.data_ptr() for parameter in self._lm.parameters())
 
     def hidden_states(
         self, input_ids: Tensor, positions: Tensor, context: AttentionContext
@@ -141,6 +152,7 @@ class LayeredDecoder:
 
     def __init__(self, lm: Any) -> None:
         model, config = lm.model, lm.config
+        self._parameters: list[nn.Parameter] = list(lm.parameters())
         self._embedding: nn.Parameter = model.embed_tokens.weight
         self._rotary = model.rotary_emb
         self._dim: int = model.layers[0].self_attn.head_dim
@@ -170,6 +182,9 @@ class LayeredDecoder:
     def prepare(self) -> None:
         for product in self._products:
             product.prepare()
+
+    def addresses(self) -> tuple[int, ...]:
+        return tuple(parameter.data_ptr() for parameter in self._parameters)
 
     def hidden_states(
         self, input_ids: Tensor, positions: Tensor, context: AttentionContext
@@ -246,6 +261,26 @@ def _joined(parameters: Sequence[nn.Parameter]) -> Tensor:
     first = parameters[0].detach()
     shape = (sum(len(p) for p in parameters), *first.shape[1:])
     return first.as_strided(shape, first.stride())
+
+
+@torch.no_grad()
+def move_together(lm: nn.Module, device: torch.device) -> None:
+    """Moves a model to `device`, all weights of a dtype into one piece of memory.
+
+    Matrices come first, in the order of the modules, so that those of one product lie side by side
+    and need no joining. Joined on a GPU they would leave holes between the weights that stay, and
+    pages (20 MiB, 2 MiB for small weights) with holes are not given back.
+    """
+    of_dtype: defaultdict[torch.dtype, list[nn.Parameter]] = defaultdict(list)
+    for parameter in sorted(lm.parameters(), key=lambda p: p.ndim < 2):
+        of_dtype[parameter.dtype].append(parameter)
+    for dtype, parameters in of_dtype.items():
+        step = ALIGNED // dtype.itemsize
+        sizes = [-(-p.numel() // step) * step for p in parameters]
+        buffer = torch.empty(sum(sizes), dtype=dtype, device=device)
+        for parameter, part in zip(parameters, buffer.split(sizes), strict=True):
+            parameter.data = part[: parameter.numel()].view_as(parameter).copy_(parameter)
+    lm.to(device)  # buffers
 
 
 def _read(layer: Any, config: Any) -> _Layer:

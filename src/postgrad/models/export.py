@@ -1,10 +1,13 @@
 """Writes weights as a Hugging Face directory, and checks it by a reload with plain transformers."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -12,8 +15,11 @@ from transformers import (
     AutoTokenizer,
     GenerationConfig,
 )
+from transformers.core_model_loading import revert_weight_conversion
 
 from postgrad.core.errors import RunError, UsageError
+from postgrad.core.files import write_json
+from postgrad.models.files import INDEX, SUFFIX, WEIGHTS
 from postgrad.models.headers import require_room
 from postgrad.models.load import (
     load_config,
@@ -26,8 +32,11 @@ from postgrad.models.named_templates import with_template
 from postgrad.models.rendering import Unrenderable, rendered
 from postgrad.models.save import save_model
 from postgrad.models.score import MEAN, STD, RewardScale, require_padding
+from postgrad.models.stored import Box, StoredTensor, of_tensors, real
 
 PROBE = "The quick brown fox jumps over the lazy dog."
+CPU = torch.device("cpu")
+SHARD_BYTES = 5 * 10**9  # of one file: so much of the weights is in memory at a time
 TOLERANCE = 1e-5  # largest difference of logits; the same weights in one dtype differ by less
 
 
@@ -44,10 +53,12 @@ def export_hf(
 ) -> None:
     """Writes config, weights (safetensors), tokenizer, chat template and generation config.
 
-    weights: by hub name, a tied one once. base: the directory or hub id of the model that they were
-    trained from. scale: of a critic or reward model, which is written as a model for sequence
-    classification with one label; None for a policy. chat_template: data.chat_template, which
-    replaces the tokenizer's; "" keeps it. card: the text of the model card.
+    weights: by hub name, a tied one once; each is asked for when it is written, and again for the
+    check, so that a mapping may gather or read them one by one. base: the directory or hub id of
+    the model that they were trained from. scale: of a critic or reward model, which is written as a
+    model for sequence classification with one label; None for a policy. chat_template:
+    data.chat_template, which replaces the tokenizer's; "" keeps it. card: the text of the model
+    card.
 
     `to` exists only after a reload has given the same logits and the same tokens. Raises UsageError
     where `to` exists already, RunError where it cannot be written or the reload differs; nothing is
@@ -57,18 +68,17 @@ def export_hf(
         raise UsageError(f"{to} is there already: choose another --to")
     tokenizer = with_template(load_tokenizer(base), chat_template)
     config = load_config(base)
-    kind = AutoModelForCausalLM if scale is None else AutoModelForSequenceClassification
-    held = sum(weight.nbytes for weight in weights.values())
-    require_room(skeleton(config, kind, base), held, base)
+    kind = AutoModelForCausalLM
+    if scale is not None:
+        kind = AutoModelForSequenceClassification
+        _describe_scores(config, tokenizer, base, scale)
+    meta = skeleton(config, kind, base)
+    require_room(meta, sum(parameter.nbytes for parameter in meta.parameters()), base)  # buffers
+    lm = _model_of(weights, meta, dtype)
     if scale is None:
-        lm: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
         lm.generation_config = _generation_config(base, tokenizer)
-    else:
-        lm = _score_model(config, tokenizer, base, scale, dtype)
-    _fill(lm, weights)
-    lm.eval()
     save_model(
-        lm,
+        _Saver(lm),
         tokenizer,
         to,
         check=lambda folder: _compare(lm, tokenizer, folder),
@@ -77,32 +87,85 @@ def export_hf(
     )
 
 
-def _score_model(
-    config: Any, tokenizer: Any, base: str, scale: RewardScale, dtype: torch.dtype
-) -> Any:
+def _describe_scores(config: Any, tokenizer: Any, base: str, scale: RewardScale) -> None:
     require_padding(tokenizer, base)
     config.num_labels = 1
     config.pad_token_id = tokenizer.pad_token_id  # what transformers finds the last token by
     setattr(config, MEAN, scale.mean)
     setattr(config, STD, scale.std)
-    return AutoModelForSequenceClassification.from_config(config, dtype=dtype)
 
 
-@torch.no_grad()
-def _fill(lm: Any, weights: Mapping[str, Tensor]) -> None:
-    parameters = dict(lm.named_parameters(remove_duplicate=False))
+def _model_of(weights: Mapping[str, Tensor], meta: Any, dtype: torch.dtype) -> Any:
+    """A model like `meta`, whose weights are taken from `weights` each time that they are needed,
+    and never held.
+    """
+    parameters = dict(meta.named_parameters(remove_duplicate=False))
     unknown = [name for name in weights if name not in parameters]
-    present = [name for name in weights if name in parameters]
-    shapes = [name for name in present if weights[name].shape != parameters[name].shape]
-    filled = {parameters[name].data_ptr() for name in present}
-    missing = [name for name, parameter in parameters.items() if parameter.data_ptr() not in filled]
-    if unknown or missing or shapes:
-        raise RunError(
-            f"the weights are of another model: unknown {unknown[:3]}, missing {missing[:3]}, of "
-            f"another shape {shapes[:3]}"
-        )
-    for name, tensor in weights.items():
-        parameters[name].copy_(tensor)
+    present = {parameters[name] for name in weights if name in parameters}
+    missing = [name for name, parameter in parameters.items() if parameter not in present]
+    if unknown or missing:
+        raise _another_model(unknown, missing, [])
+    stored: dict[str, Tensor] = {}
+    for name in weights:
+        shape = parameters[name].shape
+        stored[name] = StoredTensor(shape, dtype, CPU, partial(_block, weights, name, shape))
+    lm, _ = of_tensors(type(meta), meta.config, dtype, stored, meta.config._attn_implementation)
+    lm._weight_conversions = None  # so that transformers converts them as the hub has them
+    return lm.eval()
+
+
+def _block(weights: Mapping[str, Tensor], name: str, shape: torch.Size, box: Box) -> Tensor:
+    """A block of a weight; reading one of its own over ranks gathers it in this process."""
+    tensor = real(weights[name]).detach().cpu()
+    if tensor.shape != shape:
+        raise _another_model([], [], [name])
+    return tensor[tuple(slice(at, at + count) for at, count in box)]
+
+
+def _another_model(unknown: list[str], missing: list[str], shapes: list[str]) -> RunError:
+    return RunError(
+        f"the weights are of another model: unknown {unknown[:3]}, missing {missing[:3]}, of "
+        f"another shape {shapes[:3]}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Saver:
+    """A model of stored weights with the method save_pretrained, which reads them file by file."""
+
+    lm: Any
+
+    @torch.no_grad()
+    def save_pretrained(self, folder: Path) -> None:
+        self.lm.save_pretrained(folder, state_dict={})  # the configs, and no weights
+        state: dict[str, Tensor] = dict(self.lm.named_parameters())  # tied ones once
+        named = dict(self.lm.named_parameters(remove_duplicate=False))
+        state |= {name: t for name, t in self.lm.state_dict().items() if name not in named}
+        state = revert_weight_conversion(self.lm, state)
+        shards = _shards(state)
+        files = [WEIGHTS]
+        if len(shards) > 1:
+            files = [f"model-{n + 1:05d}-of-{len(shards):05d}{SUFFIX}" for n in range(len(shards))]
+            size = sum(tensor.nbytes for tensor in state.values())
+            pairs = zip(files, shards, strict=True)
+            places = {name: file for file, names in pairs for name in names}
+            write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
+        for file, names in zip(files, shards, strict=True):
+            tensors = {name: real(state[name]).detach().contiguous() for name in names}
+            save_file(tensors, folder / file, metadata={"format": "pt"})
+
+
+def _shards(state: Mapping[str, Tensor]) -> list[list[str]]:
+    """The names of the tensors of each file: SHARD_BYTES at most, or a single one."""
+    shards: list[list[str]] = [[]]
+    held = 0
+    for name, tensor in state.items():
+        if shards[-1] and held + tensor.nbytes > SHARD_BYTES:
+            shards.append([])
+            held = 0
+        shards[-1].append(name)
+        held += tensor.nbytes
+    return shards
 
 
 def _generation_config(base: str, tokenizer: Any) -> GenerationConfig:

@@ -14,7 +14,7 @@ from postgrad.core.text import nearest
 from postgrad.models.config_check import require_config
 from postgrad.models.files import CONFIG, adapter_base, is_adapter, read_object
 from postgrad.models.settings import ModelSettings, looks_local
-from postgrad.models.shapes import ModelShape, shape_of, shape_of_init
+from postgrad.models.shapes import TYPES, ModelShape, shape_of, shape_of_init, stated_type
 
 HUB_SECONDS = 2.0  # how long the hub is waited for; a plan as a whole may take five seconds
 VARIANTS = ("instruct", "base", "chat", "it", "pt", "meta")  # parts of names that change no shape
@@ -32,7 +32,7 @@ def find_shape(source: str) -> ModelShape:
     if is_adapter(path):  # merged into its base, whose shape it keeps
         return find_shape(adapter_base(path))
     if looks_local(path):
-        return shape_of(_local(Path(path)), path)
+        return any_shape(_local(Path(path)), path)
     if row := _rows().get(_plain(path)):
         return shape_of(row, path)
     config, why = _from_hub(path, revision)
@@ -44,7 +44,20 @@ def find_shape(source: str) -> ModelShape:
             f"hub gave no config.json ({why}). {hint}A directory with the model's config.json "
             "works too (model.path)"
         )
-    return shape_of(config, path)
+    return any_shape(config, path)
+
+
+def any_shape(config: Mapping[str, Any], source: str) -> ModelShape:
+    """The shape of a config.json: by formulas for the tested types, else counted from the modules
+    that transformers makes of it, in a child process where torch is not loaded. source: a path or
+    name for messages. Raises UsageError for models that are not trained here.
+    """
+    reads_more = {"text_config", "vision_config"} & set(config) or config.get("is_encoder_decoder")
+    if stated_type(config, source) in TYPES or reads_more:
+        return shape_of(config, source)
+    from postgrad.models.counted import counted_shape  # torch, unless a child process counts
+
+    return counted_shape(config, source)
 
 
 def shape_of_model(model: ModelSettings) -> ModelShape:

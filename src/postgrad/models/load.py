@@ -5,7 +5,7 @@ models.config_check), and any error that a library raises over them becomes one 
 """
 
 import copy
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +29,16 @@ from postgrad.models import files
 from postgrad.models.adapter_reader import HEAD, merge_adapter, read_adapter
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.config_check import require_config
+from postgrad.models.decoder import move_together
 from postgrad.models.four_bits import Quantize, loading_arguments
 from postgrad.models.headers import read_headers, require_fit
 from postgrad.models.linear import fuse_norms, speed_up
 from postgrad.models.probe import require_same_outputs
 from postgrad.models.rope import hold_frequencies
 from postgrad.models.settings import looks_local
+from postgrad.models.stored import of_tensors, real, stored_tensors
 from postgrad.models.supported import is_tested, require_interface, require_supported
+from postgrad.parallel.ranks import ALONE, Ranks
 
 SCALE_KEYS = ("reward_mean", "reward_std")  # in config.json of a reward model
 LONGEST = 400  # characters of a library's message that are shown
@@ -51,6 +54,22 @@ class LoadedModel:
     source: str  # directory or hub id that it was loaded from: "org/name@REVISION"
 
 
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How weights are read: see load_model."""
+
+    dtype: torch.dtype
+    device: torch.device
+    quantize: Quantize = "none"
+    ranks: Ranks = ALONE
+    in_files: bool = False
+
+    @property
+    def stored(self) -> bool:
+        """Whether weights stay in their files until somebody needs them."""
+        return (self.in_files or self.ranks.size > 1) and self.quantize == "none"
+
+
 def load_model(
     path: str,
     *,
@@ -58,12 +77,19 @@ def load_model(
     device: torch.device | None = None,
     gradient_checkpointing: bool = False,
     quantize: Quantize = "none",
+    together: bool = False,
+    ranks: Ranks = ALONE,
+    in_files: bool = False,
 ) -> LoadedModel:
     """The model of a directory or hub id, computing in `dtype`, dropout off.
 
     path: also "org/name@REVISION" (core.hub), or the directory of a PEFT adapter, which is merged
     into its base (models.adapter_reader), here and in the other functions.
     quantize: "4bit" holds the matrices of the layers so, for a model that gets an adapter.
+    together: the weights are in one piece of memory (models.decoder.move_together).
+    ranks: those that will divide the model. If there are several, its weights stay in their files
+    (models.stored) until Backbone.divide takes this rank's part; those in four bits do not.
+    in_files: True leaves them there in one process too.
 
     The model attends with our attention, so `hidden_states` can run it over layouts. It is in eval
     mode, with gradient checkpointing, which acts only in train mode, in that.
@@ -73,23 +99,30 @@ def load_model(
     """
     config = load_config(path)
     tokenizer = load_tokenizer(path)
-    more = loading_arguments(quantize, device or torch.device("cpu"))
-    lm, missing = read_weights(path, config, dtype, AutoModelForCausalLM, more)
+    how = Loading(dtype, device or torch.device("cpu"), quantize, ranks, in_files)
+    lm, missing = read_weights(path, config, AutoModelForCausalLM, how)
     require_whole(path, missing=missing)
-    place(lm, path, device, gradient_checkpointing=gradient_checkpointing)
+    if together:
+        move_together(lm, how.device)
+    place(lm, path, how, gradient_checkpointing=gradient_checkpointing)
     return LoadedModel(lm, tokenizer, config, path)
 
 
-def place(lm: Any, path: str, device: torch.device | None, *, gradient_checkpointing: bool) -> None:
+def place(lm: Any, path: str, how: "Loading", *, gradient_checkpointing: bool) -> None:
     """Moves a model to its device, swaps in our faster layers, and sets its mode as load_model
-    says. A model of an untested type is probed there (models.probe).
+    says. A model of an untested type is probed there (models.probe), by the first rank alone.
     """
-    lm.to(device or torch.device("cpu"))
-    speed_up(lm, device or torch.device("cpu"))
-    fuse_norms(lm, device or torch.device("cpu"))
+    if how.stored:  # stored weights are of their device already
+        for module in lm.modules():
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = None if buffer is None else real(buffer).to(how.device)
+    else:
+        lm.to(how.device)
+    speed_up(lm, how.device)
+    fuse_norms(lm, how.device)
     hold_frequencies(lm, path)
     lm.eval()
-    if not is_tested(lm.config):
+    if how.ranks.rank == 0 and not is_tested(lm.config):
         require_same_outputs(lm, path)
     if gradient_checkpointing:
         _checkpoint_activations(lm)
@@ -185,48 +218,49 @@ def load_generation_config(path: str) -> GenerationConfig | None:
             return None
 
 
-def read_weights(
-    path: str, config: Any, dtype: torch.dtype, kind: Any, more: Mapping[str, Any]
-) -> tuple[Any, list[str]]:
+def read_weights(path: str, config: Any, kind: Any, how: Loading) -> tuple[Any, list[str]]:
     """The model as `kind`, an Auto class, and the names of weights that its files lack.
 
-    more: other arguments of from_pretrained. Raises UsageError where the files cannot be read or a
-    weight has another shape than its config says.
+    Raises UsageError where the files cannot be read or a weight has another shape than its config
+    says.
     """
     if files.is_adapter(path):
-        return _read_merged(path, config, dtype, kind, more)
-    require_interface(require_readable(path, config, kind), path)
+        return _read_merged(path, config, kind, how)
+    meta = require_readable(path, config, kind)
+    require_interface(meta, path)
     wanted = "it takes a config and weights as safetensors in the layout of Hugging Face"
     name, at = pretrained(path)
     with reading(f"the model {path} cannot be loaded", wanted):
-        read: Any = kind.from_pretrained(
-            name,
-            config=config,
-            dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # so that they are named below
-            **at,
-            **more,
-        )
+        if how.stored:
+            weights = stored_tensors(_weight_files(path), how.device)
+            read: Any = of_tensors(type(meta), config, how.dtype, weights, ATTENTION_NAME)
+        else:
+            read = kind.from_pretrained(
+                name,
+                config=config,
+                dtype=how.dtype,
+                attn_implementation=ATTENTION_NAME,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # so that they are named below
+                **at,
+                **loading_arguments(how.quantize, how.device),
+            )
     lm, report = read
     require_whole(path, mismatched=[name for name, *_ in report["mismatched_keys"]])
     return lm, list(report["missing_keys"])
 
 
-def _read_merged(
-    path: str, config: Any, dtype: torch.dtype, kind: Any, more: Mapping[str, Any]
-) -> tuple[Any, list[str]]:
+def _read_merged(path: str, config: Any, kind: Any, how: Loading) -> tuple[Any, list[str]]:
     """As read_weights, of an adapter's directory."""
-    if more:
+    if how.quantize != "none":
         raise UsageError(
             f"model.quantize: {path} is an adapter, which cannot be merged into weights of four "
             f"bits; write the merged model first (postgrad export {path} --to MODEL), and name it"
         )
     adapter = read_adapter(path)
-    lm, missing = read_weights(files.weights_source(path), config, dtype, kind, more)
+    lm, missing = read_weights(files.weights_source(path), config, kind, how)
     merge_adapter(lm, adapter, path)
     return lm, [name for name in missing if not (adapter.scores and name == f"{HEAD}.weight")]
 

@@ -16,16 +16,19 @@ from transformers import AutoModelForSequenceClassification
 
 from postgrad.core.errors import UsageError
 from postgrad.core.seeds import integer
-from postgrad.models.four_bits import Quantize, loading_arguments
+from postgrad.models.four_bits import Quantize
 from postgrad.models.load import (
     SCALE_KEYS,
     LoadedModel,
+    Loading,
     load_config,
     load_tokenizer,
     place,
     read_weights,
     require_whole,
 )
+from postgrad.models.stored import realise
+from postgrad.parallel.ranks import ALONE, Ranks
 
 HEAD = "score.weight"
 MEAN, STD = SCALE_KEYS
@@ -48,6 +51,8 @@ def load_score_model(
     seed: int = 0,
     fresh_head: bool = True,
     quantize: Quantize = "none",
+    ranks: Ranks = ALONE,
+    in_files: bool = False,
 ) -> LoadedModel:
     """The body of a causal model or of a reward model, with a `score` head; see load_model.
 
@@ -65,8 +70,8 @@ def load_score_model(
         )
     config.num_labels = 1
     tokenizer = load_tokenizer(path)
-    more = loading_arguments(quantize, device or torch.device("cpu"))
-    lm, missing = read_weights(path, config, dtype, AutoModelForSequenceClassification, more)
+    how = Loading(dtype, device or torch.device("cpu"), quantize, ranks, in_files)
+    lm, missing = read_weights(path, config, AutoModelForSequenceClassification, how)
     require_whole(path, missing=[name for name in missing if name != HEAD])
     if missing and not fresh_head:
         raise UsageError(
@@ -74,8 +79,9 @@ def load_score_model(
         )
     if missing:
         _draw(lm.score, seed)
-    in_float32(lm.score)
-    place(lm, path, device, gradient_checkpointing=gradient_checkpointing)
+    realise(lm.score)  # small, and changed here
+    in_float32(lm.score.to(how.device))
+    place(lm, path, how, gradient_checkpointing=gradient_checkpointing)
     return LoadedModel(lm, tokenizer, config, path)
 
 

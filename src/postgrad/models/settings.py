@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from postgrad.core.hub import REVISION, at_revision, split_revision
 from postgrad.core.settings import Settings
@@ -41,6 +41,19 @@ class ModelInit(Settings):
     rope_theta: float = Field(default=10_000.0, gt=1.0)  # smaller for short sequences
     initializer_range: float = Field(default=0.02, gt=0.0)  # standard deviation of fresh weights
     tokenizer: TokenizerInit = TokenizerInit()
+
+    @model_validator(mode="after")
+    def _divide(self) -> "ModelInit":
+        heads, groups = self.num_attention_heads, self.num_key_value_heads
+        if self.hidden_size % heads:
+            raise ValueError(
+                f"num_attention_heads = {heads} does not divide hidden_size = {self.hidden_size}"
+            )
+        if heads % groups:
+            raise ValueError(
+                f"num_key_value_heads = {groups} does not divide num_attention_heads = {heads}"
+            )
+        return self
 
 
 class LoraSettings(Settings):

@@ -34,6 +34,18 @@ class ForwardFlops:
 
 
 @dataclass(frozen=True, slots=True)
+class CountedWeights:
+    """Weights of a model whose type has no formulas here, counted (models.counted)."""
+
+    parameters: int  # all of them, a shared matrix once
+    layers: int  # of all decoder layers together
+    matrices: int  # of these, those in matrix products: linear layers' and experts'
+    active: int  # of these, those that one token is multiplied with: of experts only a few
+    largest: int  # of the largest weight
+    linears: tuple[tuple[str, int, int], ...]  # (name, inputs, outputs) of a layer's linear modules
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """The sizes of a causal language model; names are those of Hugging Face's configs, shortened.
     Example values: Qwen3-0.6B.
@@ -57,6 +69,9 @@ class ModelShape:
     # Tokens; None: no layer has a window. Learner and engine compute and keep what lies outside of
     # it too, masked.
     sliding_window: int | None = None
+    # Of a type without formulas: its weights; intermediate_size is then that of the feed-forwards
+    # that one token passes, experts' together, as a mean over layers. None: formulas give them.
+    counted: CountedWeights | None = None
 
     @property
     def query_size(self) -> int:
@@ -110,14 +125,32 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Weights of one decoder layer."""
+        """Weights of one decoder layer; where layers differ, their mean."""
+        if self.counted is not None:
+            return self.counted.layers // self.layers
         return self.attention_parameters + self.mlp_parameters + self.norm_parameters
 
     @property
     def layer_matrix_parameters(self) -> int:
         """Weights of one decoder layer that stand in matrix products: no biases, no norms."""
+        if self.counted is not None:
+            return self.counted.matrices // self.layers
         attention = 2 * self.hidden_size * (self.query_size + self.key_size)
         return attention + 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def active_matrix_parameters(self) -> int:
+        """Those of layer_matrix_parameters that one token is multiplied with."""
+        if self.counted is not None:
+            return self.counted.active // self.layers
+        return self.layer_matrix_parameters
+
+    @property
+    def largest_parameters(self) -> int:
+        """Numbers in the largest weight."""
+        if self.counted is not None:
+            return self.counted.largest
+        return max(self.embedding_parameters, self.hidden_size * self.intermediate_size)
 
     @property
     def matrix_parameters(self) -> int:
@@ -126,6 +159,8 @@ class ModelShape:
 
     def parameters(self) -> int:
         """All weights of the causal language model, a shared matrix once."""
+        if self.counted is not None:
+            return self.counted.parameters
         body = self.layers * self.layer_parameters + self.hidden_size  # the last norm
         return self.embedding_parameters + body + self.head_parameters
 
@@ -141,7 +176,7 @@ class ModelShape:
         """
         reach = tokens if head_tokens is None else head_tokens
         return ForwardFlops(
-            body=MULTIPLY_ADD * tokens * self.layers * self.layer_matrix_parameters,
+            body=MULTIPLY_ADD * tokens * self.layers * self.active_matrix_parameters,
             attention=2 * MULTIPLY_ADD * squares / 2 * self.query_size * self.layers,
             head=MULTIPLY_ADD * reach * self.embedding_parameters,
         )
@@ -203,10 +238,16 @@ def _characters(init: ModelInit) -> int:
     return 3 + len(printable | set(init.tokenizer.phrases))
 
 
-def _trained_type(config: Mapping[str, Any], source: str) -> str:
+def stated_type(config: Mapping[str, Any], source: str) -> str:
+    """The model_type of a config.json. Raises UsageError where it has none."""
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise UsageError(f"{source} names no model_type: it is not the config.json of a model")
+    return kind
+
+
+def _trained_type(config: Mapping[str, Any], source: str) -> str:
+    kind = stated_type(config, source)
     if kind in TYPES and "text_config" not in config:
         return kind
     reason = "whose sizes cannot be computed here"

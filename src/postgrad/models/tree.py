@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from postgrad.layout.blocks import Block, BlockPlan, block_table, plan_blocks
 from postgrad.layout.layout import Layout
-from postgrad.models.attention import AttentionContext, attend_folded
+from postgrad.models.attention import AttentionContext, attend_folded, to_device
 
 # Below 128 rows and without gradients torch would take its decoding kernel, which fails for more
 # than 128 = rows * (query heads per key head): "No choices exist for backend".
@@ -39,8 +39,8 @@ class _DeviceBlock:
 
     def __init__(self, block: Block, device: torch.device) -> None:
         self.shape = block.query_rows.shape[0], block.query_rows.shape[1], block.key_rows.shape[1]
-        self._query_positions = torch.from_numpy(block.query_positions).to(device)[:, :, None]
-        self._key_positions = torch.from_numpy(block.key_positions).to(device)[:, None, :]
+        self._query_positions = to_device(block.query_positions, device)[:, :, None]
+        self._key_positions = to_device(block.key_positions, device)[:, None, :]
         self._masks: dict[int | None, Tensor] = {}
 
     def mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
@@ -70,11 +70,11 @@ class TreeAttention:
         self._blocks = [_DeviceBlock(block, device) for block in plan.blocks]
         queries = [block.query_rows.ravel() for block in plan.blocks]
         keys = [block.key_rows.ravel() for block in plan.blocks]
-        self._query_rows = torch.from_numpy(np.concatenate(queries)).to(device)
-        self._key_rows = torch.from_numpy(np.concatenate(keys)).to(device)
+        self._query_rows = to_device(np.concatenate(queries), device)
+        self._key_rows = to_device(np.concatenate(keys), device)
         self._query_sizes = [len(rows) for rows in queries]
         self._key_sizes = [len(rows) for rows in keys]
-        self._source_row = torch.from_numpy(plan.source_row).to(device)
+        self._source_row = to_device(plan.source_row, device)
 
     def attend(
         self,
@@ -237,16 +237,16 @@ class FlexAttention:
         # Inside a compiled layer it is a part of that layer's graph.
         kernel: Any = flex_attention if torch.compiler.is_compiling() else _kernel()
         out = kernel(
-            query[None],
-            key[None],
-            value[None],
+            query.view(1, *query.shape),
+            key.view(1, *key.shape),
+            value.view(1, *value.shape),
             score_mod=None if softcap is None else cap,
             block_mask=self._mask(window),
             scale=scale,
             enable_gqa=query.shape[0] != key.shape[0],
             kernel_options=kernel_options(width, query.dtype, self._roomy),
         )
-        return out[0].transpose(0, 1)
+        return out.squeeze(0).transpose(0, 1)
 
 
 def _visible(positions: Tensor, ends: Tensor, window: int | None) -> Any:

@@ -48,7 +48,9 @@ OURS = (  # what a run writes, and --overwrite true removes
     "trace.json.gz",
     "report.html",
 )
-NUMBERED = re.compile(r"(vllm-\d+\.log|rollout-\d+)", re.ASCII)  # of OURS, one for each engine
+NUMBERED = re.compile(  # of OURS: one for each engine, one for each changed recipe
+    r"(vllm-\d+\.log|rollout-\d+|recipe-\d+\.json)", re.ASCII
+)
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "reasoning-gym")
 SPARE_BYTES = 2**20
 _COPY = "copy it again from where the run was"
@@ -207,6 +209,21 @@ class RunDirectory:
             write_json(self.path / RECIPE, contents)
         except OSError as error:
             raise _unwritable(self.path, error) from error
+
+    def keep_recipe(self) -> Path:
+        """Copies recipe.json to recipe-N.json (N from 1), before another recipe replaces it."""
+        numbers = (
+            int(path.stem[7:])
+            for path in self.path.glob("recipe-*.json")
+            if NUMBERED.fullmatch(path.name)
+        )
+        kept = self.path / f"recipe-{max(numbers, default=0) + 1}.json"
+        try:
+            with whole_file(kept) as written:
+                shutil.copyfile(self.path / RECIPE, written)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        return kept
 
     def recipe(self) -> dict[str, Any]:
         """The resolved recipe. Raises UsageError where recipe.json is not one that a run wrote."""

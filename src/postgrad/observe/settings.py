@@ -11,7 +11,7 @@ from postgrad.observe.sentinels.evaluation import Evaluation
 from postgrad.observe.sentinels.gradient import Gradient
 from postgrad.observe.sentinels.kl import KL
 from postgrad.observe.sentinels.length import Length
-from postgrad.observe.sentinels.mismatch import Mismatch
+from postgrad.observe.sentinels.mismatch import Mismatch, Staleness
 from postgrad.observe.sentinels.no_gradient import NoGradient
 from postgrad.observe.sentinels.on_policy import OnPolicy
 from postgrad.observe.sentinels.publish import Publish
@@ -28,6 +28,7 @@ class SentinelSettings(Settings):
 
     on_policy: OnPolicy = OnPolicy()
     mismatch: Mismatch = Mismatch()
+    staleness: Staleness = Staleness()
     publish: Publish = Publish()
     gradient: Gradient = Gradient()
     entropy: Entropy = Entropy()

@@ -3,8 +3,10 @@ Dtype and number of threads of a CPU may be measured. How torch keeps the memory
 it back.
 """
 
+import gc
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +30,8 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # Segments that grow and shrink by pages: `give_back` can then return a segment of which a part is
 # in use, and pieces of other sizes leave no holes.
 EXPANDABLE = "expandable_segments"
+
+_collected = {"graphs": 0}  # how many were compiled in this process before the last collection
 
 Multiply = Callable[[Tensor, Tensor], Tensor]  # states [N, K] and a weight [M, K]: [N, M]
 
@@ -89,7 +93,20 @@ def give_back(device: torch.device) -> None:
     Does nothing for a CPU, whose heap `core.process.trim_heap` trims.
     """
     if device.type == "cuda":
+        _collect_after_compiling()
         torch.cuda.empty_cache()
+
+
+def _collect_after_compiling() -> None:
+    """Frees the tensors that torch's compiler was given: it leaves them in circles of references,
+    tens of MB for each graph. A collection takes seconds in a large process, so there is one only
+    where graphs were compiled since the last.
+    """
+    compiler = sys.modules.get("torch._dynamo.utils")
+    graphs = compiler.counters["stats"]["unique_graphs"] if compiler else 0
+    if graphs != _collected["graphs"]:
+        _collected["graphs"] = graphs
+        gc.collect()
 
 
 def without_expandable(environment: Mapping[str, str]) -> dict[str, str]:

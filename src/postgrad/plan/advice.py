@@ -5,34 +5,37 @@ Every advice was planned as a recipe of its own, so that its effect is that of a
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from postgrad.core.errors import UsageError
 from postgrad.core.settings import ShardingStage
-from postgrad.plan.hardware import Hardware
-from postgrad.plan.plan import Facts, Outlook, outlook
-from postgrad.recipe.load import with_overrides
+from postgrad.plan.engines import vllm_share
+from postgrad.plan.plan import Facts, Outlook
+from postgrad.plan.splits import STAGES, Overrides, best_split, flags, planned, ranked
 from postgrad.recipe.recipe import Recipe
 
-Overrides = tuple[str, ...]
 Change = tuple[Overrides, str]  # flags of the command line, and what they do
-STAGES: tuple[ShardingStage, ...] = ("none", "zero1", "zero2", "zero3")
 FEW = 16  # sequences sampled together: with fewer, decoding only reads weights
 ALL = "all devices train"
 
 COUNTS = (2, 4, 8, 16, 32, 64)  # devices to try where those that are there are too few
 WORTH = 0.95  # a change that only saves time has to save a twentieth
 WASTED = 2 / 3  # half of the devices are advised where they take less of the device-hours
-CHANGES_LEARNING = ("--model.lora", "--data.max_len")
+CHANGES_LEARNING = (
+    "--learner.optimizer_state",
+    "--model.lora",
+    "--model.quantize",
+    "--data.max_len",
+)
+DIVIDES = ("--learner.ranks", "--learner.sharding", "--learner.offload")
 
 
 def smaller(now: Outlook) -> Iterator[Change]:
     """Changes that take less memory, those first that cost least time and change least."""
     recipe = now.recipe
     if now.missing_devices:
-        stage = recipe.learner.sharding
-        yield ranked(now.recipe, now.hardware.count, stage), "as many ranks as there are devices"
+        yield from _fewer_ranks(now)
+    yield from _larger_share(now)
     yield from _smaller_forward(now)
     if not recipe.model.gradient_checkpointing:
         text = "activations are computed again in the backward pass"
@@ -40,9 +43,7 @@ def smaller(now: Outlook) -> Iterator[Change]:
     gathers_cross_host = now.hardware.device.link == "pcie"
     yield from _sharded(now, last="zero2" if gathers_cross_host else "zero3")
     yield from _fewer_places(now, least=FEW)
-    if recipe.model.lora is None:
-        change = ("--model.lora", "{ rank = 64, alpha = 64 }")
-        yield change, "an adapter trains, the model is frozen"
+    yield from _fewer_bits(recipe)
     yield from _fewer_places(now, least=1)
     if recipe.learner.sharding != "none" and not recipe.learner.offload:
         text = "what is divided lies in the host's memory"
@@ -56,10 +57,7 @@ def smaller(now: Outlook) -> Iterator[Change]:
 def faster(start: Outlook) -> Iterator[Change]:
     """Changes that save time where there is room: idle devices work, savings of memory end."""
     recipe = start.recipe
-    learner, count = recipe.learner, start.hardware.count
-    if count > learner.ranks:
-        stage = learner.sharding if learner.ranks > 1 else "zero1"
-        yield ranked(recipe, count, stage), ALL
+    learner = recipe.learner
     if recipe.model.gradient_checkpointing:
         yield flags("model.gradient_checkpointing", False), "there is room without"
     if learner.offload:
@@ -80,33 +78,29 @@ def fewer_devices(now: Outlook) -> Iterator[Change]:
         yield fewer, "fewer devices, which wait less for each other"
 
 
-def engine_place(recipe: Recipe) -> Overrides:
-    """Flags that give the rollout engine a place on GPUs behind Ray, where the recipe states none:
-    on those of the ranks, or its own where one rank's GPU is not enough.
-    """
-    rollout = recipe.rollout_settings
-    if rollout is None or not recipe.samples_answers or recipe.cluster.engines(1):
-        return ()
-    if rollout.type == "vllm" and rollout.vllm.tensor_parallel * rollout.vllm.engines > 1:
-        return flags("cluster.rollout.workers", 1)
-    return flags("cluster.policy.colocate", "rollout")
+def _fewer_ranks(now: Outlook) -> Iterator[Change]:
+    """As many ranks as the engines leave devices, or as there are, with the engines beside them."""
+    recipe, count, stage = now.recipe, now.hardware.count, now.recipe.learner.sharding
+    left = count - now.places.own_cards
+    text = "as many ranks as there are devices"
+    if left >= 1:
+        yield ranked(recipe, left, stage), text
+    if now.places.own_cards:
+        place = (*flags("cluster.rollout", "{}"), *flags("cluster.policy.colocate", "rollout"))
+        yield (*ranked(recipe, count, stage), *place), f"{text}, which engines share"
 
 
-def ranked(recipe: Recipe, count: int, stage: str) -> Overrides:
-    """Flags for training on `count` ranks, sharded by `stage`."""
-    if count == 1:
-        return (
-            *flags("learner.ranks", 1),
-            *flags("learner.sharding", "none"),
-            *flags("learner.offload", False),
-            *flags("cluster.type", "local"),
-        )
-    return (
-        *flags("learner.ranks", count),
-        *flags("cluster.type", "ray"),
-        *flags("learner.sharding", stage),
-        *engine_place(recipe),
-    )
+def _larger_share(now: Outlook) -> Iterator[Change]:
+    """The least share of a card with which vLLM starts, where the recipe's is too small."""
+    rollout, device = now.recipe.rollout_settings, now.hardware.device
+    longest = now.sizes.places
+    share = vllm_share(now.recipe, now.roles[0], device, now.places, longest)
+    if rollout is None or share is None or share.least <= share.share:
+        return
+    if (fraction := share.least_fraction(device)) <= 1.0:
+        yield flags("rollout.vllm.memory_fraction", fraction), "vLLM's share holds its weights"
+    twice = 2 * rollout.vllm.tensor_parallel
+    yield flags("rollout.vllm.tensor_parallel", twice), "an engine's weights are divided"
 
 
 def _smaller_forward(now: Outlook) -> Iterator[Change]:
@@ -119,6 +113,18 @@ def _smaller_forward(now: Outlook) -> Iterator[Change]:
     elif samples is not None and samples > 1:
         size = max(n for n in range(1, samples) if samples % n == 0)
         yield flags("batch.micro_train_batch_size", size), "a smaller forward pass"
+
+
+def _fewer_bits(recipe: Recipe) -> Iterator[Change]:
+    """Moments of a byte a number; an adapter in place of the model; that model in four bits."""
+    learner, model = recipe.learner, recipe.model
+    if learner.optimizer == "adamw" and learner.optimizer_state == "float32":
+        yield flags("learner.optimizer_state", "8bit"), "AdamW's moments of matrices in eight bits"
+    if model.lora is None:
+        change = ("--model.lora", "{ rank = 64, alpha = 64 }")
+        yield change, "an adapter trains, the model is frozen"
+    elif model.quantize == "none":
+        yield flags("model.quantize", "4bit"), "the frozen matrices in four bits"
 
 
 def _fewer_places(now: Outlook, least: int) -> Iterator[Change]:
@@ -134,13 +140,14 @@ def _fewer_places(now: Outlook, least: int) -> Iterator[Change]:
 
 def _sharded(now: Outlook, last: ShardingStage) -> Iterator[Change]:
     """The next stage of sharding up to `last`, and more ranks where devices are idle."""
-    learner, idle = now.recipe.learner, now.hardware.count - now.recipe.learner.ranks
+    learner, idle = now.recipe.learner, now.idle_devices
     stage = STAGES.index(learner.sharding)
     if learner.ranks > 1 and stage < STAGES.index(last):
         text = "divides more of the state over the ranks"
         yield flags("learner.sharding", STAGES[stage + 1]), text
     if idle > 0:
-        yield ranked(now.recipe, now.hardware.count, learner.sharding if stage else "zero2"), ALL
+        more = learner.ranks + idle
+        yield ranked(now.recipe, more, learner.sharding if stage else "zero2"), ALL
 
 
 def _shorter(recipe: Recipe) -> Overrides:
@@ -152,12 +159,6 @@ def _shorter(recipe: Recipe) -> Overrides:
         new = half * rollout.max_new_tokens // recipe.data.max_len
         overrides += flags("rollout.max_new_tokens", max(1, new))
     return overrides
-
-
-def flags(key: str, value: object) -> Overrides:
-    """The flag of a recipe's key as it is typed: ("--model.lora", "...")."""
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return (f"--{key}", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +213,7 @@ def advise(start: Outlook, facts: Facts) -> tuple[Advice, ...]:
     now = start
     while not now.fits:
         for change in smaller(now):
-            tried = _planned(now.recipe, change[0], facts)
+            tried = planned(now.recipe, change[0], facts)
             if tried is not None and _better(tried, now):
                 steps.append(change)
                 now = tried
@@ -225,20 +226,26 @@ def advise(start: Outlook, facts: Facts) -> tuple[Advice, ...]:
 
 
 def _better(tried: Outlook, now: Outlook) -> bool:
-    """Whether a change leaves fewer devices missing, or else takes less memory on a device."""
-    before = now.missing_devices, now.memory.peak_bytes
-    return (tried.missing_devices, tried.memory.peak_bytes) < before
+    """Whether a change leaves fewer devices missing, or fewer cards that refuse what is on them, or
+    else takes less memory on a device.
+    """
+
+    def misses(of: Outlook) -> tuple[int, int, int]:
+        refused = sum(group.problem is not None for group in of.cards)
+        return of.missing_devices, refused, of.memory.peak_bytes
+
+    return misses(tried) < misses(now)
 
 
 def _without_waste(start: Outlook, facts: Facts) -> Iterator[Advice]:
     """Advice for a run that fits: undoes what costs time or devices and is not needed."""
     now, spread = start, False
-    for overrides, reason in faster(start):
-        tried = _planned(now.recipe, overrides, facts)
+    for overrides, reason in [*_idle(start, facts), *faster(start)]:
+        tried = planned(now.recipe, overrides, facts)
         if tried is None or not tried.fits:
             continue
         more = tried.timing.devices > now.timing.devices
-        if more and _device_seconds(tried) * WASTED > _device_seconds(now):
+        if more and tried.timing.device_seconds * WASTED > now.timing.device_seconds:
             continue
         if tried.timing.step_seconds < WORTH * now.timing.step_seconds:
             yield Advice(overrides, reason, now, tried)
@@ -247,13 +254,23 @@ def _without_waste(start: Outlook, facts: Facts) -> Iterator[Advice]:
         yield half
 
 
+def _idle(start: Outlook, facts: Facts) -> Iterator[Change]:
+    """The fastest way to use all devices, where some are idle."""
+    learner = start.recipe.learner
+    if start.idle_devices:
+        stage = learner.sharding if learner.ranks > 1 else "zero1"
+        best = best_split(start.recipe, start.hardware.count, facts, (stage,))
+        if best is not None:
+            yield best.overrides, ALL
+
+
 def _halved(now: Outlook, facts: Facts) -> Advice | None:
     """Halves the devices as often as that saves many device-hours; None where it never does."""
     advice: Advice | None = None
     last = now
     while True:
         for overrides, reason in fewer_devices(last):
-            tried = _planned(last.recipe, overrides, facts)
+            tried = planned(last.recipe, overrides, facts)
             if tried is not None and tried.fits and _cheaper(tried, last):
                 advice, last = Advice(overrides, reason, now, tried), tried
                 break
@@ -262,46 +279,34 @@ def _halved(now: Outlook, facts: Facts) -> Advice | None:
 
 
 def _cheaper(tried: Outlook, now: Outlook) -> bool:
-    return _device_seconds(tried) < WASTED * _device_seconds(now)
-
-
-def _device_seconds(planned: Outlook) -> float:
-    """Seconds of a step times the devices that it uses."""
-    return planned.timing.step_seconds * planned.timing.devices
+    return tried.timing.device_seconds < WASTED * now.timing.device_seconds
 
 
 def _on_more_devices(start: Outlook, steps: Sequence[Change], facts: Facts) -> Iterator[Advice]:
     """The fewest devices of this kind on which the run fits: with those steps that do not change
     what is learned, else with all steps. Where no number of devices is enough, the steps alone.
     """
-    others = [step for step in steps if not step[0][0].startswith("--learner")]
+    others = [step for step in steps if not step[0][0].startswith(DIVIDES)]
     lossless = [step for step in others if not step[0][0].startswith(CHANGES_LEARNING)]
     for chosen in (lossless, others):
         advised = list(_advised(start, chosen, facts))
         now = advised[-1].after if advised else start
         for count in COUNTS:
-            for stage in ("zero2", "zero3"):
-                if count <= start.hardware.count:
-                    continue
-                there = replace(facts, hardware=_more(start.hardware, count))
-                overrides = ranked(now.recipe, count, stage)
-                tried = _planned(now.recipe, overrides, there)
-                if tried is not None and tried.fits:
-                    yield from advised
-                    yield Advice(overrides, "more devices", now, tried)
-                    return
+            if count <= start.hardware.count:
+                continue
+            best = best_split(now.recipe, count, facts, ("zero2", "zero3"))
+            if best is not None:
+                yield from advised
+                yield Advice(best.overrides, "more devices", now, best.outlook)
+                return
     yield from _advised(start, steps, facts)
-
-
-def _more(hardware: Hardware, count: int) -> Hardware:
-    return hardware.model_copy(update={"count": count})
 
 
 def _needed(start: Outlook, steps: list[Change], facts: Facts) -> list[Change]:
     """The steps without those that a later one made superfluous; costly ones are left out first."""
     for step in reversed(steps[:-1]):
         rest = [other for other in steps if other is not step]
-        tried = _planned(start.recipe, tuple(flag for flags, _ in rest for flag in flags), facts)
+        tried = planned(start.recipe, tuple(flag for flags, _ in rest for flag in flags), facts)
         if tried is not None and tried.fits:
             steps = rest
     return steps
@@ -316,19 +321,11 @@ def _advised(start: Outlook, steps: Sequence[Change], facts: Facts) -> Iterator[
     for place, (overrides, reason) in enumerate(steps):
         if last[overrides[0]] != place:
             continue
-        after = _planned(now.recipe, overrides, facts)
+        after = planned(now.recipe, overrides, facts)
         if after is None:  # the step was possible only with another one, which was left out
             continue
         yield Advice(overrides, reason, now, after)
         now = after
-
-
-def _planned(recipe: Recipe, overrides: Overrides, facts: Facts) -> Outlook | None:
-    """The outlook of a changed recipe; None where that is no valid recipe."""
-    try:
-        return outlook(with_overrides(recipe, overrides), facts)
-    except UsageError:
-        return None
 
 
 def gigabytes(count: float) -> str:

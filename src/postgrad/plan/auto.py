@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from postgrad.core.batch import MICRO_TRAIN_TOKENS
 from postgrad.plan.held import MemoryPhase
-from postgrad.plan.sizes import engine_sequences
+from postgrad.plan.sizes import engine_sequences, longest_sampled
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.budget import MAX_SLOTS, places_for
 
@@ -68,8 +68,7 @@ def least_tokens(recipe: Recipe) -> int:
 
 def longest_places(recipe: Recipe) -> int:
     """Places of the engine's cache that the longest sequence takes, of training or evaluations."""
-    evaluated = (settings.max_len for settings in recipe.eval.sets)
-    return places_for(max(recipe.data.max_len, *evaluated, 0))
+    return places_for(longest_sampled(recipe))
 
 
 def _most_slots(recipe: Recipe) -> int | None:

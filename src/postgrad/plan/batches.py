@@ -95,6 +95,8 @@ def _saves(planned: Outlook) -> int | None:
     count = math.ceil(steps / settings.save_steps) if settings.save_steps else 1
     if settings.save_minutes and hours is not None:
         count += int(hours * 60 / settings.save_minutes)
+    if settings.save_epochs and planned.recipe.epochs is not None:
+        count += int(planned.recipe.epochs // settings.save_epochs)
     return min(count, steps)
 
 
@@ -103,6 +105,8 @@ def _kept(planned: Outlook) -> str:
     ways = [f"steps / {settings.save_steps} (save_steps)"] if settings.save_steps else []
     if settings.save_minutes:
         ways.append(f"one in {settings.save_minutes:g} minutes")
+    if settings.save_epochs:
+        ways.append(f"one in {settings.save_epochs} epochs")
     saved = " + ".join(ways) or "one, at the end"
     if settings.best_metric:
         saved += ", and where an evaluation is better"

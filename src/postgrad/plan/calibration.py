@@ -3,7 +3,7 @@
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +66,10 @@ class Factors:
         "score": it reads samples too.
         """
         once = self.phases.get("score", 1.0)
-        return Timing(
-            {name: seconds * self.phases.get(name, 1.0) for name, seconds in timing.step.items()},
-            timing.steps,
-            {name: seconds * once for name, seconds in timing.once.items()},
-            timing.devices,
+        return replace(
+            timing,
+            step={name: value * self.phases.get(name, 1.0) for name, value in timing.step.items()},
+            once={name: seconds * once for name, seconds in timing.once.items()},
         )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import psutil
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from postgrad.core.errors import UsageError
 from postgrad.core.files import user_file
@@ -24,6 +24,7 @@ PER_CORE = ("CPU", "CPU-BF16")  # rows with the figures of one core, whose memor
 CONTROL_GROUP = Path("/sys/fs/cgroup")
 CPU_INFO = Path("/proc/cpuinfo")
 Link = Literal["nvlink", "xgmi", "pcie", "none"]
+FIGURES = ("memory_bytes", "bandwidth", "bf16_flops", "float32_flops", "link_bytes_per_second")
 
 
 class Device(Settings):
@@ -38,8 +39,20 @@ class Device(Settings):
     link: Link = "none"  # to other devices
     link_bytes_per_second: float = Field(default=0.0, ge=0.0)  # in one direction
     price_per_hour: float | None = Field(default=None, ge=0.0)  # in any currency
-    source: str  # where the figures are from
+    source: str  # where the figures are from that `sources` does not name
+    sources: dict[str, str] = {}  # by figure: {"memory_bytes": "..."}
     also: tuple[str, ...] = ()  # other names of the device
+
+    @field_validator("sources")
+    @classmethod
+    def _are_of_figures(cls, sources: dict[str, str]) -> dict[str, str]:
+        if unknown := sources.keys() - set(FIGURES):
+            raise ValueError(f"{', '.join(sorted(unknown))}: figures are {', '.join(FIGURES)}")
+        return sources
+
+    def source_of(self, figure: str) -> str:
+        """Where a figure is from: one of FIGURES."""
+        return self.sources.get(figure, self.source)
 
     @property
     def is_cpu(self) -> bool:

@@ -69,10 +69,12 @@ def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[
 
 
 def loading(role: PlannedRole, b: int, sharing: Sharing) -> int:
-    """Bytes of a role's weights beside its shard while they are read: the complete model, on every
-    device, in the dtype that it computes in. Only shards are float32 (parallel/sharding.py).
+    """Bytes beside a role's shard while it is read: two of its largest tensors, in the dtype that
+    it computes in, since a rank reads its part of one tensor after the other.
     """
-    return 0 if _shards(role, sharing) == 1 or role.on is not None else _weights(role, b)
+    if _shards(role, sharing) == 1 or role.on is not None:
+        return 0
+    return 2 * role.shape.largest_parameters * b
 
 
 def gathered(role: PlannedRole, b: int, sharing: Sharing) -> int:

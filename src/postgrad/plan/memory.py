@@ -1,24 +1,23 @@
-"""Memory of one device, role by role and phase by phase.
+"""Memory of one device, role by role and phase by phase: a learner's, or one of engines alone.
 
 Weights and optimizer state of a role (plan.held) are there in every phase; gradients from the first
 micro-batch of an update to its end. The passes of one role at a time come on top (plan.passes).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from postgrad.core.process import TRIM_BYTES
-from postgrad.models.settings import LLAMA_TYPES
 from postgrad.plan import reserved
 from postgrad.plan.activations import FLOAT32
+from postgrad.plan.engines import ENGINE, EnginePlaces, engine_lines
 from postgrad.plan.hardware import Device
 from postgrad.plan.held import (
     PHASES,
     MemoryLine,
     MemoryPhase,
     always,
-    awake,
     expanded,
     gathered,
     gradients,
@@ -28,12 +27,11 @@ from postgrad.plan.held import (
 )
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.passes import Bytes, Passes
-from postgrad.plan.roles import PlannedRole, adapted_layers
-from postgrad.plan.sizes import Sharing, Sizes, width
+from postgrad.plan.roles import PlannedRole
+from postgrad.plan.sizes import ALONE, Sharing, Sizes, width
 from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.rewards.pool import worker_bytes
 from postgrad.rewards.registry import for_rollout
-from postgrad.rollout.settings import RolloutSettings
 
 VERIFIERS = "verifiers"  # the role of lines whose memory is that of other processes
 FRAME = "framework"  # the purpose of a line that is there before the run begins
@@ -53,7 +51,7 @@ WRITTEN, FORWARD_FLOPS = 1e9, 1e11
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Planned memory of the fullest device."""
+    """Planned memory of one device."""
 
     lines: tuple[MemoryLine, ...]
     capacity: int  # bytes of the device
@@ -115,26 +113,29 @@ class Memory:
 
 def memory(
     recipe: Recipe,
-    roles: Iterable[PlannedRole],
+    roles: Sequence[PlannedRole],
     sizes: Sizes,
     sharing: Sharing,
     device: Device,
     lengths: RowLengths,
-    count: int = 1,
+    engine: EnginePlaces | None = None,
 ) -> Memory:
-    """Memory of a run on one device. Each rank has a device, and the engine shares the first.
-    count: devices of a machine.
+    """Memory of a learner's card, each rank having one, with what roles do there. engine: of one
+    that works on the card too.
     """
-    roles = tuple(roles)
     cpu = device.is_cpu
     lines = [MemoryLine("run", FRAME, always(FRAMEWORK["cpu" if cpu else "gpu"]))]
     for role in roles:
         lines += held(role, width(role.model.dtype, cpu=cpu), sharing, cpu=cpu)
     passes = Passes(recipe, sizes, lengths, cpu=cpu)
-    engine = list(_engine(recipe, roles[0], passes, device, count))
+    sampling = list[MemoryLine]()
+    if engine is not None:
+        if engine.apart and not cpu:  # its process stays when it sleeps
+            lines.append(MemoryLine(ENGINE, FRAME, always(FRAMEWORK["gpu"])))
+        sampling += engine_lines(recipe, roles[0], passes, device, engine, shared=True)
     read = max(loading(role, width(role.model.dtype, cpu=cpu), sharing) for role in roles)
-    read -= sum(line.bytes.get("load", 0) for line in engine)  # the engine comes after the roles
-    lines += [MemoryLine("run", "a model as it is read", {"load": max(0, read)}), *engine]
+    read -= sum(line.bytes.get("load", 0) for line in sampling)  # the engine comes after the roles
+    lines += [MemoryLine("run", "tensors as they are read", {"load": max(0, read)}), *sampling]
     passing = list(_passing(roles, passes, sharing))
     lines += passing
     if not cpu:
@@ -143,6 +144,23 @@ def memory(
         lines += _of_host(recipe, roles, passes)
         lines.append(MemoryLine("run", "objects and buffers", always(OBJECTS)))
         lines.append(MemoryLine("run", "kept by the allocator", _kept_back(recipe, roles, passes)))
+    return Memory(tuple(line for line in lines if any(line.bytes.values())), device.memory_bytes)
+
+
+def engine_memory(
+    recipe: Recipe,
+    policy: PlannedRole,
+    sizes: Sizes,
+    device: Device,
+    lengths: RowLengths,
+    places: EnginePlaces,
+) -> Memory:
+    """Memory of a card that engines alone have."""
+    passes = Passes(recipe, sizes, lengths, cpu=False)
+    lines = [MemoryLine("run", FRAME, always(FRAMEWORK["gpu"]))]
+    lines += engine_lines(recipe, policy, passes, device, places, shared=False)
+    if not places.is_vllm:
+        lines += [*reserved.workspaces(), *reserved.pages(ALONE)]
     return Memory(tuple(line for line in lines if any(line.bytes.values())), device.memory_bytes)
 
 
@@ -202,69 +220,6 @@ def _divided(passing: Bytes, sharing: Sharing) -> dict[str, int]:
     return {purpose: count // sharing.tensor for purpose, count in passing.items()}
 
 
-def _engine(
-    recipe: Recipe, policy: PlannedRole, passes: Passes, device: Device, count: int
-) -> Iterator[MemoryLine]:
-    """Memory of the engine, which is not divided and lies on the first rank's device: its copy of
-    the policy's weights, its cache, and its passes. While learners work, it keeps the weights alone
-    (Engine.rest). vLLM takes its share of a GPU instead, unless the recipe states its cache.
-    """
-    rollout, cpu = recipe.rollout_settings, device.is_cpu
-    if passes.sizes.engine is None or rollout is None:
-        return
-    if rollout.type == "vllm" and not cpu and rollout.cache_tokens is None:
-        yield from reserved.vllm(recipe, rollout, device, count)
-        return
-    b = engine_width(rollout, policy, cpu=cpu)
-    weights = _engine_weights(recipe, rollout, policy, b, cpu=cpu)
-    yield MemoryLine("engine", "weights", weights)
-    if not weights:
-        yield MemoryLine(
-            "engine", "a matrix of four bits, expanded", awake(expanded(policy, b, cpu=cpu))
-        )
-    elif cpu and b == FLOAT32 and policy.shape.model_type in LLAMA_TYPES:  # models.linear.in_order
-        ordered = policy.shape.matrix_parameters * FLOAT32
-        yield MemoryLine("engine", "weights as products read them", awake(ordered))
-    yield MemoryLine("engine", "key-value cache", awake(passes.cache(policy, b)))
-    for purpose, count in passes.sampling(policy, b).items():
-        yield MemoryLine("engine", purpose, {"rollout": count})
-
-
-def _engine_weights(
-    recipe: Recipe, rollout: RolloutSettings, policy: PlannedRole, b: int, *, cpu: bool
-) -> Mapping[MemoryPhase, int]:
-    """Bytes of the engine's copy of the policy's weights. Where both are float32 in one process,
-    the first publish replaces the copy by the policy's matrices (LocalEngine's `borrows`). What
-    stays are matrices that products read side by side, and those that an adapter is merged into.
-    """
-    shape, lora = policy.shape, policy.model.lora
-    copied = always(shape.parameters() * b)
-    if shares_weights(recipe, policy, cpu=cpu):
-        return {}
-    frozen_in = FLOAT32 if lora is None else width(policy.model.dtype, cpu=cpu)
-    if not _samples_here(recipe, rollout) or b != FLOAT32 or frozen_in != FLOAT32:
-        return copied
-    outputs = shape.query_size + 2 * shape.key_size + 2 * shape.intermediate_size
-    joined = shape.hidden_size * outputs if shape.model_type in LLAMA_TYPES else 0
-    merged = sum(m * k for m, k in adapted_layers(shape, lora)) if lora is not None else 0
-    return {**always(shape.layers * max(joined, merged) * b), "load": copied["load"]}
-
-
-def shares_weights(recipe: Recipe, policy: PlannedRole, *, cpu: bool) -> bool:
-    """Whether the engine has no weights of its own (fleet.engines.shares_weights)."""
-    rollout = recipe.rollout_settings
-    if rollout is None or not _samples_here(recipe, rollout):
-        return False
-    alike = engine_width(rollout, policy, cpu=cpu) == width(policy.model.dtype, cpu=cpu)
-    return policy.model.quantize != "none" or (policy.model.lora is None and alike and not cpu)
-
-
-def _samples_here(recipe: Recipe, rollout: RolloutSettings) -> bool:
-    """Whether the engine is in the policy's process."""
-    alone = rollout.type == "local" and recipe.learner.ranks == 1
-    return alone and not recipe.cluster.engines(1)
-
-
 def _of_host(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> Iterator[MemoryLine]:
     """Memory that counts on a CPU alone, because beside a GPU it is the host's: verifiers, the copy
     of the state from which a checkpoint is written during the next step, and the exported model
@@ -280,7 +235,8 @@ def _of_host(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> It
             VERIFIERS, "worker processes", always(worker_bytes(rewards, recipe.scoring))
         )
     settings = recipe.checkpoint
-    if settings.save_steps or settings.save_minutes or settings.best_metric:
+    by_times = settings.save_steps or settings.save_minutes or settings.save_epochs
+    if by_times or settings.best_metric:
         state = sum(state_bytes(role) for role in roles)
         copies: dict[MemoryPhase, int] = {"rollout": state, "score": state, "save": state}
         if not recipe.trains_on_rollouts and passes.sizes.micro_tokens:
@@ -316,9 +272,3 @@ def _kept_back(
             after_update += int(KEPT_BACK[kind] * passes.allocated(role))
     later = min(after_update, TRIM_BYTES) if recipe.trains_on_rollouts else after_update
     return {"rollout": later, "score": later, "update": after_update, "save": later}
-
-
-def engine_width(rollout: RolloutSettings, policy: PlannedRole, *, cpu: bool) -> int:
-    """Bytes of one number in the engine: of its weights and of its cache."""
-    stated = rollout.dtype
-    return width(policy.model.dtype if stated == "auto" else stated, cpu=cpu)

@@ -1,15 +1,16 @@
 """A plan as tables for people and as JSON for programs."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from postgrad.plan.advice import Advice, gigabytes
 from postgrad.plan.batches import batch_json, batch_rows
-from postgrad.plan.hardware import Device
+from postgrad.plan.cards import CardGroup, total_bytes
+from postgrad.plan.engines import FULLEST, dealt
 from postgrad.plan.held import PHASES
+from postgrad.plan.memory import Memory
 from postgrad.plan.plan import Outlook, full_logits_bytes
-from postgrad.recipe.recipe import Recipe
 
 TableRows = list[list[str]]
 LARGE = 4e9  # bytes of logits that are worth a note, though the run never holds them
@@ -27,8 +28,11 @@ class Page:
         outlook = self.outlook
         where = f"{outlook.hardware.count} x {outlook.hardware.device.name}"
         if outlook.missing_devices:
-            ranks = outlook.recipe.learner.ranks
-            return f"does not fit: {ranks} ranks need a device each, there are {where}"
+            ranks, engines = outlook.recipe.learner.ranks, outlook.places.own_cards
+            needs = f"{ranks} ranks need a device each"
+            if engines:
+                needs = f"{ranks} ranks and {engines} for engines are {ranks + engines} devices"
+            return f"does not fit: {needs}, there are {where}"
         peak = f"{gigabytes(outlook.memory.peak_bytes)} of {gigabytes(outlook.memory.capacity)}"
         word = "fits" if outlook.fits else "does not fit"
         hours = outlook.timing.hours
@@ -39,30 +43,80 @@ class Page:
         )
         return f"{word}: {peak} at the peak ({outlook.memory.peak}) on {where}{long}"
 
+    def misfits(self) -> Sequence[str]:
+        """What does not fit, by card, where that is not all in the verdict."""
+        outlook = self.outlook
+        refused = any(group.problem is not None for group in outlook.cards)
+        return outlook.problems if len(outlook.cards) > 1 or refused else ()
+
+    def cards_title(self) -> str:
+        """The heading of the table of cards."""
+        return f"cards, GB of {self.outlook.memory.capacity / 1e9:.1f} on each"
+
+    def card_rows(self) -> TableRows:
+        """A row for each group of cards: their numbers, what works there, gigabytes of each card by
+        phase, what is free at the peak; and where there are several, the sums over all cards.
+        """
+        cards = self.outlook.cards
+        rows = [
+            [
+                group.numbers,
+                ", ".join(group.roles),
+                *(_tenths(group.memory.at(phase)) for phase in PHASES),
+                _free(group),
+            ]
+            for group in cards
+        ]
+        if idle := self.outlook.idle_devices:
+            first = self.outlook.used_devices
+            numbers = f"{first}-{first + idle - 1}" if idle > 1 else str(first)
+            rows.append([numbers, "idle", *[""] * (len(PHASES) + 1)])
+        if self.outlook.used_devices > 1:
+            total = total_bytes(cards)
+            sums = (_tenths(total[phase]) for phase in PHASES)
+            rows.append([f"all {self.outlook.used_devices}", "sum", *sums, ""])
+        return rows
+
     def batch_rows(self) -> TableRows:
         """A row for each batch number: its name, the number, its unit and formula."""
         return batch_rows(self.outlook)
 
-    def memory_rows(self) -> TableRows:
-        """A row for each line of memory, with gigabytes by phase, and a last row with the sums."""
-        memory = self.outlook.memory
-        rows = [
-            [line.role, line.purpose, *(_bytes(line.bytes.get(phase, 0)) for phase in PHASES)]
-            for line in memory.lines
-        ]
-        return [*rows, ["sum", "", *(_bytes(memory.at(phase)) for phase in PHASES)]]
+    def memory_tables(self) -> Iterator[tuple[str, TableRows]]:
+        """A table of memory for each group of cards: its title and its rows."""
+        cards = self.outlook.cards
+        for group in cards:
+            title = "memory of one device, GB"
+            if len(cards) > 1:
+                each = "each of cards" if group.count > 1 else "card"
+                title = f"memory of {each} {group.numbers}, GB"
+            yield title, _memory_rows(group.memory)
 
     def time_rows(self) -> TableRows:
-        """Seconds of a step by phase, with their share."""
+        """Seconds of a step by phase, with their share and the cards that work."""
         timing = self.outlook.timing
         step_seconds = timing.step_seconds or 1.0
         rows = [
-            [f"{name}, each step", f"{seconds:.3g}", f"{seconds / step_seconds:.0%}"]
+            [
+                f"{name}, each step",
+                f"{seconds:.3g}",
+                f"{seconds / step_seconds:.0%}",
+                self._working(name),
+            ]
             for name, seconds in timing.step.items()
             if seconds
         ]
-        rows += [[f"{name}, once", f"{seconds:.3g}", ""] for name, seconds in timing.once.items()]
+        rows += [
+            [f"{name}, once", f"{seconds:.3g}", "", self._working(name)]
+            for name, seconds in timing.once.items()
+        ]
         return rows
+
+    def _working(self, phase: str) -> str:
+        """Numbers of the cards that work in a phase."""
+        cards = self.outlook.cards
+        working = [g for g in cards if (g.samples if phase == "sample" else g.trains)]
+        first, last = working[0], working[-1]
+        return replace(first, count=last.first + last.count - first.first).numbers
 
     def hours_problem(self) -> str | None:
         """Why there are no hours, and what to do; None where there are."""
@@ -82,19 +136,22 @@ class Page:
         outlook = self.outlook
         if problem := self.hours_problem():
             yield problem
-        yield f"lengths: {outlook.lengths.source}"
+        rows = outlook.lengths.rows
+        yield f"lengths: {outlook.lengths.source}" + (f"; {rows} rows an epoch" if rows else "")
         if outlook.calibrated is not None:
             yield f"times: {outlook.calibrated}"
         if outlook.auto:
             chosen = ", ".join(f"{key} = {size}" for key, size in outlook.auto.items())
             yield f'"auto" chooses {chosen} here; a run tries them before its first step'
-        if idle := outlook.hardware.count - outlook.recipe.learner.ranks if outlook.fits else 0:
-            yield f"{idle} of {outlook.hardware.count} devices train nothing (learner.ranks)"
+        if outlook.fits and (idle := outlook.idle_devices):
+            yield f"{idle} of {outlook.hardware.count} devices are idle (learner.ranks)"
+        if note := _no_place(outlook):
+            yield note
         if self.advice and not self.advice[-1].after.fits:
             after = self.advice[-1].after.memory
             peak, room = gigabytes(after.peak_bytes), gigabytes(after.capacity)
             yield f"with all of the advice it still does not fit: {peak} of {room}"
-        yield from engine_notes(outlook.recipe, outlook.hardware.device)
+        yield from engine_notes(outlook)
         logits = full_logits_bytes(outlook)
         if logits > LARGE:
             yield (
@@ -110,9 +167,12 @@ class Page:
             "fits": outlook.fits,
             "hours": outlook.timing.hours,
             "hours_problem": self.hours_problem(),
-            "devices": outlook.recipe.learner.ranks,
+            "devices": outlook.used_devices,
             "hardware": {"device": outlook.hardware.device.name, "count": outlook.hardware.count},
             "memory": outlook.memory.to_json(),
+            "cards": [group.to_json() for group in outlook.cards],
+            "cards_bytes": total_bytes(outlook.cards),
+            "problems": list(outlook.problems),
             "time": outlook.timing.to_json(),
             "batch": batch_json(outlook),
             "sizes": _sizes(outlook),
@@ -140,27 +200,73 @@ def _bytes(count: int) -> str:
     return f"{count / 1e9:.2f}" if count else ""
 
 
-def engine_notes(recipe: Recipe, device: Device) -> Iterator[str]:
-    """Sentences for people about the recipe's engine; none where it is the built-in one."""
-    rollout = recipe.rollout_settings
+def _memory_rows(memory: Memory) -> TableRows:
+    """A row for each line of memory, with gigabytes by phase, and a last row with the sums."""
+    rows = [
+        [line.role, line.purpose, *(_bytes(line.bytes.get(phase, 0)) for phase in PHASES)]
+        for line in memory.lines
+    ]
+    return [*rows, ["sum", "", *(_bytes(memory.at(phase)) for phase in PHASES)]]
+
+
+def _tenths(count: int) -> str:
+    return f"{count / 1e9:.1f}"
+
+
+def _free(group: CardGroup) -> str:
+    """Gigabytes that are free at the peak, or how many are lacking."""
+    free = (group.memory.capacity - group.memory.peak_bytes) / 1e9
+    if free < 0:
+        return f"{-free:.1f} short"
+    return "refused" if group.problem else f"{free:.1f}"
+
+
+def _no_place(outlook: Outlook) -> str | None:
+    """What is wrong where ranks behind Ray leave the engine no GPU; None where nothing is."""
+    recipe, places = outlook.recipe, outlook.places
+    on_gpus = recipe.cluster.type == "ray" and not outlook.hardware.device.is_cpu
+    if not on_gpus or not places.engines or recipe.cluster.engines(recipe.learner.ranks):
+        return None
+    return (
+        "the engine has no place of its own, and a run on GPUs refuses that; it is planned on card "
+        "0. Let engines share the ranks' cards (--cluster.policy.colocate rollout), or give them "
+        "their own (--cluster.rollout.workers 1)"
+    )
+
+
+def engine_notes(outlook: Outlook) -> Iterator[str]:
+    """Sentences for people about the recipe's engines; none where it is a single built-in one."""
+    rollout, places = outlook.recipe.rollout_settings, outlook.places
     if rollout is None:
         return
-    vllm = rollout.vllm
     if rollout.type == "openai":
         yield (
             f"answers come from {rollout.openai.base_url}: what that server takes is not in this "
             "plan"
         )
-    if rollout.type != "vllm":
+    if not places.engines or (places.engines == 1 and not places.is_vllm):
         return
-    places = "" if vllm.tensor_parallel == 1 else f" over {vllm.tensor_parallel} devices each"
-    copies = "1 process" if vllm.engines == 1 else f"{vllm.engines} processes"
-    about = f"vLLM: {copies}{places}, each with a whole copy of the weights and a cache"
+    size = outlook.sizes.engine
+    assert size is not None  # there are engines
+    about = places.name + (", each" if places.engines > 1 else "") + " with all of the weights"
+    if outlook.recipe.trains_on_rollouts:
+        answers = outlook.recipe.answers_per_prompt
+        share = dealt(outlook.geometry.samples_per_step, answers, places.engines)
+        about += f", {share} samples of a step and {size.slots} slots"
+    if not places.is_vllm:
+        yield about
+        return
+    device = outlook.hardware.device
     if device.is_cpu or rollout.cache_tokens is not None:
-        yield f"{about}; the engine's lines are those of one built-in engine"
+        yield f"{about}; memory is counted as that of the built-in engine"
         return
-    taken = vllm.memory_fraction * device.memory_bytes / 1e9
+    fraction = rollout.vllm.memory_fraction
     yield (
-        f"{about}; it reserves rollout.vllm.memory_fraction = {vllm.memory_fraction:g} of each of "
-        f"its devices, {taken:.1f} GB, which is a line above where a learner has the device too"
+        f"{about}; vLLM reserves rollout.vllm.memory_fraction = {fraction:g} of a card, "
+        f"{fraction * device.memory_bytes / 1e9:.1f} GB"
     )
+    if places.own_cards and fraction < FULLEST:
+        yield (
+            f"engines have cards of their own: --rollout.vllm.memory_fraction {FULLEST:g} gives "
+            "them more cache"
+        )

@@ -9,12 +9,14 @@ from postgrad.models.settings import ModelSettings
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.auto import AutoSizes
 from postgrad.plan.calibration import Measured, factors, machine_of
-from postgrad.plan.hardware import Efficiency, Hardware, efficiency_of
+from postgrad.plan.cards import CardGroup, card_groups, fullest
+from postgrad.plan.engines import EnginePlaces, engine_sizes, engine_width, shares_weights
+from postgrad.plan.hardware import Device, Efficiency, Hardware, efficiency_of
 from postgrad.plan.held import MemoryPhase
 from postgrad.plan.lengths import RowLengths, longest
-from postgrad.plan.memory import Memory, engine_width, memory, shares_weights
+from postgrad.plan.memory import FRAMEWORK, Memory, memory
 from postgrad.plan.roles import Find, PlannedRole, planned_roles
-from postgrad.plan.sizes import Sharing, Sizes, sizes
+from postgrad.plan.sizes import Sharing, Sizes, longest_sampled, sizes
 from postgrad.plan.timing import CostModel, Timing, timing
 from postgrad.recipe.recipe import Recipe
 
@@ -53,21 +55,44 @@ class Outlook:
     roles: tuple[PlannedRole, ...]  # the one that the job trains first
     sizes: Sizes
     lengths: RowLengths  # mean lengths of the training data
-    memory: Memory
+    places: EnginePlaces
+    cards: tuple[CardGroup, ...]  # the learner's first
     timing: Timing
     # Sizes that the recipe left to the plan, by key: {"batch.micro_train_tokens": 8192}.
     auto: Mapping[str, int] = field(default_factory=dict[str, int])
     calibrated: str | None = None  # which runs corrected its times; None: the table's alone
 
     @property
+    def memory(self) -> Memory:
+        """That of the card that decides whether the run fits: one that is too small, else the
+        fullest.
+        """
+        return fullest(self.cards).memory
+
+    @property
+    def used_devices(self) -> int:
+        """Cards of the run: of ranks and of engines."""
+        return sum(group.count for group in self.cards)
+
+    @property
     def missing_devices(self) -> int:
-        """Devices that the recipe's ranks need and the hardware lacks."""
-        return max(0, self.recipe.learner.ranks - self.hardware.count)
+        """Devices that the recipe's ranks and engines need and the hardware lacks."""
+        return max(0, self.used_devices - self.hardware.count)
+
+    @property
+    def idle_devices(self) -> int:
+        """Devices of the hardware that the recipe leaves unused."""
+        return max(0, self.hardware.count - self.used_devices)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What does not fit, by card."""
+        return tuple(group.lacks for group in self.cards if group.lacks is not None)
 
     @property
     def fits(self) -> bool:
-        """Whether every rank has a device, and the fullest one has room."""
-        return self.memory.fits and not self.missing_devices
+        """Whether every rank and every engine has a device, and each of these has room."""
+        return not self.problems and not self.missing_devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,45 +127,62 @@ def outlook(recipe: Recipe, facts: Facts) -> Outlook:
     auto = AutoSizes.largest(recipe, cpu=facts.hardware.device.is_cpu)
     while True:
         planned = replace(_outlook(auto.applied(recipe), facts), auto=auto.to_json())
-        smaller = None if planned.memory.fits else auto.smaller(planned.memory.peak)
+        smaller = None if not planned.problems else auto.smaller(planned.memory.peak)
         if smaller is None:
             return planned
         auto = smaller
 
 
 def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
-    device = facts.hardware.device
+    hardware, device = facts.hardware, facts.hardware.device
     lengths = facts.lengths_of(recipe)
     geometry, sharing = recipe.geometry(lengths.rows), Sharing.of(recipe.learner)
     roles = planned_roles(recipe, facts.shape)
-    policy, rollout = roles[0], recipe.rollout_settings
-    b = 0 if rollout is None else engine_width(rollout, policy, cpu=device.is_cpu)
-    before = memory(recipe, roles, Sizes(0, 0, None, 0), sharing, device, lengths).at("load")
-    shared = shares_weights(recipe, policy, cpu=device.is_cpu)
-    copied = 0 if shared else policy.shape.parameters() * b
-    free = int((device.memory_bytes - before - copied) * FREE)
-    planned_sizes = sizes(
-        recipe,
-        geometry,
-        sharing,
-        device=device,
-        token_bytes=policy.shape.cache_bytes_per_token(b),
-        free_bytes=max(0, free),
-    )
+    places = EnginePlaces.of(recipe, hardware)
+    free = _free_bytes(recipe, roles, sharing, device, lengths, places)
+    longest = longest_sampled(recipe)
+    engine = engine_sizes(recipe, geometry, roles[0], places, device, free, longest)
+    planned_sizes = sizes(recipe, geometry, sharing, device=device, engine=engine)
     costs = CostModel(device, facts.efficiency or efficiency_of(device), sharing)
     measured = factors(facts.calibration, machine_of(recipe, device), recipe.job)
-    times = timing(recipe, geometry, roles, planned_sizes, lengths, costs)
+    times = timing(recipe, geometry, roles, planned_sizes, lengths, costs, places)
     return Outlook(
         recipe=recipe,
-        hardware=facts.hardware,
+        hardware=hardware,
         geometry=geometry,
         roles=roles,
         sizes=planned_sizes,
         lengths=lengths,
-        memory=memory(recipe, roles, planned_sizes, sharing, device, lengths, facts.hardware.count),
+        places=places,
+        cards=card_groups(recipe, roles, planned_sizes, sharing, device, lengths, places),
         timing=times if measured is None else measured.applied(times),
         calibrated=measured and measured.source,
     )
+
+
+def _free_bytes(
+    recipe: Recipe,
+    roles: tuple[PlannedRole, ...],
+    sharing: Sharing,
+    device: Device,
+    lengths: RowLengths,
+    places: EnginePlaces,
+) -> int:
+    """Bytes that the built-in engine finds free on its card when it has loaded its weights: on one
+    of its own, or beside the learner's models.
+    """
+    rollout = recipe.rollout_settings
+    if rollout is None:
+        return 0
+    cpu = device.is_cpu
+    if places.shared_cards:
+        before = memory(recipe, roles, Sizes(0, 0), sharing, device, lengths).at("load")
+    else:
+        before = FRAMEWORK["cpu" if cpu else "gpu"]
+    shared = shares_weights(recipe, roles[0], cpu=cpu)
+    b = engine_width(rollout, roles[0], cpu=cpu)
+    copied = 0 if shared else roles[0].shape.parameters() * b
+    return max(0, int((device.memory_bytes - before - copied) * FREE))
 
 
 def full_logits_bytes(planned: Outlook) -> int:
@@ -164,12 +206,12 @@ def phase_seconds(planned: Outlook) -> dict[str, float]:
 
 
 def phase_bytes(planned: Outlook) -> dict[str, int]:
-    """Bytes by phase of the run, as a run measures them: of its own process, above what that took
-    before the run.
+    """Bytes by phase of the run, as a run measures them: of its own process, which has the first
+    card, above what that took before the run.
     """
     timed = PHASE_OF[planned.recipe.job]
     return {
-        name: max(planned.memory.above_baseline(phase) for phase in phases)
+        name: max(planned.cards[0].memory.above_baseline(phase) for phase in phases)
         for name, phases in MEMORY_OF.items()
         if name in timed or name in ("load", "save")
     }

@@ -17,7 +17,8 @@ from postgrad.plan.held import PHASES
 from postgrad.plan.lengths import row_lengths
 from postgrad.plan.page import Page, advice_rows
 from postgrad.plan.plan import Facts, outlook
-from postgrad.plan.search import search, search_note, search_rows
+from postgrad.plan.search import search, search_note, search_rows, split_note, split_rows
+from postgrad.plan.splits import fitting_splits
 from postgrad.recipe.load import load_recipe, require_models, stage_named, write_changed
 from postgrad.recipe.pipeline import Pipeline, load_pipeline
 from postgrad.recipe.recipe import Recipe
@@ -105,6 +106,11 @@ def _shown(
         console.table("hardware that does, the recipe as it is", *search_rows(offers))
         console.note(search_note(offers))
         report["search"] = [offer.to_json() for offer in offers]
+        if recipe.trains_on_rollouts and facts.hardware.count > 1:
+            splits = fitting_splits(recipe, facts.hardware.count, facts)
+            console.table("cards for learner and engines, the fastest first", *split_rows(splits))
+            console.note(split_note(splits, facts.hardware))
+            report["splits"] = [split.to_json() for split in splits]
     return report, page
 
 
@@ -144,9 +150,13 @@ def page_of(recipe: Recipe, facts: Facts) -> Page:
 def show(page: Page, console: Console) -> None:
     """Prints the page on a console."""
     console.note(page.verdict())
+    for problem in page.misfits():
+        console.note(problem)
+    console.table(page.cards_title(), ("cards", "work", *PHASES, "free"), page.card_rows())
     console.table("batches", ("", "", ""), page.batch_rows())
-    console.table("memory of one device, GB", ("role", "what", *PHASES), page.memory_rows())
-    console.table("time", ("phase", "seconds", "share"), page.time_rows())
+    for title, rows in page.memory_tables():
+        console.table(title, ("role", "what", *PHASES), rows)
+    console.table("time", ("phase", "seconds", "share", "cards"), page.time_rows())
     for note in page.notes():
         console.note(note)
     if page.advice:

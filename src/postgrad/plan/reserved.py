@@ -10,12 +10,10 @@ from collections.abc import Iterator, Sequence
 
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.hardware import Device
-from postgrad.plan.held import PHASES, MemoryLine, MemoryPhase, always, arriving, awake, outside
+from postgrad.plan.held import PHASES, MemoryLine, MemoryPhase, always, arriving, outside
 from postgrad.plan.passes import LOGITS
 from postgrad.plan.roles import PlannedRole, adapted_layers
 from postgrad.plan.sizes import Sharing, width
-from postgrad.recipe.recipe import Recipe
-from postgrad.rollout.settings import RolloutSettings
 
 NCCL = "buffers of NCCL"  # purposes of lines that torch's allocator does not see
 VLLM = "share of vLLM"
@@ -94,7 +92,7 @@ def publishing(
     if not sampled:
         return
     shape, count = policy.shape, 0
-    largest = max(shape.embedding_parameters, shape.hidden_size * shape.intermediate_size)
+    largest = shape.largest_parameters
     each = FLOAT32 if policy.model.lora is None else b
     if sharing.divided > 1 or sharing.tensor > 1:
         count = int(largest * each * (2 + 1 / max(sharing.divided, sharing.tensor)))
@@ -102,22 +100,6 @@ def publishing(
         matrices = [m * k for m, k in adapted_layers(shape, policy.model.lora)]
         count = max(count, 2 * FLOAT32 * max(matrices, default=0))
     yield MemoryLine("run", "weights on their way to the engine", {"save": count})
-
-
-def vllm(
-    recipe: Recipe, rollout: RolloutSettings, device: Device, count: int
-) -> Iterator[MemoryLine]:
-    """The share of a vLLM process on the learner's device, which sleeps while the learner works
-    unless the recipe says otherwise. count: devices of a machine.
-    """
-    settings, ranks = rollout.vllm, recipe.learner.ranks
-    here = settings.engines * settings.tensor_parallel >= count  # they take the last devices first
-    if recipe.cluster.engines(ranks):
-        here = recipe.cluster.policy.colocate is not None
-    if here:
-        taken = int(settings.memory_fraction * device.memory_bytes)
-        phases = always(taken) if settings.sleep is False else awake(taken)
-        yield MemoryLine("engine", VLLM, phases)
 
 
 def holes(lines: Sequence[MemoryLine], roles: Sequence[PlannedRole]) -> Iterator[MemoryLine]:

@@ -82,6 +82,8 @@ def _is_another(recipe: Recipe, reference: ModelSettings) -> bool:
 
 def linear_layers(shape: ModelShape) -> Mapping[str, tuple[int, int]]:
     """(inputs, outputs) of each linear layer of one decoder layer, by the name it has there."""
+    if shape.counted is not None:
+        return {name: (inputs, outputs) for name, inputs, outputs in shape.counted.linears}
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     return {

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from postgrad.core.errors import UsageError
-from postgrad.plan.advice import ranked
+from postgrad.core.settings import ShardingStage
 from postgrad.plan.hardware import Device, Hardware, catalogue
-from postgrad.plan.plan import Facts, Outlook, outlook
-from postgrad.recipe.load import with_overrides
+from postgrad.plan.plan import Facts, Outlook
+from postgrad.plan.splits import STAGES, Split, best_split
 from postgrad.recipe.recipe import Recipe
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
+SHOWN = 8  # splits of the cards that are there
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Offer:
 
     device: Device
     count: int  # devices
-    overrides: tuple[str, ...]  # flags that set the recipe's ranks: ("--learner.ranks", "8", ...)
+    overrides: tuple[str, ...]  # flags of ranks and engines: ("--learner.ranks", "8", ...)
     outlook: Outlook  # of the recipe with these ranks
 
     @property
@@ -35,7 +35,9 @@ class Offer:
         return {
             "device": self.device.name,
             "count": self.count,
-            "overrides": " ".join(self.overrides),
+            "overrides": shlex.join(self.overrides),
+            "learner_devices": self.outlook.recipe.learner.ranks,
+            "engine_devices": self.outlook.places.own_cards,
             "peak_bytes": self.outlook.memory.peak_bytes,
             "hours": self.outlook.timing.hours,
             "device_hours": self.device_hours,
@@ -51,20 +53,16 @@ def search(recipe: Recipe, facts: Facts) -> list[Offer]:
 
 
 def _first(recipe: Recipe, facts: Facts, device: Device) -> Iterator[Offer]:
-    """The fewest devices of a kind that are enough, with the least sharding that fits."""
+    """The fewest devices of a kind that are enough, with the least sharding that fits, in the
+    fastest way to share them between learner and engines.
+    """
     for count in COUNTS:
-        for stage in ("zero1", "zero2", "zero3") if count > 1 else ("none",):
-            flags = ranked(recipe, count, stage) if count > 1 else ("--learner.ranks", "1")
-            try:
-                changed = with_overrides(recipe, flags)
-                there = outlook(
-                    changed, replace(facts, hardware=Hardware(count=count, device=device))
-                )
-            except UsageError:  # batches that do not divide into so many ranks
-                continue
-            if there.fits:
-                yield Offer(device, count, flags, there)
-                return
+        there = replace(facts, hardware=Hardware(count=count, device=device))
+        stages: tuple[ShardingStage, ...] = STAGES[1:] if count > 1 else STAGES[:1]
+        best = best_split(recipe, count, there, stages)
+        if best is not None:
+            yield Offer(device, count, best.overrides, best.outlook)
+            return
 
 
 def search_rows(offers: Sequence[Offer]) -> tuple[Sequence[str], list[list[str]]]:
@@ -73,15 +71,16 @@ def search_rows(offers: Sequence[Offer]) -> tuple[Sequence[str], list[list[str]]
         [
             f"{offer.count} x {offer.device.name}",
             offer.outlook.recipe.learner.sharding,
-            f"{offer.outlook.memory.peak_bytes / 1e9:.1f} of {offer.device.memory_bytes / 1e9:.0f}",
-            "" if offer.outlook.timing.hours is None else f"{offer.outlook.timing.hours:,.2f}",
-            "" if offer.device_hours is None else f"{offer.device_hours:,.2f}",
+            _engines_on(offer),
+            f"{offer.outlook.memory.peak_bytes / 1e9:.1f}/{offer.device.memory_bytes / 1e9:.0f}",
+            _hours(offer.outlook.timing.hours),
+            _hours(offer.device_hours),
             _price(offer),
         ]
         for offer in offers
     ]
-    headings = ["devices", "sharding", "GB at the peak", "hours", "device-hours", "price"]
-    keep = [any(row[n] for row in rows) or n < 3 for n in range(len(headings))]
+    headings = ["devices", "sharding", "engines on", "GB", "hours", "device-h", "price"]
+    keep = [any(row[n] for row in rows) or n in (0, 1, 3) for n in range(len(headings))]
     kept = [[cell for cell, stays in zip(row, keep, strict=True) if stays] for row in rows]
     return [text for text, stays in zip(headings, keep, strict=True) if stays], kept
 
@@ -92,7 +91,47 @@ def search_note(offers: Sequence[Offer]) -> str:
         return f"no hardware of the table does, up to {COUNTS[-1]} devices of a kind"
     several = [offer for offer in offers if offer.count > 1]
     flags = shlex.join((several or offers)[0].overrides)
-    return f"the recipe with its ranks set so: {flags}, as the line says"
+    return f"the recipe with its ranks and engines set so: {flags}, as the line says"
+
+
+def split_rows(splits: Sequence[Split]) -> tuple[Sequence[str], list[list[str]]]:
+    """Headings, and a row for each way to share the cards, the fastest first."""
+    rows = [
+        [
+            str(split.outlook.recipe.learner.ranks),
+            split.engines,
+            split.outlook.recipe.learner.sharding,
+            f"{split.outlook.memory.peak_bytes / 1e9:.1f}",
+            f"{split.outlook.timing.step.get('sample', 0.0):.3g}",
+            f"{split.outlook.timing.step_seconds:.3g}",
+            "" if split.outlook.timing.hours is None else f"{split.outlook.timing.hours:,.1f}",
+        ]
+        for split in splits[:SHOWN]
+    ]
+    return ("learn", "sample", "sharding", "GB", "sample s", "step s", "hours"), rows
+
+
+def split_note(splits: Sequence[Split], hardware: Hardware) -> str:
+    """The best way to share the cards, as flags."""
+    where = f"{hardware.count} x {hardware.device.name}"
+    if not splits:
+        return f"no split of {where} between learner and engines fits"
+    return f"the best split of {where}: {shlex.join(splits[0].overrides)}"
+
+
+def _engines_on(offer: Offer) -> str:
+    """On how many of the devices engines are, and whether a learner is there too."""
+    places = offer.outlook.places
+    if not offer.outlook.recipe.trains_on_rollouts or not places.engines:
+        return ""
+    return str(places.own_cards) if places.own_cards else "the same"
+
+
+def _hours(hours: float | None) -> str:
+    """Two decimals of few hours, none of many; empty where they are not known."""
+    if hours is None:
+        return ""
+    return f"{hours:,.0f}" if hours >= 1000 else f"{hours:.2f}"
 
 
 def _price(offer: Offer) -> str:

@@ -7,7 +7,7 @@ from postgrad.core.batch import MICRO_TRAIN_TOKENS, BatchGeometry
 from postgrad.learner.settings import LearnerSettings
 from postgrad.plan.hardware import Device
 from postgrad.recipe.recipe import Recipe
-from postgrad.rollout.local.budget import PREFILL_TOKENS, EngineSizes, choose_sizes, places_for
+from postgrad.rollout.local.budget import PREFILL_TOKENS, EngineSizes
 
 EVALUATION_SEQUENCES = 512  # assumed of an evaluation: its rows are not read before the run
 DType = Literal["auto", "float32", "bfloat16"]
@@ -67,8 +67,9 @@ class Sizes:
 
     micro_tokens: int  # most tokens of one forward pass of the learner on one rank
     longest: int  # tokens of the longest sequence
-    engine: EngineSizes | None  # slots and cache of the engine; None: nothing is sampled
-    prefill_tokens: int  # most prompt tokens of one forward pass of the engine
+    engine: EngineSizes | None = None  # slots and cache of an engine; None: nothing is sampled
+    prefill_tokens: int = 0  # most prompt tokens of one forward pass of the engine
+    places: int = 0  # tokens of the longest sequence that the engine samples
 
 
 def sizes(
@@ -77,13 +78,11 @@ def sizes(
     sharing: Sharing,
     *,
     device: Device,
-    token_bytes: int,
-    free_bytes: int,
+    engine: EngineSizes | None,
 ) -> Sizes:
     """The sizes that the recipe states, else those that the run would choose at its start.
 
-    token_bytes: of one place of the engine's cache. free_bytes: free on the device when the engine
-    starts.
+    engine: the sizes of each engine; None: nothing is sampled.
     """
     longest = recipe.data.max_len
     sample = longest * recipe.sequences_per_sample
@@ -96,21 +95,16 @@ def sizes(
             MICRO_TRAIN_TOKENS["cpu" if device.is_cpu else "cuda"],
         )
     tokens = -(-min(stated, share) // sharing.context)
-    rollout = recipe.rollout_settings
-    if rollout is None or not recipe.samples_answers:
-        return Sizes(tokens, longest, None, 0)
-    evaluated = max((settings.max_len for settings in recipe.eval.sets), default=0)
-    places = max(longest, evaluated)
-    engine = choose_sizes(
-        rollout,
-        sequences=engine_sequences(recipe, geometry),
-        max_len=places,
-        token_bytes=token_bytes,
-        free_bytes=max(free_bytes, places_for(places) * token_bytes),
-    )
-    return Sizes(
-        tokens, longest, engine, max(PREFILL_TOKENS["cpu" if device.is_cpu else "cuda"], places)
-    )
+    if engine is None:
+        return Sizes(tokens, longest)
+    places = longest_sampled(recipe)
+    prefill = max(PREFILL_TOKENS["cpu" if device.is_cpu else "cuda"], places)
+    return Sizes(tokens, longest, engine, prefill, places)
+
+
+def longest_sampled(recipe: Recipe) -> int:
+    """Tokens of the longest sequence that an engine holds, of training or of evaluations."""
+    return max(recipe.data.max_len, *(settings.max_len for settings in recipe.eval.sets), 0)
 
 
 def engine_sequences(recipe: Recipe, geometry: BatchGeometry) -> int:

@@ -12,9 +12,9 @@ from typing import Any
 
 from postgrad.core.batch import BatchGeometry
 from postgrad.models.shapes import ForwardFlops, ModelShape
+from postgrad.plan.engines import EnginePlaces, SampledShare, engine_width, reduced_bytes
 from postgrad.plan.hardware import Device, Efficiency
 from postgrad.plan.lengths import RowLengths
-from postgrad.plan.memory import engine_width
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import ALONE, Sharing, Sizes, width
 from postgrad.recipe.recipe import Recipe, RLRecipe
@@ -27,6 +27,9 @@ MOVES = 6
 # Guesses where state lies with the host: PCIe 4.0 x16, as copies from pinned memory get it, and a
 # rank's share of a server's memory bandwidth while the optimizer steps there.
 HOST_LINK, HOST_MEMORY = 25e9, 20e9
+# Of a layer's overhead, what is left where decoding is a CUDA graph: kernels follow each other
+# without the host. A guess.
+GRAPHED = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +39,20 @@ class Timing:
     step: Mapping[str, float]  # seconds of one step by phase: "sample", "score", "update"
     steps: int | None  # of the run; None: only the data says how many
     once: Mapping[str, float]  # seconds of what comes once, before the first step
-    devices: int  # that train
+    devices: int  # all cards of the run: of ranks and of engines
+    overlaps: bool = False  # engines sample the next step while learners work on this one
 
     @property
     def step_seconds(self) -> float:
         """Seconds of one step of the loop."""
-        return sum(self.step.values())
+        sampled = self.step.get("sample", 0.0)
+        learned = sum(self.step.values()) - sampled
+        return max(sampled, learned) if self.overlaps else sampled + learned
+
+    @property
+    def device_seconds(self) -> float:
+        """Seconds of a step times the cards of the run."""
+        return self.step_seconds * self.devices
 
     @property
     def hours(self) -> float | None:
@@ -68,10 +79,6 @@ class CostModel:
     device: Device
     efficiency: Efficiency  # the share of the device's figures that work gets
     sharing: Sharing  # how many devices there are, and what each has of the weights
-
-    def alone(self) -> "CostModel":
-        """The costs on one device alone."""
-        return replace(self, sharing=ALONE)
 
     def products(self, flops: float, b: int) -> float:
         """Seconds of matrix products that all ranks share. b: bytes of a number."""
@@ -112,6 +119,7 @@ def timing(
     sizes: Sizes,
     lengths: RowLengths,
     costs: CostModel,
+    places: EnginePlaces,
 ) -> Timing:
     """The time of a run that has the machine to itself. Evaluations are not counted. Neither are
     saves, which are written during the next step.
@@ -120,7 +128,7 @@ def timing(
     once: dict[str, float] = {}
     samples = Samples.of(recipe, geometry, lengths)
     if isinstance(recipe, RLRecipe):
-        step["sample"] = _sampling(recipe, geometry, roles[0], sizes, lengths, costs)
+        step["sample"] = _sampling(recipe, geometry, roles[0], sizes, lengths, costs, places)
         readers = list(_readers(recipe, geometry, roles))
         step["score"] = sum(_forward(role, samples, sizes, costs) for role in readers)
     elif ("reference", "model") in recipe.loaded_models:
@@ -131,7 +139,7 @@ def timing(
         for role in roles
         if role.learner is not None
     )
-    return Timing(step, geometry.steps, once, costs.sharing.ranks)
+    return Timing(step, geometry.steps, once, recipe.learner.ranks + places.own_cards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +171,9 @@ def _readers(
 ) -> Iterator[PlannedRole]:
     """The roles that compute logprobs or values of a step's samples before the update."""
     for role in roles:
-        needed = recipe.algorithm.needs().old_logprobs or geometry.updates_per_step > 1
+        needs = recipe.algorithm.needs()
+        several = geometry.updates_per_step > 1 and not needs.sampled_is_old
+        needed = needs.old_logprobs or several
         if role.name != "policy" or needed:
             yield role
 
@@ -267,28 +277,34 @@ def _sampling(
     sizes: Sizes,
     lengths: RowLengths,
     costs: CostModel,
+    places: EnginePlaces,
 ) -> float:
-    """Seconds of sampling by the built-in engine, which works on one device, however many ranks
-    train.
+    """Seconds in which each engine samples its share of the prompts, all of them at once.
 
-    Every prompt is computed once. Then each pass computes one token for as many sequences as there
-    are slots. It reads weights, keys and values, and multiplies with them; on a CPU core the times
-    of the two add up (benchmarks.growth).
+    Every prompt is computed once. Then each pass reads the weights, and of every sequence it reads
+    keys and values and computes one token; on a CPU core the times of the two add up
+    (benchmarks.growth). Cards of one engine divide all of that and add up their sums.
     """
-    assert sizes.engine is not None
+    if sizes.engine is None:
+        return 0.0
     shape, answers = policy.shape, recipe.answers_per_prompt
-    b = engine_width(recipe.rollout, policy, cpu=costs.device.is_cpu)
-    prompts = geometry.rollout_batch_size or 0
-    first = shape.flops(prompts * lengths.prompt, prompts * lengths.prompt**2, prompts)
-    costs = costs.alone()
-    seconds = costs.products(costs.as_products(first), b)
-    seconds += costs.between(shape, prompts * lengths.prompt, b)
-    sequences = geometry.samples_per_step
-    together = min(sequences, sizes.engine.slots)
-    passes = lengths.answer * max(1.0, sequences / together)
+    cpu, each = costs.device.is_cpu, places.each
+    b = engine_width(recipe.rollout, policy, cpu=cpu)
+    longest = recipe.sampled_tokens
+    share = SampledShare.of(geometry, lengths, sizes.engine, places, answers, longest)
+    costs = replace(costs, sharing=replace(ALONE, tensor=each))
+    tokens = share.prompts * lengths.prompt
+    first = shape.flops(tokens, share.prompts * lengths.prompt**2, share.prompts)
+    seconds = costs.products(costs.as_products(first), b) + costs.between(shape, tokens, b)
+    seconds += costs.sends(tokens * reduced_bytes(shape, b, each))
+    overhead = _overhead(shape, costs)
+    if not cpu and not (places.is_vllm and recipe.rollout.vllm.eager):
+        overhead *= GRAPHED
+    one_pass = costs.reads(shape.parameters() * b / each) + overhead
+    seconds += share.passes * one_pass
     seen = lengths.prompt + lengths.answer / 2
-    held = together * (lengths.prompt / min(answers, LANES) + lengths.answer / 2)
-    flops = shape.flops(together, together * 2 * seen, together)
-    read = shape.parameters() * b + held * shape.cache_bytes_per_token(b)
-    computed = costs.reads(read) + costs.products(costs.as_products(flops), b)
-    return seconds + passes * (computed + _overhead(shape, costs))
+    shared = 1 if places.is_vllm else min(answers, LANES)
+    held = (lengths.prompt / shared + lengths.answer / 2) * shape.cache_bytes_per_token(b)
+    one_token = costs.reads(held / each) + costs.sends(reduced_bytes(shape, b, each))
+    one_token += costs.products(costs.as_products(shape.flops(1, 2 * seen, 1)), b)
+    return seconds + share.sequences * share.mean * one_token

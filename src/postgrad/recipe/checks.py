@@ -142,20 +142,10 @@ def moving_reference(
 
 
 def _batch(recipe: Sections) -> Iterator[RecipeProblem]:
-    """Batch numbers that contradict each other, and a warm-up longer than the run."""
-    geometry, problems = derive(recipe.batch, recipe.length(), recipe.parallel)
+    """Batch numbers that contradict each other."""
+    _, problems = derive(recipe.batch, recipe.length(), recipe.parallel)
     for key, text in problems:
         yield tuple(key.split(".")), text
-    updates = geometry.total_updates if geometry else None
-    reported: set[int] = set()  # a critic takes the policy's warm-up over: one message for both
-    for place, learner in recipe.learner_tables.items():
-        warmup = learner.warmup_updates
-        if updates is not None and warmup > updates and warmup not in reported:
-            reported.add(warmup)
-            yield (
-                (*place, "warmup_updates"),
-                f"{warmup} is more than the {updates} updates of the whole run",
-            )
 
 
 def _data(recipe: Sections) -> Iterator[RecipeProblem]:
@@ -192,19 +182,7 @@ def _model(recipe: Sections) -> Iterator[RecipeProblem]:
                 'not see through: use "auto" or false',
             )
             break
-    model, rollout = recipe.model, recipe.rollout_settings
-    if rollout is not None and rollout.vllm.lora == "adapter":
-        if model.lora is None:
-            yield (
-                ("rollout", "vllm", "lora"),
-                '"adapter" sends the policy\'s adapter, and it has none: give [model.lora]',
-            )
-        elif model.quantize != "none":
-            yield (
-                ("rollout", "vllm", "lora"),
-                f'"adapter" beside model.quantize = "{model.quantize}": vLLM would apply it to '
-                'other weights than those that it was trained on: use "merged"',
-            )
+    model = recipe.model
     if model.path is not None:
         return
     if model.init is None:

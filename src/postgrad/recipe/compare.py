@@ -1,5 +1,7 @@
 """Two recipes of one run: which keys changed, and which may change without another result."""
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -72,6 +74,17 @@ def compare(
             + " ".join(f"--allow-change {key}" for key in refused)
         )
     return changed
+
+
+def changes(before: Recipe, after: Recipe, keys: Sequence[str]) -> dict[str, tuple[Any, Any]]:
+    """(value before, value after) of each of the dotted `keys`."""
+    old, new = before.dump(), after.dump()
+    return {key: (_value(old, key), _value(new, key)) for key in keys}
+
+
+def recipe_hash(recipe: Recipe) -> str:
+    """SHA-256 of a resolved recipe, to tell whether a summary is of this one."""
+    return hashlib.sha256(json.dumps(recipe.dump(), sort_keys=True).encode()).hexdigest()
 
 
 def covers(allowed: str, key: str) -> bool:

@@ -38,11 +38,13 @@ class Origin:
 
 def explain(error: ValidationError, model: type[BaseModel], origin: Origin) -> UsageError:
     """One UsageError with a line for each problem of the recipe."""
-    lines = [
-        _line(dict(problem), model, origin)
-        for problem in error.errors(include_url=False)
+    problems: list[dict[str, Any]] = [dict(each) for each in error.errors(include_url=False)]
+    not_inherited = [
+        problem
+        for problem in problems
         if not is_inherited(origin.raw, problem["loc"]) or problem["type"] in ("recipe", "missing")
     ]
+    lines = [_line(problem, model, origin) for problem in not_inherited or problems]
     return UsageError("\n".join(dict.fromkeys(lines)))
 
 
@@ -75,7 +77,7 @@ def _hint(place: KeyPath, model: type[BaseModel], raw: dict[str, Any]) -> str:
     fields = list(_fields(model, place[:-1], raw))
     close = nearest(name, fields)
     if close:
-        return f"did you mean {close!r}?"
+        return f"did you mean {'.'.join(map(str, (*place[:-1], close)))!r}?"
     elsewhere = [path for path in _paths(model, ()) if path[-1] == name or ".".join(path) == name]
     if elsewhere:
         return f"did you mean {'.'.join(elsewhere[0])!r}?"

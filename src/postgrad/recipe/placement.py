@@ -3,7 +3,7 @@ what is wrong)."""
 
 from collections.abc import Iterator
 
-from postgrad.cluster.settings import ClusterSettings, RolePlacement
+from postgrad.cluster.settings import POLICY, ClusterSettings, RolePlacement, SidePlacement
 from postgrad.learner.settings import LearnerSettings
 from postgrad.recipe.lines import RecipeProblem
 from postgrad.recipe.settings import AnsweringSections, CommonSections
@@ -16,6 +16,11 @@ TABLES = ("vllm", "openai")  # of engines that have settings of their own
 def placement_problems(recipe: CommonSections, job: str) -> Iterator[RecipeProblem]:
     """Placements that no cluster has room for."""
     settings, ranks = recipe.cluster, recipe.learner.ranks
+    for role, table in settings.side_roles.items():
+        if (role, "model") not in recipe.loaded_models:
+            yield ("cluster", role), "this job asks no such role: leave it out"
+        elif table.offload and (problem := _cannot_rest(recipe, settings, role)):
+            yield ("cluster", role, "offload"), problem
     if settings.type == "local":
         yield from _unread(settings)
         return
@@ -27,6 +32,8 @@ def placement_problems(recipe: CommonSections, job: str) -> Iterator[RecipeProbl
             "the two, or the same number",
         )
     yield from _spread("policy", policy, ranks, f"learner.ranks = {ranks}")
+    for role, table in settings.side_roles.items():
+        yield from _side_role(recipe, settings, role, table)
     workers = settings.engines(ranks)
     if not workers:
         return
@@ -47,13 +54,76 @@ def placement_problems(recipe: CommonSections, job: str) -> Iterator[RecipeProbl
 
 def _unread(settings: ClusterSettings) -> Iterator[RecipeProblem]:
     """Placements that a local run would not read."""
-    for key in ("policy", "rollout"):
-        if getattr(settings, key) != ClusterSettings.model_fields[key].default:
+    for key in ("policy", "critic", "reference", "reward_model", "rollout"):
+        stated = getattr(settings, key)
+        if key in settings.side_roles and stated == SidePlacement(offload=stated.offload):
+            continue  # of one process too
+        if stated != ClusterSettings.model_fields[key].default:
             yield (
                 ("cluster", key),
                 'with cluster.type = "local" everything runs in one process: --cluster.type ray, '
                 "or leave this out",
             )
+
+
+def _side_role(
+    recipe: CommonSections, settings: ClusterSettings, role: str, table: SidePlacement
+) -> Iterator[RecipeProblem]:
+    """A place that a role beside the policy cannot have."""
+    place, other, processes = ("cluster", role), table.colocate, table.processes
+    if other is not None:
+        stated = [key for key in ("ranks", "gpus", "cpus", "machines") if getattr(table, key)]
+        if stated:
+            yield (*place, stated[0]), f'is that of {other} (colocate = "{other}"): leave it out'
+        if other == role or (other != POLICY and settings.home(other) != other):
+            yield (
+                (*place, "colocate"),
+                f'"{other}" has no processes of its own (cluster.{other}.ranks): name one that '
+                'has, or "policy"',
+            )
+    elif table.gpus not in (None, 0, processes):
+        yield (
+            (*place, "gpus"),
+            f"{table.gpus} beside ranks = {processes}: every rank has one GPU; state one of the "
+            "two, or the same number",
+        )
+    elif not processes and (table.cpus or table.machines):
+        yield place, "cpus and machines are of processes of its own: say how many with ranks"
+    else:
+        yield from _spread(role, table, processes, f"ranks = {processes}")
+    if settings.home(role) == POLICY:
+        return
+    if role == "reference" and recipe.reference_moves:
+        yield (
+            place,
+            "a reference that follows the policy (refresh_steps, ema_decay) lies on its ranks: "
+            "leave this out",
+        )
+    source = recipe.model_tables[role, "model"].source
+    own_start = source == recipe.model.source
+    if role == "reference" and own_start and not recipe.trains_on_rollouts:
+        yield (
+            place,
+            "without a reference.model.path of its own the policy computes these logprobs "
+            "itself, before its first update: leave this out",
+        )
+
+
+def _cannot_rest(recipe: CommonSections, settings: ClusterSettings, role: str) -> str | None:
+    """Why a role's weights cannot lie in the host's memory between its passes; None: they can."""
+    if role == "critic":
+        return "is for frozen roles, and the critic learns: critic.learner.offload"
+    if role == "reference" and recipe.reference_moves:
+        return "is for frozen roles, and this reference follows the policy: leave it out"
+    over = ("model",) if role == "reference" else ("critic", "model")
+    trained, frozen = recipe.loaded_models.get(over), recipe.model_tables[role, "model"]
+    if trained is None or trained.lora is None:
+        return None
+    start = trained.source or recipe.model.source
+    together = settings.home(role) == (POLICY if role == "reference" else settings.home("critic"))
+    if together and (frozen.source or recipe.model.source) == start:
+        return "these are the weights under an adapter that is trained on them: leave it out"
+    return None
 
 
 def _spread(
@@ -168,6 +238,21 @@ def engine_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
             ("rollout", "dtype"),
             f'"{rollout.dtype}": the engine reads the policy\'s weights in four bits and computes '
             "in model.dtype: leave it out",
+        )
+    workers = recipe.cluster.type != "local" and recipe.cluster.engines(recipe.learner.ranks)
+    if rollout.max_staleness and workers:
+        yield (
+            ("rollout", "max_staleness"),
+            f"{rollout.max_staleness} needs the engine in the first process: rollout workers "
+            "sample at their own pace, so where a step would cut them differs from run to run; "
+            "set 0, or leave out cluster.rollout and cluster.policy.colocate",
+        )
+    if rollout.transport != "auto" and (workers or rollout.type != "vllm"):
+        where = "rollout workers get weights by Ray" if workers else "this engine has no processes"
+        yield (
+            ("rollout", "transport"),
+            f'"{rollout.transport}" is for vLLM beside a learner on one machine, and {where}: '
+            "leave it out",
         )
     if rollout.type == "openai":
         yield from _openai(recipe)

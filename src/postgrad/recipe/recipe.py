@@ -166,6 +166,7 @@ class RLRecipe(_Recipe, AnsweringSections):
             *answering.answering(self),
             *answering.sampling(self),
             *answering.correction(self.algorithm, self.rollout),
+            *answering.stale_samples(self.algorithm, self.rollout),
             *checks.moving_reference(self.reference, self.model, self.algorithm),
             *answering.group_size(self.algorithm, self.batch),
         ]
@@ -199,6 +200,10 @@ class RLRecipe(_Recipe, AnsweringSections):
     @property
     def learner_tables(self) -> dict[KeyPath, LearnerSettings]:
         return {("learner",): self.learner, ("critic", "learner"): self.critic.learner}
+
+    @property
+    def reference_moves(self) -> bool:
+        return self.reference.moves
 
     @property
     def trains_on_rollouts(self) -> bool:

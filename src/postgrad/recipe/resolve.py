@@ -127,7 +127,7 @@ def is_inherited(raw: Table, place: KeyPath) -> bool:
         elif isinstance(node, list) and isinstance(part, int) and part < len(cast(list[Any], node)):
             node = cast(list[Any], node)[part]
         else:
-            return True
+            return isinstance(node, dict) or isinstance(part, int)  # else a kind that was tried
     return False
 
 

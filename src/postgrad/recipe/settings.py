@@ -246,6 +246,11 @@ class CommonSections(Settings):
         }
 
     @property
+    def reference_moves(self) -> bool:
+        """True where the reference follows the policy."""
+        return False
+
+    @property
     def trains_on_rollouts(self) -> bool:
         """True where the loop samples the answers that it learns from: RL."""
         return False

@@ -6,8 +6,8 @@ An engine continues token sequences; it knows nothing of environments and reward
 one suite of tests, tests/contracts/test_engines.py.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +18,25 @@ from torch import Tensor, nn
 from postgrad.core.errors import RunError
 from postgrad.core.records import FinishReason
 from postgrad.rollout.settings import SamplingSettings
-from postgrad.rollout.transport.send import Sent
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The first W tokens of a sample's turn, which an engine wrote before it was cut."""
+
+    token_ids: NDArray[np.int32]  # [W]
+    logprobs: NDArray[np.float32]  # [W] nats, as in a Completion
+    versions: tuple[tuple[int, int], ...]  # ((policy version, tokens), ...) in order
+
+    def first(self, count: int) -> "Written":
+        """The first `count` tokens."""
+        versions: list[tuple[int, int]] = []
+        left = count
+        for version, tokens in self.versions:
+            versions.append((version, min(tokens, left)))
+            left -= versions[-1][1]
+        kept = tuple((version, tokens) for version, tokens in versions if tokens)
+        return Written(self.token_ids[:count], self.logprobs[:count], kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +44,8 @@ class Request:
     """Continue `token_ids` once for each of `sample_ids`.
 
     The tokens that are drawn depend only on (seed, ticket, sample, turn, position), on the weights
-    and on `token_ids`.
+    and on `token_ids`. A turn that was cut goes on behind `written`, which is part of its
+    completion and of its limit: positions, stop strings and max_new_tokens count from its start.
     """
 
     ticket: int  # of the prompt
@@ -36,6 +55,54 @@ class Request:
     turn: int = 0  # the policy's, from 0
     seed: int = 0  # of the run
     messages: Sequence[Mapping[str, str]] = ()  # the prompt in the chat format; () in later turns
+    written: Written | None = None  # of a turn that goes on; then `sample_ids` is a single sample
+
+    @property
+    def prefix(self) -> NDArray[np.int32]:
+        """[P + W] the tokens behind which the next one is drawn."""
+        if self.written is None:
+            return self.token_ids
+        return np.concatenate([self.token_ids, self.written.token_ids])
+
+    @property
+    def position(self) -> int:
+        """W: the place of the next token in its turn."""
+        return 0 if self.written is None else len(self.written.token_ids)
+
+    @property
+    def new_tokens(self) -> int:
+        """How many tokens may still be drawn."""
+        return self.sampling.max_new_tokens - self.position
+
+    def require_valid(self) -> None:
+        """Raises ValueError for a request that no engine can do."""
+        if not len(self.token_ids) or not self.sample_ids:
+            raise ValueError(f"ticket {self.ticket}: a request needs a token and a sample")
+        if self.written is not None and (len(self.sample_ids) > 1 or self.new_tokens < 1):
+            raise ValueError(
+                f"ticket {self.ticket}: a turn that goes on is a single sample's, and not at its "
+                "limit yet"
+            )
+
+    def turn_with(
+        self,
+        token_ids: NDArray[np.int32],
+        logprobs: NDArray[np.float32],
+        versions: Sequence[tuple[int, int]],
+    ) -> Written:
+        """The turn from its start to the end of newly drawn tokens."""
+        if self.written is None:
+            return Written(token_ids, logprobs, tuple(versions))
+        before = self.written
+        return Written(
+            np.concatenate([before.token_ids, token_ids]),
+            np.concatenate([before.logprobs, logprobs]),
+            joined(before.versions, versions),
+        )
+
+    def cut_after(self, sample: int, turn: Written) -> "Request":
+        """The request that continues `sample` where it was cut; turn: as of `turn_with`."""
+        return replace(self, sample_ids=(sample,), written=turn if len(turn.token_ids) else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +140,37 @@ class EngineStats:
         seconds = self.prefill_seconds + self.decode_seconds
         return self.response_tokens / seconds if seconds else 0.0
 
+    def by_engine(self) -> dict[str, float]:
+        """Metrics of each of several engines since the last call, "engine/0/response_tokens" say;
+        {} where there is one.
+        """
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The account of a publish."""
+
+    way: str  # of the payloads; "local": the engine took them in the learner's process
+    size: int  # bytes of payloads, for each engine
+    seconds: float
+    fallback: str = ""  # why they did not go the way that these cards could
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The names and numbers of docs/metrics.md."""
+        measured = {
+            "publish/send_seconds": self.seconds,
+            "publish/sent_bytes": float(self.size),
+            f"publish/by_{self.way}": 1.0,
+        }
+        return measured | ({"publish/fallback_seconds": self.seconds} if self.fallback else {})
+
 
 class Engine(Protocol):
     """A sampler with weights of its own."""
 
     stats: EngineStats
-
-    @property
-    def takes_adapters(self) -> bool:
-        """Whether `load_weights` wants the policy's adapter alone: the engine has its base."""
-        ...
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises UsageError where it is longer than the engine can hold."""
@@ -96,11 +184,10 @@ class Engine(Protocol):
         """Replace all weights, by their Hugging Face names; later tokens get `version`. Returns the
         account of what was sent.
 
-        weights: of the policy's `hub_weights`, or where the engine `takes_adapters` of its
-        `adapter_weights`. Samples in flight continue with the new weights, and their `versions`
-        record where; the built-in engine keeps their keys and values of the old weights. Raises
-        RunError where a weight is missing, unknown or of another shape. After any error the engine
-        refuses to work until weights have been loaded whole.
+        Samples in flight continue with the new weights, and their `versions` record where; the
+        built-in engine keeps their keys and values of the old weights. Raises RunError where a
+        weight is missing, unknown or of another shape. After any error the engine refuses to work
+        until weights have been loaded whole.
         """
         ...
 
@@ -112,9 +199,32 @@ class Engine(Protocol):
         """
         ...
 
+    def cut(self) -> list[Request]:
+        """Stop all samples that have not ended. Returns the requests that continue them, ordered by
+        (ticket, sample). `completed` still returns those that ended before.
+        """
+        ...
+
     def rest(self) -> None:
         """Free memory that others may need: no request comes for a while."""
         ...
+
+
+def joined(
+    first: Sequence[tuple[int, int]], second: Sequence[tuple[int, int]]
+) -> tuple[tuple[int, int], ...]:
+    """The (version, tokens) of `first`, then of `second`; neighbours of one version are added."""
+    spans: list[tuple[int, int]] = []
+    for version, tokens in (*first, *second):
+        if spans and spans[-1][0] == version:
+            tokens += spans.pop()[1]
+        spans.append((version, tokens))
+    return tuple(spans)
+
+
+def in_order(requests: Iterable[Request]) -> list[Request]:
+    """`requests` ordered by (ticket, first sample)."""
+    return sorted(requests, key=lambda request: (request.ticket, request.sample_ids[0]))
 
 
 def generate(engine: Engine, requests: Iterable[Request]) -> list[Completion]:
@@ -162,55 +272,23 @@ class ExpectedWeights:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class WeightHandover(Iterable[tuple[str, Tensor]]):
-    """Weights for an engine. after: to be called when all were taken, before the engine makes room
-    for more; iterating to the end calls it.
-    """
-
-    weights: Iterable[tuple[str, Tensor]]
-    after: Callable[[], None]
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self.weights
-        self.after()
-
-
-class WeightIntake:
-    """Loads weights into `lm` as they come, in its dtype and on its device.
+@torch.no_grad()
+def take_over(lm: nn.Module, weights: Iterable[tuple[str, Tensor]], *, borrow: bool = False) -> int:
+    """Loads all weights into `lm`, in its dtype and on its device; returns their bytes as they
+    came. Raises RunError for one that is missing, unknown or of another shape.
 
     borrow: a weight that has both already is used without a copy, so a change in place changes
     `lm` too. Parameters that share memory, as a decoder packs some, are copied all the same.
     """
-
-    def __init__(self, lm: nn.Module, *, borrow: bool = False) -> None:
-        self.lm = lm
-        self._expected = ExpectedWeights(lm)
-        self._borrow = borrow
-        self.size = 0  # bytes of what was taken, as they came
-
-    @torch.no_grad()
-    def take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Loads some. Raises RunError for one that is unknown or of another shape."""
-        for name, tensor in weights:
-            parameter = self._expected.parameter(name, tensor.shape)
-            alike = tensor.dtype == parameter.dtype and tensor.device == parameter.device
-            alone = parameter.untyped_storage().nbytes() == parameter.nbytes
-            if self._borrow and alike and alone and tensor.is_contiguous():
-                parameter.data = tensor.detach()
-            else:
-                parameter.copy_(tensor)
-            self.size += tensor.nbytes
-
-    def require_all(self) -> None:
-        """Raises RunError where one has not come."""
-        self._expected.require_all()
-
-
-def take_over(
-    lm: nn.Module, weights: Iterable[tuple[str, Tensor]], *, borrow: bool = False
-) -> None:
-    """Loads all weights into `lm`, see WeightIntake. Raises RunError where one is missing."""
-    intake = WeightIntake(lm, borrow=borrow)
-    intake.take(weights)
-    intake.require_all()
+    expected, size = ExpectedWeights(lm), 0
+    for name, tensor in weights:
+        parameter = expected.parameter(name, tensor.shape)
+        alike = tensor.dtype == parameter.dtype and tensor.device == parameter.device
+        alone = parameter.untyped_storage().nbytes() == parameter.nbytes
+        if borrow and alike and alone and tensor.is_contiguous():
+            parameter.data = tensor.detach()
+        else:
+            parameter.copy_(tensor)
+        size += tensor.nbytes
+    expected.require_all()
+    return size

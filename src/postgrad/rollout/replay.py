@@ -6,8 +6,9 @@ from typing import Any
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.untrusted import open_file, parse_json, readable
+from postgrad.rollout.pending import PendingArrays
 from postgrad.rollout.records_json import group_from_lines
-from postgrad.rollout.source import Sampled, State
+from postgrad.rollout.source import NOTHING, Sampled, State
 
 FILE = "samples.jsonl"
 
@@ -50,7 +51,9 @@ class ReplaySource:
                 raise UsageError(f"{self._path}:{number}: a sample needs a whole number {key!r}")
         return line
 
-    def next(self, step: int, cursor: Cursor, state: State) -> Sampled:
+    def next(
+        self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NOTHING
+    ) -> Sampled:
         """The groups of the recorded step `step`, with the reasons why some were filtered.
 
         Raises RunError where there is none, UsageError where its lines are no samples.

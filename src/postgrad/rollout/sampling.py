@@ -1,14 +1,14 @@
 """From prompts to scored groups: sampling, environments and verifiers overlap in time."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from postgrad.core.errors import RunError
 from postgrad.core.records import FinishReason, Prompt, Rollout, ScoredGroup, Turn
-from postgrad.rollout.engine import Completion, Engine, Request
+from postgrad.rollout.engine import Completion, Engine, Request, Written, joined
 from postgrad.rollout.environment import Environment, Episode, SingleTurn
 from postgrad.rollout.settings import SamplingSettings
 
@@ -36,6 +36,106 @@ class Drawing:
     max_len: int | None = None  # tokens of prompt and all turns together; None: no bound
 
 
+class GroupSampler:
+    """Groups that an engine samples side by side, each scored when it is asked for (`finish`).
+
+    What is drawn depends on which groups are open and on the engine's steps, never on how long
+    scoring takes: the engine stands still while scores are waited for.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        scorer: Scoring,
+        drawing: Drawing,
+        tokenizer: Any,
+        on_done: Callable[[int], None] = lambda samples: None,
+    ) -> None:
+        """on_done: called with the number of samples that have just ended."""
+        self._engine = engine
+        self._scorer = scorer
+        self._drawing = drawing
+        self._tokenizer = tokenizer
+        self._on_done = on_done
+        self.groups: dict[int, OpenGroup] = {}  # by ticket, in the order in which they began
+
+    def start(self, prompts: Sequence[Prompt]) -> None:
+        """Samples these prompts too."""
+        began = {prompt.ticket: OpenGroup(prompt, self._drawing) for prompt in prompts}
+        if len(began) != len(prompts):
+            raise ValueError("two prompts have the same ticket")
+        self.go_on(began.values())
+
+    def go_on(self, groups: Iterable["OpenGroup"]) -> None:
+        """Samples groups from where they are: new ones, or those of a `cut`."""
+        for group in groups:
+            self.groups[group.prompt.ticket] = group
+            for request in group.requests():
+                self._engine.submit(request)
+
+    def finish(self, tickets: Sequence[int], *, all_end: bool = False) -> list[ScoredGroup]:
+        """Samples until all of `tickets` have ended, and returns their scored groups, in their
+        order. all_end: all other groups end too, and are not scored yet.
+
+        A group is scored as soon as its last sample has ended, while others are still decoding.
+        Raises RunError where a group does not come back from the scorer.
+        """
+        asked = {ticket: self.groups[ticket] for ticket in tickets}
+        awaited = self.groups if all_end else asked
+        scored: dict[int, ScoredGroup] = {}
+        for group in asked.values():
+            if group.ended:
+                self._submit(group)
+        while any(not group.ended for group in awaited.values()):
+            completions = self._engine.completed()
+            for group in self._take(completions):
+                if group.prompt.ticket in asked:
+                    self._submit(group)
+            scored |= {group.prompt.ticket: group for group in self._scorer.completed(wait=False)}
+            samples = [self.groups[done.ticket].samples[done.sample] for done in completions]
+            self._on_done(sum(sample.request is None for sample in samples))
+        while len(scored) < len(tickets):
+            groups = self._scorer.completed(wait=True)
+            if not groups:
+                raise RunError(
+                    f"{len(tickets) - len(scored)} groups never came back from the scorer"
+                )
+            scored |= {group.prompt.ticket: group for group in groups}
+        for ticket in tickets:
+            del self.groups[ticket]
+        return [scored[ticket] for ticket in tickets]
+
+    def cut(self) -> None:
+        """Stops the engine: `groups` have what was written so far, and can go on from there."""
+        requests = self._engine.cut()
+        while completions := self._engine.completed():  # they ended before
+            self._take(completions, submit=False)
+        for request in requests:
+            for number in request.sample_ids:
+                sample = self.groups[request.ticket].samples[number]
+                sample.request = replace(request, sample_ids=(number,))
+
+    def _take(self, completions: Sequence[Completion], *, submit: bool = True) -> list["OpenGroup"]:
+        """Hands turns to their samples. Returns the groups whose last sample has ended now."""
+        if not completions:
+            raise RunError("the engine has nothing to do, and samples are missing")
+        ended: list[OpenGroup] = []
+        for completion in completions:
+            group = self.groups[completion.ticket]
+            next_request = group.samples[completion.sample].take(completion)
+            if next_request is None:
+                group.left -= 1
+                if group.ended:
+                    ended.append(group)
+            elif submit:
+                self._engine.submit(next_request)
+        return ended
+
+    def _submit(self, group: "OpenGroup") -> None:
+        rollouts = [sample.rollout(self._tokenizer) for sample in group.samples]
+        self._scorer.submit(group.prompt, rollouts)
+
+
 def sample_groups(
     engine: Engine,
     scorer: Scoring,
@@ -44,47 +144,37 @@ def sample_groups(
     tokenizer: Any,
     on_done: Callable[[int], None] = lambda samples: None,
 ) -> list[ScoredGroup]:
-    """The scored groups of `prompts`, in their order; their tickets must differ.
-
-    A group is scored as soon as its last sample ends, while others are still decoding; the samples
-    do not depend on how long scoring takes. on_done: called with the number of newly ended samples.
-    Raises RunError where a group does not come back from the scorer.
+    """The scored groups of `prompts`, in their order, by an engine that does nothing else; their
+    tickets must differ. on_done, errors: as of GroupSampler.
     """
-    open_samples = {
-        prompt.ticket: [_Sample(prompt, i, drawing) for i in range(drawing.samples)]
-        for prompt in prompts
-    }
-    if len(open_samples) != len(prompts):
-        raise ValueError("two prompts have the same ticket")
-    for prompt in prompts:
-        samples = tuple(range(drawing.samples))
-        drawn = (drawing.sampling, 0, drawing.seed)
-        engine.submit(
-            Request(prompt.ticket, samples, prompt.token_ids, *drawn, messages=prompt.messages)
-        )
-    samples_left = dict.fromkeys(open_samples, drawing.samples)
-    scored: dict[int, ScoredGroup] = {}
-    while completions := engine.completed():
-        ended = 0
-        for completion in completions:
-            group = open_samples[completion.ticket]
-            next_request = group[completion.sample].take(completion)
-            if next_request is not None:
-                engine.submit(next_request)
-                continue
-            ended += 1
-            samples_left[completion.ticket] -= 1
-            if not samples_left[completion.ticket]:
-                rollouts = [sample.rollout(tokenizer) for sample in group]
-                scorer.submit(group[0].prompt, rollouts)
-        scored |= {group.prompt.ticket: group for group in scorer.completed(wait=False)}
-        on_done(ended)
-    while len(scored) < len(prompts):
-        ended_groups = scorer.completed(wait=True)
-        if not ended_groups:
-            raise RunError(f"{len(prompts) - len(scored)} groups never came back from the scorer")
-        scored |= {group.prompt.ticket: group for group in ended_groups}
-    return [scored[prompt.ticket] for prompt in prompts]
+    sampler = GroupSampler(engine, scorer, drawing, tokenizer, on_done)
+    sampler.start(prompts)
+    return sampler.finish([prompt.ticket for prompt in prompts])
+
+
+class OpenGroup:
+    """A prompt whose samples are in progress."""
+
+    def __init__(self, prompt: Prompt, drawing: Drawing) -> None:
+        self.prompt = prompt
+        self.samples = [OpenSample(prompt, i, drawing) for i in range(drawing.samples)]
+        self.left = drawing.samples  # samples that have not ended
+
+    @property
+    def ended(self) -> bool:
+        """Whether all samples have ended."""
+        return not self.left
+
+    def requests(self) -> Iterator[Request]:
+        """What an engine has to do: a request for all samples that have not begun, then one for
+        each that goes on.
+        """
+        waiting = [sample.request for sample in self.samples if sample.request is not None]
+        fresh = [r for r in waiting if not r.turn and r.written is None]
+        if fresh:
+            numbers = tuple(number for request in fresh for number in request.sample_ids)
+            yield replace(fresh[0], sample_ids=numbers)
+        yield from (request for request in waiting if request.turn or request.written is not None)
 
 
 def mean_counts(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -96,7 +186,7 @@ def mean_counts(rollouts: Sequence[Rollout]) -> dict[str, float]:
     }
 
 
-class _Sample:
+class OpenSample:
     """A sample in progress: its turns so far and its episode."""
 
     def __init__(self, prompt: Prompt, number: int, drawing: Drawing) -> None:
@@ -105,21 +195,30 @@ class _Sample:
         self._drawing = drawing
         self._episode: Episode = drawing.environment.reset(prompt, number)
         self._turns: list[Turn] = []
-        self._texts: list[str] = []
-        self._versions: list[tuple[int, int]] = []
+        self.completions: list[Completion] = []  # the policy's turns
         self._rewards: list[float] = []  # one a turn
         self._counts: dict[str, float] = {}
         self._finish: FinishReason = "stop"
+        # What an engine has to do next; None: the sample has ended.
+        self.request: Request | None = Request(
+            prompt.ticket, (number,), prompt.token_ids, drawing.sampling, 0, drawing.seed,
+            messages=prompt.messages,
+        )  # fmt: skip
 
     def take(self, completion: Completion) -> Request | None:
         """Add the policy's newest turn; the request for the next one, or None at the end."""
+        self.request = self._after(completion)
+        return self.request
+
+    def go_on(self, turn: Written) -> None:
+        """Sets what was written of the turn under way."""
+        assert self.request is not None
+        self.request = self.request.cut_after(self._number, turn)
+
+    def _after(self, completion: Completion) -> Request | None:
         self._turns.append(Turn("policy", completion.token_ids, completion.logprobs))
-        self._texts.append(completion.text)
+        self.completions.append(completion)
         self._finish = completion.finish_reason
-        for version, tokens in completion.versions:
-            if self._versions and self._versions[-1][0] == version:
-                tokens += self._versions.pop()[1]
-            self._versions.append((version, tokens))
         observation = self._episode.step(completion)
         self._rewards.append(observation.reward)
         for name, count in observation.counts.items():
@@ -170,11 +269,11 @@ class _Sample:
             sample=self._number,
             turns=tuple(self._turns),
             finish_reason=self._finish,
-            versions=tuple(self._versions),
-            text=self._texts[0]
+            versions=joined((), [span for turn in self.completions for span in turn.versions]),
+            text=self.completions[0].text
             if one_turn
             else tokenizer.decode(tokens.tolist(), skip_special_tokens=True),
             columns=columns,
-            answer=None if one_turn else self._texts[-1],
+            answer=None if one_turn else self.completions[-1].text,
             counts=self._counts,
         )

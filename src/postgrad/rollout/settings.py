@@ -55,9 +55,7 @@ class VLLMSettings(Settings):
     the two share a GPU. There weights are dropped and come with the next publish; on GPUs of its
     own an engine keeps them in the host's memory. `seeded`: each sample has a seed of its own, so
     that its tokens do not depend on what is sampled beside it; false: vLLM draws for all rows of a
-    step at once, which is faster, and no run can be repeated. `lora`: with [model.lora], "merged"
-    sends whole weights with the adapter merged into them after each step, "adapter" the adapter
-    alone, which vLLM applies to the base that it read at its start.
+    step at once, which is faster, and no run can be repeated.
     """
 
     python: str | None = None
@@ -67,7 +65,6 @@ class VLLMSettings(Settings):
     eager: bool | None = None
     sleep: bool | None = None
     seeded: bool = True
-    lora: Literal["merged", "adapter"] = "merged"
     start_seconds: float = Field(default=600.0, gt=0.0)  # until a process can sample
 
 
@@ -104,6 +101,11 @@ class RolloutSettings(SamplingSettings):
     `keep_above` or not below `keep_below`. `filter_on` names the component that is asked, also by
     a curriculum. A replay, which samples nothing, refuses both this and a curriculum.
 
+    max_staleness: how many steps may lie between the weights that begin a sample and the step that
+    trains on it. 0: each step samples with its own weights. Otherwise the prompts of as many steps
+    ahead are sampled beside a step's own, and new weights arrive while they are being written
+    (docs/async.md). in_flight_updates = false: a sample ends with the weights that began it.
+
     `slots`: sequences decoded together; `cache_tokens`: token places in the key-value cache. Both
     are chosen at start where they are left out, and kept as run state. slots = "auto": as many as
     fit the memory that is there, tried on the device.
@@ -120,12 +122,14 @@ class RolloutSettings(SamplingSettings):
     keep_above: float | None = None
     keep_below: float | None = None
     curriculum: CurriculumSettings = CurriculumSettings()
+    max_staleness: int = Field(default=0, ge=0, le=64)
+    in_flight_updates: bool = True
     slots: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     cache_tokens: int | None = Field(default=None, ge=16)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    # How weights get to an engine in another process. "memory": through the host's memory. "ipc":
-    # on the GPU that learner and engine share. "broadcast": NCCL, on CPUs gloo. "auto" chooses by
-    # where they are, and says so where versions do not allow what the GPUs would.
+    # How weights get to vLLM's processes on the learner's machine. "memory": through the host's
+    # memory. "ipc": on the GPU that learner and engine share. "broadcast": NCCL, on CPUs gloo.
+    # "auto" chooses by where they are, and says so where versions do not allow what the GPUs would.
     transport: Literal["auto", "memory", "ipc", "broadcast"] = "auto"
     vllm: VLLMSettings = VLLMSettings()
     openai: OpenAISettings = OpenAISettings()

@@ -10,12 +10,13 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.core.cursor import Cursor
+from postgrad.core.cursor import Cursor, Schedule
 from postgrad.core.errors import RunError
 from postgrad.core.records import Prompt, ScoredGroup
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.environment import Environment, SingleTurn
-from postgrad.rollout.sampling import Drawing, Scoring, sample_groups
+from postgrad.rollout.pending import PendingArrays, begun_of, to_arrays, to_groups
+from postgrad.rollout.sampling import Drawing, GroupSampler, Scoring
 from postgrad.rollout.settings import TOTAL, CurriculumSettings, RolloutSettings
 
 Reason = Literal["equal", "below", "above", "failed"]
@@ -23,6 +24,7 @@ Reason = Literal["equal", "below", "above", "failed"]
 BINS = 5
 
 State = Mapping[str, Any]  # JSON values that a source keeps between steps
+NOTHING: PendingArrays = {}  # no sample is under way
 
 
 def judged_scores(group: ScoredGroup, component: str | None) -> NDArray[np.float64]:
@@ -128,6 +130,9 @@ class Sampled:
     reasons: Mapping[int, Reason] = field(default_factory=dict[int, Reason])
     state: State = field(default_factory=dict[str, Any])  # the source's, after the step
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    pending: PendingArrays = field(
+        default_factory=dict[str, NDArray[Any]]
+    )  # samples that are under way
 
     @property
     def groups(self) -> list[ScoredGroup]:
@@ -138,8 +143,12 @@ class Sampled:
 class Source(Protocol):
     """Gives the loop the groups of each step."""
 
-    def next(self, step: int, cursor: Cursor, state: State) -> Sampled:
-        """The groups of step `step`, from the first open tickets on."""
+    def next(
+        self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NOTHING
+    ) -> Sampled:
+        """The groups of step `step`, from 1 on, from the first open tickets on. pending: of the
+        step before.
+        """
         ...
 
 
@@ -156,12 +165,17 @@ class Prompts(Protocol):
 
 
 class LiveSource:
-    """Samples the first open tickets of every step with the engine's newest weights, and waits.
+    """Samples the first open tickets of every step, and waits for them.
 
-    With `dynamic_sampling` every filtered group is replaced by a new prompt, so nothing is left
-    over: every ticket that was sampled is settled, trained on or not. Nothing is kept between steps
-    but `state`: a step depends on its cursor and state, the data, the weights and the settings, so
-    a resumed run draws the same groups.
+    With `max_staleness` the tickets of as many steps ahead are under way beside them, and fill the
+    engine while a step's last samples end (core.cursor.Schedule). At the end of a step the engine
+    is cut: what is under way waits as `pending`, and goes on with the next weights. So nothing
+    computes while the policy learns or is evaluated, and a checkpoint has every token.
+
+    With `dynamic_sampling` every filtered group is replaced by a new prompt: a group is judged when
+    it is among the step's first, so what is drawn does not depend on when scores arrive. Nothing
+    decides about the next step but its cursor, state and pending samples, the data, the weights and
+    the settings, so a resumed run draws the same groups.
     """
 
     def __init__(
@@ -183,58 +197,116 @@ class LiveSource:
         """max_len: tokens of prompt and all turns together. correctness: the component of
         [[rewards]] that judges groups where `filter_on` is left out. on_done: as of sample_groups.
         """
-        self._engine = engine
         self._prompts = prompts
-        self._scorer = scorer
         self._seed = seed
         self._prompts_per_step = prompts_per_step
         self._settings = sampling
+        self._drains = not sampling.in_flight_updates  # weights come where nothing is under way
         self._judged_by = sampling.filter_on or correctness
         self._curriculum = Curriculum(sampling.curriculum, self._judged_by)
         self._drawing = Drawing(
             samples_per_prompt, sampling, seed, environment or SingleTurn(), max_len
         )
         self._tokenizer = tokenizer
-        self._on_done = on_done
+        self._sampler = GroupSampler(engine, scorer, self._drawing, tokenizer, on_done)
+        self._cut: PendingArrays = NOTHING  # what was pending after the last step of this process
 
-    def next(self, step: int, cursor: Cursor, state: State) -> Sampled:
+    def next(
+        self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NOTHING
+    ) -> Sampled:
         """The groups of a step. Raises RunError where the curriculum has skipped every prompt."""
         dynamic = self._settings.dynamic_sampling
+        schedule = self._go_on(step, pending)
         passed: list[int] = []
-        tickets = self._tickets(cursor, state, passed)
-        groups: list[ScoredGroup] = []
+        tickets = self._tickets(cursor, state, schedule, passed)
+        scored: dict[int, ScoredGroup] = {}
         reasons: dict[int, Reason] = {}
         rounds, most = 0, self._settings.max_rounds if dynamic else 1
-        missing = self._prompts_per_step
-        while missing and rounds < most and (prompts := list(islice(tickets, missing))):
+        while rounds < most:
+            prompts = list(islice(tickets, schedule.room))
+            for prompt in prompts:
+                schedule.start(prompt.ticket)
+            if not (awaited := [ticket for ticket in schedule.front if ticket not in scored]):
+                break
             rounds += 1
-            sampled = self._sample(prompts)
-            groups += sampled
-            for group in sampled if dynamic else ():
-                reason = reason_to_filter(group, self._settings, self._judged_by)
+            self._sampler.start(prompts)
+            for group in self._sampler.finish(awaited, all_end=self._drains):
+                ticket = group.prompt.ticket
+                scored[ticket] = group
+                schedule.end(ticket)
+                reason = self._reason(group)
                 if reason is not None:
-                    reasons[group.prompt.ticket] = reason
-            missing = self._prompts_per_step - len(groups) + len(reasons)
+                    reasons[ticket] = reason
+                    schedule.filter(ticket)
         if not rounds:
             raise RunError(
                 "rollout.curriculum has passed over every prompt of two epochs, there is none left "
                 "to learn from: end the run here, or change retire_at or revisit_epochs"
             )
-        epochs = {group.prompt.ticket: self._epoch(group.prompt.ticket) for group in groups}
+        missing = self._prompts_per_step - len(schedule.take(short=dynamic))
+        groups = [scored[ticket] for ticket in sorted(scored)]
+        epochs = {ticket: self._epoch(ticket) for ticket in scored}
         next_state = self._curriculum.after(groups, epochs, state)
         metrics = self._metrics(rounds, len(groups), missing, reasons) if dynamic else {}
         if self._curriculum.active:
             metrics |= {"curriculum/passed_over": float(len(passed))}
             metrics |= self._curriculum.metrics(next_state)
-        settled = cursor.settle([*(group.prompt.ticket for group in groups), *passed])
-        return Sampled(groups, settled, reasons, next_state, metrics)
+        if self._settings.max_staleness:
+            metrics |= self._stop(schedule)
+        settled = cursor.settle([*scored, *passed])
+        return Sampled(groups, settled, reasons, next_state, metrics, self._cut)
 
-    def _tickets(self, cursor: Cursor, state: State, passed: list[int]) -> Iterator[Prompt]:
-        """The prompts of open tickets. Those that the curriculum skips are added to `passed`; ends
-        where it skips two whole epochs in a row.
+    def _go_on(self, step: int, pending: PendingArrays) -> Schedule:
+        """The schedule at the beginning of a step, with all that is pending under way again, unless
+        a resume has lowered max_staleness: what is too old now is drawn from its start.
+        """
+        settings, version = self._settings, step - 1
+        begun = begun_of(pending) if pending else {}
+        size = self._prompts_per_step
+        schedule = Schedule(size, settings.max_staleness, version=version, begun=begun)
+        groups = list(self._sampler.groups.values())
+        self._sampler.groups.clear()
+        if schedule.overdue:
+            return Schedule(size, settings.max_staleness, version=version)
+        if pending and pending is not self._cut:  # of another process, before a resume
+            groups = to_groups(
+                pending,
+                lambda ticket: self._prompts.draw(ticket, self._seed),
+                self._drawing,
+                self._tokenizer,
+            )
+        self._sampler.go_on(groups)
+        return schedule
+
+    def _stop(self, schedule: Schedule) -> dict[str, float]:
+        """Cuts the engine at the end of a step; returns what is under way as metrics."""
+        self._sampler.cut()
+        groups = self._sampler.groups
+        self._cut = to_arrays(groups, schedule.open)
+        written = int(self._cut["turns"][:, 3].sum()) if groups else 0
+        return {
+            "ahead/groups": float(len(groups)),
+            "ahead/ended_groups": float(sum(group.ended for group in groups.values())),
+            "ahead/open_samples": float(sum(group.left for group in groups.values())),
+            "ahead/tokens": float(written),
+        }
+
+    def _reason(self, group: ScoredGroup) -> Reason | None:
+        if not self._settings.dynamic_sampling:
+            return None
+        return reason_to_filter(group, self._settings, self._judged_by)
+
+    def _tickets(
+        self, cursor: Cursor, state: State, schedule: Schedule, passed: list[int]
+    ) -> Iterator[Prompt]:
+        """The prompts of open tickets that have not begun. Those that the curriculum skips are
+        added to `passed`; ends where it skips two whole epochs in a row.
         """
         in_a_row = 0
+        begun = frozenset(schedule.open)
         for ticket in cursor.open_tickets():
+            if ticket in begun:
+                continue
             prompt = self._prompts.draw(ticket, self._seed)
             if self._curriculum.passes_over(prompt, self._epoch(ticket), state):
                 passed.append(ticket)
@@ -247,11 +319,6 @@ class LiveSource:
 
     def _epoch(self, ticket: int) -> int:
         return ticket // len(self._prompts)
-
-    def _sample(self, prompts: list[Prompt]) -> list[ScoredGroup]:
-        return sample_groups(
-            self._engine, self._scorer, prompts, self._drawing, self._tokenizer, self._on_done
-        )
 
     @staticmethod
     def _metrics(

@@ -3,8 +3,11 @@ sampled answers, by the loss of held-out conversations, or by preferences.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -40,6 +43,7 @@ from postgrad.recipe.recipe import (
     RewardRecipe,
     RLRecipe,
 )
+from postgrad.tools.export import checkpoint_in, export
 from postgrad.training.pairs import implicit_rewards
 from postgrad.training.pinned import pin, pin_model
 from postgrad.training.rows import print_rows
@@ -47,6 +51,14 @@ from postgrad.training.rows import print_rows
 LOSSES = ("loss", "perplexity")
 SHOWN = 5  # rows where two models differ
 WIDTH = 60  # characters of a question or of the end of an answer
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """A model to evaluate."""
+
+    name: str  # as a person gave it
+    path: str  # of the directory that it is read from, or a hub id
 
 
 def evaluate(
@@ -58,6 +70,9 @@ def evaluate(
     perplexity of held-out conversations, and for rl jobs pass@k with the number of problems that
     each k leaves out. "sets" has the results of all sets.
 
+    model: a Hugging Face directory, a hub id, a run or one of its checkpoints (`checkpoint_in`). A
+    checkpoint is exported to a temporary directory first.
+
     against: a second model, evaluated with the same prompts and random numbers. Its results stand
     under "against", the paired differences of each set under "comparison". Raises UsageError where
     the recipe has no evaluation set.
@@ -65,14 +80,18 @@ def evaluate(
     if not recipe.eval.sets:
         raise UsageError("the recipe has nothing to evaluate on: give [eval] a path")
     recipe, read = pin(recipe, sections=("reward_model", "eval"))
-    models = {name: pin_model(name) for name in dict.fromkeys((model, against)) if name}
-    results = {name: _results(recipe, source, console) for name, source in models.items()}
+    with TemporaryDirectory(prefix="postgrad-") as folder:
+        models = {
+            name: _read_from(name, Path(folder) / str(number))
+            for number, name in enumerate(dict.fromkeys((model, against)))
+            if name
+        }
+        results = {
+            name: _results(recipe, Evaluated(name, source), console)
+            for name, source in models.items()
+        }
     report = {"model": model, **_report(recipe, results[model])}
-    if resolved := [source.to_json() for source in read] + [
-        {"key": "--model", "path": name, "commit": split_revision(source)[1]}
-        for name, source in models.items()
-        if source != name
-    ]:
+    if resolved := [source.to_json() for source in read] + _commits(models):
         report["sources"] = resolved
     if against is None:
         _show([results[model]], [], console)
@@ -90,41 +109,60 @@ def evaluate(
     }
 
 
-def _results(recipe: Recipe, path: str, console: Console) -> list[Result]:
+def _commits(models: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The commits that hub ids were read at. models: by name, where each is read from."""
+    return [
+        {"key": "--model", "path": name, "commit": split_revision(source)[1]}
+        for name, source in models.items()
+        if source != name and split_revision(source)[1]
+    ]
+
+
+def _read_from(name: str, folder: Path) -> str:
+    """The directory or hub id, at its commit, that model `name` is read from. A run's checkpoint
+    is exported to `folder`.
+    """
+    checkpoint = checkpoint_in(Path(name))
+    return pin_model(name) if checkpoint is None else str(export(*checkpoint, folder))
+
+
+def _results(recipe: Recipe, model: Evaluated, console: Console) -> list[Result]:
     choices = choose(recipe, {}, measure=False)
     choices.apply()
     if not isinstance(recipe, Answering):
-        return evaluate_pairs(recipe, path, choices, console)
-    answered = _answers(recipe, path, choices, console) if recipe.samples_answers else []
+        return evaluate_pairs(recipe, model, choices, console)
+    answered = _answers(recipe, model, choices, console) if recipe.samples_answers else []
     if not recipe.measures_loss:
         return answered
-    losses = evaluate_loss(recipe, path, choices, console)
+    losses = evaluate_loss(recipe, model, choices, console)
     return with_losses(answered, losses) if answered else losses
 
 
-def _answers(recipe: Answering, path: str, choices: Choices, console: Console) -> list[Result]:
-    tokenizer = load_tokenizer(path)
+def _answers(
+    recipe: Answering, model: Evaluated, choices: Choices, console: Console
+) -> list[Result]:
+    tokenizer = load_tokenizer(model.path)
     learned = learned_reward(recipe, tokenizer)
     with ExitStack() as stack:
         scorer = stack.enter_context(scorer_of(recipe, learned))
         evaluator = Evaluator(recipe, tokenizer, scorer)
         accounts = [prompts.account for _, prompts in evaluator.sets]
-        print_rows(console, accounts, f"rows of the evaluation data, read by {path}")
+        print_rows(console, accounts, f"rows of the evaluation data, read by {model.name}")
         for _, prompts in evaluator.sets:
             check_rows(recipe.environment, prompts)
             check_answers(scorer, prompts.all())
         if learned is not None:
-            model = recipe.model_tables["reward_model", "model"]
-            learned.role = frozen_reward_model(recipe, model, learned.path, choices)
+            judge = recipe.model_tables["reward_model", "model"]
+            learned.role = frozen_reward_model(recipe, judge, learned.path, choices)
         engine, _ = build_engine(
             recipe.rollout,
-            path,
+            model.path,
             choices,
             stack,
             sequences=evaluator.sequences,
             max_len=evaluator.max_len,
         )
-        with console.phase(f"evaluate {path}", evaluator.total) as shown:
+        with console.phase(f"evaluate {model.name}", evaluator.total) as shown:
             return evaluator(engine, shown.advance)
 
 
@@ -227,18 +265,18 @@ def _short(text: str) -> str:
 
 
 def evaluate_pairs(
-    recipe: Comparing, path: str, choices: Choices, console: Console
+    recipe: Comparing, model: Evaluated, choices: Choices, console: Console
 ) -> list[Result]:
     """Results by set: of a reward model by its scores, of a policy by the implicit rewards of its
     loss.
     """
-    evaluator = PairEvaluator(recipe.eval, load_tokenizer(path))
-    print_rows(console, evaluator.accounts, f"rows of the evaluation data, read by {path}")
-    with console.phase(f"evaluate {path}"):
+    evaluator = PairEvaluator(recipe.eval, load_tokenizer(model.path))
+    print_rows(console, evaluator.accounts, f"rows of the evaluation data, read by {model.name}")
+    with console.phase(f"evaluate {model.name}"):
         if isinstance(recipe, RewardRecipe):
-            model = frozen_reward_model(recipe, recipe.model, path, choices)
-            return evaluator(lambda sequences: last_scores(model, sequences))
-        return evaluator(_scores_of_policy(recipe, path, choices))
+            role = frozen_reward_model(recipe, recipe.model, model.path, choices)
+            return evaluator(lambda sequences: last_scores(role, sequences))
+        return evaluator(_scores_of_policy(recipe, model.path, choices))
 
 
 def _scores_of_policy(
@@ -263,10 +301,12 @@ def _scores_of_policy(
     return score
 
 
-def evaluate_loss(recipe: Answering, path: str, choices: Choices, console: Console) -> list[Result]:
-    """The results of the model at `path`, for `postgrad eval`."""
-    evaluator = LossEvaluator(recipe, load_tokenizer(path))
-    print_rows(console, evaluator.accounts, f"held-out conversations, read by {path}")
-    with console.phase(f"evaluate {path}"):
-        policy = frozen_policy(recipe, recipe.model, path, choices)
+def evaluate_loss(
+    recipe: Answering, model: Evaluated, choices: Choices, console: Console
+) -> list[Result]:
+    """The results of `model` by the loss of held-out conversations."""
+    evaluator = LossEvaluator(recipe, load_tokenizer(model.path))
+    print_rows(console, evaluator.accounts, f"held-out conversations, read by {model.name}")
+    with console.phase(f"evaluate {model.name}"):
+        policy = frozen_policy(recipe, recipe.model, model.path, choices)
         return evaluator(lambda sequences: policy.logprobs(sequences).result())

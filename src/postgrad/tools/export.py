@@ -2,15 +2,35 @@
 
 from pathlib import Path
 
+from postgrad.checkpoint.store import BEST, LATEST
 from postgrad.core.errors import UsageError
 from postgrad.fleet.choices import choose
 from postgrad.fleet.exported import own_role, role_of
 from postgrad.models.adapter_files import export_merged
 from postgrad.models.files import is_adapter
-from postgrad.observe.run_dir import RunDirectory
+from postgrad.observe.run_dir import CHECKPOINTS, RunDirectory
 from postgrad.recipe.load import recipe_from_json
 from postgrad.training.card import card_of
 from postgrad.training.saving import open_store
+
+
+def checkpoint_in(path: Path) -> tuple[Path, str] | None:
+    """(run directory, which checkpoint) that `path` means: RUN_DIR, whose newest is meant, or
+    RUN_DIR/checkpoints/step-000010, latest or best. None where it is nothing of a run.
+
+    Raises UsageError for another name in RUN_DIR/checkpoints.
+    """
+    if RunDirectory.holds_run(path):
+        return path, LATEST
+    run_dir = path.parent.parent
+    if not path.exists() or path.parent.name != CHECKPOINTS or not RunDirectory.holds_run(run_dir):
+        return None
+    if path.name in (LATEST, BEST):
+        return run_dir, path.name
+    number = path.name.removeprefix("step-")
+    if number == path.name or not number.isdecimal():
+        raise UsageError(f"{path} is no checkpoint: name RUN_DIR/checkpoints/step-000010, say")
+    return run_dir, number
 
 
 def export(

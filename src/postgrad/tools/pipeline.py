@@ -17,6 +17,8 @@ from postgrad.data.prompts import load_prompts
 from postgrad.evaluation.answers import environment_of, with_tools
 from postgrad.models.load import load_tokenizer, read_plain
 from postgrad.observe.console import Console
+from postgrad.observe.follow import read_object
+from postgrad.observe.run_dir import SUMMARY
 from postgrad.recipe.pipeline import Pipeline, Stage, with_models
 from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.rollout.engine import Completion
@@ -144,7 +146,8 @@ def train_pipeline(
     """Runs every stage in run_dir/NAME and returns the summary, written to run_dir/summary.json.
 
     accuracy_before and accuracy_after are of the last stage that was evaluated; seconds and
-    peak_memory_bytes are of all stages together. A stage that has ended is not run again.
+    peak_memory_bytes are of all stages together. A stage that has ended is not run again; where all
+    have, the summary of then is returned.
     """
     began = time.perf_counter()
     models: dict[str, str] = {}
@@ -156,10 +159,14 @@ def train_pipeline(
             recipe, console, overwrite=overwrite, allow_change=allow_change
         )
         models[stage.name] = summaries[stage.name]["model"]
+    earlier = read_object(pipeline.run_dir / SUMMARY)
+    if earlier is not None and earlier.get("stages") == finite(summaries):
+        _show(pipeline, earlier, (), console)
+        return earlier
     last = pipeline.stages[-1]
     answers = _answers(last, models[last.name], pipeline.ask)
     summary = _summary(summaries, answers, time.perf_counter() - began)
-    write_json(pipeline.run_dir / "summary.json", finite(summary))
+    write_json(pipeline.run_dir / SUMMARY, finite(summary))
     _show(pipeline, summary, answers, console)
     return summary
 
@@ -214,7 +221,7 @@ def _show(
         ("", *stages),
         _rows(list(stages.values())),
     )
-    console.note(f"summary: {pipeline.run_dir / 'summary.json'}")
+    console.note(f"summary: {pipeline.run_dir / SUMMARY}")
 
 
 def _rows(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:

@@ -3,48 +3,69 @@
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from postgrad.checkpoint.files import STATE
-from postgrad.core.errors import RunError
-from postgrad.core.seeds import uniform
+from postgrad.checkpoint.files import STATE, steps_in
+from postgrad.core.errors import RunError, UsageError
+from postgrad.core.seeds import permutation, uniform
 from postgrad.observe.console import Console
 from postgrad.observe.follow import read_lines
 
-STEPS = "6"  # of the short run, where the command says nothing else
+STEPS = 6  # of the short run, where the command says nothing else
 LENGTHS = ("--steps", "--epochs", "--total_episodes")
 TIMED = ("_seconds", "_bytes", "_per_second")
 LOGS = ("metrics.jsonl", "eval.jsonl", "samples.jsonl")
+POLL_SECONDS = 0.002  # a save of a small model takes a few times as long
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """When to kill a run: while it saves a step, or a part of a step's time after that save."""
+
+    step: int
+    seconds: float | None  # after the save of `step`; None: during it
+
+    def __str__(self) -> str:
+        if self.seconds is None:
+            return f"during the save of step {self.step}"
+        return f"{self.seconds:.2f} s into step {self.step + 1}"
 
 
 def verify_resume(
     recipe: Path, overrides: Sequence[str], kills: int, console: Console, seed: int = 0
 ) -> dict[str, Any]:
-    """Runs the recipe once, and once with up to `kills` SIGKILLs at moments drawn from `seed`.
+    """Runs the recipe once, and once with `kills` SIGKILLs at steps drawn from `seed`: every second
+    one during a save, the others within a step.
 
-    Compares the last checkpoint's files and the logs without times. Raises RunError that names the
-    files that differ.
+    Compares the last checkpoint's files and the logs without times. Raises UsageError where the run
+    has too few steps for the kills; RunError where it ended before all of them, and where files
+    differ, by name.
     """
+    if kills < 1:
+        raise UsageError(f"--kills {kills}: 1 or more is wanted")
     stated = [word.partition("=")[0] for word in overrides]
-    length = [] if any(word in LENGTHS for word in stated) else ["--steps", STEPS]
+    length = (
+        [] if any(word in LENGTHS for word in stated) else ["--steps", str(max(STEPS, kills + 1))]
+    )
     with TemporaryDirectory(prefix="postgrad-") as folder:
         unbroken, killed = Path(folder) / "whole", Path(folder) / "killed"
         words = [*overrides, *length, "--checkpoint.save_steps", "1"]
         words += ["--checkpoint.push_to_hub", ""]  # nothing of it is anybody's model
         began = time.monotonic()
         _end(_start(recipe, unbroken, words))
-        seconds = time.monotonic() - began
-        console.note(f"a run that is left alone: {seconds:.1f} s")
-        shares = sorted(0.2 + 0.75 * float(uniform(seed, "kills", i)) for i in range(kills))
-        moments = [seconds * share for share in shares]  # early ones first: less is left each time
-        done = _run_with_kills(recipe, killed, words, moments, console)
+        console.note(f"a run without kills: {time.monotonic() - began:.1f} s")
+        planned = _planned(unbroken, kills, seed)
+        _run_with_kills(recipe, killed, words, planned, console)
         expected, resumed = fingerprint(unbroken), fingerprint(killed)
     different = sorted(
         name for name in {*expected, *resumed} if expected.get(name) != resumed.get(name)
@@ -52,10 +73,28 @@ def verify_resume(
     rows = [
         (name, "differs" if name in different else "the same bits") for name in sorted(expected)
     ]
-    console.table(f"{done} kills and resumes against none", ("file", ""), rows)
+    console.table(f"{kills} kills and resumes against none", ("file", ""), rows)
     if different:
         raise RunError(f"a killed and resumed run differs in {', '.join(different)}")
-    return {"kills": done, "same": sorted(expected)}
+    return {"kills": kills, "same": sorted(expected)}
+
+
+def _planned(unbroken: Path, kills: int, seed: int) -> list[Kill]:
+    """The kills of a run like `unbroken`, each at a step of its own, in their order."""
+    lines = list(read_lines(unbroken / "metrics.jsonl"))
+    steps = int(lines[-1]["step"])
+    if kills >= steps:
+        raise UsageError(
+            f"--kills {kills}: the run has {steps} steps, and every kill needs a step before the "
+            f"last; take --steps {kills + 1} or more, or fewer kills"
+        )
+    mean = fmean(
+        sum(value for name, value in line.items() if re.fullmatch(r"[a-z]+_seconds", name))
+        for line in lines
+    )
+    drawn = sorted(int(step) + 1 for step in permutation(steps - 1, seed, "kills")[:kills])
+    shares = uniform(seed, "kills", range(kills))
+    return [Kill(step, None if i % 2 else mean * float(shares[i])) for i, step in enumerate(drawn)]
 
 
 def fingerprint(run: Path) -> dict[str, str]:
@@ -84,24 +123,37 @@ def _hash(value: Any) -> str:
 
 
 def _run_with_kills(
-    recipe: Path, run: Path, words: Sequence[str], moments: Sequence[float], console: Console
-) -> int:
-    """Runs the recipe, kills it at each moment (seconds after its start) and resumes it. Returns
-    the number of kills before the run ended.
-    """
-    for number, moment in enumerate(moments):
+    recipe: Path, run: Path, words: Sequence[str], kills: Sequence[Kill], console: Console
+) -> None:
+    """Runs the recipe, kills it as planned and resumes it. Raises RunError where it ends first."""
+    for number, kill in enumerate(kills, start=1):
         process = _start(recipe, run, words)
-        try:
-            process.wait(timeout=moment)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            console.note(f"kill {number + 1}: after {moment:.1f} s")
-            continue
-        _end(process)
-        return number
+        _wait_for(kill, run / "checkpoints", process)
+        if process.poll() is not None:
+            _end(process)
+            raise RunError(
+                f"the run ended before kill {number} of {len(kills)} ({kill}): its steps are too "
+                "short to be hit; take more steps (--steps N) or a larger batch"
+            )
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        console.note(f"kill {number}: {kill}")
     _end(_start(recipe, run, words))
-    return len(moments)
+
+
+def _wait_for(kill: Kill, checkpoints: Path, process: "subprocess.Popen[str]") -> None:
+    """Returns at the moment of the kill, or where the process has ended."""
+    saving = f".saving-{kill.step}-*"
+    while process.poll() is None:
+        if max(steps_in(checkpoints), default=0) >= kill.step:
+            break
+        if kill.seconds is None and any(checkpoints.glob(saving)):
+            return
+        time.sleep(POLL_SECONDS)
+    try:
+        process.wait(timeout=kill.seconds or 0)
+    except subprocess.TimeoutExpired:
+        return
 
 
 def _start(recipe: Path, run: Path, words: Sequence[str]) -> "subprocess.Popen[str]":

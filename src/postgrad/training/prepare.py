@@ -18,6 +18,7 @@ from postgrad.fleet.engines import require_startable
 from postgrad.fleet.fleet import Fleet
 from postgrad.fleet.local import LocalFleet, base_model
 from postgrad.fleet.ranked import RankedFleet, device_of
+from postgrad.learner.settings import horizon, shortened_warmup
 from postgrad.models.load import load_config
 from postgrad.models.supported import experts_of
 from postgrad.observe.console import Console
@@ -114,7 +115,7 @@ def prepare(
         store,
         sentinels,
         watchdog,
-        StopSignals(recipe.checkpoint.grace_seconds),
+        StopSignals(recipe.checkpoint.grace_seconds, console.warn),
         Clock(peaks=Peaks(*gauges)),
         untried=untried,
     )
@@ -202,6 +203,11 @@ def _tell_chosen(run: Run, state: RunState, *, resumed: bool) -> None:
     chosen = replace(run.geometry, micro_train_tokens=run.choices.micro_train_tokens)
     for line in chosen.lines():
         run.console.note(line)
+    updates = horizon(run.recipe.algorithm, run.geometry)
+    for place, learner in run.recipe.learner_tables.items():
+        if updates is not None and (text := shortened_warmup(learner, updates)):
+            run.console.warn(".".join((*map(str, place), text)))
+            break  # a critic takes the policy's over
     if state.step >= run.steps:
         run.console.note(f"all {run.steps} steps are done: a longer run is one with more of them")
     _foresee(run, state)

@@ -5,17 +5,17 @@ SkyRL#1680; vLLM's reload keeps a tied output head), so learner and engine score
 after each one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Logprobs, Sequences
 from postgrad.learner.protocols import PolicyRole
 from postgrad.observe.sentinels.publish import probed
-from postgrad.rollout.engine import Engine, WeightHandover
-from postgrad.rollout.transport.send import Sent
+from postgrad.rollout.engine import Engine, Sent
 
 PROBES = 4  # sequences that are scored twice after each publish
 PROBE_TOKENS = 128  # of each: enough to tell weights apart, little enough to cost nothing
@@ -55,19 +55,21 @@ class Publisher:
             self._probe = [sequences.tokens.row(row)[-PROBE_TOKENS:] for row in rows]
             self._before = self._engines()
 
-    def __call__(self) -> dict[str, float]:
-        """Publishes the weights, or the adapter alone where the engine has its base. Returns the
+    def __call__(self, version: int) -> dict[str, float]:
+        """Publishes the weights as `version`, the number of steps that made them. Returns the
         probe's metrics for the sentinel, and those of the way that the weights went.
         """
         self._give_back()
-        policy, engine = self._policy, self._engine
-        weights = policy.adapter_weights() if engine.takes_adapters else policy.hub_weights()
-        # when all were given out, what gathering them took is given back
-        sent = engine.load_weights(WeightHandover(weights, self._give_back), policy.updates)
+        sent = self._engine.load_weights(self._weights(), version)
         before, self._before = self._before, self._engines()
-        learner = policy.logprobs(_scored_everywhere(self._probe)).result()
+        learner = self._policy.logprobs(_scored_everywhere(self._probe)).result()
         self._give_back()
         return probed(before, self._before, list(learner)) | self._account(sent)
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights; then what gathering them took is given back."""
+        yield from self._policy.hub_weights()
+        self._give_back()
 
     def _account(self, sent: Sent | None) -> dict[str, float]:
         """The metrics of a publish. The first that did not go the way that it could says so."""

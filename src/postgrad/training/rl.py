@@ -39,7 +39,13 @@ from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.source import LiveSource, Sampled, Source
 from postgrad.training import memory, rows
 from postgrad.training.publish import PROBES, Publisher
-from postgrad.training.rl_metrics import compared_logprobs, learner_logprobs, sizes_of, step_metrics
+from postgrad.training.rl_metrics import (
+    compared_logprobs,
+    learner_logprobs,
+    sizes_of,
+    staleness,
+    step_metrics,
+)
 from postgrad.training.run import Run
 from postgrad.training.saving import foresee_disk
 
@@ -103,14 +109,14 @@ class RLJob:
                 cut = self._cut(credit.experience, state.step)
                 results = self._update(cut, state)
             trim_heap()  # what the update took, before the engine takes its own
+        number = state.step + 1
         learned = learner_logprobs(credit, old, results["policy"])
         compared = compared_logprobs(
             batch, credit, old, learned, results["policy"], parts.sampling,
-            dropout=parts.roles.policy.drops,
+            step=state.step, dropout=parts.roles.policy.drops,
         )  # fmt: skip
         with run.phase("publish"):
-            published = parts.publish()
-        number = state.step + 1
+            published = parts.publish(number)
         if parts.roles.follows is not None:
             parts.roles.follows.after_step(number, parts.roles.policy)
         with run.phase("log"):
@@ -126,9 +132,12 @@ class RLJob:
             cursor=sampled.cursor,
             algorithm=credit.state,
             source=sampled.state,
+            pending=sampled.pending,
         )
         metrics = step_metrics(sampled, batch, credit, results, run.clock.step) | sizes_of(cut)
-        return following, metrics | compared | published
+        stale = staleness(batch, state.step, parts.sampling.max_staleness)
+        engines = parts.engine.stats.by_engine()
+        return following, metrics | compared | published | stale | engines
 
     def evaluate(self) -> list[Result]:
         """Evaluates with the engine, which has the newest weights already."""
@@ -144,7 +153,7 @@ class RLJob:
         run, parts = self._run, self._parts
         with run.phase("sample", run.geometry.samples_per_step), parts.scorer.step():
             stats, waited = replace(parts.engine.stats), parts.scorer.seconds
-            sampled = parts.source.next(state.step + 1, state.cursor, state.source)
+            sampled = parts.source.next(state.step + 1, state.cursor, state.source, state.pending)
             run.clock.add("sample/score", parts.scorer.seconds - waited)
             for part in ("prefill", "decode"):
                 name = f"{part}_seconds"
@@ -174,12 +183,12 @@ class RLJob:
         """Logprobs of the policy before the step, logprobs of the reference, and the critic's
         values; None for what the algorithm does not need.
 
-        A step of one update is exactly on-policy: its old logprobs are the current ones.
+        A step of one update begins with the policy itself: its old logprobs are the current ones.
         """
         roles, needs = self._parts.roles, self._parts.algorithm.needs()
         several = self._run.geometry.updates_per_step > 1
         old = ref = values = None  # all are asked before any is waited for
-        if needs.old_logprobs or several:
+        if needs.old_logprobs or (several and not needs.sampled_is_old):
             old = roles.policy.logprobs(batch.sequences)
         if needs.reference:
             assert roles.reference is not None
@@ -270,7 +279,8 @@ def assemble(
     engine.rest()  # as it does while the policy learns
     readers = [roles.reference, learned and learned.role]
     memory.try_tokens(run, roles.learners, readers)
-    run.sentinels.at_once(0, publish())  # proves the weights of a resumed run too
+    step = checkpoint.step if checkpoint else 0
+    run.sentinels.at_once(0, publish(step))  # proves the weights of a resumed run too
     source = _source(run, recipe, prompts, engine, scorer, tokenizer)
     return RLJob(
         run,

@@ -12,7 +12,7 @@ from postgrad.core.records import RolloutBatch
 from postgrad.evaluation.answers import sample_metrics
 from postgrad.learner.role import UpdateResult
 from postgrad.learner.update import Update
-from postgrad.observe.sentinels.mismatch import differences
+from postgrad.observe.sentinels.mismatch import differences, drift
 from postgrad.observe.sentinels.on_policy import ratio_distance
 from postgrad.observe.sentinels.watch import of_samples
 from postgrad.rollout.settings import RolloutSettings
@@ -64,10 +64,13 @@ def compared_logprobs(
     results: Sequence[UpdateResult],
     sampling: RolloutSettings,
     *,
+    step: int,
     dropout: bool,
 ) -> dict[str, float]:
     """For sentinels: the policy's first update against old logprobs that were computed apart, and
-    the learner against the sampler, on the tokens that the learner computed.
+    the learner against the sampler, on the tokens that the learner computed: those of the policy's
+    own weights apart from those of older ones, whose logprobs differ by right. step: the number of
+    steps before this one, which is the version of the policy's weights.
 
     With top-p, top-k or min-p the sampler drew from another distribution, and `dropout` makes each
     update's policy another one: nothing to compare.
@@ -79,7 +82,33 @@ def compared_logprobs(
     if sampling.top_p < 1.0 or sampling.top_k or sampling.min_p:
         return metrics
     sampled = batch.sampled_logprobs.take(credit.rows).values
-    return metrics | differences(learned, sampled, mask & ~np.isnan(learned))
+    mask = mask & ~np.isnan(learned)
+    if batch.versions is None:
+        return metrics | differences(learned, sampled, mask)
+    stale = mask & (batch.versions.take(credit.rows).values < step)
+    metrics |= differences(learned, sampled, mask & ~stale)
+    return metrics | drift(learned, sampled, stale)
+
+
+def staleness(batch: RolloutBatch, step: int, bound: int) -> dict[str, float]:
+    """How many steps older than the policy's weights, version `step`, those are that drew the
+    tokens to train on, and how many samples several versions wrote; {} where `bound`, of
+    rollout.max_staleness, is 0.
+    """
+    if not bound or batch.versions is None or not len(batch):
+        return {}
+    versions, mask = batch.versions, batch.sequences.loss_mask.values
+    ages = step - versions.values[mask].astype(np.int64)
+    rows = [row[row >= 0] for row in versions]
+    mixed = [len(row) > 0 and int(row.min()) < int(row.max()) for row in rows]
+    counts = np.bincount(np.clip(ages, 0, bound), minlength=bound + 1) / max(1, len(ages))
+    return {
+        "staleness/mean": float(ages.mean()),
+        "staleness/p95": float(np.quantile(ages, 0.95)),
+        "staleness/max": float(ages.max()),
+        "staleness/mixed_samples": float(np.mean(mixed)),
+        **{f"staleness/age_{age}": float(share) for age, share in enumerate(counts)},
+    }
 
 
 def sizes_of(cut: Sequence[Update]) -> dict[str, float]:

@@ -1,9 +1,10 @@
 """The context of a run, for all jobs: recipe, directory, logs, console, checkpoints, phases."""
 
+import os
 import signal
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -27,6 +28,7 @@ from postgrad.training.foreseen import Foreseen
 from postgrad.training.peaks import Peaks, Resident
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+PATIENCE_SECONDS = 5.0  # of a second signal with an operation that does not return
 
 
 class Stop(BaseException):
@@ -40,25 +42,48 @@ class Stopped(RunError):
 
 
 class StopSignals:
-    """Handles the signals within a `with` block. Outside the main thread it leaves them alone."""
+    """Handles the signals within a `with` block. Outside the main thread it leaves them alone.
 
-    def __init__(self, grace_seconds: float) -> None:
+    Python runs a handler only between two operations of the main thread, and one operation of torch
+    can take seconds. So a thread of its own answers: it reads the numbers of signals from a pipe
+    (`signal.set_wakeup_fd`), says what happens now, and ends the process where a second signal is
+    not handled within `PATIENCE_SECONDS`.
+    """
+
+    def __init__(self, grace_seconds: float, answer: Callable[[str], None]) -> None:
         self.asked = False
         self._grace = grace_seconds
+        self._answer = answer  # shows a text to the person who pressed Ctrl-C
         self._held: float | None = None  # since when weights have been moving
         self._lasted: float | None = None  # how long that took the last time
         self._before: dict[int, object] = {}
+        self._ended = threading.Event()
+        self._pipe: tuple[int, int] | None = None
+        self._wakeup_before = -1
+        self._answering: threading.Thread | None = None
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
             under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
             heard = [number for number in SIGNALS if number != signal.SIGHUP or not under_nohup]
             self._before = {number: signal.signal(number, self._on_signal) for number in heard}
+            self._pipe = os.pipe()
+            os.set_blocking(self._pipe[1], False)
+            self._wakeup_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+            self._answering = threading.Thread(target=self._answer_signals, daemon=True)
+            self._answering.start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._ended.set()
         for number, handler in self._before.items():
             signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+        if self._pipe is not None and self._answering is not None:
+            signal.set_wakeup_fd(self._wakeup_before)
+            os.close(self._pipe[1])  # the thread reads the end of the pipe, and ends
+            self._answering.join()
+            os.close(self._pipe[0])
+            self._pipe = None
 
     @property
     def held(self) -> bool:
@@ -84,6 +109,41 @@ class StopSignals:
         self.asked = True
         if self._held is None or self._left() > self._grace:
             raise Stop
+
+    def _answer_signals(self) -> None:
+        """Answers each signal of the pipe. Runs in a thread of its own."""
+        assert self._pipe is not None
+        answered = False
+        while byte := os.read(self._pipe[0], 1):
+            number = byte[0]
+            if number not in self._before or (answered and number == signal.SIGHUP):
+                continue
+            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            if not answered:
+                self._answer(f"{name}: {self._outlook()}")
+                answered = True
+                continue
+            self._answer(f"{name} again: the run stops at once; the last checkpoint stands")
+            if not self._ended.wait(PATIENCE_SECONDS):  # an operation that does not return
+                os._exit(1)
+
+    def _outlook(self) -> str:
+        """What happens after the first signal, for the person who sent it."""
+        left = self._left()
+        if self._held is None:
+            return (
+                "the run saves the state after the last completed step and stops; a second signal "
+                "stops it at once"
+            )
+        if left <= self._grace:
+            return (
+                f"this step is estimated to end in {left:.0f} s; then the run saves and stops; a "
+                "second signal stops it at once, and the last checkpoint stands"
+            )
+        return (
+            f"this step is not estimated to end within checkpoint.grace_seconds = {self._grace:g}: "
+            "the run stops at once, and the last checkpoint stands"
+        )
 
     def _left(self) -> float:
         """Seconds until the next boundary, as the last step took; infinity before the first."""

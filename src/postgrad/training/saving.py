@@ -105,17 +105,24 @@ class Saver:
         self._job = job
         self._saved: int | None = state.step or None
         self._at = time.monotonic()
+        self._passes = self._passes_of(state)
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: _Writing | None = None
         self._warned = False
         self._copies = HFCopies(run) if run.recipe.checkpoint.save_hf == "each" else None
 
     def due(self, state: RunState) -> bool:
-        """True where save_steps or save_minutes ask for a save now."""
+        """True where save_steps, save_minutes or save_epochs ask for a save now."""
         settings = self._run.recipe.checkpoint
         by_steps = bool(settings.save_steps) and state.step % settings.save_steps == 0
         seconds = time.monotonic() - self._at
-        return by_steps or bool(settings.save_minutes and seconds >= 60 * settings.save_minutes)
+        by_time = bool(settings.save_minutes) and seconds >= 60 * settings.save_minutes
+        return by_steps or by_time or self._passes_of(state) > self._passes
+
+    def _passes_of(self, state: RunState) -> int:
+        """How many times save_epochs passes over the training data are settled."""
+        every, rows = self._run.recipe.checkpoint.save_epochs, self._run.rows
+        return state.cursor.settled // (every * rows) if every and rows else 0
 
     def save(self, state: RunState, *, best: bool = False, must: bool = False) -> None:
         """Copies the state and writes it behind the next steps, one save at a time.
@@ -128,7 +135,7 @@ class Saver:
         began = time.perf_counter()
         with run.phase("save"):
             self.wait()
-            self._at = time.monotonic()
+            self._at, self._passes = time.monotonic(), self._passes_of(state)
             tensors = self._job.tensors()
             behind = not must and self._has_room(tensors)
             try:

@@ -63,7 +63,8 @@ class SFTJob(SupervisedJob[Conversation]):
         assert self._evaluator is not None
         assert self._publish is not None
         with self._run.phase("publish"):
-            self._run.sentinels.at_once(self._policy.updates, self._publish())
+            updates = self._policy.updates
+            self._run.sentinels.at_once(updates, self._publish(updates))
         with self._run.phase("evaluate", self._evaluator.total):
             results = self._evaluator(self._engine, self._run.advance)
         self._engine.rest()

@@ -16,21 +16,22 @@ from postgrad.fleet.exported import own_role, role_of
 from postgrad.learner.optimizer import UPDATES
 from postgrad.learner.settings import LearnerSettings, horizon, learning_rate
 from postgrad.observe.console import Console
+from postgrad.observe.follow import read_object
 from postgrad.observe.loggers.all import Loggers, new_id, require_installed
 from postgrad.observe.loggers.base import RunIdentity
 from postgrad.observe.report.samples import tokenizer_files
-from postgrad.observe.run_dir import RunDirectory, claimed, require_unclaimed
+from postgrad.observe.run_dir import SUMMARY, RunDirectory, claimed, require_unclaimed
 from postgrad.observe.sinks import Logs
-from postgrad.recipe.compare import compare
+from postgrad.recipe.compare import changes, compare, recipe_hash
 from postgrad.recipe.load import recipe_from_json, require_runnable, with_overrides
 from postgrad.recipe.recipe import Recipe
 from postgrad.training import foreseen
 from postgrad.training.card import card_of, push
 from postgrad.training.loop import Job, loop
-from postgrad.training.pinned import pin
+from postgrad.training.pinned import HubSource, pin
 from postgrad.training.prepare import prepare
 from postgrad.training.profile import Profiled
-from postgrad.training.run import Run
+from postgrad.training.run import Run, Stopped
 from postgrad.training.saving import store_of
 from postgrad.training.summary import summarise, table
 
@@ -45,7 +46,8 @@ def train(
     allow_change: Sequence[str] = (),
     profile: bool = False,
 ) -> dict[str, Any]:
-    """Runs a recipe and returns its summary; continues where run_dir already holds this run.
+    """Runs a recipe and returns its summary; continues where run_dir already holds this run. One
+    that has ended with this recipe is left as it is.
 
     Raises UsageError where run_dir holds another run, or the recipe, data or model is wrong, and
     RunError where the run cannot go on.
@@ -63,8 +65,15 @@ def train(
         directory = RunDirectory.open(path)
         before = recipe_from_json(directory.recipe())
         recipe, hub_sources = pin(recipe, directory.sources(), allow_change)
-        compare(before, recipe, allow_change, path)
-        directory.write_recipe(recipe.dump(), [source.to_json() for source in hub_sources])
+        changed = compare(before, recipe, allow_change, path)
+        ended = None if changed or allow_change or profile else _summary_of(recipe, directory)
+        if ended is not None:
+            console.note(
+                f"{path} has ended with this recipe, at step {ended['steps']}: nothing to do; "
+                "--steps N makes it longer, --overwrite true starts it anew"
+            )
+            return ended
+        _rewrite_recipe(directory, before, recipe, changed, hub_sources, console)
     else:
         recipe, hub_sources = pin(recipe)
         resolved = [source.to_json() for source in hub_sources]
@@ -86,10 +95,43 @@ def resume(
     before = recipe_from_json(directory.recipe())
     recipe = with_overrides(before, overrides)
     recipe, hub_sources = pin(recipe, directory.sources(), allow_change)
-    compare(before, recipe, allow_change, run_dir, ways_out="")
+    changed = compare(before, recipe, allow_change, run_dir, ways_out="")
     require_installed(recipe.observe.loggers)
-    directory.write_recipe(recipe.dump(), [source.to_json() for source in hub_sources])
+    _rewrite_recipe(directory, before, recipe, changed, hub_sources, console)
     return _execute(recipe, directory, console, allow_change, before)
+
+
+def _summary_of(recipe: Recipe, directory: RunDirectory) -> dict[str, Any] | None:
+    """The summary of the run where it ended with just this recipe and its model is still there."""
+    summary = read_object(directory.path / SUMMARY)
+    if summary is None or summary.get("recipe_sha256") != recipe_hash(recipe):
+        return None
+    is_whole = not recipe.checkpoint.save_hf or (directory.model / "config.json").exists()
+    return summary if is_whole else None
+
+
+def _rewrite_recipe(
+    directory: RunDirectory,
+    before: Recipe,
+    recipe: Recipe,
+    changed: Sequence[str],
+    sources: Sequence[HubSource],
+    console: Console,
+) -> None:
+    """Replaces recipe.json. Where keys changed, the one of before is kept and the change logged."""
+    kept = directory.keep_recipe() if changed else None
+    directory.write_recipe(recipe.dump(), [source.to_json() for source in sources])
+    if kept is not None:
+        logs = Logs(directory.path, console.warn)
+        values = changes(before, recipe, changed)
+        text = ", ".join(f"{key} from {old!r} to {new!r}" for key, (old, new) in values.items())
+        logs.event(
+            "recipe_changed",
+            f"{text}; the recipe of before is {kept.name}",
+            changes={key: {"before": old, "after": new} for key, (old, new) in values.items()},
+            kept=kept.name,
+        )
+        logs.close()
 
 
 def _execute(
@@ -112,11 +154,22 @@ def _execute(
         return _once(recipe, directory, console, allowed, old, profile=profile, again=again)
 
     with claimed(directory.path):
-        summary = with_restarts(once, recipe, directory, console)
+        try:
+            summary = with_restarts(once, recipe, directory, console)
+        except KeyboardInterrupt:
+            raise Stopped(f"interrupted: {_standing(recipe, directory)}") from None
     console.table(f"{recipe.job} run in {directory.path}", ("", ""), table(summary))
     beside = foreseen.rows(summary["phases"])
     console.table("foreseen and measured, of a step", foreseen.COLUMNS, beside)
     return summary
+
+
+def _standing(recipe: Recipe, directory: RunDirectory) -> str:
+    """Where a run stands that was stopped at once, and how it goes on."""
+    step = max(store_of(recipe, directory).steps(), default=0)
+    if not step:
+        return "nothing was saved yet; the same command starts the run anew"
+    return f"the checkpoint of step {step} stands; postgrad resume {directory.path} goes on"
 
 
 def _once(
@@ -160,7 +213,7 @@ def _once(
                 )
             model = str(directory.model)
             _push(run, state)
-        summary = summarise(run, state, model)
+        summary = {**summarise(run, state, model), "recipe_sha256": recipe_hash(recipe)}
         directory.write_summary(summary)
     return summary
 

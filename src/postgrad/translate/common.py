@@ -1,4 +1,4 @@
-"""What the three systems have in common: processes, micro-batches, schedules, warm-up, adapters."""
+"""What the three systems have in common: micro-batches, schedules, warm-up, adapters, data."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -6,20 +6,21 @@ from typing import Any, cast
 from postgrad.core.hub import HUB_ID
 from postgrad.models import named_templates
 from postgrad.translate.draft import Draft
-from postgrad.translate.rules import Options, decimal
+from postgrad.translate.places import replicas
+from postgrad.translate.rules import Options, decimal, flag
 
-RANKS = "all roles lie on the same ranks"
-ONE_RANK = "divides state over ranks, and one trains: give --devices N where there are more"
-LOGGING = "metrics.jsonl is always written, one object a step"
-ATTENTION = "attention is chosen here, see model.attention"
+LOGGING = "metrics.jsonl is always written; observe.loggers names wandb, tensorboard and others"
+ATTENTION = "model.attention chooses between torch's kernels, whose speed and memory differ"
+HPZ = "copies of the weights by machine; learner.shard_groups copies all of the state by group"
+CUT_BY_TOKENS = "what is only computed, not trained, is cut by tokens"
+SO_HERE = "a run here does so, or has no such part"
+KERNELS = "Liger's fused kernels are not here: layers are torch's, or compiled (model.compile)"
+ROUTER = "a mixture's router has no loss of its own here: nothing keeps its experts in balance"
 PACKED = "padding is never computed here"
-ENGINE = 'the built-in engine samples here; rollout.type = "vllm" and rollout.vllm are vLLM\'s'
-OFFLOAD = "say learner.offload = true where learner.sharding divides the state over ranks"
 LAUNCH = "how processes are launched"
 # transformers' names, also after "paged_", which lets moments swap to the host
 ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_32bit")
 EIGHT_BITS = ("adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit")
-ASSUMED = "devices are not said, so one is assumed: give --devices N where more train"
 
 # transformers' name -> schedule here, share of the rate at the end (None: it stays constant)
 _SCHEDULES = {
@@ -39,48 +40,6 @@ def positive(options: Mapping[str, Any]) -> dict[str, Any]:
         negated = name.startswith("no_") and value is True
         renamed[name[3:] if negated else name] = False if negated else value
     return renamed
-
-
-def processes(draft: Draft, name: str, devices: int | None) -> int:
-    """How many devices train; where there are several, a rank for each, started by Ray. devices:
-    None where the source does not say, which is taken for 1.
-    """
-    if devices is None:
-        draft.notes.append(ASSUMED)
-        return 1
-    if devices > 1:
-        draft.put("learner.ranks", devices, name)
-        draft.put("cluster.type", "ray", "on one machine too")
-    return devices
-
-
-def divided(draft: Draft, stage: tuple[str, Any], shares: Mapping[str, tuple[str, Any]]) -> None:
-    """[learner] sharding and parallelism. stage: the option's name and the ZeRO stage. shares: by
-    key of [learner], the option's name and how many ranks share a sequence or a matrix.
-    """
-    ranks = int(draft.get("learner.ranks") or 1)
-    for key, (name, size) in shares.items():
-        size = int(size or 1)
-        if size > 1 and ranks % size == 0:
-            draft.put(f"learner.{key}", size)
-        elif size > 1:
-            draft.miss(name, size, f"{ranks} ranks do not divide into {size}")
-    name, level = stage
-    if level in (None, 0):
-        return
-    if ranks == 1:
-        draft.skip(name, level, ONE_RANK)
-    elif draft.get("model.quantize"):
-        draft.miss(name, level, "weights in four bits are whole on every rank")
-    else:
-        draft.put("learner.sharding", f"zero{level}")
-
-
-def replicas(draft: Draft) -> int:
-    """Data-parallel replicas: groups of ranks that share no sequence and no matrix."""
-    tensor = int(draft.get("learner.tensor_parallel") or 1)
-    context = int(draft.get("learner.context_parallel") or 1)
-    return max(1, int(draft.get("learner.ranks") or 1) // (tensor * context))
 
 
 def micro_batch(draft: Draft, samples: int, comment: str = "") -> None:
@@ -154,6 +113,16 @@ def kept_checkpoints(draft: Draft, name: str, value: Any, default: str) -> None:
         draft.unknown(name, value, why)
 
 
+def checkpoints(draft: Draft, name: str, value: Any, default: str) -> None:
+    """A rule: when checkpoints are saved, as a number of steps or after each "epoch"."""
+    if str(value) == "epoch":
+        draft.put("checkpoint.save_epochs", 1, default)
+    elif str(value).isdigit():
+        draft.put("checkpoint.save_steps", int(value), default)
+    else:
+        draft.miss(name, value, "checkpoint.save_steps is a number; save_epochs counts epochs")
+
+
 def per_step(draft: Draft) -> tuple[int, int]:
     """(samples of a step, updates of a step), from the batch numbers put so far."""
     train = int(draft.get("batch.train_batch_size") or 64)
@@ -189,6 +158,26 @@ def adapter(draft: Draft, options: Options, names: Sequence[str], four_bits: str
         draft.miss(four_bits, quantize, "weights in four bits are frozen: they need an adapter")
 
 
+def offload(draft: Draft, name: str, value: Any, _: str) -> None:
+    """A rule: optimizer state, or weights, in the host's memory."""
+    if not flag(value):
+        return
+    if draft.get("learner.sharding"):
+        draft.put("learner.offload", True, "weights, gradients and optimizer state")
+    else:
+        draft.miss(name, value, "state that is not divided over ranks stays on its device")
+
+
+def compiled(draft: Draft, name: str, value: Any, _: str) -> None:
+    """A rule: whether the model's layers are compiled."""
+    if not flag(value):
+        return
+    if draft.get("learner.tensor_parallel") or draft.get("learner.context_parallel"):
+        draft.miss(name, value, "layers whose rows or matrices ranks share are not compiled")
+    else:
+        draft.put("model.compile", True)
+
+
 def optimizer(draft: Draft, name: str, value: Any, default: str) -> None:
     """transformers' name of an optimizer: AdamW, with moments in float32 or in eight bits."""
     spelling = str(value).lower()
@@ -213,6 +202,28 @@ def sources(draft: Draft, entries: Sequence[dict[str, Any]], section: str = "dat
             draft.put(f"{section}.sets.{number}.{key}", value)
 
 
+def held_out(draft: Draft, sets: Sequence[dict[str, Any]]) -> None:
+    """The datasets of [eval]: a single one in the section, several with names of their own."""
+    names = [eval_set["path"].rpartition("/")[2] for eval_set in sets]
+    named = [
+        {"name": name if names.index(name) == number else f"{name}-{number + 1}", **eval_set}
+        for number, (name, eval_set) in enumerate(zip(names, sets, strict=True))
+    ]
+    sources(draft, named if len(named) > 1 else sets, "eval")
+
+
+def tokenizer(draft: Draft, options: Options, name: str, revision: str) -> None:
+    """A tokenizer of another place than the model's is lost; the model's own needs no key."""
+    place, version = options.take(name), options.take(revision)
+    why = "the tokenizer is read from model.path"
+    if place is not None and options.states(name):
+        same = str(place) == str(draft.get("model.path"))
+        (draft.skip if same else draft.miss)(name, place, why)
+    if version is not None and options.states(revision):
+        same = str(version) == str(draft.get("model.revision", "main"))
+        (draft.skip if same else draft.miss)(revision, version, f"{why}, at model.revision")
+
+
 def push(draft: Draft, repository: Any, private: Any = None) -> None:
     """Where the model goes on the hub, if a source names a repository that can be one."""
     name = str(repository or "")
@@ -223,10 +234,14 @@ def push(draft: Draft, repository: Any, private: Any = None) -> None:
         draft.put("checkpoint.push_private", True)
 
 
+def branch(name: Any) -> str | None:
+    """A revision on the hub; None for `main`, which is read where none is stated."""
+    return None if name in (None, "main") else str(name)
+
+
 def revision(draft: Draft, name: Any) -> None:
     """The model's revision on the hub; `main` is read where none is stated."""
-    if name not in (None, "main"):
-        draft.put("model.revision", str(name))
+    draft.put("model.revision", branch(name))
 
 
 def run_dir(draft: Draft, directory: Any, comment: str = "") -> None:

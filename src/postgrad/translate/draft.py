@@ -99,7 +99,7 @@ def toml(draft: Draft) -> str:
             lines += _line(draft, place)
     title = f"No counterpart here: what {draft.system} was told and this run does not do."
     lines += _comment_list(title, draft.missing)
-    lines += _grouped("Need no saying here.", draft.needless)
+    lines += _grouped("Not needed: a run here is the same without them.", draft.needless)
     return "\n".join(lines) + "\n"
 
 

@@ -1,21 +1,34 @@
 """Commands of a shell script, without running it.
 
 Line continuations, comments, variables (`NAME=value`, `${NAME}`, `${NAME:-default}`,
-`${NAME##*/}`), arithmetic (`$((4 * N))`), arrays, and here-documents that `read` puts into a
-variable are understood. Of what only a running shell knows, the output of a command becomes
-UNKNOWN, a variable that the script never sets keeps its name, and a loop has its first value.
+`${NAME##*/}`), arithmetic (`$((4 * N))`), arrays, here-documents that `read` puts into a variable,
+and scripts in `bash -c` are understood. Of what only a running shell knows, the output of a command
+becomes UNKNOWN, a variable that the script never sets keeps its name, and a loop has its first
+value.
 """
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 
 from postgrad.core.errors import UsageError
 from postgrad.translate.expansion import UNKNOWN, Variables, filled, held, words_of
 
-__all__ = ["UNKNOWN", "VISIBLE", "arguments", "commands"]
+__all__ = ["ENDS", "UNKNOWN", "VISIBLE", "arguments", "commands", "named"]
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_ENDS = ("&&", "||", "|", ";", "&", "|&", "2>&1")  # of a command
+Include = Callable[[str], str | None]  # of a file that a script sources, by its name there
+_KEYWORDS = (
+    "if", "then", "else", "elif", "fi", "while", "until", "do", "done", "case", "esac", "{", "}",
+    "!",
+)  # fmt: skip
+_SETTERS = ("export", "unset", "local", "readonly", "declare", "function")
+_STARTERS = ("python", "python3", "torchrun", "deepspeed", "accelerate", "srun", "uv", "uvx")
+_OF_TWO_WORDS = ("pip", "ray", "docker", "git", "trl", "vllm", "conda", "beaker", "apt-get")
+_SHELLS = ("bash", "sh", "zsh")
+_RUNS = re.compile(r"-\w*c")  # of a shell: the next word is a script
+ENDS = ("&&", "||", "|", ";", "&", "|&", "2>&1")  # of a command
 _HERE = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
 _ARRAY = re.compile(
     r"^\s*(?:(?:export|local|declare|readonly)\s+(?:-\w+\s+)*)?(\w+)(\+?)=\((.*)$", re.S
@@ -30,19 +43,44 @@ _READ = re.compile(r"^\s*read\b.*?(\w+)\s*<<")
 
 MOST_READ = 2**21  # characters that looking for the end of a quote reads
 MOST_LINE = 2**14  # characters
+MOST_DEPTH = 4  # of scripts within scripts
 
 
-def commands(script: str) -> list[list[str]]:
+def commands(
+    script: str, job: Mapping[str, str] | None = None, include: Include | None = None
+) -> list[list[str]]:
     """The words of every command in a script, in order, with variables expanded. After the script
     exports CUDA_VISIBLE_DEVICES, each command starts with that assignment.
 
-    Raises UsageError for a quote or an array that never ends, and for lines over MOST_LINE
-    characters: patterns are tried at every place of a line.
+    job: variables that are set before the script begins. include: the text of a file that `source`
+    names, or None where there is none; its variables are read, its commands are not. Raises
+    UsageError for a quote or an array that never ends, and for lines over MOST_LINE characters:
+    patterns are tried at every place of a line.
     """
-    variables: Variables = {}
-    exported: list[str] = []
-    collected: list[list[str]] = []
-    for statement in _statements(script):
+    return _Script(dict(job or {}), include).read(script, 0)
+
+
+class _Script:
+    """The variables of a script while its statements are read."""
+
+    def __init__(self, variables: Variables, include: Include | None) -> None:
+        self._variables, self._include = variables, include
+        self._exported: list[str] = []
+
+    def read(self, script: str, depth: int) -> list[list[str]]:
+        """The commands of a text. depth: how deep it lies in others, by `bash -c` and `source`."""
+        if depth > MOST_DEPTH:
+            raise UsageError(f"scripts within scripts, more than {MOST_DEPTH} deep")
+        collected: list[list[str]] = []
+        for statement in _statements(script):
+            if not self._assigns(statement):
+                words = _words(filled(statement, self._variables))
+                collected += self._inner(words, depth) if words else []
+        return collected
+
+    def _assigns(self, statement: str) -> bool:
+        """Takes over the variables that a statement sets; false for a command."""
+        variables = self._variables
         if (array := _ARRAY.match(statement)) is not None:
             name, more, body = array.groups()
             words = _words(filled(body.rstrip().removesuffix(")"), variables))
@@ -56,24 +94,87 @@ def commands(script: str) -> list[list[str]]:
             variables[here.group(1)] = filled(_joined(body), variables)
         elif (assignment := _SET.match(statement)) is not None and _is_one_word(assignment[3]):
             name, more, text = assignment.groups()
+            if name not in variables and "'" not in text:  # PATH=folder:$PATH
+                text = re.sub(rf"\$\{{{name}\}}|\${name}\b", "", text)
             value = " ".join(_words(filled(text, variables, quoted=True)))
             before = variables.get(name) if more else None
             variables[name] = before + value if isinstance(before, str) else value
             if name == VISIBLE and statement.split()[0] == "export":
-                exported = [f"{VISIBLE}={value}"]
-        elif words := _words(filled(statement, variables)):
-            collected.append([*exported, *words])
-    return collected
+                self._exported = [f"{VISIBLE}={value}"]
+        else:
+            return False
+        return True
+
+    def _inner(self, words: list[str], depth: int) -> list[list[str]]:
+        """A statement's commands: several where `bash -c TEXT` runs another script, after the
+        words of what starts it; none for `source FILE`.
+        """
+        if words[0] in ("source", ".") and len(words) > 1:
+            text = self._include(words[1]) if self._include else None
+            if text is not None:
+                self.read(text, depth + 1)
+                return []
+        for place, word in enumerate(words[:-2]):
+            if PurePosixPath(word).name in _SHELLS and _RUNS.fullmatch(words[place + 1]):
+                text = words[place + 2]
+                if text[0] in "\"'":  # quotes that a shell on another machine takes off
+                    text = " ".join(words[place + 2 :]).strip("\"'")
+                inner = self.read(text, depth + 1)
+                return [[*words[:place], *command] for command in inner]
+        return [[*self._exported, *words]]
 
 
 def arguments(words: list[str]) -> list[str]:
     """The words up to the end of their command."""
     for place, word in enumerate(words):
-        if word in _ENDS or word.startswith(">"):
+        if word in ENDS or word.startswith(">"):
             return words[:place]
         if word.endswith(";") and len(word) > 1:
             return [*words[:place], word[:-1]]
     return words
+
+
+def named(lines: Sequence[list[str]]) -> list[str]:
+    """What the commands of a script are called, in order: "mkdir", "ray start", "python a.py".
+
+    Conditions, functions of the script itself and the shell's keywords are no commands.
+    """
+    functions = {line[0].removesuffix("()") for line in lines if line[0].endswith("()")}
+    names = [_name(command) for line in lines for command in _parts(line)]
+    return [name for name in names if name and name not in functions]
+
+
+def _parts(words: list[str]) -> Iterator[list[str]]:
+    """The single commands of a line, without what ends them and where their output goes."""
+    part: list[str] = []
+    for word in words:
+        if word in ENDS:
+            yield part
+            part = []
+        else:
+            part.append(word.removesuffix(";"))
+            if word.endswith(";"):
+                yield part
+                part = []
+    yield part
+
+
+def _name(words: list[str]) -> str:
+    words = [word.strip(";") for word in words]
+    while words and (words[0] in _KEYWORDS or re.match(r"\w+\+?=", words[0])):
+        words = words[1:]
+    is_set = bool(words) and (words[0] in _SETTERS or re.match(r"\w+\(\)|\d+$", words[0]))
+    if not words or is_set or (re.match(r"\W", words[0]) and "/" not in words[0]):
+        return ""
+    program = PurePosixPath(words[0]).name
+    if program in ("nohup", "sudo", "time", "exec", "env"):
+        return _name(words[1:])
+    if program in _STARTERS:
+        inner = [word for word in words[1:] if word.endswith(".py")]
+        module = [after for word, after in itertools.pairwise(words) if word in ("-m", "--module")]
+        return f"{program} {(module or inner or [''])[0]}".strip()
+    plain = [word for word in words[1:] if not word.startswith("-")]
+    return f"{program} {plain[0]}" if program in _OF_TWO_WORDS and plain else program
 
 
 def _statements(text: str) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """`postgrad translate`: a source of another system in, a recipe and what it lacks out."""
 
 import importlib
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
@@ -11,17 +12,33 @@ from postgrad.core.text import nearest
 from postgrad.core.untrusted import shown
 from postgrad.recipe.load import parse_recipe
 from postgrad.translate.draft import Draft, toml
-from postgrad.translate.reader import SourceCommand, read
+from postgrad.translate.reader import SourceCommand, SourceCommands, read
 
 _UNREADABLE = (ValueError, TypeError, OverflowError, LookupError, AttributeError, ZeroDivisionError)
+_IMAGE_OPTIONS = {
+    "data.image_key", "image_key", "data.max_images_per_prompt", "max_images_per_prompt",
+    "actor.freeze_visual_encoder", "freeze_visual_encoder", "freeze_vision_tower",
+}  # fmt: skip
+# In names of models and datasets: of pictures, or of pictures with text.
+_OF_IMAGES = re.compile(
+    r"(?i)\bVLM?\b|-VLM|VLM2|llava|idefics|pixtral|paligemma|-vision\b|vsft|rlaif-v\b|multimodal|"
+    r"geometry3k"
+)
 SYSTEMS = {"openrlhf": "openrlhf", "open-instruct": "open_instruct", "trl": "trl"}
 
 
 class System(Protocol):
     """The module of one system: openrlhf.py, trl.py, open_instruct.py."""
 
+    JOBS: Mapping[str, Any]  # by program, those that become recipes
+    OTHERS: Mapping[str, str]  # by a pattern of other programs' names, what stands for them here
+
     def program_of(self, word: str, after: str | None) -> str | None:
         """The program that a word of a command names, by its short name."""
+        ...
+
+    def names_of(self, source: SourceCommand) -> Sequence[str]:
+        """The options that a source states, by the names that its draft has."""
         ...
 
     def draft_recipe(self, source: SourceCommand) -> Draft:
@@ -37,6 +54,7 @@ class Translation:
     recipe: Mapping[str, Any]  # the tables of that TOML
     draft: Draft  # what it was written from: values, comments, options without counterpart
     problem: str | None  # why it does not load yet, such as a key that only a person can give
+    stated: tuple[str, ...] = ()  # the source's options, by the names that `draft` has
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of `postgrad translate --json`."""
@@ -58,21 +76,98 @@ class Translation:
         }
 
 
-def translate(name: str, words: Sequence[str], devices: int | None = None) -> Translation:
+def sources(name: str, words: Sequence[str]) -> SourceCommands:
+    """The commands of a script, a config or flags of the system called `name`, in order. Raises
+    UsageError for what cannot be read.
+    """
+    return read(words, _system(name).program_of)
+
+
+def translate(
+    name: str, words: Sequence[str], devices: int | None = None, command: int | None = None
+) -> Translation:
     """The recipe of a script, a config or flags of the system called `name`.
 
-    devices: how many train, for a source that does not say. Raises UsageError for what cannot be
-    read.
+    devices: how many train, for a source that does not say. command: which of a script's commands,
+    counted from 1; the first that trains where left out. Raises UsageError for what cannot be read,
+    and for a run that needs images.
     """
     system = _system(name)
     source = read(words, system.program_of)
+    number = _chosen(system, source, command)
+    chosen = source.commands[number]
+    if (needed := images_of(chosen.program, chosen.options)) is not None:
+        raise UsageError(
+            f"{needed}: this run needs images, which are not supported yet: postgrad trains on "
+            "text alone"
+        )
+    if chosen.program and chosen.program not in system.JOBS:
+        raise UsageError(f"{chosen.program}: {_instead(system, chosen.program)}")
     if devices is not None:
-        source = replace(source, devices=devices)
-    draft = _draft(system, source)
-    draft.notes[:0] = [f"From {draft.system}, by postgrad translate.", *source.notes]
+        chosen = replace(chosen, devices=devices)
+    draft = _draft(system, chosen)
+    draft.notes[:0] = [
+        f"From {draft.system}, by postgrad translate.",
+        *chosen.notes,
+        *_left_out(system, source, number),
+    ]
     text = toml(draft)
     recipe = tomllib.loads(text)
-    return Translation(text, recipe, draft, _problem(recipe))
+    return Translation(text, recipe, draft, _problem(recipe), tuple(system.names_of(chosen)))
+
+
+def images_of(program: str, options: Mapping[str, Any]) -> str | None:
+    """The program or the option that says that a run needs images; None where nothing does."""
+    if re.search(r"(^|_)vlm", program):
+        return program
+    for name in _IMAGE_OPTIONS & options.keys():
+        if options[name] not in (None, False, 0):
+            return f"--{name} {shown(options[name])}"
+    for name, value in options.items():
+        is_name = re.search(r"model_name_or_path|pretrain|dataset|prompt_data", name)
+        if is_name and _OF_IMAGES.search(str(value)):
+            return f"--{name} {shown(value)}"
+    return None
+
+
+def _chosen(system: System, source: SourceCommands, command: int | None) -> int:
+    """The place of the command to translate. Raises UsageError where there is no such command."""
+    programs = [command.program for command in source.commands]
+    if command is not None and not 1 <= command <= len(programs):
+        listed = ", ".join(f"{n} {program}" for n, program in enumerate(programs, 1))
+        raise UsageError(f"--command {command}: the source has {listed}")
+    if command is not None:
+        return command - 1
+    able = (n for n, program in enumerate(programs) if not program or program in system.JOBS)
+    return next(able, 0)
+
+
+def _instead(system: System, program: str) -> str:
+    """What stands here for a program that is no job of a recipe."""
+    reasons = (why for pattern, why in system.OTHERS.items() if re.fullmatch(pattern, program))
+    return next(reasons, f"not a program that this translator knows ({', '.join(system.JOBS)})")
+
+
+def _left_out(system: System, source: SourceCommands, number: int) -> Iterator[str]:
+    """What becomes of a script's other commands."""
+    chosen = source.commands[number]
+    skipped: dict[str, list[int]] = {}
+    for place, command in enumerate(source.commands, 1):
+        if (command.program, command.options) == (chosen.program, chosen.options):
+            continue
+        if command.program in system.JOBS:
+            yield (
+                f"Command {place} of the script, {command.program}, is a run of its own: translate "
+                f"it with --command {place}."
+            )
+        else:
+            skipped.setdefault(command.program, []).append(place)
+    for program, places in skipped.items():
+        which = f"Command{'s' if len(places) > 1 else ''} {', '.join(map(str, places))}"
+        why = f"{program} is not in this recipe: {_instead(system, program)}"
+        yield f"{which} of the script: {why}."
+    if source.others:
+        yield f"Other commands of the script, not in the recipe: {', '.join(source.others)}."
 
 
 def _draft(system: System, source: SourceCommand) -> Draft:

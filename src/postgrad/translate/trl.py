@@ -11,37 +11,41 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.translate import common
+from postgrad.translate import common, places, trl_rl
 from postgrad.translate.draft import Draft
 from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, apply, decimal, flag
-from postgrad.translate.tables.trl import DEFAULTS, FUNCTIONS, LOSSES, RULES, SHARED
+from postgrad.translate.tables.trl import (
+    DEFAULTS,
+    JOBS,
+    RULES,
+    SCRIPTS,
+    SHARED,
+)
+from postgrad.translate.tables.trl import (
+    OTHERS as OTHERS,
+)
 
-JOBS = {
-    "sft": ("sft", "sft"),
-    "dpo": ("preference", "dpo"),
-    "kto": ("preference", "kto"),
-    "orpo": ("preference", "orpo"),
-    "reward": ("reward", "bradley_terry"),
-    "grpo": ("rl", "grpo"),
-    "rloo": ("rl", "rloo"),
-    "ppo": ("rl", "ppo"),
-}
-_SCRIPTS = {"reward_modeling": "reward", "gspo": "grpo", "ppo_tldr": "ppo"}
 _PAIR_LOSSES = {"sigmoid": "dpo", "ipo": "ipo"}
-
-_PROMPT_ROOM = 512  # tokens: TRL no longer bounds prompts
 
 
 def program_of(word: str, after: str | None) -> str | None:
     """sft of `trl sft`, of trl/scripts/sft.py, trl.scripts.sft or examples/scripts/sft.py."""
     if after is None:
         return word if word in JOBS else None
-    if word == "trl" and after in JOBS:
+    if word == "trl" and re.fullmatch(r"[a-z][\w-]*", after):
         return after
     match = re.search(r"(?:^|[./])scripts[./](?:ppo/)?(\w+?)(?:\.py)?$", word)
-    name = _SCRIPTS.get(match[1], match[1]) if match else ""
-    return name if name in JOBS else None
+    name = SCRIPTS.get(match[1], match[1]) if match else ""
+    if name in JOBS:
+        return name
+    match = re.search(r"(?:examples|trl)[./]scripts[./]((?:\w+/)*\w+?)(?:\.py)?$", word)
+    return match[1] if match else None
+
+
+def names_of(source: SourceCommand) -> list[str]:
+    """The options that a source states, by the names that its draft has."""
+    return list(common.positive(source.options))
 
 
 def draft_recipe(source: SourceCommand) -> Draft:
@@ -59,10 +63,11 @@ def draft_recipe(source: SourceCommand) -> Draft:
     draft.put("algorithm.type", algorithm)
     _model(draft, options)
     _data(draft, options)
-    devices = common.processes(draft, "devices", source.devices)
-    common.divided(draft, ("ZeRO stage", source.stage), {})
+    devices = places.processes(draft, "devices", source.devices, source.machines)
+    places.divided(draft, ("ZeRO stage", source.stage), {})
     if job == "rl":
-        answers(draft, options, program, devices)
+        trl_rl.engines(draft, options, source)
+        trl_rl.answers(draft, options, program, devices)
     else:
         _batch(draft, options, devices)
         _loss(draft, options, program)
@@ -201,9 +206,7 @@ def _times(draft: Draft, options: Options) -> None:
     elif kind == "steps" and every >= 1:
         draft.put("checkpoint.save_steps", max(1, every // updates), note)
     elif kind == "epoch":
-        draft.miss(
-            "save_strategy", kind, "say checkpoint.save_steps; the last step is always saved"
-        )
+        draft.put("checkpoint.save_epochs", 1, "save_strategy there")
     draft.put("checkpoint.save_hf", True)
     common.revision(draft, options.take("model_revision"))
     named = (
@@ -239,155 +242,3 @@ def _best(draft: Draft, options: Options) -> None:
         draft.put("checkpoint.best_mode", "min")
     elif wanted:
         draft.miss("metric_for_best_model", metric, "eval/loss and eval/perplexity are measured")
-
-
-def answers(draft: Draft, options: Options, program: str, devices: int) -> None:
-    """Everything of an RL job but data and learner: rollout, batch, algorithm and rewards."""
-    new = options.number("response_length" if program == "ppo" else "max_completion_length")
-    draft.put("rollout.max_new_tokens", new)
-    room = options.take("max_prompt_length")
-    comment = "" if room else f"; TRL bounds no prompts, {_PROMPT_ROOM} are assumed"
-    draft.put("data.max_len", int(room or _PROMPT_ROOM) + new, f"prompt and response{comment}")
-    _policy_kl(draft, options, program)
-    if program == "ppo":
-        _ppo_batch(draft, options, devices)
-        draft.put("reward_model.model.path", options.take("reward_model_path"))
-        draft.put("model.path", options.take("sft_model_path"), "sft_model_path")
-        draft.reward("reward_model")
-        missed = options.take("missing_eos_penalty")
-        if missed is not None and decimal(missed):
-            draft.reward("stop_properly", "missing_eos_penalty is taken from what was cut off",
-                        penalty=-decimal(missed))  # fmt: skip
-        return
-    _generation_batch(draft, options, devices)
-    _advantages(draft, options, program)
-    _rewards(draft, options)
-
-
-def _generation_batch(draft: Draft, options: Options, devices: int) -> None:
-    """A generation is steps_per_generation micro-batches of completions on every device, and each
-    gradient_accumulation_steps of them are an update.
-    """
-    micro = options.number("per_device_train_batch_size")
-    accumulation = options.number("gradient_accumulation_steps")
-    samples, n = options.number("num_generations"), options.number("num_iterations")
-    stated = options.number("generation_batch_size", 0)
-    per_generation = options.number("steps_per_generation", accumulation)
-    step = stated or micro * devices * per_generation
-    update = micro * devices * accumulation
-    prompts = max(1, step // samples)
-    draft.put(
-        "batch.rollout_batch_size",
-        prompts,
-        f"prompts: {step} completions of a generation / {samples} a prompt",
-    )
-    if step % samples:
-        draft.notes.append(f"{step} completions are no whole groups of {samples}: TRL refuses that")
-    draft.put("batch.n_samples_per_prompt", samples)
-    draft.put("batch.epochs_per_rollout", n)
-    size = f"completions: per device {micro} * accumulation {accumulation} * devices {devices}"
-    common.update_size(draft, update, size)
-    common.micro_batch(draft, micro, "completions")
-
-
-def _ppo_batch(draft: Draft, options: Options, devices: int) -> None:
-    """A rollout is per_device_train_batch_size * gradient_accumulation_steps * num_mini_batches *
-    devices episodes, one a prompt.
-    """
-    micro, parts = options.number("per_device_train_batch_size"), options.number("num_mini_batches")
-    accumulation = options.number("gradient_accumulation_steps")
-    step = micro * accumulation * parts * devices
-    size = f"per device {micro} * accumulation {accumulation} * mini-batches {parts}"
-    draft.put("batch.rollout_batch_size", step, f"{size} * devices {devices}")
-    draft.put("batch.n_samples_per_prompt", 1)
-    draft.put("batch.epochs_per_rollout", options.number("num_ppo_epochs"))
-    common.update_size(draft, micro * accumulation * devices, "samples, over all devices")
-    common.micro_batch(draft, micro)
-    episodes = options.take("total_episodes")
-    if episodes is not None:
-        draft.put("total_episodes", int(episodes))
-
-
-def _policy_kl(draft: Draft, options: Options, program: str) -> None:
-    name = "kl_coef" if program == "ppo" else "beta"
-    coefficient, estimator = decimal(options.take(name, 0.0)), options.take("kl_estimator")
-    draft.put("algorithm.kl_coef", coefficient, "beta there" if name == "beta" else "")
-    if program == "ppo":
-        draft.put("algorithm.kl_estimator", estimator)
-        clip = decimal(options.take("cliprange"))
-        draft.put("algorithm.clip_low", clip)
-        draft.put("algorithm.clip_high", clip)
-    if flag(options.take("sync_ref_model", False)):
-        every = options.number("ref_model_sync_steps", 512)
-        share = options.take("ref_model_mixup_alpha", 0.6)
-        draft.put("reference.refresh_steps", every, "takes the policy's weights whole")
-        draft.miss("ref_model_mixup_alpha", share, "a reference takes the policy's weights whole")
-
-
-def _advantages(draft: Draft, options: Options, program: str) -> None:
-    low, high = options.take("epsilon"), options.take("epsilon_high")
-    level = options.take("importance_sampling_level", "token")
-    loss, scale = str(options.take("loss_type", "")), str(options.take("scale_rewards", "group"))
-    normalise = flag(options.take("normalize_advantages", False))
-    if options.stated.get("scale_rewards", scale) is None:  # "none" is read as no value
-        scale = "none"
-    undivided = scale.lower() in ("none", "false")
-    if program == "grpo":
-        name, aggregation = LOSSES.get(loss, ("grpo", "token"))
-        if loss not in LOSSES:
-            draft.miss("loss_type", loss, f"{', '.join(LOSSES)} are here")
-        if level == "sequence":
-            name, aggregation = "gspo", aggregation
-        elif undivided and name == "grpo":
-            name, aggregation = "dr_grpo", aggregation or "sequence"
-        elif scale.lower() == "batch":
-            draft.miss("scale_rewards", scale, "rewards are divided by their group's deviation")
-        draft.put("algorithm.type", name, f"loss_type {loss}")
-        if undivided and name != "dr_grpo":
-            draft.put("algorithm.std_norm", False, f"scale_rewards {scale}")
-        _aggregated(draft, name, aggregation)
-        if name == "cispo":
-            _cispo_bound(draft, decimal(low if high is None else high))
-            return
-    elif normalise:
-        draft.miss("normalize_advantages", True, "rloo's advantages stay as they are")
-    if bounds := options.numbers("reward_clip_range"):
-        draft.put("algorithm.reward_clip", bounds)
-    draft.put("algorithm.clip_low", decimal(low))
-    draft.put("algorithm.clip_high", decimal(low if high is None else high))
-
-
-def _cispo_bound(draft: Draft, high: float) -> None:
-    """epsilon_high bounds the ratio itself there; 1 + clip_high does here."""
-    if high >= 1.0:
-        draft.put(
-            "algorithm.clip_high", high - 1.0, f"epsilon_high {high:g} bounds the ratio itself"
-        )
-    else:
-        why = "bounds the ratio itself, below 1, where every token's weight is cut; 1.28 is taken"
-        draft.miss("epsilon_high", high, why)
-
-
-def _aggregated(draft: Draft, name: str, aggregation: str | None) -> None:
-    """algorithm.aggregation, where it is not the algorithm's default."""
-    default = {"dr_grpo": "constant", "grpo": "sequence", "gspo": "sequence"}.get(name)
-    if aggregation and aggregation != default:
-        draft.put("algorithm.aggregation", aggregation)
-
-
-def _rewards(draft: Draft, options: Options) -> None:
-    weights = options.numbers("reward_weights")
-    model = options.take("reward_model_name_or_path")
-    names = [*(["reward_model"] if model else []), *options.texts("reward_funcs")]
-    draft.put("reward_model.model.path", model)
-    for place, name in enumerate(names):
-        kind, settings = FUNCTIONS.get(name, (name, {}))
-        comment = name if name in FUNCTIONS else ""
-        if "." in kind:
-            module, _, function = kind.rpartition(".")
-            kind, comment = f"{module}:{function}", "as (prompt, rollout) -> float"
-        if place < len(weights) and weights[place] != 1.0:
-            settings = {**settings, "weight": weights[place]}
-        draft.reward(kind, comment, **settings)
-    if not names:
-        draft.reward("my_rewards:score", "the source names no reward: write this function")

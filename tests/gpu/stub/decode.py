@@ -3,6 +3,7 @@
 
     decode.py steps       counts of each step, and the samples that ended in it; nothing is computed
                           on the stub, so every token is token 0
+    decode.py publishes   graphs captured in a batch at first, again, after a publish, after a rest
     decode.py kernels     how the kernels of attention compile, by size of head and dtype
 """
 
@@ -59,6 +60,7 @@ def fill(model: LocalEngine, **sampling: Any) -> None:
 
 def steps(**sampling: Any) -> dict[str, Any]:
     model = engine()
+    model.logprobs([np.arange(100, dtype=np.int32)], 1.0)  # compiles the attention of prompts
     fill(model, **sampling)
     each: list[dict[str, int]] = []
     ended: list[int] = []
@@ -68,6 +70,25 @@ def steps(**sampling: Any) -> dict[str, Any]:
             ended.append(len(model.advance()))
             each.append(counts())
     return {"steps": each, "ended": ended, "waits": dict(waits)}
+
+
+def publishes() -> dict[str, int]:
+    model = engine(layers=2)
+
+    def captures() -> int:
+        reset()
+        fill(model)
+        while model.completed():
+            pass
+        return counts()["captures"]
+
+    captured = {"first": captures(), "again": captures()}
+    weights = {name: weight.clone() for name, weight in model._lm.named_parameters()}
+    model.load_weights(weights.items(), 1)
+    captured["after a publish"] = captures()
+    model.rest()
+    captured["after a rest"] = captures()
+    return captured
 
 
 def kernels() -> dict[str, Any]:
@@ -98,6 +119,8 @@ if __name__ == "__main__":
     apply(Placement("cuda", 1, True))
     if sys.argv[1] == "kernels":
         print(json.dumps(kernels()))
+    elif sys.argv[1] == "publishes":
+        print(json.dumps(publishes()))
     else:
         filters = {"top_k": 8, "top_p": 0.9} if sys.argv[1] == "filters" else {}
         print(json.dumps(steps(**filters)))

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from postgrad.core.errors import RunError
-from postgrad.fleet import ranked
+from postgrad.fleet import members
 from postgrad.fleet.engines import EngineWorker
 from postgrad.fleet.ranked import RankedFleet
 from postgrad.fleet.worker import RankWorker
@@ -31,7 +31,7 @@ LENGTH = 4096
 Account = list[tuple[str, int, int]]  # of turns: whose, bytes allocated, bytes reserved
 
 # Of a model and its run: an update and the engine's cache need about half of 24 GB each. The second
-# has the shapes of Qwen3-0.6B: minutes, by hand.
+# has the shapes of Qwen3-0.6B.
 SIZES: dict[str, dict[str, int]] = {
     "small": {"hidden": 512, "layers": 8, "heads": 8, "prompts": 8, "places": 800_000, "steps": 5},
     "0.6B": {"hidden": 1024, "layers": 28, "heads": 16, "prompts": 1, "places": 90_000, "steps": 2},
@@ -124,8 +124,8 @@ class PipedWorker:
     def aside(self, method: str, *arguments: Any) -> Future[Any]:
         return self._send("aside", method, *arguments)
 
-    def ask(self, number: int, method: str, *arguments: Any) -> Future[Any]:
-        return self._send("call", method, *arguments)
+    def stored(self, value: Any) -> Any:
+        return value
 
     def description(self) -> str:
         return "one rollout worker behind a pipe"
@@ -214,7 +214,7 @@ def main(folder: Path, size: str) -> dict[str, Any]:
 
     changed: Any = RankedFleet
     changed.start = start
-    changed = ranked
+    changed = members
     changed.Workers = Worker
     try:
         train(recipe(folder, size), Console("quiet"))

@@ -1,5 +1,6 @@
 """Runs the kernels of decode attention in Triton's interpreter, on a CPU, against float64. Prints
-as JSON the largest error of each case, and the places of the cache that were written.
+as JSON the largest error of each case and the places of the cache that were written; under "filled"
+whether prompts are copied into the cache as they are, and nothing else is.
 """
 
 import json
@@ -14,7 +15,7 @@ import torch
 
 from postgrad.rollout.local.budget import LANES, SharedPrompts
 from postgrad.rollout.local.cache import KeyValueCache, LayerShape
-from postgrad.rollout.local.paged import PagedDecoding
+from postgrad.rollout.local.paged import PagedDecoding, fill
 
 PROMPTS = [37, 1, 20]  # tokens
 STRETCHES = [1, 0, 2, 0, 0, *[2] * 14]  # which prompt each row reads
@@ -119,5 +120,32 @@ def case(
     }
 
 
+def filled(dim: int, value_dim: int, dtype: torch.dtype) -> bool:
+    """Whether three of four packed prompts arrive at their places, and nothing else changes."""
+    torch.manual_seed(0)
+    lengths = np.array([*PROMPTS, 45])
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    cache = KeyValueCache(
+        (LayerShape(2, dim, value_dim),) * 2, CAPACITY * 112, dtype, torch.device("cpu")
+    )
+    cache.divide(CAPACITY, 48, 64)
+    stores = [*cache.prompts.keys, *cache.prompts.values]
+    for store in stores:
+        store.copy_(torch.randn(store.shape))
+    expected = [store.clone() for store in stores]
+    packed = [torch.randn(2, int(starts[-1]), store.shape[-1]).to(dtype) for store in stores]
+    prompts, places = np.array([2, 0, 1]), np.array([7, 23, 0])
+    table = torch.from_numpy(np.stack([starts[prompts], lengths[prompts], places]))
+    layers = zip(packed[:2], packed[2:], strict=True)
+    fill(cache.prompts, layers, table, int(lengths[prompts].max()))
+    for prompt, place in zip(prompts, places, strict=True):
+        span = slice(int(starts[prompt]), int(starts[prompt + 1]))
+        for store, tokens in zip(expected, packed, strict=True):
+            store[place, :, : lengths[prompt]] = tokens[:, span]
+    return all(map(torch.equal, stores, expected))
+
+
 if __name__ == "__main__":
-    print(json.dumps({name: case(**how) for name, how in CASES.items()}))
+    kinds = ((16, 16, torch.float32), (24, 8, torch.float32), (64, 64, torch.float16))
+    attended = {name: case(**how) for name, how in CASES.items()}
+    print(json.dumps({"attended": attended, "filled": [filled(*kind) for kind in kinds]}))

@@ -3,6 +3,7 @@
 layers.py types          every tested model type, one forward and backward through compiled layers
 layers.py heads          flex attention alone, for heads of several widths
 layers.py micro-batches  Qwen3-0.6B: launches, waits and copies of micro-batches, graphs of 50
+layers.py updates        the same of a micro-batch within an update: head, loss, sum of gradients
 """
 
 import json
@@ -14,13 +15,21 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 from transformers import AutoConfig, AutoModelForCausalLM
+from update import experience
 
 from helpers.stub_device import counts, reset
+from postgrad.algorithms.grpo import GRPO
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.layout import Layout
 from postgrad.learner.backbone import Backbone, MicroBatch
+from postgrad.learner.role import PolicyLearner
+from postgrad.learner.settings import LearnerSettings
+from postgrad.learner.update import Update
+from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME
+from postgrad.models.load import place
+from postgrad.models.settings import LoraSettings
 from postgrad.models.tree import FlexAttention
 from postgrad.parallel.device import Placement, apply
 
@@ -39,7 +48,13 @@ TYPES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
     },
 }
+QWEN3: dict[str, Any] = {  # Qwen3-0.6B
+    "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+    "tie_word_embeddings": True,
+}  # fmt: skip
 HEADS = (16, 32, 64, 96, 128, 256)
+LENGTH = 1024  # tokens of each of the four samples of a micro-batch in an update
 LAUNCHES = ("launches", "to_device", "from_device", "on_device", "pageable", "waits")
 
 
@@ -112,10 +127,7 @@ def head(width: int, dtype: torch.dtype) -> None:
 
 
 def micro_batches() -> dict[str, Any]:
-    lm = model_of(
-        "qwen3", vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
-        num_attention_heads=16, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True,
-    )  # fmt: skip
+    lm = model_of("qwen3", **QWEN3)
     told: dict[str, Any] = {}
     for name, compiler in (("plain", None), ("compiled", "inductor")):
         backbone = Backbone(lm, CUDA, MicroBatch(), compiler=compiler)
@@ -125,7 +137,8 @@ def micro_batches() -> dict[str, Any]:
             hidden = backbone._run(layout, None, lambda _, states: states)
             hidden.sum().backward()
 
-        step(layouts[1])
+        for layout in layouts[:3]:  # each graph, once: Triton tries kernels as they first run
+            step(layout)
         told[name] = asked(lambda layout=layouts[2], step=step: step(layout))
         told[f"{name}, with the head"] = asked(
             lambda layout=layouts[2], own=backbone: own.logprobs(layout, 1.0)[0].sum().backward()
@@ -136,6 +149,33 @@ def micro_batches() -> dict[str, Any]:
     for layout in layouts:
         step(layout)
     told["graphs"] = counters["stats"]["unique_graphs"]
+    return told
+
+
+def learner(*, checkpointed: bool, lora: bool) -> PolicyLearner:
+    lm = model_of("qwen3", **QWEN3)
+    place(lm, "a model", CUDA, gradient_checkpointing=checkpointed)
+    adapter = add_adapter(lm, LoraSettings(), seed=0) if lora else None
+    backbone = Backbone(lm, CUDA, MicroBatch(4 * LENGTH), adapter=adapter, compiler="inductor")
+    return PolicyLearner(backbone, LearnerSettings(), 10)
+
+
+def updates() -> dict[str, dict[str, int]]:
+    """What a micro-batch adds to an update: one of three asks that much more than one of two."""
+    told: dict[str, dict[str, int]] = {}
+    for checkpointed in (False, True):
+        for lora in (False, True):
+            role = learner(checkpointed=checkpointed, lora=lora)
+
+            def step(count: int, role: PolicyLearner = role) -> None:
+                samples = 4 * count
+                role.update(Update(experience(samples, LENGTH), np.arange(samples)), GRPO())
+
+            step(2)
+            two, three = (asked(lambda count=count, step=step: step(count)) for count in (2, 3))
+            name = ("checkpointed" if checkpointed else "whole") + (", LoRA" if lora else "")
+            told[name] = {count: three[count] - two[count] for count in LAUNCHES}
+            del role, step
     return told
 
 
@@ -150,7 +190,7 @@ def told_of(kind: str) -> dict[str, Any]:
             for width in HEADS
             for dtype in (torch.bfloat16, torch.float32)
         }
-    return micro_batches()
+    return updates() if kind == "updates" else micro_batches()
 
 
 if __name__ == "__main__":

@@ -24,6 +24,15 @@ def summed(step: dict[str, int]) -> dict[str, int]:
     return {name: step[name] for name in names}
 
 
+def test_prompts_are_computed_and_copied_without_a_wait(
+    told: dict[str, Any], results: dict[str, Any]
+) -> None:
+    first = told["steps"][0]
+    results["first step of 256 rows, Qwen3-0.6B"] = first
+    assert first["waits"] == first["pageable"] == 0
+    assert first["launches"] <= 1_900  # 32 prompts, and one token as later graphs compute it
+
+
 def test_a_step_is_one_graph_and_one_wait(told: dict[str, Any], results: dict[str, Any]) -> None:
     steps, ended = told["steps"], told["ended"]
     quiet = steps[2:40]
@@ -58,6 +67,16 @@ def test_each_number_of_rows_is_run_once_then_captured_once(told: dict[str, Any]
     assert sum(step["refused"] for step in steps) == 0
 
 
+def test_graphs_outlast_a_publish_and_end_with_the_cache(
+    stub: Stub, results: dict[str, Any]
+) -> None:
+    captured = stub.ask(SCRIPT, "publishes")
+    results["graphs captured in a batch"] = captured
+    assert captured["first"] > 5
+    assert captured["after a publish"] == 0
+    assert captured["after a rest"] == captured["first"]
+
+
 def test_filters_are_in_the_graph_too(stub: Stub) -> None:
     told = stub.ask(SCRIPT, "filters")
     quiet = told["steps"][2:40]
@@ -74,10 +93,18 @@ def test_attention_is_compiled_for_every_size_of_head(stub: Stub, capability: st
     assert set(asked.values()) == {6}
 
 
-def test_attention_is_that_of_float64(stub: Stub) -> None:
-    found = stub.ask(str(HERE / "interpreted.py"))
-    assert len(found) == 9
-    for name, case in found.items():
+@pytest.fixture(scope="module")
+def interpreted(stub: Stub) -> dict[str, Any]:
+    return stub.ask(str(HERE / "interpreted.py"))
+
+
+def test_attention_is_that_of_float64(interpreted: dict[str, Any]) -> None:
+    assert len(interpreted["attended"]) == 9
+    for name, case in interpreted["attended"].items():
         assert case["error"] < (2e-3 if name == "float16" else 2e-6), name
         assert case["finite"], name
         assert case["as expected"], name
+
+
+def test_prompts_are_copied_to_their_places_and_nowhere_else(interpreted: dict[str, Any]) -> None:
+    assert interpreted["filled"] == [True] * 3

@@ -9,8 +9,10 @@ from helpers.gpu_stub import Stub
 
 pytestmark = pytest.mark.gpu_stub
 SCRIPT = str(Path(__file__).parent / "handover.py")
-STEPS = 5  # of handover.py
-PAGES = 3 * 20 * 2**20  # torch maps segments by 20 MiB; so many are in use in part, of any model
+STEPS = {"small": 5, "0.6B": 2}  # of handover.py
+# Pages in use in part: torch maps segments by 20 MiB, those of small tensors by 2. Of a small model
+# they are more than a twentieth.
+PAGES = {"small": 42 * 2**20, "0.6B": 0}
 
 
 def run(stub: Stub, folder: Path, *arguments: str) -> dict[str, Any]:
@@ -18,21 +20,21 @@ def run(stub: Stub, folder: Path, *arguments: str) -> dict[str, Any]:
     return stub.ask(SCRIPT, str(folder), *arguments, **card)
 
 
-@pytest.mark.xfail(strict=True, reason="the goal is not met: the engine keeps four pages")
+@pytest.mark.parametrize("size", STEPS)
 def test_both_survive_and_give_back_what_they_do_not_hold(
-    stub: Stub, results: dict[str, Any], tmp_path: Path
+    stub: Stub, results: dict[str, Any], size: str, tmp_path: Path
 ) -> None:
-    found = run(stub, tmp_path, "small")
+    found = run(stub, tmp_path, size)
     assert found["error"] is None
     turns = found["turns"]
     owners = [owner for owner, *_ in turns]
     # loading the roles, then the job; then at the start and in each step before, within and after a
     # publish
-    assert owners.count("learner") == 2 + 3 * (1 + STEPS)
-    assert owners.count("engine") == 1 + STEPS
+    assert owners.count("learner") == 2 + 3 * (1 + STEPS[size])
+    assert owners.count("engine") == 1 + STEPS[size]
     for owner, allocated, reserved in turns:
-        assert reserved <= 1.05 * allocated + PAGES, (owner, allocated, reserved)
-    results["hand-over on 24 GB"] = {
+        assert reserved <= 1.05 * allocated + PAGES[size], (owner, allocated, reserved)
+    results.setdefault("hand-over on 24 GB", {})[size] = {
         owner: [[allocated, reserved] for name, allocated, reserved in turns if name == owner][-1]
         for owner in ("learner", "engine")
     }
@@ -42,4 +44,4 @@ def test_without_giving_back_they_run_out_of_memory(stub: Stub, tmp_path: Path) 
     found = run(stub, tmp_path, "small", "keep")
     assert "out of memory" in found["error"]
     learner = [reserved for owner, _, reserved in found["turns"] if owner == "learner"]
-    assert len(learner) < 1 + 3 * (1 + STEPS)
+    assert len(learner) < 1 + 3 * (1 + STEPS["small"])

@@ -24,7 +24,11 @@ VARIANTS = {  # job and what is set beside it
     "filters": ("grpo with kl", FILTERS),
     "small micro-batches": ("ppo", ["--batch.micro_train_tokens", "96"]),
 }
-CASES = {name: (name, list[str]()) for name in JOBS} | VARIANTS
+# The job's first reward is the same for all samples, as its samples are on the stub: nothing would
+# be left to learn from.
+DAPO = "dapo with a reference that follows"
+FILTERED = {DAPO: (DAPO, ["--rollout.filter_on", "by_sample"])}
+CASES = {name: (name, list[str]()) for name in JOBS} | FILTERED | VARIANTS
 # Compute capabilities and GB, and bytes of shared memory that a block may ask for there.
 CARDS = [("8.0", "80"), ("8.9", "24"), ("9.0", "24")]
 SHARED = {"8.0": 166912, "8.9": 101376, "9.0": 232448}

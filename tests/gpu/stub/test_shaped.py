@@ -13,6 +13,7 @@ from helpers.gpu_stub import (
     SEVERAL_DEVICES,
     SHAPED,
     SINGLE,
+    SMALL_CARDS,
     Stub,
     brief,
     without_kernels,
@@ -23,25 +24,31 @@ SCRIPT = str(Path(__file__).parent / "shaped.py")
 GB = 1e9
 MOST = {"7b/ppo_lora": 141 * GB}  # what a recipe says where that is less than the card
 # The most that a step may ask of the device by phase: two micro-batches and an update each, and
-# 256 samples of 16 tokens. Measured with torch 2.13, and a hundredth for other versions. A change
-# that asks for less lowers them.
+# 256 samples of 16 tokens. Measured with torch 2.11 and 2.13, and a few hundredths of launches. A
+# change that asks for less lowers them. Compiling attention, in the first case, waits 26 times.
 BUDGETS: dict[str, dict[str, dict[str, int]]] = {
     "0.6B sft": {
-        "train": {"launches": 26_100, "waits": 49, "from_device": 5, "to_device": 44},
+        "train": {"launches": 12_200, "waits": 29, "from_device": 3, "to_device": 42},
     },
     "0.6B grpo": {
-        "sample": {"launches": 80_700, "waits": 458, "from_device": 96, "to_device": 362},
-        "publish": {"launches": 3_950, "waits": 27, "from_device": 3, "to_device": 24},
-        "train": {"launches": 14_770, "waits": 30, "from_device": 11, "to_device": 19},
+        "sample": {
+            "launches": 7_750, "waits": 36, "from_device": 34, "to_device": 48, "pageable": 0
+        },
+        "publish": {
+            "launches": 3_200, "waits": 3, "from_device": 3, "to_device": 15, "pageable": 0
+        },
+        "train": {
+            "launches": 11_400, "waits": 3, "from_device": 3, "to_device": 17, "pageable": 0
+        },
     },
-}
+}  # fmt: skip
 
 
 def test_every_shipped_recipe_is_run() -> None:
     recipes = ROOT / "recipes"
     shipped = {str(path.relative_to(recipes).with_suffix("")) for path in recipes.rglob("*.toml")}
     of_pipelines = {name for name in shipped if name.split("/")[0] in PIPELINES}
-    shaped = {name for names in SHAPED.values() for name in names}
+    shaped = {name for names in SHAPED.values() for name in names} | set(SMALL_CARDS)
     assert shipped - of_pipelines - set(SINGLE) - shaped == SEVERAL_DEVICES
 
 

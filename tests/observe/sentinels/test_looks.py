@@ -18,7 +18,7 @@ from postgrad.observe.sentinels.evaluation import Evaluation
 from postgrad.observe.sentinels.gradient import Gradient
 from postgrad.observe.sentinels.kl import KL
 from postgrad.observe.sentinels.length import Length
-from postgrad.observe.sentinels.mismatch import Mismatch, differences
+from postgrad.observe.sentinels.mismatch import Mismatch, Staleness, differences
 from postgrad.observe.sentinels.no_gradient import NoGradient, stuck
 from postgrad.observe.sentinels.on_policy import OnPolicy, ratio_distance
 from postgrad.observe.sentinels.publish import Publish, probed
@@ -337,3 +337,9 @@ def test_a_sample_that_failed_twice_has_failed_once() -> None:
     assert failed(groups) == {"failed_fraction": 0.5}
     assert speaks(VerifierFailures(), [{**failed(groups), "reward": 0.0}]) == [0]
     assert speaks(VerifierFailures(), [{"failed_fraction": 0.01}]) == []
+
+
+def test_staleness_speaks_of_a_drift_that_lasts() -> None:
+    history = [{"sentinel/drift": drift} for drift in (1.2, 1.6, 1.7, 1.4, 1.6, 1.6, 1.6, math.nan)]
+    assert speaks(Staleness(), history) == [6, 7]
+    assert speaks(Staleness(limit=2.0), history[:-1]) == []

@@ -9,7 +9,7 @@ from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.local import engine as engine_module
 from postgrad.rollout.local import step as step_module
 from postgrad.rollout.local.engine import LocalEngine
-from postgrad.rollout.local.step import Flight
+from postgrad.rollout.local.step import Flight, Stepper
 from postgrad.rollout.settings import SamplingSettings
 
 SETTINGS = {
@@ -133,6 +133,87 @@ def test_weights_that_come_between_steps_find_every_token_read(model, prompt, to
     done = generate(engine, [])
     assert {completion.versions[0] for completion in done} == {(0, 2)}
     assert all(completion.versions[1][0] == 1 for completion in done)
+
+
+class Graph:
+    """In place of a CUDA graph: runs the step that it stands for."""
+
+    def __init__(self, *arguments):
+        self.replay = lambda: step_module.step(*arguments)
+
+
+@pytest.fixture
+def captured(monkeypatch):
+    """The shapes of steps that were captured, in order; CPUs capture too."""
+    shapes = []
+
+    class CapturingStepper(Stepper):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self._captures = True
+
+        def _captured(self, shape):
+            shapes.append(shape)
+            return Graph(self._decoder, self._cache, self._buffers, shape)
+
+    monkeypatch.setattr(engine_module, "Stepper", CapturingStepper)
+    return shapes
+
+
+def endless(model, tokenizer, **settings):
+    """An engine whose samples end at their limits: any weights have the same steps."""
+    engine = LocalEngine(model, tokenizer, slots=9, cache_tokens=9 * 64, **settings)
+    engine._stopper._eos = np.array([-1])
+    return engine
+
+
+def with_graphs(model, tokenizer, asked, **settings):
+    """An engine that has seen all shapes of `asked` twice."""
+    engine = endless(model("qwen3"), tokenizer, **settings)
+    for _ in range(2):
+        generate(engine, asked)
+    return engine
+
+
+def test_graphs_outlast_a_publish_in_place_and_read_the_new_weights(
+    captured, model, prompt, tokenizer
+):
+    asked = requests(prompt)
+    engine = with_graphs(model, tokenizer, asked)
+    assert len(captured) == len(set(captured)) > 5
+    captured.clear()
+    engine.load_weights(model("qwen3", seed=1).named_parameters(), 1)
+    done = generate(engine, asked)
+    assert captured == []
+    assert len(engine._stepper._graphs) > 5
+    fresh = endless(model("qwen3", seed=1), tokenizer)
+    assert_same_bits(done, generate(fresh, asked))
+
+
+def test_graphs_of_weights_that_are_elsewhere_now_are_dropped(captured, model, prompt, tokenizer):
+    engine = with_graphs(model, tokenizer, asked := requests(prompt), borrows=True)
+    before = set(captured)
+    engine.load_weights(model("qwen3", seed=1).named_parameters(), 1)  # norms are borrowed
+    captured.clear()
+    for _ in range(2):
+        generate(engine, asked)
+    assert set(captured) == before
+
+
+def test_graphs_of_a_cache_that_is_freed_or_divided_anew_are_dropped(
+    captured, model, prompt, tokenizer
+):
+    engine = with_graphs(model, tokenizer, asked := requests(prompt))
+    before = set(captured)
+    engine.rest()
+    assert not engine._stepper._graphs
+    captured.clear()
+    for _ in range(2):
+        generate(engine, asked)
+    assert set(captured) == before
+    divided = engine._stepper
+    generate(engine, [Request(0, (0,), prompt(0, 9), SamplingSettings(max_new_tokens=50))])
+    assert engine._stepper is not divided
 
 
 def test_results_follow_rows_that_move_and_leave_out_rows_that_ended():

@@ -1,8 +1,6 @@
 """The side of the process, over an engine that is asked as vLLM's is and counts."""
 
-import hashlib
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +13,19 @@ from postgrad.rollout.vllm.protocol import Start
 START = Start("a model", "bfloat16", 40, 4, 1 << 20, 2, 0.25, True, False, True)
 
 
+class LogprobsSoFar:
+    """What vLLM keeps of a request in flight: nothing before its first token."""
+
+    def __init__(self, written: list[int]) -> None:
+        self._written = written
+
+    @property
+    def logprobs(self) -> Any:
+        if not self._written:
+            return None
+        return SimpleNamespace(logprobs=[-1.0] * len(self._written))
+
+
 class Counting:
     """Writes one token a step to every request: its step's number."""
 
@@ -24,8 +35,6 @@ class Counting:
         self.running: dict[str, Any] = {}
         self.cache_emptied = True
         self.asleep: set[str] = set()
-        self.adapters: list[Any] = []
-        self.lora: Any = None  # of the newest request
         self.vllm_config = SimpleNamespace(
             cache_config=SimpleNamespace(num_gpu_blocks=3, block_size=16)
         )
@@ -34,18 +43,20 @@ class Counting:
     def collective_rpc(self, name: str, args: Any = (), kwargs: Any = None) -> None:
         self.calls.append((name, *args, *(kwargs or {}).values()))
 
-    def add_lora(self, request: Any) -> bool:
-        self.adapters.append(request)
-        return True
-
-    def add_request(self, name: str, prompt: Any, params: Any, lora_request: Any = None) -> None:
-        self.lora = lora_request
+    def add_request(self, name: str, prompt: Any, params: Any) -> None:
         written: list[int] = []
         self.running[name] = (prompt["prompt_token_ids"], params, written)
         self.output_processor.request_states[f"{name}-suffix"] = SimpleNamespace(
             external_req_id=name,
-            detokenizer=SimpleNamespace(num_output_tokens=lambda: len(written)),
+            detokenizer=SimpleNamespace(
+                num_output_tokens=lambda: len(written), output_token_ids=written
+            ),
+            logprobs_processor=LogprobsSoFar(written),
         )
+
+    def abort_request(self, names: list[str]) -> None:
+        for name in names:
+            del self.running[name], self.output_processor.request_states[f"{name}-suffix"]
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.running)
@@ -101,7 +112,6 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Any:
         EngineArgs=lambda **arguments: arguments,
         LLMEngine=SimpleNamespace(from_engine_args=Counting),
         SamplingParams=lambda **params: SimpleNamespace(**params),
-        LoRARequest=lambda **named: SimpleNamespace(**named),
         RequestOutputKind=SimpleNamespace(FINAL_ONLY="final"),
     )
     monkeypatch.setattr(child, "_vllm", lambda module="": fake)
@@ -203,25 +213,6 @@ def test_parcels_go_to_every_worker_and_are_counted_before_they_count(served: An
     assert [one["done"] for one in told] == [1, 2, 3]
 
 
-def test_an_adapter_serves_all_later_requests_and_is_what_was_sent(
-    served: Any, tmp_path: Path
-) -> None:
-    server, engine, told = served
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"matrices")
-    digest = hashlib.sha256(b"matrices").hexdigest()
-    load = {"do": "load_adapter", "path": str(tmp_path), "version": 7}
-    server._do({**load, "call": 1, "sha256": digest})
-    (added,) = engine.adapters
-    assert (added.lora_path, added.lora_int_id, added.load_inplace) == (str(tmp_path), 1, True)
-    server._do(sample(1, most=1))
-    assert engine.lora.lora_path == str(tmp_path)
-    assert not getattr(engine.lora, "load_inplace", False)
-    server._step()
-    assert told[-1]["versions"] == [[7, 1]]
-    with pytest.raises(RuntimeError, match="does not hold the adapter that was sent"):
-        server._do({**load, "call": 2, "sha256": "0"})
-
-
 def test_tokens_are_scored_at_the_temperature_and_sampling_is_left_alone(served: Any) -> None:
     server, engine, told = served
     ask(server, {"do": "score", "call": 4, "sequences": [[7, 8, 9], [3]], "temperature": 0.5})
@@ -271,7 +262,23 @@ def test_weights_and_tokenizer_of_a_hub_id_are_of_one_revision() -> None:
     assert engine_arguments(START)["revision"] is None
 
 
-def test_an_engine_of_adapters_has_room_for_the_rank() -> None:
-    told = engine_arguments(replace(START, lora_rank=12))
-    assert (told["enable_lora"], told["max_lora_rank"], told["max_loras"]) == (True, 16, 1)
-    assert "enable_lora" not in engine_arguments(START)
+def test_a_cut_returns_what_was_written_by_version_and_stops_all(served: Any) -> None:
+    server, engine, told = served
+    server._do(sample(1, 2, most=9))
+    server._step()
+    server._finish_weights(4, {})
+    server._step()
+    server._step()
+    server._do(sample(3, most=9))
+    server._do({"do": "cut", "call": 7})
+    (reply,) = told
+    assert reply["done"] == 7
+    spans = {one["key"]: (one["tokens"], one["versions"]) for one in reply["value"]}
+    assert spans == {
+        1: ([0, 1, 2], [[0, 1], [4, 2]]),
+        2: ([0, 1, 2], [[0, 1], [4, 2]]),
+        3: ([], []),
+    }
+    assert [len(one["logprobs"]) for one in reply["value"]] == [3, 3, 0]
+    assert not engine.has_unfinished_requests()
+    assert server._spans == {}

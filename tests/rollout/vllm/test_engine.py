@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from contracts.conftest import small_model
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.linear import SHAPES_KEPT
 from postgrad.parallel.device import ALLOCATOR
-from postgrad.rollout.engine import Request, generate
+from postgrad.rollout.engine import Request, Written, generate
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.vllm import engine as engine_module
 from postgrad.rollout.vllm import process as process_module
@@ -403,3 +404,42 @@ def test_a_tied_weight_has_the_name_that_vllm_reads_in_its_parcel(make_engine):
     assert renamed["name"] == "model.embed_tokens.weight"
     with pytest.raises(RunError, match="are missing"):
         names.require_all()
+
+
+def test_a_cut_leaves_requests_that_go_on_with_seeds_of_their_positions(make_engine, tmp_path):
+    engine = make_engine("waits")
+    engine.submit(request(3))
+    engine.submit(request(1, samples=1, turn=2))
+    left = engine.cut()
+    assert [(r.ticket, r.sample_ids, r.turn, r.position) for r in left] == [
+        (1, (0,), 2, 2), (3, (0,), 0, 2), (3, (1,), 0, 2),
+    ]  # fmt: skip
+    assert left[0].written.token_ids.tolist() == [2, 3]
+    assert left[0].prefix.tolist() == [2, 3, 4, 2, 3]
+    assert not engine.busy
+    assert engine.cut() == []
+    engine.submit(left[0])
+    (twice,) = engine.cut()
+    first, _, again = [one for one in said(tmp_path) if one["do"] == "sample"]
+    assert again["prompt"] == [2, 3, 4, 2, 3]
+    assert again["sampling"]["max_tokens"] == 8 - 2
+    assert again["seeds"] != first["seeds"][:1]
+    assert twice.written.token_ids.tolist() == [2, 3, 2, 3]
+    assert twice.written.versions == ((0, 4),)
+
+
+def test_an_answer_that_goes_on_comes_back_whole_and_ends_at_a_stop_string_over_the_cut(
+    make_engine,
+):
+    engine = make_engine()
+    before = Written(np.array([5, 6], np.int32), np.full(2, -0.25, np.float32), ((4, 2),))
+    free = replace(request(samples=1), written=before)
+    (whole,) = generate(engine, [free])  # the fake answers with its prompt: abc, de, and more
+    assert whole.text.startswith("deabcde")
+    assert whole.versions == ((4, 2), (0, len(whole.token_ids) - 2))
+    assert whole.logprobs[:3].tolist() == [-0.25, -0.25, -0.5]
+    stopping = free.sampling.model_copy(update={"stop": ("never", "eab")})
+    (ended,) = generate(engine, [replace(free, sampling=stopping)])
+    assert (ended.text, ended.finish_reason) == ("deab", "stop")
+    assert ended.versions == ((4, 2), (0, 2))
+    assert len(ended.logprobs) == 4

@@ -111,7 +111,7 @@ def test_warm_up_longer_than_the_run_is_found_once_the_rows_are_counted(
 ) -> None:
     recipe = make_recipe("sft", steps=None, epochs=1, learner={"warmup_updates": 6})
     ahead.check_batches(report, recipe, conversations(40), None)
-    assert "more than the 5 updates" in message(report)
+    assert "learner.warmup_updates = 6 is more than the 5 updates" in report.warnings[0].message
 
 
 def test_hours_without_a_checkpoint_are_told(report: Report, make_recipe: Any) -> None:

@@ -1,19 +1,22 @@
-"""Train-inference mismatch: learner and sampler differ in the logprobs of the same tokens."""
+"""Train-inference mismatch: learner and sampler differ in the logprobs of the same tokens, by their
+arithmetic or because the sampler's weights are older.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from postgrad.core.records import Logprobs
-from postgrad.observe.sentinels.base import Look, Seen, Sentinel, SentinelMemory
+from postgrad.observe.sentinels.base import Level, Look, Seen, Sentinel, SentinelMemory
 
 DIFFERENCE, RATIO = "sentinel/prob_difference", "sentinel/ratio_excess"
+DRIFT = "sentinel/drift"
 
 
 class Mismatch(Sentinel):
     """Speaks where the probabilities that learner (p) and sampler (p') computed for the same tokens
     differ: mean |p - p'| over `prob_difference` (verl: normal below 0.005), or mean exp|log p - log
-    p'| over `ratio_excess` (NeMo RL).
+    p'| over `ratio_excess` (NeMo RL). Tokens that older weights drew do not count.
     """
 
     prob_difference: float = Field(default=0.01, gt=0.0)
@@ -32,6 +35,32 @@ class Mismatch(Sentinel):
             f"{ratio:.4g} (limit {self.ratio_excess:g}); compare their dtypes (rollout.dtype), or "
             "set algorithm.correction",
         )
+
+
+class Staleness(Level):
+    """Speaks while the policy has moved so far since older weights drew its samples that mean
+    exp|log p - log p'| of those tokens is over `limit` for `steps` steps in a row.
+    """
+
+    limit: float = Field(default=1.5, gt=1.0)
+
+    def value(self, seen: Seen) -> float | None:
+        return seen.get(DRIFT)
+
+    def tell(self, value: float, seen: Seen) -> str:
+        return (
+            f"samples of older weights are far from the policy: mean exp|log p - log p'| "
+            f"{value:.4g} on their tokens (limit {self.limit:g}) for {self.steps} steps: lower "
+            "rollout.max_staleness or learner.lr"
+        )
+
+
+def drift(learner: Logprobs, sampled: Logprobs, stale: NDArray[np.bool_]) -> dict[str, float]:
+    """The distance of `differences` over the tokens [N] that older weights drew; {} where there
+    are none.
+    """
+    measured = differences(learner, sampled, stale)
+    return {DRIFT: measured[RATIO]} if measured else {}
 
 
 def differences(learner: Logprobs, sampled: Logprobs, mask: NDArray[np.bool_]) -> dict[str, float]:

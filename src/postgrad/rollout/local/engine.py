@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.models.attention import require_embedded
+from postgrad.models.attention import require_embedded, to_device
 from postgrad.models.decoder import decoder_of
 from postgrad.models.head import target_logprobs
 from postgrad.models.probe import own_attention, probe_sequences, same, spread, unsupported
 from postgrad.models.supported import is_tested
 from postgrad.parallel.device import give_back
-from postgrad.rollout.engine import Completion, EngineStats, Request, WeightIntake
+from postgrad.rollout.engine import Completion, EngineStats, Request, Sent, in_order, take_over
 from postgrad.rollout.local.budget import PREFILL_TOKENS, SharedPrompts, align
 from postgrad.rollout.local.cache import KeyValueCache
 from postgrad.rollout.local.prompts import (
@@ -39,7 +39,6 @@ from postgrad.rollout.local.prompts import (
 from postgrad.rollout.local.rows import Rows, Stopper, eos_token_ids
 from postgrad.rollout.local.step import Flight, Stepper
 from postgrad.rollout.settings import SamplingSettings
-from postgrad.rollout.transport.send import Sent
 
 AHEAD = {"cpu": 0, "cuda": 1}  # steps that are launched before the tokens of one are read
 NEW = 5  # tokens of each sample
@@ -56,8 +55,7 @@ def require_same_samples(engine: "LocalEngine", lm: Any) -> None:
     done: list[Completion] = []
     try:
         for ticket, prompt in enumerate(prompts):
-            sampling = SamplingSettings(max_new_tokens=NEW)
-            engine.submit(Request(ticket, SAMPLES, prompt, sampling))
+            engine.submit(Request(ticket, SAMPLES, prompt, SamplingSettings(max_new_tokens=NEW)))
         while len(done) < len(prompts) * len(SAMPLES):
             done += engine.completed()
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
@@ -95,8 +93,6 @@ class LocalEngine:
     Weights are version 0 until others are loaded.
     """
 
-    takes_adapters = False  # a worker merges them, see fleet/engine_worker.py
-
     def __init__(
         self,
         lm: nn.Module,
@@ -109,7 +105,7 @@ class LocalEngine:
     ) -> None:
         """lm: the engine's own copy. slots: sequences decoded together in a cache of `cache_tokens`
         places; fewer where sequences are longer than cache_tokens / slots. borrows: loaded weights
-        are not copied where that is possible (WeightIntake): whoever changes them in place has to
+        are not copied where that is possible (take_over): whoever changes them in place has to
         load them again before the next request. shares: all weights of `lm` are the learner's
         (models.four_bits.twin), so that none of those to be loaded are read.
         """
@@ -133,27 +129,26 @@ class LocalEngine:
         self._rows = Rows(0, 0)
         self._shared = SharedPrompts(0)
         self._prompts_computed = 0  # since the engine was idle: names a prompt's stretches
+        self._division = (0, 0, 0)  # of the cache: slots, places of a prompt and of a response
         self._stepper = Stepper(self._decoder, self._cache, 0)
         self._flights: list[Flight] = []  # steps whose tokens are not read yet, oldest first
         self._ended: list[Completion] = []  # that `advance` has still to return
         self._ahead = AHEAD[self._device.type]
-        self._intake: WeightIntake | None = None  # while weights come
+        self._whole = True  # no publish broke off
         if not is_tested(lm.config):
             require_same_samples(self, lm)
             self.stats, self._submitted = EngineStats(), 0
 
     def submit(self, request: Request) -> None:
         """Queue a request; lower tickets, then lower samples, then earlier turns go first."""
-        self._require_whole()
         needed = self._places(request)
         if needed > self._cache.tokens:
             raise UsageError(
-                f"ticket {request.ticket}: a prompt of {len(request.token_ids)} tokens and "
-                f"{request.sampling.max_new_tokens} new ones need {needed} places, the cache has "
+                f"ticket {request.ticket}: a prompt of {len(request.prefix)} tokens and "
+                f"{request.new_tokens} new ones need {needed} places, the cache has "
                 f"{self._cache.tokens}: raise rollout.cache_tokens or lower rollout.max_new_tokens"
             )
-        if not len(request.token_ids) or not request.sample_ids:
-            raise ValueError(f"ticket {request.ticket}: a request needs a token and a sample")
+        request.require_valid()
         require_embedded(self._lm, request.token_ids)
         order = (request.ticket, request.sample_ids[0], request.turn, self._submitted)
         self._submitted += 1
@@ -187,35 +182,37 @@ class LocalEngine:
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Sent:
         """Replace all weights. Prompts computed ahead are computed again, rows in progress stay."""
-        started, intake = time.perf_counter(), self.begin_weights()
-        if not self._shares:
-            intake.take(weights)
-        self.finish_weights(version)
-        return Sent("local", intake.size, time.perf_counter() - started)
-
-    def begin_weights(self) -> WeightIntake:
-        """No weights to work with until `finish_weights`. Returns what takes new ones."""
+        started = time.perf_counter()
         while self._flights:
             self._read()
-        self._intake = WeightIntake(self._lm, borrow=self._borrows)
-        return self._intake
-
-    def finish_weights(self, version: int, *, partly: bool = False) -> None:
-        """What was taken is the engine's from here on. Raises RunError where some are missing,
-        unless the others stay as they were (partly).
-        """
-        assert self._intake is not None
-        if not (self._shares or partly):
-            self._intake.require_all()
-        self._intake = None
+        self._whole = False
+        size = 0 if self._shares else take_over(self._lm, weights, borrow=self._borrows)
+        self._whole = True
         self._decoder.forget()
-        self._stepper.forget()
+        self._stepper.reload()
         self._rows.end_version(self._version)
         self._version = version
         if self._prefilled is not None:
             waiting, self._prefilled = self._prefilled.waiting(), None
             for request in waiting:
                 self.submit(request)
+        return Sent("local", size, time.perf_counter() - started)
+
+    def cut(self) -> list[Request]:
+        """Engine.cut: all rows are free afterwards, and the cache is laid out anew for what comes
+        next, so that a sample's keys and values are computed again.
+        """
+        while self._flights:
+            self._read()
+        rows = self._rows
+        requests = [
+            rows.requests[row].cut_after(int(rows.sample[row]), rows.whole_turn(row, self._version))
+            for row in range(rows.count)
+        ]
+        requests += self._prefilled.waiting() if self._prefilled is not None else []
+        requests += [request for _, request in self._waiting]
+        self._rows, self._prefilled, self._waiting = Rows(0, 0), None, []
+        return in_order(requests)
 
     @torch.inference_mode()
     def logprobs(
@@ -231,9 +228,8 @@ class LocalEngine:
             if tokens >= self._prefill_tokens or number == len(sequences) - 1:
                 layout, columns = lay_out_plain(batch)
                 hidden, _ = run_plain(self._decoder, layout, self._device)
-                rows, target = (
-                    torch.from_numpy(a).to(self._device) for a in (layout.hidden_row, layout.target)
-                )
+                arrays = (layout.hidden_row, layout.target)
+                rows, target = (to_device(array, self._device) for array in arrays)
                 token_logprobs, _ = target_logprobs(
                     self._lm, hidden.index_select(0, rows), target, temperature=temperature
                 )
@@ -248,17 +244,18 @@ class LocalEngine:
         if not (self._rows.count or self._waiting or self._prefilled):
             self._decoder.forget()
             self._cache.release()
+            self._division = (0, 0, 0)
             self._stepper = Stepper(self._decoder, self._cache, 0)
             if self._device.type == "cuda":
                 give_back(self._device)
 
     def _require_whole(self) -> None:
-        if self._intake is not None:
+        if not self._whole:
             raise RunError("a publish to the rollout engine broke off: publish its weights again")
 
     def _places(self, request: Request) -> int:
         # The last token is never computed, but a place for it keeps the arithmetic plain.
-        return align(len(request.token_ids)) + align(request.sampling.max_new_tokens)
+        return align(len(request.prefix)) + align(request.new_tokens)
 
     def _admit(self) -> None:
         """Give free rows to waiting samples."""
@@ -272,8 +269,7 @@ class LocalEngine:
                 self.stats.prompt_tokens += int(self._prefilled.starts[-1])
                 self._prompts_computed += len(self._prefilled.hidden)
             pool = self._prefilled
-            taken = pool.take(self._rows.capacity - self._rows.count)
-            self._start(pool, taken)
+            self._start(pool, pool.take(self._rows.capacity - self._rows.count))
             if pool.empty:
                 self._prefilled = None
 
@@ -294,7 +290,7 @@ class LocalEngine:
         if opened:
             numbers, filled = np.array(opened, np.int64).T
             pool.copy_to(self._cache.prompts, numbers, filled)
-        states = pool.hidden.index_select(0, torch.tensor(prompts, device=self._device))
+        states = pool.hidden.index_select(0, to_device(np.array(prompts), self._device))
         self._stepper.enter(first_row, states)
 
     def _divide(self) -> None:
@@ -303,11 +299,10 @@ class LocalEngine:
         Every slot has room for the longest prompt and the most new tokens that are waiting, as far
         as one slot can have both, and prompts for what is left of its even share of the places.
         """
-        tokens = self._cache.tokens
-        prompt, new = 0, 0
+        tokens, prompt, new = self._cache.tokens, 0, 0
         for _, request in sorted(self._waiting):
-            longer = max(prompt, align(len(request.token_ids)))
-            more = max(new, align(request.sampling.max_new_tokens))
+            longer = max(prompt, align(len(request.prefix)))
+            more = max(new, align(request.new_tokens))
             if prompt and longer + more > tokens:
                 break
             prompt, new = longer, more
@@ -316,7 +311,11 @@ class LocalEngine:
         self._cache.divide(slots, prompt, new)
         self._rows = Rows(slots, new)
         self._shared = SharedPrompts(slots)
-        self._stepper = Stepper(self._decoder, self._cache, slots)
+        if self._division == (slots, prompt, new):
+            self._stepper.restart()
+        else:
+            self._division = slots, prompt, new
+            self._stepper = Stepper(self._decoder, self._cache, slots)
         self._prompts_computed = 0
 
     def _next_prompts(self) -> list[Request]:
@@ -329,9 +328,9 @@ class LocalEngine:
         room = self._prefill_tokens
         while self._waiting:
             request = self._waiting[0][1]
-            too_long = len(request.token_ids) > self._cache.prompts.places
-            too_long |= request.sampling.max_new_tokens > self._cache.responses.places
-            room -= len(request.token_ids)
+            too_long = len(request.prefix) > self._cache.prompts.places
+            too_long |= request.new_tokens > self._cache.responses.places
+            room -= len(request.prefix)
             if too_long or (requests and room < 0):
                 break
             requests.append(heapq.heappop(self._waiting)[1])
@@ -352,7 +351,8 @@ class LocalEngine:
             row = here[broken[0]]
             raise RunError(
                 f"the policy's logits are not finite (version {self._version}, ticket "
-                f"{rows.ticket[row]}, sample {rows.sample[row]}, token {rows.written[row]}): "
+                f"{rows.ticket[row]}, sample {rows.sample[row]}, token "
+                f"{rows.position[row] + rows.written[row]}): "
                 "the weights have diverged; go back to a checkpoint with a lower learner.lr"
             )
         rows.append(here, tokens, logprobs)
@@ -381,18 +381,19 @@ class LocalEngine:
 
     def _completions(self, gone: NDArray[np.int64], stopped: NDArray[np.bool_]) -> list[Completion]:
         rows = self._rows
-        tokens = [rows.tokens[row, : rows.written[row]].copy() for row in gone]
-        texts = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        turns = [rows.whole_turn(row, self._version) for row in gone]
+        ids = [turn.token_ids for turn in turns]
+        texts = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
         return [
             Completion(
                 ticket=int(rows.ticket[row]),
                 sample=int(rows.sample[row]),
                 turn=int(rows.turn[row]),
-                token_ids=token_ids,
-                logprobs=rows.logprobs[row, : len(token_ids)].copy(),
+                token_ids=turn.token_ids,
+                logprobs=turn.logprobs,
                 finish_reason="stop" if stopped[row] else "length",
-                versions=rows.versions(row, self._version),
+                versions=turn.versions,
                 text=text,
             )
-            for row, token_ids, text in zip(gone, tokens, texts, strict=True)
+            for row, turn, text in zip(gone, turns, texts, strict=True)
         ]

@@ -1,5 +1,5 @@
 """Attention of decoding on CUDA: three kernels that read every length on the device, so that one
-CUDA graph serves all lengths.
+CUDA graph serves all lengths. A fourth one, `_fill`, copies prompts into the cache.
 
 `_store` writes the new keys and values. `_attend` goes through a stretch of the cache, prompts with
 up to 16 rows at a time and responses with one, in several parts, and leaves each part's result
@@ -8,6 +8,7 @@ order of every sum is fixed by the number of rows, never by the lengths of other
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import triton  # pyright: ignore[reportMissingImports]  # comes with builds of torch for CUDA
@@ -19,6 +20,7 @@ from postgrad.rollout.local.cache import KeyValueCache, Stretches
 
 PROGRAMS = 512  # that a kernel should have at least: a few for each of a GPU's processors
 MOST_PARTS = 16  # of a stretch
+FILLED = 32  # places of a prompt that a program copies
 TILE_BYTES = 16384  # of one tile of queries, keys or values: four of them fit every GPU
 
 
@@ -43,6 +45,49 @@ def _vectors(at, places, there, SIZE: tl.constexpr):
     """The vectors of SIZE numbers that begin at `at`, zeros where they are not `there`."""
     mask = there[:, None] & (places < SIZE)[None, :]
     return tl.load(at[:, None] + places[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _fill(
+    key, value, keys, values, start, length, slots, tokens, places,
+    KV: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    prompt, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    place = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
+    there = place < tl.load(length + prompt)
+    of = head * tokens + tl.load(start + prompt) + place
+    to = (tl.load(slots + prompt) * KV + head) * places + place
+    d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    new = _vectors(key + of * D, d, there, D)
+    tl.store(keys + to[:, None] * D + d[None, :], new, mask=there[:, None] & (d < D)[None, :])
+    new = _vectors(value + of * DV, dv, there, DV)
+    tl.store(values + to[:, None] * DV + dv[None, :], new, mask=there[:, None] & (dv < DV)[None, :])
+
+
+def fill(
+    stretches: Stretches,
+    layers: Iterable[tuple[Tensor, Tensor]],
+    table: Tensor,
+    longest: int,
+) -> None:
+    """Copies prompts into the cache, with a kernel for each layer: torch sorts the places first, in
+    14 kernels, where results have to be deterministic.
+
+    layers: the keys [KV, T, D] and values [KV, T, Dv] of the packed prompts, contiguous. table:
+    [3, P] int64, of each prompt where it begins among the T tokens, its tokens, and its place in
+    `stretches`; longest: the most tokens of one.
+    """
+    start, length, slots = table
+    for number, (key, value) in enumerate(layers):
+        kv_heads, tokens, dim = key.shape
+        value_dim = value.shape[2]
+        grid = len(slots), kv_heads, triton.cdiv(longest, FILLED)
+        _fill[grid](  # pyright: ignore[reportIndexIssue]
+            key, value, stretches.keys[number], stretches.values[number], start, length, slots,
+            tokens, stretches.places, KV=kv_heads, D=dim, DV=value_dim, BLOCK_D=_tile(dim),
+            BLOCK_DV=_tile(value_dim), BLOCK_N=FILLED,
+        )  # fmt: skip
 
 
 @triton.jit

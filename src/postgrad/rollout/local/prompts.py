@@ -1,6 +1,6 @@
 """Prefill: several prompts in one packed forward, each computed once for all its samples."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout, lay_out
-from postgrad.models.attention import AttentionContext
+from postgrad.models.attention import AttentionContext, to_device
 from postgrad.models.decoder import Decoder, ModuleDecoder
 from postgrad.models.tree import TreeAttention, attention_over
 from postgrad.rollout.engine import Request
@@ -72,7 +72,7 @@ def run_plain(
     for the fastest.
     """
     context = Recording(attention or attention_over(layout, device))
-    ids, positions = (torch.from_numpy(a).to(device) for a in (layout.token_ids, layout.positions))
+    ids, positions = (to_device(array, device) for array in (layout.token_ids, layout.positions))
     return decoder.hidden_states(ids, positions, context), context
 
 
@@ -122,7 +122,7 @@ class Prefilled:
         for number in range(self.number, len(self.requests)):
             r = self.requests[number]
             samples = r.sample_ids[self.taken if number == self.number else 0 :]
-            left.append(Request(r.ticket, samples, r.token_ids, r.sampling, r.turn, r.seed))
+            left.append(replace(r, sample_ids=samples))
         return left
 
     def copy_to(
@@ -131,11 +131,17 @@ class Prefilled:
         """Copy prompts into the cache: prompts[i], one of the P, into stretch numbers[i]."""
         lengths = np.diff(self.starts)[prompts]
         longest = int(lengths.max())
+        device = self.hidden.device
+        if device.type != "cpu":
+            from postgrad.rollout.local.paged import fill  # Triton is there with CUDA alone
+
+            table = np.stack([self.starts[prompts], lengths, stretches.place[numbers]])
+            layers = zip(self.keys, self.values, strict=True)
+            return fill(stretches, layers, to_device(table, device), longest)
         # A shorter prompt is padded with its last token's keys; what lies there is masked.
         offset = np.minimum(np.arange(longest), lengths[:, None] - 1)
-        device = self.hidden.device
-        index = torch.from_numpy((self.starts[prompts][:, None] + offset).ravel()).to(device)
-        to = torch.from_numpy(stretches.place[numbers]).to(device)
+        index = torch.from_numpy((self.starts[prompts][:, None] + offset).ravel())
+        to = torch.from_numpy(stretches.place[numbers])
         for store, packed in (
             *zip(stretches.keys, self.keys, strict=True),
             *zip(stretches.values, self.values, strict=True),
@@ -143,18 +149,19 @@ class Prefilled:
             heads, _, dim = packed.shape
             filled = packed.index_select(1, index).view(heads, len(prompts), longest, dim)
             store[to, :, :longest] = filled.transpose(0, 1)
+        return None
 
 
 def prefill(decoder: Decoder, requests: list[Request], device: torch.device) -> Prefilled:
     """Compute the prompts of `requests` in one packed forward, equal ones once."""
     number: dict[bytes, int] = {}
-    prompts = [np.ascontiguousarray(r.token_ids, np.int32) for r in requests]
+    prompts = [np.ascontiguousarray(r.prefix, np.int32) for r in requests]
     prompt_of = np.array([number.setdefault(p.tobytes(), len(number)) for p in prompts], np.int64)
     _, first = np.unique(prompt_of, return_index=True)
     layout, _ = lay_out_plain([prompts[i] for i in first])
     hidden, context = run_plain(decoder, layout, device)
     starts = layout.segment_start
-    last = torch.from_numpy(starts[1:] - 1).to(device)
+    last = to_device(starts[1:] - 1, device)
     return Prefilled(
         requests, prompt_of, context.keys, context.values, starts, hidden.index_select(0, last)
     )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from postgrad.core import seeds
 from postgrad.core.errors import UsageError
-from postgrad.rollout.engine import Request
+from postgrad.rollout.engine import Request, Written
 from postgrad.rollout.local.budget import close_gaps
 from postgrad.rollout.local.sampler import Kind
 
@@ -36,6 +36,7 @@ class Rows:
         self.key = np.zeros(capacity, np.uint64)
         self.prompt = np.zeros(capacity, np.int64)  # tokens before the response
         self.stretch = np.zeros(capacity, np.int64)  # number of the prompt's stretch, see shared.py
+        self.position = np.zeros(capacity, np.int64)  # tokens of the turn before these, see cut
         self.written = np.zeros(capacity, np.int64)  # tokens of the response so far
         self.launched = np.zeros(capacity, np.int64)  # and those that are being computed
         self.limit = np.zeros(capacity, np.int64)  # most tokens of the response
@@ -58,11 +59,12 @@ class Rows:
         self.turn[rows] = request.turn
         counters = request.ticket, np.array(samples, np.int64), request.turn
         self.key[rows] = seeds.bits(request.seed, "sample", *counters)
-        self.prompt[rows] = len(request.token_ids)
+        self.position[rows] = request.position
+        self.prompt[rows] = len(request.prefix)
         self.stretch[rows] = stretches
         self.written[rows] = 0
         self.launched[rows] = 0
-        self.limit[rows] = sampling.max_new_tokens
+        self.limit[rows] = request.new_tokens
         self.has_stop[rows] = bool(sampling.stop)
         self.temperature[rows] = sampling.temperature
         self.top_k[rows] = sampling.top_k
@@ -103,12 +105,28 @@ class Rows:
         spans = zip(ends, starts, strict=False)
         return tuple((v, end - start) for (v, end), start in spans if end > start)
 
+    def whole_turn(self, row: int, version: int) -> Written:
+        """A row's turn from its start, before any cut. version: as of `versions`."""
+        written = slice(0, int(self.written[row]))
+        return self.requests[row].turn_with(
+            self.tokens[row, written].copy(),
+            self.logprobs[row, written].copy(),
+            self.versions(row, version),
+        )
+
+    def tail(self, row: int, count: int) -> list[int]:
+        """The newest `count` tokens of a row's turn, fewer where there are fewer."""
+        written: NDArray[np.int32] = self.tokens[row, : self.written[row]]
+        if len(written) < count and self.position[row]:
+            written = np.concatenate([self.requests[row].written.token_ids, written])
+        return written[max(0, len(written) - count) :].tolist()
+
     def remove(self, gone: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Free rows and close the gaps. Returns (to, source): row source[i] became row to[i]."""
         left, to, source = close_gaps(self.count, gone)
         for column in (
             self.requests, self.spans, self.sample, self.ticket, self.turn, self.key, self.prompt,
-            self.stretch, self.written, self.launched, self.limit, self.has_stop,
+            self.stretch, self.position, self.written, self.launched, self.limit, self.has_stop,
             self.temperature, self.top_k, self.top_p, self.min_p, self.tokens, self.logprobs,
         ):  # fmt: skip
             column[to] = column[source]
@@ -157,11 +175,7 @@ class Stopper:
         stops = [rows.requests[row].sampling.stop for row in watched]
         # A token that shows has at least one byte, so a string of B bytes ends within B tokens.
         reach = max(len(text.encode()) for texts in stops for text in texts) + MARGIN
-        ends = rows.written[watched]
-        tails = [
-            rows.tokens[row, max(0, end - reach) : end].tolist()
-            for row, end in zip(watched, ends, strict=True)
-        ]
+        tails = [rows.tail(row, reach) for row in watched]
         texts = self._tokenizer.batch_decode(tails, skip_special_tokens=True)
         return [
             any(text in tail for text in row_stops)

@@ -5,8 +5,10 @@ captured as a CUDA graph. What the host decides between steps (which rows are in
 read, how they sample) is one block of numbers, uploaded when it has changed. Everything else is in
 a `StepShape`: two steps of one shape call the same operations.
 
-`Stepper` runs steps. On CUDA it captures a graph for each shape that comes a second time. Results
-are copied to the host in the background, and read when the caller asks for them.
+`Stepper` runs steps. On CUDA it captures a graph for each shape that comes a second time. A graph
+has the addresses of weights, buffers and cache: it serves as long as these stay, also for weights
+that were written in place since. Results are copied to the host in the background, and read when
+the caller asks for them.
 """
 
 from dataclasses import dataclass, replace
@@ -26,7 +28,9 @@ from postgrad.rollout.local.rows import Rows
 from postgrad.rollout.local.sampler import Kind, Knobs, sample, uniform
 
 # Columns of the block, an integer of 64 bits for each row; KNOBS are float64 in the same bits.
-COLUMNS = ("source", "written", "active", "fresh", "prompt", "key", "lane", "response", "top_k")
+COLUMNS = (
+    "source", "written", "active", "fresh", "position", "prompt", "key", "lane", "response", "top_k"
+)  # fmt: skip
 KNOBS = ("temperature", "top_p", "min_p")
 STRETCHES = ("length", "used", "place")  # of prompts: tokens, lanes in use, place in the cache
 NAMED = (*COLUMNS, *KNOBS, *STRETCHES)  # behind them LANES columns without names
@@ -65,6 +69,7 @@ class StepBuffers:
         columns = dict(zip(NAMED, self.block, strict=False))
         self.columns = columns
         self.written, self.active = columns["written"], columns["active"]
+        self.position = columns["position"]  # in its turn, of the first token of each response
         self.fresh, self.prompt, self.key = columns["fresh"], columns["prompt"], columns["key"]
         self.row_of_lane = self.block[len(NAMED) :].flatten()
         wide = [columns[name].view(torch.float64) for name in KNOBS]
@@ -97,7 +102,7 @@ def step(decoder: Decoder, cache: KeyValueCache, buffers: StepBuffers, shape: St
         hidden = _entered(hidden, buffers, shape)
     assert hidden is not None  # a step without old rows has new ones
     n = shape.drawn
-    numbers = uniform(buffers.key[:n], buffers.written[:n])
+    numbers = uniform(buffers.key[:n], buffers.position[:n] + buffers.written[:n])
     logits = decoder.logits(hidden)[:n]
     tokens, logprobs = sample(logits, buffers.knobs.rows(slice(0, n)), numbers, shape.kind)
     buffers.ids[:n].copy_(tokens)
@@ -183,6 +188,7 @@ class Stepper:
         self._decoder = decoder
         self._cache = cache
         self._device = cache.device
+        self._captures = cache.device.type == "cuda"
         self._buffers = StepBuffers(capacity, cache.device)
         self._source = np.arange(capacity)  # the row that each row was at the last upload
         self._changed = True
@@ -190,11 +196,17 @@ class Stepper:
         self._seen: set[StepShape] = set()
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None  # that all graphs share
+        self._addresses: tuple[int, ...] = ()  # of the weights that the graphs read
+        self._reloaded = False
 
-    def forget(self) -> None:
-        """Drops the graphs: they read weights that are elsewhere now."""
-        self._seen.clear()
-        self._graphs.clear()
+    def reload(self) -> None:
+        """Weights were loaded. The next step drops the graphs if some lie elsewhere now."""
+        self._reloaded = True
+
+    def restart(self) -> None:
+        """All rows have ended, and others will come; the cache lies where it lay."""
+        self._source[:] = np.arange(len(self._source))
+        self._changed = True
 
     def enter(self, first: int, states: Tensor) -> None:
         """New rows from number `first` on, whose first tokens `states` [N, hidden] predict."""
@@ -209,6 +221,8 @@ class Stepper:
     def launch(self, rows: Rows, shared: SharedPrompts, decoding: int) -> Flight:
         """Start a step of all rows in use, of which the first `decoding` have a token already."""
         self._decoder.prepare()
+        if self._reloaded:
+            self._check_graphs()
         count, on_cpu = rows.count, self._device.type == "cpu"
         sampled = rows_computed(count, rows.capacity, self._device.type)
         decoded = rows_computed(decoding, rows.capacity, self._device.type) if decoding else 0
@@ -230,14 +244,21 @@ class Stepper:
         rows.launched[:count] += 1
         return self._flight(count)
 
+    def _check_graphs(self) -> None:
+        self._reloaded = False
+        if self._graphs and self._addresses != self._decoder.addresses():
+            self._seen.clear()
+            self._graphs.clear()
+
     def _run(self, shape: StepShape) -> None:
         """A step: as it is, or from its shape's second time on as a graph."""
         arguments = self._decoder, self._cache, self._buffers, shape
-        if shape not in self._seen or self._device.type == "cpu" or not self._decoder.static:
+        if shape not in self._seen or not self._captures or not self._decoder.static:
             self._seen.add(shape)  # the first time compiles kernels, and chooses those of cuBLAS
             step(*arguments)
         else:
             if shape not in self._graphs:
+                self._addresses = self._decoder.addresses()
                 self._graphs[shape] = self._captured(shape)
             self._graphs[shape].replay()
 
@@ -271,6 +292,7 @@ class Stepper:
         columns["written"][:count] = rows.launched[:count]
         columns["active"][:count] = 1
         columns["fresh"][decoding:count] = 1
+        columns["position"][:count] = rows.position[:count]
         columns["prompt"][:count] = rows.prompt[:count]
         columns["key"][:count] = rows.key[:count].view(np.int64)
         columns["response"][:] = self._cache.responses.place[:capacity]

@@ -39,8 +39,6 @@ class ServerReply:
 class OpenAIEngine:
     """The part of the Engine protocol that a server can do: it samples single answers."""
 
-    takes_adapters = False
-
     def __init__(self, settings: OpenAISettings, model: str, tokenizer: Any) -> None:
         """model: its name on the server. Raises UsageError where the key's variable is not set."""
         assert settings.base_url is not None  # a recipe without it is refused
@@ -83,6 +81,10 @@ class OpenAIEngine:
         self, sequences: Sequence[NDArray[np.int32]], temperature: float
     ) -> list[NDArray[np.float32]]:
         """Always raises UsageError: the server's logprobs are of other tokens."""
+        raise UsageError(_NO_WEIGHTS)
+
+    def cut(self) -> list[Request]:
+        """Always raises UsageError: a server's text has no tokens to go on from."""
         raise UsageError(_NO_WEIGHTS)
 
     def rest(self) -> None:

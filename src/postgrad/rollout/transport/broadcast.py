@@ -4,7 +4,6 @@ The group is apart from the default group that either side may have. It is made 
 TCPStore, so that both sides need no more than torch; route.py says who may be in one group.
 """
 
-import os
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
@@ -148,14 +147,3 @@ def listening(host: str) -> tuple[socket.socket, str]:
     listener.bind((host, 0))
     listener.listen(128)
     return listener, f"{host}:{listener.getsockname()[1]}"
-
-
-def own_address() -> str:
-    """The address at which other machines reach this one: of the interface that gloo uses."""
-    import psutil
-
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    for entry in psutil.net_if_addrs().get(interface, []):
-        if entry.family == socket.AF_INET:
-            return entry.address
-    return socket.gethostbyname(socket.gethostname())

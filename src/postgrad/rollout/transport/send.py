@@ -5,8 +5,7 @@ loads a parcel, the source packs the next.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from postgrad.core.errors import RunError
 from postgrad.core.process import done
+from postgrad.rollout.engine import Sent
 from postgrad.rollout.transport.parcel import BUCKET, Carrier, Sender
 from postgrad.rollout.transport.route import Route
 
@@ -68,26 +68,6 @@ class Target(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """The account of a publish."""
-
-    way: str  # of the payloads; "local": the engine took them in the learner's process
-    size: int  # bytes of payloads, for each engine
-    seconds: float
-    fallback: str = ""  # why they did not go the way that these cards could
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The names and numbers of docs/metrics.md."""
-        measured = {
-            "publish/send_seconds": self.seconds,
-            "publish/sent_bytes": float(self.size),
-            f"publish/by_{self.way}": 1.0,
-        }
-        return measured | ({"publish/fallback_seconds": self.seconds} if self.fallback else {})
-
-
 class LocalSource:
     """The source of weights in this process."""
 
@@ -116,15 +96,8 @@ class LocalSource:
         self._sender.close()
 
 
-def send(
-    source: WeightSource,
-    target: Target,
-    version: int,
-    route: Route,
-    after: Callable[[], None] = lambda: None,
-) -> Sent:
-    """Sends all weights of `source`. after: called when all were taken, before the target makes
-    room for what it needs to work.
+def send(source: WeightSource, target: Target, version: int, route: Route) -> Sent:
+    """Sends all weights of `source`.
 
     An error on the way leaves the target without weights that it would use: whoever catches it has
     to publish once more, or to replace the target.
@@ -144,7 +117,6 @@ def send(
         source.abandon()
         raise
     manifest = source.end()
-    after()
     target.commit_weights(version, manifest)
     seconds = time.perf_counter() - started
     return Sent(route.way, manifest["size"], seconds, route.fallback)

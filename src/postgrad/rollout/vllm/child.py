@@ -5,7 +5,6 @@ library, vLLM and modules that need no more. It handles messages between two ste
 thread reads them, so that neither side ever waits for the other to empty a pipe.
 """
 
-import hashlib
 import json
 import os
 import secrets
@@ -32,8 +31,6 @@ Inbox = SimpleQueue[ControlMessage | None]  # None: the controller has closed th
 TOGETHER = 4096  # least max_num_batched_tokens where prompts are not computed in chunks
 # The program of a process that waits until this one ends, however it ends, and removes its folder.
 TIDIES = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
 TRANSFER = "postgrad.rollout.vllm.transfer"  # the module that vLLM's workers import
 
 
@@ -88,7 +85,6 @@ class EngineServer:
         self._tell = tell
         self._seeded = start.seeded
         self._version = 0
-        self._adapter: Any = None  # that all requests are sampled with; None: the plain model
         self._spans: dict[
             str, list[list[int]]
         ] = {}  # [version, tokens] of samples in flight, older versions
@@ -129,12 +125,12 @@ class EngineServer:
             "score": self._score,
             "places": partial(rpc, "place"),
             "meet": lambda meeting, first: rpc("meet", args=(meeting, first)),
+            "cut": self._cut,
             "start_weights": partial(rpc, "start_weight_update"),
             "load_weights": lambda parcel: rpc(
                 "update_weights", kwargs={"update_info": {"parcel": parcel}}
             ),
             "finish_weights": self._finish_weights,
-            "load_adapter": self._load_adapter,
             "sleep": self._sleep,
             "wake": self._wake,
         }
@@ -158,11 +154,7 @@ class EngineServer:
                 output_kind=_final_only(),
             )
             self._spans[str(key)] = []
-            self._add(str(key), prompt, params)
-
-    def _add(self, name: str, prompt: list[int], params: Any) -> None:
-        adapter = {} if self._adapter is None else {"lora_request": self._adapter}
-        self._engine.add_request(name, {"prompt_token_ids": prompt}, params, **adapter)
+            self._engine.add_request(str(key), {"prompt_token_ids": prompt}, params)
 
     def _step(self) -> None:
         for output in self._engine.step():
@@ -175,13 +167,30 @@ class EngineServer:
             raise RuntimeError(f"sample {output.request_id} ended with {sample.finish_reason}")
         tokens = [int(token) for token in sample.token_ids]
         logprobs = [float(value) for value in sample.logprobs.logprobs]
+        stopped = sample.finish_reason == "stop"
+        return self._written_by(output.request_id, tokens, logprobs, stopped)
+
+    def _written_by(
+        self, name: str, tokens: list[int], logprobs: list[float], stopped: bool
+    ) -> SampledTokens:
+        """What the sample `name`, which is not in flight any more, has written."""
         if len(logprobs) != len(tokens):
             raise RuntimeError(f"{len(tokens)} tokens came with {len(logprobs)} logprobs")
-        spans = self._spans.pop(output.request_id)
+        spans = self._spans.pop(name)
         left = len(tokens) - sum(count for _, count in spans)
         versions = [*spans, [self._version, left]] if left else spans
-        stopped = sample.finish_reason == "stop"
-        return SampledTokens(int(output.request_id), tokens, logprobs, stopped, versions)
+        return SampledTokens(int(name), tokens, logprobs, stopped, versions)
+
+    def _cut(self) -> list[dict[str, Any]]:
+        """Stops all samples. Returns what each has written, as SampledTokens."""
+        written: list[dict[str, Any]] = []
+        for state in self._engine.output_processor.request_states.values():
+            tokens = [int(token) for token in state.detokenizer.output_token_ids]
+            logprobs = state.logprobs_processor.logprobs
+            values = [float(value) for value in logprobs.logprobs] if tokens else []
+            written.append(asdict(self._written_by(state.external_req_id, tokens, values, False)))
+        self._engine.abort_request([str(sample["key"]) for sample in written])
+        return written
 
     def _score(self, sequences: list[list[int]], temperature: float) -> list[list[float]]:
         """The logprob of each token of each sequence in nats, 0 for the first."""
@@ -195,7 +204,7 @@ class EngineServer:
         scores: dict[str, list[float]] = {}
         with self._scored_at(temperature):
             for number, sequence in enumerate(sequences):
-                self._add(f"score-{number}", sequence, params)
+                self._engine.add_request(f"score-{number}", {"prompt_token_ids": sequence}, params)
             while self._engine.has_unfinished_requests():
                 for output in self._engine.step():
                     rows = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
@@ -228,34 +237,17 @@ class EngineServer:
         return self._engine.is_sleeping()
 
     def _finish_weights(self, version: int, manifest: Mapping[str, Any]) -> None:
-        """Switch to the new weights, once every worker has all of the manifest."""
+        """Switch to the new weights, once every worker has all of the manifest: later tokens get
+        `version`. Keys and values of the old weights are dropped, and those of samples in flight
+        computed again.
+        """
         self._engine.collective_rpc("require_complete", args=(dict(manifest),))
-        self._engine.collective_rpc("finish_weight_update")
-        self._switch_to(version)
-
-    def _load_adapter(self, path: str, sha256: str, version: int) -> None:
-        """Switch to the adapter of PEFT's directory `path`, which is read at once. It has one
-        number for all versions, so that samples in flight go on with the newest.
-        """
-        written = (Path(path) / ADAPTER_WEIGHTS).read_bytes()
-        if hashlib.sha256(written).hexdigest() != sha256:
-            raise RuntimeError(f"{path} does not hold the adapter that was sent")
-        request = _vllm(".lora.request").LoRARequest
-        named = {"lora_name": "policy", "lora_int_id": 1, "lora_path": path}
-        if not self._engine.add_lora(request(**named, load_inplace=True)):
-            raise RuntimeError(f"vLLM does not take the adapter {path}")
-        self._adapter = request(**named)  # one that is read again in every step would be slow
-        self._switch_to(version)
-
-    def _switch_to(self, version: int) -> None:
-        """Later tokens get `version`. Keys and values of the old weights are dropped, and those of
-        samples in flight computed again.
-        """
         for name, spans in self._spans.items():
             state = self._engine.output_processor.request_states
             written = _written(state, name) - sum(count for _, count in spans)
             if written:
                 spans.append([self._version, written])
+        self._engine.collective_rpc("finish_weight_update")
         self._engine.set_weight_version(str(version))
         self._version = version
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
@@ -287,23 +279,9 @@ def engine_arguments(start: Start) -> dict[str, Any]:
         "disable_log_stats": True,
         # Where samples have no seeds, all are drawn with this one: of each engine another.
         "seed": 0 if start.seeded else secrets.randbits(31),
-        **(
-            {}
-            if not start.lora_rank
-            else {
-                "enable_lora": True,
-                "max_loras": 1,
-                "max_lora_rank": _rank_of(start.lora_rank),
-            }
-        ),
         "weight_transfer_config": {"backend": "postgrad"},
         "worker_extension_cls": f"{TRANSFER}.WorkerExtension",
     }
-
-
-def _rank_of(rank: int) -> int:
-    """The least rank that vLLM has room for and that holds adapters of `rank`."""
-    return next((room for room in LORA_RANKS if room >= rank), rank)
 
 
 @contextmanager

@@ -19,18 +19,17 @@ from torch import Tensor, nn
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.seeds import integer
-from postgrad.models.settings import LoraSettings
 from postgrad.rollout.agreement import agreed
-from postgrad.rollout.engine import Completion, EngineStats, Request
+from postgrad.rollout.engine import Completion, EngineStats, Request, Sent, Written, in_order
 from postgrad.rollout.settings import SamplingSettings
-from postgrad.rollout.transport.broadcast import Meeting
-from postgrad.rollout.transport.route import Place, Stated
-from postgrad.rollout.transport.send import LocalSource, Sent, send
+from postgrad.rollout.transport.route import Stated
+from postgrad.rollout.transport.send import LocalSource, send
 from postgrad.rollout.vllm.process import STILL_SECONDS, Arrived, Stillness, VLLMProcess
 from postgrad.rollout.vllm.protocol import SampledTokens
-from postgrad.rollout.vllm.weights import Called, Seats, WeightNames, write_adapter
+from postgrad.rollout.vllm.weights import Called, Seats, WeightNames
 
 SILENT_SECONDS = 1.0  # without a message, after which the processes are checked
+MARGIN = 4  # tokens decoded before a stop string
 PARTS = ("weights", "kv_cache")  # vLLM's names of what sleeps, in the order in which it wakes
 
 
@@ -43,7 +42,6 @@ class Model:
     eos: tuple[int, ...]  # token ids that end a response
     dtype: torch.dtype  # what the engine computes in
     max_len: int  # tokens of the longest sequence, prompt and response
-    adapter: LoraSettings | None = None  # that it samples with; None: its weights are whole
 
 
 class VLLMEngine:
@@ -87,15 +85,14 @@ class VLLMEngine:
 
     def submit(self, request: Request) -> None:
         """Send a request to the process of its ticket, waking the processes if they sleep."""
-        prompt, new = len(request.token_ids), request.sampling.max_new_tokens
+        prompt, new = len(request.prefix), request.new_tokens
         if prompt + new > self._model.max_len:
             raise UsageError(
                 f"ticket {request.ticket}: a prompt of {prompt} tokens and {new} new ones are more "
                 f"than the {self._model.max_len} that vLLM was started for: raise data.max_len or "
                 "lower rollout.max_new_tokens"
             )
-        if not prompt or not request.sample_ids:
-            raise ValueError(f"ticket {request.ticket}: a request needs a token and a sample")
+        request.require_valid()
         self._be_ready()
         keys = range(self._keys, self._keys + len(request.sample_ids))
         self._keys = keys.stop
@@ -107,8 +104,8 @@ class VLLMEngine:
                 "do": "sample",
                 "keys": list(keys),
                 "seeds": [_seed(request, sample) for sample in request.sample_ids],
-                "prompt": request.token_ids.tolist(),
-                "sampling": self._sampling(request.sampling),
+                "prompt": request.prefix.tolist(),
+                "sampling": self._sampling(request.sampling, new),
             }
         )
         self.stats.prompt_tokens += prompt
@@ -124,36 +121,13 @@ class VLLMEngine:
         done, self._done = self._done, []
         return done
 
-    @property
-    def takes_adapters(self) -> bool:
-        """Whether vLLM applies an adapter to a base that it loaded at its start."""
-        return self._model.adapter is not None
-
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Sent:
-        """Replace all weights, or the adapter; keys and values of samples in flight are computed
-        again. An engine that sleeps is awake afterwards.
+        """Replace all weights; keys and values of samples in flight are computed again. An engine
+        that sleeps is awake afterwards.
         """
-        started = time.perf_counter()
-        if self._model.adapter is not None:
-            tensors = {name: tensor.detach().cpu() for name, tensor in weights}
-            self.load_adapter(tensors, version)
-            size = sum(tensor.nbytes for tensor in tensors.values())
-            return Sent("adapter", size, time.perf_counter() - started)
         with self._changing():
             route, carrier = self._seats.way()
             return send(LocalSource(weights, self._model.dtype, carrier), self, version, route)
-
-    def load_adapter(self, tensors: Mapping[str, Tensor], version: int) -> None:
-        """Replace the adapter, by PEFT's names. Each process has read it when this returns."""
-        assert self._model.adapter is not None  # of an engine that takes adapters
-        with self._changing():
-            for part in PARTS:
-                self._wake(part)
-            calls: list[Mapping[str, Any]] = [
-                write_adapter(process.folder, version, tensors, self._model.adapter)
-                for process in self._processes
-            ]
-            self._each("load_adapter", calls).result()
 
     def begin_weights(self) -> None:
         """Target.begin_weights: wakes the weights' memory; the cache's, last, at the commit."""
@@ -177,15 +151,6 @@ class VLLMEngine:
             self._empty = False
             self._wake("kv_cache")  # last: nothing is computed while weights are loaded
 
-    def places(self) -> list[Place]:
-        """Where the processes are that compute, in the order of their seats in a group."""
-        return self._seats.places()
-
-    def meet(self, meeting: Meeting, first: int) -> None:
-        """Lets the processes that compute join a group, as members `first` and following."""
-        with self._changing():
-            self._seats.meet(meeting, first).result()
-
     def logprobs(
         self, sequences: Sequence[NDArray[np.int32]], temperature: float
     ) -> list[NDArray[np.float32]]:
@@ -201,6 +166,15 @@ class VLLMEngine:
             for value in self._call("score", sequences=token_lists, temperature=temperature)
         ]
         return agreed(logprobs, str(self._model.dtype).removeprefix("torch."), "vLLM engine")
+
+    def cut(self) -> list[Request]:
+        """Engine.cut. Samples that go on draw from another seed, made from their position too."""
+        requests: list[Request] = []
+        for samples in self._call("cut") if self._open else ():
+            for sampled in (SampledTokens(**fields) for fields in samples):
+                request, sample = self._open.pop(sampled.key)
+                requests.append(request.cut_after(sample, _turn(request, sampled)))
+        return in_order(requests)
 
     @property
     def busy(self) -> bool:
@@ -328,10 +302,13 @@ class VLLMEngine:
 
     def _completion(self, sampled: SampledTokens) -> Completion:
         request, sample = self._open.pop(sampled.key)
-        logprobs = np.array(sampled.logprobs, np.float32)
-        if not np.isfinite(logprobs).all():
+        turn = _turn(request, sampled)
+        stopped = sampled.stopped
+        if (end := self._end_over_cut(request, turn)) is not None:
+            turn, stopped = turn.first(end), True
+        if not np.isfinite(turn.logprobs).all():
             raise RunError(
-                f"the policy's logits are not finite (version {sampled.versions[-1][0]}, ticket "
+                f"the policy's logits are not finite (version {turn.versions[-1][0]}, ticket "
                 f"{request.ticket}, sample {sample}): the weights have diverged; go back to a "
                 "checkpoint with a lower learner.lr"
             )
@@ -340,14 +317,30 @@ class VLLMEngine:
             ticket=request.ticket,
             sample=sample,
             turn=request.turn,
-            token_ids=np.array(sampled.tokens, np.int32),
-            logprobs=logprobs,
-            finish_reason="stop" if sampled.stopped else "length",
-            versions=tuple((version, tokens) for version, tokens in sampled.versions),
-            text=self._model.tokenizer.decode(sampled.tokens, skip_special_tokens=True),
+            token_ids=turn.token_ids,
+            logprobs=turn.logprobs,
+            finish_reason="stop" if stopped else "length",
+            versions=turn.versions,
+            text=self._model.tokenizer.decode(turn.token_ids.tolist(), skip_special_tokens=True),
         )
 
-    def _sampling(self, sampling: SamplingSettings) -> dict[str, Any]:
+    def _end_over_cut(self, request: Request, turn: Written) -> int | None:
+        """How many tokens of a turn that was cut there are up to a stop string that began before
+        the cut; vLLM looks for it in what it writes itself. None: there is none.
+        """
+        stops, position = request.sampling.stop, request.position
+        if not position or not stops:
+            return None
+        # A token that shows has at least one byte; a few more, as the first may decode otherwise.
+        reach = max(len(stop.encode()) for stop in stops) + MARGIN
+        for end in range(position + 1, min(position + reach, len(turn.token_ids)) + 1):
+            tail = turn.token_ids[max(0, end - reach) : end].tolist()
+            text = self._model.tokenizer.decode(tail, skip_special_tokens=True)
+            if any(stop in text for stop in stops):
+                return end
+        return None
+
+    def _sampling(self, sampling: SamplingSettings, new_tokens: int) -> dict[str, Any]:
         """Sampling settings as keyword arguments of vLLM's SamplingParams."""
         return {
             "temperature": sampling.temperature,
@@ -355,11 +348,21 @@ class VLLMEngine:
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
             "stop": list(sampling.stop),
-            "max_tokens": sampling.max_new_tokens,
+            "max_tokens": new_tokens,
             "stop_token_ids": list(self._model.eos),
         }
 
 
 def _seed(request: Request, sample: int) -> int:
     counters = (request.ticket, sample, request.turn)
-    return integer(request.seed, "vllm", *counters)
+    going_on = (request.position,) if request.position else ()
+    return integer(request.seed, "vllm", *counters, *going_on)
+
+
+def _turn(request: Request, sampled: SampledTokens) -> Written:
+    """The turn of a sample from its start."""
+    return request.turn_with(
+        np.array(sampled.tokens, np.int32),
+        np.array(sampled.logprobs, np.float32),
+        [(version, tokens) for version, tokens in sampled.versions],
+    )

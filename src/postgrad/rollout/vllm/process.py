@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import psutil
 
-from postgrad.core.errors import RunError, UsageError
+from postgrad.core.errors import RunError, UsageError, WorkerLost
 from postgrad.core.process import write
 from postgrad.models.linear import SHAPES_KEPT
 from postgrad.parallel.device import without_expandable
@@ -168,11 +168,6 @@ class VLLMProcess:
             raise self.died() from error
 
     @property
-    def folder(self) -> Path:
-        """For files of this process alone; removed with it."""
-        return Path(self._folder.name)
-
-    @property
     def pid(self) -> int:
         """The id of the process and of its process group, which has all that it started."""
         return self._process.pid
@@ -190,12 +185,13 @@ class VLLMProcess:
             f"vLLM engine {self.number} {problem}{cause}. The end of {self._log}:\n{self.tail()}"
         )
 
-    def died(self) -> RunError:
+    def died(self) -> WorkerLost:
         """The error of a process that has closed its pipe."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE)
         code = self._process.poll()
-        return self.error("closed its pipe" if code is None else f"died (exit code {code})")
+        how = "closed its pipe" if code is None else f"died (exit code {code})"
+        return WorkerLost(str(self.error(how)))
 
     def tail(self) -> str:
         """The last lines of its log, up to TAIL characters."""

@@ -34,7 +34,6 @@ class Start:
     seeded: bool = True  # each sample draws from a generator of its own
     folder: str = ""  # of this process alone, for files that must not outlive it
     revision: str | None = None  # of a hub id
-    lora_rank: int = 0  # of the adapter that it is sampled with; 0: there is none
 
 
 @dataclass(frozen=True, slots=True)

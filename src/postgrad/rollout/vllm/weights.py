@@ -1,19 +1,12 @@
-"""What a publish to vLLM's processes needs: their places, names of weights, files of adapters."""
+"""What a publish to vLLM's processes needs: their places and the names of weights."""
 
-import hashlib
-import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
-from torch import Tensor, nn
+from torch import nn
 
-from postgrad.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from postgrad.models.settings import LoraSettings
 from postgrad.rollout.engine import ExpectedWeights
 from postgrad.rollout.transport.broadcast import LOOPBACK, BroadcastGroup, Meeting, listening
 from postgrad.rollout.transport.parcel import Carrier
@@ -105,31 +98,3 @@ class WeightNames:
     def require_all(self) -> None:
         """Raises RunError where a weight has not come."""
         self._expected.require_all()
-
-
-def write_adapter(
-    folder: Path, version: int, tensors: Mapping[str, Tensor], settings: LoraSettings
-) -> dict[str, Any]:
-    """Writes an adapter as PEFT's directory, for vLLM alone; returns the arguments of its call.
-
-    tensors: by PEFT's names, on the CPU. Of the versions before only the newest stays.
-    """
-    for old in sorted(folder.glob("adapter-*"), key=lambda path: path.stat().st_mtime_ns)[:-1]:
-        shutil.rmtree(old)
-    path = folder / f"adapter-{version}"
-    path.mkdir(exist_ok=True)
-    targets = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in tensors})
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": settings.rank,
-        "lora_alpha": settings.alpha,
-        "target_modules": targets,
-        "bias": "none",
-        "inference_mode": True,
-    }
-    payload = save({name: tensor.contiguous() for name, tensor in tensors.items()})
-    (path / ADAPTER_CONFIG).write_text(json.dumps(config), "utf-8")
-    (path / ADAPTER_WEIGHTS).write_bytes(payload)
-    digest = hashlib.sha256(payload).hexdigest()
-    return {"path": str(path), "sha256": digest, "version": version}

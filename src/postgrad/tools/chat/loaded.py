@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from postgrad.checkpoint.store import BEST, LATEST, Checkpoint
+from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.errors import UsageError
 from postgrad.data.templates import template_call
 from postgrad.fleet.exported import roles_of
@@ -18,12 +18,14 @@ from postgrad.models.adapter_files import merged_state
 from postgrad.models.files import CONFIG, is_adapter
 from postgrad.models.load import load_model
 from postgrad.models.rope import max_positions
+from postgrad.models.stored import real
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.parallel import device as devices
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.budget import places_for
 from postgrad.tools.chat.talker import TalkingEngine
+from postgrad.tools.export import checkpoint_in
 from postgrad.training.pinned import pin_model
 from postgrad.training.saving import store_of
 
@@ -48,11 +50,11 @@ def load(name: str, which: str | None, dtype: str, max_len: int) -> ChatModel:
     Raises UsageError where nothing can be talked to, RunError where a checkpoint is damaged.
     """
     path = Path(name)
-    if RunDirectory.holds_run(path):
-        return _of_run(name, path, which or LATEST, dtype, max_len)
-    run_dir = path.parent.parent  # of RUN_DIR/checkpoints/step-000010, or latest, or best
-    if path.exists() and path.parent.name == "checkpoints" and RunDirectory.holds_run(run_dir):
-        return _of_run(name, run_dir, _named(path), dtype, max_len)
+    if (checkpoint := checkpoint_in(path)) is not None:
+        run_dir, meant = checkpoint
+        return _of_run(
+            name, run_dir, (which or meant) if run_dir == path else meant, dtype, max_len
+        )
     if _is_among_runs(path):
         RunDirectory.open(path)  # which says what could be meant
     if which is not None:
@@ -106,10 +108,11 @@ def _weights(recipe: Recipe, checkpoint: Checkpoint, base: str) -> Mapping[str, 
     role = roles_of(recipe, base)["policy"]
     weights = checkpoint.tensors(role.stem)
     if role.lora is None:
-        return weights
+        return {name: real(weight) for name, weight in weights.items()}
     stated = checkpoint.state.choices.get("dtype") or "auto"
     dtype = devices.compute_dtype(stated, torch.device("cpu"))
-    return merged_state(base, weights, role.lora, quantize=role.quantize, dtype=dtype)
+    merged = merged_state(base, weights, role.lora, quantize=role.quantize, dtype=dtype)
+    return {name: real(weight) for name, weight in merged.items()}
 
 
 def _dtype(checkpoint: Checkpoint) -> str:
@@ -125,13 +128,3 @@ def _engine(path: str, dtype: str, max_len: int) -> tuple[TalkingEngine, Any]:
     places = places_for(longest)
     engine = TalkingEngine(model.lm, model.tokenizer, cache_tokens=places, max_len=longest)
     return engine, model.tokenizer
-
-
-def _named(path: Path) -> str:
-    """latest, best, or the number in a checkpoint's name."""
-    if path.name in (LATEST, BEST):
-        return path.name
-    number = path.name.removeprefix("step-")
-    if number == path.name or not number.isdecimal():
-        raise UsageError(f"{path} is no checkpoint: name RUN_DIR/checkpoints/step-000010, say")
-    return number

@@ -35,7 +35,7 @@ class TalkingEngine(LocalEngine):
         rows = self._rows
         return rows.tokens[0, : rows.written[0]] if rows.count else np.zeros(0, np.int32)
 
-    def cut(self) -> None:
+    def interrupt(self) -> None:
         """Makes the answer under way end with its next token."""
         self._rows.limit[: self._rows.count] = 0
 
@@ -144,4 +144,4 @@ class Talker:
 
     def cut(self) -> None:
         """Makes the answer under way end with its next token."""
-        self._engine.cut()
+        self._engine.interrupt()

@@ -10,6 +10,7 @@ from typing import Any
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
+from postgrad.learner.settings import horizon, shortened_warmup
 from postgrad.observe.loggers.all import require_installed
 from postgrad.observe.run_dir import RunDirectory, require_unclaimed
 from postgrad.plan.hardware import parse_hardware, this_machine
@@ -93,13 +94,9 @@ def check_batches(report: Report, recipe: Recipe, sets: Sets, page: Page | None)
         check.detail = f"{geometry.steps} steps, {geometry.total_updates} updates"
         for warning in _times(recipe, geometry, page):
             report.warn(check, warning)
-        warmup = recipe.learner.warmup_updates
-        if geometry.total_updates is not None and warmup > geometry.total_updates:
-            report.problem(
-                check,
-                f"learner.warmup_updates = {warmup} is more than the {geometry.total_updates} "
-                "updates of the whole run: the rate would never be reached",
-            )
+        updates = horizon(recipe.algorithm, geometry)
+        if updates is not None and (text := shortened_warmup(recipe.learner, updates)):
+            report.warn(check, f"learner.{text}")
 
 
 def _times(recipe: Recipe, geometry: BatchGeometry, page: Page | None) -> Iterator[str]:
@@ -108,12 +105,13 @@ def _times(recipe: Recipe, geometry: BatchGeometry, page: Page | None) -> Iterat
     hours = page.outlook.timing.hours if page is not None else None
     saves = recipe.checkpoint
     by_steps = 0 < saves.save_steps < steps
-    if not by_steps and not saves.save_minutes and (hours or 0.0) > LONG_HOURS:
+    otherwise = saves.save_minutes or saves.save_epochs
+    if not by_steps and not otherwise and (hours or 0.0) > LONG_HOURS:
         yield (
             f"nothing is saved before the end of about {hours:.1f} hours: a machine that stops "
             "takes all of them; give checkpoint.save_minutes or checkpoint.save_steps"
         )
-    if saves.save_steps > steps and not saves.save_minutes:
+    if saves.save_steps > steps and not otherwise:
         yield f"checkpoint.save_steps = {saves.save_steps} is more than the run's {steps} steps"
     if recipe.eval.every > steps:
         yield f"eval.every = {recipe.eval.every} is more than the run's {steps} steps"
@@ -230,7 +228,8 @@ def _saves(recipe: Recipe, page: Page | None) -> int:
     """How many checkpoints the run makes in all; 2**30 where that is not known."""
     steps = page.outlook.geometry.steps if page is not None else None
     saves = recipe.checkpoint
-    if steps is None or saves.save_minutes or saves.best_metric is not None:
+    by_more = saves.save_minutes or saves.save_epochs or saves.best_metric is not None
+    if steps is None or by_more:
         return 2**30
     return math.ceil(steps / saves.save_steps) if saves.save_steps else 1
 

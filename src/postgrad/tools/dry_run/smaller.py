@@ -43,6 +43,7 @@ def small_recipe(recipe: Recipe, sets: Sets, run_dir: Path, model: str) -> Recip
         "ckpt_path": None,
         "save_steps": 0,
         "save_minutes": 0.0,
+        "save_epochs": 0,
         "best_metric": None,
         "early_stop": 0,
         "push_to_hub": "",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from postgrad.translate import common
+from postgrad.translate import common, places
 from postgrad.translate.rules import (
     Rule,
     choice,
@@ -10,6 +10,7 @@ from postgrad.translate.rules import (
     family,
     flag,
     missing,
+    missing_above_1,
     needless,
     non_negative,
     on,
@@ -17,12 +18,43 @@ from postgrad.translate.rules import (
     to,
 )
 
+JOBS = {
+    "sft": ("sft", "sft"),
+    "dpo": ("preference", "dpo"),
+    "reward": ("reward", "bradley_terry"),
+    "grpo": ("rl", "grpo"),
+    "ppo": ("rl", "ppo"),
+}
+SCRIPTS = {
+    "finetune": "sft",
+    "olmo_core_finetune": "sft",
+    "dpo": "dpo",
+    "dpo_tune": "dpo",
+    "dpo_tune_cache": "dpo",
+    "reward_modeling": "reward",
+    "grpo": "grpo",
+    "grpo_fast": "grpo",
+    "grpo_vllm_thread_ray_gtrl": "grpo",
+    "ppo_fast": "ppo",
+    "ppo_vllm_thread_ray_gtrl": "ppo",
+    "ppo_vllm_thread_ray_gtrl_olmo": "ppo",
+}
+OTHERS = {
+    "merge_lora": "postgrad export merges an adapter",
+    "merge_models": "means of several models' weights are not here",
+    "benchmark_generators": "postgrad plan says how fast a recipe samples",
+    "sample_logits_vllm": "distillation from a teacher's logits is not here",
+    "olmo_core_.*": "it works on OLMo-core's own format of weights; postgrad reads Hugging Face's",
+    "rejection_sampling|generation": "answers of a model come from postgrad eval",
+}
+
 _TRAINED: dict[str, Any] = {"seed": 42, "per_device_train_batch_size": 8, "learning_rate": 2e-5,
                             "gradient_accumulation_steps": 1, "lr_scheduler_type": "linear",
                             "lora_rank": 64, "lora_alpha": 16, "lora_dropout": 0.1}  # fmt: skip
 _SAMPLED: dict[str, Any] = {"total_episodes": 100_000, "beta": 0.05, "learning_rate": 2e-5,
                             "lr_scheduler_type": "linear", "verification_reward": 10.0,
-                            "max_prompt_token_length": 256}  # fmt: skip
+                            "max_prompt_token_length": 256,
+                            "vllm_gpu_memory_utilization": 0.9}  # fmt: skip
 DEFAULTS: dict[str, dict[str, Any]] = {
     "sft": {**_TRAINED, "num_epochs": 2, "warmup_ratio": 0.03, "max_seq_length": 4096},
     "dpo": {**_TRAINED, "num_epochs": 1, "warmup_ratio": 0.1, "max_seq_length": 4096, "beta": 5.0,
@@ -47,6 +79,11 @@ RENAMED = {  # names that changed, or differ from program to program
     "tokenizer_name_or_path": "tokenizer_name", "chat_template": "chat_template_name",
     "lora_r": "lora_rank", "use_peft": "use_lora", "max_grad_norm": "clip_grad_norm",
     "vllm_num_gpus": "vllm_num_engines",
+    "dataset_train_splits": "dataset_mixer_list_splits",
+    "dataset_eval_mixer": "dataset_mixer_eval_list",
+    "dataset_eval_splits": "dataset_mixer_eval_list_splits",
+    "dpo_loss_type": "loss_type", "dpo_beta": "beta", "train_file": "dataset_name",
+    "load_balancing_weight": "load_balancing_loss", "num_training_steps": "max_train_steps",
     "truncated_importance_sampling_ratio_cap": "rho_clamp_upper_bound",
 }  # fmt: skip
 _AI2 = "Ai2's own cluster and evaluation"
@@ -71,14 +108,25 @@ RULES: dict[str, Rule] = {
     "cliprange_value": to("algorithm.value_clip", read=decimal),
     "model_dtype": choice("model.dtype", {"bfloat16": "bfloat16", "float32": "float32"}),
     "keep_last_n_checkpoints": common.kept_checkpoints,
-    "checkpointing_steps": to("checkpoint.save_steps",
-                              read=lambda n: int(n) if str(n).isdigit() else None),
+    "checkpointing_steps": common.checkpoints,
     "resume_from_checkpoint": to("checkpoint.load_checkpoint", read=on),
     "chat_template_name": common.chat_template,
     "system_prompt_override_file": missing("put the file's text into data.system"),
     "add_bos": missing("the chat template says whether a text begins with a token of its own"),
-    "additional_model_arguments": missing("the model is loaded as its config says"),
-    "use_8bit_optimizer": missing("moments are float32"),
+    **family("", "additional_model_arguments rope_scaling_factor",
+             missing("the model is loaded as its config says")),
+    "trust_remote_code": missing("code of a model's repository is never run"),
+    "reward_model_revision": to("reward_model.model.revision", read=common.branch),
+    "data_loader_seed": missing("a run has one seed"),
+    "ephemeral_save_interval": missing("checkpoint.max_ckpt_num says how many of those that "
+                                       "save_steps writes are kept"),
+    "checkpoint_state_dir": to("checkpoint.ckpt_path"),
+    "cp_strategy": missing("ranks of learner.context_parallel exchange keys and values in one way"),
+    "dist_timeout_hours": to("cluster.limit_seconds", read=lambda hours: 3600 * decimal(hours)),
+    "inference_batch_size": to("rollout.slots", read=non_negative),
+    "cache_logprobs_only": missing("the reference's logprobs are computed in the run itself"),
+    "use_8bit_optimizer": to("learner.optimizer_state", "AdamW's moments of matrices",
+                             lambda value: "8bit" if flag(value) else None),
     "concatenated_forward": needless("a pair always lies in one forward pass"),
     "async_steps": missing("a step samples with the weights that the last one made"),
     "inflight_updates": missing("weights do not change while an answer is written"),
@@ -91,47 +139,58 @@ RULES: dict[str, Rule] = {
                                   "of the first verifier's score", decimal),
     "remap_verifier": missing("[[rewards]] say by `when` which rows they score"),
     "tools": missing("tools are an environment: docs/environments.md"),
-    "load_balancing_loss": missing("mixtures of experts are not loaded here"),
+    "load_balancing_loss": missing(common.ROUTER),
     "eval_pass_at_k": missing("set eval.n_samples and eval.pass_at"),
     "eval_top_p": missing("evaluation samples at eval.temperature alone"),
+    "max_train_steps": missing("total_episodes says how long a run is"),
     "max_train_samples": to("data.limit", read=non_negative),
     **family("", "fsdp_shard_degree fsdp_num_replicas",
-             missing("learner.sharding divides over all ranks")),
+             missing("learner.sharding divides over all ranks; learner.shard_groups makes groups "
+                     "of them with a copy each")),
     **family("", "deepspeed_offload_param deepspeed_offload_optimizer offload_optimizer "
-             "offload_param", missing(common.OFFLOAD)),
+             "offload_param", common.offload),
     **family("", "max_steps tool_parser_type tool_configs tool_call_names pool_size "
-             "per_turn_max_tokens pass_tools_to_chat_template",
+             "per_turn_max_tokens pass_tools_to_chat_template max_tool_calls search_api_endpoint "
+             "code_tool_api_endpoint only_reward_good_outputs",
              missing("tools are an environment: docs/environments.md")),
     **family("", "add_r1_style_format_reward code_pass_rate_reward_threshold "
              "code_max_execution_time reward_aggregator apply_evolving_rubric_reward "
-             "max_active_rubrics llm_judge_max_tokens llm_judge_max_context_length",
+             "max_active_rubrics llm_judge_max_tokens llm_judge_max_context_length llm_judge_model "
+             "llm_judge_timeout code_api_url apply_arithmetic_reward arithmetic_reward",
              missing("verifiers and judges have settings of their own: docs/rewards.md")),
     "masked_mean_axis": missing("algorithm.aggregation says what divides the loss"),
     **family("", "packing padding_free", needless(common.PACKED)),
-    **family("", "use_flash_attn attn_implementation use_liger_kernel fused_optimizer "
-             "low_cpu_mem_usage gather_whole_model deepspeed_zpg compile_model "
-             "activation_memory_budget", needless(common.ATTENTION)),
-    **family("", "vllm_num_engines vllm_tensor_parallel_size vllm_sync_backend "
-             "vllm_enforce_eager vllm_gpu_memory_utilization vllm_enable_prefix_caching "
-             "single_gpu_mode enable_prefix_caching local_rollout_forward_batch_size "
-             "backend_timeout", needless(common.ENGINE)),
+    **family("", "use_flash_attn attn_implementation", missing(common.ATTENTION)),
+    "use_liger_kernel": missing(common.KERNELS),
+    "compile_model": common.compiled,
+    **family("", "activation_memory_budget activation_checkpointing_mode",
+             missing("model.gradient_checkpointing keeps the activations of whole layers or none")),
+    **family("", "deepspeed_zpg zero_hpz_partition_size", missing_above_1(common.HPZ)),
+    **family("", "fused_optimizer low_cpu_mem_usage gather_whole_model",
+             needless("how weights are read and stepped")),
+    "vllm_sync_backend": missing(places.THROUGH_HOST),
+    **family("", "vllm_enable_prefix_caching enable_prefix_caching",
+             needless("it is on with vLLM")),
+    "use_fp8_kv_cache": missing("vLLM's cache has the dtype of the model"),
+    "local_rollout_forward_batch_size": needless(common.CUT_BY_TOKENS),
+    "backend_timeout": needless("cluster.limit_seconds bounds how long ranks wait"),
     **family("", "with_tracking report_to logging_steps exp_name run_name wandb_project_name "
              "wandb_entity wandb_project verbose save_traces record_entropy "
-             "rollouts_save_path", needless(common.LOGGING)),
+             "rollouts_save_path log_grad_norm", needless(common.LOGGING)),
     **family("", "try_launch_beaker_eval_jobs try_launch_beaker_eval_jobs_on_weka "
              "try_auto_save_to_beaker oe_eval_tasks "
              "oe_eval_max_length oe_eval_gpu_multiplier eval_priority eval_workspace "
              "hf_metadata_dataset gs_bucket_path send_slack_alerts "
              "save_to_hub oe_eval_beaker_image do_not_randomize_output_dir", needless(_AI2)),
-    **family("", "tokenizer_name tokenizer_revision use_slow_tokenizer use_fast_tokenizer "
+    **family("", "use_slow_tokenizer use_fast_tokenizer "
              "preprocessing_num_workers dataset_mix_dir dataset_cache_mode dataset_skip_cache "
              "dataset_local_cache_dir dataset_transform_fn overwrite_cache transform_fn "
              "max_prompt_token_length cache_dataset_only hf_repo_revision timeout "
-             "per_device_eval_batch_size num_nodes checkpoint_state_freq checkpoint_state_dir "
-             "eval_batch_size max_possible_score llm_judge_model llm_judge_timeout code_api_url "
-             "trust_remote_code zero_hpz_partition_size profiling config_name beaker_eval_freq "
+             "per_device_eval_batch_size num_nodes "
+             "eval_batch_size max_possible_score allow_world_padding "
+             "profiling config_name beaker_eval_freq "
              "clean_checkpoints_at_end get_tokenizer_fn local_cache_dir skip_cache",
-             needless("it is so here, or has no place here")),
+             needless(common.SO_HERE)),
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ all trainers.
 from collections.abc import Mapping
 from typing import Any
 
-from postgrad.translate import common
+from postgrad.translate import common, places
 from postgrad.translate.rules import (
     Rule,
     choice,
@@ -16,11 +16,37 @@ from postgrad.translate.rules import (
     family,
     flag,
     missing,
+    missing_above_1,
     needless,
     non_negative,
     on,
     to,
 )
+
+JOBS = {
+    "train_sft": ("sft", "sft"),
+    "train_rm": ("reward", "bradley_terry"),
+    "train_dpo": ("preference", "dpo"),
+    "train_kto": ("preference", "kto"),
+    "train_ppo_ray": ("rl", "ppo"),
+}
+OTHERS = {
+    "batch_inference": "it writes answers or scores to a file for the next command. A run of job = "
+    '"rl" samples, scores and trains in one loop; answers and scores of a finished model come from '
+    "postgrad eval",
+    "train_kd": "distillation from a teacher's logits is not here",
+    "train_prm": 'reward models of single steps are not here; job = "reward" scores answers',
+    "serve_rm": "postgrad serve-reward answers over HTTP (docs/serve-reward.md)",
+    "interactive_chat": "postgrad chat RUN_DIR",
+    "lora_combiner": "postgrad export merges an adapter",
+}
+SHORT = {
+    "sft": "train_sft",
+    "rm": "train_rm",
+    "dpo": "train_dpo",
+    "kto": "train_kto",
+    "ppo": "train_ppo_ray",
+}
 
 # section -> "name_before[=name_since]", the same name where no new one follows
 _BEFORE = {
@@ -101,6 +127,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # where OpenRLHF does something else th
                   "data.max_len": 2048, "model.beta": 0.01, **_TEMPLATE},
     "train_ppo_ray": {"adam.lr": 1e-6, "critic.adam.lr": 9e-6, "train.max_epochs": 1,
                       "train.micro_batch_size": 4, "data.max_len": 2048, "data.input_key": "input",
+                      "actor.num_gpus_per_node": 8, "vllm.gpu_memory_utilization": 0.95,
                       "rollout.batch_size": 1024, "rollout.n_samples_per_prompt": 1,
                       "algo.advantage.estimator": "gae", "algo.advantage.lambd": 1.0,
                       "algo.kl.init_coef": 0.01, "algo.kl.estimator": "k1",
@@ -111,7 +138,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # where OpenRLHF does something else th
 RULES: dict[str, Rule] = {
     "model.model_name_or_path": to("model.path"),
     "model.gradient_checkpointing_enable": to("model.gradient_checkpointing", read=flag),
-    "model.aux_loss_coef": missing("mixtures of experts are not loaded here"),
+    "model.aux_loss_coef": missing(common.ROUTER),
     "model.beta": to("algorithm.beta", read=decimal),
     "model.label_smoothing": to("algorithm.label_smoothing", read=decimal),
     "model.nll_loss_coef": to("algorithm.nll_coef", read=decimal),
@@ -128,7 +155,9 @@ RULES: dict[str, Rule] = {
     "adam.weight_decay": to("learner.weight_decay", read=decimal),
     "max_norm": to("learner.max_grad_norm", read=decimal),
     "optim": choice("learner.optimizer", {"adam": "adamw", "muon": "muon"}),
-    "muon.lr": missing("Muon's steps are scaled to AdamW's here: learner.lr is the rate of both"),
+    "muon.lr": missing("learner.muon_lr is Muon's rate, of longer steps: 0.2 * sqrt(width of the "
+                       "matrix) times those there; divide this rate by as much"),
+    "muon.nesterov": to("learner.muon_nesterov", read=flag),
     "muon.momentum": to("learner.muon_momentum", read=decimal),
     "muon.ns_steps": to("learner.muon_ns_steps", read=non_negative),
     "critic.adam.lr": to("critic.learner.lr", read=decimal),
@@ -152,28 +181,36 @@ RULES: dict[str, Rule] = {
     "ckpt.best_metric_key": missing('say checkpoint.best_metric, such as "eval/accuracy"'),
     "data.dataset_probs": missing("say how much of an epoch a set is: weight in [[data.sets]]"),
     "data.prompt_data_probs": missing("say how much of an epoch a set is: weight in [[data.sets]]"),
-    "ds.adam_offload": missing(common.OFFLOAD),
+    "ds.adam_offload": common.offload,
+    "ds.deepcompile": common.compiled,
     **family("", "ref.offload reward.offload", missing("frozen models stay on their device")),
     **family("ds.", "packing_samples", needless(common.PACKED)),
-    **family("ds.", "attn_implementation flash_attn use_liger_kernel experts_implementation",
-             needless(common.ATTENTION)),
-    **family("ds.", "zpg overlap_comm deepcompile grad_accum_dtype ring_attn_head_stride "
-             "use_universal_ckpt value_head_prefix enable_sleep", needless("DeepSpeed's own")),
-    **family("vllm.", "num_engines tensor_parallel_size sync_backend sync_with_ray enforce_eager "
-             "enable_prefix_caching enable_sleep gpu_memory_utilization", needless(common.ENGINE)),
-    **family("", "train.colocate_all train.colocate_actor_ref train.colocate_critic_reward "
-             "ref.num_nodes ref.num_gpus_per_node reward.num_nodes reward.num_gpus_per_node "
-             "critic.num_nodes critic.num_gpus_per_node local_rank actor.init_on_gpu",
-             needless(common.RANKS)),
-    **family("rollout.", "micro_batch_size max_tokens_per_gpu vllm_generate_batch_size",
-             needless("what is only computed, not trained, is cut by tokens")),
+    **family("ds.", "attn_implementation flash_attn experts_implementation",
+             missing(common.ATTENTION)),
+    "ds.use_liger_kernel": missing(common.KERNELS),
+    "ds.zpg": missing_above_1(common.HPZ),
+    "ds.overlap_comm": missing("torch's FSDP decides which transfers overlap with computing"),
+    "ds.grad_accum_dtype": missing("gradients are summed in float32"),
+    "ds.enable_sleep": missing("weights and optimizer state of the learner stay on its device "
+                               "while engines sample"),
+    **family("ds.", "ring_attn_head_stride use_universal_ckpt value_head_prefix",
+             needless("DeepSpeed's own")),
+    **family("vllm.", "sync_backend sync_with_ray", missing(places.THROUGH_HOST)),
+    "vllm.enable_prefix_caching": needless("it is on with vLLM"),
+    **family("vllm.", "num_engines tensor_parallel_size enforce_eager enable_sleep "
+             "gpu_memory_utilization", missing("vLLM samples where vllm.num_engines is above 0")),
+    **family("", "local_rank actor.init_on_gpu", needless("how processes start")),
+    **family("rollout.", "micro_batch_size max_tokens_per_gpu", needless(common.CUT_BY_TOKENS)),
+    "rollout.vllm_generate_batch_size": missing("a round asks for the prompts that a step misses"),
+    "use_ms": missing("models and data come from the Hugging Face hub"),
+    "critic.save_value_network": missing("postgrad export --role critic writes it"),
     **family("logger.", "logging_steps wandb.key wandb.org wandb.group wandb.project "
              "wandb.run_name tensorboard_dir perf", needless(common.LOGGING)),
     **family("", "ckpt.disable_ds ckpt.max_mem", missing("checkpoint.max_ckpt_num says how many")),
-    **family("", "data.multiturn data.disable_fast_tokenizer data.dataloader_num_workers use_ms "
+    **family("", "data.multiturn data.disable_fast_tokenizer data.dataloader_num_workers "
              "model.gradient_checkpointing_reentrant model.compute_fp32_loss_enable "
-             "train.full_determinism_enable critic.save_value_network model.packing",
-             needless("it is so here, or has no place here")),
+             "train.full_determinism_enable model.packing",
+             needless(common.SO_HERE)),
 }  # fmt: skip
 _OF_MODEL = {f"model.{entry.partition('=')[2] or entry}" for entry in _BEFORE["model"].split()}
 

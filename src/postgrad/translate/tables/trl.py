@@ -10,11 +10,40 @@ from postgrad.translate.rules import (
     family,
     flag,
     missing,
+    missing_but,
     needless,
     non_negative,
     on,
     to,
 )
+
+JOBS = {
+    "sft": ("sft", "sft"),
+    "dpo": ("preference", "dpo"),
+    "kto": ("preference", "kto"),
+    "orpo": ("preference", "orpo"),
+    "reward": ("reward", "bradley_terry"),
+    "grpo": ("rl", "grpo"),
+    "rloo": ("rl", "rloo"),
+    "ppo": ("rl", "ppo"),
+}
+SCRIPTS = {"reward_modeling": "reward", "gspo": "grpo", "ppo_tldr": "ppo", "sft_gpt_oss": "sft",
+            "sft_gemma3": "sft", "sft_nemotron_3": "sft", "rloo_tldr": "rloo",
+           "grpo_continuous_batching": "grpo",
+           "sft_tiny_aya_tool_calling": "sft"}  # fmt: skip
+OTHERS = {
+    "vllm-serve": "the run starts its engines itself: rollout.vllm and cluster.rollout",
+    "chat": "postgrad chat RUN_DIR",
+    "env": "postgrad doctor",
+    "openenv/.*|openreward/.*|harbor/.*|grpo_agent|grpo_2048|carla.*": "an agent's world is an "
+    "environment: docs/environments.md",
+    "sft_diffusion_gemma": "models that denoise text are not here",
+    "async_grpo": "a step samples with the weights that the last one made",
+    "gkd|gold|distillation|sdft|sdpo|minillm|ssd|ssd_eval": "distillation is not here",
+    "prm": 'reward models of single steps are not here; job = "reward" scores answers',
+    "cpo|bco|tpo|nash_md|xpo|online_dpo": "this loss is not here: of preferences dpo, ipo, simpo, "
+    "kto and orpo are",
+}
 
 # Of transformers' TrainingArguments and TRL's base.
 SHARED: dict[str, Any] = {
@@ -22,7 +51,12 @@ SHARED: dict[str, Any] = {
     "lr_scheduler_type": "linear", "seed": 42, "save_steps": 500, "gradient_checkpointing": True,
     "bf16": True, "max_length": 1024, "lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05,
 }  # fmt: skip
-_SAMPLED: dict[str, Any] = {"max_completion_length": 512, "num_iterations": 1, "max_length": None}
+_SAMPLED: dict[str, Any] = {
+    "vllm_gpu_memory_utilization": 0.3,
+    "max_completion_length": 512,
+    "num_iterations": 1,
+    "max_length": None,
+}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "sft": {"learning_rate": 2e-5},
     "dpo": {"learning_rate": 1e-6, "loss_type": "sigmoid"},
@@ -39,6 +73,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 _OWN_LOOP = "the loop is one process's own"
+_MASTER = "weights that train are float32, and cast to model.dtype to compute"
 _SAVING = "every run saves and logs into run_dir"
 _PREPARED = "rows are prepared in this process, and cached"
 
@@ -95,16 +130,23 @@ RULES: dict[str, Rule] = {
     "loss_weights": missing("a preference has one loss"),
     "assistant_only_loss": needless("loss always lies on the assistant's turns only"),
     "remove_unused_columns": needless("columns that nothing names are left alone"),
-    "attn_implementation": needless(common.ATTENTION),
+    **family("", "attn_implementation attn_implementation_kwargs", missing(common.ATTENTION)),
     "packing": needless(common.PACKED),
     **family("", "padding_free pad_to_multiple_of packing_strategy eval_packing pad_token "
              "group_by_length", needless(common.PACKED)),
-    **family("", "use_vllm vllm_mode vllm_gpu_memory_utilization vllm_tensor_parallel_size "
-             "vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout "
-             "vllm_enable_sleep_mode vllm_max_model_length vllm_model_impl vllm_group_port "
-             "ds3_gather_for_generation cache_implementation use_transformers_paged "
-             "use_transformers_continuous_batching local_rollout_forward_batch_size",
-             needless(common.ENGINE)),
+    **family("", "vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout "
+             "vllm_group_port", needless("the run starts its engines and knows where they are")),
+    "vllm_max_model_length": needless("data.max_len, which bounds prompt and answer"),
+    "vllm_model_impl": missing("vLLM's own layers compute the model"),
+    **family("", "vllm_mode vllm_gpu_memory_utilization vllm_tensor_parallel_size "
+             "vllm_enable_sleep_mode vllm_importance_sampling_correction "
+             "vllm_importance_sampling_mode vllm_importance_sampling_cap "
+             "vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min",
+             missing("vLLM samples where use_vllm is set")),
+    **family("", "ds3_gather_for_generation cache_implementation use_transformers_paged "
+             "use_transformers_continuous_batching",
+             missing("the built-in engine has a paged cache and a copy of the weights")),
+    "local_rollout_forward_batch_size": needless(common.CUT_BY_TOKENS),
     **family("", "logging_steps logging_first_step logging_strategy report_to run_name log_level "
              "log_completions num_completions_to_print log_unique_prompts trackio_space_id "
              "logging_dir project", needless(common.LOGGING)),
@@ -114,12 +156,17 @@ RULES: dict[str, Rule] = {
     **family("", "dataset_num_proc dataset_text_field preprocessing_num_workers "
              "dataloader_num_workers dataset_kwargs precompute_ref_log_probs "
              "precompute_ref_batch_size completion_only_loss", needless(_PREPARED)),
-    **family("", "trust_remote_code use_liger_kernel dtype torch_dtype bf16 tf32 "
-             "gradient_checkpointing_kwargs ddp_timeout deepspeed fsdp accelerate_config "
+    "trust_remote_code": missing("code of a model's repository is never run"),
+    **family("", "use_liger_kernel use_liger_loss", missing(common.KERNELS)),
+    **family("", "dtype torch_dtype", missing_but(("float32", "auto"), _MASTER)),
+    "tf32": missing("products in float32 are whole; model.dtype = \"bfloat16\" is faster"),
+    "activation_offloading": missing("activations stay on their device; "
+                                     "model.gradient_checkpointing computes them again"),
+    "router_aux_loss_coef": missing(common.ROUTER),
+    "torch_compile": common.compiled,
+    **family("", "bf16 gradient_checkpointing_kwargs ddp_timeout deepspeed fsdp accelerate_config "
              "lora_task_type bnb_4bit_quant_type use_bnb_nested_quant disable_dropout "
-             "model_adapter_name activation_offloading router_aux_loss_coef torch_compile "
-             "vllm_importance_sampling_correction vllm_importance_sampling_mode "
-             "vllm_importance_sampling_cap env", needless(_OWN_LOOP)),
+             "model_adapter_name env", needless(_OWN_LOOP)),
 }  # fmt: skip
 
 

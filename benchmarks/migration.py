@@ -1,0 +1,174 @@
+"""How many flags of others' launch scripts `postgrad translate` carries over.
+
+    python -m benchmarks.migration openrlhf CHECKOUT
+    python -m benchmarks.migration trl CHECKOUT --list lost
+
+CHECKOUT: a working tree of OpenRLHF, Open-Instruct or TRL. Its sources are its shell scripts that
+call it; for Open-Instruct its train configs too; and for TRL, which has no scripts, the commands in
+docstrings and in the code of its pages. Every command of a source is translated, as a user would
+with --command N. Each flag that a translated command states counts once:
+
+- carried: the recipe says it;
+- not needed: a run is the same without it;
+- lost: the translation names it, with the reason;
+- unknown: the translation names it as an option that it does not know. The goal is none.
+
+Commands without a recipe are counted by their reason: images (not supported yet), another job (the
+translation says what stands for it here), unreadable. "incomplete" are recipes that do not load
+before a person adds what the command does not say.
+"""
+
+import argparse
+import ast
+import json
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from postgrad.core.errors import PostgradError
+from postgrad.translate.translate import Translation, sources, translate
+
+KINDS = ("carried", "not needed", "lost", "unknown")
+# Why a command has no recipe, or has one that a person has to complete before it loads.
+REASONS = ("images", "another job", "unreadable", "incomplete")
+FENCE = re.compile(r"(?ms)^[ >]*```(?:bash|sh|shell|console)?\n(.*?)^[ >]*```")
+COMMAND = re.compile(  # with the lines that continue it
+    r"(?m)^[ >]*(?:\$ )?((?:\w+=\S* )*(?:python|accelerate|trl|uv|torchrun|srun)\d? "
+    r"(?:.*\\+\n)*.*)"
+)
+CALLS = {  # what a script of the system says
+    "openrlhf": r"openrlhf[./]cli",
+    "open-instruct": r"open_instruct[./]\w+",
+    "trl": r"\btrl [a-z]|(?:examples|trl)/scripts/\w+",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchScript:
+    """A source of commands: a file, and what has to be said before it."""
+
+    name: str  # within its checkout
+    path: Path
+    words: tuple[str, ...] = ()  # a config does not say what it trains
+
+
+@dataclass(slots=True)
+class Count:
+    """Flags and commands of a system's sources."""
+
+    sources: int = 0
+    commands: int = 0  # that have a recipe
+    flags: dict[str, Counter[str]] = field(
+        default_factory=lambda: {kind: Counter() for kind in KINDS}
+    )
+    why: dict[str, str] = field(default_factory=dict[str, str])  # by name of a flag
+    refused: dict[str, list[str]] = field(default_factory=lambda: {why: [] for why in REASONS})
+
+    def add(self, name: str, translation: Translation) -> None:
+        """Counts each flag that the source states."""
+        self.commands += 1
+        if translation.problem is not None:
+            self.refused["incomplete"].append(f"{name}: {translation.problem}")
+        draft = translation.draft
+        missing = {option.name: option.why for option in draft.missing}
+        needless = {option.name: option.why for option in draft.needless}
+        for flag in translation.stated:
+            kind = "lost" if flag in missing else "not needed" if flag in needless else "carried"
+            if missing.get(flag, "").startswith("not an option that this translator knows"):
+                kind = "unknown"
+            self.flags[kind][flag] += 1
+        self.why |= needless | missing
+
+    def refuse(self, name: str, program: str, error: PostgradError) -> None:
+        """Counts a command that has no recipe. program: that it runs, "" for a whole script."""
+        text = str(error)
+        other = bool(program) and text.startswith(f"{program}: ")
+        reason = "images" if "needs images" in text else "another job" if other else "unreadable"
+        self.refused[reason].append(f"{name}: {text}")
+
+    def to_json(self) -> dict[str, Any]:
+        """The numbers of a row of docs/migration.md."""
+        return {
+            "sources": self.sources,
+            "recipes": self.commands,
+            **{reason: len(names) for reason, names in self.refused.items()},
+            **{kind: counter.total() for kind, counter in self.flags.items()},
+            "distinct flags": len(set().union(*self.flags.values())),
+        }
+
+
+def scripts(system: str, checkout: Path) -> Iterator[LaunchScript]:
+    """The launch scripts of a checkout."""
+    for path in sorted(checkout.rglob("*.sh")):
+        if re.search(CALLS[system], path.read_text("utf-8")):
+            yield LaunchScript(str(path.relative_to(checkout)), path)
+    if system == "open-instruct":
+        for path in sorted((checkout / "configs" / "train_configs").rglob("*.yaml")):
+            name = str(path.relative_to(checkout))
+            yield LaunchScript(name, path, ("dpo" if "dpo" in name else "sft",))
+    if system == "trl":
+        yield from _snippets(checkout)
+
+
+def _snippets(checkout: Path) -> Iterator[LaunchScript]:
+    """Commands in docstrings and pages; those of one text are a script."""
+    modules = sorted(
+        path for name in ("examples", "trl") for path in (checkout / name).rglob("*.py")
+    )
+    pages = sorted((checkout / "docs").rglob("*.md"))
+    texts = [
+        (path, ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "") for path in modules
+    ]
+    texts += [(path, code) for path in pages for code in FENCE.findall(path.read_text("utf-8"))]
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (path, text) in enumerate(texts):
+            lines = [line for line in COMMAND.findall(text) if re.search(CALLS["trl"], line)]
+            script = Path(folder) / f"{number}.sh"
+            script.write_text("\n".join(lines).replace("\\\\\n", "\\\n"), "utf-8")
+            if lines:
+                yield LaunchScript(f"{path.relative_to(checkout)}", script)
+
+
+def count(system: str, checkout: Path) -> Count:
+    """Translates every command of a checkout's scripts."""
+    total = Count()
+    for script in scripts(system, checkout):
+        words = [*script.words, str(script.path)]
+        try:
+            commands = sources(system, words).commands
+        except PostgradError as error:
+            if "no training command" not in str(error):
+                total.refuse(script.name, "", error)
+            continue
+        total.sources += 1
+        for number, command in enumerate(commands, 1):
+            try:
+                total.add(script.name, translate(system, words, command=number))
+            except PostgradError as error:
+                total.refuse(script.name, command.program, error)
+    return total
+
+
+def main(words: list[str]) -> None:
+    """Prints the counts of one checkout."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("system", choices=tuple(CALLS))
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("--list", choices=(*KINDS, *REASONS), nargs="*", default=[])
+    args = parser.parse_args(words)
+    total = count(args.system, args.checkout)
+    print(json.dumps(total.to_json()))
+    for kind in args.list:
+        print(f"{kind}:")
+        for name, times in total.flags.get(kind, Counter[str]()).most_common():
+            print(f"{times:5} {name}: {total.why.get(name, '')}")
+        print(*(f"  {text}" for text in total.refused.get(kind, [])), sep="\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,125 @@
+"""The processes of a shared engine: how each is started, and what it was asked."""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from postgrad.cluster.connection import Reservation
+from postgrad.cluster.workers import Workers
+from postgrad.core.process import Handle
+from postgrad.fleet.choices import Choices
+from postgrad.fleet.engines import SUMMED, WORKER
+from postgrad.learner.protocols import PolicyRole
+from postgrad.observe.sinks import Logs
+from postgrad.recipe.recipe import Recipe
+from postgrad.rollout.engine import Completion, Request
+
+TITLE = "rollout worker"
+ROLLOUT = "rollout"  # the role of [cluster] whose places rollout workers take
+NOTHING = (0.0,) * len(SUMMED)
+Weights = Iterable[tuple[str, Tensor]]
+TurnAnswer = tuple[list[Completion], tuple[float, ...]]  # and the process's sums so far
+
+
+@dataclass(slots=True)
+class EngineSite:
+    """Where the processes of a shared engine are started, and what they are started with."""
+
+    recipe: Recipe
+    choices: Choices  # gain the sizes of the first engine, which the others take
+    reservation: Reservation
+    policy: PolicyRole | None  # None where nothing is published
+    logs: Logs
+    folder: Path  # of the run
+    path: str  # of the model that the engines begin with
+    sequences: int  # of each engine at once
+    max_len: int  # tokens of the longest
+    published: int | None = None  # updates of the policy when its weights were published
+
+    def start(self, number: int) -> Workers:
+        """A process with an engine of the run's first weights, in its place on the cluster."""
+        workers = self.spawn(number)
+        self.build(workers, number)
+        return workers
+
+    def spawn(self, number: int) -> Workers:
+        """A process without its engine."""
+        arguments = (self.recipe.dump(), self.choices)
+        settings = self.recipe.cluster
+        return Workers(TITLE, WORKER, arguments, 1, settings, self.reservation, ROLLOUT, number)
+
+    def build(self, workers: Workers, number: int) -> None:
+        """Builds the engine of a process."""
+        logs = str(self.folder / f"rollout-{number}")
+        sizes = (self.sequences, self.max_len)
+        self.choices = workers.call("build", self.path, self.choices, *sizes, logs).result()
+
+    def note_published(self) -> None:
+        """The policy's weights of now have been sent to all engines."""
+        self.published = None if self.policy is None else self.policy.updates
+
+    def weights(self) -> Weights | None:
+        """The policy's weights as they were published; None where it has learned since."""
+        policy = self.policy
+        return None if policy is None or policy.updates != self.published else policy.hub_weights()
+
+
+@dataclass(slots=True)
+class Member:
+    """One process of a shared engine."""
+
+    number: int
+    workers: Workers | None = None  # None while it is started again
+    starting: Future[Workers] | None = None
+    asked: Handle[TurnAnswer] | None = None  # the turn under way
+    waiting: list[Request] = field(default_factory=list[Request])  # for the next turn
+    turns: list[list[Request]] = field(default_factory=list[list[Request]])  # since it was idle
+    # by ticket and sample: the request that asked for it
+    open: dict[tuple[int, int], Request] = field(default_factory=dict[tuple[int, int], Request])
+    repeats: bool = True  # its turns can be repeated to the same bits
+    absent: bool = False  # it takes no part until it has weights
+    lost: int = 0  # how often in a row, without a completion in between
+    losses: int = 0  # in the whole run
+    sums: tuple[float, ...] = NOTHING  # since the process was started
+    spent: tuple[float, ...] = NOTHING  # of all processes that had this number
+    begun: tuple[float, ...] = NOTHING  # `spent` when all were idle last
+    counted: tuple[float, ...] = NOTHING  # `spent` at the last report
+
+    @property
+    def serves(self) -> bool:
+        return self.workers is not None and not self.absent
+
+    def give(self, request: Request, exact: bool) -> None:
+        """Queues a request for the next turn."""
+        if not self.open:
+            self.turns, self.repeats = [], exact
+        self.waiting.append(request)
+        self.open |= {(request.ticket, sample): request for sample in request.sample_ids}
+
+    def take_back(self) -> list[Request]:
+        """What is left of its requests, to be asked again from their beginning."""
+        asked = {id(request): request for request in self.open.values()}
+        samples: dict[int, list[int]] = {}
+        for (_, sample), request in self.open.items():
+            samples.setdefault(id(request), []).append(sample)
+        self.open, self.waiting, self.turns = {}, [], []
+        return [
+            replace(request, sample_ids=tuple(sorted(samples[key])))
+            for key, request in asked.items()
+        ]
+
+    def take(self, completions: Sequence[Completion], sums: tuple[float, ...]) -> list[Completion]:
+        """The completions that are still open, each of which is taken once."""
+        done = np.subtract(sums, self.sums)
+        self.spent, self.sums = tuple((np.array(self.spent) + done).tolist()), sums
+        taken: list[Completion] = []
+        for completion in completions:
+            key = completion.ticket, completion.sample
+            if key in self.open and self.open[key].turn == completion.turn:
+                del self.open[key]
+                taken.append(completion)
+        return taken

@@ -1,0 +1,144 @@
+"""Roles on ranks of a cluster: each call goes to every rank, and rank 0 answers."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from postgrad.checkpoint.parts import Divided
+from postgrad.core.process import Handle
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.learner.protocols import PolicyRole, Read
+from postgrad.learner.role import UpdateResult
+from postgrad.learner.update import Update
+from postgrad.models.settings import LoraSettings
+
+
+class RankCalls(Protocol):
+    """Calls that go to every rank of a group, in one order; rank 0 answers."""
+
+    def call(self, method: str, *arguments: Any) -> Handle[Any]: ...
+
+    def aside(self, method: str, *arguments: Any) -> Handle[Any]: ...
+
+
+class RankedRole:
+    """A role on a group of ranks: every protocol of learner.protocols, each call sent to all."""
+
+    def __init__(
+        self,
+        group: RankCalls,
+        role: str,
+        temperature: float = 1.0,
+        *,
+        lora: LoraSettings | None = None,
+    ) -> None:
+        """lora: of its adapter, where it has one."""
+        self._group = group
+        self._role = role
+        self._lora = lora
+        self.temperature = temperature
+
+    @property
+    def name(self) -> str:
+        return self._role
+
+    @property
+    def drops(self) -> bool:
+        return self._lora is not None and self._lora.dropout > 0.0
+
+    @property
+    def updates(self) -> int:
+        return self._group.call("updates", self._role).result()
+
+    def logprobs(self, sequences: Sequences) -> Handle[Ragged]:
+        return self._group.call("do", self._role, "logprobs", sequences)
+
+    def scores(self, sequences: Sequences) -> Handle[Ragged]:
+        return self._group.call("do", self._role, "scores", sequences)
+
+    def update(self, update: Update, algorithm: Any) -> Handle[UpdateResult]:
+        return self._group.call("do", self._role, "update", update, algorithm)
+
+    def start(self) -> "RankedRole":
+        name = f"{self._role} at its start"
+        self._group.call("start", self._role, name).result()
+        return RankedRole(self._group, name, self.temperature)
+
+    def after_step(self, step: int, policy: PolicyRole) -> None:
+        """Follows.after_step: the policy is on the same ranks."""
+        self._group.call("follow", step).result()
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return self.tensors()[f"{self._role}.weights"]
+
+    def hub_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Learns.hub_weights: some at a time."""
+        first = True
+        while some := self._group.call("send", self._role, first).result():
+            yield from some
+            first = False
+
+    def tensors(self) -> dict[str, Mapping[str, Tensor]]:
+        """Changes.tensors: they stay on the ranks until one is asked for."""
+        described = self._group.call("describe", self._role).result()
+        return {
+            stem: _OnRanks(self._group, self._role, stem, names, size)
+            for stem, (names, size) in described.items()
+        }
+
+    def state_bytes(self) -> int:
+        return self._group.call("state_bytes", self._role).result()
+
+    def load(self, read: Read) -> None:
+        """Changes.load: every rank reads its parts."""
+        self._group.call("load", self._role, read).result()
+
+
+class _OnRanks(Divided):
+    """The tensors of one file, on their ranks. kept: as they were, not as they are by then."""
+
+    def __init__(
+        self,
+        group: RankCalls,
+        role: str,
+        stem: str,
+        names: list[str],
+        size: int,
+        *,
+        kept: bool = False,
+    ) -> None:
+        self._kept = kept
+        self._group = group
+        self._role = role
+        self._stem = stem
+        self._names = names
+        self._size = size
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._group.call("gather", self._role, self._stem, name).result()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def copied(self) -> Divided:
+        """Divided.copied: a copy on each rank, in place of an older one."""
+        self._group.call("keep", self._role, self._stem).result()
+        names, size = self._names, self._size
+        return _OnRanks(self._group, self._role, self._stem, names, size, kept=True)
+
+    def write(self, folder: Path, stem: str) -> None:
+        assert stem == self._stem
+        to = str(folder.absolute())
+        self._group.aside("write", self._role, to, stem, self._kept).result()

@@ -1,0 +1,355 @@
+"""A rollout engine of several processes on a cluster, each of which may die and is replaced alone.
+
+Tickets are dealt in turn. What a process samples is a list of turns: the requests that came since
+its last answer, then its next completions. A turn begins when all requests that follow from the
+turn before have come, so what shares a batch depends on tickets, samples and token counts alone,
+however long the other processes take: completions come as they come, and have the same bits.
+
+A process that dies is started again beside the others. The built-in engine then repeats its turns
+since it was idle, and gives the bits that it would have given. For other engines, and where weights
+came meanwhile, the open samples are asked again from their beginning, of the others if there are
+any. A sample is taken once.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.cluster.workers import Workers
+from postgrad.core.errors import RunError, WorkerLost
+from postgrad.core.process import Handle
+from postgrad.core.records import Logprobs
+from postgrad.fleet.engines import SUMMED
+from postgrad.fleet.members import NOTHING, TITLE, EngineSite, Member, TurnAnswer, Weights
+from postgrad.fleet.parcels import Handover
+from postgrad.rollout.agreement import agreed
+from postgrad.rollout.engine import Completion, EngineStats, Request, Sent
+
+Probe = tuple[Sequence[NDArray[np.int32]], float, list[Logprobs]]
+
+
+@dataclass(slots=True)
+class SharedStats(EngineStats):
+    """The sums of all processes of a shared engine, and what each of them did."""
+
+    members: Sequence[Member] = ()
+
+    def by_engine(self) -> dict[str, float]:
+        """What each process did since the last call; `losses` are of the whole run."""
+        values: dict[str, float] = {}
+        for member in self.members:
+            done = np.subtract(member.spent, member.counted).tolist()
+            member.counted = member.spent
+            named = dict(zip(SUMMED, done, strict=True), losses=float(member.losses))
+            values |= {f"engine/{member.number}/{name}": value for name, value in named.items()}
+        return values
+
+
+class SharedEngine:
+    """The Engine protocol over processes with one engine each, all with the same weights."""
+
+    def __init__(
+        self, site: EngineSite, members: Sequence[Workers], dtype: str, *, exact: bool, most: int
+    ) -> None:
+        """dtype: what the engines compute in. exact: an engine that repeats its turns gives the
+        same bits. most: how often a process may be lost in a row (cluster.max_restarts).
+        """
+        self._site = site
+        self._members = [Member(number, workers) for number, workers in enumerate(members)]
+        self.stats: EngineStats = SharedStats(members=self._members)
+        self._dtype = dtype
+        self._exact = exact
+        self._most = most
+        self._version: int | None = None  # None: no weights were loaded
+        self._probe: Probe | None = None  # of the weights that are loaded
+        self._settled = EngineStats()  # when all were idle last
+        self._starter = ThreadPoolExecutor(len(members), TITLE)
+        self._closed = False
+
+    def submit(self, request: Request) -> None:
+        """Engine.submit. A request that is too long is refused by `completed`."""
+        member = self._members[request.ticket % len(self._members)]
+        if not member.serves and not (self._exact and member.starting is not None):
+            member = self._others(member, request.ticket)
+        member.give(request, self._exact)
+
+    def completed(self) -> list[Completion]:
+        """Completions of whichever processes have some, by ticket and sample."""
+        while True:
+            for member in self._members:
+                self._ask(member)
+            if not any(member.open for member in self._members):
+                self._settle()
+                return []
+            wait(self._under_way(), None, FIRST_COMPLETED)
+            completions: list[Completion] = []
+            for member in self._members:
+                if member.asked is not None and member.asked.done():
+                    completions += self._taken(member, member.asked)
+            self._join()
+            if completions:
+                self._count()
+                return sorted(completions, key=lambda c: (c.ticket, c.sample, c.turn))
+
+    def load_weights(self, weights: Weights, version: int) -> Sent:
+        """Engine.load_weights: every process gets all of them, some at a time."""
+        self._join()
+        self._probe = None
+        for member in self._members:
+            if member.open:  # it goes on with other weights, which no repetition would
+                member.repeats = False
+                if member.workers is None:
+                    self._ask_again(member)
+        live = [member for member in self._members if member.workers is not None]
+        sent = self._send(live, weights, version)
+        self._version = version
+        self._site.note_published()
+        return sent
+
+    def logprobs(
+        self, sequences: Sequence[NDArray[np.int32]], temperature: float
+    ) -> list[Logprobs]:
+        """Engine.logprobs, of every process. Raises RunError where one has other weights."""
+        while True:
+            self._join(needed=True)
+            results = self._of_all("logprobs", list(sequences), temperature)
+            if results:
+                logprobs = agreed(results, self._dtype, TITLE)
+                self._probe = (list(sequences), temperature, logprobs)
+                return logprobs
+
+    def cut(self) -> list[Request]:
+        """Engine.cut, where nothing is under way: a recipe with rollout.max_staleness has no
+        rollout workers, because where they would be cut depends on the clock.
+        """
+        if any(member.open for member in self._members):
+            raise RunError(f"a {TITLE} has samples under way: they cannot be cut")
+        return []
+
+    def rest(self) -> None:
+        self._join()
+        self._of_all("rest")
+
+    def close(self) -> None:
+        """Ends all processes, those that are starting too."""
+        self._closed = True
+        self._starter.shutdown(wait=False, cancel_futures=True)
+        for member in self._members:
+            starting, workers = member.starting, member.workers
+            if starting is not None and starting.done() and starting.exception() is None:
+                workers = starting.result()
+            if workers is not None:
+                workers.close()
+
+    def _under_way(self) -> list[Future[Any]]:
+        """What is waited for. Raises WorkerLost where no process can sample."""
+        under_way = [
+            *(member.asked for member in self._members if member.asked is not None),
+            *(member.starting for member in self._members if member.starting is not None),
+        ]
+        if not under_way:
+            raise WorkerLost(f"no {TITLE} is left that has the policy's weights")
+        return under_way
+
+    def _ask(self, member: Member) -> None:
+        """Begins the next turn of a process that has none under way and something to do."""
+        if not member.serves or member.asked is not None or not member.open:
+            return
+        member.turns.append(member.waiting)
+        requests, member.waiting = member.waiting, []
+        member.asked = _called(member, "turn", requests)
+
+    def _taken(self, member: Member, handle: Handle[TurnAnswer]) -> list[Completion]:
+        """The completions of a turn that has ended, those of the process's earlier life left
+        out; none where it was lost.
+        """
+        member.asked = None
+        try:
+            completions, sums = handle.result()
+        except WorkerLost as error:
+            self._lose(member, error)
+            return []
+        member.lost = 0
+        return member.take(completions, sums)
+
+    def _others(self, member: Member, ticket: int) -> Member:
+        """The process that takes a ticket in a lost one's place: itself where it is alone."""
+        others = [other for other in self._members if other.serves]
+        others = others or [other for other in self._members if other.starting is not None]
+        return others[ticket % len(others)] if others else member
+
+    def _lose(self, member: Member, error: Exception) -> None:
+        """A process was lost, or could not be started again. Raises RunError where none is left."""
+        if member.workers is not None:
+            member.workers.close()
+        member.workers = member.asked = member.starting = None
+        member.lost, member.losses = member.lost + 1, member.losses + 1
+        leaves = member.lost > self._most
+        if leaves and not any(other.workers or other.starting for other in self._members):
+            raise RunError(
+                f"{error}; cluster.max_restarts = {self._most}: it is not started again, and there "
+                f"is no other {TITLE}"
+            ) from error
+        plan = "it leaves the run (cluster.max_restarts)" if leaves else "it is started again"
+        self._site.logs.event(
+            "engine_left" if leaves else "engine_lost",
+            f"{error}; {plan}; {len(member.open)} samples are asked again",
+            engine=member.number,
+            samples=len(member.open),
+            tickets=sorted({ticket for ticket, _ in member.open}),
+            losses=member.losses,
+        )
+        if not leaves and not self._closed:
+            member.starting = self._starter.submit(self._started, member.number)
+        if leaves or not member.repeats:
+            self._ask_again(member)
+
+    def _ask_again(self, member: Member) -> None:
+        """Gives the open samples of a lost process to the others, or to what takes its place."""
+        for request in member.take_back():
+            self._others(member, request.ticket).give(request, self._exact)
+
+    def _started(self, number: int) -> Workers:
+        workers = self._site.start(number)
+        if self._closed:
+            workers.close()
+        return workers
+
+    def _join(self, *, needed: bool = False) -> None:
+        """Takes in the processes that were started again. needed: waits while none serves."""
+        while True:
+            for member in self._members:
+                if member.starting is not None and member.starting.done():
+                    self._take_in(member, member.starting)
+            starting = [m.starting for m in self._members if m.starting is not None]
+            if not needed or not starting or any(member.serves for member in self._members):
+                return
+            wait(starting, None, FIRST_COMPLETED)
+
+    def _take_in(self, member: Member, starting: Future[Workers]) -> None:
+        """A process that was started in a lost one's place takes part."""
+        member.starting, member.sums = None, NOTHING
+        try:
+            member.workers = workers = starting.result()
+        except RunError as error:
+            self._lose(member, error)
+            return
+        if self._version is not None:
+            weights = self._site.weights()
+            if weights is None:
+                self._wait_for_weights(member)
+            else:
+                self._send([member], weights, self._version)
+        if not member.serves:
+            return
+        try:
+            self._prove(workers)
+            if member.repeats and member.turns:
+                member.asked = workers.call("repeat", member.turns)
+        except RunError as error:
+            self._lose(member, error)
+            return
+        self._site.logs.event(
+            "engine_joined",
+            workers.description(),
+            engine=member.number,
+            places=workers.places,
+            version=self._version,
+        )
+
+    def _wait_for_weights(self, member: Member) -> None:
+        """The policy has learned since: the process takes part from the next publish on."""
+        member.absent = True
+        if any(other.serves or other.starting for other in self._members):
+            self._ask_again(member)
+
+    def _prove(self, workers: Workers) -> None:
+        """Raises RunError where a process has not the weights that all were probed with."""
+        if self._probe is not None:
+            sequences, temperature, expected = self._probe
+            logprobs = workers.call("logprobs", sequences, temperature).result()
+            agreed([expected, logprobs], self._dtype, TITLE)
+
+    def _send(self, members: Sequence[Member], weights: Weights, version: int) -> Sent:
+        """Loads weights into some processes; one that dies meanwhile is lost alone."""
+        loading: dict[int, Handle[None]] = {}
+        for member in members:
+            loading[member.number] = _called(member, "load_weights", version)
+        handover = Handover(weights, self._dtype)
+        try:
+            for portion in handover:
+                self._deliver(portion, loading)
+        except BaseException:
+            self._deliver(None, loading)  # nobody waits for the rest
+            raise
+        for number, handle in loading.items():
+            member = self._members[number]
+            try:
+                handle.result()
+            except WorkerLost as error:
+                self._lose(member, error)
+            else:
+                member.absent = False
+        return handover.account()
+
+    def _deliver(self, portion: object, loading: dict[int, Handle[None]]) -> None:
+        """Sends a portion of the weights to the processes that still load."""
+        live = [
+            (handle, workers)
+            for number, handle in loading.items()
+            if not handle.done() and (workers := self._members[number].workers) is not None
+        ]
+        if not live:
+            return
+        stored = portion if portion is None else live[0][1].stored(portion)
+        handles: list[Handle[None]] = []
+        for _, workers in live:
+            with suppress(RunError):  # its load says what was behind it, when all is sent
+                handles.append(workers.aside("send", stored))
+        for handle in handles:
+            with suppress(RunError):
+                handle.result()
+
+    def _of_all(self, method: str, *arguments: object) -> list[list[Logprobs]]:
+        """The results of a call to every process that serves; one that dies is lost alone."""
+        handles: list[tuple[Member, Handle[list[Logprobs]]]] = [
+            (member, _called(member, method, *arguments))
+            for member in self._members
+            if member.serves
+        ]
+        results: list[list[Logprobs]] = []
+        for member, handle in handles:
+            try:
+                results.append(handle.result())
+            except WorkerLost as error:
+                self._lose(member, error)
+        return results
+
+    def _count(self) -> None:
+        """Tokens and steps add up; seconds pass in all processes at once."""
+        for place, name in enumerate(SUMMED):
+            values = [member.spent[place] - member.begun[place] for member in self._members]
+            more = max(values) if name.endswith("_seconds") else sum(values)
+            setattr(self.stats, name, getattr(self._settled, name) + more)
+
+    def _settle(self) -> None:
+        """From now on sums are counted anew: all processes are idle."""
+        self._settled = replace(self.stats)
+        for member in self._members:
+            member.begun = member.spent
+
+
+def _called(member: Member, method: str, *arguments: object) -> Handle[Any]:
+    """The handle of a call to a process; its error is WorkerLost where the process has ended."""
+    assert member.workers is not None
+    try:
+        return member.workers.call(method, *arguments)
+    except RunError as error:
+        ended: Handle[Any] = Handle()
+        ended.set_exception(WorkerLost(str(error)))
+        return ended

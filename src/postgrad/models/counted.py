@@ -1,0 +1,172 @@
+"""The shape of a model of any type, counted from the modules that transformers makes of a config.
+
+The modules are made on the meta device, so that 671 billion weights take no memory. That imports
+torch and transformers, which takes seconds: `known_shapes` comes here only for types whose sizes
+`shapes` does not compute, and a process without torch, such as `postgrad plan`, asks a child:
+
+    python -m postgrad.models.counted NAME < config.json
+
+The child answers with JSON: {"shape": {...}} or {"problem": "..."}.
+"""
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any, cast
+
+from postgrad.core.errors import UsageError
+from postgrad.models.shapes import CountedWeights, ModelShape, stated_type
+
+CHILD_SECONDS = 120.0  # torch and transformers are imported in 5 to 40, on a busy machine
+ROUTED = re.compile(r"(?:^|\.)experts(?:\.(\d+))?\.")  # in the names of weights of routed experts
+EACH_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+GATED = 3  # matrices of a feed-forward, which ModelShape.intermediate_size stands for
+
+
+def counted_shape(config: Mapping[str, Any], path: str) -> ModelShape:
+    """The shape of a config.json of any type that transformers has a causal language model for.
+    path: of the model, for messages. Raises UsageError for models that cannot be trained here.
+    """
+    if "torch" in sys.modules:
+        return _count(config, path)
+    return _from_child(config, path)
+
+
+def _from_child(config: Mapping[str, Any], path: str) -> ModelShape:
+    command = [sys.executable, "-P", "-m", __name__, path]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(config), capture_output=True, text=True, timeout=CHILD_SECONDS
+        )
+        answer = json.loads(done.stdout) if done.returncode == 0 else {}
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(
+            f"the weights of {path} were not counted within {CHILD_SECONDS:g} seconds: the machine "
+            "is busy, try again"
+        ) from error
+    except ValueError:
+        answer = {}
+    if problem := answer.get("problem"):
+        raise UsageError(problem)
+    if "shape" not in answer:
+        last = (done.stderr.strip() or "no answer").splitlines()[-1]
+        raise UsageError(f"the weights of {path} could not be counted: {last}")
+    shape: dict[str, Any] = answer["shape"]
+    weights: dict[str, Any] = shape["counted"]
+    linears = tuple((str(name), int(m), int(n)) for name, m, n in weights["linears"])
+    return ModelShape(**{**shape, "counted": CountedWeights(**{**weights, "linears": linears})})
+
+
+def _count(config: Mapping[str, Any], path: str) -> ModelShape:
+    # these take seconds, and a plan of a known type needs none of them
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from postgrad.models.load import reading, skeleton
+    from postgrad.models.supported import require_supported
+
+    kind = stated_type(config, path)
+    if kind not in CONFIG_MAPPING:
+        raise UsageError(f"{path} is a {kind} model, which transformers does not have")
+    with reading(f"no shape of {path}", "take the config.json that belongs to the weights"):
+        parsed: Any = CONFIG_MAPPING[kind].from_dict(dict(config))
+    require_supported(parsed, path)
+    return _shape_of(skeleton(parsed, AutoModelForCausalLM, path), path)
+
+
+def _shape_of(lm: Any, path: str) -> ModelShape:
+    """The shape of a model on the meta device."""
+    from postgrad.models.attention import layers_of
+
+    config = lm.config
+    layers = list(layers_of(lm))
+    weights = {
+        f"{number}.{name}": tuple(weight.shape)
+        for number, layer in enumerate(layers)
+        for name, weight in layer.named_parameters()
+    }
+    matrices = {name: shape for name, shape in weights.items() if len(shape) in (2, 3)}
+    active = {name: _size(shape) * _share(name, shape, config) for name, shape in matrices.items()}
+    attending = sum(size for name, size in active.items() if "attn" in name or "attention" in name)
+    hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
+    head = lm.get_output_embeddings().weight
+    tied = head is lm.get_input_embeddings().weight
+    every = sum(weight.numel() for weight in lm.parameters())
+    return ModelShape(
+        model_type=str(config.model_type),
+        vocab_size=int(lm.get_input_embeddings().weight.shape[0]),
+        hidden_size=hidden,
+        intermediate_size=round((sum(active.values()) - attending) / len(layers) / GATED / hidden),
+        layers=len(layers),
+        heads=heads,
+        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=_head_dim(config, hidden // heads),
+        tied=tied,
+        max_positions=getattr(config, "max_position_embeddings", None),
+        counted=CountedWeights(
+            parameters=every,
+            layers=sum(map(_size, weights.values())),
+            matrices=sum(map(_size, matrices.values())),
+            active=round(sum(active.values())),
+            largest=max(weight.numel() for weight in lm.parameters()),
+            linears=_linears(layers[-1]),
+        ),
+    )
+
+
+def _head_dim(config: Any, default: int) -> int:
+    """Width of a head; of multi-head latent attention the mean of its keys' and its values' width,
+    in which keys and values reach attention, and the built-in engine's cache.
+    """
+    keys, values = getattr(config, "qk_head_dim", None), getattr(config, "v_head_dim", None)
+    if keys and values:
+        return (int(keys) + int(values)) // 2
+    return int(getattr(config, "head_dim", None) or default)
+
+
+def _linears(layer: Any) -> tuple[tuple[str, int, int], ...]:
+    """(name, inputs, outputs) of a layer's linear modules, which adapters may stand on."""
+    from torch import nn
+
+    return tuple(
+        (name, module.in_features, module.out_features)
+        for name, module in layer.named_modules()
+        if isinstance(module, nn.Linear)
+    )
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count
+
+
+def _share(name: str, shape: tuple[int, ...], config: Any) -> float:
+    """The share of a matrix that one token is multiplied with: of routed experts' those that it is
+    sent to.
+    """
+    if not ROUTED.search(name):
+        return 1.0
+    sent = next((getattr(config, key) for key in EACH_TOKEN if getattr(config, key, None)), None)
+    counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    stated = next((getattr(config, key) for key in counts if getattr(config, key, None)), 1)
+    experts = shape[0] if len(shape) == 3 else int(stated)
+    return 1.0 if sent is None else min(1.0, cast(int, sent) / experts)
+
+
+def main() -> None:
+    """Answers one question on standard input, for `counted_shape` of another process."""
+    try:
+        shape = _count(json.loads(sys.stdin.read()), sys.argv[1])
+    except UsageError as error:
+        print(json.dumps({"problem": str(error)}))
+        return
+    print(json.dumps({"shape": dataclasses.asdict(shape)}))
+
+
+if __name__ == "__main__":
+    main()

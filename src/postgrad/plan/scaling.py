@@ -1,0 +1,231 @@
+"""`postgrad plan --scale`: seconds of a step on more devices, with samples ahead or without."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from postgrad.core.errors import UsageError
+from postgrad.core.untrusted import open_file, parse_json, readable
+from postgrad.observe.console import Console
+from postgrad.plan.engines import engine_width
+from postgrad.plan.hardware import efficiency_of, parse_hardware, this_machine
+from postgrad.plan.plan import FREE, Outlook, outlook
+from postgrad.plan.planner import facts_of
+from postgrad.plan.simulate import (
+    AnswerLengths,
+    BatchLoad,
+    Pace,
+    Simulated,
+    Simulation,
+    drawn_lengths,
+    recorded_lengths,
+)
+from postgrad.plan.sizes import ALONE
+from postgrad.plan.timing import CostModel
+from postgrad.recipe.load import load_recipe
+from postgrad.recipe.recipe import RLRecipe
+
+STALENESS = (0, 1, 2, 4, 8)
+SHARES = (0.35, 0.5, 0.65)  # of the devices that have engines, where learner and engines are apart
+MEASURED = 6  # steps at least: whole rounds of staleness + 1, after which a run repeats itself
+MEAN_SHARE = 0.25  # of max_new_tokens: the mean of answers, where no run says it
+WORTH = 1.1  # a staleness is enough where no other is this much faster
+MOST_DEVICES = 65_536
+HEADER = (
+    "devices", "engines", "learner", "max_staleness", "s/step", "times sync", "floor",
+    "rows empty", "learner idle", "publish", "age",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A way to use some devices, and what the simulation says of it."""
+
+    devices: int
+    engines: int
+    learners: int
+    staleness: int
+    apart: bool  # engines and learner have devices of their own; else both have all, in turns
+    floor: float  # seconds of a step that the longest answer allows, whatever the devices
+    simulated: Simulated
+
+    def row(self, synchronous: float) -> list[str]:
+        """Its row of the table. synchronous: seconds of a step of as many devices at 0."""
+        result = self.simulated
+        return [
+            str(self.devices),
+            str(self.engines),
+            str(self.learners) if self.apart else "the same",
+            str(self.staleness),
+            f"{result.seconds:.3g}",
+            f"{synchronous / result.seconds:.2f}",
+            f"{self.floor:.3g}",
+            f"{result.engine_idle:.0%}",
+            f"{result.learner_idle:.0%}",
+            f"{result.publish:.1%}",
+            f"{result.age:.1f}",
+        ]
+
+
+def scale(
+    path: Path,
+    overrides: Sequence[str],
+    console: Console,
+    *,
+    counts: str,
+    hardware: str | None = None,
+    run: Path | None = None,
+) -> dict[str, Any]:
+    """Prints a table for each number of devices in `counts` ("8,64,512"); the same as JSON values.
+
+    hardware: the device; where left out, this machine's. run: a run directory whose samples.jsonl
+    says how long answers are; without it they are log-normal. Raises UsageError for a recipe that
+    does not sample, a wrong count, or a run without samples.
+    """
+    recipe = load_recipe(path, overrides)
+    if not isinstance(recipe, RLRecipe):
+        raise UsageError(f'--scale simulates job = "rl", and {path} is job = "{recipe.job}"')
+    numbers = _counts(counts)
+    available = parse_hardware(hardware) if hardware else this_machine()
+    planned = outlook(*facts_of(recipe, available))
+    load, most, text = _load(recipe, planned, run)
+    console.note(
+        f"simulated, on {available.device.name}: steps of {load.groups} x {load.samples} samples, "
+        f"{text}; efficiencies are those of the plan, the learner divides without loss"
+    )
+    report: dict[str, Any] = {"lengths": text, "scale": []}
+    for devices in numbers:
+        ways = list(_ways(planned, load, most, devices))
+        synchronous = ways[0].simulated.seconds
+        console.table(f"{devices} devices", HEADER, [way.row(synchronous) for way in ways])
+        enough = _enough(ways)
+        console.note(
+            f"{devices} devices: max_staleness = {enough.staleness} is enough, with "
+            f"{enough.engines} engines {'beside the learner' if enough.apart else 'in turns'}: "
+            f"{enough.simulated.seconds:.3g} s a step for {synchronous:.3g}"
+        )
+        report["scale"] += [asdict(way) for way in ways]
+    if any(devices > 1 for devices in numbers):
+        console.note(
+            "rows with a learner of its own suppose that engines go on while it learns: runs take "
+            "turns so far (docs/async.md)"
+        )
+    return report
+
+
+def _counts(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and 1 <= int(part) <= MOST_DEVICES for part in parts):
+        raise UsageError(f"--scale {text}: numbers of devices from 1 to {MOST_DEVICES}: 8,64,512")
+    return [int(part) for part in parts]
+
+
+def _load(recipe: RLRecipe, planned: Outlook, run: Path | None) -> tuple[BatchLoad, int, str]:
+    """The load, tokens of the longest answer that it can have, and words for its lengths."""
+    most, samples = recipe.rollout.max_new_tokens, recipe.batch.n_samples_per_prompt
+    groups = recipe.batch.rollout_batch_size
+    prompt = max(1, round(planned.lengths.prompt))
+    if run is not None:
+        answers = _answers(run)
+        most = max(max(group) for group in answers)
+        lengths: AnswerLengths = recorded_lengths(answers)
+        text = f"answers as long as the {len(answers)} groups of {run}"
+    else:
+        mean = max(1.0, MEAN_SHARE * most)
+        lengths = drawn_lengths(mean, most, samples)
+        text = (
+            f"answers log-normal with a mean of {mean:.0f} tokens before they are cut at {most}: "
+            "give --lengths RUN_DIR for those of a run"
+        )
+    return BatchLoad(groups, samples, prompt, lengths), most, text
+
+
+def _answers(run: Path) -> list[list[int]]:
+    """The tokens of each sample, by group, of a run's samples.jsonl."""
+    path = run / "samples.jsonl"
+    if not readable(path):
+        raise UsageError(f"--lengths {run}: no file {path}; give the directory of an RL run")
+    groups: dict[int, list[int]] = {}
+    with open_file(path) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                sample = parse_json(line)
+                tokens = sum(len(turn["token_ids"]) for turn in sample["turns"])
+                groups.setdefault(int(sample["ticket"]), []).append(tokens)
+            except (ValueError, KeyError, TypeError) as error:
+                raise UsageError(f"{path}:{number}: not a sample: {error!r}") from error
+    if not groups:
+        raise UsageError(f"--lengths {run}: {path} holds no samples")
+    return [groups[ticket] for ticket in sorted(groups)]
+
+
+def _ways(planned: Outlook, load: BatchLoad, most: int, devices: int) -> Iterator[Scaled]:
+    """In turns at every staleness, then apart: the best split at 2, kept for the others."""
+    for staleness in STALENESS:
+        yield _simulated(planned, load, most, (devices, devices), staleness, apart=False)
+    if devices == 1:
+        return
+    splits = {max(1, min(devices - 1, round(share * devices))) for share in SHARES}
+    tried = [
+        _simulated(planned, load, most, (engines, devices - engines), 2, apart=True)
+        for engines in sorted(splits)
+    ]
+    best = min(tried, key=lambda way: way.simulated.seconds)
+    for staleness in STALENESS[1:]:
+        split = (best.engines, best.learners)
+        again = staleness != best.staleness
+        yield _simulated(planned, load, most, split, staleness, apart=True) if again else best
+
+
+def _enough(ways: Sequence[Scaled]) -> Scaled:
+    """The smallest staleness at which hardly another is faster; of its ways the fastest."""
+    fastest = min(way.simulated.seconds for way in ways)
+    near = [way for way in ways if way.simulated.seconds <= WORTH * fastest]
+    return min(near, key=lambda way: (way.staleness, way.simulated.seconds))
+
+
+def _simulated(
+    planned: Outlook,
+    load: BatchLoad,
+    most: int,
+    split: tuple[int, int],
+    staleness: int,
+    *,
+    apart: bool,
+) -> Scaled:
+    engines, learners = split
+    pace = _pace(planned, load, learners)
+    first = staleness + 1  # batches begin together at the start of a run
+    steps = first * (1 + -(-MEASURED // first))
+    result = Simulation(load, pace, engines, staleness, apart=apart).run(steps, first)
+    longest = most * pace.decode(1, load.prompt + most / 2)
+    floor = (longest + result.seconds * (1 - result.learner_idle)) / (staleness + 1)
+    devices = engines + learners if apart else engines
+    return Scaled(devices, engines, learners, staleness, apart, floor, result)
+
+
+def _pace(planned: Outlook, load: BatchLoad, learners: int) -> Pace:
+    """What one engine and so many learners do in a second, by the plan's rates."""
+    recipe, policy, device = planned.recipe, planned.roles[0], planned.hardware.device
+    assert isinstance(recipe, RLRecipe)
+    shape = policy.shape
+    costs = CostModel(device, efficiency_of(device), ALONE)
+    b = engine_width(recipe.rollout, policy, cpu=device.is_cpu)
+    weights, token = shape.parameters() * b, shape.cache_bytes_per_token(b)
+    overhead = costs.efficiency.overhead * shape.layers
+    per_row = costs.products(costs.as_products(shape.flops(1, 0, 1)), b)
+    per_cached = costs.reads(token)
+    read = costs.reads(weights)
+    work = planned.timing.step.get("score", 0.0) + planned.timing.step["update"]
+    device_seconds = work * planned.timing.devices
+    mean = load.prompt + load.samples * planned.lengths.answer
+    per_token = device_seconds / (load.groups * mean) / learners
+    return Pace(
+        slots=min(load.groups * load.samples, recipe.rollout.stated_slots or 512),
+        cache_tokens=max(1.0, (device.memory_bytes * FREE - weights) / token),
+        decode=lambda rows, cached: max(read + cached * per_cached, rows * per_row) + overhead,
+        prefill=lambda tokens: tokens * per_row,
+        learn=lambda tokens: tokens * per_token,
+        publish=costs.sends(weights) + read,
+    )

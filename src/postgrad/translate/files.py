@@ -1,0 +1,129 @@
+"""Values and tables of other systems' config files, within bounds: YAML, JSON and single words."""
+
+import datetime
+import re
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from postgrad.core.errors import UsageError
+from postgrad.core.untrusted import MOST_DEPTH, decoded, parse_json, read_bytes, reason, shown
+
+MOST_NODES = 100_000
+MOST_BYTES = 2**18  # of a script or config
+MOST_DIGITS = 40
+LARGEST = 2**63
+CONFIGS = (".yaml", ".yml", ".json")
+_NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML text; dates are texts. Raises ValueError where it is no YAML, is nested
+    too deeply, or has aliases that hold themselves or expand a few lines to gigabytes.
+    """
+    try:
+        node = cast(Any, yaml).compose(text, Loader=yaml.SafeLoader)
+        if isinstance(node, yaml.Node):
+            _size(node, {}, 0)
+        return _plain(yaml.safe_load(text))
+    except yaml.YAMLError as error:
+        raise ValueError(f"it is not YAML: {error}") from error
+    except RecursionError:
+        raise ValueError(f"it is nested more than {MOST_DEPTH} deep") from None
+    except (ValueError, OverflowError) as error:  # a date or a number that is none
+        raise ValueError(f"a value cannot be read: {error}") from error
+
+
+def _size(node: yaml.Node, sizes: dict[int, int], depth: int) -> int:
+    """How many values a node has with its aliases expanded. sizes: by id, of the nodes that were
+    counted before; 0 while one is being counted.
+    """
+    if depth > MOST_DEPTH:
+        raise ValueError(f"nested more than {MOST_DEPTH} deep")
+    if sizes.get(id(node)) == 0:
+        raise ValueError("a name stands for a list or table that holds itself")
+    if id(node) in sizes:
+        return sizes[id(node)]
+    sizes[id(node)] = 0
+    size = 1 + sum(_size(inner, sizes, depth + 1) for inner in _inner(node))
+    if size > MOST_NODES:
+        raise ValueError(f"its names stand for more than {MOST_NODES} values")
+    sizes[id(node)] = size
+    return size
+
+
+def _inner(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        pairs = cast(list[tuple[yaml.Node, yaml.Node]], node.value)
+        return [node for pair in pairs for node in pair]
+    return cast(list[yaml.Node], node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def _plain(value: Any) -> Any:
+    """The value with JSON's types alone: sets become lists, dates and bytes texts."""
+    if isinstance(value, dict):
+        table = cast(dict[Any, Any], value)
+        return {key: _plain(inner) for key, inner in table.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(inner) for inner in cast(list[Any], value)]
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def plain(text: str) -> Any:
+    """A word as the number or truth value that it is, else as text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if text in ("None", "null", "none"):
+        return None
+    if len(text) <= MOST_DIGITS and _NUMBER.fullmatch(text):
+        return float(text) if re.search(r"[.eE]", text) else int(text)
+    if text[:1] in "[{" and text:
+        try:
+            return parse_json(text)
+        except ValueError:
+            return text
+    return text
+
+
+def checked(name: str, value: Any) -> Any:
+    """An option's value. Raises UsageError for a number that no option takes."""
+    pending = [value]
+    while pending:
+        inner = pending.pop()
+        if isinstance(inner, dict):
+            pending += cast(dict[Any, Any], inner).values()
+        elif isinstance(inner, list):
+            pending += cast(list[Any], inner)
+        elif isinstance(inner, int | float) and not abs(inner) < LARGEST:
+            raise UsageError(f"{name} = {shown(inner)}: that is no number an option takes")
+    return value
+
+
+def text_of(path: Path) -> str:
+    """A file's text. Raises UsageError where it cannot be read or is too long."""
+    try:
+        return decoded(read_bytes(path, MOST_BYTES, pipes=True))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {reason(error)}") from error
+    except ValueError as error:
+        raise UsageError(f"cannot read {path}: {error}") from error
+
+
+def config_table(path: Path) -> dict[str, Any]:
+    """A YAML or JSON file's table; numbers that YAML takes for text (5e-6) are numbers."""
+    text = text_of(path)
+    try:
+        parsed = parse_json(text) if path.suffix == ".json" else parse_yaml(text)
+    except ValueError as error:
+        raise UsageError(f"cannot read {path}: {error}") from error
+    if not isinstance(parsed, dict):
+        raise UsageError(f"{path}: a table of settings is wanted, name: value")
+    table = cast(dict[Any, Any], parsed)
+    options = {
+        str(key).replace("-", "_"): plain(value) if isinstance(value, str) else value
+        for key, value in table.items()
+    }
+    return {name: checked(f"{path}: {name}", value) for name, value in options.items()}

@@ -1,0 +1,214 @@
+"""GRPO, RLOO and PPO of TRL: engines, batches, advantages, rewards."""
+
+from postgrad.translate import common, places
+from postgrad.translate.draft import Draft
+from postgrad.translate.reader import SourceCommand
+from postgrad.translate.rules import Options, decimal, flag
+from postgrad.translate.tables.trl import FUNCTIONS, LOSSES
+
+_PROMPT_ROOM = 512  # tokens: TRL no longer bounds prompts
+
+_COLOCATED = places.EngineOptions(
+    tensor_parallel="vllm_tensor_parallel_size", memory="vllm_gpu_memory_utilization",
+    sleep="vllm_enable_sleep_mode",
+)  # fmt: skip
+
+_SERVED = places.EngineOptions(
+    count="data_parallel_size", tensor_parallel="tensor_parallel_size",
+    memory="gpu_memory_utilization", eager="enforce_eager",
+)  # fmt: skip
+
+
+def engines(draft: Draft, options: Options, source: SourceCommand) -> None:
+    """vLLM in the trainer's processes ("colocate"), or as `trl vllm-serve` starts it ("server")."""
+    if not flag(options.take("use_vllm", False)):
+        return
+    if str(options.take("vllm_mode", "colocate")) == "colocate":
+        places.engines(draft, options, _COLOCATED, shared=True, fill=True)
+    else:
+        served = [command for command in source.beside if command.program == "vllm-serve"]
+        if not served:
+            draft.notes.append(
+                "the source does not start its vLLM server, so one engine of one GPU is assumed: "
+                "see cluster.rollout.workers and rollout.vllm.tensor_parallel"
+            )
+        server = Options(served[0].options if served else {}, {"gpu_memory_utilization": 0.9})
+        places.engines(draft, server, _SERVED, shared=False)
+        for name in ("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size",
+                     "vllm_enable_sleep_mode"):  # fmt: skip
+            if options.states(name):
+                draft.skip(name, options.take(name), "a server has its own, as there")
+    _vllm_correction(draft, options)
+
+
+def _vllm_correction(draft: Draft, options: Options) -> None:
+    """Weights of the difference between engine and learner."""
+    enabled = flag(options.take("vllm_importance_sampling_correction", True))
+    mode = str(options.take("vllm_importance_sampling_mode", "sequence_mask"))
+    cap = options.take("vllm_importance_sampling_cap", 3.0)
+    high = decimal(options.take("vllm_importance_sampling_clip_max", cap))
+    low = options.take("vllm_importance_sampling_clip_min")
+    if not enabled:
+        return
+    name = {"token_truncate": "tis", "token_mask": "icepop"}.get(mode)
+    if name is None:
+        why = "bounds the ratio of a whole sequence; sequence_mask here bounds its geometric mean"
+        draft.miss("vllm_importance_sampling_mode", mode, why)
+        return
+    draft.put("algorithm.correction", name, mode)
+    draft.put("algorithm.correction_high", high)
+    if name == "icepop":
+        draft.put("algorithm.correction_low", decimal(low or 0.0))
+
+
+def answers(draft: Draft, options: Options, program: str, devices: int) -> None:
+    """Everything of an RL job but data and learner: rollout, batch, algorithm and rewards."""
+    new = options.number("response_length" if program == "ppo" else "max_completion_length")
+    draft.put("rollout.max_new_tokens", new)
+    room = options.take("max_prompt_length")
+    comment = "" if room else f"; TRL bounds no prompts, {_PROMPT_ROOM} are assumed"
+    draft.put("data.max_len", int(room or _PROMPT_ROOM) + new, f"prompt and response{comment}")
+    _policy_kl(draft, options, program)
+    if program == "ppo":
+        _ppo_batch(draft, options, devices)
+        draft.put("reward_model.model.path", options.take("reward_model_path"))
+        named = options.take("model_name_or_path")  # there of the tokenizer
+        draft.put("model.path", options.take("sft_model_path", named), "sft_model_path")
+        draft.reward("reward_model")
+        missed = options.take("missing_eos_penalty")
+        if missed is not None and decimal(missed):
+            draft.reward("stop_properly", "missing_eos_penalty is taken from what was cut off",
+                        penalty=-decimal(missed))  # fmt: skip
+        return
+    _generation_batch(draft, options, devices)
+    _advantages(draft, options, program)
+    _rewards(draft, options)
+
+
+def _generation_batch(draft: Draft, options: Options, devices: int) -> None:
+    """A generation is steps_per_generation micro-batches of completions on every device, and each
+    gradient_accumulation_steps of them are an update.
+    """
+    micro = options.number("per_device_train_batch_size")
+    accumulation = options.number("gradient_accumulation_steps")
+    samples, n = options.number("num_generations"), options.number("num_iterations")
+    stated = options.number("generation_batch_size", 0)
+    per_generation = options.number("steps_per_generation", accumulation)
+    step = stated or micro * devices * per_generation
+    update = micro * devices * accumulation
+    prompts = max(1, step // samples)
+    draft.put(
+        "batch.rollout_batch_size",
+        prompts,
+        f"prompts: {step} completions of a generation / {samples} a prompt",
+    )
+    if step % samples:
+        draft.notes.append(f"{step} completions are no whole groups of {samples}: TRL refuses that")
+    draft.put("batch.n_samples_per_prompt", samples)
+    draft.put("batch.epochs_per_rollout", n)
+    size = f"completions: per device {micro} * accumulation {accumulation} * devices {devices}"
+    common.update_size(draft, update, size)
+    common.micro_batch(draft, micro, "completions")
+
+
+def _ppo_batch(draft: Draft, options: Options, devices: int) -> None:
+    """A rollout is per_device_train_batch_size * gradient_accumulation_steps * num_mini_batches *
+    devices episodes, one a prompt.
+    """
+    micro, parts = options.number("per_device_train_batch_size"), options.number("num_mini_batches")
+    accumulation = options.number("gradient_accumulation_steps")
+    step = micro * accumulation * parts * devices
+    size = f"per device {micro} * accumulation {accumulation} * mini-batches {parts}"
+    draft.put("batch.rollout_batch_size", step, f"{size} * devices {devices}")
+    draft.put("batch.n_samples_per_prompt", 1)
+    draft.put("batch.epochs_per_rollout", options.number("num_ppo_epochs"))
+    common.update_size(draft, micro * accumulation * devices, "samples, over all devices")
+    common.micro_batch(draft, micro)
+    episodes = options.take("total_episodes")
+    if episodes is not None:
+        draft.put("total_episodes", int(episodes))
+
+
+def _policy_kl(draft: Draft, options: Options, program: str) -> None:
+    name = "kl_coef" if program == "ppo" else "beta"
+    coefficient, estimator = decimal(options.take(name, 0.0)), options.take("kl_estimator")
+    draft.put("algorithm.kl_coef", coefficient, "beta there" if name == "beta" else "")
+    if program == "ppo":
+        draft.put("algorithm.kl_estimator", estimator)
+        clip = decimal(options.take("cliprange"))
+        draft.put("algorithm.clip_low", clip)
+        draft.put("algorithm.clip_high", clip)
+    if flag(options.take("sync_ref_model", False)):
+        every = options.number("ref_model_sync_steps", 512)
+        share = options.take("ref_model_mixup_alpha", 0.6)
+        draft.put("reference.refresh_steps", every, "takes the policy's weights whole")
+        draft.miss("ref_model_mixup_alpha", share, "a reference takes the policy's weights whole")
+
+
+def _advantages(draft: Draft, options: Options, program: str) -> None:
+    low, high = options.take("epsilon"), options.take("epsilon_high")
+    level = options.take("importance_sampling_level", "token")
+    loss, scale = str(options.take("loss_type", "")), str(options.take("scale_rewards", "group"))
+    normalise = flag(options.take("normalize_advantages", False))
+    if options.stated.get("scale_rewards", scale) is None:  # "none" is read as no value
+        scale = "none"
+    undivided = scale.lower() in ("none", "false")
+    if program == "grpo":
+        name, aggregation = LOSSES.get(loss, ("grpo", "token"))
+        if loss not in LOSSES:
+            draft.miss("loss_type", loss, f"{', '.join(LOSSES)} are here")
+        if level == "sequence":
+            name, aggregation = "gspo", aggregation
+        elif undivided and name == "grpo":
+            name, aggregation = "dr_grpo", aggregation or "sequence"
+        elif scale.lower() == "batch":
+            draft.miss("scale_rewards", scale, "rewards are divided by their group's deviation")
+        draft.put("algorithm.type", name, f"loss_type {loss}")
+        if undivided and name != "dr_grpo":
+            draft.put("algorithm.std_norm", False, f"scale_rewards {scale}")
+        _aggregated(draft, name, aggregation)
+        if name == "cispo":
+            _cispo_bound(draft, decimal(low if high is None else high))
+            return
+    elif normalise:
+        draft.miss("normalize_advantages", True, "rloo's advantages stay as they are")
+    if bounds := options.numbers("reward_clip_range"):
+        draft.put("algorithm.reward_clip", bounds)
+    draft.put("algorithm.clip_low", decimal(low))
+    draft.put("algorithm.clip_high", decimal(low if high is None else high))
+
+
+def _cispo_bound(draft: Draft, high: float) -> None:
+    """epsilon_high bounds the ratio itself there; 1 + clip_high does here."""
+    if high >= 1.0:
+        draft.put(
+            "algorithm.clip_high", high - 1.0, f"epsilon_high {high:g} bounds the ratio itself"
+        )
+    else:
+        why = "bounds the ratio itself, below 1, where every token's weight is cut; 1.28 is taken"
+        draft.miss("epsilon_high", high, why)
+
+
+def _aggregated(draft: Draft, name: str, aggregation: str | None) -> None:
+    """algorithm.aggregation, where it is not the algorithm's default."""
+    default = {"dr_grpo": "constant", "grpo": "sequence", "gspo": "sequence"}.get(name)
+    if aggregation and aggregation != default:
+        draft.put("algorithm.aggregation", aggregation)
+
+
+def _rewards(draft: Draft, options: Options) -> None:
+    weights = options.numbers("reward_weights")
+    model = options.take("reward_model_name_or_path")
+    names = [*(["reward_model"] if model else []), *options.texts("reward_funcs")]
+    draft.put("reward_model.model.path", model)
+    for place, name in enumerate(names):
+        kind, settings = FUNCTIONS.get(name, (name, {}))
+        comment = name if name in FUNCTIONS else ""
+        if "." in kind:
+            module, _, function = kind.rpartition(".")
+            kind, comment = f"{module}:{function}", "as (prompt, rollout) -> float"
+        if place < len(weights) and weights[place] != 1.0:
+            settings = {**settings, "weight": weights[place]}
+        draft.reward(kind, comment, **settings)
+    if not names:
+        draft.reward("my_rewards:score", "the source names no reward: write this function")

@@ -1,0 +1,56 @@
+"""The counts of benchmarks/migration.py on a checkout that is made here."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.migration import count, main
+
+SCRIPT = """
+python -m openrlhf.cli.train_sft --pretrain m --dataset d --max_samples 9 --packing_samples \\
+   --flash_attn --lr_scheduler constant --nonsense 3
+python -m openrlhf.cli.batch_inference --pretrain m
+python -m openrlhf.cli.train_ppo_ray --pretrain m --prompt_data d --data.image_key images
+"""
+PAGE = """
+```bash
+$ trl sft --model_name_or_path m --dataset_name d \\
+    --use_liger_kernel
+```
+```python
+trl = 3
+```
+"""
+
+
+def test_each_flag_of_a_command_counts_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.sh").write_text(SCRIPT, "utf-8")
+    (tmp_path / "other.sh").write_text("mkdir a", "utf-8")
+    main(["openrlhf", str(tmp_path), "--list", "lost", "images"])
+    first, *listed = capsys.readouterr().out.splitlines()
+    assert json.loads(first) == {
+        "sources": 1, "recipes": 1, "images": 1, "another job": 1, "unreadable": 0, "incomplete": 0,
+        "carried": 4, "not needed": 1, "lost": 1, "unknown": 1, "distinct flags": 7,
+    }  # fmt: skip
+    assert listed[0] == "lost:"
+    assert "1 ds.flash_attn: model.attention chooses" in listed[1]
+    assert "run.sh: --data.image_key" in listed[-1]
+
+
+def test_commands_on_pages_and_in_docstrings_count(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text(PAGE, "utf-8")
+    scripts = tmp_path / "examples" / "scripts"
+    scripts.mkdir(parents=True)
+    text = "Run it so:\n\n# first\naccelerate launch examples/scripts/dpo.py --beta 0.1\n"
+    (scripts / "dpo.py").write_text(f'"""{text}"""\n', "utf-8")
+    found = count("trl", tmp_path)
+    assert found.sources == found.commands == 2
+    assert dict(found.flags["carried"]) == {
+        "model_name_or_path": 1, "dataset_name": 1, "beta": 1,
+    }  # fmt: skip
+    assert dict(found.flags["lost"]) == {"use_liger_kernel": 1}
+    assert len(found.refused["incomplete"]) == 1  # the example names neither model nor data

@@ -1,0 +1,412 @@
+"""An engine of several processes, without Ray: what is sampled where, and what a loss changes."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from helpers.fake_ranks import FakeSite
+from helpers.fake_vllm import fake_vllm
+from postgrad.core.errors import RunError, WorkerLost
+from postgrad.core.process import Handle
+from postgrad.fleet.engines import EngineWorker
+from postgrad.fleet.members import EngineSite
+from postgrad.fleet.shared import SharedEngine
+from postgrad.rollout.engine import Completion, Request, generate
+from postgrad.rollout.settings import SamplingSettings
+
+EVENTS = list[dict[str, Any]]
+Dies = Callable[[str, int], bool]  # (method, how often it was called before): whether it dies there
+
+
+class FakeWorkers:
+    """`cluster.workers.Workers` of one process: an EngineWorker in a thread, which can die."""
+
+    size, places = 1, (("here", 0),)
+
+    def __init__(self, worker: EngineWorker, dies: Dies) -> None:
+        self._worker = worker
+        self._dies = dies
+        self._turns, self._aside = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self._calls: dict[str, int] = {}
+        self.held = Event()  # turns wait while it is clear
+        self.held.set()
+        self.dead = False
+
+    def call(self, method: str, *arguments: Any) -> Handle[Any]:
+        if self.dead:
+            raise RunError("the rollout workers have ended: see the error before this one")
+        return self._turns.submit(self._do, method, arguments)
+
+    def aside(self, method: str, *arguments: Any) -> Handle[Any]:
+        if self.dead:
+            raise RunError("the rollout workers have ended: see the error before this one")
+        return self._aside.submit(self._do, method, arguments)
+
+    def stored(self, value: Any) -> Any:
+        return value
+
+    def description(self) -> str:
+        return "1 rollout worker: in a thread"
+
+    def close(self) -> None:
+        self.dead = True
+        self._worker.send(None)  # a load that waits ends
+
+    def _do(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        self.held.wait()
+        number = self._calls.get(method, 0)
+        self._calls[method] = number + 1
+        try:
+            if self._dies(method, number):
+                self.close()
+            else:
+                return getattr(self._worker, method)(*arguments)
+        except RunError:
+            if not self.dead:
+                raise
+        raise WorkerLost(f"rollout worker died in {method} {number}")
+
+
+class FakePolicy:
+    """A policy at some update with fixed weights."""
+
+    def __init__(self, weights: list[tuple[str, torch.Tensor]]) -> None:
+        self.updates = 0
+        self.weights = weights
+
+    def hub_weights(self) -> list[tuple[str, torch.Tensor]]:
+        return self.weights
+
+
+class FakeLogs:
+    """Keeps events."""
+
+    def __init__(self) -> None:
+        self.events: EVENTS = []
+
+    def event(self, kind: str, message: str, **more: Any) -> None:
+        self.events.append({"event": kind, "message": message, **more})
+
+    def of(self, kind: str) -> EVENTS:
+        return [event for event in self.events if event["event"] == kind]
+
+
+class Shared:
+    """A shared engine over fake processes, and what became of it."""
+
+    def __init__(
+        self, recipe: Any, path: str, folder: Path, size: int, dies: dict[int, Dies], **how: Any
+    ) -> None:
+        """dies: by process, for its first life; `later` for all of its later ones."""
+        site = FakeSite.of(recipe)
+        later: Dies = how.pop("later", lambda method, number: False)
+        first: dict[int, Any] = how.pop("first", {})  # recipes of first lives
+        lives: dict[int, int] = {}
+
+        class Site(EngineSite):
+            def start(self, number: int) -> Any:
+                lives[number] = lives.get(number, 0) + 1
+                kills = dies.get(number, later) if lives[number] == 1 else later
+                if kills("start", lives[number]):
+                    raise RunError("1 of 1 rollout workers did not start")
+                own = first.get(number, recipe) if lives[number] == 1 else recipe
+                worker = EngineWorker(own.dump(), site.choices)
+                worker.build(path, self.choices, 8, 32, str(folder))
+                return FakeWorkers(worker, kills)
+
+        self.logs = FakeLogs()
+        self.policy: Any = None
+        logs: Any = self.logs
+        reservation: Any = None
+        self.site = Site(
+            recipe, site.choices, reservation, None, logs, folder, path, 8, 32
+        )  # fmt: skip
+        members = [self.site.start(number) for number in range(size)]
+        dtype = str(site.choices.rollout_dtype)
+        how = {"exact": True, "most": 3, **how}
+        self.workers = members
+        self.engine = SharedEngine(self.site, members, dtype, **how)
+
+    def publish(self, weights: list[tuple[str, torch.Tensor]], version: int) -> None:
+        policy: Any = FakePolicy(weights)
+        policy.updates = version
+        self.site.policy = policy
+        self.engine.load_weights(weights, version)
+
+
+@pytest.fixture
+def shared(make_recipe: Any, models: Any, tmp_path: Path) -> Any:
+    """shared(size, {number: dies}, **how)"""
+    started: list[Shared] = []
+
+    def start(size: int, dies: dict[int, Dies] | None = None, **how: Any) -> Shared:
+        recipe = make_recipe("rl", model={"dtype": "float32"})
+        started.append(Shared(recipe, models(0), tmp_path, size, dies or {}, **how))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.engine.close()
+
+
+def requests(count: int = 7, samples: int = 5, **sampling: Any) -> list[Request]:
+    settings = SamplingSettings(**{"max_new_tokens": 12, **sampling})
+    drawn = np.random.default_rng(3)
+    return [
+        Request(ticket, tuple(range(samples)), drawn.integers(2, 9, 5).astype(np.int32), settings)
+        for ticket in range(count)
+    ]
+
+
+def bits(completions: list[Completion]) -> list[Any]:
+    return [
+        (c.ticket, c.sample, c.turn, c.token_ids.tobytes(), c.logprobs.tobytes(), c.versions)
+        for c in completions
+    ]
+
+
+def tokens(completions: list[Completion]) -> list[Any]:
+    return [(c.ticket, c.sample, c.token_ids.tolist()) for c in completions]
+
+
+def dies_in(method: str, number: int) -> Dies:
+    return lambda called, before: (called, before) == (method, number)
+
+
+def with_second_turns(engine: SharedEngine) -> list[Completion]:
+    """Every first turn is followed by a second one, submitted as soon as it has ended."""
+    first = requests()
+    for request in first:
+        engine.submit(request)
+    done: list[Completion] = []
+    while completions := engine.completed():
+        done += completions
+        for completion in completions:
+            if not completion.turn:
+                request = first[completion.ticket]
+                prefix = np.concatenate([request.token_ids, completion.token_ids])
+                engine.submit(
+                    Request(completion.ticket, (completion.sample,), prefix, request.sampling, 1)
+                )
+    return sorted(done, key=lambda c: (c.ticket, c.sample, c.turn))
+
+
+def test_a_process_that_is_slow_holds_up_nobody_and_changes_no_bit(shared: Any) -> None:
+    """Before, all processes waited for each other after every completion."""
+    together = bits(generate(shared(3).engine, requests()))
+    late = shared(3)
+    late.workers[1].held.clear()
+    for request in requests():
+        late.engine.submit(request)
+    done: list[Completion] = []
+    while len(done) < 5 * 5:  # the tickets 0, 2, 3, 5 and 6
+        done += late.engine.completed()
+    assert {completion.ticket for completion in done} == {0, 2, 3, 5, 6}
+    late.workers[1].held.set()
+    done += generate(late.engine, [])
+    done.sort(key=lambda c: (c.ticket, c.sample, c.turn))
+    assert bits(done) == together
+
+
+@pytest.mark.parametrize("turn", [0, 1, 3])
+def test_a_process_that_dies_is_replaced_alone_with_the_same_bits(shared: Any, turn: int) -> None:
+    undisturbed = bits(with_second_turns(shared(2).engine))
+    lossy = shared(2, {1: dies_in("turn", turn)})
+    assert bits(with_second_turns(lossy.engine)) == undisturbed
+    (lost,), (joined,) = lossy.logs.of("engine_lost"), lossy.logs.of("engine_joined")
+    assert (lost["engine"], joined["engine"]) == (1, 1)
+    assert set(lost["tickets"]) <= {1, 3, 5}
+    assert lossy.workers[0].dead is False
+    assert lossy.engine.stats.by_engine()["engine/1/losses"] == 1.0
+
+
+def test_what_has_no_bits_to_keep_is_asked_of_the_others_from_its_beginning(shared: Any) -> None:
+    expected = tokens(generate(shared(2).engine, requests()))
+    lossy = shared(2, {1: dies_in("turn", 2)}, exact=False)
+    assert tokens(generate(lossy.engine, requests())) == expected
+    assert len(lossy.logs.of("engine_lost")) == 1
+
+
+def test_the_only_process_is_replaced_and_asked_again(shared: Any) -> None:
+    expected = tokens(generate(shared(1).engine, requests()))
+    for exact in (True, False):
+        lossy = shared(1, {0: dies_in("turn", 1)}, exact=exact)
+        assert tokens(generate(lossy.engine, requests())) == expected
+
+
+def test_a_replaced_process_has_the_policys_weights_and_is_proved(shared: Any) -> None:
+    def published(lossy: Any) -> list[Any]:
+        weights = [(n, t + 0.01) for n, t in new_weights(lossy)]
+        lossy.publish(weights, 4)
+        lossy.engine.logprobs([request.token_ids for request in requests()], 1.0)
+        return bits(generate(lossy.engine, requests()))
+
+    expected = published(shared(2))
+    lossy = shared(2, {0: dies_in("turn", 1)})
+    assert published(lossy) == expected
+    assert {version for *_, versions in expected for version, _ in versions} == {4}
+    assert lossy.logs.of("engine_joined")[0]["version"] == 4
+
+
+def new_weights(shared: Any) -> list[tuple[str, torch.Tensor]]:
+    return [
+        (name, tensor.detach().clone())
+        for name, tensor in shared.workers[0]._worker._engine._lm.named_parameters()
+    ]
+
+
+def test_other_weights_than_those_of_the_others_are_never_taken_in(shared: Any) -> None:
+    lossy = shared(2, {0: dies_in("turn", 1)}, most=1)
+    weights = [(n, t + 0.01) for n, t in new_weights(lossy)]
+    lossy.publish(weights, 4)
+    lossy.engine.logprobs([request.token_ids for request in requests()], 1.0)
+    lossy.site.policy.weights = [(n, t + 0.05) for n, t in weights]
+    done = generate(lossy.engine, requests())
+    assert len(done) == 35
+    assert lossy.logs.of("engine_joined") == []
+    (left,) = lossy.logs.of("engine_left")
+    assert "does not have the weights of" in left["message"]
+
+
+@pytest.mark.parametrize("method", ["load_weights", "send"])
+def test_a_death_in_the_middle_of_a_publish_leaves_nobody_with_half_of_it(
+    shared: Any, method: str
+) -> None:
+    lossy = shared(2, {1: dies_in(method, 0)})
+    weights = [(n, t + 0.01) for n, t in new_weights(lossy)]
+    lossy.publish(weights, 2)
+    assert len(lossy.engine.logprobs([requests()[0].token_ids], 1.0)) == 1
+    done = generate(lossy.engine, requests())
+    assert all(c.versions == ((2, len(c.token_ids)),) for c in done)
+    assert len(done) == 35
+    assert len(lossy.logs.of("engine_lost")) == 1
+    assert len(lossy.logs.of("engine_joined")) == 1
+
+
+def test_a_publish_whose_source_fails_ends_everywhere_and_nobody_samples(shared: Any) -> None:
+    whole = shared(2)
+
+    def broken() -> Iterator[tuple[str, torch.Tensor]]:
+        yield new_weights(whole)[0]
+        raise RunError("the ranks are gone")
+
+    with pytest.raises(RunError, match="the ranks are gone"):
+        whole.engine.load_weights(broken(), 1)
+    with pytest.raises(RunError, match="a publish to the rollout engine broke off"):
+        whole.engine.logprobs([requests()[0].token_ids], 1.0)
+
+
+def test_a_process_whose_weights_are_gone_waits_for_the_next_publish(shared: Any) -> None:
+    lossy = shared(2, {0: dies_in("turn", 1)})
+    weights = [(n, t + 0.01) for n, t in new_weights(lossy)]
+    lossy.publish(weights, 4)
+    lossy.site.policy.updates = 5  # it has learned
+    expected = shared(1)
+    expected.publish(weights, 4)
+    again = tokens(generate(expected.engine, requests()))
+    assert tokens(generate(lossy.engine, requests())) == again
+    lossy.publish(weights, 5)
+    done = generate(lossy.engine, requests())
+    assert all(c.versions == ((5, len(c.token_ids)),) for c in done)
+    assert not lossy.engine._members[0].absent
+
+
+def test_weights_that_come_between_two_tokens_are_named_though_a_process_dies(
+    shared: Any,
+) -> None:
+    lossy = shared(2, {1: dies_in("turn", 2)})
+    for request in requests():
+        lossy.engine.submit(request)
+    done: list[Completion] = []
+    while not done:
+        done += lossy.engine.completed()
+    lossy.publish([(n, t + 0.01) for n, t in new_weights(lossy)], 1)
+    done += generate(lossy.engine, [])
+    assert sorted((c.ticket, c.sample) for c in done) == [
+        (t, s) for t in range(7) for s in range(5)
+    ]
+    assert all(sum(count for _, count in c.versions) == len(c.token_ids) for c in done)
+    assert {version for c in done for version, _ in c.versions} == {0, 1}
+
+
+def test_a_process_that_dies_every_time_leaves_and_the_last_one_ends_the_run(shared: Any) -> None:
+    dying: Dies = lambda method, number: method in ("turn", "repeat")  # noqa: E731
+    lossy = shared(2, {0: dying, 1: lambda method, number: False}, later=dying, most=2)
+    assert len(generate(lossy.engine, requests())) == 35
+    assert len(lossy.logs.of("engine_lost")) == 2
+    (left,) = lossy.logs.of("engine_left")
+    assert left["engine"] == 0
+    alone = shared(1, {0: dying}, later=dying, most=2)
+    with pytest.raises(RunError, match=r"cluster\.max_restarts = 2: .* no other rollout worker"):
+        generate(alone.engine, requests())
+
+
+def test_a_process_that_cannot_be_started_again_leaves_its_tickets_to_the_others(
+    shared: Any,
+) -> None:
+    absent: Dies = lambda method, number: method == "start"  # noqa: E731
+    expected = tokens(generate(shared(2).engine, requests()))
+    lossy = shared(2, {0: dies_in("turn", 1), 1: lambda m, n: False}, later=absent, most=1)
+    assert tokens(generate(lossy.engine, requests())) == expected
+    assert len(lossy.logs.of("engine_left")) == 1
+    assert tokens(generate(lossy.engine, requests())) == expected
+
+
+def test_several_vllm_engines_run_and_one_whose_process_dies_is_replaced_alone(
+    make_recipe: Any, models: Any, tmp_path: Path
+) -> None:
+    """Each worker has a vLLM of its own; that of worker 1 dies at its first request."""
+
+    def recipe(behaviour: str) -> Any:
+        rollout = {"type": "vllm", "vllm": {"python": fake_vllm(tmp_path, behaviour)}}
+        return make_recipe("rl", model={"dtype": "float32"}, rollout=rollout)
+
+    well, dying = recipe("well"), recipe("dies_at_work")
+    lossy = Shared(well, models(0), tmp_path, 2, {}, first={1: dying}, exact=False)
+    try:
+        lossy.publish(new_meta_weights(models(0)), 3)
+        assert len(lossy.engine.logprobs([requests()[0].token_ids], 1.0)) == 1
+        done = generate(lossy.engine, requests())
+        drawn = [(c.ticket, c.sample) for c in done]
+        assert drawn == [(ticket, sample) for ticket in range(7) for sample in range(5)]
+        assert all(c.versions == ((3, len(c.token_ids)),) for c in done)
+        (lost,) = lossy.logs.of("engine_lost")
+        assert "vLLM engine 0 died (exit code 1)" in lost["message"]
+        told = lossy.engine.stats.by_engine()
+        assert (told["engine/0/losses"], told["engine/1/losses"]) == (0.0, 1.0)
+        assert told["engine/0/response_tokens"] > 0.0
+    finally:
+        lossy.engine.close()
+        for workers in lossy.workers:
+            workers._worker._engine.close()
+
+
+def new_meta_weights(path: str) -> list[tuple[str, torch.Tensor]]:
+    return list(load_file(Path(path) / "model.safetensors").items())
+
+
+def test_an_error_that_would_recur_is_no_loss(shared: Any) -> None:
+    engine = shared(1).engine
+    engine.submit(requests(max_new_tokens=4000)[0])
+    with pytest.raises(Exception, match="places, the cache has"):
+        engine.completed()
+
+
+def test_each_process_tells_what_it_did_since_the_last_report(shared: Any) -> None:
+    engine = shared(2).engine
+    done = generate(engine, requests())
+    first, second = engine.stats.by_engine(), engine.stats.by_engine()
+    for number in range(2):
+        own = sum(len(c.token_ids) for c in done if c.ticket % 2 == number)
+        assert first[f"engine/{number}/response_tokens"] == own
+        assert second[f"engine/{number}/response_tokens"] == 0.0
+    assert engine.stats.response_tokens == sum(len(c.token_ids) for c in done)
+    most = max(first[f"engine/{number}/decode_seconds"] for number in range(2))
+    assert engine.stats.decode_seconds == pytest.approx(most)

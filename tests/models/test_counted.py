@@ -1,0 +1,152 @@
+"""Shapes of types without formulas: counted on the meta device, as published models have them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from models.test_shapes import SMALL
+from postgrad.core.errors import UsageError
+from postgrad.models import counted
+from postgrad.models.counted import counted_shape
+from postgrad.models.known_shapes import any_shape, find_shape
+from postgrad.models.shapes import TYPES, shape_of
+
+EXPERTS = {
+    "num_experts": 6, "num_local_experts": 6, "n_routed_experts": 6, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+    "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}  # fmt: skip
+DENSE = ("olmo2", "olmo3", "phi3", "glm4", "granite")
+SPARSE = ("qwen3_moe", "mixtral", "deepseek_v3", "olmoe")
+
+
+def small(kind: str) -> dict[str, Any]:
+    more = EXPERTS if kind in SPARSE else {}
+    return AutoConfig.for_model(kind, **{**SMALL, **more}).to_dict()
+
+
+def published(kind: str) -> dict[str, Any]:
+    """The config that transformers documents the type with."""
+    return AutoConfig.for_model(kind).to_dict()
+
+
+@pytest.mark.parametrize("kind", [*DENSE, *SPARSE])
+def test_every_weight_is_counted_once(kind: str) -> None:
+    config = small(kind)
+    shape = any_shape(config, kind)
+    with torch.device("meta"):
+        lm = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    layers = list(lm.model.layers.parameters())
+    assert shape.parameters() == sum(weight.numel() for weight in lm.parameters())
+    assert shape.counted is not None
+    assert shape.counted.layers == sum(weight.numel() for weight in layers)
+    assert shape.counted.matrices == sum(w.numel() for w in layers if w.dim() > 1)
+    assert shape.counted.largest == max(weight.numel() for weight in lm.parameters())
+    assert shape.layers == 3
+    assert (shape.counted.active < shape.counted.matrices) == (kind in SPARSE)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_types_with_formulas_are_counted_to_the_same_numbers(kind: str) -> None:
+    config = small(kind)
+    formulas, counts = shape_of(config), counted_shape(config, kind)
+    assert counts.parameters() == formulas.parameters()
+    for name in (
+        "layer_parameters", "layer_matrix_parameters", "active_matrix_parameters", "query_size",
+        "key_size", "intermediate_size", "head_parameters", "tied", "vocab_size",
+    ):  # fmt: skip
+        assert getattr(counts, name) == getattr(formulas, name), name
+    assert counts.flops(100, 1000) == formulas.flops(100, 1000)
+    assert counts.cache_bytes_per_token(2) == formulas.cache_bytes_per_token(2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "billions", "active"),
+    [
+        ("mixtral", 46.7, 12.9),  # 8x7B: arXiv:2401.04088, table 1
+        ("deepseek_v3", 671.0, 37.0),  # arXiv:2412.19437, section 1
+        ("phi3", 3.8, 3.8),  # mini: arXiv:2404.14219
+        ("olmo2", 6.9, 6.9),
+    ],
+)
+def test_published_models_have_their_published_sizes(
+    kind: str, billions: float, active: float
+) -> None:
+    shape = any_shape(published(kind), kind)
+    assert shape.parameters() / 1e9 == pytest.approx(billions, rel=0.01)
+    computed = shape.layers * shape.active_matrix_parameters
+    outside = 2 * shape.embedding_parameters
+    assert (computed + outside) / 1e9 == pytest.approx(active, rel=0.03)
+
+
+def test_a_token_of_mixtral_passes_two_of_eight_experts() -> None:
+    """By hand: attention 2 x 4096 x (4096 + 1024), a router, and two of 3 x 4096 x 14336."""
+    shape = any_shape(published("mixtral"), "mixtral")
+    attention, expert, router = 2 * 4096 * (4096 + 1024), 3 * 4096 * 14_336, 8 * 4096
+    assert shape.layer_matrix_parameters == attention + router + 8 * expert
+    assert shape.active_matrix_parameters == attention + router + 2 * expert
+    assert shape.intermediate_size == pytest.approx(2 * 14_336, rel=1e-3)
+    assert shape.cache_bytes_per_token(2) == 32 * 2 * 8 * 128 * 2
+
+
+def test_latent_attention_is_cached_as_it_attends() -> None:
+    """DeepSeek V3: 128 heads with keys of 192 numbers and values of 128, in 61 layers."""
+    shape = any_shape(published("deepseek_v3"), "deepseek")
+    assert shape.cache_bytes_per_token(2) == 61 * 128 * (192 + 128) * 2
+
+
+def test_adapters_stand_on_the_linear_modules_of_a_layer() -> None:
+    shape = any_shape(published("phi3"), "phi3")
+    assert shape.counted is not None
+    assert {name: (m, n) for name, m, n in shape.counted.linears} == {
+        "self_attn.o_proj": (3072, 3072),
+        "self_attn.qkv_proj": (3072, 9216),
+        "mlp.gate_up_proj": (3072, 16_384),
+        "mlp.down_proj": (8192, 3072),
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "mamba"}, "bypasses transformers. attention"),
+        ({"model_type": "gpt_new"}, "which transformers does not have"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "an encoder with a decoder"),
+        ({}, "names no model_type"),
+        ({"model_type": "olmo2", "hidden_size": "x"}, "olmo2|no shape of"),
+    ],
+)
+def test_what_is_not_trained_here_is_refused(config: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        any_shape(config, "model")
+
+
+@pytest.mark.slow
+def test_a_process_without_torch_asks_a_child_and_stays_without_it(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(small("qwen3_moe")), "utf-8")
+    code = (
+        "import sys; from postgrad.models.known_shapes import find_shape; "
+        f"shape = find_shape({str(folder)!r}); "
+        "print(shape.parameters(), shape.counted.active, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    here = find_shape(str(folder))
+    assert here.counted is not None
+    assert done.stdout.split() == [str(here.parameters()), str(here.counted.active), "False"]
+
+
+def test_a_child_that_fails_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(counted.sys, "executable", "/bin/false")
+    with pytest.raises(UsageError, match=r"model could not be counted: no answer"):
+        counted_shape(small("olmo2"), "model")

@@ -1,0 +1,171 @@
+"""Memory by card: what each group of cards has, and which of them does not fit."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plan.test_cases import planned, rl
+from postgrad.plan.cards import total_bytes
+from postgrad.plan.held import PHASES
+from postgrad.plan.page import Page
+from postgrad.plan.plan import Outlook
+from postgrad.recipe.load import with_overrides
+from postgrad.recipe.recipe import Recipe
+
+WEIGHTS_7B = 7_615_616_512  # of Qwen2.5-7B
+TOKEN_7B = 28 * 2 * 4 * 128 * 2  # bytes of keys and values: layers, both, heads, width, bfloat16
+
+
+def apart(recipe: Recipe, workers: int, *more: str) -> Recipe:
+    """The recipe with so many rollout workers on cards of their own."""
+    return with_overrides(recipe, ["--cluster.rollout", f"{{ workers = {workers} }}", *more])
+
+
+def lines(outlook: Outlook, group: int) -> dict[tuple[str, str], Any]:
+    return {(line.role, line.purpose): line.bytes for line in outlook.cards[group].memory.lines}
+
+
+def test_three_4090s_train_an_adapter_on_two_and_sample_on_the_third() -> None:
+    """A learner of 7B beside a copy of it does not fit 24 GB; the engine has a card of its own."""
+    recipe = rl("Qwen/Qwen2.5-7B", 2048, 2, "zero2", lora=True)
+    beside = with_overrides(recipe, ["--cluster.policy.colocate", "rollout"])
+    assert not planned(beside, "2xRTX-4090").fits
+    found = planned(apart(recipe, 1, "--cluster.rollout.gpus", "1"), "3xRTX-4090")
+    assert found.fits
+    learner, engine = found.cards
+    assert (learner.numbers, learner.roles) == ("0-1", ("policy",))
+    assert (engine.numbers, engine.roles) == ("2", ("built-in engine",))
+    assert lines(found, 1)["engine", "weights"] == dict.fromkeys(PHASES, 2 * WEIGHTS_7B)
+    assert not [role for role, _ in lines(found, 0) if role == "engine"]
+    assert not [role for role, _ in lines(found, 1) if role == "policy"]
+
+
+def test_a_vllm_engine_fills_its_share_with_weights_a_pass_and_cache() -> None:
+    recipe = rl("Qwen/Qwen2.5-7B", 2048, 7, "zero2")
+    vllm = ["--rollout.type", "vllm", "--rollout.vllm.memory_fraction", "0.8"]
+    batch = ["--batch.rollout_batch_size", "56"]
+    found = planned(apart(recipe, 1, *vllm, *batch), "8xH100")
+    engine = lines(found, 1)
+    share = int(0.8 * 84_943_715_696)
+    weights, passing, cache = (
+        engine["engine", purpose]["update"]
+        for purpose in ("weights", "activations", "key-value cache")
+    )
+    assert weights == 2 * WEIGHTS_7B
+    assert weights + passing + cache == share
+    assert 0.5e9 < passing < 3e9  # 8 192 tokens of the widest layer, or 512 rows of logits
+    assert found.sizes.engine is not None
+    assert found.sizes.engine.cache_tokens == cache // TOKEN_7B
+    assert found.cards[1].memory.peak_bytes == share + 1_000_000_000  # and its process
+
+
+def test_tensor_parallel_cards_divide_an_engine() -> None:
+    """Llama 3 70B, eight key heads: each of eight cards has an eighth of weights and cache."""
+    recipe = rl("meta-llama/Llama-3.1-70B", 4096, 48, "zero3")
+    flags = ["--rollout.type", "vllm", "--rollout.vllm.memory_fraction", "0.9"]
+    flags += ["--batch.rollout_batch_size", "96", "--rollout.vllm.tensor_parallel", "8"]
+    found = planned(apart(recipe, 2, *flags), "64xH100")
+    assert found.fits
+    assert [group.numbers for group in found.cards] == ["0-47", "48-63"]
+    assert found.cards[1].roles == ("2 vLLM engines of 8 cards",)
+    engine = lines(found, 1)
+    assert engine["engine", "weights"]["load"] == 70_553_706_496 * 2 // 8
+    token = 80 * 2 * 8 * 128 * 2 / 8
+    assert found.sizes.engine is not None
+    cache = engine["engine", "key-value cache"]["load"]
+    assert found.sizes.engine.cache_tokens == int(cache / token)
+
+
+def test_colocated_cards_have_both_asleep_and_awake() -> None:
+    """Asleep, vLLM keeps the memory of its process alone; the learner's state stays."""
+    recipe = rl("Qwen/Qwen2.5-7B", 2048, 8, "zero2")
+    flags = ["--cluster.policy.colocate", "rollout", "--rollout.type", "vllm"]
+    found = planned(with_overrides(recipe, flags), "8xH100")
+    (group,) = found.cards
+    assert group.roles == ("policy", "8 vLLM engines")
+    here = lines(found, 0)
+    share = int(0.5 * 84_943_715_696)
+    assert here["engine", "share of vLLM"] == {"rollout": share, "save": share}
+    assert here["engine", "framework"] == dict.fromkeys(PHASES, 1_000_000_000)
+    without = planned(apart(recipe, 1, "--rollout.type", "vllm"), "9xH100").cards[0]
+    process = 1_000_000_000
+    assert group.memory.at("update") == without.memory.at("update") + process
+    assert group.memory.at("rollout") == without.memory.at("rollout") + share + process
+
+
+def test_engines_on_some_of_the_ranks_are_a_group_of_their_own() -> None:
+    recipe = rl("Qwen/Qwen2.5-7B", 2048, 8, "zero2")
+    flags = ["--cluster.policy.colocate", "rollout", "--cluster.rollout.workers", "2"]
+    found = planned(with_overrides(recipe, flags), "8xH100")
+    assert [(group.numbers, group.samples) for group in found.cards] == [
+        ("0-1", True),
+        ("2-7", False),
+    ]
+
+
+def test_what_does_not_fit_is_named_by_card() -> None:
+    recipe = rl("Qwen/Qwen2.5-7B", 2048, 2, "zero2", lora=True)
+    small = planned(apart(recipe, 1, "--rollout.type", "vllm"), "3xRTX-4090")
+    assert not small.fits
+    (problem,) = small.problems
+    assert problem.startswith("card 2 (vLLM engine): vLLM's share of 12.7 GB")
+    assert "15.2 of weights" in problem
+    whole = planned(apart(rl("Qwen/Qwen2.5-7B", 2048, 2, "zero2"), 1), "3xRTX-4090")
+    (problem,) = whole.problems
+    assert problem.startswith("cards 0-1 (policy): ")
+    assert problem.endswith("of 25.4 each at the peak (update)")
+    assert Page(whole, ()).to_json()["problems"] == [problem]
+
+
+def test_engines_and_ranks_that_are_more_than_the_devices_are_counted_together() -> None:
+    found = planned(apart(rl("Qwen/Qwen2.5-0.5B", 2048, 8, "zero1"), 2), "8xH100")
+    assert not found.fits
+    assert found.missing_devices == 2
+    assert "8 ranks and 2 for engines are 10 devices" in Page(found, ()).verdict()
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--cluster.policy.colocate", "rollout"], "shares the one card of a rank"),
+        (["--cluster.rollout", "{ workers = 2, gpus = 2 }"], "work on 2 cards each need 4"),
+    ],
+)
+def test_a_placement_that_a_run_refuses_does_not_fit(flags: list[str], reason: str) -> None:
+    recipe = rl("Qwen/Qwen2.5-0.5B", 2048, 4, "zero1")
+    more = ["--rollout.type", "vllm", "--rollout.vllm.tensor_parallel", "2"]
+    found = planned(with_overrides(recipe, [*flags, *more]), "8xH100")
+    assert not found.fits
+    assert reason in found.problems[0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([1, 2, 3, 5]),
+    st.sampled_from(["local", "vllm"]),
+    st.booleans(),
+)
+def test_the_sums_over_all_cards_are_what_each_says(
+    ranks: int, workers: int, kind: str, colocated: bool
+) -> None:
+    place = ["--cluster.rollout", f"{{ workers = {workers} }}"]
+    if colocated:
+        workers = min(workers, ranks)
+        place = ["--cluster.rollout", f"{{ workers = {workers} }}"]
+        place += ["--cluster.policy.colocate", "rollout"]
+    recipe = rl("Qwen/Qwen2.5-0.5B", 1024, ranks, "zero2")
+    flags = [*place, "--cluster.type", "ray", "--rollout.type", kind]
+    found = planned(with_overrides(recipe, flags), "16xA100-80G")
+    assert found.used_devices == ranks + (0 if colocated else workers)
+    numbers = [range(group.first, group.first + group.count) for group in found.cards]
+    assert [n for cards in numbers for n in cards] == list(range(found.used_devices))
+    page = Page(found, ()).to_json()
+    for phase in PHASES:
+        cards = [bytes for g in page["cards"] for bytes in [g["phases"][phase]] * g["count"]]
+        assert sum(cards) == page["cards_bytes"][phase] == total_bytes(found.cards)[phase]
+        for group in found.cards:
+            parts = (line.bytes.get(phase, 0) for line in group.memory.lines)
+            assert sum(parts) == group.memory.at(phase)

@@ -1,0 +1,248 @@
+"""The live source with samples ahead: in order, never too old, the same bits after any resume."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.rollouts import Chosen, Numbers, Ticking, Words
+from postgrad.core.cursor import Cursor
+from postgrad.core.errors import RunError
+from postgrad.core.records import Prompt, ScoredGroup
+from postgrad.core.seeds import integer
+from postgrad.rollout.engine import Completion
+from postgrad.rollout.environment import Observation
+from postgrad.rollout.pending import to_groups
+from postgrad.rollout.sampling import Drawing
+from postgrad.rollout.settings import RolloutSettings
+from postgrad.rollout.source import LiveSource, Sampled
+
+
+class Turns:
+    """An environment of `turns` answers; each is told which one it was."""
+
+    def __init__(self, turns: int) -> None:
+        self.turns = turns
+
+    def reset(self, prompt: Prompt, sample: int) -> "Turns._Game":
+        return self._Game(self.turns)
+
+    class _Game:
+        def __init__(self, turns: int) -> None:
+            self.left = turns
+
+        def step(self, response: Completion) -> Observation:
+            self.left -= 1
+            told = np.array([7, self.left], np.int32)
+            return Observation(told, not self.left, reward=float(len(response.token_ids)))
+
+
+@dataclass
+class Life:
+    """A run without weights: its source, and what a checkpoint would hold."""
+
+    lengths: int  # seed
+    staleness: int
+    groups: int = 2
+    samples: int = 3
+    slots: int = 4
+    turns: int = 1
+    in_flight: bool = True
+    rollout: dict[str, Any] = field(default_factory=dict)
+    cursor: Cursor = field(default_factory=Cursor)
+    state: Any = field(default_factory=dict)
+    pending: Any = field(default_factory=dict)
+    step: int = 0
+    scored: list[tuple[int, int]] = field(default_factory=list)  # (ticket, sample) that was scored
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def length(self, ticket: int, sample: int, turn: int) -> int:
+        drawn = integer(self.lengths, "length", ticket, sample, turn)
+        return 1 + drawn % (25 if drawn % 5 == 0 else 4)  # a few are long
+
+    def reward(self, ticket: int, sample: int) -> float:
+        self.scored.append((ticket, sample))
+        return float(integer(self.lengths, "r", ticket, sample) % 2)
+
+    def start(self) -> None:
+        """A new process: nothing is left but what a checkpoint holds."""
+        self.engine = Ticking(self.length, self.slots)
+        self.source = LiveSource(
+            self.engine,
+            Numbers(1000),
+            Chosen(self.reward),
+            seed=0,
+            prompts_per_step=self.groups,
+            samples_per_prompt=self.samples,
+            sampling=RolloutSettings(
+                max_new_tokens=30,
+                max_staleness=self.staleness,
+                in_flight_updates=self.in_flight,
+                **self.rollout,
+            ),
+            tokenizer=Words(),
+            environment=Turns(self.turns),
+        )
+        self.pending = {name: array.copy() for name, array in self.pending.items()}
+
+    def next(self) -> Sampled:
+        self.engine.version = self.step
+        self.step += 1
+        sampled = self.source.next(self.step, self.cursor, self.state, self.pending)
+        self.cursor, self.state, self.pending = sampled.cursor, sampled.state, sampled.pending
+        return sampled
+
+
+def shown(groups: list[ScoredGroup]) -> list[Any]:
+    return [
+        (g.prompt.ticket, r.sample, r.token_ids.tolist(), r.logprobs.tolist(), r.versions, r.text,
+         r.finish_reason, r.answer, r.counts, g.total.tolist(),
+         {name: values.tolist() for name, values in r.columns.items()})
+        for g in groups for r in g.rollouts
+    ]  # fmt: skip
+
+
+def settled_of(life: Life) -> range:
+    """In ticket order there are no gaps."""
+    assert not life.cursor.beyond
+    return range(life.cursor.frontier)
+
+
+LIVES = st.builds(
+    Life,
+    lengths=st.integers(0, 10_000),
+    staleness=st.integers(0, 4),
+    groups=st.integers(1, 3),
+    samples=st.integers(2, 3),
+    slots=st.integers(1, 12),
+    turns=st.integers(1, 3),
+    in_flight=st.booleans(),
+    rollout=st.sampled_from([{}, {"dynamic_sampling": True, "max_rounds": 2}]),
+)
+
+
+@given(LIVES)
+def test_no_token_is_too_old_and_each_ticket_is_in_one_step_or_open(
+    life: Life,
+) -> None:
+    trained: list[int] = []
+    filtered: list[int] = []
+    for step in range(6):
+        sampled = life.next()
+        ages = [step - v for g in sampled.all for r in g.rollouts for v, _ in r.versions]
+        assert all(0 <= age <= life.staleness for age in ages)
+        trained += [group.prompt.ticket for group in sampled.groups]
+        filtered += sampled.reasons
+        if not life.in_flight:
+            assert all(len(r.versions) == 1 for g in sampled.all for r in g.rollouts)
+        for rollout in (r for g in sampled.all for r in g.rollouts):
+            lengths = [len(t.token_ids) for t in rollout.turns if t.author == "policy"]
+            expected = [life.length(rollout.ticket, rollout.sample, t) for t in range(life.turns)]
+            assert lengths == expected  # nothing is lost or written twice at a cut
+            assert sum(n for _, n in rollout.versions) == sum(lengths)
+    pairs = [(ticket, sample) for ticket in settled_of(life) for sample in range(life.samples)]
+    assert sorted(life.scored) == pairs  # each once, and none before its step
+    under_way = life.pending["tickets"][:, 0].tolist() if life.pending else []
+    settled = sorted([*trained, *filtered])
+    assert trained == sorted(trained)
+    assert life.cursor == Cursor(len(settled))
+    assert [*settled, *under_way] == list(range(len(settled) + len(under_way)))
+    assert len(under_way) <= life.staleness * life.groups
+
+
+@given(LIVES, st.sets(st.integers(0, 5)))
+def test_a_run_that_is_resumed_after_any_steps_draws_the_same_samples(
+    life: Life, resumed_after: set[int]
+) -> None:
+    other = Life(**{name: getattr(life, name) for name in (
+        "lengths", "staleness", "groups", "samples", "slots", "turns", "in_flight", "rollout",
+    )})  # fmt: skip
+    for step in range(6):
+        first, second = life.next(), other.next()
+        assert shown(first.all) == shown(second.all)
+        assert (first.reasons, first.metrics) == (second.reasons, second.metrics)
+        assert first.pending.keys() == second.pending.keys()
+        for name, array in first.pending.items():
+            assert array.tobytes() == second.pending[name].tobytes()
+        if step in resumed_after:
+            other.start()
+
+
+@given(st.integers(0, 1000), st.integers(1, 8))
+def test_without_staleness_every_step_is_sampled_by_its_own_weights_alone(
+    lengths: int, slots: int
+) -> None:
+    life = Life(lengths, 0, slots=slots)
+    for step in range(4):
+        sampled = life.next()
+        assert sampled.pending == {}
+        assert {v for g in sampled.all for r in g.rollouts for v, _ in r.versions} == {step}
+        assert [g.prompt.ticket for g in sampled.all] == [2 * step, 2 * step + 1]
+
+
+def test_samples_ahead_fill_the_rows_that_a_long_answer_leaves_empty() -> None:
+    ticks: dict[int, int] = {}
+    for staleness in (0, 1, 2, 4):
+        life = Life(3, staleness, groups=4, slots=8)
+        for _ in range(12):
+            life.next()
+        ticks[staleness] = life.engine.steps
+    assert ticks[0] > ticks[1] > ticks[2] > ticks[4]
+
+
+def test_a_long_answer_is_written_by_several_versions_and_metrics_say_how_much_is_ahead() -> None:
+    life = Life(3, 2)
+    sampled = [life.next() for _ in range(6)]
+    versions = {len(r.versions) for s in sampled for g in s.all for r in g.rollouts}
+    assert max(versions) >= 2
+    assert sampled[0].metrics["ahead/groups"] == 4.0
+    last = sampled[-1]
+    assert last.metrics["ahead/tokens"] == len(last.pending["tokens"])
+    assert last.metrics["ahead/ended_groups"] <= last.metrics["ahead/groups"]
+
+
+def broken(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    life = Life(3, 2, turns=2)
+    arrays = dict(life.next().pending)
+    change(arrays)
+    return arrays
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a.pop("spans"), "it has"),
+        (lambda a: a.update(tokens=a["tokens"].astype(np.int64)), "tokens is int64"),
+        (lambda a: a.update(tokens=a["tokens"][:-1]), "do not add up"),
+        (lambda a: a.update(turns=a["turns"] - [0, 0, 9, 0, 0]), "do not add up"),
+        (lambda a: a.update(turns=a["turns"] + [99, 0, 0, 0, 0]), "not under way"),
+        (lambda a: a.update(spans=a["spans"] + 1), "other spans"),
+    ],
+)
+def test_samples_of_a_checkpoint_that_do_not_fit_are_refused(
+    change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    arrays = broken(change)
+    drawing = Drawing(3, RolloutSettings(max_new_tokens=30), 0, Turns(2))
+    with pytest.raises(RunError, match=message):
+        to_groups(arrays, lambda ticket: Numbers(1000).draw(ticket, 0), drawing, Words())
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (2, 0), (1, 3)])
+def test_a_resume_with_another_bound_keeps_it_and_every_ticket(before: int, after: int) -> None:
+    life = Life(3, before)
+    trained = [g.prompt.ticket for _ in range(4) for g in life.next().groups]
+    life.staleness = after
+    life.start()
+    for step in range(4, 9):
+        sampled = life.next()
+        trained += [group.prompt.ticket for group in sampled.groups]
+        versions = [v for g in sampled.all for r in g.rollouts for v, _ in r.versions]
+        assert all(0 <= step - version <= after for version in versions)
+    assert trained == list(range(18))

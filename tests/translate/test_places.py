@@ -1,0 +1,196 @@
+"""Ranks, engines and roles of other systems: where they were, they are in [cluster] and [rollout].
+
+Layouts are worked out by hand from what each system's launcher does with its flags.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from postgrad.translate.translate import Translation, translate
+
+PPO = "--actor.model_name_or_path m --data.prompt_dataset d --data.input_key q"
+GRPO = "--model_name_or_path m --dataset_mixer_list d 1.0"
+TRL = "--model_name_or_path m --dataset_name d --reward_funcs accuracy_reward"
+
+
+def openrlhf(flags: str, reward: str = "--reward.remote_url r.py") -> Translation:
+    found = translate("openrlhf", ["ppo", *f"{PPO} {reward} {flags}".split()])
+    assert found.problem is None
+    return found
+
+
+def open_instruct(flags: str) -> Translation:
+    found = translate("open-instruct", ["grpo", *f"{GRPO} {flags}".split()])
+    assert found.problem is None
+    return found
+
+
+def trl(tmp_path: Path, script: str) -> Translation:
+    path = tmp_path / "run.sh"
+    path.write_text(script, "utf-8")
+    found = translate("trl", [str(path)])
+    assert found.problem is None
+    return found
+
+
+def missing(found: Translation) -> set[str]:
+    return {option.name for option in found.draft.missing}
+
+
+def place(found: Translation) -> dict[str, Any]:
+    return found.recipe["cluster"]
+
+
+def test_engines_that_share_the_policys_gpus_are_colocated_here() -> None:
+    found = openrlhf(
+        "--actor.num_gpus_per_node 8 --vllm.num_engines 8 --train.colocate_all "
+        "--vllm.gpu_memory_utilization 0.5 --vllm.enforce_eager --vllm.enable_sleep"
+    )
+    assert place(found) == {"type": "ray", "policy": {"colocate": "rollout"}}
+    assert found.recipe["rollout"]["type"] == "vllm"
+    assert found.recipe["rollout"]["vllm"] == {"memory_fraction": 0.5, "eager": True}
+    assert missing(found) == set()
+
+
+def test_a_colocated_engine_over_two_gpus_becomes_two_and_that_is_told() -> None:
+    found = openrlhf(
+        "--actor.num_gpus_per_node 8 --vllm.num_engines 4 --vllm.tensor_parallel_size 2 "
+        "--train.colocate_all"
+    )
+    assert place(found) == {"type": "ray", "policy": {"colocate": "rollout"}}  # one on each of 8
+    assert "tensor_parallel" not in found.recipe["rollout"]["vllm"]
+    (loss,) = found.draft.missing
+    assert (loss.name, loss.value) == ("vllm.tensor_parallel_size", 2)
+    assert "2 times the memory" in loss.why
+
+
+def test_engines_on_gpus_of_their_own_are_workers_of_as_many_gpus() -> None:
+    found = openrlhf(
+        "--actor.num_nodes 2 --actor.num_gpus_per_node 8 --vllm.num_engines 4 "
+        "--vllm.tensor_parallel_size 2 --rollout.batch_size 1024 --train.batch_size 128"
+    )
+    assert place(found) == {"type": "ray", "policy": {"machines": 2}, "rollout": {"workers": 4}}
+    assert found.recipe["learner"]["ranks"] == 16
+    assert found.recipe["rollout"]["vllm"] == {"tensor_parallel": 2, "memory_fraction": 0.95}
+
+
+def test_asynchronous_training_has_its_engines_apart_even_where_models_share() -> None:
+    found = openrlhf(
+        "--actor.num_gpus_per_node 4 --vllm.num_engines 2 --train.colocate_all --train.async_enable"
+    )
+    assert place(found)["rollout"] == {"workers": 2}
+    assert "train.async_enable" in missing(found)
+
+
+def test_names_of_openrlhf_0_8_say_the_same_layout() -> None:
+    old = openrlhf(
+        "--actor_num_gpus_per_node 8 --vllm_num_engines 8 --vllm_gpu_memory_utilization 0.6 "
+        "--colocate_all_models --enforce_eager"
+    )
+    new = openrlhf(
+        "--actor.num_gpus_per_node 8 --vllm.num_engines 8 --vllm.gpu_memory_utilization 0.6 "
+        "--train.colocate_all --vllm.enforce_eager"
+    )
+    assert old.recipe == new.recipe
+    assert missing(old) == set()
+
+
+def test_without_engines_the_policy_samples_and_the_default_is_eight_gpus() -> None:
+    found = openrlhf("--train.batch_size 128")
+    assert found.recipe["learner"]["ranks"] == 8
+    assert "type" not in found.recipe["rollout"]
+    assert "OpenRLHF's default" in found.text
+
+
+@pytest.mark.parametrize(
+    ("flags", "lost"),
+    [
+        ("", {"ref.num_gpus_per_node", "critic.num_gpus_per_node", "reward.num_gpus_per_node"}),
+        ("--train.colocate_all", set()),
+        ("--train.colocate_actor_ref", {"critic.num_gpus_per_node", "reward.num_gpus_per_node"}),
+        ("--algo.kl.init_coef 0", {"critic.num_gpus_per_node", "reward.num_gpus_per_node"}),
+        ("--algo.advantage.estimator reinforce --train.colocate_actor_ref",
+         {"reward.num_gpus_per_node"}),
+    ],
+)  # fmt: skip
+def test_gpus_of_a_role_are_lost_where_it_has_its_own(flags: str, lost: set[str]) -> None:
+    roles = " ".join(f"--{role}.num_gpus_per_node 2" for role in ("ref", "critic", "reward"))
+    found = openrlhf(
+        f"--actor.num_gpus_per_node 2 {roles} {flags}", reward="--reward.model_name_or_path r"
+    )
+    assert missing(found) == lost
+    told = {option.name: (option.value, option.why) for option in found.draft.missing}
+    assert all(gpus == 2 and "policy's ranks" in why for gpus, why in told.values())
+
+
+def test_learners_and_engines_of_open_instruct_lie_apart() -> None:
+    found = open_instruct(
+        "--num_learners_per_node 8 8 --vllm_num_engines 12 --vllm_tensor_parallel_size 4 "
+        "--vllm_enforce_eager --deepspeed_stage 3"
+    )
+    assert place(found) == {"type": "ray", "policy": {"machines": 2}, "rollout": {"workers": 12}}
+    assert found.recipe["learner"] | {"lr": 0} == {
+        "ranks": 16, "sharding": "zero3", "schedule": "linear", "lr": 0,
+    }  # fmt: skip
+    assert found.recipe["rollout"]["vllm"] == {
+        "tensor_parallel": 4, "memory_fraction": 0.9, "eager": True,
+    }  # fmt: skip
+    uneven = open_instruct("--num_learners_per_node 4 8 --vllm_num_engines 4")
+    assert place(uneven) == {"type": "ray", "rollout": {"workers": 4}}
+    assert uneven.recipe["learner"]["ranks"] == 12
+
+
+def test_single_gpu_mode_is_one_process_beside_its_engine() -> None:
+    found = open_instruct(
+        "--num_learners_per_node 1 --vllm_tensor_parallel_size 1 --single_gpu_mode "
+        "--vllm_gpu_memory_utilization 0.3"
+    )
+    assert "cluster" not in found.recipe
+    assert found.recipe["rollout"]["vllm"] == {"memory_fraction": 0.3}
+
+
+def test_trl_colocates_an_engine_with_each_rank_by_default(tmp_path: Path) -> None:
+    found = trl(tmp_path, f"accelerate launch --num_processes 4 trl/scripts/grpo.py {TRL} "
+                "--use_vllm --vllm_importance_sampling_mode token_truncate")  # fmt: skip
+    assert place(found) == {"type": "ray", "policy": {"colocate": "rollout"}}
+    assert found.recipe["rollout"]["vllm"] == {"memory_fraction": 0.3}
+    assert found.recipe["algorithm"]["correction"] == "tis"
+    assert found.recipe["algorithm"]["correction_high"] == 3.0
+
+
+def test_trls_server_is_read_from_the_command_that_starts_it(tmp_path: Path) -> None:
+    served = (
+        "CUDA_VISIBLE_DEVICES=0,1,2,3 trl vllm-serve --model m --tensor-parallel-size 2 "
+        "--data-parallel-size 2 &\n"
+    )
+    train = (
+        f"accelerate launch --num_processes 4 trl/scripts/grpo.py {TRL} --use_vllm "
+        "--vllm_mode server --vllm_importance_sampling_correction False\n"
+    )
+    found = trl(tmp_path, served + train)
+    assert place(found) == {"type": "ray", "rollout": {"workers": 2}}
+    assert found.recipe["rollout"]["vllm"] == {"tensor_parallel": 2, "memory_fraction": 0.9}
+    assert "vllm-serve is not in this recipe: the run starts its engines itself" in found.text
+    alone = trl(tmp_path, train)
+    assert place(alone)["rollout"] == {"workers": 1}
+    assert "does not start its vLLM server" in alone.text
+
+
+def test_a_bound_of_whole_sequences_is_lost_and_told(tmp_path: Path) -> None:
+    found = trl(tmp_path, f"trl grpo {TRL} --use_vllm")
+    assert missing(found) == {"vllm_importance_sampling_mode"}
+    assert missing(trl(tmp_path, f"trl grpo {TRL}")) == set()
+
+
+def test_a_zero_stage_counts_as_lost_until_the_devices_are_known(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text("deepspeed --module openrlhf.cli.train_sft --pretrain m --dataset d "
+                    "--zero_stage 3 --adam_offload --max_samples 1000", "utf-8")  # fmt: skip
+    unknown = translate("openrlhf", [str(path)])
+    assert missing(unknown) == {"ds.zero_stage", "ds.adam_offload"}
+    known = translate("openrlhf", [str(path)], devices=4)
+    assert missing(known) == set()
+    assert known.recipe["learner"]["sharding"] == "zero3"
+    assert known.recipe["learner"]["offload"] is True
