@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from helpers.layouts import slope, split, total, whole
 from postgrad.algorithms.bradley_terry import BradleyTerry
+from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 
@@ -94,7 +95,7 @@ def test_scores_far_apart_leave_loss_and_gradient_finite() -> None:
 
 
 def test_what_cannot_be_learned_from_is_refused() -> None:
-    with pytest.raises(ValueError, match="log_exp loss has no margin"):
+    with pytest.raises(UsageError, match="log_exp loss has no margin"):
         BradleyTerry(loss="log_exp", margin=True)
     with pytest.raises(ValueError, match="one margin, a finite number"):
         BradleyTerry().experience(pairs_of([(1, 1)]), np.zeros(2))

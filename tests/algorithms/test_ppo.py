@@ -14,6 +14,7 @@ from helpers.layouts import slope, split, total, whole
 from postgrad.algorithms.base import Needs
 from postgrad.algorithms.ppo import PPO
 from postgrad.algorithms.reinforce_pp import ReinforcePP
+from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import RolloutBatch, Sequences
 
@@ -240,7 +241,7 @@ def test_whitened_rewards_keep_the_mean_of_token_rewards() -> None:
 
 
 def test_std_norm_belongs_to_whitening() -> None:
-    with pytest.raises(ValueError, match="only where whiten = true"):
+    with pytest.raises(UsageError, match="only where whiten = true"):
         PPO(whiten=False, std_norm=False)
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from postgrad.algorithms.base import LossInputs
 from postgrad.algorithms.policy_gradient import PolicyGradient
 from postgrad.algorithms.registry import ALGORITHMS, algorithm_class
+from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import RolloutBatch, Sequences
 
@@ -357,5 +358,5 @@ def test_dual_clip_bounds_what_a_punished_token_can_push(
 def test_knobs_that_would_do_nothing_are_refused(
     name: str, knobs: dict[str, Any], told: str
 ) -> None:
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(UsageError, match=told):
         algorithm_class(name)(**knobs)

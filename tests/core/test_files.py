@@ -166,3 +166,16 @@ def test_removing_a_link_leaves_what_lies_behind_it(tmp_path: Path) -> None:
     assert (behind / "a").exists()
     files.remove(behind)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_files_of_a_directory_are_as_readable_as_the_umask_lets_them_be(
+    tmp_path: Path, umask: int, mode: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        with files.whole_directory(tmp_path / "model", replace=False) as folder:
+            os.close(os.open(folder / "model.safetensors", os.O_CREAT, 0o600))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "model" / "model.safetensors").stat().st_mode & 0o777 == mode

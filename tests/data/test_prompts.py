@@ -251,9 +251,9 @@ def test_a_template_that_names_no_text_is_refused(write_rows: WriteRows, tokeniz
         ("{question", "expected '}'"),
         ("question}", "Single '}'"),
     ):
-        with pytest.raises(ValueError, match=why):
+        with pytest.raises(UsageError, match=why):
             DataSettings(path=path, template=template)
-    with pytest.raises(ValueError, match="template makes a question from columns, messages"):
+    with pytest.raises(UsageError, match="template makes a question from columns, messages"):
         DataSettings(path=path, template="{question}", messages="chat")
 
 

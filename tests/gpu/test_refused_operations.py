@@ -41,6 +41,8 @@ def calls_of(recipe: Path, overrides: list[str]) -> list[Call]:
 @pytest.mark.parametrize("name", JOBS)
 def test_a_step_of_a_job_asks_for_nothing_that_is_refused(name: str, tmp_path: Path) -> None:
     overrides = FILTERS if JOBS[name].job == "rl" else []
+    if "correction" in JOBS[name].sections:
+        overrides = [*overrides, "--algorithm.correction_with_filters", "true"]
     calls = calls_of(write_recipe(name, tmp_path), overrides)
     operations = {call.operation for call in calls}
     assert {

@@ -17,7 +17,7 @@ from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.models import head
 from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME
-from postgrad.models.load import place
+from postgrad.models.load import Loading, place
 from postgrad.models.settings import LoraSettings
 from postgrad.models.shapes import ModelShape, shape_of
 from postgrad.plan import activations, passes
@@ -38,7 +38,7 @@ def made(kind: str, dtype: torch.dtype, lora: LoraSettings | None, checkpointing
     torch.manual_seed(0)
     config: Any = AutoConfig.for_model(kind, **SIZES)
     lm = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
-    place(lm, "this model", CPU, gradient_checkpointing=checkpointing)
+    place(lm, "this model", Loading(dtype, CPU), gradient_checkpointing=checkpointing)
     adapter = None if lora is None else add_adapter(lm, lora, seed=0)
     return Backbone(lm, CPU, MicroBatch(), adapter=adapter)
 

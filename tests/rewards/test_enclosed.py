@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 
+from postgrad.core.errors import UsageError
 from postgrad.data.gym import read_gym
 from postgrad.rewards.process import environment
 from postgrad.rewards.settings import RewardSettings
@@ -150,7 +151,7 @@ def test_workers_inherit_what_their_verifiers_name_and_no_other_key(monkeypatch)
 
 @pytest.mark.parametrize("other", [{"waits": True}, {"env": ("KEY",)}])
 def test_a_sandbox_has_neither_a_server_nor_a_key(other):
-    with pytest.raises(ValueError, match="sandbox = true"):
+    with pytest.raises(UsageError, match="sandbox = true"):
         RewardSettings(type="mine:score", sandbox=True, **other)
 
 

@@ -183,6 +183,15 @@ def pays(name: str) -> list[dict[str, Any]]:
 ILLNESSES = [
     Illness("on_policy", other_old_logprobs, recipe={"batch": {"train_batch_size": 8}}),
     Illness("mismatch", other_sampler),
+    Illness(
+        "staleness",
+        recipe={
+            "steps": 6,
+            "rollout": {**ENDS, "max_staleness": 2, "slots": 5},
+            "algorithm": {"type": "grpo", "correction": "tis"},
+            "sentinels": {"staleness": {"limit": 1.001, "steps": 1}},
+        },
+    ),
     Illness("publish", stale_engine, recipe={"steps": 1, "sentinels": {"publish": "warn"}}),
     Illness(
         "gradient", outlier_batch, "sft", {"steps": 14, "sentinels": {"gradient": {"after": 8}}}

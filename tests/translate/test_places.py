@@ -105,24 +105,35 @@ def test_without_engines_the_policy_samples_and_the_default_is_eight_gpus() -> N
 
 
 @pytest.mark.parametrize(
-    ("flags", "lost"),
+    ("flags", "apart"),
     [
-        ("", {"ref.num_gpus_per_node", "critic.num_gpus_per_node", "reward.num_gpus_per_node"}),
+        ("", {"reference", "critic", "reward_model"}),
         ("--train.colocate_all", set()),
-        ("--train.colocate_actor_ref", {"critic.num_gpus_per_node", "reward.num_gpus_per_node"}),
-        ("--algo.kl.init_coef 0", {"critic.num_gpus_per_node", "reward.num_gpus_per_node"}),
-        ("--algo.advantage.estimator reinforce --train.colocate_actor_ref",
-         {"reward.num_gpus_per_node"}),
+        ("--train.colocate_actor_ref", {"critic", "reward_model"}),
+        ("--algo.kl.init_coef 0", {"critic", "reward_model"}),
+        ("--algo.advantage.estimator reinforce --train.colocate_actor_ref", {"reward_model"}),
     ],
-)  # fmt: skip
-def test_gpus_of_a_role_are_lost_where_it_has_its_own(flags: str, lost: set[str]) -> None:
+)
+def test_a_role_with_gpus_of_its_own_keeps_them(flags: str, apart: set[str]) -> None:
     roles = " ".join(f"--{role}.num_gpus_per_node 2" for role in ("ref", "critic", "reward"))
     found = openrlhf(
         f"--actor.num_gpus_per_node 2 {roles} {flags}", reward="--reward.model_name_or_path r"
     )
-    assert missing(found) == lost
-    told = {option.name: (option.value, option.why) for option in found.draft.missing}
-    assert all(gpus == 2 and "policy's ranks" in why for gpus, why in told.values())
+    assert missing(found) == set()
+    placed = place(found)
+    assert {role: placed[role] for role in apart} == {role: {"ranks": 2} for role in apart}
+    assert not ({"reference", "critic", "reward_model"} - apart) & set(placed)
+
+
+def test_a_reward_model_shares_the_critics_gpus() -> None:
+    roles = " ".join(f"--{role}.num_gpus_per_node 2" for role in ("critic", "reward"))
+    found = openrlhf(
+        f"--actor.num_gpus_per_node 2 {roles} --train.colocate_critic_reward "
+        "--train.colocate_actor_ref",
+        reward="--reward.model_name_or_path r",
+    )
+    assert place(found)["critic"] == {"ranks": 2}
+    assert place(found)["reward_model"] == {"colocate": "critic"}
 
 
 def test_learners_and_engines_of_open_instruct_lie_apart() -> None:

@@ -75,14 +75,20 @@ def whole_file(path: Path) -> Generator[Path]:
 def whole_directory(path: Path, *, replace: bool) -> Generator[Path]:
     """Gives a temporary directory to write to; when the block ends well, it is synced and renamed
     to `path`. Where `path` exists already, it is removed just before with `replace`, else an
-    OSError. Where the block or the disk fails, nothing is left.
+    OSError. Where the block or the disk fails, nothing is left. Whoever may read new files of this
+    process may read these.
     """
     written = beside(path)
     try:
         written.mkdir(parents=True)
         yield written
+        allowed = written.stat().st_mode & 0o666  # what the umask leaves; safetensors writes 0600
         for file in written.rglob("*"):
-            sync_directory(file) if file.is_dir() else sync_file(file)
+            if file.is_dir():
+                sync_directory(file)
+            else:
+                file.chmod(file.stat().st_mode | allowed)
+                sync_file(file)
         sync_directory(written)
         if replace and path.exists():
             remove(path)

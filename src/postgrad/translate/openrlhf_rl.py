@@ -33,18 +33,21 @@ def roles(draft: Draft, options: Options) -> None:
     """Roles that the run has, on devices of their own."""
     together = flag(options.take("train.colocate_all", False))
     with_policy = flag(options.take("train.colocate_actor_ref", False))
-    options.take("train.colocate_critic_reward")  # which share devices that are not the policy's
+    critic_reward = flag(options.take("train.colocate_critic_reward", False))
     trained = draft.get("algorithm.type") == "ppo"
     roles = {
         "ref": ("reference", bool(draft.get("algorithm.kl_coef")) and not with_policy),
         "critic": ("critic", trained),
-        "reward": ("reward model", draft.get("reward_model.model.path") is not None),
+        "reward": ("reward_model", draft.get("reward_model.model.path") is not None),
     }
+    placed: set[str] = set()
     for prefix, (role, is_apart) in roles.items():
         name = f"{prefix}.num_gpus_per_node"
         gpus = options.number(f"{prefix}.num_nodes") * options.number(name, 8)
         if is_apart and not together and options.states(name):
-            places.role_elsewhere(draft, role, name, gpus)
+            with_critic = prefix == "reward" and critic_reward and "critic" in placed
+            places.role_elsewhere(draft, role, gpus, "critic" if with_critic else None)
+            placed.add(role)
 
 
 def algorithm(draft: Draft, options: Options) -> None:

@@ -122,12 +122,10 @@ def _integer(options: Options, name: str) -> int:
     return max(1, options.number(name, 1)) if name else 1
 
 
-def role_elsewhere(draft: Draft, role: str, name: str, gpus: int) -> None:
-    """A frozen role or a critic on devices of its own. The only place that knows of them: when
-    [cluster] has a table for roles, this writes it.
-    """
-    why = (
-        f"the {role} has no devices of its own here: it lies on the policy's ranks, in their "
-        "memory, and works in turn with them"
-    )
-    draft.miss(name, gpus, why)
+def role_elsewhere(draft: Draft, role: str, gpus: int, beside: str | None = None) -> None:
+    """A frozen role or a critic on devices of its own. beside: the role whose devices it shares."""
+    draft.put("cluster.type", "ray", "on one machine too")
+    if beside is not None:
+        draft.put(f"cluster.{role}.colocate", beside)
+    else:
+        draft.put(f"cluster.{role}.ranks", gpus)
