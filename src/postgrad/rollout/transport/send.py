@@ -29,7 +29,7 @@ class AwaitedStep(Protocol):
 
 
 class WeightSource(Protocol):
-    """The learner's side of a publish, in this process or on ranks."""
+    """The learner's side of a publish."""
 
     def next(self) -> AwaitedStep:
         """The next parcel as JSON; None once all were packed."""
