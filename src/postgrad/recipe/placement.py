@@ -33,7 +33,8 @@ def placement_problems(recipe: CommonSections, job: str) -> Iterator[RecipeProbl
         )
     yield from _spread("policy", policy, ranks, f"learner.ranks = {ranks}")
     for role, table in settings.side_roles.items():
-        yield from _side_role(recipe, settings, role, table)
+        if (role, "model") in recipe.loaded_models:  # else it is refused above
+            yield from _side_role(recipe, settings, role, table)
     workers = settings.engines(ranks)
     if not workers:
         return
