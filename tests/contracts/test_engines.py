@@ -244,7 +244,15 @@ def test_a_cut_stops_all_samples_and_returns_requests_that_continue_them(make_en
     assert engine.cut() == []
 
 
-def test_a_sample_that_was_cut_goes_on_to_a_whole_completion(make_engine):
+def expect_vllm_to_fail(request):
+    """Recipes refuse rollout.max_staleness with vLLM until this is mended."""
+    if "vllm" in request.node.callspec.id:
+        reason = "vLLM 0.32 (CPU): what goes on after a cut has logprobs that are not finite"
+        request.applymarker(pytest.mark.xfail(raises=RunError, reason=reason, strict=False))
+
+
+def test_a_sample_that_was_cut_goes_on_to_a_whole_completion(make_engine, request):
+    expect_vllm_to_fail(request)
     engine = make_engine(5, 5 * 32)
     done, left = cut_after(engine, requests(), 3)
     written = {(r.ticket, r.sample_ids[0]): r.written for r in left if r.written is not None}
@@ -287,7 +295,8 @@ def test_a_stop_string_ends_an_answer_also_where_a_cut_divides_it(make_engine):
         assert ended.finish_reason == "stop"
 
 
-def test_weights_that_come_at_a_cut_name_their_span(make_engine, other_weights):
+def test_weights_that_come_at_a_cut_name_their_span(make_engine, other_weights, request):
+    expect_vllm_to_fail(request)
     engine = make_engine(4, 4 * 32)
     _, left = cut_after(engine, requests(), 3)
     engine.load_weights(other_weights, 1)

@@ -238,7 +238,8 @@ def test_a_vllm_that_is_killed_ends_the_run_with_its_cause_and_its_workers(make_
         engine.kill()
 
     killed = stopped_after(lambda: metrics.exists() and bool(metrics.read_text("utf-8")), kill)
-    long = recipe.model_copy(update={"steps": 10000})
+    once = recipe.cluster.model_copy(update={"max_restarts": 0})  # else it goes on by itself
+    long = recipe.model_copy(update={"steps": 10000, "cluster": once})
     with killed, pytest.raises(RunError, match=r"vLLM engine 0 died \(exit code -9\)"):
         train(long, console)
     assert len(workers) >= 2
