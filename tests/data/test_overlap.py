@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from postgrad.core.errors import UsageError
 from postgrad.data.mixture import training_conversations, training_prompts
 from postgrad.data.overlap import HeldOut, held_out, ngrams, words
 from postgrad.data.settings import DataSettings, MixSettings
@@ -78,3 +79,20 @@ def test_a_templates_own_words_hide_no_held_out_question_and_share_none(
     for one in (held, asked):
         found = training_prompts(data, tokenizer, max_new_tokens=9, exclude=held_out([one], 8))
         assert found.accounts[0].fates == {"kept": 1, "excluded": 1}
+
+
+def test_rows_with_the_same_instruction_are_held_out_by_all_of_their_columns(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    rows = [{"question": "Guess!", "answer": "", "secret": secret} for secret in range(4)]
+    held = DataSettings(path=write_rows(rows[:1], "eval.jsonl"))
+    data = MixSettings(path=write_rows(rows))
+    fates = {
+        by: training_prompts(data, tokenizer, max_new_tokens=9, exclude=held_out([held], 0, by))
+        .accounts[0]
+        .fates
+        for by in ("row", "none")
+    }
+    assert fates == {"row": {"kept": 3, "excluded": 1}, "none": {"kept": 4}}
+    with pytest.raises(UsageError, match="compares all columns"):
+        training_prompts(data, tokenizer, max_new_tokens=9, exclude=held_out([held]))

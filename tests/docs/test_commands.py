@@ -36,10 +36,11 @@ from postgrad.models.load import load_model
 from postgrad.models.settings import LoraSettings
 from postgrad.recipe.load import load_recipe, recipe_from_json, with_overrides
 from postgrad.recipe.pipeline import load_pipeline, with_models
+from postgrad.tools.new import new
 
 RUN = (
     "plan", "config", "translate", "doctor", "checkpoints", "verify", "report", "export", "eval",
-    "resume",
+    "resume", "new", "recipes", "completion",
 )  # fmt: skip
 LONG = ("train", "verify-resume")
 SERVES = ("watch", "serve-reward", "chat")
@@ -92,6 +93,8 @@ def stand_ins(folder: Path, one: Command) -> None:
             place.write_text(f"{json.dumps(ROW)}\n" * 200, "utf-8")
         elif word.endswith(".jsonl.gz"):
             place.write_bytes(gzip.compress(f"{json.dumps(PAIR)}\n".encode() * 400))
+        elif word == "my-run/recipe.toml":
+            new(folder / "my-run", "rl")
         elif word == "train_ppo.sh":
             shutil.copy(CASES / "openrlhf-ppo.sh", place)
         elif word.endswith(".yaml"):

@@ -4,11 +4,11 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from postgrad.core.errors import UsageError
 from postgrad.core.text import nearest
+from postgrad.recipe.shipped import located
 
 if TYPE_CHECKING:  # the console is imported by the commands that need it
     from postgrad.observe.console import Console
@@ -69,8 +69,9 @@ class Commands:
         """Registers a command that reads a recipe; `folders`: or a folder with pipeline.toml."""
         parser = self.add(name, run, text, overrides=True)
         parser.add_argument(
-            "recipe", type=Path, metavar="RECIPE.toml|DIR" if folders else "RECIPE.toml"
-        )
+            "recipe", type=located, metavar="RECIPE.toml|DIR" if folders else "RECIPE.toml",
+            help="a file, or the name of a recipe that `postgrad recipes` lists",
+        )  # fmt: skip
         return parser
 
 

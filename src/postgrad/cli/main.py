@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from postgrad._version import __version__
-from postgrad.cli import models, plan, runs, train
+from postgrad.cli import models, plan, runs, start, train
 from postgrad.cli.command import OVERRIDES, CommandFunction, CommandOutcome, Commands
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.files import finite
 from postgrad.core.untrusted import path_problem, shown
 
-FAMILIES = (train, models, runs, plan)  # in this order in the help
+FAMILIES = (start, train, models, runs, plan)  # in this order in the help
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

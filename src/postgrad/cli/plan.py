@@ -34,7 +34,10 @@ def add(commands: Commands) -> None:
         "--calibrate", action="store_true",
         help="learn how fast this machine is from a run: plan --calibrate RUN_DIR",
     )  # fmt: skip
-    commands.add_for_recipe("config", _config, "check a recipe and show it resolved", folders=True)
+    parser = commands.add_for_recipe(
+        "config", _config, "check a recipe and show it resolved", folders=True
+    )
+    parser.add_argument("--toml", action="store_true", help="as a recipe with every key")
     parser = commands.add(
         "translate", _translate, "turn another system's script or config into a recipe",
         overrides=True,
@@ -89,11 +92,17 @@ def _config(args: argparse.Namespace, rest: list[str]) -> Any:
     from postgrad.recipe.pipeline import load_pipeline
 
     if args.recipe.is_dir():
+        if args.toml:
+            raise UsageError("--toml prints one recipe: name a TOML file, not a folder")
         stages = load_pipeline(args.recipe, rest).stages
         resolved: Any = {stage.name: stage.recipe.dump() for stage in stages}
     else:
         resolved = load_recipe(args.recipe, rest).dump()
-    if not args.json:
+    if args.toml and not args.json:
+        from postgrad.recipe.load import as_toml
+
+        print(as_toml(resolved), end="")
+    elif not args.json:
         print(json.dumps(resolved, indent=2, ensure_ascii=False))
     return resolved
 

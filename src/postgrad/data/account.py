@@ -137,9 +137,13 @@ class Bookkeeper:
         lost = sum(self.counts[fate] for fate in LOST)
         usable = account.kept + lost
         if not account.kept:
+            remedy = ""
+            if self.counts["excluded"] == rows:
+                remedy = '\ndata.held_out = "row" compares all columns, "none" leaves nothing out'
             raise UsageError(
                 f"{self.name}: no row of {rows} is left to use (limit: {limit}):\n"
                 + "\n".join(account.lines())
+                + remedy
             )
         if lost > settings.max_lost_fraction * usable:
             remedy = 'raise data.max_len, or cut rows with data.on_too_long = "truncate"'

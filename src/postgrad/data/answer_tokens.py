@@ -113,7 +113,7 @@ def _before_tokens(preference: PreferenceRow, selection: Selection) -> Fate | No
     if not preference.complete:
         return "no_loss"
     texts = [turn["content"] for turn in preference.messages if turn["role"] != "system"]
-    return selection.left_out(preference.question, texts)
+    return selection.left_out(preference.row, preference.question, texts)
 
 
 def _columns(

@@ -144,7 +144,7 @@ def _selected(
         messages = conversation_of(row, settings)
         asked = asked_in(row, messages, settings)
         answers = answers_in(messages)
-        fate = selection.left_out(asked, [*asked, *answers])
+        fate = selection.left_out(row, asked, [*asked, *answers])
         if fate is None and answers and not any(map(bears_loss, messages)):
             fate = "no_loss"
         if fate is not None:

@@ -16,7 +16,7 @@ from postgrad.data.chat_format import Message
 from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import asked_in, prompt_of
 from postgrad.data.rows import Row
-from postgrad.data.settings import DataSettings, PairSettings
+from postgrad.data.settings import DataSettings, HeldOutBy, PairSettings
 
 # Chinese and Japanese are written without spaces: each of their characters counts as a word.
 _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -45,14 +45,17 @@ def ngrams(text: str, n: int) -> Iterator[tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The questions of evaluation sets, which training leaves out."""
+    """The questions of evaluation sets, which training leaves out, or their rows."""
 
     questions: frozenset[str] = frozenset()  # as question_key gives them
     n: int = 0  # words of a gram; 0: only equal questions count
     grams: frozenset[tuple[str, ...]] = frozenset()  # every n consecutive words of any question
+    rows: frozenset[bytes] = frozenset()  # as row_key gives them
 
-    def has(self, questions: Iterable[str]) -> bool:
-        """True where any of the questions is held out."""
+    def has(self, questions: Iterable[str], row: Row) -> bool:
+        """True where any of the questions is held out, or the row."""
+        if self.rows:
+            return row_key(row) in self.rows
         return bool(self.questions) and any(question_key(q) in self.questions for q in questions)
 
     def shares_words(self, texts: Sequence[str]) -> bool:
@@ -62,17 +65,31 @@ class HeldOut:
         )
 
 
-def held_out(sets: Iterable[DataSettings | PairSettings], ngram: int = 0) -> HeldOut:
-    """What training must leave out: the questions of evaluation sets. ngram: how many consecutive
-    words make an overlap (Brown et al. 2020, appendix C, took 13); 0: only equal questions count.
+def held_out(
+    sets: Iterable[DataSettings | PairSettings], ngram: int = 0, by: HeldOutBy = "question"
+) -> HeldOut:
+    """What training must leave out: the questions of evaluation sets, or `by` their rows. ngram:
+    how many consecutive words make an overlap (Brown et al. 2020, appendix C, took 13); 0: only
+    equal questions count.
     """
-    questions = frozenset(key for dataset in sets for key in keys(dataset))
+    sets = list(sets)
+    if by == "row":
+        rows = frozenset(row_key(row) for dataset in sets for row in prepared_rows(dataset))
+    else:
+        rows = frozenset[bytes]()
+    compared = sets if by == "question" or ngram else []
+    questions = frozenset(key for dataset in compared for key in keys(dataset))
     grams = (
         frozenset(gram for key in questions for gram in ngrams(key, ngram))
         if ngram
         else frozenset()
     )
-    return HeldOut(questions, ngram, grams)
+    return HeldOut(questions if by == "question" else frozenset(), ngram, grams, rows)
+
+
+def row_key(row: Row) -> bytes:
+    """The SHA-256 of all columns of a row: equal keys mean equal rows."""
+    return hashlib.sha256(json.dumps(row.values, sort_keys=True).encode()).digest()
 
 
 def keys(settings: DataSettings | PairSettings) -> frozenset[str]:
@@ -100,11 +117,11 @@ class Selection:
     dedup: Literal["none", "exact", "normalised"] = "none"  # when two rows are equal
     _seen: set[bytes] = field(default_factory=set)  # SHA-256 of the kept rows' messages
 
-    def left_out(self, asked: Sequence[str], texts: Sequence[str]) -> Fate | None:
+    def left_out(self, row: Row, asked: Sequence[str], texts: Sequence[str]) -> Fate | None:
         """Why a row must not be trained on, or None. asked: its questions, without a template's
         words; texts: all of its texts that may share words with a held-out question.
         """
-        if self.held_out.has(asked):
+        if self.held_out.has(asked, row):
             return "excluded"
         return "contaminated" if self.held_out.shares_words(texts) else None
 

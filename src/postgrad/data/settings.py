@@ -109,11 +109,17 @@ class Share(Settings):
         return self.count or max(1, round(self.weight * rows))
 
 
+HeldOutBy = Literal["question", "row", "none"]
+
+
 class Together(Settings):
     """What is said of all sets of a run together."""
 
     # Keep the first of equal rows; "normalised": equal but for case and white space.
     dedup: Literal["none", "exact", "normalised"] = "none"
+    # What is equal to a held-out row, and left out: its question, or all of its columns. Default:
+    # "row" with an [environment], whose rows may share an instruction, else "question".
+    held_out: HeldOutBy | None = None
     decontaminate_ngram: int = Field(default=0, ge=0)  # words; 0: equal questions only
     cache: bool = True  # keep tokens for the next run
 

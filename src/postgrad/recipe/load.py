@@ -1,7 +1,7 @@
 """Reading recipes: a TOML file and dotted overrides become one frozen, checked recipe."""
 
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -213,3 +213,19 @@ def write_changed(path: Path, overrides: Sequence[str], to: Path) -> None:
     document = tomlkit.parse(read_text(path))
     change(document, parse_overrides(overrides))
     write_text(to, tomlkit.dumps(document))
+
+
+def as_toml(resolved: Mapping[str, Any]) -> str:
+    """The dump of a recipe as a TOML text, which `load_recipe` reads to the same recipe. Keys
+    without a value are left out: TOML has no null.
+    """
+    return tomlkit.dumps(_stated(resolved))
+
+
+def _stated(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        table = cast(Mapping[str, Any], value)
+        return {key: _stated(entry) for key, entry in table.items() if entry is not None}
+    if isinstance(value, list):
+        return [_stated(entry) for entry in cast(list[Any], value)]
+    return value

@@ -25,9 +25,11 @@ from postgrad.training.run import Run
 
 
 def held_out(recipe: Recipe) -> overlap.HeldOut:
-    """The questions of all evaluation sets: none of them may be trained on."""
+    """The questions of all evaluation sets, or their rows: none of them may be trained on."""
     sets = [eval_set.data for eval_set in recipe.eval.sets]
-    return overlap.held_out(sets, recipe.data.decontaminate_ngram)
+    by_default = "row" if isinstance(recipe, RLRecipe) and recipe.environment else "question"
+    by = recipe.data.held_out or by_default
+    return overlap.held_out(sets, recipe.data.decontaminate_ngram, by)
 
 
 def evaluator(run: Run, recipe: Answering, tokenizer: object, scorer: Scorer) -> Evaluator:

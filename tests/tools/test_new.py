@@ -1,0 +1,54 @@
+"""`postgrad new`: a recipe and rows that run as they are."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from postgrad.core.errors import UsageError
+from postgrad.observe.console import Console
+from postgrad.recipe.load import load_recipe
+from postgrad.tools.new import JOBS, new
+from postgrad.training.start import train
+
+SMALL = ("--steps", "2", "--batch.train_batch_size", "4", "--learner.threads", "1")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_new_recipe_trains_as_it_is_and_in_its_own_folder(job: str) -> None:
+    recipe = new(Path("mine"), job)
+    assert sorted(path.name for path in Path("mine").iterdir()) == [
+        "eval.jsonl",
+        "recipe.toml",
+        "train.jsonl",
+    ]
+    flags = SMALL if job != "rl" else ("--steps", "2", "--learner.threads", "1")
+    train(load_recipe(recipe, flags), Console("quiet"))
+    summary = json.loads(Path("runs/mine/summary.json").read_text())
+    assert (summary["job"], summary["steps"]) == (job, 2)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_model_takes_the_fresh_models_place_with_settings_for_a_trained_one(job: str) -> None:
+    text = new(Path("mine"), job, "Qwen/Qwen3-0.6B").read_text()
+    recipe = load_recipe("mine/recipe.toml")
+    assert (recipe.model.path, recipe.model.init) == ("Qwen/Qwen3-0.6B", None)
+    assert recipe.learner.lr <= 1e-5
+    assert "[model.init" not in text
+    assert text.count("#") >= 8  # the comments stay
+
+
+def test_no_file_is_written_over(tmp_path: Path) -> None:
+    Path("mine").mkdir()
+    Path("mine/notes").write_text("precious")
+    with pytest.raises(UsageError, match="mine exists already: name a new folder"):
+        new(Path("mine"), "sft")
+    assert [path.name for path in Path("mine").iterdir()] == ["notes"]
+    with pytest.raises(UsageError, match="--job dpo: there are sft, reward, preference, rl"):
+        new(Path("other"), "dpo")
+    assert not Path("other").exists()
