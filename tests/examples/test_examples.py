@@ -72,4 +72,5 @@ def test_every_example_is_listed_and_the_one_for_machines_is_a_recipe() -> None:
     assert listed == {path.parent.name for path in EXAMPLES.glob("*/README.md")}
     assert listed == {*SHORT, "two_machines"}
     recipe = load_recipe(EXAMPLES / "two_machines" / "recipe.toml")
-    assert (recipe.learner.ranks, recipe.cluster.rollout.workers) == (6, 2)
+    assert recipe.learner.ranks == 6
+    assert recipe.cluster.engines(6) == 2
