@@ -22,7 +22,7 @@ from helpers.gpu_stub import ROOT
 from postgrad.models.load import read_weights
 from postgrad.recipe.load import load_recipe, parse_recipe
 from postgrad.recipe.recipe import Recipe
-from postgrad.training.memory import ran_out
+from postgrad.training.memory import OutOfMemory
 
 SAMPLES, NEW = 8, 16
 PROMPTS = {"cluster/grpo": 32}  # of a step, else 8: each rank has some
@@ -79,9 +79,7 @@ def told_of(name: str, folder: Path, hardware: str, *, deterministic: bool) -> d
     try:
         with patch.object(child, "on_device", read_weights):
             run = child.run(recipe, folder / "run")
-    except Exception as error:
-        if not ran_out(error):
-            raise
+    except (OutOfMemory, torch.OutOfMemoryError) as error:
         run = {"error": str(error)}
     else:
         run["deterministic"] = torch.are_deterministic_algorithms_enabled()
