@@ -3,6 +3,7 @@ which command it was measured.
 """
 
 import json
+import shlex
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ def source_of(arguments: Sequence[str]) -> dict[str, str]:
     return {
         "commit": f"{commit} and changes" if changed else commit,
         "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(["pytest", *files]),
+        "command": shlex.join(["pytest", *files]),
     }
 
 
