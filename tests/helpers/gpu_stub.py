@@ -73,6 +73,12 @@ class Stub:
         return json.loads(done.stdout.splitlines()[-1])
 
 
+SMI = """#!/bin/sh
+case "$*" in
+  *driver_version*) echo "{name}, 580.0, {mebibytes} MiB" ;;
+  *) echo "{name}, {mebibytes}" ;;
+esac
+"""
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # postgrad has to set it
 
 
@@ -143,6 +149,15 @@ def versions(python: str) -> dict[str, str]:
     script = "import json; from importlib.metadata import version as v; print(json.dumps("
     script += "{name: v(name) for name in ('torch', 'transformers', 'triton')}))"
     return json.loads(_output(python, "-c", script))
+
+
+def nvidia_smi(folder: Path, name: str, mebibytes: int) -> str:
+    """The PATH of a process for which nvidia-smi names one card."""
+    program = folder / "bin" / "nvidia-smi"
+    program.parent.mkdir(parents=True)
+    program.write_text(SMI.format(name=name, mebibytes=mebibytes), "utf-8")
+    program.chmod(0o755)
+    return f"{program.parent}:{os.environ['PATH']}"
 
 
 def without_kernels(of_case: dict[str, Any]) -> dict[str, Any]:

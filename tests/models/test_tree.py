@@ -168,6 +168,22 @@ def test_flex_attentions_mask_gives_the_logprobs_of_the_padded_forward(
     assert kernels == [{"BACKEND": "TRITON"}] * 3  # a layer each, and never the one for decoding
 
 
+@pytest.mark.parametrize("heads", [2, 8])
+def test_one_context_attends_in_every_dtype_and_number_of_heads(sequences: Sequences, heads: int):
+    layout = lay_out(sequences, np.arange(len(sequences)))
+    drawn = torch.Generator().manual_seed(0)
+    used = tree(layout)
+    for number, dtype in ((4, torch.float32), (heads, torch.float64)):
+        shapes = [(number, layout.n_tokens, 8)] + [(2, layout.n_tokens, 8)] * 2
+        inputs = [torch.randn(shape, generator=drawn, dtype=dtype) for shape in shapes]
+        fresh, again = (
+            each.attend(0, *inputs, scale=0.3, window=None, softcap=None)
+            for each in (tree(layout), used)
+        )
+        assert again.dtype == dtype
+        torch.testing.assert_close(again, fresh, atol=0, rtol=0)
+
+
 def test_sharing_computes_prompts_once(sequences: Sequences):
     rows = np.arange(len(sequences))
     saved = sum(

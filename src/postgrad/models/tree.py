@@ -35,27 +35,28 @@ ALIGNED = 64  # int32 numbers: compiled kernels read tensors that begin at a mul
 
 
 class _DeviceBlock:
-    """One block on a device: its shape (runs, queries, keys) and a mask for each window size."""
+    """One block on a device: its shape (runs, queries, keys) and the masks that were asked for."""
 
     def __init__(self, block: Block, device: torch.device) -> None:
         self.shape = block.query_rows.shape[0], block.query_rows.shape[1], block.key_rows.shape[1]
         self._query_positions = to_device(block.query_positions, device)[:, :, None]
         self._key_positions = to_device(block.key_positions, device)[:, None, :]
-        self._masks: dict[int | None, Tensor] = {}
+        self._masks: dict[tuple[int | None, int, torch.dtype], Tensor] = {}
 
     def mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
         """[B, 1, G * Q, K] added to the scores: -inf at keys that a query does not see, else 0.
 
         Built once for all layers: from a bool mask every layer would build and keep such a one.
         """
-        if window not in self._masks:
+        asked = window, groups, dtype
+        if asked not in self._masks:
             hidden = self._key_positions > self._query_positions
             if window is not None:
                 hidden |= self._key_positions <= self._query_positions - window
             mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
             mask.masked_fill_(hidden, float("-inf"))
-            self._masks[window] = mask.repeat(1, groups, 1)[:, None]
-        return self._masks[window]
+            self._masks[asked] = mask.repeat(1, groups, 1)[:, None]
+        return self._masks[asked]
 
 
 class TreeAttention:

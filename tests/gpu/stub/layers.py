@@ -28,7 +28,7 @@ from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
 from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME
-from postgrad.models.load import place
+from postgrad.models.load import Loading, place
 from postgrad.models.settings import LoraSettings
 from postgrad.models.tree import FlexAttention
 from postgrad.parallel.device import Placement, apply
@@ -154,7 +154,7 @@ def micro_batches() -> dict[str, Any]:
 
 def learner(*, checkpointed: bool, lora: bool) -> PolicyLearner:
     lm = model_of("qwen3", **QWEN3)
-    place(lm, "a model", CUDA, gradient_checkpointing=checkpointed)
+    place(lm, "a model", Loading(torch.bfloat16, CUDA), gradient_checkpointing=checkpointed)
     adapter = add_adapter(lm, LoraSettings(), seed=0) if lora else None
     backbone = Backbone(lm, CUDA, MicroBatch(4 * LENGTH), adapter=adapter, compiler="inductor")
     return PolicyLearner(backbone, LearnerSettings(), 10)
@@ -169,7 +169,7 @@ def updates() -> dict[str, dict[str, int]]:
 
             def step(count: int, role: PolicyLearner = role) -> None:
                 samples = 4 * count
-                role.update(Update(experience(samples, LENGTH), np.arange(samples)), GRPO())
+                role.update(Update(experience(samples, LENGTH), np.arange(samples)), GRPO())  # pyright: ignore[reportCallIssue]
 
             step(2)
             two, three = (asked(lambda count=count, step=step: step(count)) for count in (2, 3))

@@ -1,5 +1,5 @@
-"""Runs shipped recipes with the shapes of their models: `shaped.py FOLDER NAME ...`, of CASES.
-Prints what each asked of the device, as JSON by name.
+"""Runs shipped recipes with the shapes of their models: `shaped.py FOLDER NAME ... [--KEY VALUE]`,
+of CASES. Prints what each asked of the device, as JSON by name.
 
 Weights are never read, hashed or written: a model's file is a header and a hole, transformers makes
 the model on the device, and no checkpoint is saved (100 GB of zeros). Rows are synthetic and as
@@ -211,7 +211,7 @@ def _counted(phase: Any) -> Any:
     return counted
 
 
-def main(folder: Path, names: list[str]) -> dict[str, Any]:
+def main(folder: Path, names: list[str], overrides: list[str]) -> dict[str, Any]:
     models = {}
     for source in ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B-Base", SMALL, "scores"):
         models[source] = folder / source.replace("/", "-")
@@ -228,7 +228,7 @@ def main(folder: Path, names: list[str]) -> dict[str, Any]:
     for name in names:
         PHASES.clear()
         recipe = write_recipe(name, folder, models)
-        found[name] = told_of(["train", str(recipe), "--debug"])
+        found[name] = told_of(["train", str(recipe), "--debug", *overrides])
         found[name]["phases"] = {
             phase: {count: number for count, number in sums.items() if number}
             for phase, sums in PHASES.items()
@@ -239,4 +239,6 @@ def main(folder: Path, names: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]), sys.argv[2:])))
+    folder, *words = sys.argv[1:]
+    names = [word for word in words if word in CASES]
+    print(json.dumps(main(Path(folder), names, words[len(names) :])))

@@ -1,5 +1,6 @@
-"""The recipes for small cards on the stub, at the shapes of their models: prints as JSON what the
-plan foresees, and the peaks of torch's allocator over two steps.
+"""Recipes of RL on the stub, at the shapes of their models: those for small cards, and one rank of
+that for several devices. Prints as JSON what the plan foresees, and the peaks of torch's allocator
+over two steps: `small_cards.py RECIPE FOLDER HARDWARE [DETERMINISTIC]`.
 
 Rows fill micro-batches, but are few, and answers are short: their decoding would be all that the
 test does. Weights are read by transformers from files of zeros that take no room on disk.
@@ -21,13 +22,15 @@ from helpers.gpu_stub import ROOT
 from postgrad.models.load import read_weights
 from postgrad.recipe.load import load_recipe, parse_recipe
 from postgrad.recipe.recipe import Recipe
+from postgrad.training.memory import OutOfMemory
 
-PROMPTS, SAMPLES, NEW = 8, 8, 16
+SAMPLES, NEW = 8, 16
+PROMPTS = {"cluster/grpo": 32}  # of a step, else 8: each rank has some
 ROW = 872  # tokens of a prompt: with its answers 1000, of which micro-batches hold 2 and 8
-SLOTS = {"grpo_8b_qlora": 32, "grpo_1.7b": 32}  # what "auto" chooses on an RTX 4090
+SLOTS = 32  # what "auto" chooses on an RTX 4090
 
 
-def shortened(path: Path, model: Path, rows: Path) -> Recipe:
+def shortened(path: Path, model: Path, rows: Path, prompts: int, *, deterministic: bool) -> Recipe:
     """The recipe at `path` with two steps of few rows, and without an evaluation."""
     sections = tomllib.loads(path.read_text("utf-8"))
     del sections["eval"], sections["checkpoint"]
@@ -38,9 +41,10 @@ def shortened(path: Path, model: Path, rows: Path) -> Recipe:
         "max_len": sections["data"]["max_len"],
     }  # fmt: skip
     sections["rewards"] = [{"type": "helpers.by_sample:by_sample"}]
-    sections["batch"] |= {"rollout_batch_size": PROMPTS, "train_batch_size": PROMPTS * SAMPLES}
-    sections["rollout"] |= {"max_new_tokens": NEW, "slots": SLOTS[path.stem]}
-    sections["learner"] |= {"threads": 1, "warmup_updates": 0}
+    sections["batch"] |= {"rollout_batch_size": prompts, "train_batch_size": prompts * SAMPLES}
+    sections["rollout"] |= {"max_new_tokens": NEW, "slots": SLOTS}
+    learner = {"threads": 1, "warmup_updates": 0, "deterministic": deterministic}
+    sections["learner"] |= learner
     return parse_recipe(sections)
 
 
@@ -60,21 +64,29 @@ def sparse_weights(model: Path) -> None:
         file.truncate(8 + len(text) + end)
 
 
-def told_of(name: str, folder: Path, hardware: str) -> dict[str, Any]:
-    """What the plan says of a recipe, and what its run takes."""
-    path = ROOT / "recipes" / "24gb" / f"{name}.toml"
+def told_of(name: str, folder: Path, hardware: str, *, deterministic: bool) -> dict[str, Any]:
+    """What the plan says of a recipe, and what its run takes, or "error" where memory ran out."""
+    path = ROOT / "recipes" / f"{name}.toml"
     hub_id = load_recipe(path).model.path
     assert hub_id is not None
     model, rows = folder / "model", folder / "rows.jsonl"
+    prompts = PROMPTS.get(name, 8)
     child.make(hub_id, model)
     sparse_weights(model)
-    child.write_rows(model, ROW, PROMPTS, answered=False, to=rows)
-    recipe = shortened(path, model, rows)
-    with patch.object(child, "on_device", read_weights):
-        run = child.run(recipe, folder / "run")
-    return {"plan": child.foreseen(recipe, hardware), "run": run}
+    child.write_rows(model, ROW, prompts, answered=False, to=rows)
+    recipe = shortened(path, model, rows, prompts, deterministic=deterministic)
+    plan = child.foreseen(recipe, hardware)
+    try:
+        with patch.object(child, "on_device", read_weights):
+            run = child.run(recipe, folder / "run")
+    except (OutOfMemory, torch.OutOfMemoryError) as error:
+        run = {"error": str(error)}
+    else:
+        run["deterministic"] = torch.are_deterministic_algorithms_enabled()
+    return {"plan": plan, "run": run}
 
 
 if __name__ == "__main__":
-    name, folder, hardware = sys.argv[1:]
-    print(json.dumps(told_of(name, Path(folder), hardware)))
+    name, to, hardware, *more = sys.argv[1:]
+    told = told_of(name, Path(to), hardware, deterministic=more != ["false"])
+    print(json.dumps(told))

@@ -1,22 +1,16 @@
 """The command that measures a GPU comes to its end on CUDA."""
 
 import json
-import os
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 from benchmarks.gpu.session import PARTS
-from helpers.gpu_stub import Stub
+from helpers.gpu_stub import Stub, nvidia_smi
+from helpers.stub_results import Results
 
 pytestmark = pytest.mark.gpu_stub
-SMI = """#!/bin/sh
-case "$*" in
-  *driver_version*) echo "NVIDIA H100 80GB HBM3, 580.0, 81559 MiB" ;;
-  *) echo "NVIDIA H100 80GB HBM3, 81559" ;;
-esac
-"""
 # What reads results: the stub's are zeros. A peer's choice of kernels (cuDNN) is its own affair.
 READS = {"reward rises in 20 steps", "SFT of the quickstart", "100M spells backward"}
 PEERS = ("transformers", "vllm", "trl")
@@ -27,13 +21,10 @@ GRAPHS = find_spec("postgrad.rollout.local.step") is not None
 def told(stub: Stub, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the session wrote, "status" and "output"."""
     folder = tmp_path_factory.mktemp("command")
-    smi = folder / "bin" / "nvidia-smi"
-    smi.parent.mkdir()
-    smi.write_text(SMI, "utf-8")
-    smi.chmod(0o755)
+    path = nvidia_smi(folder, "NVIDIA H100 80GB HBM3", 81559)
     done = stub.run(
         "-m", "benchmarks.gpu", "--small", "--minutes", "60", "--to", str(folder / "to"),
-        PATH=f"{smi.parent}:{os.environ['PATH']}", TMPDIR=str(folder),
+        PATH=path, TMPDIR=str(folder),
     )  # fmt: skip
     log = folder / "to" / "log.txt"
     output = done.stdout + done.stderr + (log.read_text("utf-8") if log.exists() else "")
@@ -45,15 +36,16 @@ def cases_of(told: dict[str, Any]) -> dict[str, Any]:
     return {name: case for part in told["parts"].values() for name, case in part["cases"].items()}
 
 
-def test_every_part_comes_to_its_end(told: dict[str, Any], results: dict[str, Any]) -> None:
+def test_every_part_comes_to_its_end(told: dict[str, Any], results: Results) -> None:
     ended = {name: part["ended"] for name, part in told["parts"].items()}
     assert ended == dict.fromkeys(PARTS, "whole"), told["output"][-4000:]
     assert told["status"] == 0
     assert told["about"]["done"]
-    results["benchmarks.gpu"] = {
+    outcomes = {
         name: next((word for word in ("failed", "skipped") if word in case), "ran")
         for name, case in cases_of(told).items()
     }
+    results.keep("benchmarks.gpu", outcomes)
 
 
 def test_no_case_fails_but_a_peers(told: dict[str, Any]) -> None:

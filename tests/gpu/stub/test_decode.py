@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from helpers.gpu_stub import Stub
+from helpers.stub_results import Results
 
 pytestmark = pytest.mark.gpu_stub
 HERE = Path(__file__).parent
@@ -25,19 +26,19 @@ def summed(step: dict[str, int]) -> dict[str, int]:
 
 
 def test_prompts_are_computed_and_copied_without_a_wait(
-    told: dict[str, Any], results: dict[str, Any]
+    told: dict[str, Any], results: Results
 ) -> None:
     first = told["steps"][0]
-    results["first step of 256 rows, Qwen3-0.6B"] = first
+    results.keep("first step of 256 rows, Qwen3-0.6B", first)
     assert first["waits"] == first["pageable"] == 0
     assert first["launches"] <= 1_900  # 32 prompts, and one token as later graphs compute it
 
 
-def test_a_step_is_one_graph_and_one_wait(told: dict[str, Any], results: dict[str, Any]) -> None:
+def test_a_step_is_one_graph_and_one_wait(told: dict[str, Any], results: Results) -> None:
     steps, ended = told["steps"], told["ended"]
     quiet = steps[2:40]
     assert ended[:40] == [0] * 40
-    results["decode step of 256 rows, Qwen3-0.6B"] = quiet[-1]
+    results.keep("decode step of 256 rows, Qwen3-0.6B", quiet[-1])
     assert {json.dumps(summed(step)) for step in quiet} == {
         json.dumps(
             {"launches": 0, "graph_launches": 1, "waits": 1, "to_device": 0, "from_device": 1}
@@ -67,11 +68,9 @@ def test_each_number_of_rows_is_run_once_then_captured_once(told: dict[str, Any]
     assert sum(step["refused"] for step in steps) == 0
 
 
-def test_graphs_outlast_a_publish_and_end_with_the_cache(
-    stub: Stub, results: dict[str, Any]
-) -> None:
+def test_graphs_outlast_a_publish_and_end_with_the_cache(stub: Stub, results: Results) -> None:
     captured = stub.ask(SCRIPT, "publishes")
-    results["graphs captured in a batch"] = captured
+    results.keep("graphs captured in a batch", captured)
     assert captured["first"] > 5
     assert captured["after a publish"] == 0
     assert captured["after a rest"] == captured["first"]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from helpers.gpu_stub import Stub
+from helpers.stub_results import Results
 
 pytestmark = pytest.mark.gpu_stub
 SCRIPT = str(Path(__file__).parent / "handover.py")
@@ -22,7 +23,7 @@ def run(stub: Stub, folder: Path, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("size", STEPS)
 def test_both_survive_and_give_back_what_they_do_not_hold(
-    stub: Stub, results: dict[str, Any], size: str, tmp_path: Path
+    stub: Stub, results: Results, size: str, tmp_path: Path
 ) -> None:
     found = run(stub, tmp_path, size)
     assert found["error"] is None
@@ -34,10 +35,8 @@ def test_both_survive_and_give_back_what_they_do_not_hold(
     assert owners.count("engine") == 1 + STEPS[size]
     for owner, allocated, reserved in turns:
         assert reserved <= 1.05 * allocated + PAGES[size], (owner, allocated, reserved)
-    results.setdefault("hand-over on 24 GB", {})[size] = {
-        owner: [[allocated, reserved] for name, allocated, reserved in turns if name == owner][-1]
-        for owner in ("learner", "engine")
-    }
+    last = {owner: [allocated, reserved] for owner, allocated, reserved in turns}
+    results.keep("hand-over on 24 GB", last, size)
 
 
 def test_without_giving_back_they_run_out_of_memory(stub: Stub, tmp_path: Path) -> None:

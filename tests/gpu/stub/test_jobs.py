@@ -9,6 +9,7 @@ import pytest
 
 from helpers.gpu_stub import PIPELINES, ROOT, SINGLE, Stub, brief, without_kernels
 from helpers.jobs import JOBS, write_recipe
+from helpers.stub_results import Results
 
 pytestmark = pytest.mark.gpu_stub
 COMMAND = str(Path(__file__).parent / "command.py")
@@ -72,11 +73,11 @@ def told(stub: Stub, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_job_takes_its_first_step(
-    told: dict[str, Any], results: dict[str, Any], folder: Path, case: str
+    told: dict[str, Any], results: Results, folder: Path, case: str
 ) -> None:
     of_case = told[case]
     assert of_case.pop("error") is None, of_case
-    results.setdefault("jobs", {})[case] = without_kernels(of_case)
+    results.keep("jobs", without_kernels(of_case), case)
     (line,) = (folder / case / "run" / "metrics.jsonl").read_text("utf-8").splitlines()
     computed = [value for key, value in json.loads(line).items() if "computed" in key]
     assert computed
@@ -97,7 +98,7 @@ def test_cublas_is_told_of_its_workspace_before_its_first_handle(told: dict[str,
 
 @pytest.mark.parametrize(("capability", "memory"), CARDS)
 def test_a_job_takes_its_first_step_on_other_cards(
-    stub: Stub, results: dict[str, Any], capability: str, memory: str, tmp_path: Path
+    stub: Stub, results: Results, capability: str, memory: str, tmp_path: Path
 ) -> None:
     commands = {
         f"{job}, deterministic {how}": command(
@@ -113,24 +114,24 @@ def test_a_job_takes_its_first_step_on_other_cards(
     assert kernels
     assert max(each["shared"] for each in kernels) <= SHARED[capability]
     card = f"{capability}, {memory} GB"
-    results.setdefault("attention", {})[card] = sorted({brief(each) for each in kernels})
-    results.setdefault("other cards", {})[card] = {
-        case: without_kernels(of_case) for case, of_case in told.items()
-    }
+    results.keep("attention", sorted({brief(each) for each in kernels}), card)
+    measured = {case: without_kernels(of_case) for case, of_case in told.items()}
+    results.keep("other cards", measured, card)
 
 
 def test_the_shipped_pipelines_take_a_small_step_of_each_recipe(
-    stub: Stub, results: dict[str, Any], tmp_path: Path
+    stub: Stub, results: Results, tmp_path: Path
 ) -> None:
     commands = {name: dry_run(tmp_path, name) for name in PIPELINES}
     told = ask(stub, tmp_path / "commands", commands)
     assert {name: of_one.pop("error") for name, of_one in told.items()} == dict.fromkeys(told)
-    results["pipelines"] = {name: without_kernels(of_one) for name, of_one in told.items()}
+    for name, of_pipeline in told.items():
+        results.keep("pipelines", without_kernels(of_pipeline), name)
 
 
 @pytest.mark.parametrize("name", SINGLE)
 def test_the_shipped_recipes_take_a_small_step(
-    stub: Stub, results: dict[str, Any], name: str, tmp_path: Path
+    stub: Stub, results: Results, name: str, tmp_path: Path
 ) -> None:
     data = os.environ.get("POSTGRAD_TEST_DATA")
     if not data:
@@ -139,4 +140,4 @@ def test_the_shipped_recipes_take_a_small_step(
     arguments = ["train", str(ROOT / "recipes" / f"{name}.toml"), *flags, "--dry-run", "--debug"]
     told = ask(stub, tmp_path / "commands", {name: arguments})
     assert told[name].pop("error") is None
-    results.setdefault("recipes", {})[name] = without_kernels(told[name])
+    results.keep("recipes", without_kernels(told[name]), name)

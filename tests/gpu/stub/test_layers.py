@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from helpers.gpu_stub import Stub
+from helpers.stub_results import Results
 
 pytestmark = pytest.mark.gpu_stub
 SCRIPT = str(Path(__file__).parent / "layers.py")
@@ -15,20 +16,18 @@ CAPABILITIES = ("8.0", "8.6", "8.9", "9.0")
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("kind", ["types", "heads"])
 def test_kernels_are_made_for_a_card(
-    stub: Stub, results: dict[str, Any], kind: str, capability: str
+    stub: Stub, results: Results, kind: str, capability: str
 ) -> None:
     """In float32 too; Triton refuses kernels that need more shared memory than the card has."""
     told = stub.ask(SCRIPT, kind, STUB_CAP=capability, STUB_MEM="24")
-    results.setdefault("compiled", {}).setdefault(kind, {})[capability] = told
+    results.keep("compiled", told, f"{kind}, {capability}")
     assert {case: of_one["error"] for case, of_one in told.items()} == dict.fromkeys(told)
     assert all(of_one["graphs"] > 0 for of_one in told.values())
 
 
-def test_a_micro_batch_of_compiled_layers_takes_few_launches(
-    stub: Stub, results: dict[str, Any]
-) -> None:
+def test_a_micro_batch_of_compiled_layers_takes_few_launches(stub: Stub, results: Results) -> None:
     told = stub.ask(SCRIPT, "micro-batches")
-    results["micro-batches"] = told
+    results.keep("micro-batches", told)
     assert told["compiled"]["launches"] <= 2000
     assert told["compiled"]["launches"] < told["plain"]["launches"] / 3
     assert told["graphs"] <= 2
@@ -44,9 +43,9 @@ def updates(stub: Stub) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["whole", "checkpointed"])
 def test_so_does_one_within_an_update_with_its_head_and_its_sum_of_gradients(
-    updates: dict[str, Any], results: dict[str, Any], kind: str
+    updates: dict[str, Any], results: Results, kind: str
 ) -> None:
-    results["micro-batches of updates"] = updates
+    results.keep("micro-batches of updates", updates)
     assert updates[kind]["launches"] <= 2000
     assert updates[kind]["waits"] == updates[kind]["pageable"] == 0
 

@@ -18,6 +18,7 @@ from helpers.gpu_stub import (
     brief,
     without_kernels,
 )
+from helpers.stub_results import Results
 
 pytestmark = [pytest.mark.gpu_stub, pytest.mark.slow]
 SCRIPT = str(Path(__file__).parent / "shaped.py")
@@ -53,23 +54,28 @@ def test_every_shipped_recipe_is_run() -> None:
 
 
 @pytest.fixture(scope="module", params=SHAPED)
-def told(
-    request: pytest.FixtureRequest, stub: Stub, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def memory(request: pytest.FixtureRequest) -> str:
+    """GB of the card."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def told(stub: Stub, memory: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("shaped")
-    return stub.ask(SCRIPT, str(folder), *SHAPED[request.param], STUB_MEM=request.param)
+    return stub.ask(SCRIPT, str(folder), *SHAPED[memory], STUB_MEM=memory)
 
 
-def test_full_shapes_take_their_first_step(told: dict[str, Any], results: dict[str, Any]) -> None:
+def test_full_shapes_take_their_first_step(
+    told: dict[str, Any], memory: str, results: Results
+) -> None:
     for name, of_case in told.items():
         assert of_case["error"] is None, of_case
         assert of_case["peak"] < MOST.get(name, 192 * GB)
         assert of_case["deterministic"]
         del of_case["error"]
-        results.setdefault("shapes", {})[name] = without_kernels(of_case)
+        results.keep("shapes", without_kernels(of_case), name)
     kernels = {brief(each) for of_case in told.values() for each in of_case["attention"]}
-    seen = results.setdefault("attention", {}).setdefault("9.0, heads of 128", [])
-    results["attention"]["9.0, heads of 128"] = sorted({*seen, *kernels})
+    results.keep("attention", sorted(kernels), f"9.0, {memory} GB, heads of 128")
 
 
 def test_steps_stay_within_their_budgets(told: dict[str, Any]) -> None:

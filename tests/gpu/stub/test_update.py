@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from helpers.gpu_stub import Stub
+from helpers.stub_results import Results
 
 pytestmark = pytest.mark.gpu_stub
 SCRIPT = str(Path(__file__).parent / "update.py")
@@ -18,10 +19,10 @@ def asked(stub: Stub) -> dict[str, Any]:
 
 @pytest.mark.parametrize("micro_batches", ["1", "8"])
 def test_an_update_waits_for_its_norm_its_metrics_and_its_outputs(
-    asked: dict[str, Any], results: dict[str, Any], micro_batches: str
+    asked: dict[str, Any], results: Results, micro_batches: str
 ) -> None:
     of_update = asked["updates"][micro_batches]
-    results.setdefault("updates", {})[micro_batches] = of_update
+    results.keep("updates", of_update, micro_batches)
     assert of_update["waits"] == 3, of_update["from"]
     of_norm = [line for line in of_update["from"] if "optimizer.py" in line]
     assert sum(of_update["from"][line] for line in of_norm) == 1
@@ -35,18 +36,18 @@ def test_layouts_are_copied_from_pinned_memory(asked: dict[str, Any], micro_batc
 
 
 def test_chunks_of_1024_rows_save_a_third_of_the_launches(
-    asked: dict[str, Any], results: dict[str, Any]
+    asked: dict[str, Any], results: Results
 ) -> None:
     large, small = asked["head"]["as it is"], asked["head"]["110 rows"]
-    results["head"] = asked["head"]
+    results.keep("head", asked["head"])
     assert large["launches"] < 2 / 3 * small["launches"]
 
 
 @pytest.mark.parametrize("kind", ["whole", "divided"])
 def test_a_norm_over_300_weights_is_one_wait_and_few_kernels(
-    asked: dict[str, Any], results: dict[str, Any], kind: str
+    asked: dict[str, Any], results: Results, kind: str
 ) -> None:
     of_norm = asked["clipping"][kind]
-    results.setdefault("clipping", {})[kind] = of_norm
+    results.keep("clipping", of_norm, kind)
     assert of_norm["waits"] == 1, of_norm["from"]
     assert of_norm["launches"] < 50

@@ -24,7 +24,7 @@ from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
 from postgrad.models import head as of_models
 from postgrad.models.attention import ATTENTION_NAME, AttentionContext
-from postgrad.models.load import place
+from postgrad.models.load import Loading, place
 from postgrad.parallel.device import Placement, apply
 
 CUDA = torch.device("cuda")
@@ -64,7 +64,7 @@ def learner(vocabulary: int, tokens: int) -> PolicyLearner:
         lm = AutoModelForCausalLM.from_config(
             config, attn_implementation=ATTENTION_NAME, dtype=torch.bfloat16
         )
-    place(lm, "a model", CUDA, gradient_checkpointing=False)
+    place(lm, "a model", Loading(torch.bfloat16, CUDA), gradient_checkpointing=False)
     backbone = Attentionless(lm, CUDA, MicroBatch(max_tokens=tokens))
     return PolicyLearner(backbone, LearnerSettings(), 10)
 
