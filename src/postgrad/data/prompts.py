@@ -141,6 +141,7 @@ def _metadata(row: Row, settings: DataSettings) -> dict[str, Any]:
     read = {
         settings.answer,
         settings.messages,
+        settings.input,
         *(question_columns if len(question_columns) == 1 else ()),
     }
     return {key: value for key, value in row.values.items() if key not in read}

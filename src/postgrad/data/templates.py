@@ -33,9 +33,11 @@ class Unencodable(Exception):
 
 
 def encode(tokenizer: Any, texts: Sequence[str], **options: Any) -> Any:
-    """The tokenizer's ids of texts that a template wrote: no special tokens are added."""
+    """The tokenizer's ids of texts. No special tokens are added, unless `options` say so: a
+    template has written them.
+    """
     try:
-        return tokenizer(list(texts), add_special_tokens=False, **options)
+        return tokenizer(list(texts), **{"add_special_tokens": False, **options})
     except Exception as error:  # tokenizers raise nothing narrower
         for place, text in enumerate(texts):
             try:
@@ -234,6 +236,24 @@ def unread_notes(
         for key in sorted(unread)
         if key not in silent
     ]
+
+
+def documents(
+    tokenizer: Any, texts: Sequence[str]
+) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
+    """(token ids [T], loss mask [T]) of plain texts: as the tokenizer begins a text, and its end of
+    text behind each. Every token but the first bears loss, since nothing predicts that one.
+
+    Raises Unencodable where the tokenizer lacks a character.
+    """
+    encoded = encode(tokenizer, texts, add_special_tokens=True)["input_ids"] if texts else []
+    end = tokenizer.eos_token_id
+    tokenised: list[tuple[NDArray[np.int32], NDArray[np.bool_]]] = []
+    for text_ids in encoded:
+        closed = text_ids if end is None or text_ids[-1:] == [end] else [*text_ids, end]
+        ids = np.array(closed, np.int32)
+        tokenised.append((ids, np.arange(len(ids)) > 0))
+    return tokenised
 
 
 def tokenise(

@@ -32,7 +32,8 @@ _READING = (
     "chat_template_kwargs",
     "max_len",
 )
-_COLUMNS = ("messages", "template", "map")  # taken over unless the set names columns itself
+# taken over unless the set names columns itself
+_COLUMNS = ("messages", "text", "input", "template", "map")
 _SAME_PATH = ("task", "subset", "revision")  # taken over by a set with the path of [data]
 _EITHER = {"warmup_updates", "warmup_ratio"}  # a role that states one takes neither over
 
@@ -169,7 +170,7 @@ def _set(eval_set: Table, shared: Table, data: Table) -> Table:
     """
     stated = _from(eval_set, shared)
     keys: list[str] = list(_READING)
-    if not stated.keys() & {"prompt", "answer", "messages", "template"}:
+    if not stated.keys() & {"prompt", "answer", "input", "messages", "text", "template"}:
         keys.extend(_COLUMNS)
     if stated.get("path", data.get("path")) == data.get("path"):
         keys.extend(_SAME_PATH)
