@@ -171,7 +171,7 @@ def _selected(
         messages = conversation_of(row, settings)
         asked = asked_in(row, messages, settings)
         answers = answers_in(messages)
-        fate = selection.left_out(asked, [*asked, *answers])
+        fate = selection.left_out(settings, asked, [*asked, *answers])
         if fate is None and not _can_teach(messages, answers, settings):
             fate = "no_loss"
         if fate is not None:

@@ -101,8 +101,8 @@ def column(row: Row, name: str, key: str) -> Any:
         columns = ", ".join(itertools.islice(row.values, SHOWN)) + ellipsis
         hint = f"did you mean {close!r}?" if close else f"its columns: {columns[:1000]}"
         if key in ("data.prompt", "data.answer"):
-            known = (keys for names, keys in LAYOUTS if row.values.keys() >= {*names})
-            if (keys := next(known, None)) is not None:
+            layouts = (keys for names, keys in LAYOUTS if row.values.keys() >= {*names})
+            if (keys := next(layouts, None)) is not None:
                 hint += f"; they are read with {keys}"
         raise UsageError(f"{row.place}: row {row.index} has no column {name!r} ({key}); {hint}")
     return row.values[name]

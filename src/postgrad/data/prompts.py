@@ -79,7 +79,7 @@ def _selected(
     for row in prepared_rows(settings, book):
         messages = prompt_of(row, settings)
         questions = asked_in(row, messages, settings)
-        fate = selection.left_out(questions, [*questions, *answers_in(messages)])
+        fate = selection.left_out(settings, questions, [*questions, *answers_in(messages)])
         if fate is not None:
             book.add(fate, row)
         else:

@@ -9,6 +9,9 @@ from pydantic import Field, field_validator, model_validator
 from postgrad.core.hub import REVISION
 from postgrad.core.settings import Settings
 
+WHICH_ROWS = (  # keys that decide which rows of the world are read
+    *("path", "name", "revision", "split", "filter", "map", "limit", "task", "size", "seed"),
+)
 FUNCTION = re.compile(r"[\w.]+:\w+")
 _ONLY_TEXT = 'on_too_long = "split" is of plain text (data.text): say "drop", "truncate" or "error"'
 
@@ -44,6 +47,8 @@ class RowSettings(Settings):
     on_too_long: Literal["drop", "truncate", "error", "split"] = "drop"
     max_lost_fraction: float = Field(default=0.5, ge=0.0, le=1.0)  # losing more stops the run
     shuffle: bool = True  # a new order each epoch, from seed and epoch
+    # Of the questions, by their hash; their rows are evaluated on where [eval] names no rows.
+    eval_fraction: float = Field(default=0.0, ge=0.0, lt=1.0)
 
     @field_validator("filter", "map")
     @classmethod

@@ -18,6 +18,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt, ScoredGroup
 from postgrad.core.seeds import integer
 from postgrad.data.draws import Draws
+from postgrad.data.overlap import Selection
 from postgrad.data.prompts import PromptSet, load_prompts
 from postgrad.data.settings import DataSettings, MixSettings
 from postgrad.data.templates import template_call
@@ -51,6 +52,7 @@ def read_set(recipe: Answering, eval_set: EvalSet, tokenizer: Any) -> PromptSet:
         with_tools(recipe.environment, eval_set.data),
         tokenizer,
         max_prompt_tokens=eval_set.max_len - new,
+        selection=Selection(part="evaluation"),
     )
     for prompt in prompts.all():
         _dataset(prompt, eval_set.by)
