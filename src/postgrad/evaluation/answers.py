@@ -7,7 +7,7 @@ the weights alone.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -30,6 +30,8 @@ from postgrad.evaluation.results import (
     left_out,
     rates,
 )
+from postgrad.observe.samples import thinned
+from postgrad.observe.settings import KeptSamples
 from postgrad.recipe.recipe import Answering
 from postgrad.recipe.settings import EvalSet, EvalSettings
 from postgrad.rewards.scorer import Scorer
@@ -37,6 +39,7 @@ from postgrad.rollout.engine import Engine
 from postgrad.rollout.environment import SingleTurn
 from postgrad.rollout.environments.base import build
 from postgrad.rollout.environments.chat import Dialogue, dialogue
+from postgrad.rollout.records_json import Json, group_to_json
 from postgrad.rollout.sampling import Drawing, mean_counts, sample_groups
 from postgrad.rollout.settings import EnvironmentSettings, SamplingSettings
 
@@ -68,6 +71,7 @@ class Evaluator:
         self._seed = integer(recipe.seed, "evaluation")
         self._tokenizer = tokenizer
         self._scorer = scorer
+        self._kept: KeptSamples = recipe.observe.eval_samples
         new = self.settings.max_new_tokens or recipe.rollout.max_new_tokens
         stop = recipe.rollout.stop
         self._sampling = SamplingSettings(
@@ -145,7 +149,35 @@ class Evaluator:
             seconds=time.perf_counter() - began,
             intervals={metric: ends for metric, (_, ends) in (overall | parts).items() if ends},
             problems=problems,
+            samples=list(self._lines(name, groups, greedy)),
         )
+
+    def _lines(
+        self,
+        name: str | None,
+        groups: Sequence[ScoredGroup],
+        greedy: Sequence[ScoredGroup | None],
+    ) -> Iterator[Json]:
+        """Lines of eval_samples.jsonl. A greedy answer is the last of its prompt's samples."""
+        coldest = {group.prompt.ticket: group for group in greedy if group is not None}
+        for group in thinned(groups, self._kept):
+            yield from self._group_lines(name, group, {})
+            if (cold := coldest.get(group.prompt.ticket)) is not None:
+                number = len(group.rollouts)
+                yield from self._group_lines(name, cold, {"sample": number, "greedy": True})
+
+    def _group_lines(
+        self, name: str | None, group: ScoredGroup, more: Mapping[str, Any]
+    ) -> Iterator[Json]:
+        scores = self._scores(group).tolist() or [math.nan] * len(group.rollouts)
+        lines = group_to_json(group, step=0, decode=self._tokenizer.decode)
+        for line, score in zip(lines, scores, strict=True):
+            for key in ("metadata", "policy_version"):
+                del line[key]
+            for turn in line["turns"]:
+                del turn["logprobs"]
+            right = None if math.isnan(score) else score >= self.settings.correct_at
+            yield {**line, **more, "set": name, "correct": right}
 
     def _sample(
         self,

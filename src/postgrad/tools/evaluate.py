@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
+from postgrad.core.files import whole_file
 from postgrad.core.hub import split_revision
 from postgrad.core.records import Sequences
 from postgrad.evaluation.answers import Evaluator, check_answers, check_rows
@@ -35,6 +36,7 @@ from postgrad.fleet.local import frozen_policy, frozen_reward_model
 from postgrad.learner.score import last_scores
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
+from postgrad.observe.sinks import fast_json
 from postgrad.recipe.recipe import (
     Answering,
     Comparing,
@@ -62,7 +64,11 @@ class Evaluated:
 
 
 def evaluate(
-    recipe: Recipe, model: str, console: Console, against: str | None = None
+    recipe: Recipe,
+    model: str,
+    console: Console,
+    against: str | None = None,
+    to: Path | None = None,
 ) -> dict[str, Any]:
     """Evaluates a model; returns and shows its results as JSON values.
 
@@ -74,11 +80,16 @@ def evaluate(
     checkpoint is exported to a temporary directory first.
 
     against: a second model, evaluated with the same prompts and random numbers. Its results stand
-    under "against", the paired differences of each set under "comparison". Raises UsageError where
-    the recipe has no evaluation set.
+    under "against", the paired differences of each set under "comparison".
+
+    to: gets every answer as a line of eval_samples.jsonl, with "model" in place of its step. Raises
+    UsageError where the recipe has no evaluation set, and where `to` is to be written and nothing
+    is sampled.
     """
     if not recipe.eval.sets:
         raise UsageError("the recipe has nothing to evaluate on: give [eval] a path")
+    if to is not None:
+        recipe = _with_all_answers(recipe, to)
     recipe, read = pin(recipe, sections=("reward_model", "eval"))
     with TemporaryDirectory(prefix="postgrad-") as folder:
         models = {
@@ -90,6 +101,8 @@ def evaluate(
             name: _results(recipe, Evaluated(name, source), console)
             for name, source in models.items()
         }
+    if to is not None:
+        _write_answers(results, to)
     report = {"model": model, **_report(recipe, results[model])}
     if resolved := [source.to_json() for source in read] + _commits(models):
         report["sources"] = resolved
@@ -107,6 +120,24 @@ def evaluate(
         "against": {"model": against, **_report(recipe, results[against])},
         "comparison": [comparison.to_json() for comparison in comparisons],
     }
+
+
+def _with_all_answers(recipe: Recipe, to: Path) -> Recipe:
+    """The recipe without thinned samples. Raises UsageError where `to` cannot be written."""
+    if not recipe.samples_answers:
+        raise UsageError(f"--to {to}: this recipe samples no answers: give it [[rewards]]")
+    if to.is_dir() or not to.parent.is_dir():
+        raise UsageError(f"--to {to}: name a file in a directory that is there")
+    everything = recipe.observe.model_copy(update={"eval_samples": "all"})
+    return recipe.model_copy(update={"observe": everything})
+
+
+def _write_answers(results: Mapping[str, Sequence[Result]], to: Path) -> None:
+    with whole_file(to) as written, written.open("wb") as file:
+        for name, of_model in results.items():
+            for line in (line for result in of_model for line in result.samples):
+                without_step = {key: value for key, value in line.items() if key != "step"}
+                file.write(fast_json({"model": name, **without_step}) + b"\n")
 
 
 def _commits(models: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -90,7 +90,7 @@ def prepare(
 
     stack: closes what has to be closed. again: the run is restarted after it lost a process.
     """
-    logs = Logs(directory.path, console.warn)
+    logs = Logs(directory.path, console.warn, compress=recipe.observe.compress != "none")
     stack.callback(logs.close)
     store = store_of(recipe, directory)
     checkpoint = _newest(store, console)
