@@ -111,6 +111,22 @@ def test_a_phase_without_a_count_shows_that_it_lives(terminal: Terminal) -> None
     assert "/" not in terminal.getvalue()
 
 
+@pytest.mark.usefixtures("at_once")
+def test_a_phase_shows_what_is_counted_meanwhile(terminal: Terminal) -> None:
+    with Console("auto", terminal).phase("load") as phase:
+        phase.count("rows tokenised", 40_960, 120_000)
+    assert "load: 40,960 of 120,000 rows tokenised, 34%" in terminal.getvalue()
+
+
+def test_a_slow_count_is_a_line_where_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = StringIO()
+    with Console("plain", stream).phase("load") as phase:
+        phase.count("rows tokenised", 1, 10)
+        monkeypatch.setattr(module, "SLOW_SECONDS", -1.0)
+        phase.count("rows tokenised", 2, 10)
+    assert stream.getvalue().startswith("load: 2 of 10 rows tokenised, 20%\n")
+
+
 def test_a_phase_that_is_over_at_once_is_not_drawn(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

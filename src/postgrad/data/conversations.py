@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
+from postgrad.core.progress import tracked
 from postgrad.core.ragged import Ragged
 from postgrad.data.account import Bookkeeper, Fate
 from postgrad.data.answer_spans import Rendered, Unmarkable
@@ -232,7 +233,7 @@ def _tokenised(
     counts: list[int] = []  # texts of each row
     rendered = render_conversations(
         tokenizer,
-        ((conversation, 0) for conversation in messages),
+        tracked("rows rendered", ((each, 0) for each in messages), len(messages)),
         ends=turn_ends(tokenizer),
         turns=settings.loss_turns,
         variables=call,
