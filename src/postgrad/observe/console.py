@@ -3,6 +3,7 @@
 import math
 import re
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from postgrad.observe.board import Board, LiveBlock, PhaseShown, step_seconds
+from postgrad.observe.board import Board, LiveBlock, PhaseShown, step_seconds, telling
 
 Mode = Literal["auto", "plain", "quiet", "json"]
 # Control characters but tab and newline; Unicode's line separators and changes of text direction.
@@ -44,6 +45,7 @@ SHOWN = (
     ("sampled_entropy", "entropy", "{:.3f}"),
     ("policy/kl", "kl", "{:.4f}"),
     ("kl/token_mean", "kl", "{:.4f}"),
+    ("policy/clip_fraction", "clipped", "{:.1%}"),
     ("policy/grad_norm", "grad norm", "{:.3f}"),
     ("reward_model/grad_norm", "grad norm", "{:.3f}"),
     ("response_length", "length", "{:.1f}"),
@@ -59,6 +61,7 @@ LEAST_FIRST = (  # metrics that a narrow terminal leaves out, in this order
     "truncated_fraction",
     "policy/grad_norm",
     "reward_model/grad_norm",
+    "policy/clip_fraction",
     "policy/entropy",
     "sampled_entropy",
     "critic/loss",
@@ -216,6 +219,7 @@ class Console:
         """One line for a step; in a live terminal as much of it as fits on one."""
         if self._board is not None:
             self._board.stepped(number, metrics)
+        metrics = telling(metrics)
         shown = {
             label: (key, form)
             for key, label, form in reversed(SHOWN)  # of two with one label the first is shown
@@ -258,15 +262,15 @@ class Console:
     def note(self, text: str) -> None:
         """Prints a line, unless in quiet mode."""
         if not self._quiet:
-            self._print(self._text(text))
+            self._print(self._text(self._in_lines(text)))
 
     def warn(self, text: str) -> None:
         """Prints a warning, in quiet mode too."""
-        self._print(self._text(f"warning: {text}", "yellow"))
+        self._print(self._text(self._in_lines(f"warning: {text}"), "yellow"))
 
     def error(self, text: str) -> None:
         """Prints an error, in quiet mode too."""
-        self._print(self._text(text, "red"))
+        self._print(self._text(self._in_lines(text), "red"))
 
     @property
     def is_terminal(self) -> bool:
@@ -294,6 +298,27 @@ class Console:
             table.add_row(*(self._text(cell) for cell in row))
         self._print()
         self._print(table)
+
+    def _in_lines(self, text: str) -> str:
+        """The text with its lines cut at words to a terminal's width, further ones indented as the
+        first. A word that is too long, a path say, stays whole. Files get long lines as they are.
+        """
+        if not self._rich.is_terminal:
+            return text
+        lines: list[str] = []
+        for line in text.split("\n"):
+            indent = line[: len(line) - len(line.lstrip(" "))]
+            folded = textwrap.wrap(
+                line,
+                max(20, self._rich.width),
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+                replace_whitespace=False,
+                expand_tabs=False,
+            )
+            lines += folded if len(line) > self._rich.width and folded else [line]
+        return "\n".join(lines)
 
     def _print(self, *renderables: Any) -> None:
         (self._rich if self._block is None else self._block).print(*renderables)
