@@ -83,14 +83,11 @@ def evaluate(
     under "against", the paired differences of each set under "comparison".
 
     to: gets every answer as a line of eval_samples.jsonl, with "model" in place of its step. Raises
-    UsageError where the recipe has no evaluation set, and where `to` is to be written and nothing
-    is sampled.
+    UsageError where the recipe has no evaluation set, and for `to` where nothing is sampled.
     """
     if not recipe.eval.sets:
         raise UsageError("the recipe has nothing to evaluate on: give [eval] a path")
-    if to is not None:
-        recipe = _with_all_answers(recipe, to)
-    recipe, read = pin(recipe, sections=("reward_model", "eval"))
+    recipe, read = pin(_with_all_answers(recipe, to), sections=("reward_model", "eval"))
     with TemporaryDirectory(prefix="postgrad-") as folder:
         models = {
             name: _read_from(name, Path(folder) / str(number))
@@ -101,20 +98,15 @@ def evaluate(
             name: _results(recipe, Evaluated(name, source), console)
             for name, source in models.items()
         }
-    if to is not None:
-        _write_answers(results, to)
+    _write_answers(results, to)
     report = {"model": model, **_report(recipe, results[model])}
     if resolved := [source.to_json() for source in read] + _commits(models):
         report["sources"] = resolved
     if against is None:
         _show([results[model]], [], console)
         return report
-    pairs = zip(results[model], results[against], strict=True)
-    comparisons = [compare(ours, theirs, recipe.seed) for ours, theirs in pairs]
     console.note(f"model    {model}\nagainst  {against}")
-    _show([results[model], results[against]], comparisons, console)
-    for comparison in comparisons:
-        _show_differing(comparison, console)
+    comparisons = _comparisons(results[model], results[against], recipe.seed, console)
     return {
         **report,
         "against": {"model": against, **_report(recipe, results[against])},
@@ -122,8 +114,23 @@ def evaluate(
     }
 
 
-def _with_all_answers(recipe: Recipe, to: Path) -> Recipe:
-    """The recipe without thinned samples. Raises UsageError where `to` cannot be written."""
+def _comparisons(
+    ours: Sequence[Result], theirs: Sequence[Result], seed: int, console: Console
+) -> list[Comparison]:
+    """The sets of two models compared, and shown."""
+    comparisons = [compare(*pair, seed) for pair in zip(ours, theirs, strict=True)]
+    _show([ours, theirs], comparisons, console)
+    for comparison in comparisons:
+        _show_differing(comparison, console)
+    return comparisons
+
+
+def _with_all_answers(recipe: Recipe, to: Path | None) -> Recipe:
+    """The recipe without thinned samples, where they go to a file. Raises UsageError where `to`
+    cannot be written.
+    """
+    if to is None:
+        return recipe
     if not recipe.samples_answers:
         raise UsageError(f"--to {to}: this recipe samples no answers: give it [[rewards]]")
     if to.is_dir() or not to.parent.is_dir():
@@ -132,7 +139,9 @@ def _with_all_answers(recipe: Recipe, to: Path) -> Recipe:
     return recipe.model_copy(update={"observe": everything})
 
 
-def _write_answers(results: Mapping[str, Sequence[Result]], to: Path) -> None:
+def _write_answers(results: Mapping[str, Sequence[Result]], to: Path | None) -> None:
+    if to is None:
+        return
     with whole_file(to) as written, written.open("wb") as file:
         for name, of_model in results.items():
             for line in (line for result in of_model for line in result.samples):
