@@ -1,17 +1,21 @@
 """Ids of the hub with a revision, and the commits that they mean."""
 
 import json
+import socket
 import string
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
+from huggingface_hub import HfApi
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.hub import A, B, OfflineHub
+from postgrad.core import hub as module
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import at_revision, cached_commits, commit_of, pretrained, split_revision
 
@@ -102,3 +106,39 @@ def test_the_hub_is_asked_before_the_cache(
     assert commit_of("model", "org/name", "main") == B
     with pytest.raises(UsageError, match="no model org/name@gone: 404"):
         commit_of("model", "org/name", "gone")  # the hub says no: the cache is not believed
+
+
+def test_a_hub_that_never_answers_is_asked_once_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A socket takes connections and says nothing, as behind a firewall."""
+    remembered = OfflineHub(tmp_path, monkeypatch)
+    (tmp_path / "files").mkdir()
+    remembered.model("org/name", A, tmp_path / "files")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(module, "SECONDS", 0.2)
+    monkeypatch.setattr(module, "_silent_at", None)
+    asked: list[str] = []
+    ask = module._ask
+
+    def counted(kind: Any, path: str, revision: str | None) -> str:
+        asked.append(path)
+        return ask(kind, path, revision)
+
+    monkeypatch.setattr(module, "_ask", counted)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()
+        monkeypatch.setattr(HfApi, "__init__", _at(f"http://{host}:{port}"))
+        assert commit_of("model", "org/name") == A  # the cache knows it
+        with pytest.raises(UsageError, match=r"no model org/other: the hub did not answer"):
+            commit_of("model", "org/other")
+    assert asked == ["org/name"]
+
+
+def _at(endpoint: str) -> Any:
+    whole = HfApi.__init__
+
+    def init(self: HfApi) -> None:
+        whole(self, endpoint=endpoint)
+
+    return init

@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.templates import (
+    CHUNK,
+    Unencodable,
     render,
     render_conversation,
     tokenise,
     turn_ends,
 )
-from postgrad.models.fresh import PRINTABLE
+from postgrad.models.fresh import PRINTABLE, _tokenizer, _wrapped
+from postgrad.models.settings import TokenizerInit
 
 LLAMA = (
     "{{ '<|begin_of_text|>' }}{% for m in messages %}"
@@ -198,3 +201,38 @@ def test_a_prompt_ends_where_the_answer_begins(tokenizer: Any) -> None:
 def test_variables_reach_the_template(make_tokenizer: Callable[..., Any]) -> None:
     tokenizer = make_tokenizer("{{ mood }}{% if add_generation_prompt %}>{% endif %}")
     assert render(tokenizer, CHAT, generation=True, variables={"mood": "calm"}) == "calm>"
+
+
+PARTS = st.lists(
+    st.sampled_from(["<|im_start|>", "<|im_end|>", "user", "\n", "a", " ", "<|im", "_end|>", "ab"]),
+    max_size=6,
+).map("".join)
+
+
+@given(prompt=PARTS, answer=PARTS.filter(bool))
+def test_the_first_tokens_are_accepted_where_they_are_those_of_the_prompt_alone(
+    prompt: str, answer: str, byte_pairs: Any
+) -> None:
+    """The check encodes the end of a prompt only; here the whole prompt is."""
+    text = prompt + answer
+    (tokens,) = tokenise(byte_pairs, [Rendered(text, ((len(prompt), len(text)),), prompt)])
+    encoded = byte_pairs(text, add_special_tokens=False, return_offsets_mapping=True)
+    inside = [start >= len(prompt) for start, _ in encoded["offset_mapping"]]
+    first = inside.index(True) if any(inside) else len(inside)
+    alone = byte_pairs(prompt, add_special_tokens=False)["input_ids"]
+    accepted = not isinstance(tokens, Unmarkable)
+    assert accepted == (encoded["input_ids"][:first] == alone)
+
+
+@pytest.fixture(scope="module")
+def byte_pairs() -> Any:
+    """A tokenizer that merges a line break with what follows it, and "ab"."""
+    init = TokenizerInit(kind="bpe", vocab_size=400)
+    return _wrapped(_tokenizer(init, ["ab\nab a\na user\n"] * 50), 512)
+
+
+def test_a_character_that_the_tokenizer_lacks_is_named_by_its_place_in_all(tokenizer: Any) -> None:
+    good = Rendered("ab", ((1, 2),), "a")
+    with pytest.raises(Unencodable) as refused:
+        tokenise(tokenizer, [*[good] * CHUNK, Rendered("a\u4e00", ((1, 2),), "a")])
+    assert refused.value.place == CHUNK

@@ -11,12 +11,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from helpers.runs import assert_same_run, lines, train_until_killed
+from helpers.tiny_runs import SFT
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.evaluation.losses import LossEvaluator, read_set
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
+from postgrad.recipe.load import parse_recipe
 from postgrad.tools.checkpoints import checkpoints
 from postgrad.tools.evaluate import evaluate
 from postgrad.training.sft import SFTJob
@@ -210,3 +212,23 @@ def test_rows_without_an_answer_are_an_error_that_names_the_row(
     recipe = of_loss(make_recipe, eval={"path": str(rows), "prompt": "question"})
     with pytest.raises(UsageError, match=r"asked\.jsonl"):
         train(recipe, console)
+
+
+def test_a_fraction_of_the_data_is_evaluated_and_ends_a_run_early(
+    tmp_path: Path, console: Console
+) -> None:
+    tables: dict[str, Any] = {
+        **{key: SFT[key] for key in ("job", "model", "batch")},
+        "run_dir": str(tmp_path / "run"),
+        "steps": 6,
+        "data": {**SFT["data"], "eval_fraction": 0.2},
+        "eval": {"every": 1},
+        "learner": {"lr": 1e-30, "threads": 1},  # so that nothing gets better
+        "checkpoint": {"best_metric": "eval/loss", "best_mode": "min", "early_stop": 2},
+    }
+    train(parse_recipe(tables), console)
+    run_dir = Path(tables["run_dir"])
+    assert [line["step"] for line in lines(run_dir / "eval.jsonl")] == [1, 2, 3]
+    trained, held = (line for line in lines(run_dir / "events.jsonl") if line["event"] == "data")
+    assert trained["kept"] == held["trained"]
+    assert trained["excluded"] == held["kept"] == lines(run_dir / "eval.jsonl")[0]["rows"]

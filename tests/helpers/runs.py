@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from postgrad.checkpoint.state import RunState
+from postgrad.core.members import has_lines, open_lines
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Recipe
 from postgrad.training.start import train
@@ -21,7 +22,8 @@ class Killed(Exception):
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    with open_lines(path) as file:
+        return [json.loads(line) for line in file]
 
 
 def timeless(path: Path) -> list[dict[str, Any]]:
@@ -41,10 +43,10 @@ def assert_same_run(one: Recipe, two: Recipe, step: int) -> None:
     a, b = tensors(one.run_dir, step), tensors(two.run_dir, step)
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
-    for file in ("metrics.jsonl", "eval.jsonl", "samples.jsonl"):
+    for file in ("metrics.jsonl", "eval.jsonl", "samples.jsonl", "eval_samples.jsonl"):
         first, second = Path(one.run_dir) / file, Path(two.run_dir) / file
-        assert first.exists() == second.exists()
-        if first.exists():
+        assert has_lines(first) == has_lines(second)
+        if has_lines(first):
             assert timeless(first) == timeless(second)
 
 

@@ -50,11 +50,17 @@ def test_it_says_where_the_run_stands_and_how_long_it_takes() -> None:
 def test_it_shows_figures_with_their_curves_speeds_and_forecasts() -> None:
     shown = text(board())
     assert "reward        0.430 ▁▅█" in shown
-    assert "loss         0.0000" in shown  # not -0.0000
+    assert "loss" not in shown  # of RL it says nothing
     assert "entropy       1.250" in shown
     assert "length        123.4" in shown
     assert "sampled 12,345 tok/s   memory 3.00 GiB   a step 2.00 s of 1.75 foreseen" in shown
     assert "accuracy" not in shown
+
+
+def test_it_shows_the_loss_of_a_step_without_a_reward() -> None:
+    supervised = Board(total=200, before=40, began=100.0)
+    supervised.stepped(41, {name: METRICS[name] for name in METRICS if name != "reward"})
+    assert "loss         0.0000" in text(supervised)  # not -0.0000
 
 
 def test_memory_is_that_of_the_phases_where_both_are_known() -> None:

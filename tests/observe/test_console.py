@@ -35,7 +35,7 @@ def told(mode: Mode) -> str:
 
 def test_plain_mode_has_one_line_a_step() -> None:
     text = told("plain")
-    assert "step   7/100  reward 0.500  loss 0.2500  1.50 s\n" in text
+    assert "step   7/100  reward 0.500  1.50 s\n" in text
     assert "a note\n" in text
     assert "part\n" in text
     assert "figures" in text
@@ -111,6 +111,22 @@ def test_a_phase_without_a_count_shows_that_it_lives(terminal: Terminal) -> None
     assert "/" not in terminal.getvalue()
 
 
+@pytest.mark.usefixtures("at_once")
+def test_a_phase_shows_what_is_counted_meanwhile(terminal: Terminal) -> None:
+    with Console("auto", terminal).phase("load") as phase:
+        phase.count("rows tokenised", 40_960, 120_000)
+    assert "load: 40,960 of 120,000 rows tokenised, 34%" in terminal.getvalue()
+
+
+def test_a_slow_count_is_a_line_where_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = StringIO()
+    with Console("plain", stream).phase("load") as phase:
+        phase.count("rows tokenised", 1, 10)
+        monkeypatch.setattr(module, "SLOW_SECONDS", -1.0)
+        phase.count("rows tokenised", 2, 10)
+    assert stream.getvalue().startswith("load: 2 of 10 rows tokenised, 20%\n")
+
+
 def test_a_phase_that_is_over_at_once_is_not_drawn(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +181,7 @@ FULL = {
     [
         (
             "80",
-            "step   7/100  reward 0.500  loss 0.2500  kl 0.0100  length 12.5  1.50 s",
+            "step   7/100  reward 0.500  entropy 1.500  kl 0.0100  length 12.5  1.50 s",
         ),
         ("40", "step   7/100  reward 0.500  1.50 s"),
         ("20", "step   7/100  1.50 s"),
@@ -187,7 +203,7 @@ def test_a_step_in_a_file_or_a_wide_terminal_has_everything(
     stream = terminal if live else StringIO()
     Console("auto", stream).step(7, 100, FULL)
     assert stream.getvalue() == (
-        "step   7/100  reward 0.500  loss 0.2500  entropy 1.500  kl 0.0100  grad norm 1.250  "
+        "step   7/100  reward 0.500  entropy 1.500  kl 0.0100  grad norm 1.250  "
         "length 12.5  zero-std groups 50%  truncated 25%  sampled 12,345 tok/s  "
         "trained 54,321 tok/s  1.50 s\n"
     )
@@ -195,6 +211,30 @@ def test_a_step_in_a_file_or_a_wide_terminal_has_everything(
 
 def test_everything_that_is_shown_has_its_place_among_what_is_dropped() -> None:
     assert sorted(module.LEAST_FIRST) == sorted(key for key, _, _ in module.SHOWN)
+
+
+def test_a_step_without_a_reward_shows_its_loss_and_what_was_clipped_where_anything_was() -> None:
+    for metrics, wanted in (
+        ({"loss": -1e-9}, "loss 0.0000"),
+        ({"loss": 0.1, "reward": 0.5, "policy/clip_fraction": 0.0}, "reward 0.500"),
+        ({"reward": 0.5, "policy/clip_fraction": 0.125}, "reward 0.500  clipped 12.5%"),
+    ):
+        stream = StringIO()
+        Console("plain", stream).step(7, 100, {**metrics, "train_seconds": 1.5})
+        assert stream.getvalue() == f"step   7/100  {wanted}  1.50 s\n"
+
+
+def test_a_terminal_gets_lines_cut_at_words_and_a_file_gets_them_whole(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "24")
+    path = "/a/path/that/is/longer/than/the/line"
+    text = f"  some words here and {path} too"
+    Console("auto", terminal).note(text)
+    assert terminal.getvalue() == f"  some words here and\n  {path}\n  too\n"
+    stream = StringIO()
+    Console("plain", stream).note(text)
+    assert stream.getvalue() == text + "\n"
 
 
 @pytest.mark.parametrize("mode", ["plain", "quiet"])
@@ -277,7 +317,7 @@ def test_a_run_on_a_terminal_has_a_block_under_its_lines(terminal: Terminal) -> 
     screen = pyte.Screen(80, 24)
     pyte.Stream(screen).feed(terminal.getvalue().replace("\n", "\r\n"))
     left = [line.rstrip() for line in screen.display if line.strip()]
-    assert left == ["step   5/100  reward 0.500  loss 0.2500  1.50 s", "warning: look out"]
+    assert left == ["step   5/100  reward 0.500  1.50 s", "warning: look out"]
     assert r"\x1b[2J[red]far[/red]" in terminal.getvalue()
     assert "eval acc" in terminal.getvalue()
     assert "\x1b[2J" not in terminal.getvalue()

@@ -7,6 +7,7 @@ import pytest
 
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError, UsageError
+from postgrad.core.members import member
 from postgrad.core.records import Prompt, Rollout, ScoredGroup, Turn
 from postgrad.rollout.records_json import group_to_json
 from postgrad.rollout.replay import ReplaySource
@@ -85,3 +86,21 @@ def test_an_empty_file_is_an_error(tmp_path):
     (tmp_path / "samples.jsonl").touch()
     with pytest.raises(UsageError, match="holds no samples"):
         ReplaySource(tmp_path)
+
+
+def test_a_compressed_file_is_replayed(run):
+    plain = run / "samples.jsonl"
+    packed = run / "samples.jsonl.gz"
+    packed.write_bytes(member(plain.read_bytes()))
+    plain.unlink()
+    for path in (run, packed):
+        groups = ReplaySource(path).next(2, Cursor(3), {}).groups
+        assert [g.rollouts[1].token_ids.tolist() for g in groups] == [[3, 1], [4, 1]]
+
+
+def test_thinned_samples_are_refused_with_the_way_out(run):
+    path = run / "samples.jsonl"
+    lines = [{**json.loads(line), "of": 4} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(UsageError, match=r"2 of the 4 samples of step 1.*observe.samples"):
+        ReplaySource(run)

@@ -26,6 +26,9 @@ def _add_eval(commands: Commands) -> None:
         help="Hugging Face directory, hub id, run directory or checkpoint",
     )
     parser.add_argument("--against", help="a second model, side by side")
+    parser.add_argument(
+        "--to", type=Path, metavar="FILE", help="write every answer with its scores, as JSON lines"
+    )
     add_quiet(parser)
 
 
@@ -74,7 +77,7 @@ def _eval(args: argparse.Namespace, rest: list[str]) -> Any:
     with heavy_imports():
         from postgrad.tools.evaluate import evaluate
 
-    return evaluate(recipe, args.model, console_of(args), args.against)
+    return evaluate(recipe, args.model, console_of(args), args.against, args.to)
 
 
 def _chat(args: argparse.Namespace, rest: list[str]) -> Any:

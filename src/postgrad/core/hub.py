@@ -5,6 +5,7 @@ A source is "org/name", or "org/name@REVISION" with a branch, a tag or a commit.
 
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,11 @@ RepoKind = Literal["model", "dataset"]
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 REVISION = r"^[\w.-]+(/[\w.-]+)*$"  # a branch, a tag or a commit
 COMMIT = re.compile(r"[0-9a-f]{40}")
-SECONDS = 10.0  # timeout of a request to the hub
+SECONDS = 5.0  # timeout of a request to the hub
+SLOW_SECONDS = 1.0  # a failure that takes longer is remembered
+AGAIN_SECONDS = 60.0  # a hub that did not answer is not asked again before
+
+_silent_at: float | None = None  # time.monotonic() when the hub did not answer
 
 
 def at_revision(path: str, revision: str | None) -> str:
@@ -41,13 +46,15 @@ def pretrained(source: str) -> tuple[str, dict[str, Any]]:
 
 def commit_of(kind: RepoKind, path: str, revision: str | None = None) -> str:
     """The commit that a revision of a hub id stands for now: a branch, tag, commit or None (main).
-    Where the hub cannot be reached, the local cache answers.
+    Where the hub cannot be reached, the local cache answers; the hub is then left alone for
+    AGAIN_SECONDS, so that a recipe with many ids waits for it once.
 
     Raises UsageError where neither knows it.
     """
     if revision in cached_commits(kind, path):
         return str(revision)
     try:
+        _require_no_silence()
         return _ask(kind, path, revision)
     except Exception as error:  # each network client has its own
         remembered = _remembered(kind, path, revision or "main")
@@ -69,12 +76,27 @@ def cached_commits(kind: RepoKind, path: str) -> list[str]:
     return sorted(snapshot.name for snapshot in folder.iterdir()) if folder.is_dir() else []
 
 
+def _require_no_silence() -> None:
+    if _silent_at is not None and time.monotonic() - _silent_at < AGAIN_SECONDS:
+        raise ConnectionError("the hub did not answer a moment ago")
+
+
 def _ask(kind: RepoKind, path: str, revision: str | None) -> str:
     from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+    global _silent_at
     api: Any = HfApi()
+    began = time.monotonic()
     info: Callable[..., Any] = api.model_info if kind == "model" else api.dataset_info
-    sha = info(path, revision=revision, timeout=SECONDS).sha
+    try:
+        sha = info(path, revision=revision, timeout=SECONDS).sha
+    except (HfHubHTTPError, HFValidationError):
+        raise  # it answered
+    except Exception:
+        if time.monotonic() - began >= min(SECONDS, SLOW_SECONDS):
+            _silent_at = time.monotonic()
+        raise
     if not isinstance(sha, str) or not COMMIT.fullmatch(sha):
         raise ValueError(f"the hub names no commit of {path}")
     return sha

@@ -14,6 +14,7 @@ Fate = Literal[
     "truncated",
     "filtered",
     "excluded",
+    "trained",
     "contaminated",
     "duplicate",
     "equal",
@@ -26,6 +27,7 @@ MEANING: Mapping[Fate, str] = {
     "truncated": "kept, cut to the limit",
     "filtered": "left out: data.filter says no",
     "excluded": "left out: held out for evaluation",
+    "trained": "left out: trained on (data.eval_fraction)",
     "contaminated": "left out: shares words in a row with a held-out question",
     "duplicate": "left out: repeats a row before it",
     "equal": "dropped: chosen and rejected are the same",
@@ -38,6 +40,7 @@ HEADINGS: Mapping[Fate, str] = {
     "truncated": "kept, cut",
     "filtered": "filtered",
     "excluded": "held out",
+    "trained": "trained on",
     "contaminated": "shared words",
     "duplicate": "duplicate",
     "equal": "equal",
@@ -137,11 +140,13 @@ class Bookkeeper:
         lost = sum(self.counts[fate] for fate in LOST)
         usable = account.kept + lost
         if not account.kept:
+            side = "higher" if self.counts["trained"] else "lower"
+            way_out = f"; try a {side} data.eval_fraction" if settings.eval_fraction else ""
             remedy = ""
-            if self.counts["excluded"] == rows:
+            if self.counts["excluded"] == rows and not settings.eval_fraction:
                 remedy = '\ndata.held_out = "row" compares all columns, "none" leaves nothing out'
             raise UsageError(
-                f"{self.name}: no row of {rows} is left to use (limit: {limit}):\n"
+                f"{self.name}: no row of {rows} is left to use (limit: {limit}){way_out}:\n"
                 + "\n".join(account.lines())
                 + remedy
             )

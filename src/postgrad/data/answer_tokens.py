@@ -93,7 +93,7 @@ def _selected(
         preference = read(row, settings)
         shapes[preference.shape] += 1
         inside += preference.parts_inside_a_turn
-        fate = _before_tokens(preference, selection)
+        fate = _before_tokens(settings, preference, selection)
         if fate is None:
             selected.append(preference)
         else:
@@ -104,7 +104,9 @@ def _selected(
     return selected
 
 
-def _before_tokens(preference: PreferenceRow, selection: Selection) -> Fate | None:
+def _before_tokens(
+    settings: PairSettings, preference: PreferenceRow, selection: Selection
+) -> Fate | None:
     """Why a row is left out before it is tokenised, or None where it is not."""
     if preference.equal:
         return "equal"
@@ -113,7 +115,7 @@ def _before_tokens(preference: PreferenceRow, selection: Selection) -> Fate | No
     if not preference.complete:
         return "no_loss"
     texts = [turn["content"] for turn in preference.messages if turn["role"] != "system"]
-    return selection.left_out(preference.row, preference.question, texts)
+    return selection.left_out(settings, preference.row, preference.question, texts)
 
 
 def _columns(

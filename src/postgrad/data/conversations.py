@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
+from postgrad.core.progress import tracked
 from postgrad.core.ragged import Ragged
 from postgrad.data.account import Bookkeeper, Fate
 from postgrad.data.answer_spans import Rendered, Unmarkable
@@ -15,13 +16,14 @@ from postgrad.data.cache import TokenCache, TokenColumns
 from postgrad.data.chat_format import Message, bears_loss
 from postgrad.data.draws import DrawnSet
 from postgrad.data.functions import prepared_rows
-from postgrad.data.messages import answers_in, asked_in, conversation_of
+from postgrad.data.messages import answers_in, asked_in, conversation_of, unread_columns
 from postgrad.data.overlap import Selection
 from postgrad.data.prompts import unencodable
 from postgrad.data.rows import Row, dataset_name
 from postgrad.data.settings import DataSettings
 from postgrad.data.templates import (
     Unencodable,
+    documents,
     render_conversations,
     template_call,
     tokenise,
@@ -65,13 +67,15 @@ def load_conversations(
     selection = selection or Selection()
     book = Bookkeeper(dataset_name(settings))
     rows, messages = _selected(settings, selection, book)
-    book.notes += unread_notes(tokenizer, rows, messages, template_call(settings))
+    if not settings.text:
+        book.notes += unread_notes(tokenizer, rows, messages, template_call(settings))
     columns = _columns(settings, tokenizer, rows, messages, cache, book.notes)
     entries: list[Conversation] = []
     unrolled: list[int] = []  # training rows of each row that has several
     table = zip(rows, messages, *(columns[name] for name in COLUMNS), strict=True)
     for row, conversation, ids, mask, starts in table:
-        texts = [_fitted(row, *text, settings) for text in _texts(ids, mask, starts)]
+        parts = _pieces(ids, mask, settings) or _texts(ids, mask, starts)
+        texts = [_fitted(row, *text, settings) for text in parts]
         fate = _together([text.fate for text in texts])
         if fate in USED and selection.repeats(conversation):
             fate = "duplicate"
@@ -84,17 +88,41 @@ def load_conversations(
         if len(texts) > 1:
             unrolled.append(len(kept))
     if unrolled:
-        book.notes.append(_note(unrolled))
+        book.notes.append(_note(unrolled, settings))
+    book.notes += unread_columns(rows, settings)
     account = book.close(settings, f"{settings.max_len} tokens of a conversation")
     return ConversationSet(entries, account, settings.shuffle)
 
 
-def _note(unrolled: Sequence[int]) -> str:
-    """The account's note about rows that were unrolled. unrolled: training rows of each."""
+def _note(unrolled: Sequence[int], settings: DataSettings) -> str:
+    """The account's note about rows that became several. unrolled: training rows of each."""
+    if settings.text:
+        return (
+            f"{len(unrolled)} texts are split into {sum(unrolled)} training rows of at most "
+            f"{settings.max_len} tokens"
+        )
     return (
         f"{len(unrolled)} rows are unrolled into {sum(unrolled)} training rows, one for each "
         "answer: the chat template writes an answer differently when more messages follow"
     )
+
+
+def _pieces(
+    ids: NDArray[np.int32], mask: NDArray[np.bool_], settings: DataSettings
+) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
+    """A text of T tokens in pieces of at most data.max_len, [] where it is not to be split.
+
+    A piece begins with the last token of the one before, without loss: so each token is learned
+    once, and each has at least one token before it.
+    """
+    if settings.on_too_long != "split":
+        return []
+    step = settings.max_len - 1
+    pieces: list[tuple[NDArray[np.int32], NDArray[np.bool_]]] = []
+    for start in range(0, max(1, len(ids) - 1), step):
+        piece = slice(start, start + settings.max_len)
+        pieces.append((ids[piece], mask[piece] & (np.arange(len(ids[piece])) > 0)))
+    return pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +172,8 @@ def _selected(
         messages = conversation_of(row, settings)
         asked = asked_in(row, messages, settings)
         answers = answers_in(messages)
-        fate = selection.left_out(row, asked, [*asked, *answers])
-        if fate is None and answers and not any(map(bears_loss, messages)):
+        fate = selection.left_out(settings, row, asked, [*asked, *answers])
+        if fate is None and not _can_teach(messages, answers, settings):
             fate = "no_loss"
         if fate is not None:
             book.add(fate, row)
@@ -153,6 +181,13 @@ def _selected(
         rows.append(row)
         conversations.append(messages)
     return rows, conversations
+
+
+def _can_teach(messages: Sequence[Message], answers: Sequence[str], settings: DataSettings) -> bool:
+    """False for a blank text, and where every answer has a weight of 0."""
+    if settings.text:
+        return bool(messages[0]["content"].strip())
+    return not answers or any(map(bears_loss, messages))
 
 
 def _columns(
@@ -167,13 +202,24 @@ def _columns(
     call = template_call(settings)
 
     def make() -> TokenColumns:
+        if settings.text:
+            return _documents(tokenizer, rows, messages)
         return _tokenised(settings, tokenizer, rows, messages, call)
 
     if cache is None:
         return make()
-    return cache.columns(
-        messages, call, f"conversations, loss on {settings.loss_turns}", make, notes
-    )
+    how = "documents" if settings.text else f"conversations, loss on {settings.loss_turns}"
+    return cache.columns(messages, call, how, make, notes)
+
+
+def _documents(
+    tokenizer: Any, rows: Sequence[Row], messages: Sequence[Sequence[Message]]
+) -> TokenColumns:
+    try:
+        tokens = documents(tokenizer, [message["content"] for (message,) in messages])
+    except Unencodable as error:
+        raise unencodable(rows[error.place], error) from error
+    return _in_rows(tokens, [1] * len(rows))
 
 
 def _tokenised(
@@ -187,7 +233,7 @@ def _tokenised(
     counts: list[int] = []  # texts of each row
     rendered = render_conversations(
         tokenizer,
-        ((conversation, 0) for conversation in messages),
+        tracked("rows rendered", ((each, 0) for each in messages), len(messages)),
         ends=turn_ends(tokenizer),
         turns=settings.loss_turns,
         variables=call,

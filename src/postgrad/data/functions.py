@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from postgrad.core.errors import PostgradError, UsageError
+from postgrad.core.progress import tracked
 from postgrad.core.text import resolve
 from postgrad.data.account import Bookkeeper
 from postgrad.data.rows import Row, read_rows, shown
@@ -27,7 +28,7 @@ def prepared_rows(settings: RowSettings, book: Bookkeeper | None = None) -> list
     if book is not None:
         book.read = len(rows)
     prepared: list[Row] = []
-    for row in rows:
+    for row in tracked("rows read", rows, len(rows)):
         if keep is not None and not _keeps(keep, row, settings.filter):
             if book is not None:
                 book.add("filtered", row)

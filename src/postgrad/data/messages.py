@@ -2,25 +2,43 @@
 
 import itertools
 import json
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.core.text import nearest
-from postgrad.data.chat_format import Message, messages_of, tools_of, with_tools
+from postgrad.data.chat_format import EMPTY, Message, messages_of, tools_of, with_tools
+from postgrad.data.gym import PREFIX
 from postgrad.data.rows import Row
 from postgrad.data.settings import DataSettings, RowSettings, template_parts
 
 SHOWN = 20  # columns that an error message lists
+DOCUMENT = "document"  # the role of plain text, which no chat template sees
+LAYOUTS = (  # columns of common datasets, and the keys that read them
+    (("messages",), 'data.messages = "messages"'),
+    (("conversations",), 'data.messages = "conversations"'),
+    (
+        ("instruction", "output", "input"),
+        'data.prompt = "instruction", data.input = "input", data.answer = "output"',
+    ),
+    (("instruction", "output"), 'data.prompt = "instruction", data.answer = "output"'),
+    (("prompt", "completion"), 'data.prompt = "prompt", data.answer = "completion"'),
+    (("text",), 'data.text = "text"'),
+)
 
 
 def conversation_of(row: Row, settings: DataSettings) -> list[Message]:
     """Every message of a row, the answer included. Raises UsageError that names row and column."""
+    if settings.text:
+        return [{"role": DOCUMENT, "content": _text(row, settings.text, "data.text", settings)}]
     if settings.messages is not None:
-        messages = _chat(row, settings)
-    else:
-        answer = _text(row, settings.answer, "data.answer", settings)
-        messages = [_user(row, settings), {"role": "assistant", "content": answer}]
-    return _complete(messages, row, settings)
+        return _complete(_chat(row, settings), row, settings)
+    asked = [
+        {**message, "weight": 0} if message["role"] == "assistant" else message
+        for message in _asked(row, settings)
+    ]
+    return _complete([*asked, *_answered(row, settings)], row, settings)
 
 
 def prompt_of(row: Row, settings: DataSettings) -> list[Message]:
@@ -28,19 +46,20 @@ def prompt_of(row: Row, settings: DataSettings) -> list[Message]:
 
     Raises UsageError where nothing is left.
     """
-    if settings.messages is None:
-        return _complete([_user(row, settings)], row, settings)
-    messages = _chat(row, settings)
+    if settings.text:
+        return conversation_of(row, settings)
+    messages = _asked(row, settings) if settings.messages is None else _chat(row, settings)
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     if not messages:
-        raise UsageError(f"{row.place}: row {row.index} has no message to answer (data.messages)")
+        key = "data.prompt" if settings.messages is None else "data.messages"
+        raise UsageError(f"{row.place}: row {row.index} has no message to answer ({key})")
     return _complete(messages, row, settings)
 
 
 def questions_of(messages: list[Message]) -> list[str]:
-    """The texts of the user, in order."""
-    return [message["content"] for message in messages if message["role"] == "user"]
+    """The texts of the user, in order; of plain text, the text."""
+    return [message["content"] for message in messages if message["role"] in ("user", DOCUMENT)]
 
 
 def answers_in(messages: list[Message]) -> list[str]:
@@ -81,15 +100,65 @@ def column(row: Row, name: str, key: str) -> Any:
         ellipsis = ", ..." if len(row.values) > SHOWN else ""
         columns = ", ".join(itertools.islice(row.values, SHOWN)) + ellipsis
         hint = f"did you mean {close!r}?" if close else f"its columns: {columns[:1000]}"
+        if key in ("data.prompt", "data.answer"):
+            layouts = (keys for names, keys in LAYOUTS if row.values.keys() >= {*names})
+            if (keys := next(layouts, None)) is not None:
+                hint += f"; they are read with {keys}"
         raise UsageError(f"{row.place}: row {row.index} has no column {name!r} ({key}); {hint}")
     return row.values[name]
 
 
-def _user(row: Row, settings: DataSettings) -> Message:
+def _asked(row: Row, settings: DataSettings) -> list[Message]:
+    """The messages that the answer of columns answers: a question, or a list of messages."""
     if settings.template:
         filled = _filled(row, settings)
-        return {"role": "user", "content": "".join(text + (value or "") for text, value in filled)}
-    return {"role": "user", "content": _text(row, settings.prompt, "data.prompt", settings)}
+        text = "".join(text + (value or "") for text, value in filled)
+        return [{"role": "user", "content": text}]
+    name, key = settings.prompt, "data.prompt"
+    value = column(row, name, key)
+    if isinstance(value, list) and not settings.input:
+        return chat_of(value, row, name, key, strip=settings.strip)
+    text = _text(row, name, key, settings)
+    if settings.input and column(row, settings.input, "data.input") is not None:
+        about = _text(row, settings.input, "data.input", settings)
+        text = "\n".join(filter(None, (text, about)))
+    return [{"role": "user", "content": text}]
+
+
+def _answered(row: Row, settings: DataSettings) -> list[Message]:
+    """The answer of columns: text, or a list of messages."""
+    name, key = settings.answer, "data.answer"
+    value = column(row, name, key)
+    if isinstance(value, list):
+        return chat_of(value, row, name, key, strip=settings.strip)
+    return [{"role": "assistant", "content": _text(row, name, key, settings)}]
+
+
+def unread_columns(rows: Sequence[Row], settings: DataSettings) -> list[str]:
+    """A line for the account of training rows that names the columns which are not read, each with
+    the number of rows that have a value there; [] where all are read, and for generated problems,
+    whose columns are for their scorer.
+    """
+    if settings.path.startswith(PREFIX):
+        return []
+    if settings.text:
+        read = {settings.text}
+    elif settings.messages is not None:
+        read = {settings.messages, settings.tools}
+    else:
+        asked = {name for _, name in template_parts(settings.template)} or {settings.prompt}
+        read = {*asked, settings.input, settings.answer, settings.tools}
+    counts = Counter(
+        name
+        for row in rows
+        for name, value in row.values.items()
+        if name not in read and value not in EMPTY
+    )
+    if not counts:
+        return []
+    named = [f"{name!r} ({count} rows)" for name, count in counts.most_common(SHOWN)]
+    more = f" and {len(counts) - SHOWN} others" if len(counts) > SHOWN else ""
+    return [f"columns that are not trained on: {', '.join(named)}{more}"]
 
 
 def _filled(row: Row, settings: DataSettings) -> list[tuple[str, str | None]]:

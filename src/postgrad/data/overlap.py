@@ -16,7 +16,7 @@ from postgrad.data.chat_format import Message
 from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import asked_in, prompt_of
 from postgrad.data.rows import Row
-from postgrad.data.settings import DataSettings, HeldOutBy, PairSettings
+from postgrad.data.settings import DataSettings, HeldOutBy, PairSettings, RowSettings
 
 # Chinese and Japanese are written without spaces: each of their characters counts as a word.
 _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -65,6 +65,18 @@ class HeldOut:
         )
 
 
+def in_eval_part(settings: RowSettings, asked: Sequence[str], texts: Sequence[str]) -> bool:
+    """Whether a row belongs to the part of a dataset that data.eval_fraction holds out.
+
+    A hash of its questions decides, or of all its texts where it asks nothing. So the side of a row
+    does not depend on the other rows, on their order or on the seed: appended rows move none, rows
+    that ask the same are on one side, and a larger fraction only adds rows.
+    """
+    key = json.dumps([question_key(text) for text in asked or texts])
+    digest = hashlib.sha256(key.encode()).digest()
+    return int.from_bytes(digest[:8], "big") < settings.eval_fraction * 2**64
+
+
 def held_out(
     sets: Iterable[DataSettings | PairSettings], ngram: int = 0, by: HeldOutBy = "question"
 ) -> HeldOut:
@@ -72,19 +84,16 @@ def held_out(
     how many consecutive words make an overlap (Brown et al. 2020, appendix C, took 13); 0: only
     equal questions count.
     """
-    sets = list(sets)
-    if by == "row":
-        rows = frozenset(row_key(row) for dataset in sets for row in prepared_rows(dataset))
-    else:
-        rows = frozenset[bytes]()
-    compared = sets if by == "question" or ngram else []
+    # the part of a fraction is left out by its hash, not for one message that many rows share
+    every = list(sets)
+    files = [dataset for dataset in every if not dataset.eval_fraction]
+    compared = files if by == "question" else []
     questions = frozenset(key for dataset in compared for key in keys(dataset))
-    grams = (
-        frozenset(gram for key in questions for gram in ngrams(key, ngram))
-        if ngram
-        else frozenset()
-    )
-    return HeldOut(questions if by == "question" else frozenset(), ngram, grams, rows)
+    sources = files if by == "row" else []
+    rows = frozenset(row_key(row) for dataset in sources for row in prepared_rows(dataset))
+    texts = (key for dataset in every for key in keys(dataset)) if ngram else ()
+    grams = frozenset(gram for key in texts for gram in ngrams(key, ngram))
+    return HeldOut(questions, ngram, grams, rows)
 
 
 def row_key(row: Row) -> bytes:
@@ -93,13 +102,15 @@ def row_key(row: Row) -> bytes:
 
 
 def keys(settings: DataSettings | PairSettings) -> frozenset[str]:
-    """The keys of all questions of a dataset; in preferences a question is all that the user said
-    before the answer.
+    """The keys of all questions of a dataset, or of the part that data.eval_fraction holds out; in
+    preferences a question is all that the user said before the answer.
     """
+    asked = (_questions(row, settings) for row in prepared_rows(settings))
     return frozenset(
         question_key(question)
-        for row in prepared_rows(settings)
-        for question in _questions(row, settings)
+        for questions in asked
+        if not settings.eval_fraction or in_eval_part(settings, questions, ())
+        for question in questions
     )
 
 
@@ -111,16 +122,25 @@ def _questions(row: Row, settings: DataSettings | PairSettings) -> list[str]:
 
 @dataclass(slots=True)
 class Selection:
-    """Tells held-out rows and duplicates; remembers the rows that were kept."""
+    """Tells held-out rows and duplicates; remembers the rows that were kept. part: which rows are
+    wanted of a dataset with data.eval_fraction.
+    """
 
     held_out: HeldOut = field(default_factory=HeldOut)  # of the evaluation sets
     dedup: Literal["none", "exact", "normalised"] = "none"  # when two rows are equal
+    part: Literal["training", "evaluation"] = "training"
     _seen: set[bytes] = field(default_factory=set)  # SHA-256 of the kept rows' messages
 
-    def left_out(self, row: Row, asked: Sequence[str], texts: Sequence[str]) -> Fate | None:
-        """Why a row must not be trained on, or None. asked: its questions, without a template's
-        words; texts: all of its texts that may share words with a held-out question.
+    def left_out(
+        self, settings: RowSettings, row: Row, asked: Sequence[str], texts: Sequence[str]
+    ) -> Fate | None:
+        """Why a row is not used, or None. asked: its questions, without a template's words; texts:
+        all of its texts that may share words with a held-out question.
         """
+        if settings.eval_fraction:
+            held = in_eval_part(settings, asked, texts)
+            if held != (self.part == "evaluation"):
+                return "excluded" if held else "trained"
         if self.held_out.has(asked, row):
             return "excluded"
         return "contaminated" if self.held_out.shares_words(texts) else None

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from postgrad.core.errors import UsageError
+from postgrad.core.progress import tracked
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Prompt
 from postgrad.data.account import Bookkeeper, Fate
@@ -18,7 +19,13 @@ from postgrad.data.messages import answer_of, answers_in, asked_in, prompt_of
 from postgrad.data.overlap import Selection
 from postgrad.data.rows import Row, dataset_name
 from postgrad.data.settings import DataSettings, template_parts
-from postgrad.data.templates import Unencodable, encode, prompts, template_call, unread_notes
+from postgrad.data.templates import (
+    Unencodable,
+    encoded_texts,
+    prompts,
+    template_call,
+    unread_notes,
+)
 
 
 class PromptSet(DrawnSet[Prompt]):
@@ -79,7 +86,7 @@ def _selected(
     for row in prepared_rows(settings, book):
         messages = prompt_of(row, settings)
         questions = asked_in(row, messages, settings)
-        fate = selection.left_out(row, questions, [*questions, *answers_in(messages)])
+        fate = selection.left_out(settings, row, questions, [*questions, *answers_in(messages)])
         if fate is not None:
             book.add(fate, row)
         else:
@@ -98,10 +105,14 @@ def _tokens(
     call = template_call(settings)
 
     def make() -> TokenColumns:
-        rendered = prompts(tokenizer, (messages for _, messages, _ in selected), variables=call)
+        rendered = prompts(
+            tokenizer,
+            tracked("rows rendered", (messages for _, messages, _ in selected), len(selected)),
+            variables=call,
+        )
         texts = [_text(row, text) for (row, *_), text in zip(selected, rendered, strict=False)]
         try:
-            ids = encode(tokenizer, texts)["input_ids"] if texts else []
+            ids = list(encoded_texts(tokenizer, texts))
         except Unencodable as error:
             raise unencodable(selected[error.place][0], error) from error
         return {"token_ids": Ragged.of(ids, np.int32)}
@@ -141,6 +152,7 @@ def _metadata(row: Row, settings: DataSettings) -> dict[str, Any]:
     read = {
         settings.answer,
         settings.messages,
+        settings.input,
         *(question_columns if len(question_columns) == 1 else ()),
     }
     return {key: value for key, value in row.values.items() if key not in read}

@@ -9,7 +9,11 @@ from pydantic import Field, field_validator, model_validator
 from postgrad.core.hub import REVISION
 from postgrad.core.settings import Settings
 
+WHICH_ROWS = (  # keys that decide which rows of the world are read
+    *("path", "name", "revision", "split", "filter", "map", "limit", "task", "size", "seed"),
+)
 FUNCTION = re.compile(r"[\w.]+:\w+")
+_ONLY_TEXT = 'on_too_long = "split" is of plain text (data.text): say "drop", "truncate" or "error"'
 
 
 class RowSettings(Settings):
@@ -39,9 +43,12 @@ class RowSettings(Settings):
     size: int = Field(default=1000, ge=1, le=10_000_000)
     seed: int = 0
     max_len: int = Field(default=1024, ge=2)  # tokens, prompt and response
-    on_too_long: Literal["drop", "truncate", "error"] = "drop"  # what is done with longer rows
+    # What is done with longer rows; "split" cuts plain text (data.text) into several rows.
+    on_too_long: Literal["drop", "truncate", "error", "split"] = "drop"
     max_lost_fraction: float = Field(default=0.5, ge=0.0, le=1.0)  # losing more stops the run
     shuffle: bool = True  # a new order each epoch, from seed and epoch
+    # Of the questions, by their hash; their rows are evaluated on where [eval] names no rows.
+    eval_fraction: float = Field(default=0.0, ge=0.0, lt=1.0)
 
     @field_validator("filter", "map")
     @classmethod
@@ -55,12 +62,15 @@ class DataSettings(RowSettings):
     """One dataset of questions or conversations: which columns to read.
 
     A row is a question (`prompt`) with its `answer`, or, when `messages` names a column, a
-    conversation in the chat format. "" is none, so that a set can undo what [data] says.
+    conversation in the chat format, or, when `text` does, plain text. "" is none, so that a set can
+    undo what [data] says.
     """
 
-    prompt: str = "question"
+    prompt: str = "question"  # text, or the messages before the answer
+    input: str = ""  # what the question is about (Alpaca), on a new line unless "" or null
     answer: str = "answer"  # "": the rows have no reference answer (prompts for RL only)
     messages: str | None = None
+    text: str = ""  # SFT on plain text, all of it, without a chat template
     template: str = ""  # the user's message from columns: "Question: {question}\nAnswer:"
     loss_turns: Literal["all", "last"] = "all"  # assistant turns of a conversation that bear loss
 
@@ -70,6 +80,17 @@ class DataSettings(RowSettings):
         if template and not any(column for _, column in template_parts(template)):
             raise ValueError('it names no column: "Question: {question}" is one that does')
         return template
+
+    @model_validator(mode="after")
+    def _one_layout(self) -> Self:
+        layouts = {"text": self.text, "messages": self.messages, "input": self.input}
+        named = [key for key, column in layouts.items() if column]
+        if len(named) > 1 or (self.template and {"text", "input"} & {*named}):
+            both = " and ".join([*named, *(("template",) if self.template else ())])
+            raise ValueError(f"{both} are ways to read a row that exclude each other: keep one")
+        if self.on_too_long == "split" and not self.text:
+            raise ValueError(_ONLY_TEXT)
+        return self
 
     @model_validator(mode="after")
     def _question_or_chat(self) -> Self:
@@ -161,6 +182,8 @@ class PairSettings(RowSettings):
     def _columns_differ(self) -> Self:
         named = [self.chosen, self.rejected, self.completion, self.label, self.margin, self.prompt]
         columns = [name for name in named if name]
+        if self.on_too_long == "split":
+            raise ValueError(_ONLY_TEXT)
         if len(set(columns)) < len(columns):
             raise ValueError(f"two of its columns have one name: {columns}")
         if not all(speaker.strip() for speaker in self.speakers) or len(set(self.speakers)) < 2:

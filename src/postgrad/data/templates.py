@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
+from postgrad.core.progress import report
 from postgrad.data.answer_spans import Rendered, TurnEnds, Unmarkable, answer_texts, dropped_from
 from postgrad.data.chat_format import REASONING, Message, bears_loss
 from postgrad.data.rows import Row
@@ -21,6 +22,8 @@ from postgrad.data.settings import RowSettings
 from postgrad.models.named_templates import template_text
 from postgrad.models.rendering import RenderRequest, Unrenderable, program_of, rendered
 
+CHUNK = 256  # texts that are tokenised in one call
+MOST_TAILS = 1000  # of prompts, whose tokens are remembered
 PROBE = "postgrad"  # an answer of plain text, to see which token ends a turn
 
 
@@ -33,9 +36,11 @@ class Unencodable(Exception):
 
 
 def encode(tokenizer: Any, texts: Sequence[str], **options: Any) -> Any:
-    """The tokenizer's ids of texts that a template wrote: no special tokens are added."""
+    """The tokenizer's ids of texts. No special tokens are added, unless `options` say so: a
+    template has written them.
+    """
     try:
-        return tokenizer(list(texts), add_special_tokens=False, **options)
+        return tokenizer(list(texts), **{"add_special_tokens": False, **options})
     except Exception as error:  # tokenizers raise nothing narrower
         for place, text in enumerate(texts):
             try:
@@ -236,6 +241,33 @@ def unread_notes(
     ]
 
 
+def documents(
+    tokenizer: Any, texts: Sequence[str]
+) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
+    """(token ids [T], loss mask [T]) of plain texts: as the tokenizer begins a text, and its end of
+    text behind each. Every token but the first bears loss, since nothing predicts that one.
+
+    Raises Unencodable where the tokenizer lacks a character.
+    """
+    end = tokenizer.eos_token_id
+    tokenised: list[tuple[NDArray[np.int32], NDArray[np.bool_]]] = []
+    for text_ids in encoded_texts(tokenizer, texts, add_special_tokens=True):
+        closed = text_ids if end is None or text_ids[-1:] == [end] else [*text_ids, end]
+        ids = np.array(closed, np.int32)
+        tokenised.append((ids, np.arange(len(ids)) > 0))
+    return tokenised
+
+
+def encoded_texts(tokenizer: Any, texts: Sequence[str], **options: Any) -> Iterator[list[int]]:
+    """The ids of each text, in chunks: a Ctrl-C is answered between two. See `encode`."""
+    for start in range(0, len(texts), CHUNK):
+        report("rows tokenised", start, len(texts))
+        try:
+            yield from encode(tokenizer, texts[start : start + CHUNK], **options)["input_ids"]
+        except Unencodable as error:
+            raise Unencodable(start + error.place, str(error)) from error
+
+
 def tokenise(
     tokenizer: Any, conversations: Sequence[Rendered]
 ) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]] | Unmarkable]:
@@ -245,38 +277,101 @@ def tokenise(
     are those of the prompt alone, and the marked tokens decode to the span's text. Raises
     Unencodable where the tokenizer lacks a character.
     """
-    if not conversations:
-        return []
-    texts = [conversation.text for conversation in conversations]
-    encoded = encode(tokenizer, texts, return_offsets_mapping=True)
-    prompts = encode(tokenizer, [conversation.prompt for conversation in conversations])
+    cut = _PromptCheck(tokenizer)
     tokenised: list[tuple[NDArray[np.int32], NDArray[np.bool_]] | Unmarkable] = []
+    for start in range(0, len(conversations), CHUNK):  # between two a Ctrl-C is answered
+        report("rows tokenised", start, len(conversations))
+        try:
+            tokenised += _tokenised(tokenizer, conversations[start : start + CHUNK], cut)
+        except Unencodable as error:
+            raise Unencodable(start + error.place, str(error)) from error
+    return tokenised
+
+
+def _tokenised(
+    tokenizer: Any, conversations: Sequence[Rendered], cut: "_PromptCheck"
+) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]] | Unmarkable]:
+    texts = [conversation.text for conversation in conversations]
+    encoded = encode(
+        tokenizer,
+        texts,
+        return_offsets_mapping=True,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+    )
+    tokens: list[tuple[NDArray[np.int32], NDArray[np.bool_]]] = []
+    ends: list[NDArray[np.int64]] = []
     for number, conversation in enumerate(conversations):
         ids = np.array(encoded["input_ids"][number], np.int32)
         offsets = np.array(encoded["offset_mapping"][number], np.int64).reshape(-1, 2)
         mask = np.zeros(len(ids), np.bool_)
         for start, end in conversation.spans:
             mask |= (offsets[:, 0] >= start) & (offsets[:, 1] <= end) & (offsets[:, 1] > start)
-        problem = _problem(tokenizer, conversation, ids, mask, prompts["input_ids"][number])
-        tokenised.append((ids, mask) if problem is None else Unmarkable(problem))
-    return tokenised
+        tokens.append((ids, mask))
+        ends.append(offsets)
+    # all at once: the library then uses every core
+    marked = tokenizer.backend_tokenizer.decode_batch(
+        [ids[mask].tolist() for ids, mask in tokens], skip_special_tokens=False
+    )
+    checked: list[tuple[NDArray[np.int32], NDArray[np.bool_]] | Unmarkable] = []
+    for conversation, (ids, mask), offsets, text in zip(
+        conversations, tokens, ends, marked, strict=True
+    ):
+        first = int(np.argmax(mask)) if mask.any() else len(ids)
+        problem = _problem(conversation, text, cut.begins(conversation.prompt, ids, offsets, first))
+        checked.append((ids, mask) if problem is None else Unmarkable(problem))
+    return checked
 
 
-def _problem(
-    tokenizer: Any,
-    conversation: Rendered,
-    ids: NDArray[np.int32],
-    mask: NDArray[np.bool_],
-    prompt: Sequence[int],
-) -> str | None:
-    first = int(np.argmax(mask)) if mask.any() else len(ids)
-    if ids[:first].tolist() != list(prompt):
+def _problem(conversation: Rendered, marked: str, begins: bool) -> str | None:
+    if not begins:
         return (
             "its first tokens are not those of its prompt alone: a token crosses the edge between "
             f"prompt and answer at {conversation.prompt[-20:]!r} (data.strip = true may help)"
         )
     expected = "".join(conversation.text[start:end] for start, end in conversation.spans)
-    marked = tokenizer.decode(ids[mask].tolist(), skip_special_tokens=False)
     if "".join(marked.split()) != "".join(expected.split()):
         return f"its marked tokens say {marked[:60]!r}, the assistant wrote {expected[:60]!r}"
     return None
+
+
+class _PromptCheck:
+    """Tells whether the tokens of a text begin with those of its prompt alone.
+
+    A tokenizer cuts a text at its special tokens first, and encodes what lies between them each for
+    itself. So only what follows the prompt's last special token can come out differently, and that
+    is a few words which all rows share: they are encoded once.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.added_tokens_decoder.items()
+        self._cuts = {
+            str(token): number
+            for number, token in added
+            if token.special and not (token.single_word or token.normalized or token.lstrip)
+        }
+        longest_first = sorted(self._cuts, key=lambda mark: (-len(mark), mark))
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._ids: dict[str, list[int]] = {}
+
+    def begins(
+        self, prompt: str, ids: NDArray[np.int32], offsets: NDArray[np.int64], first: int
+    ) -> bool:
+        """Whether ids[:first] are those of `prompt`. ids: [T] of a text that begins with it;
+        offsets: [T, 2] of its tokens.
+        """
+        marks = deque(self._pattern.finditer(prompt), maxlen=1)
+        for last in marks:
+            place = int(np.searchsorted(offsets[:, 0], last.start()))
+            if place < len(ids) and ids[place] == self._cuts[last.group()]:
+                return ids[place:first].tolist() == self._encoded(prompt[last.start() :])
+        return ids[:first].tolist() == self._encode(prompt)
+
+    def _encoded(self, text: str) -> list[int]:
+        if text not in self._ids and len(self._ids) < MOST_TAILS:
+            self._ids[text] = self._encode(text)
+        return self._ids[text] if text in self._ids else self._encode(text)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(encode(self._tokenizer, [text])["input_ids"][0])

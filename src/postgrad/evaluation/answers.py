@@ -7,7 +7,7 @@ the weights alone.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt, ScoredGroup
 from postgrad.core.seeds import integer
 from postgrad.data.draws import Draws
+from postgrad.data.overlap import Selection
 from postgrad.data.prompts import PromptSet, load_prompts
 from postgrad.data.settings import DataSettings, MixSettings
 from postgrad.data.templates import template_call
@@ -29,6 +30,8 @@ from postgrad.evaluation.results import (
     left_out,
     rates,
 )
+from postgrad.observe.samples import thinned
+from postgrad.observe.settings import KeptSamples
 from postgrad.recipe.recipe import Answering
 from postgrad.recipe.settings import EvalSet, EvalSettings
 from postgrad.rewards.scorer import Scorer
@@ -36,6 +39,7 @@ from postgrad.rollout.engine import Engine
 from postgrad.rollout.environment import SingleTurn
 from postgrad.rollout.environments.base import build
 from postgrad.rollout.environments.chat import Dialogue, dialogue
+from postgrad.rollout.records_json import Json, group_to_json
 from postgrad.rollout.sampling import Drawing, mean_counts, sample_groups
 from postgrad.rollout.settings import EnvironmentSettings, SamplingSettings
 
@@ -51,6 +55,7 @@ def read_set(recipe: Answering, eval_set: EvalSet, tokenizer: Any) -> PromptSet:
         with_tools(recipe.environment, eval_set.data),
         tokenizer,
         max_prompt_tokens=eval_set.max_len - new,
+        selection=Selection(part="evaluation"),
     )
     for prompt in prompts.all():
         _dataset(prompt, eval_set.by)
@@ -66,6 +71,7 @@ class Evaluator:
         self._seed = integer(recipe.seed, "evaluation")
         self._tokenizer = tokenizer
         self._scorer = scorer
+        self._kept: KeptSamples = recipe.observe.eval_samples
         new = self.settings.max_new_tokens or recipe.rollout.max_new_tokens
         stop = recipe.rollout.stop
         self._sampling = SamplingSettings(
@@ -143,7 +149,35 @@ class Evaluator:
             seconds=time.perf_counter() - began,
             intervals={metric: ends for metric, (_, ends) in (overall | parts).items() if ends},
             problems=problems,
+            samples=list(self._lines(name, groups, greedy)),
         )
+
+    def _lines(
+        self,
+        name: str | None,
+        groups: Sequence[ScoredGroup],
+        greedy: Sequence[ScoredGroup | None],
+    ) -> Iterator[Json]:
+        """Lines of eval_samples.jsonl. A greedy answer is the last of its prompt's samples."""
+        coldest = {group.prompt.ticket: group for group in greedy if group is not None}
+        for group in thinned(groups, self._kept):
+            yield from self._group_lines(name, group, {})
+            if (cold := coldest.get(group.prompt.ticket)) is not None:
+                number = len(group.rollouts)
+                yield from self._group_lines(name, cold, {"sample": number, "greedy": True})
+
+    def _group_lines(
+        self, name: str | None, group: ScoredGroup, more: Mapping[str, Any]
+    ) -> Iterator[Json]:
+        scores = self._scores(group).tolist() or [math.nan] * len(group.rollouts)
+        lines = group_to_json(group, step=0, decode=self._tokenizer.decode)
+        for line, score in zip(lines, scores, strict=True):
+            for key in ("metadata", "policy_version"):
+                del line[key]
+            for turn in line["turns"]:
+                del turn["logprobs"]
+            right = None if math.isnan(score) else score >= self.settings.correct_at
+            yield {**line, **more, "set": name, "correct": right}
 
     def _sample(
         self,

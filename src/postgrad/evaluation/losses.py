@@ -12,6 +12,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.data.account import RowAccount
 from postgrad.data.conversations import Conversation, ConversationSet, load_conversations
+from postgrad.data.overlap import Selection
 from postgrad.evaluation.answers import with_tools
 from postgrad.evaluation.results import Result
 from postgrad.recipe.recipe import Answering
@@ -33,7 +34,8 @@ def read_set(recipe: Answering, eval_set: EvalSet, tokenizer: Any) -> Conversati
     """One evaluation set, read as training data is. Raises UsageError for rows that cannot be read
     or have no answer.
     """
-    return load_conversations(with_tools(recipe.environment, eval_set.data), tokenizer)
+    data = with_tools(recipe.environment, eval_set.data)
+    return load_conversations(data, tokenizer, selection=Selection(part="evaluation"))
 
 
 class LossEvaluator:

@@ -12,6 +12,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.data.account import RowAccount
+from postgrad.data.overlap import Selection
 from postgrad.data.pairs import Pair, PairSet, load_pairs
 from postgrad.evaluation.results import EvaluatedProblem, Result, by_dataset, rates
 from postgrad.ops.intervals import calibration_error, margin_histogram
@@ -39,7 +40,7 @@ def read_set(eval_set: PairEvalSet, tokenizer: Any) -> PairSet:
     """One evaluation set. Raises UsageError for data that cannot be read, and for a row without the
     column that `by` names.
     """
-    pairs = load_pairs(eval_set.data, tokenizer)
+    pairs = load_pairs(eval_set.data, tokenizer, selection=Selection(part="evaluation"))
     for pair in pairs.all():
         _dataset(pair, eval_set.by, pairs.account.name)
     return pairs

@@ -59,6 +59,8 @@ class Result:
     seconds: float  # that the evaluation took
     intervals: Mapping[str, Interval] = field(default_factory=dict[str, Interval])  # of the rates
     problems: Sequence[EvaluatedProblem] = ()
+    # lines of eval_samples.jsonl, whose step is not filled in yet
+    samples: Sequence[Mapping[str, Any]] = ()
     # further JSON values for eval.jsonl, such as the histogram of margins
     more: Mapping[str, Any] = field(default_factory=dict[str, Any])
 

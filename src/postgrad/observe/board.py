@@ -35,6 +35,7 @@ FIGURES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("margin", ("reward_model/margin", "policy/reward_margin"), "{:.3f}"),
     ("KL", ("kl/token_mean", "policy/kl"), "{:.4f}"),
     ("entropy", ("policy/entropy", "sampled_entropy"), "{:.3f}"),
+    ("clipped", ("policy/clip_fraction",), "{:.1%}"),
     ("length", ("response_length",), "{:.1f}"),
     ("truncated", ("truncated_fraction",), "{:.1%}"),
     ("grad norm", ("policy/grad_norm", "reward_model/grad_norm"), "{:.3g}"),
@@ -86,9 +87,9 @@ class Board:
 
     def stepped(self, step: int, metrics: Mapping[str, float]) -> None:
         """Takes the metrics of a step that has ended."""
-        self.step, self.metrics = step, metrics
+        self.step, self.metrics = step, telling(metrics)
         for label, names, _ in FIGURES:
-            value = _first(metrics, names)
+            value = _first(self.metrics, names)
             if value is not None:
                 self._add(label, value)
 
@@ -211,6 +212,16 @@ class Board:
         if more := len(self.sentinels) - len(shown):
             lines.append(Text(f"{mark} and {more} more", "yellow"))
         return lines
+
+
+def telling(metrics: Mapping[str, float]) -> Mapping[str, float]:
+    """The metrics without those that say nothing. Advantages have a mean near 0, and so has the
+    loss of a step of RL however well it learns; samples of the weights of now are never clipped.
+    """
+    silent = {"loss"} if "reward" in metrics else set[str]()
+    if not metrics.get("policy/clip_fraction"):
+        silent.add("policy/clip_fraction")
+    return {name: value for name, value in metrics.items() if name not in silent}
 
 
 def _with_totals(metrics: Mapping[str, float]) -> dict[str, float]:

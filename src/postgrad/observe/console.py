@@ -3,6 +3,7 @@
 import math
 import re
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from postgrad.observe.board import Board, LiveBlock, PhaseShown, step_seconds
+from postgrad.observe.board import Board, LiveBlock, PhaseShown, step_seconds, telling
 
 Mode = Literal["auto", "plain", "quiet", "json"]
 # Control characters but tab and newline; Unicode's line separators and changes of text direction.
@@ -44,6 +45,7 @@ SHOWN = (
     ("sampled_entropy", "entropy", "{:.3f}"),
     ("policy/kl", "kl", "{:.4f}"),
     ("kl/token_mean", "kl", "{:.4f}"),
+    ("policy/clip_fraction", "clipped", "{:.1%}"),
     ("policy/grad_norm", "grad norm", "{:.3f}"),
     ("reward_model/grad_norm", "grad norm", "{:.3f}"),
     ("response_length", "length", "{:.1f}"),
@@ -59,6 +61,7 @@ LEAST_FIRST = (  # metrics that a narrow terminal leaves out, in this order
     "truncated_fraction",
     "policy/grad_norm",
     "reward_model/grad_norm",
+    "policy/clip_fraction",
     "policy/entropy",
     "sampled_entropy",
     "critic/loss",
@@ -119,12 +122,21 @@ class Lasting:
 class Phase:
     """A phase under way; `advance` moves its progress on the screen, where it is shown."""
 
-    def __init__(self, move: Callable[[int], None] = lambda n: None) -> None:
+    def __init__(
+        self,
+        move: Callable[[int], None] = lambda n: None,
+        count: Callable[[str, int, int], None] = lambda work, done, total: None,
+    ) -> None:
         self._move = move
+        self._count = count
 
     def advance(self, n: int = 1) -> None:
         """Counts `n` more as done."""
         self._move(n)
+
+    def count(self, work: str, done: int, total: int) -> None:
+        """Shows `done` of `total`, where the phase has no total of its own. work: "rows read"."""
+        self._count(work, done, total)
 
 
 @contextmanager
@@ -185,10 +197,20 @@ class Console:
             progress = Progress(*_columns(total), console=self._rich, transient=True)
             with _shown_if_it_lasts(progress):
                 task = progress.add_task(self._text(name).plain, total=total)
-                yield Phase(lambda n: progress.advance(task, n))
+                yield Phase(
+                    lambda n: progress.advance(task, n),
+                    lambda *counts: progress.update(task, description=_counted(name, *counts)),
+                )
             return
-        began = time.monotonic()
-        yield Phase()
+        began = spoken = time.monotonic()
+
+        def count(work: str, done: int, total: int) -> None:
+            nonlocal spoken
+            if time.monotonic() - spoken > SLOW_SECONDS:
+                spoken = time.monotonic()
+                self.note(_counted(name, work, done, total))
+
+        yield Phase(count=count)
         seconds = time.monotonic() - began
         if seconds > SLOW_SECONDS:
             self.note(f"{name}: {seconds:.0f} s")
@@ -197,6 +219,7 @@ class Console:
         """One line for a step; in a live terminal as much of it as fits on one."""
         if self._board is not None:
             self._board.stepped(number, metrics)
+        metrics = telling(metrics)
         shown = {
             label: (key, form)
             for key, label, form in reversed(SHOWN)  # of two with one label the first is shown
@@ -239,15 +262,15 @@ class Console:
     def note(self, text: str) -> None:
         """Prints a line, unless in quiet mode."""
         if not self._quiet:
-            self._print(self._text(text))
+            self._print(self._text(self._in_lines(text)))
 
     def warn(self, text: str) -> None:
         """Prints a warning, in quiet mode too."""
-        self._print(self._text(f"warning: {text}", "yellow"))
+        self._print(self._text(self._in_lines(f"warning: {text}"), "yellow"))
 
     def error(self, text: str) -> None:
         """Prints an error, in quiet mode too."""
-        self._print(self._text(text, "red"))
+        self._print(self._text(self._in_lines(text), "red"))
 
     @property
     def is_terminal(self) -> bool:
@@ -276,6 +299,27 @@ class Console:
         self._print()
         self._print(table)
 
+    def _in_lines(self, text: str) -> str:
+        """The text with its lines cut at words to a terminal's width, further ones indented as the
+        first. A word that is too long, a path say, stays whole. Files get long lines as they are.
+        """
+        if not self._rich.is_terminal:
+            return text
+        lines: list[str] = []
+        for line in text.split("\n"):
+            indent = line[: len(line) - len(line.lstrip(" "))]
+            folded = textwrap.wrap(
+                line,
+                max(20, self._rich.width),
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+                replace_whitespace=False,
+                expand_tabs=False,
+            )
+            lines += folded if len(line) > self._rich.width and folded else [line]
+        return "\n".join(lines)
+
     def _print(self, *renderables: Any) -> None:
         (self._rich if self._block is None else self._block).print(*renderables)
 
@@ -288,6 +332,12 @@ def visible(text: str, encoding: str) -> str:
     """Text in which control characters, and those that the encoding lacks, are escaped."""
     escaped = CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
     return escaped.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _counted(name: str, work: str, done: int, total: int) -> str:
+    """ "load: 40,960 of 120,000 rows tokenised, 34%"."""
+    things, _, verb = work.partition(" ")
+    return f"{name}: {done:,} of {total:,} {things} {verb}, {done / max(1, total):.0%}"
 
 
 def _columns(total: int | None) -> list[ProgressColumn]:

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 from postgrad.checkpoint.schema import MOST
 from postgrad.core.errors import RunError
+from postgrad.core.members import open_lines
 from postgrad.core.untrusted import (
     MOST_DEPTH,
     MOST_LINE_BYTES,
-    open_file,
     parse_json,
     read_bytes,
     shown,
@@ -28,7 +28,8 @@ _WAY_OUT = "copy the file again from where the run was"
 
 
 class Followed:
-    """Reads a file on from where it stopped. It only opens the file for reading, without a lock.
+    """Reads a file, or its compressed form, on from where it stopped. It only opens the file for
+    reading, without a lock. Offsets are in the unpacked content.
 
     A line without a newline is still being written, or was torn by a kill: it is left for later. A
     resumed run cuts its files back and writes on, and --overwrite starts anew: then `rewritten`
@@ -45,7 +46,7 @@ class Followed:
         if not self.offset:
             return False
         try:
-            with open_file(self.path) as file:
+            with open_lines(self.path) as file:
                 file.seek(self.offset - len(self._before))
                 return file.read(len(self._before)) != self._before
         except FileNotFoundError:
@@ -57,7 +58,7 @@ class Followed:
         Raises RunError for a line longer than MOST_LINE_BYTES.
         """
         try:
-            file = open_file(self.path)
+            file = open_lines(self.path)
         except FileNotFoundError:
             return
         with file:

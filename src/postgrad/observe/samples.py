@@ -2,6 +2,7 @@
 or not; and answers on the terminal while they are written.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
@@ -16,11 +17,14 @@ from rich.text import Text
 from postgrad.algorithms.base import Credit
 from postgrad.core.records import RolloutBatch, ScoredGroup
 from postgrad.observe.console import visible
+from postgrad.observe.report.selection import row_hash
+from postgrad.observe.settings import KeptSamples
 from postgrad.rollout.records_json import Decode, Json, group_to_json, nine_digits
 
 WIDE = 100  # columns from which two answers stand beside each other
 REFRESH = 8.0  # times a second
 GAP = 2  # columns between them
+SOME = 64  # samples of observe.samples = "some"
 REST = 4  # lines of the screen that are not the answers'
 
 
@@ -32,8 +36,10 @@ def step_samples(
     batch: RolloutBatch,
     credit: Credit,
     learner_logprobs: NDArray[np.float32],
+    kept: KeptSamples = "all",
 ) -> Iterator[Json]:
-    """One line for each sample, in the order of the groups.
+    """One line for each sample, in the order of the groups. kept: how many, see `thinned`; each
+    line of a thinned step says in "of" how many samples the step had.
 
     reasons: ticket -> why its group was filtered. learner_logprobs: [T] over the experience's
     packed tokens, from before the step, NaN where they were not computed. Samples that were trained
@@ -47,6 +53,8 @@ def step_samples(
             zip(batch.ticket[credit.rows].tolist(), batch.sample[credit.rows].tolist(), strict=True)
         )
     }
+    every, groups = sum(len(group.rollouts) for group in groups), thinned(groups, kept)
+    thin = {"of": every} if sum(len(group.rollouts) for group in groups) < every else {}
     sampled = _sampled(groups)
     for group in groups:
         prompt = len(group.prompt.token_ids)
@@ -56,10 +64,38 @@ def step_samples(
             sample_columns.append({} if number is None else columns.of(number, prompt))
             sample_columns[-1]["logprobs"] = next(sampled)
         lines = group_to_json(group, step=step, decode=decode, columns=sample_columns)
+        for line in lines:
+            line.update(thin)
         if reason := reasons.get(group.prompt.ticket):
             for line in lines:
                 line["filtered"] = reason
         yield from lines
+
+
+def thinned(groups: Sequence[ScoredGroup], kept: KeptSamples) -> list[ScoredGroup]:
+    """The groups of a step or an evaluation that are recorded, in their order: whole ones, at least
+    one, of up to `kept` samples. Those with the smallest hash of their row, so that a prompt which
+    comes again is recorded again.
+    """
+    if kept == "all":
+        return list(groups)
+    most = SOME if kept == "some" else kept
+    rows = [
+        f"{json.dumps(group.prompt.dataset, ensure_ascii=False)} {group.prompt.row}"
+        for group in groups
+    ]
+    order = sorted(
+        range(len(groups)), key=lambda place: row_hash(rows[place].encode(errors="replace"))
+    )
+    chosen: list[int] = []
+    samples = 0
+    for place in order:
+        size = len(groups[place].rollouts)
+        if chosen and samples + size > most:
+            break
+        chosen.append(place)
+        samples += size
+    return [groups[place] for place in sorted(chosen)]
 
 
 class _Columns:

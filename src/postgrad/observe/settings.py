@@ -1,6 +1,6 @@
 """The settings of observing in a recipe: [sentinels], and [observe] for external loggers."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -20,6 +20,7 @@ from postgrad.observe.sentinels.stall import Stall
 from postgrad.observe.sentinels.truncation import Truncation
 from postgrad.observe.sentinels.verifier import VerifierFailures
 
+KeptSamples = Literal["all", "some"] | Annotated[int, Field(ge=1)]
 LoggerName = Literal["tensorboard", "wandb", "trackio"]
 
 
@@ -61,7 +62,15 @@ class SentinelSettings(Settings):
 
 
 class ObserveSettings(Settings):
-    """External loggers that get the metrics, too."""
+    """What of the samples is kept, and external loggers that get the metrics, too.
+
+    `samples` thins samples.jsonl, `eval_samples` eval_samples.jsonl: whole groups, the same prompts
+    whenever they come again, up to so many samples of a step or an evaluation ("some": 64).
+    """
+
+    samples: KeptSamples = "all"  # a replay needs all
+    eval_samples: KeptSamples = "all"
+    compress: Literal["none", "gzip"] = "none"  # of both files, from a run's start on
 
     loggers: tuple[LoggerName, ...] = ()
     project: str = Field(default="postgrad", min_length=1)  # the project there

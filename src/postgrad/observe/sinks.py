@@ -16,10 +16,15 @@ import orjson
 
 from postgrad.core.errors import DiskFull, RunError
 from postgrad.core.files import finite, is_full, sync_directory
+from postgrad.core.members import SUFFIX, member
+from postgrad.observe.run_dir import SAMPLES
 
 MOST_WAITING = 2**28  # bytes in memory for a disk that stays full
 
-FILES = ("metrics.jsonl", "eval.jsonl", "samples.jsonl", "events.jsonl")
+FILES = (
+    *("metrics.jsonl", "eval.jsonl", "events.jsonl"),
+    *(f"{name}{packed}" for name in SAMPLES for packed in ("", SUFFIX)),
+)
 
 
 class LogFile:
@@ -93,15 +98,23 @@ def unwritable(path: Path, error: OSError) -> RunError:
 
 
 class Logs:
-    """Writes the four log files in `directory`, from any thread.
+    """Writes the log files in `directory`, from any thread.
 
     Lines are visible to other processes at once, and durable after `sync`. On a full disk they wait
     in memory, and `warn` is called with a message.
     """
 
-    def __init__(self, directory: Path, warn: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        warn: Callable[[str], None] = lambda text: None,
+        *,
+        compress: bool = False,
+    ) -> None:
+        """compress: write samples as gzip members. A file that is there already keeps its form."""
         self._directory = directory
         self._warn = warn
+        self._compress = compress
         self._files: dict[str, LogFile] = {}
         self._one_at_a_time = threading.Lock()
         self._told = False
@@ -115,8 +128,12 @@ class Logs:
         self._write("eval.jsonl", [line])
 
     def samples(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Appends a step's samples to samples.jsonl."""
-        self._write("samples.jsonl", lines, fast_json)
+        """Appends a step's samples to samples.jsonl, or to samples.jsonl.gz as one member."""
+        self._write_samples("samples.jsonl", lines)
+
+    def evaluation_samples(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Appends an evaluation's samples to eval_samples.jsonl, as `samples` does."""
+        self._write_samples("eval_samples.jsonl", lines)
 
     def event(self, kind: str, message: str, **more: Any) -> None:
         """Appends an event to events.jsonl, with the time (UTC). more: further keys of the line."""
@@ -164,13 +181,19 @@ class Logs:
                 file.close()
             self._files = {}
 
-    def _write(
-        self,
-        name: str,
-        lines: Iterable[Mapping[str, Any]],
-        written: Callable[[Mapping[str, Any]], bytes] = lambda line: encoded(to_json(line)),
-    ) -> None:
-        data = b"".join(written(line) + b"\n" for line in lines)
+    def _write_samples(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
+        data = b"".join(fast_json(line) + b"\n" for line in lines)
+        packed = f"{name}{SUFFIX}"
+        began = next((form for form in (packed, name) if (self._directory / form).exists()), None)
+        if (began or (packed if self._compress else name)) == name:
+            self._append(name, data)
+        elif data:
+            self._append(packed, member(data))
+
+    def _write(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
+        self._append(name, b"".join(encoded(to_json(line)) + b"\n" for line in lines))
+
+    def _append(self, name: str, data: bytes) -> None:
         with self._one_at_a_time:
             if name not in self._files:
                 self._files[name] = LogFile(self._directory / name)

@@ -161,9 +161,19 @@ def _counted(
             yield tokens(prompt_of(row, settings)) + opening, 0
             return
         messages = conversation_of(row, settings)
+        if settings.text:
+            yield from _pieces(count(messages[0]["content"]) + 1, settings)
+            return
         replies = (i for i, message in enumerate(messages) if message["role"] == "assistant")
         first = next(replies, len(messages))
         yield tokens(messages[:first]) + opening, tokens(messages[first:]) - opening
+
+
+def _pieces(tokens: int, settings: DataSettings) -> Iterator[tuple[float, float]]:
+    """(1, tokens behind the first) of a plain text, or of each piece that it is split into."""
+    step = settings.max_len - 1 if settings.on_too_long == "split" else tokens
+    for start in range(0, max(1, tokens - 1), max(1, step)):
+        yield 1, min(step, tokens - 1 - start)
 
 
 def _counter(model: ModelSettings) -> tuple[CountTokens, str]:

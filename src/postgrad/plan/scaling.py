@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.core.untrusted import open_file, parse_json, readable
+from postgrad.core.members import has_lines, open_lines
+from postgrad.core.untrusted import parse_json
 from postgrad.observe.console import Console
 from postgrad.plan.engines import engine_width
 from postgrad.plan.hardware import efficiency_of, parse_hardware, this_machine
@@ -144,10 +145,10 @@ def _load(recipe: RLRecipe, planned: Outlook, run: Path | None) -> tuple[BatchLo
 def _answers(run: Path) -> list[list[int]]:
     """The tokens of each sample, by group, of a run's samples.jsonl."""
     path = run / "samples.jsonl"
-    if not readable(path):
+    if not has_lines(path):
         raise UsageError(f"--lengths {run}: no file {path}; give the directory of an RL run")
     groups: dict[int, list[int]] = {}
-    with open_file(path) as file:
+    with open_lines(path) as file:
         for number, line in enumerate(file, 1):
             try:
                 sample = parse_json(line)

@@ -28,6 +28,7 @@ def answering(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     """Problems of jobs whose policy answers questions."""
     yield from token_budget(recipe, "a sequence")
     yield from _reward_problems(recipe)
+    yield from _plain_text(recipe)
     yield from engine_problems(recipe)
     settings = recipe.eval
     if not settings.sets:
@@ -48,6 +49,18 @@ def answering(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
             ("eval", "component"),
             f"no reward is called {settings.component!r}; known: {', '.join(names)}",
         )
+
+
+def _plain_text(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Rows of plain text where questions are answered: it asks nothing."""
+    why = "is plain text, and {} answers questions: name the columns of questions, or leave it out"
+    for number, dataset in enumerate(recipe.data.sources if recipe.trains_on_rollouts else ()):
+        if dataset.text:
+            place = ("data", "sets", number, "text") if recipe.data.sets else ("data", "text")
+            yield place, why.format("an RL job")
+    for number, eval_set in enumerate(recipe.eval.sets if recipe.samples_answers else ()):
+        if eval_set.text:
+            yield ("eval", "sets", number, "text"), why.format("an evaluation with [[rewards]]")
 
 
 def _held_out(recipe: AnsweringSections) -> Iterator[RecipeProblem]:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from postgrad.algorithms.base import RolloutAlgorithm
 from postgrad.core.geometry import derive
+from postgrad.data.settings import WHICH_ROWS, RowSettings
 from postgrad.models.settings import ModelSettings
 from postgrad.recipe.hub_sources import revision_problems
 from postgrad.recipe.lines import KeyPath, RecipeProblem
@@ -36,6 +37,7 @@ def common(recipe: Sections, job: str) -> Iterator[RecipeProblem]:
     yield from rank_problems(recipe)
     yield from placement_problems(recipe, job)
     yield from _data(recipe)
+    yield from _eval_fraction(recipe)
     yield from revision_problems(recipe)
     yield from _evaluation(recipe)
     for place in _not_finite(recipe.model_dump()):
@@ -162,6 +164,30 @@ def _data(recipe: Sections) -> Iterator[RecipeProblem]:
                 f"{dataset.max_len} tokens are more than data.max_len = {data.max_len}, for which "
                 "everything is sized: raise that",
             )
+
+
+def _eval_fraction(recipe: Sections) -> Iterator[RecipeProblem]:
+    """A part of the training data that no evaluation reads, or that is read otherwise."""
+    sources, sets = recipe.data.sources, recipe.eval.sets
+    parts = [eval_set.data for eval_set in sets if eval_set.eval_fraction]
+    for number, source in enumerate(sources):
+        if source.eval_fraction and not any(_same_rows(source, part) for part in parts):
+            yield (
+                (("data", "sets", number) if recipe.data.sets else ("data",)) + ("eval_fraction",),
+                "holds out rows for an evaluation, and [eval] names others: leave out its path, "
+                "split and sets, or leave this out",
+            )
+    for number, eval_set in enumerate(sets):
+        if eval_set.eval_fraction and not any(_same_rows(eval_set.data, s) for s in sources):
+            yield (
+                ("eval", "sets", number, "eval_fraction"),
+                "is a key of [data]: the part is of the rows that are trained on",
+            )
+
+
+def _same_rows(a: RowSettings, b: RowSettings) -> bool:
+    """Whether two settings read the same rows and hold out the same part of them."""
+    return all(getattr(a, key) == getattr(b, key) for key in (*WHICH_ROWS, "eval_fraction"))
 
 
 def _model(recipe: Sections) -> Iterator[RecipeProblem]:

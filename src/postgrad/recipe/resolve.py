@@ -4,10 +4,11 @@ It is done before validation, so that a resolved recipe states everything and lo
 same recipe.
 """
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 from postgrad.core.settings import Settings
-from postgrad.data.settings import DataSettings, PairSettings
+from postgrad.data.settings import WHICH_ROWS, DataSettings, PairSettings
 from postgrad.recipe.lines import KeyPath
 from postgrad.recipe.settings import EvalSet, PairEvalSet
 
@@ -32,8 +33,10 @@ _READING = (
     "chat_template_kwargs",
     "max_len",
 )
-_COLUMNS = ("messages", "template", "map")  # taken over unless the set names columns itself
+# taken over unless the set names columns itself
+_COLUMNS = ("messages", "text", "input", "template", "map")
 _SAME_PATH = ("task", "subset", "revision")  # taken over by a set with the path of [data]
+_NAMES_ROWS = {"sets", "subset", *WHICH_ROWS} - {"name"}  # keys of an [eval] with rows of its own
 _EITHER = {"warmup_updates", "warmup_ratio"}  # a role that states one takes neither over
 
 
@@ -47,9 +50,14 @@ def resolve(raw: Table) -> Table:
     data = raw.get("data")
     if isinstance(data, dict):
         result["data"] = _mixed(cast(Table, data), _kinds(raw)["data"])
-    if isinstance(evaluation := raw.get("eval"), dict):
+    parts = _parts(cast(Table, result["data"]), _kinds(raw)) if isinstance(data, dict) else []
+    if isinstance(evaluation := raw.get("eval", {} if parts else None), dict):
         training = cast(Table, data) if isinstance(data, dict) else {}
-        result["eval"] = _evaluation(cast(Table, evaluation), training, _kinds(raw)["eval"])
+        stated, kind = cast(Table, evaluation), _kinds(raw)["eval"]
+        if not _NAMES_ROWS & stated.keys():
+            of_sets = {key: stated[key] for key in kind.model_fields if key in stated}
+            stated = {**stated, "sets": [{**part, **of_sets} for part in parts]}
+        result["eval"] = _evaluation(stated, training, kind)
     return {**result, **_roles(raw)}
 
 
@@ -58,6 +66,26 @@ def _kinds(raw: Table) -> dict[str | int, type[Settings]]:
     if raw.get("job") in COMPARING:
         return {"data": PairSettings, "eval": PairEvalSet}
     return {"data": DataSettings, "eval": EvalSet}
+
+
+def _parts(data: Table, kinds: Mapping[str | int, type[Settings]]) -> list[Table]:
+    """An evaluation set for the part of each dataset that its `eval_fraction` holds out, with the
+    same keys. They have names where they are several: those of their files.
+    """
+    sets = data.get("sets") or [data]
+    tables = [cast(Table, table) for table in cast(list[Any], sets) if isinstance(table, dict)]
+    held = [table for table in tables if table.get("eval_fraction")]
+    parts: list[Table] = []
+    for table in held:
+        keys = {key: table[key] for key in kinds["data"].model_fields if key in table}
+        part = {**keys, "subset": keys.pop("name", None)}
+        part.pop("name", None)
+        if len(held) > 1:
+            name = str(keys.get("path")).rpartition("/")[2].partition(".")[0]
+            taken = [named.get("name") for named in parts]
+            part["name"] = name if name not in taken else f"{name}-{len(parts) + 1}"
+        parts.append(part)
+    return parts
 
 
 def _roles(raw: Table) -> Table:
@@ -169,7 +197,7 @@ def _set(eval_set: Table, shared: Table, data: Table) -> Table:
     """
     stated = _from(eval_set, shared)
     keys: list[str] = list(_READING)
-    if not stated.keys() & {"prompt", "answer", "messages", "template"}:
+    if not stated.keys() & {"prompt", "answer", "input", "messages", "text", "template"}:
         keys.extend(_COLUMNS)
     if stated.get("path", data.get("path")) == data.get("path"):
         keys.extend(_SAME_PATH)

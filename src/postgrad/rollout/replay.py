@@ -5,7 +5,8 @@ from typing import Any
 
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.untrusted import open_file, parse_json, readable
+from postgrad.core.members import SUFFIX, has_lines, open_lines
+from postgrad.core.untrusted import parse_json
 from postgrad.rollout.pending import PendingArrays
 from postgrad.rollout.records_json import group_from_lines
 from postgrad.rollout.source import NOTHING, Sampled, State
@@ -21,8 +22,9 @@ class ReplaySource:
 
     def __init__(self, path: str | Path) -> None:
         location = Path(path)
-        self._path = location / FILE if location.is_dir() else location
-        if not readable(self._path):
+        file = location / FILE if location.is_dir() else location
+        self._path = file.with_name(file.name.removesuffix(SUFFIX))
+        if not has_lines(self._path):
             raise UsageError(
                 f"rollout.replay_path: no file {self._path}; give a run directory with {FILE}"
             )
@@ -31,14 +33,24 @@ class ReplaySource:
     def _index(self) -> dict[int, list[tuple[int, int]]]:
         """step -> [(byte offset, line number), ...] of its samples, in the order of the file."""
         offsets: dict[int, list[tuple[int, int]]] = {}
+        sizes: dict[int, int] = {}  # of thinned steps, as they were sampled
         offset = 0
-        with open_file(self._path) as file:
+        with open_lines(self._path) as file:
             for number, raw in enumerate(file, 1):
                 line = self._parse(raw, number)
                 offsets.setdefault(line["step"], []).append((offset, number))
+                if type(line.get("of")) is int:
+                    sizes[line["step"]] = line["of"]
                 offset += len(raw)
         if not offsets:
             raise UsageError(f"rollout.replay_path: {self._path} holds no samples")
+        for step, size in sizes.items():
+            if len(offsets[step]) < size:
+                raise UsageError(
+                    f"rollout.replay_path: {self._path} has {len(offsets[step])} of the {size} "
+                    f"samples of step {step}, and a replay needs all: record the run again with "
+                    'observe.samples = "all"'
+                )
         return offsets
 
     def _parse(self, raw: bytes, number: int) -> dict[str, Any]:
@@ -66,7 +78,7 @@ class ReplaySource:
             )
         by_ticket: dict[int, list[dict[str, Any]]] = {}
         first_line = self._offsets[step][0][1]
-        with open_file(self._path) as file:
+        with open_lines(self._path) as file:
             for offset, number in self._offsets[step]:
                 file.seek(offset)
                 line = self._parse(file.readline(), number)

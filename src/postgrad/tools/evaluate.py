@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
+from postgrad.core.files import whole_file
 from postgrad.core.hub import split_revision
 from postgrad.core.records import Sequences
 from postgrad.evaluation.answers import Evaluator, check_answers, check_rows
@@ -35,6 +36,7 @@ from postgrad.fleet.local import frozen_policy, frozen_reward_model
 from postgrad.learner.score import last_scores
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
+from postgrad.observe.sinks import fast_json
 from postgrad.recipe.recipe import (
     Answering,
     Comparing,
@@ -62,7 +64,11 @@ class Evaluated:
 
 
 def evaluate(
-    recipe: Recipe, model: str, console: Console, against: str | None = None
+    recipe: Recipe,
+    model: str,
+    console: Console,
+    against: str | None = None,
+    to: Path | None = None,
 ) -> dict[str, Any]:
     """Evaluates a model; returns and shows its results as JSON values.
 
@@ -74,12 +80,14 @@ def evaluate(
     checkpoint is exported to a temporary directory first.
 
     against: a second model, evaluated with the same prompts and random numbers. Its results stand
-    under "against", the paired differences of each set under "comparison". Raises UsageError where
-    the recipe has no evaluation set.
+    under "against", the paired differences of each set under "comparison".
+
+    to: gets every answer as a line of eval_samples.jsonl, with "model" in place of its step. Raises
+    UsageError where the recipe has no evaluation set, and for `to` where nothing is sampled.
     """
     if not recipe.eval.sets:
         raise UsageError("the recipe has nothing to evaluate on: give [eval] a path")
-    recipe, read = pin(recipe, sections=("reward_model", "eval"))
+    recipe, read = pin(_with_all_answers(recipe, to), sections=("reward_model", "eval"))
     with TemporaryDirectory(prefix="postgrad-") as folder:
         models = {
             name: _read_from(name, Path(folder) / str(number))
@@ -90,23 +98,55 @@ def evaluate(
             name: _results(recipe, Evaluated(name, source), console)
             for name, source in models.items()
         }
+    _write_answers(results, to)
     report = {"model": model, **_report(recipe, results[model])}
     if resolved := [source.to_json() for source in read] + _commits(models):
         report["sources"] = resolved
     if against is None:
         _show([results[model]], [], console)
         return report
-    pairs = zip(results[model], results[against], strict=True)
-    comparisons = [compare(ours, theirs, recipe.seed) for ours, theirs in pairs]
     console.note(f"model    {model}\nagainst  {against}")
-    _show([results[model], results[against]], comparisons, console)
-    for comparison in comparisons:
-        _show_differing(comparison, console)
+    comparisons = _comparisons(results[model], results[against], recipe.seed, console)
     return {
         **report,
         "against": {"model": against, **_report(recipe, results[against])},
         "comparison": [comparison.to_json() for comparison in comparisons],
     }
+
+
+def _comparisons(
+    ours: Sequence[Result], theirs: Sequence[Result], seed: int, console: Console
+) -> list[Comparison]:
+    """The sets of two models compared, and shown."""
+    comparisons = [compare(*pair, seed) for pair in zip(ours, theirs, strict=True)]
+    _show([ours, theirs], comparisons, console)
+    for comparison in comparisons:
+        _show_differing(comparison, console)
+    return comparisons
+
+
+def _with_all_answers(recipe: Recipe, to: Path | None) -> Recipe:
+    """The recipe without thinned samples, where they go to a file. Raises UsageError where `to`
+    cannot be written.
+    """
+    if to is None:
+        return recipe
+    if not recipe.samples_answers:
+        raise UsageError(f"--to {to}: this recipe samples no answers: give it [[rewards]]")
+    if to.is_dir() or not to.parent.is_dir():
+        raise UsageError(f"--to {to}: name a file in a directory that is there")
+    everything = recipe.observe.model_copy(update={"eval_samples": "all"})
+    return recipe.model_copy(update={"observe": everything})
+
+
+def _write_answers(results: Mapping[str, Sequence[Result]], to: Path | None) -> None:
+    if to is None:
+        return
+    with whole_file(to) as written, written.open("wb") as file:
+        for name, of_model in results.items():
+            for line in (line for result in of_model for line in result.samples):
+                without_step = {key: value for key, value in line.items() if key != "step"}
+                file.write(fast_json({"model": name, **without_step}) + b"\n")
 
 
 def _commits(models: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -238,7 +238,9 @@ def _rows(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def _reached(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Rows with evaluation results, the loss, and the policy's KL from its reference."""
+    """Rows with evaluation results, the loss, and the policy's KL from its reference. The loss of
+    RL is left out: it is near 0 whatever happens.
+    """
     rows = [("accuracy", *(change(stage, "accuracy") for stage in stages))]
     for name in _sets(stages):
         accuracies = (stage["evaluations"].get(f"eval/{name}/accuracy") for stage in stages)
@@ -252,9 +254,8 @@ def _reached(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
         rows += [
             (f"  {name}", *(components.get(name, "") for components in parts)) for name in names
         ]
-    rows.append(
-        ("loss", *("" if (x := stage["loss"]) is None else _four_digits(x) for stage in stages))
-    )
+    losses = (None if stage["job"] == "rl" else stage["loss"] for stage in stages)
+    rows.append(("loss", *("" if loss is None else _four_digits(loss) for loss in losses)))
     rows.append(("KL per token", *map(_kl, stages)))
     rows.append(
         ("KL per response", *(f"{x['kl']['sequence']:.2f}" if "kl" in x else "" for x in stages))

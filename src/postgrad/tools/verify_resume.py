@@ -20,11 +20,12 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.core.seeds import permutation, uniform
 from postgrad.observe.console import Console
 from postgrad.observe.follow import read_lines
+from postgrad.observe.run_dir import SAMPLES
 
 STEPS = 6  # of the short run, where the command says nothing else
 LENGTHS = ("--steps", "--epochs", "--total_episodes")
 TIMED = ("_seconds", "_bytes", "_per_second")
-LOGS = ("metrics.jsonl", "eval.jsonl", "samples.jsonl")
+LOGS = ("metrics.jsonl", "eval.jsonl", *SAMPLES)
 POLL_SECONDS = 0.002  # a save of a small model takes a few times as long
 
 

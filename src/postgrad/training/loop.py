@@ -140,6 +140,7 @@ def _evaluate(run: Run, job: Job, state: RunState) -> tuple[RunState, bool, dict
     for result in results:
         line = {"step": state.step, "update": state.update, **result.to_json()}
         run.logs.evaluation(line)
+        run.logs.evaluation_samples({**sample, "step": state.step} for sample in result.samples)
         metrics |= result.by_metric()
         seen |= of_evaluation(line)
     text = ", ".join(part for result in results for part in result.texts())

@@ -13,6 +13,7 @@ from postgrad.checkpoint.state import RunState
 from postgrad.checkpoint.store import Checkpoint, CheckpointStore, Untidy
 from postgrad.core.cursor import Cursor
 from postgrad.core.hub import split_revision
+from postgrad.core.progress import reported_to
 from postgrad.fleet.choices import Choices, choose
 from postgrad.fleet.engines import require_startable
 from postgrad.fleet.fleet import Fleet
@@ -45,7 +46,7 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
     """
     recipe = run.recipe
     require_startable(recipe)
-    with run.phase("load"):
+    with run.phase("load"), reported_to(run.count):
         path = base_model(recipe, run.directory.init)
         tell_of_experts(run, path)
         match recipe:
@@ -90,7 +91,7 @@ def prepare(
 
     stack: closes what has to be closed. again: the run is restarted after it lost a process.
     """
-    logs = Logs(directory.path, console.warn)
+    logs = Logs(directory.path, console.warn, compress=recipe.observe.compress != "none")
     stack.callback(logs.close)
     store = store_of(recipe, directory)
     checkpoint = _newest(store, console)

@@ -120,9 +120,11 @@ class RLJob:
         if parts.roles.follows is not None:
             parts.roles.follows.after_step(number, parts.roles.policy)
         with run.phase("log"):
-            decode = parts.tokenizer.decode
+            decode, kept = parts.tokenizer.decode, run.recipe.observe.samples
             run.logs.samples(
-                step_samples(sampled.all, sampled.reasons, number, decode, batch, credit, learned)
+                step_samples(
+                    sampled.all, sampled.reasons, number, decode, batch, credit, learned, kept
+                )
             )
         following = replace(
             state,

@@ -251,6 +251,12 @@ class Run:
         if self.shown is not None:
             self.shown.advance(n)
 
+    def count(self, work: str, done: int, total: int) -> None:
+        """Shows how far a phase is that has no total of its own, as `core.progress` reports it."""
+        self.watchdog.beat()
+        if self.shown is not None:
+            self.shown.count(work, done, total)
+
     def measure_memory(self) -> int:
         """The peak of resident bytes of this process and its verifiers so far."""
         self.peak_bytes = max(self.peak_bytes, resident_bytes())

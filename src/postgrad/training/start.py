@@ -188,7 +188,7 @@ def _once(
         run, job, base, state = prepared
         if before is not None and state.step:
             _tell_rates(run, job, before)
-        if recipe.trains_on_rollouts:  # whose samples are shown token by token
+        if recipe.samples_answers:  # which are shown token by token
             for file in tokenizer_files(run.recipe.model.model_dump())[:1]:
                 directory.keep_tokenizer(file)
         state = _open_loggers(run, state, stack)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from helpers.made_run import GROUP, add_step, made_run, sample
+from postgrad.core.members import member
 from postgrad.observe.report.run import PageMessage, RunReader, expected_steps
 from postgrad.observe.report.selection import Cap
 from postgrad.observe.sinks import Logs
@@ -148,3 +149,36 @@ def test_looking_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("recipe", "steps"), [({"steps": 7}, 7), ({"steps": None}, 0), ({}, 0)])
 def test_a_recipe_that_does_not_say_steps_expects_none(recipe: dict[str, Any], steps: int) -> None:
     assert expected_steps(recipe) == steps
+
+
+def test_answers_of_evaluations_stand_beside_those_of_training(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "run", steps=2, groups=1)
+    logs = Logs(path)
+    logs.evaluation_samples(
+        {**sample(2, 0, n, f"answer {n}"), "set": "held", "correct": n == 1} for n in range(2)
+    )
+    logs.close()
+    reader = read(path)
+    messages = reader.poll()
+    groups = [group for message in of(messages, "groups") for group in message["groups"]]
+    (evaluated,) = [group for group in groups if group.get("evaluated")]
+    assert (evaluated["step"], evaluated["set"]) == (2, "held")
+    numbers = [row["id"] for row in evaluated["samples"]]
+    assert numbers == [2 * GROUP, 2 * GROUP + 1]
+    assert [row["correct"] for row in evaluated["samples"]] == [False, True]
+    assert of(messages, "counts")[-1]["samples"] == 2 * GROUP + 2
+    shown = reader.bodies([0, *numbers])["bodies"]
+    assert sorted(shown) == [0, *numbers]
+    assert reader.poll() == []
+
+
+def test_a_compressed_run_is_read_as_a_plain_one(tmp_path: Path) -> None:
+    plain, packed = made_run(tmp_path / "plain"), made_run(tmp_path / "packed")
+    content = (packed / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    members = [member(b"".join(content[start : start + 8])) for start in range(0, 48, 8)]
+    (packed / "samples.jsonl.gz").write_bytes(b"".join(members[:2]))
+    (packed / "samples.jsonl").unlink()
+    reader = read(packed)
+    first = rows(reader.poll())
+    (packed / "samples.jsonl.gz").write_bytes(b"".join(members))
+    assert first + rows(reader.poll()) == rows(read(plain).poll())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from postgrad.core.untrusted import open_file
+from postgrad.core.members import open_lines
 from postgrad.observe.follow import Followed, parse, read_object
 from postgrad.observe.report.samples import Pieces, body, group_row, pieces_of, vocabulary
 from postgrad.observe.report.selection import Cap, Group, SampleSelection, heads
@@ -20,6 +20,8 @@ PageMessage = dict[str, Any]
 WHOLE = (RECIPE, SUMMARY, PLAN)  # files that are replaced, not appended to
 LOGS = {"metrics": "metrics.jsonl", "evaluations": "eval.jsonl", "events": "events.jsonl"}
 SAMPLES = "samples.jsonl"
+EVAL_SAMPLES = "eval_samples.jsonl"
+SHARE = 0.25  # of the cap that is for samples of evaluations
 GROUPS_A_MESSAGE = 32
 DIGITS = 7  # significant, of metrics: float32 has no more
 
@@ -29,6 +31,9 @@ class RunReader:
 
     number: of the run on the page. about: recipe -> further keys of the "run" message.
     expected_steps: of a run that is under way, see `SampleSelection`.
+
+    Samples of evaluations are groups like those of training, with "evaluated"; they have a part of
+    the cap for themselves.
     """
 
     def __init__(
@@ -50,13 +55,15 @@ class RunReader:
     def poll(self) -> list[PageMessage]:
         """The messages since the last call."""
         messages: list[PageMessage] = []
-        if any(log.rewritten() for log in (*self._logs.values(), self._samples)):
+        sampled = (log for log, _ in self._sampled.values())
+        if any(log.rewritten() for log in (*self._logs.values(), *sampled)):
             self._begin()
             messages.append({"kind": "reset"})
         messages += self._whole_files()
         for kind, log in self._logs.items():
             messages += self._lines(kind, log)
-        messages += self._groups()
+        for name in self._sampled:
+            messages += self._groups(name)
         return [{**message, "run": self._number} for message in messages]
 
     def bodies(self, numbers: Sequence[int]) -> dict[str, Any]:
@@ -65,10 +72,13 @@ class RunReader:
         Samples whose lines cannot be read any more are left out.
         """
         bodies: dict[int, dict[str, Any]] = {}
-        with open_file(self.path / SAMPLES) as file:
-            for number in numbers:
-                if 0 <= number < len(self._shown):
-                    start, length = self._shown[number]
+        for name in self._sampled:
+            wanted = [n for n in numbers if 0 <= n < len(self._shown) and self._shown[n][0] == name]
+            if not wanted:
+                continue
+            with open_lines(self.path / name) as file:
+                for number in wanted:
+                    _, start, length = self._shown[number]
                     file.seek(start)
                     if (line := parse(file.read(length))) is not None:
                         bodies[number] = body(line, self._pieces)
@@ -81,9 +91,18 @@ class RunReader:
 
     def _begin(self) -> None:
         self._logs = {kind: Followed(self.path / name) for kind, name in LOGS.items()}
-        self._samples = Followed(self.path / SAMPLES)
-        self._selection = SampleSelection(self._cap, self._expected_steps)
-        self._shown: list[tuple[int, int]] = []
+        held = Cap(self._cap.samples * SHARE, self._cap.bytes * SHARE)
+        self._sampled = {
+            SAMPLES: (
+                Followed(self.path / SAMPLES),
+                SampleSelection(self._cap, self._expected_steps),
+            ),
+            EVAL_SAMPLES: (
+                Followed(self.path / EVAL_SAMPLES),
+                SampleSelection(held, self._expected_evaluations()),
+            ),
+        }
+        self._shown: list[tuple[str, int, int]] = []  # file, offset and bytes of each sample
         self._signature: tuple[Any, ...] = ()
         self._pieces: Pieces | None = None
 
@@ -122,26 +141,41 @@ class RunReader:
         if unreadable:
             yield _trouble(log.path.name, "lines are no JSON objects", unreadable)
 
-    def _groups(self) -> Iterator[PageMessage]:
+    def _expected_evaluations(self) -> int:
+        """How many evaluations a run of `expected_steps` has; 0 where it is not under way."""
+        recipe = (read_object(self.path / RECIPE) or {}).get("recipe")
+        evaluation = recipe.get("eval") if isinstance(recipe, dict) else None
+        every = evaluation.get("every") if isinstance(evaluation, dict) else None
+        if not self._expected_steps:
+            return 0
+        between = self._expected_steps // every if isinstance(every, int) and every > 0 else 0
+        return between + 2  # at the start and at the end
+
+    def _groups(self, name: str) -> Iterator[PageMessage]:
         unreadable: list[int] = []
-        before = self._selection.seen
-        chosen = self._selection.take(heads(self._samples.lines(), unreadable))
+        log, selection = self._sampled[name]
+        before = selection.seen
+        chosen = selection.take(heads(log.lines(), unreadable))
         if chosen:
             if self._pieces is None:
                 recipe_file = read_object(self.path / RECIPE) or {}
                 recipe = recipe_file.get("recipe")
                 model = recipe.get("model") if isinstance(recipe, dict) else None
                 self._pieces = pieces_of(self.path, model)
-            with open_file(self.path / SAMPLES) as file:
-                rows = (self._row(file, group, unreadable) for group in chosen)
-                yield from _batched([row for row in rows if row["samples"]])
-        if self._selection.seen != before:
-            counts = {"samples": self._selection.seen, "shown": len(self._shown)}
+            with open_lines(self.path / name) as file:
+                rows = [self._row(file, name, group, unreadable) for group in chosen]
+                rows = [row for row in rows if row["samples"]]
+                for row in rows if name == EVAL_SAMPLES else ():
+                    row["evaluated"] = True
+                yield from _batched(rows)
+        if selection.seen != before:
+            seen = sum(of_file.seen for _, of_file in self._sampled.values())
+            counts = {"samples": seen, "shown": len(self._shown)}
             yield {"kind": "counts", "pieces": self._pieces is not None, **counts}
         if unreadable:
-            yield _trouble(SAMPLES, "lines are no samples", unreadable)
+            yield _trouble(name, "lines are no samples", unreadable)
 
-    def _row(self, file: Any, group: Group, unreadable: list[int]) -> dict[str, Any]:
+    def _row(self, file: Any, name: str, group: Group, unreadable: list[int]) -> dict[str, Any]:
         lines: list[tuple[int, dict[str, Any]]] = []
         for start, length in group.spans:
             file.seek(start)
@@ -150,7 +184,7 @@ class RunReader:
                 unreadable.append(start)
             else:
                 lines.append((len(self._shown), line))
-                self._shown.append((start, length))
+                self._shown.append((name, start, length))
         return group_row(lines) if lines else {"samples": []}
 
 

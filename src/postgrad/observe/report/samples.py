@@ -95,7 +95,7 @@ def tokenizer_files(model: Any) -> list[Path]:
 def group_row(lines: Sequence[tuple[int, JsonObject]]) -> JsonObject:
     """The row of a group: what its samples share, and a row for each. lines: (number, line)."""
     first = lines[0][1]
-    shared = ("step", "ticket", "dataset", "row", "question", "answer", "filtered")
+    shared = ("step", "ticket", "dataset", "row", "question", "answer", "filtered", "set")
     return {
         **{key: first[key] for key in shared if first.get(key) is not None},
         "samples": [_row(number, line) for number, line in lines],
@@ -114,6 +114,9 @@ def _row(number: int, line: JsonObject) -> JsonObject:
         "tokens": sum(len(_list(turn, "token_ids")) for turn in _turns(line)),
         "trained": "mask" in line,
     }
+    for key in ("greedy", "correct"):  # of evaluations
+        if isinstance(line.get(key), bool):
+            row[key] = line[key]
     if line.get("failures"):
         row["failures"] = line["failures"]
     weighed = zip(_list(line, "advantages"), _list(line, "mask"), strict=False)

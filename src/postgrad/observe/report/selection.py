@@ -56,7 +56,7 @@ def heads(lines: Iterator[tuple[int, bytes]], unreadable: list[int]) -> Iterator
             unreadable.append(start)
             continue
         step, ticket, order = head
-        if group is None or (group.step, group.ticket) != (step, ticket):
+        if group is None or (group.step, group.ticket, group.order) != (step, ticket, order):
             if group is not None:
                 yield group
             group = Group(step, ticket, order)
@@ -68,7 +68,7 @@ def heads(lines: Iterator[tuple[int, bytes]], unreadable: list[int]) -> Iterator
 def _head(line: bytes) -> tuple[int, int, bytes] | None:
     match = HEAD.match(line, 0, HEAD_BYTES)
     if match is not None:
-        return int(match[1]), int(match[2]), _order(match[3] + b" " + match[4])
+        return int(match[1]), int(match[2]), row_hash(match[3] + b" " + match[4])
     sample = parse(line)
     if sample is None:
         return None
@@ -76,10 +76,13 @@ def _head(line: bytes) -> tuple[int, int, bytes] | None:
     if not isinstance(step, int) or not isinstance(ticket, int):
         return None
     row = f"{json.dumps(sample.get('dataset'), ensure_ascii=False)} {sample.get('row')}"
-    return step, ticket, _order(row.encode(errors="backslashreplace"))
+    return step, ticket, row_hash(row.encode(errors="backslashreplace"))
 
 
-def _order(row: bytes) -> bytes:
+def row_hash(row: bytes) -> bytes:
+    """The order of rows in a selection, the same in every epoch. row: dataset as JSON, a space, and
+    the row's number.
+    """
     return hashlib.blake2b(row, digest_size=8).digest()
 
 

@@ -61,7 +61,9 @@ export class Detail {
       counted(row.tokens, "token"),
       row.finish === "length" ? "truncated at the token limit" : plain(row.finish),
       row.group.filtered ? `group filtered: ${plain(row.group.filtered)}` : null,
-      row.kept === false ? "dropped" : row.trained ? "trained on" : "not trained on",
+      row.group.evaluated ? `evaluation${row.group.set ? ` on ${plain(row.group.set)}` : ""}` : row.kept === false ? "dropped" : row.trained ? "trained on" : "not trained on",
+      row.correct === undefined ? null : row.correct ? "right" : "wrong",
+      row.greedy ? "greedy" : null,
       versions.length ? `policy ${[...new Set(versions)].join(", ")}` : null,
       row.group.dataset ? `${plain(row.group.dataset)}, row ${plain(row.group.row)}` : null,
     ];

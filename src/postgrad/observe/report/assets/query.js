@@ -4,6 +4,8 @@ export const STATES = [
   ["", "any"],
   ["trained", "trained on"],
   ["untrained", "not trained on"],
+  ["evaluated", "evaluation"],
+  ["wrong", "evaluation, wrong"],
   ["truncated", "truncated"],
   ["failed", "a verifier failed"],
   ["filtered", "group filtered"],
@@ -22,7 +24,9 @@ export const SORTS = [
 
 const TESTS = {
   trained: (row) => row.trained,
-  untrained: (row) => !row.trained,
+  untrained: (row) => !row.trained && !row.group.evaluated,
+  evaluated: (row) => Boolean(row.group.evaluated),
+  wrong: (row) => row.correct === false,
   truncated: (row) => row.finish === "length",
   failed: (row) => Boolean(row.failures),
   filtered: (row) => Boolean(row.group.filtered),
@@ -43,7 +47,7 @@ export function select(rows, query) {
   const found = rows.filter((row) => wanted(row, query));
   const down = query.sort.startsWith("-");
   const key = down ? query.sort.slice(1) : query.sort;
-  if (key === "step") return down ? found.reverse() : found;
+  if (key === "step") return found.sort((a, b) => (down ? b.group.step - a.group.step : a.group.step - b.group.step));
   const value = (row) => (typeof row[key] === "number" ? row[key] : null);
   return found.sort((a, b) => compare(value(a), value(b), down));
 }

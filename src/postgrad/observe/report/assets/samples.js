@@ -26,7 +26,7 @@ export class Samples {
     this.tools = h("form", { className: "tools", role: "search", "aria-label": "Filter samples" });
     this.tools.addEventListener("submit", (event) => event.preventDefault());
     this.body = h("div", { className: "browser" }, h("div", { className: "side" }, this.status, this.list.element), this.detail.element);
-    this.none = h("p", { className: "quiet" }, "There are no samples: a run records them where it samples (job = \"rl\").");
+    this.none = h("p", { className: "quiet" }, "There are no samples: a run records those that it learns from (job = \"rl\") and those of evaluations with rewards.");
     this.element = h("div", {}, this.account, this.tools, this.body, this.none);
     const later = settled(() => this.update(), 60);
     store.listen((kinds) => (["groups", "counts", "reset", "run"].some((kind) => kinds.has(kind)) ? later() : 0));
@@ -95,6 +95,8 @@ export class Samples {
     const { group } = row;
     const score = scoreOf(row, this.query.component);
     const marks = [
+      group.evaluated ? (row.greedy ? "evaluation, greedy" : "evaluation") : null,
+      row.correct === false ? "wrong" : null,
       row.finish === "length" ? "truncated" : null,
       row.failures ? "failed" : null,
       group.filtered ? "filtered" : null,
