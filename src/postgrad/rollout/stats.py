@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-Row = tuple[float, ...]  # the values of SUMMED
+StatsRow = tuple[float, ...]  # the values of SUMMED
 # The row of a whole engine; behind it those of several processes that share its work.
-EngineSums = tuple[Row, ...]
+EngineSums = tuple[StatsRow, ...]
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class EngineStats:
         self.requests += turns
 
     @property
-    def row(self) -> Row:
+    def row(self) -> StatsRow:
         """The values of SUMMED."""
         return tuple(float(getattr(self, name)) for name in SUMMED)
 
@@ -68,7 +68,7 @@ class DividedStats(EngineStats):
         self._processes = [EngineStats() for _ in range(processes)]
         self._open = [0] * processes  # samples
         self._since = 0.0  # when the seconds were counted last
-        self._counted: Sequence[Row] = [EngineStats().row] * processes  # at the last report
+        self._counted: Sequence[StatsRow] = [EngineStats().row] * processes  # at the last report
 
     def begin(self, process: int, samples: int, prompt_tokens: int) -> None:
         """A process is asked for samples of a prompt."""
