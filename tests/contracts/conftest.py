@@ -12,9 +12,10 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 
 import postgrad.models.attention  # noqa: F401  registers our attention
 from postgrad.core.errors import RunError
-from postgrad.rollout.engine import Engine, EngineStats
+from postgrad.rollout.engine import Engine
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.settings import RolloutSettings
+from postgrad.rollout.stats import EngineStats
 from postgrad.rollout.vllm import start
 from postgrad.rollout.vllm.engine import VLLMEngine
 

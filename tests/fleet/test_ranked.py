@@ -1,6 +1,6 @@
 """What a run's processes ask of a cluster, and what is refused before anything is loaded."""
 
-from contextlib import ExitStack
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ from helpers.placed import RL
 from postgrad.cluster import connection
 from postgrad.cluster.placing import Node
 from postgrad.core.errors import UsageError
-from postgrad.fleet.ranked import device_of, wants_of
+from postgrad.fleet.ranked import ClusterSession, device_of, wants_of
 from postgrad.plan.advice import ranked
 from postgrad.recipe.load import parse_recipe, with_overrides
 
@@ -115,14 +115,13 @@ def test_a_run_works_on_the_gpus_of_its_cluster_though_its_first_process_has_non
     monkeypatch.setattr(connection, "start", lambda settings: not asked.append("start"))
     monkeypatch.setattr(connection, "stop", lambda: asked.append("stop"))
     monkeypatch.setattr(connection, "nodes_alive", lambda: nodes)
-    with ExitStack() as stack:
-        found = device_of(parse_recipe({**RL, "cluster": {"type": "ray", **settings}}), stack)
+    with closing(ClusterSession()) as session:
+        found = device_of(parse_recipe({**RL, "cluster": {"type": "ray", **settings}}), session)
     assert found == device
     assert asked == ([] if gpus is None else ["start", "stop"])
 
 
 def test_a_user_who_hides_the_gpus_gets_a_run_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with ExitStack() as stack:
-        cluster = {"type": "ray", "address": "head:6379"}
-        assert device_of(parse_recipe({**RL, "cluster": cluster}), stack) == "cpu"
+    cluster = {"type": "ray", "address": "head:6379"}
+    assert device_of(parse_recipe({**RL, "cluster": cluster}), ClusterSession()) == "cpu"

@@ -1,7 +1,8 @@
 """An engine of several processes, without Ray: what is sampled where, and what a loss changes."""
 
+import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -303,6 +304,60 @@ def test_a_publish_whose_source_fails_ends_everywhere_and_nobody_samples(shared:
         whole.engine.logprobs([requests()[0].token_ids], 1.0)
 
 
+def interrupted(lossy: Any) -> None:
+    """Requests are under way, of which some have been answered."""
+    for request in requests():
+        lossy.engine.submit(request)
+    assert lossy.engine.completed()
+
+
+def published_again(lossy: Any, weights: list[tuple[str, torch.Tensor]]) -> list[Any]:
+    """What a paused engine samples once the restarted ranks have published."""
+    lossy.engine.go_on(None)
+    lossy.publish(weights, 2)
+    return bits(generate(lossy.engine, requests()))
+
+
+def test_an_engine_waits_while_ranks_are_restarted_and_then_samples_as_if_it_were_new(
+    shared: Any,
+) -> None:
+    fresh, paused = shared(2), shared(2)
+    weights = [(n, t + 0.01) for n, t in new_weights(fresh)]
+    paused.publish([(n, t + 0.05) for n, t in weights], 5)
+    interrupted(paused)
+    paused.engine.interrupt()
+    with pytest.raises(RunError, match="nobody waits for the rollout workers any more"):
+        paused.engine.completed()
+    assert paused.engine.pause(paused.logs)
+    assert published_again(paused, weights) == published_again(fresh, weights)
+    assert [workers.dead for workers in paused.workers] == [False, False]
+    assert paused.logs.events == []
+
+
+def test_a_process_that_is_lost_while_ranks_are_restarted_joins_with_their_weights(
+    shared: Any,
+) -> None:
+    fresh, paused = shared(2), shared(2)
+    weights = [(n, t + 0.01) for n, t in new_weights(fresh)]
+    paused.publish([(n, t + 0.05) for n, t in weights], 5)
+    interrupted(paused)
+    paused.workers[1].close()
+    assert paused.engine.pause(paused.logs)
+    assert len(paused.engine.logprobs([requests()[0].token_ids], 1.0)) == 1
+    wait([paused.engine._members[1].starting])
+    assert published_again(paused, weights) == published_again(fresh, weights)
+    assert [event["engine"] for event in paused.logs.of("engine_lost")] == [1]
+    assert paused.workers[0].dead is False
+
+
+def test_an_engine_without_any_process_that_has_weights_does_not_wait(shared: Any) -> None:
+    paused = shared(1, later=lambda method, lives: method == "start" and lives > 1)
+    paused.publish(new_weights(paused), 1)
+    interrupted(paused)
+    paused.workers[0].close()
+    assert not paused.engine.pause(paused.logs)
+
+
 def test_a_process_whose_weights_are_gone_waits_for_the_next_publish(shared: Any) -> None:
     lossy = shared(2, {0: dies_in("turn", 1)})
     weights = [(n, t + 0.01) for n, t in new_weights(lossy)]
@@ -362,11 +417,13 @@ def test_a_process_that_cannot_be_started_again_leaves_its_tickets_to_the_others
 def test_several_vllm_engines_run_and_one_whose_process_dies_is_replaced_alone(
     make_recipe: Any, models: Any, tmp_path: Path
 ) -> None:
-    """Each worker has a vLLM of its own; that of worker 1 dies at its first request."""
+    """Each worker has two vLLM processes of its own; those of worker 1 die at a first request."""
 
     def recipe(behaviour: str) -> Any:
-        rollout = {"type": "vllm", "vllm": {"python": fake_vllm(tmp_path, behaviour)}}
-        return make_recipe("rl", model={"dtype": "float32"}, rollout=rollout)
+        vllm = {"python": fake_vllm(tmp_path, behaviour), "engines": 2}
+        rollout = {"type": "vllm", "vllm": vllm}
+        cluster = {"type": "ray", "rollout": {"workers": 2}}
+        return make_recipe("rl", model={"dtype": "float32"}, rollout=rollout, cluster=cluster)
 
     well, dying = recipe("well"), recipe("dies_at_work")
     lossy = Shared(well, models(0), tmp_path, 2, {}, first={1: dying}, exact=False)
@@ -378,10 +435,13 @@ def test_several_vllm_engines_run_and_one_whose_process_dies_is_replaced_alone(
         assert drawn == [(ticket, sample) for ticket in range(7) for sample in range(5)]
         assert all(c.versions == ((3, len(c.token_ids)),) for c in done)
         (lost,) = lossy.logs.of("engine_lost")
-        assert "vLLM engine 0 died (exit code 1)" in lost["message"]
+        assert re.search(r"vLLM engine [01] died \(exit code 1\)", lost["message"])
         told = lossy.engine.stats.by_engine()
         assert (told["engine/0/losses"], told["engine/1/losses"]) == (0.0, 1.0)
-        assert told["engine/0/response_tokens"] > 0.0
+        inside = [told[f"engine/0.{number}/response_tokens"] for number in range(2)]
+        assert min(inside) > 0.0
+        assert sum(inside) == told["engine/0/response_tokens"]
+        assert 0.0 < told["engine/0.0/busy_per_second"] <= 1.0
     finally:
         lossy.engine.close()
         for workers in lossy.workers:

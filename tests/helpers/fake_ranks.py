@@ -64,6 +64,12 @@ class FakeGroup:
     aside = call
 
 
+class NoPlaces:
+    """A `Reservation` of nothing."""
+
+    def close(self) -> None: ...
+
+
 def fleet_on(site: Any, *more: Any) -> tuple[RankedFleet, FakeGroup]:
     """A RankedFleet on such a group. more: console, logs and folder, for engines."""
     group = FakeGroup(site.recipe, site.choices)
@@ -77,7 +83,7 @@ def fake_ranks(monkeypatch: pytest.MonkeyPatch) -> list[FakeGroup]:
     groups: list[FakeGroup] = []
 
     def start(
-        site: Any, stack: ExitStack, console: Any, logs: Any, folder: Path, *, again: bool = False
+        site: Any, stack: ExitStack, console: Any, logs: Any, folder: Path, *, session: Any = None
     ) -> RankedFleet:
         fleet, group = fleet_on(site, console, logs, folder)
         groups.append(group)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from postgrad.core.records import Prompt, Rollout, ScoredGroup
-from postgrad.rollout.engine import Completion, EngineStats, Request
+from postgrad.rollout.engine import Completion, Request
+from postgrad.rollout.stats import EngineStats
 
 
 class Answers:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from helpers.fake_ranks import FakeGroup
+from helpers.fake_ranks import FakeGroup, NoPlaces
 from helpers.runs import lines
 from postgrad.core.errors import UsageError
 from postgrad.core.process import Handle, done
@@ -78,10 +78,10 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[Disguised]:
     """The groups of ranks of runs that started."""
     made: list[Disguised] = []
 
-    def start(site: Any, stack: ExitStack, *more: Any, again: bool = False) -> RankedFleet:
+    def start(site: Any, stack: ExitStack, *more: Any, session: Any = None) -> RankedFleet:
         made.append(Disguised(site))
-        nothing: Any = None  # reserved at Ray
-        return RankedFleet(site, made[-1], nothing, *more)
+        session.reservation = NoPlaces()
+        return RankedFleet(site, made[-1], session, *more)
 
     monkeypatch.setattr(RankedFleet, "start", start)
     monkeypatch.setattr(members, "Workers", Worker)

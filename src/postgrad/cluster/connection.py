@@ -176,6 +176,13 @@ class Reservation:
             ),
         }
 
+    def stands(self) -> bool:
+        """Whether every place is on a machine that is up."""
+        import ray
+
+        group: dict[str, Any] = ray.util.placement_group_table(self._group)
+        return group["state"] == "CREATED"
+
     def close(self) -> None:
         """Releases the places of all roles."""
         import ray

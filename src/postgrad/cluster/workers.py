@@ -18,7 +18,7 @@ from postgrad.cluster.connection import Reservation, first_line
 from postgrad.cluster.pulse import Pulse, Watch, last_words, pulse_of, stderr_file, timed_out
 from postgrad.cluster.settings import POLICY, ClusterSettings
 from postgrad.core.errors import PostgradError, RunError, WorkerLost
-from postgrad.core.process import Handle
+from postgrad.core.process import Handle, heavy_imports
 from postgrad.core.text import resolve
 
 GRACE_SECONDS = 2.0  # after a first error: another process may report the real cause
@@ -187,7 +187,8 @@ class Workers:
         from ray.exceptions import RayActorError
 
         waited = None
-        if isinstance(error, RayActorError) and self._written[number][1]:
+        together = self.size > 1  # a process that is alone waits in no collective
+        if together and isinstance(error, RayActorError) and self._written[number][1]:
             waited = timed_out(self._last_words(number))
         if waited is None:
             return error
@@ -306,7 +307,9 @@ class _Worker:
         return address, os.getpid(), ray.get_runtime_context().get_node_id(), stderr_file()
 
     def make(self, worker: str, arguments: list[Any]) -> None:
-        self._object = resolve(worker, {}, "worker")(*arguments)
+        with heavy_imports():  # the longest part of a start
+            made_by = resolve(worker, {}, "worker")
+        self._object = made_by(*arguments)
 
     def meeting(self, port: int) -> str:
         """HOST:PORT where the ranks meet: this machine, and the port, or for 0 one that is free."""

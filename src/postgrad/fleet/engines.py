@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import astuple, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,20 @@ from postgrad.models.rope import require_length
 from postgrad.parallel.device import compute_dtype
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
-from postgrad.rollout.engine import Completion, Engine, EngineStats, Request
+from postgrad.rollout.engine import Completion, Engine, Request
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.local.cache import bytes_per_token
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.local.prompts import layer_shapes
 from postgrad.rollout.openai.engine import OpenAIEngine
 from postgrad.rollout.settings import RolloutSettings
+from postgrad.rollout.stats import EngineSums
 from postgrad.rollout.transport.parcel import WeightManifest
 from postgrad.rollout.vllm import start as vllm
+from postgrad.rollout.vllm.engine import VLLMEngine
 from postgrad.rollout.vllm.process import interpreter
 
 WORKER = "postgrad.fleet.engines:EngineWorker"
-SUMMED = tuple(field.name for field in fields(EngineStats))
 
 
 def require_startable(recipe: Recipe) -> None:
@@ -199,6 +200,7 @@ class EngineWorker:
         assert settings is not None  # only jobs that sample have engines
         # what arrives lies in this process's memory, and goes on to vLLM's processes from there
         self._settings = settings.model_copy(update={"transport": "memory"})
+        self._workers = max(1, loaded.cluster.engines(loaded.learner.ranks))  # share the tickets
         self._beside_learner = loaded.cluster.policy.colocate is not None
         self._arriving = ArrivingWeights()
         choices.apply()
@@ -213,17 +215,17 @@ class EngineWorker:
             self._settings, path, choices, ExitStack(), sequences=sequences, max_len=max_len,
             logs=Path(logs), beside_learner=self._beside_learner,
         )  # fmt: skip
+        if isinstance(self._engine, VLLMEngine):
+            self._engine.deal_every(self._workers)
         return choices
 
-    def turn(self, requests: Sequence[Request]) -> tuple[list[Completion], tuple[float, ...]]:
+    def turn(self, requests: Sequence[Request]) -> tuple[list[Completion], EngineSums]:
         """Takes requests; returns the next completions, and the engine's sums."""
         for request in requests:
             self._engine.submit(request)
-        return self._engine.completed(), astuple(self._engine.stats)
+        return self._engine.completed(), self._engine.stats.rows()
 
-    def repeat(
-        self, turns: Sequence[Sequence[Request]]
-    ) -> tuple[list[Completion], tuple[float, ...]]:
+    def repeat(self, turns: Sequence[Sequence[Request]]) -> tuple[list[Completion], EngineSums]:
         """All turns of an engine that was lost; returns what the last one gave, which nobody has
         seen.
         """
@@ -243,6 +245,12 @@ class EngineWorker:
         self, sequences: Sequence[NDArray[np.int32]], temperature: float
     ) -> list[NDArray[np.float32]]:
         return self._engine.logprobs(sequences, temperature)
+
+    def drop(self) -> None:
+        """Forgets all requests: nobody waits for their completions any more."""
+        self._engine.cut()
+        while self._engine.completed():
+            pass
 
     def rest(self) -> None:
         self._engine.rest()

@@ -12,17 +12,18 @@ from postgrad.cluster.connection import Reservation
 from postgrad.cluster.workers import Workers
 from postgrad.core.process import Handle
 from postgrad.fleet.choices import Choices
-from postgrad.fleet.engines import SUMMED, WORKER
+from postgrad.fleet.engines import WORKER
 from postgrad.learner.protocols import PolicyRole
 from postgrad.observe.sinks import Logs
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.engine import Completion, Request
+from postgrad.rollout.stats import SHARED, EngineStats, EngineSums, engine_metrics, named
 
 TITLE = "rollout worker"
 ROLLOUT = "rollout"  # the role of [cluster] whose places rollout workers take
-NOTHING = (0.0,) * len(SUMMED)
+NOTHING: EngineSums = EngineStats().rows()
 Weights = Iterable[tuple[str, Tensor]]
-TurnAnswer = tuple[list[Completion], tuple[float, ...]]  # and the process's sums so far
+TurnAnswer = tuple[list[Completion], EngineSums]  # and the process's sums so far
 
 
 @dataclass(slots=True)
@@ -69,6 +70,26 @@ class EngineSite:
 
 
 @dataclass(slots=True)
+class SharedStats(EngineStats):
+    """The sums of all processes of a shared engine, and what each of them did."""
+
+    members: "Sequence[Member]" = ()
+
+    def by_engine(self) -> dict[str, float]:
+        """What each process did since the last call, "engine/1/...", and each of several vLLM
+        engines in it, "engine/1.0/..."; `losses` are of the whole run.
+        """
+        done: dict[str, dict[str, float]] = {}
+        for member in self.members:
+            sums, *inside = np.subtract(member.spent, member.counted).tolist()
+            member.counted = member.spent
+            done[str(member.number)] = named(sums) | {"losses": float(member.losses)}
+            for number, row in enumerate(inside):
+                done[f"{member.number}.{number}"] = named(row, SHARED)
+        return engine_metrics(done)
+
+
+@dataclass(slots=True)
 class Member:
     """One process of a shared engine."""
 
@@ -84,10 +105,10 @@ class Member:
     absent: bool = False  # it takes no part until it has weights
     lost: int = 0  # how often in a row, without a completion in between
     losses: int = 0  # in the whole run
-    sums: tuple[float, ...] = NOTHING  # since the process was started
-    spent: tuple[float, ...] = NOTHING  # of all processes that had this number
-    begun: tuple[float, ...] = NOTHING  # `spent` when all were idle last
-    counted: tuple[float, ...] = NOTHING  # `spent` at the last report
+    sums: EngineSums = NOTHING  # since the process was started
+    spent: EngineSums = NOTHING  # of all processes that had this number
+    begun: EngineSums = NOTHING  # `spent` when all were idle last
+    counted: EngineSums = NOTHING  # `spent` at the last report
 
     @property
     def serves(self) -> bool:
@@ -112,10 +133,10 @@ class Member:
             for key, request in asked.items()
         ]
 
-    def take(self, completions: Sequence[Completion], sums: tuple[float, ...]) -> list[Completion]:
+    def take(self, completions: Sequence[Completion], sums: EngineSums) -> list[Completion]:
         """The completions that are still open, each of which is taken once."""
-        done = np.subtract(sums, self.sums)
-        self.spent, self.sums = tuple((np.array(self.spent) + done).tolist()), sums
+        spent = np.array(self.spent) + np.subtract(sums, self.sums)
+        self.spent, self.sums = tuple(map(tuple, spent.tolist())), sums
         taken: list[Completion] = []
         for completion in completions:
             key = completion.ticket, completion.sample

@@ -12,7 +12,7 @@ from postgrad.cluster import connection
 from postgrad.cluster.connection import Reservation
 from postgrad.cluster.placing import RoleRequest, role_request
 from postgrad.cluster.settings import POLICY, ClusterSettings, SidePlacement
-from postgrad.cluster.workers import RankGroup
+from postgrad.cluster.workers import RankGroup, Workers
 from postgrad.core.errors import RunError, UsageError
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.engines import build_engine, require_trainable
@@ -42,19 +42,19 @@ class RankedFleet:
         self,
         site: Site,
         group: RankCalls,
-        reservation: Reservation,
+        session: "ClusterSession",
         console: Console,
         logs: Logs,
         folder: Path,
         homes: Mapping[str, RankCalls] | None = None,
     ) -> None:
-        """group: the policy's ranks. reservation: the places that the cluster keeps. folder: the
-        run's, for engines' logs. homes: the ranks of other roles that have some of their own.
+        """group: the policy's ranks. folder: the run's, for engines' logs. homes: the ranks of
+        other roles that have some of their own.
         """
         self._site = site
         self._group = group
         self._groups: dict[str, RankCalls] = {POLICY: group, **(homes or {})}
-        self._reservation = reservation
+        self._session = session
         self._console = console
         self._logs = logs
         self._folder = folder
@@ -69,32 +69,22 @@ class RankedFleet:
         logs: Logs,
         folder: Path,
         *,
-        again: bool = False,
+        session: "ClusterSession",
     ) -> "RankedFleet":
-        """Starts the ranks, which end with `stack`. again: after a process was lost, so that a
-        machine is waited for that may come back.
+        """Starts the ranks, which end with `stack`; engines and places end with `session`.
 
         Raises UsageError where the placement is impossible, RunError where they do not come up.
         """
         recipe, choices = site.recipe, site.choices
-        settings, ranks = recipe.cluster, recipe.learner.ranks
-        _connect(settings, stack)
-        wants = wants_of(recipe, choices.device)
-        patient = again or settings.address is not None  # others may still be on their way
-        try:
-            reservation = Reservation(wants, settings.start_seconds, patient=patient)
-        except UsageError as error:
-            if again:  # it did run
-                raise RunError(str(error)) from error
-            raise
-        stack.callback(reservation.close)
+        reservation = session.reserve(recipe, choices.device, logs)
         groups = _started(recipe, choices, reservation, stack)
         for role, group in groups.items():
             logs.event("placed", group.description(), role=role, places=group.places)
-        console.note(f"{ranks} ranks, {recipe.learner.sharding} sharding, behind Ray")
+        learner = recipe.learner
+        console.note(f"{learner.ranks} ranks, {learner.sharding} sharding, behind Ray")
         for role, count in recipe.cluster.homes.items():
             console.note(f"{count} ranks of {role} beside them")
-        return cls(site, groups.pop(POLICY), reservation, console, logs, folder, groups)
+        return cls(site, groups.pop(POLICY), session, console, logs, folder, groups)
 
     def policy(self, path: str, temperature: float = 1.0) -> RankedRole:
         lora = self._site.recipe.model.lora
@@ -130,15 +120,17 @@ class RankedFleet:
             handle.result()
 
     def engine(self, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:
-        """Fleet.engine: in the workers that the recipe places, else in this process, with a copy of
-        the weights.
+        """Fleet.engine: in the workers that the recipe places, which end with the session; else in
+        this process, with a copy of the weights.
         """
         recipe, settings = self._site.recipe, self._site.recipe.rollout_settings
         assert settings is not None  # of every job that samples
         if count := recipe.cluster.engines(recipe.learner.ranks):
             answers = recipe.answers_per_prompt  # a prompt is dealt with all of its answers
             share = -(-sequences // answers // count) * answers
-            return self._shared_engine(count, path, stack, share, max_len)
+            engine = self._engine_again() or self._shared_engine(count, path, share, max_len)
+            stack.callback(engine.interrupt)
+            return engine
         require_trainable(settings)
         engine, self._site.choices = build_engine(
             settings, path, self._site.choices, stack,
@@ -146,38 +138,48 @@ class RankedFleet:
         )  # fmt: skip
         return engine
 
-    def _shared_engine(
-        self, count: int, path: str, stack: ExitStack, sequences: int, max_len: int
-    ) -> SharedEngine:
+    def _engine_again(self) -> SharedEngine | None:
+        """The engine that outlived a restart of the ranks; None where there is none."""
+        if (again := self._session.engine(self._site.choices)) is None:
+            return None
+        engine, self._site.choices = again
+        stayed = engine.go_on(self._policy)
+        for number, workers in stayed.items():
+            self._log_placed(number, workers)
+        self._console.note(f"{len(stayed)} rollout workers waited for the ranks")
+        return engine
+
+    def _shared_engine(self, count: int, path: str, sequences: int, max_len: int) -> SharedEngine:
         """An engine of `count` workers, each for so many sequences."""
-        site, recipe = self._site, self._site.recipe
+        site, recipe, session = self._site, self._site.recipe, self._session
+        assert session.reservation is not None  # since the start
         engines = EngineSite(
-            recipe, site.choices, self._reservation, self._policy, self._logs, self._folder,
+            recipe, site.choices, session.reservation, self._policy, self._logs, self._folder,
             path, sequences, max_len,
         )  # fmt: skip
-        with ThreadPoolExecutor(count) as starter:
+        with ExitStack() as stack, ThreadPoolExecutor(count) as starter:
             members = list(starter.map(engines.spawn, range(count)))
             for workers in members:
                 stack.callback(workers.close)
             engines.build(members[0], 0)  # the others take its sizes
             list(starter.map(engines.build, members[1:], range(1, count)))
+            stack.pop_all()  # the engine closes them
         site.choices = engines.choices
         dtype = site.choices.rollout_dtype
         assert dtype is not None  # of every job that answers
         assert recipe.rollout_settings is not None
         exact, most = recipe.rollout_settings.type == "local", recipe.cluster.max_restarts
         engine = SharedEngine(engines, members, dtype, exact=exact, most=most)
-        stack.callback(engine.close)
+        session.keep(engine, site.choices)
         for number, workers in enumerate(members):
-            self._logs.event(
-                "placed",
-                workers.description(),
-                role=ROLLOUT,
-                number=number,
-                places=workers.places,
-            )
+            self._log_placed(number, workers)
         self._console.note(f"{count} rollout workers behind Ray")
         return engine
+
+    def _log_placed(self, number: int, workers: Workers) -> None:
+        """Logs where a rollout worker is."""
+        text, places = workers.description(), workers.places
+        self._logs.event("placed", text, role=ROLLOUT, number=number, places=places)
 
     def _load(
         self,
@@ -199,6 +201,84 @@ class RankedFleet:
 
     def _home(self, table: str) -> RankCalls:
         return self._groups[self._site.recipe.cluster.home(table)]
+
+
+class ClusterSession:
+    """What a run has on a cluster and keeps where its ranks are restarted: the connection, the
+    places of all processes, and the rollout workers.
+    """
+
+    def __init__(self) -> None:
+        self.reservation: Reservation | None = None
+        self._connected = False
+        self._engine: tuple[SharedEngine, Choices] | None = None  # with the choices of its sizes
+        self._waits = False  # the engine, since a restart
+
+    def connect(self, settings: ClusterSettings) -> None:
+        """Connects to the cluster, unless this process is in one already."""
+        self._connected |= connection.start(settings)  # who calls us may be in one of their own
+
+    def reserve(self, recipe: Recipe, device: str, logs: Logs) -> Reservation:
+        """The places of a recipe's processes: those of before, whose rollout workers wait from now
+        on, unless a machine was lost. Then everything is placed anew.
+
+        Raises UsageError where the placement is impossible, RunError where it is not free in time,
+        or where it was possible before.
+        """
+        settings, before = recipe.cluster, self.reservation
+        self.connect(settings)
+        if before is not None and before.stands():
+            self._waits = self._engine is not None and self._engine[0].pause(logs)
+            if not self._waits:
+                self._end_engine()
+            return before
+        self._release()
+        # others may be on their way; a machine that was lost may come back
+        patient = before is not None or settings.address is not None
+        wants = wants_of(recipe, device)
+        try:
+            self.reservation = Reservation(wants, settings.start_seconds, patient=patient)
+        except UsageError as error:
+            if before is not None:  # it did run
+                raise RunError(str(error)) from error
+            raise
+        return self.reservation
+
+    def keep(self, engine: SharedEngine, choices: Choices) -> None:
+        """Keeps the run's engine until the session ends, or a restart finds it of no more use."""
+        self._engine = engine, choices
+
+    def engine(self, choices: Choices) -> tuple[SharedEngine, Choices] | None:
+        """The engine that waits since a restart, and the choices with its sizes; None where there
+        is none, or one with other sizes.
+        """
+        if self._engine is None or not self._waits:
+            return None
+        self._waits = False
+        engine, before = self._engine
+        if choices.sizes not in (None, before.sizes):
+            self._end_engine()
+            return None
+        choices = replace(choices, slots=before.slots, cache_tokens=before.cache_tokens)
+        return engine, choices
+
+    def close(self) -> None:
+        """Ends the rollout workers, gives the places back and disconnects."""
+        self._release()
+        if self._connected:
+            self._connected = False
+            connection.stop()
+
+    def _end_engine(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine[0].close()
+
+    def _release(self) -> None:
+        self._end_engine()
+        if self.reservation is not None:
+            self.reservation.close()
+            self.reservation = None
 
 
 def _started(
@@ -246,24 +326,17 @@ def recipe_on(recipe: Recipe, ranks: int) -> Recipe:
     return recipe.model_copy(update=updated)
 
 
-def device_of(recipe: Recipe, stack: ExitStack) -> str:
+def device_of(recipe: Recipe, session: ClusterSession) -> str:
     """What the models work on, "cuda" or "cpu". Without an address they are on this machine; else
-    the cluster is asked, since its first machine, where the loop runs, may lack GPUs. A connection
-    that this makes ends with `stack`.
+    the cluster is asked, since its first machine, where the loop runs, may lack GPUs.
     """
     here, settings = devices.choose(None, False).device, recipe.cluster
     if settings.address is None or here == "cuda" or os.environ.get(VISIBLE) == "":
         return here
     if settings.policy.gpus is not None:
         return "cuda" if settings.policy.gpus else "cpu"
-    _connect(settings, stack)
+    session.connect(settings)
     return "cuda" if any(node.gpus for node in connection.nodes_alive()) else "cpu"
-
-
-def _connect(settings: ClusterSettings, stack: ExitStack) -> None:
-    """Connects to the cluster, until `stack` closes, unless this process is in one already."""
-    if connection.start(settings):  # who calls us may be in a cluster of their own
-        stack.callback(connection.stop)
 
 
 def wants_of(recipe: Recipe, device: str) -> list[RoleRequest]:

@@ -14,7 +14,7 @@ any. A sample is taken once.
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,30 +24,23 @@ from postgrad.cluster.workers import Workers
 from postgrad.core.errors import RunError, WorkerLost
 from postgrad.core.process import Handle
 from postgrad.core.records import Logprobs
-from postgrad.fleet.engines import SUMMED
-from postgrad.fleet.members import NOTHING, TITLE, EngineSite, Member, TurnAnswer, Weights
+from postgrad.fleet.members import (
+    NOTHING,
+    TITLE,
+    EngineSite,
+    Member,
+    SharedStats,
+    TurnAnswer,
+    Weights,
+)
 from postgrad.fleet.parcels import Handover
+from postgrad.learner.protocols import PolicyRole
+from postgrad.observe.sinks import Logs
 from postgrad.rollout.agreement import agreed
-from postgrad.rollout.engine import Completion, EngineStats, Request, Sent
+from postgrad.rollout.engine import Completion, Request, Sent
+from postgrad.rollout.stats import SUMMED, EngineStats
 
 Probe = tuple[Sequence[NDArray[np.int32]], float, list[Logprobs]]
-
-
-@dataclass(slots=True)
-class SharedStats(EngineStats):
-    """The sums of all processes of a shared engine, and what each of them did."""
-
-    members: Sequence[Member] = ()
-
-    def by_engine(self) -> dict[str, float]:
-        """What each process did since the last call; `losses` are of the whole run."""
-        values: dict[str, float] = {}
-        for member in self.members:
-            done = np.subtract(member.spent, member.counted).tolist()
-            member.counted = member.spent
-            named = dict(zip(SUMMED, done, strict=True), losses=float(member.losses))
-            values |= {f"engine/{member.number}/{name}": value for name, value in named.items()}
-        return values
 
 
 class SharedEngine:
@@ -70,6 +63,7 @@ class SharedEngine:
         self._settled = EngineStats()  # when all were idle last
         self._starter = ThreadPoolExecutor(len(members), TITLE)
         self._closed = False
+        self._interrupted = False
 
     def submit(self, request: Request) -> None:
         """Engine.submit. A request that is too long is refused by `completed`."""
@@ -79,8 +73,12 @@ class SharedEngine:
         member.give(request, self._exact)
 
     def completed(self) -> list[Completion]:
-        """Completions of whichever processes have some, by ticket and sample."""
+        """Completions of whichever processes have some, by ticket and sample. Raises RunError where
+        it is interrupted.
+        """
         while True:
+            if self._interrupted:
+                raise RunError(f"nobody waits for the {TITLE}s any more")
             for member in self._members:
                 self._ask(member)
             if not any(member.open for member in self._members):
@@ -135,13 +133,44 @@ class SharedEngine:
         self._join()
         self._of_all("rest")
 
+    def interrupt(self) -> None:
+        """Ends the sampling of whichever thread is at it: the run ends, or restarts its ranks."""
+        self._interrupted = True
+
+    def pause(self, logs: Logs) -> bool:
+        """Drops what is under way and rests, while the ranks are restarted from a checkpoint. A
+        process that was lost is started again beside them. logs: of the run from now on. False
+        where none is left that has weights.
+        """
+        self._site.logs, self._site.policy, self._site.published = logs, None, None
+        for member in self._members:
+            member.take_back()
+            if member.asked is not None:
+                self._taken(member, member.asked)
+        self._of_all("drop")
+        for member in self._members:
+            if member.workers is None and member.starting is None:  # it had left
+                member.starting = self._starter.submit(self._started, member.number)
+        self._count()
+        self._settle()
+        self.rest()
+        return any(member.serves for member in self._members)
+
+    def go_on(self, policy: PolicyRole | None) -> dict[int, Workers]:
+        """Ends a pause. policy: whose weights are published next; the engine has older ones until
+        then. Returns the processes that stayed, by number.
+        """
+        self._site.policy, self._interrupted = policy, False
+        return {m.number: m.workers for m in self._members if m.workers is not None}
+
     def close(self) -> None:
         """Ends all processes, those that are starting too."""
         self._closed = True
         self._starter.shutdown(wait=False, cancel_futures=True)
         for member in self._members:
             starting, workers = member.starting, member.workers
-            if starting is not None and starting.done() and starting.exception() is None:
+            started = starting is not None and starting.done() and not starting.cancelled()
+            if starting is not None and started and starting.exception() is None:
                 workers = starting.result()
             if workers is not None:
                 workers.close()
@@ -333,7 +362,7 @@ class SharedEngine:
     def _count(self) -> None:
         """Tokens and steps add up; seconds pass in all processes at once."""
         for place, name in enumerate(SUMMED):
-            values = [member.spent[place] - member.begun[place] for member in self._members]
+            values = [member.spent[0][place] - member.begun[0][place] for member in self._members]
             more = max(values) if name.endswith("_seconds") else sum(values)
             setattr(self.stats, name, getattr(self._settled, name) + more)
 

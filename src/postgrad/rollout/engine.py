@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from postgrad.core.errors import RunError
 from postgrad.core.records import FinishReason
 from postgrad.rollout.settings import SamplingSettings
+from postgrad.rollout.stats import EngineStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,30 +122,6 @@ class Completion:
     finish_reason: FinishReason  # "length": cut by max_new_tokens
     versions: tuple[tuple[int, int], ...]  # ((policy version, tokens), ...) in order
     text: str  # decoded, without special tokens
-
-
-@dataclass(slots=True)
-class EngineStats:
-    """Running sums since the engine was made; subtract two copies to measure a phase."""
-
-    prompt_tokens: int = 0
-    response_tokens: int = 0
-    decode_steps: int = 0
-    decode_slots: int = 0  # of all decode steps together: what response_tokens fill
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-
-    @property
-    def response_tokens_per_second(self) -> float:
-        """Sampled tokens per second of prefill and decode; 0 before the first."""
-        seconds = self.prefill_seconds + self.decode_seconds
-        return self.response_tokens / seconds if seconds else 0.0
-
-    def by_engine(self) -> dict[str, float]:
-        """Metrics of each of several engines since the last call, "engine/0/response_tokens" say;
-        {} where there is one.
-        """
-        return {}
 
 
 @dataclass(frozen=True, slots=True)

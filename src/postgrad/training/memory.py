@@ -32,10 +32,11 @@ from postgrad.plan.auto import AutoSizes, least_tokens
 from postgrad.plan.lengths import row_lengths
 from postgrad.plan.plan import outlook
 from postgrad.recipe.recipe import Recipe
-from postgrad.rollout.engine import Engine, EngineStats, Request
+from postgrad.rollout.engine import Engine, Request
 from postgrad.rollout.local.budget import PREFILL_TOKENS, places_for
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.settings import SamplingSettings
+from postgrad.rollout.stats import EngineStats
 from postgrad.training import foreseen
 from postgrad.training.peaks import DeviceFull
 from postgrad.training.run import Run

@@ -3,7 +3,7 @@ loaded, because wrong rows should cost seconds.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from postgrad.fleet.choices import Choices, choose
 from postgrad.fleet.engines import require_startable
 from postgrad.fleet.fleet import Fleet
 from postgrad.fleet.local import LocalFleet, base_model
-from postgrad.fleet.ranked import RankedFleet, device_of
+from postgrad.fleet.ranked import ClusterSession, RankedFleet, device_of
 from postgrad.learner.settings import horizon, shortened_warmup
 from postgrad.models.load import load_config
 from postgrad.models.supported import experts_of
@@ -84,13 +84,12 @@ def prepare(
     stack: ExitStack,
     allow_change: Sequence[str] = (),
     *,
-    again: bool = False,
+    session: ClusterSession | None = None,
 ) -> tuple[Run, Job, str, RunState]:
-    """The run, its job, its base model's path, and the state to start from: that of a new run, or
-    of the newest checkpoint in its directory.
-
-    stack: closes what has to be closed. again: the run is restarted after it lost a process.
+    """The run, its job, its base model's path, and the state to start from: a new one, or that of
+    the newest checkpoint. stack: closes what has to be closed. session: what outlives the stack.
     """
+    session = session or stack.enter_context(closing(ClusterSession()))
     logs = Logs(directory.path, console.warn, compress=recipe.observe.compress != "none")
     stack.callback(logs.close)
     store = store_of(recipe, directory)
@@ -98,7 +97,7 @@ def prepare(
     recorded: Mapping[str, Any] = checkpoint.state.choices if checkpoint else {}
     recorded = {name: old for name, old in recorded.items() if name not in allow_change}
     read = require_unchanged(recipe, recorded.get("sources") or {}, allow_change)
-    choices = replace(choose(recipe, recorded, device=device_of(recipe, stack)), sources=read)
+    choices = replace(choose(recipe, recorded, device=device_of(recipe, session)), sources=read)
     gauges = _set_up(recipe, choices)
     choices, untried = memory.planned(recipe, choices, recorded)
     logs.rewind(checkpoint.state.log_offsets if checkpoint else {})
@@ -121,7 +120,7 @@ def prepare(
         untried=untried,
     )
     _tell_start(run, checkpoint)
-    run.fleet = _fleet(run, stack, again=again)
+    run.fleet = _fleet(run, stack, session)
     job, base = _assembled(run, stack, checkpoint)
     state = checkpoint.state if checkpoint else _beginning()
     _tell_chosen(run, state, resumed=checkpoint is not None)
@@ -137,12 +136,12 @@ def _set_up(recipe: Recipe, choices: Choices) -> tuple[Gauge, ...]:
     return gauges_for(placement.device) if placement == choices.placement else ()
 
 
-def _fleet(run: Run, stack: ExitStack, *, again: bool) -> Fleet:
+def _fleet(run: Run, stack: ExitStack, session: ClusterSession) -> Fleet:
     """Where the run's models live: decided here, and nowhere else."""
     folder = run.directory.path
     if run.recipe.cluster.type == "local":
         return LocalFleet(run, logs=folder)
-    return RankedFleet.start(run, stack, run.console, run.logs, folder, again=again)
+    return RankedFleet.start(run, stack, run.console, run.logs, folder, session=session)
 
 
 def _assembled(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple[Job, str]:

@@ -3,7 +3,7 @@ the exported model, the summary.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from torch import Tensor
 from postgrad.checkpoint.state import RunState
 from postgrad.core.errors import RunError, UsageError, WorkerLost
 from postgrad.fleet.exported import own_role, role_of
+from postgrad.fleet.ranked import ClusterSession
 from postgrad.learner.optimizer import UPDATES
 from postgrad.learner.settings import LearnerSettings, horizon, learning_rate
 from postgrad.observe.console import Console
@@ -147,13 +148,14 @@ def _execute(
     far, None for a new run.
     """
 
+    session = ClusterSession()
+
     def once(restarts: int, saved: int) -> dict[str, Any]:
         allowed = () if saved else allow_change  # what is chosen anew is chosen once
         old = None if restarts else before
-        again = restarts > 0
-        return _once(recipe, directory, console, allowed, old, profile=profile, again=again)
+        return _once(recipe, directory, console, session, allowed, old, profile=profile)
 
-    with claimed(directory.path):
+    with claimed(directory.path), closing(session):
         try:
             summary = with_restarts(once, recipe, directory, console)
         except KeyboardInterrupt:
@@ -176,15 +178,15 @@ def _once(
     recipe: Recipe,
     directory: RunDirectory,
     console: Console,
+    session: ClusterSession,
     allow_change: Sequence[str],
     before: Recipe | None,
     *,
     profile: bool,
-    again: bool,
 ) -> dict[str, Any]:
-    """Runs from the newest checkpoint, if any, to the end. again: after a process was lost."""
+    """Runs from the newest checkpoint, if any, to the end."""
     with ExitStack() as stack:
-        prepared = prepare(recipe, directory, console, stack, allow_change, again=again)
+        prepared = prepare(recipe, directory, console, stack, allow_change, session=session)
         run, job, base, state = prepared
         if before is not None and state.step:
             _tell_rates(run, job, before)

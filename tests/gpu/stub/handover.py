@@ -195,6 +195,12 @@ def _now(process: str) -> tuple[str, int, int]:
     return process, torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
 
 
+class NoPlaces:
+    """Nothing is reserved at Ray."""
+
+    def close(self) -> None: ...
+
+
 def _keep() -> None:
     torch.cuda.empty_cache = lambda: None
 
@@ -202,10 +208,10 @@ def _keep() -> None:
 def main(folder: Path, size: str) -> dict[str, Any]:
     turns: Account = []
 
-    def start(site: Any, stack: ExitStack, *more: Any, again: bool = False) -> RankedFleet:
+    def start(site: Any, stack: ExitStack, *more: Any, session: Any = None) -> RankedFleet:
         group = OnlyRank(site.recipe, site.choices, turns)
-        nothing: Any = None  # reserved at Ray
-        return RankedFleet(site, group, nothing, *more)
+        session.reservation = NoPlaces()
+        return RankedFleet(site, group, session, *more)
 
     class Worker(PipedWorker):
         def close(self) -> None:

@@ -361,6 +361,27 @@ def test_a_started_engine_has_the_models_ends_and_sizes(start_engine, tmp_path):
     assert (tmp_path / "vllm-1.log").exists()
 
 
+def test_several_engines_are_reported_one_by_one(make_engine):
+    engine = make_engine("well", "well")
+    done = generate(engine, [request(ticket=ticket) for ticket in range(3)])
+    told = engine.stats.by_engine()
+    for number in range(2):
+        own = [c for c in done if c.ticket % 2 == number]
+        assert told[f"engine/{number}/requests"] == len(own)
+        assert told[f"engine/{number}/response_tokens"] == sum(len(c.token_ids) for c in own)
+        assert 0.0 < told[f"engine/{number}/busy_seconds"] <= engine.stats.busy_seconds
+    assert engine.stats.requests == len(done)
+
+
+def test_no_process_is_idle_where_only_every_second_ticket_comes(make_engine):
+    """As to a rollout worker beside another: the tickets 0, 2, 4 and 6 were all dealt to one."""
+    engine = make_engine("well", "well")
+    engine.deal_every(2)
+    generate(engine, [request(ticket=ticket) for ticket in range(0, 8, 2)])
+    told = engine.stats.by_engine()
+    assert [told[f"engine/{number}/requests"] for number in range(2)] == [4, 4]
+
+
 def test_nothing_is_left_when_it_is_closed(start_engine):
     engine = start_engine()
     process = engine._processes[0]

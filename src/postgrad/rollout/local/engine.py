@@ -26,7 +26,7 @@ from postgrad.models.head import target_logprobs
 from postgrad.models.probe import own_attention, probe_sequences, same, spread, unsupported
 from postgrad.models.supported import is_tested
 from postgrad.parallel.device import give_back
-from postgrad.rollout.engine import Completion, EngineStats, Request, Sent, in_order, take_over
+from postgrad.rollout.engine import Completion, Request, Sent, in_order, take_over
 from postgrad.rollout.local.budget import PREFILL_TOKENS, SharedPrompts, align
 from postgrad.rollout.local.cache import KeyValueCache
 from postgrad.rollout.local.prompts import (
@@ -39,6 +39,7 @@ from postgrad.rollout.local.prompts import (
 from postgrad.rollout.local.rows import Rows, Stopper, eos_token_ids
 from postgrad.rollout.local.step import Flight, Stepper
 from postgrad.rollout.settings import SamplingSettings
+from postgrad.rollout.stats import EngineStats
 
 AHEAD = {"cpu": 0, "cuda": 1}  # steps that are launched before the tokens of one are read
 NEW = 5  # tokens of each sample
@@ -176,8 +177,7 @@ class LocalEngine:
         while len(self._flights) > self._ahead:
             self._read()
         done, self._ended = self._ended, []
-        self.stats.prefill_seconds += admitted - started
-        self.stats.decode_seconds += time.perf_counter() - admitted
+        self.stats.count_step(started, admitted, time.perf_counter(), turns=len(done))
         return done
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Sent:

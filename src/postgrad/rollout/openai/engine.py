@@ -18,8 +18,9 @@ from torch import Tensor
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.seeds import integer
 from postgrad.rewards.http import Breaker, ServerError, Servers, secret
-from postgrad.rollout.engine import Completion, EngineStats, Request
+from postgrad.rollout.engine import Completion, Request
 from postgrad.rollout.settings import OpenAISettings, SamplingSettings
+from postgrad.rollout.stats import DividedStats, EngineStats
 
 PATHS = {"chat": "/chat/completions", "completions": "/completions"}
 _NO_WEIGHTS = (
@@ -42,7 +43,8 @@ class OpenAIEngine:
     def __init__(self, settings: OpenAISettings, model: str, tokenizer: Any) -> None:
         """model: its name on the server. Raises UsageError where the key's variable is not set."""
         assert settings.base_url is not None  # a recipe without it is refused
-        self.stats = EngineStats()
+        self._sums = DividedStats(1)
+        self.stats: EngineStats = self._sums
         self._settings = settings
         self._model = model
         self._tokenizer = tokenizer
@@ -62,7 +64,7 @@ class OpenAIEngine:
         for sample in request.sample_ids:
             body = self.body(request, sample)
             self._open[self._workers.submit(self._ask, body)] = (request, sample)
-        self.stats.prompt_tokens += len(request.token_ids)
+        self._sums.begin(0, len(request.sample_ids), len(request.token_ids))
 
     def completed(self) -> list[Completion]:
         """Wait for at least one answer. Raises RunError with the cause of the last try where a
@@ -129,7 +131,7 @@ class OpenAIEngine:
                 f"{sample}: {error}"
             ) from error
         ids = self._tokenizer.encode(reply.text, add_special_tokens=False)
-        self.stats.response_tokens += len(ids)
+        self._sums.end(0, len(ids))
         return Completion(
             ticket=request.ticket,
             sample=sample,

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.seeds import integer
 from postgrad.rollout.agreement import agreed
-from postgrad.rollout.engine import Completion, EngineStats, Request, Sent, Written, in_order
+from postgrad.rollout.engine import Completion, Request, Sent, Written, in_order
 from postgrad.rollout.settings import SamplingSettings
+from postgrad.rollout.stats import DividedStats, EngineStats
 from postgrad.rollout.transport.route import Stated
 from postgrad.rollout.transport.send import LocalSource, send
 from postgrad.rollout.vllm.process import STILL_SECONDS, Arrived, Stillness, VLLMProcess
@@ -66,7 +67,8 @@ class VLLMEngine:
         host memory; 2: they are dropped, and have to be loaded before anything is computed.
         learner: the device that this process's weights come from; transport: the way they go.
         """
-        self.stats = EngineStats()
+        self._sums = DividedStats(len(processes))
+        self.stats: EngineStats = self._sums
         self._processes = processes
         self._inbox = inbox
         self._model = model
@@ -75,6 +77,7 @@ class VLLMEngine:
         self._empty = False  # the weights were dropped and not loaded yet
         self._failed = False  # a change between sleep and work has failed
         self._ending = ExitStack()
+        self._every = 1  # ticket of those that come here
         self._open: dict[int, tuple[Request, int]] = {}  # by key: the request and its sample
         self._keys = 0
         self._calls = 0
@@ -99,7 +102,9 @@ class VLLMEngine:
         self._open |= {
             key: (request, sample) for key, sample in zip(keys, request.sample_ids, strict=True)
         }
-        self._processes[request.ticket % len(self._processes)].send(
+        number = self._process_of(request)
+        self._sums.begin(number, len(keys), prompt)
+        self._processes[number].send(
             {
                 "do": "sample",
                 "keys": list(keys),
@@ -108,7 +113,6 @@ class VLLMEngine:
                 "sampling": self._sampling(request.sampling, new),
             }
         )
-        self.stats.prompt_tokens += prompt
 
     def completed(self) -> list[Completion]:
         """Wait for at least one completion, then take all that have arrived."""
@@ -173,6 +177,7 @@ class VLLMEngine:
         for samples in self._call("cut") if self._open else ():
             for sampled in (SampledTokens(**fields) for fields in samples):
                 request, sample = self._open.pop(sampled.key)
+                self._sums.cut(self._process_of(request))
                 requests.append(request.cut_after(sample, _turn(request, sampled)))
         return in_order(requests)
 
@@ -302,6 +307,7 @@ class VLLMEngine:
 
     def _completion(self, sampled: SampledTokens) -> Completion:
         request, sample = self._open.pop(sampled.key)
+        self._sums.end(self._process_of(request), len(sampled.tokens))
         turn = _turn(request, sampled)
         stopped = sampled.stopped
         if (end := self._end_over_cut(request, turn)) is not None:
@@ -312,7 +318,6 @@ class VLLMEngine:
                 f"{request.ticket}, sample {sample}): the weights have diverged; go back to a "
                 "checkpoint with a lower learner.lr"
             )
-        self.stats.response_tokens += len(sampled.tokens)
         return Completion(
             ticket=request.ticket,
             sample=sample,
@@ -323,6 +328,15 @@ class VLLMEngine:
             versions=turn.versions,
             text=self._model.tokenizer.decode(turn.token_ids.tolist(), skip_special_tokens=True),
         )
+
+    def deal_every(self, tickets: int) -> None:
+        """Only every so many tickets come here, as others go to other engines: those that come are
+        dealt to the processes in turn. To be called before the first request.
+        """
+        self._every = tickets
+
+    def _process_of(self, request: Request) -> int:
+        return request.ticket // self._every % len(self._processes)
 
     def _end_over_cut(self, request: Request, turn: Written) -> int | None:
         """How many tokens of a turn that was cut there are up to a stop string that began before
