@@ -290,6 +290,22 @@ def test_a_sample_that_was_cut_draws_the_numbers_of_its_own_positions(make_engin
     assert tokens(done) == uncut
 
 
+def test_a_sample_that_was_cut_does_not_draw_the_numbers_of_its_start_again(make_engine):
+    """All tokens are equally likely: what is drawn follows from the numbers alone."""
+    engine = make_engine(8, 8 * 32)
+    flat = [(name, torch.zeros_like(w)) for name, w in small_model().named_parameters()]
+    engine.load_weights(flat, 1)
+    asked = requests()
+    long = [c for c in generate(engine, asked) if len(c.token_ids) == 12]
+    assert len({tuple(c.token_ids) for c in long}) == len(long) > 5
+    left = [
+        asked[c.ticket].cut_after(c.sample, Written(c.token_ids[:6], c.logprobs[:6], ((1, 6),)))
+        for c in long
+    ]
+    for c in generate(engine, left):
+        assert c.token_ids[6:9].tolist() != c.token_ids[:3].tolist()
+
+
 def test_a_stop_string_ends_an_answer_also_where_a_cut_divides_it(make_engine):
     """Of greedy answers: their continuation is the same whatever numbers an engine draws."""
     engine = make_engine(8, 8 * 32)

@@ -406,6 +406,21 @@ def test_a_tied_weight_has_the_name_that_vllm_reads_in_its_parcel(make_engine):
         names.require_all()
 
 
+def test_an_answer_that_ended_at_a_stop_string_over_one_cut_does_not_go_on_after_the_next(
+    make_engine,
+):
+    engine = make_engine("waits")
+    before = Written(np.array([5, 6], np.int32), np.full(2, -0.25, np.float32), ((4, 2),))
+    free = request(samples=1)
+    stopping = free.sampling.model_copy(update={"stop": ("ea",)})
+    engine.submit(replace(free, written=before, sampling=stopping))
+    assert engine.cut() == []
+    (ended,) = engine.completed()
+    assert (ended.text, ended.finish_reason) == ("dea", "stop")
+    assert ended.versions == ((4, 2), (0, 1))
+    assert engine.completed() == []
+
+
 def test_samples_that_are_scored_beside_are_cut_and_go_on(make_engine, tmp_path):
     engine = make_engine("waits")
     engine.submit(request(3))

@@ -179,10 +179,14 @@ class VLLMEngine:
             return []
         written = [SampledTokens(**fields) for cut in self._call("cut") for fields in cut]
         stopped = [(*self._open.pop(sampled.key), sampled) for sampled in written]
-        return in_order(
-            request.cut_after(sample, _turn(request, sample, sampled))
-            for request, sample, sampled in stopped
-        )
+        requests: list[Request] = []
+        for request, sample, sampled in stopped:
+            turn = _turn(request, sample, sampled)
+            if self._end_over_cut(request, turn) is None:
+                requests.append(request.cut_after(sample, turn))
+            else:  # it has ended at a stop string that the cut before has hidden from vLLM
+                self._arrived.append((request, sample, sampled))
+        return in_order(requests)
 
     @property
     def busy(self) -> bool:
