@@ -1,9 +1,12 @@
 """What every rollout engine must do. An engine joins by one line in conftest.py."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from contracts.conftest import empty, small_model
 from postgrad.core.errors import RunError, UsageError
 from postgrad.rollout.engine import Request, Written, generate
 from postgrad.rollout.settings import SamplingSettings
@@ -204,6 +207,20 @@ def test_diverged_weights_are_an_error_and_no_sample(make_engine, other_weights)
         generate(engine, requests(1))
 
 
+def test_sound_weights_sample_as_if_there_had_been_no_diverged_ones(make_engine, other_weights):
+    engine = make_engine(8, 8 * 32)
+    before = tokens(generate(engine, requests(24)))
+    sound = engine.logprobs([prompt(0, 10)], 1.0)
+    engine.load_weights([(n, torch.full_like(w, float("nan"))) for n, w in other_weights], 1)
+    with pytest.raises(RunError, match="not finite"):
+        generate(engine, requests())
+    empty(engine)
+    assert engine.completed() == engine.cut() == []
+    engine.load_weights(small_model().named_parameters(), 2)
+    assert tokens(generate(engine, requests(24))) == before
+    np.testing.assert_allclose(engine.logprobs([prompt(0, 10)], 1.0), sound, atol=1e-5)
+
+
 def test_stats_count_prompts_once_and_every_sampled_token(make_engine):
     engine = make_engine(8, 8 * 32)
     done = generate(engine, requests())
@@ -244,15 +261,7 @@ def test_a_cut_stops_all_samples_and_returns_requests_that_continue_them(make_en
     assert engine.cut() == []
 
 
-def expect_vllm_to_fail(request):
-    """Recipes refuse rollout.max_staleness with vLLM until this is mended."""
-    if "vllm" in request.node.callspec.id:
-        reason = "vLLM 0.32 (CPU): what goes on after a cut has logprobs that are not finite"
-        request.applymarker(pytest.mark.xfail(raises=RunError, reason=reason, strict=False))
-
-
-def test_a_sample_that_was_cut_goes_on_to_a_whole_completion(make_engine, request):
-    expect_vllm_to_fail(request)
+def test_a_sample_that_was_cut_goes_on_to_a_whole_completion(make_engine):
     engine = make_engine(5, 5 * 32)
     done, left = cut_after(engine, requests(), 3)
     written = {(r.ticket, r.sample_ids[0]): r.written for r in left if r.written is not None}
@@ -281,22 +290,38 @@ def test_a_sample_that_was_cut_draws_the_numbers_of_its_own_positions(make_engin
     assert tokens(done) == uncut
 
 
-def test_a_stop_string_ends_an_answer_also_where_a_cut_divides_it(make_engine):
+def test_a_sample_that_was_cut_does_not_draw_the_numbers_of_its_start_again(make_engine):
+    """All tokens are equally likely: what is drawn follows from the numbers alone."""
     engine = make_engine(8, 8 * 32)
-    free = generate(engine, requests(1, samples=24))
-    answer = next(c for c in free if len(c.text) > 5)
+    flat = [(name, torch.zeros_like(w)) for name, w in small_model().named_parameters()]
+    engine.load_weights(flat, 1)
+    asked = requests()
+    long = [c for c in generate(engine, asked) if len(c.token_ids) == 12]
+    assert len({tuple(c.token_ids) for c in long}) == len(long) > 5
+    left = [
+        asked[c.ticket].cut_after(c.sample, Written(c.token_ids[:6], c.logprobs[:6], ((1, 6),)))
+        for c in long
+    ]
+    for c in generate(engine, left):
+        assert c.token_ids[6:9].tolist() != c.token_ids[:3].tolist()
+
+
+def test_a_stop_string_ends_an_answer_also_where_a_cut_divides_it(make_engine):
+    """Of greedy answers: their continuation is the same whatever numbers an engine draws."""
+    engine = make_engine(8, 8 * 32)
+    free = generate(engine, requests(temperature=0.0))
+    answer = next(c for c in free if len(set(c.text[:4])) == 4)
     stop = answer.text[1:4]
     for cut_at in (1, 2, 3):
         before = Written(answer.token_ids[:cut_at], answer.logprobs[:cut_at], ((0, cut_at),))
-        settings = SamplingSettings(max_new_tokens=12, stop=(stop, "never"))
-        request = Request(0, (answer.sample,), prompt(0, 2), settings, written=before)
-        (ended,) = generate(engine, [request])
+        (asked,) = requests(1, samples=1, temperature=0.0, stop=(stop, "never"))
+        token_ids = requests()[answer.ticket].token_ids
+        (ended,) = generate(engine, [replace(asked, token_ids=token_ids, written=before)])
         assert ended.text == answer.text[:4]
         assert ended.finish_reason == "stop"
 
 
-def test_weights_that_come_at_a_cut_name_their_span(make_engine, other_weights, request):
-    expect_vllm_to_fail(request)
+def test_weights_that_come_at_a_cut_name_their_span(make_engine, other_weights):
     engine = make_engine(4, 4 * 32)
     _, left = cut_after(engine, requests(), 3)
     engine.load_weights(other_weights, 1)
@@ -305,6 +330,75 @@ def test_weights_that_come_at_a_cut_name_their_span(make_engine, other_weights, 
         before = written.get((c.ticket, c.sample), 0)
         after = (1, len(c.token_ids) - before)
         assert c.versions == (((0, before), after) if before else (after,))
+
+
+def all_of(engine, done=()):
+    """`done` and all that is still to come, each sample of 20 requests once."""
+    ended = [*done, *generate(engine, [])]
+    names = sorted((c.ticket, c.sample) for c in ended)
+    assert names == [(ticket, sample) for ticket in range(20) for sample in range(4)]
+    for c in ended:
+        assert sum(n for _, n in c.versions) == len(c.token_ids) == len(c.logprobs) <= 12
+    return ended
+
+
+def test_a_cut_before_anything_was_waited_for_loses_no_sample(make_engine):
+    engine = make_engine(8, 8 * 32)
+    for request in requests(20):
+        engine.submit(request)
+    done, left = cut_after(engine, [], 0)
+    assert left
+    for request in left:
+        engine.submit(request)
+    all_of(engine, done)
+
+
+def test_tokens_are_scored_while_samples_are_in_flight_and_neither_disturbs_the_other(make_engine):
+    engine = make_engine(8, 8 * 32)
+    asked = requests(20)
+    sequences = [r.token_ids for r in asked]
+    idle = engine.logprobs(sequences, 0.6)
+    for request in asked:
+        engine.submit(request)
+    done = engine.completed()
+    for busy, before in zip(engine.logprobs(sequences, 0.6), idle, strict=True):
+        np.testing.assert_allclose(busy, before, atol=1e-4)
+    ended = all_of(engine, done)
+    whole = [np.concatenate([asked[c.ticket].token_ids, c.token_ids]) for c in ended]
+    for c, scored in zip(ended, engine.logprobs(whole, 1.0), strict=True):
+        np.testing.assert_allclose(c.logprobs, scored[-len(c.token_ids) :], atol=1e-4)
+
+
+def test_weights_that_come_while_samples_are_in_flight_name_their_spans(make_engine, other_weights):
+    engine = make_engine(8, 8 * 32)
+    asked = requests(20)
+    for request in asked:
+        engine.submit(request)
+    done = engine.completed()
+    engine.load_weights(other_weights, 1)
+    ended = all_of(engine, done)
+    assert {tuple(v for v, _ in c.versions) for c in ended} <= {(0,), (0, 1), (1,)}
+    assert {v for c in ended for v, _ in c.versions} == {0, 1}
+    new = [c for c in ended if c.versions[0][0] == 1]
+    assert new
+    whole = [np.concatenate([asked[c.ticket].token_ids, c.token_ids]) for c in new]
+    for c, scored in zip(new, engine.logprobs(whole, 1.0), strict=True):
+        np.testing.assert_allclose(c.logprobs, scored[-len(c.token_ids) :], atol=1e-4)
+
+
+def test_a_cut_after_weights_came_keeps_the_spans_of_both(make_engine, other_weights):
+    engine = make_engine(8, 8 * 32)
+    for request in requests(20):
+        engine.submit(request)
+    done = engine.completed()
+    engine.load_weights(other_weights, 1)
+    more, left = cut_after(engine, [], 1)
+    written = [r.written for r in left if r.written is not None]
+    assert all(sum(n for _, n in w.versions) == len(w.token_ids) for w in written)
+    for request in left:
+        engine.submit(request)
+    for c in all_of(engine, done + more):
+        assert [v for v, _ in c.versions] in ([0], [0, 1], [1])
 
 
 def test_a_turn_that_goes_on_is_of_a_single_sample_and_not_at_its_limit(make_engine):

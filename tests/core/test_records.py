@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
+from postgrad.core.errors import RunError
 from postgrad.core.records import Prompt, Rollout, RolloutBatch, ScoredGroup, Turn
 
 
@@ -65,3 +67,14 @@ def test_nothing_kept_is_an_empty_batch() -> None:
     batch = RolloutBatch.of([group(4, [one], [False])])
     assert len(batch) == 0
     assert len(batch.sequences.tokens.values) == 0
+
+
+@pytest.mark.parametrize("broken", [np.nan, -np.inf, np.inf])
+def test_a_sample_with_a_logprob_that_is_not_finite_is_never_learned_from(broken: float) -> None:
+    logprobs = np.array([-0.5, broken], np.float32)
+    turns = (Turn("policy", np.array([1, 2], np.int32), logprobs),)
+    sound = Rollout(4, 0, (turn("policy", 1),), "stop", ((0, 1),), "")
+    samples = [sound, Rollout(4, 1, turns, "stop", ((0, 2),), "")]
+    assert len(RolloutBatch.of([group(4, samples, [True, False])])) == 1  # it was not kept
+    with pytest.raises(RunError, match="ticket 4, sample 1: the sampled logprob of token 1 is"):
+        RolloutBatch.of([group(4, samples, [True, True])])

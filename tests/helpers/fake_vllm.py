@@ -1,6 +1,7 @@
 """A Python that speaks like a process with vLLM and has none: what it does is in its name.
 "fails_at_wake_kv_cache" fails at the first message of that name, and so on. "waits" answers no
-prompt before a cut, and then with its first two tokens.
+prompt before a cut, and then with its first two tokens; "waits_diverged" the same, the second with
+a logprob that is not finite.
 
 It answers a prompt with its own tokens and the seed's last digit, each with logprob -0.5. Its
 weights are a number: the version that it was sent last, added to every logprob that it scores.
@@ -44,11 +45,12 @@ weights, stale = 0, behaviour == "stale" or (behaviour == "second_stale" and "1"
 for line in sys.stdin:
     message = json.loads(line)
     print(json.dumps(message), file=sys.stderr, flush=True)
-    if message["do"] == "sample" and behaviour == "waits":
+    if message["do"] == "sample" and behaviour.startswith("waits"):
         held.append(message)
         continue
     if message["do"] == "cut":
-        value = [dict(key=key, tokens=one["prompt"][:2], logprobs=[-0.5] * 2, stopped=False,
+        second = float("nan") if behaviour == "waits_diverged" else -0.5
+        value = [dict(key=key, tokens=one["prompt"][:2], logprobs=[-0.5, second], stopped=False,
                       versions=[[weights, 2]]) for one in held for key in one["keys"]]
         held.clear()
         tell({"done": message["call"], "value": value})

@@ -3,7 +3,11 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +23,7 @@ from postgrad.core.errors import RunError
 from postgrad.observe.console import Console
 from postgrad.observe.sentinels.publish import NOISE
 from postgrad.rollout.vllm import process
+from postgrad.tools.verify_resume import fingerprint
 from postgrad.training.start import train
 
 pytestmark = pytest.mark.vllm
@@ -276,3 +281,82 @@ def test_a_run_samples_with_vllm_in_a_ray_worker(make_recipe, console):
     assert left_behind() == before
     log = Path(recipe.run_dir) / "rollout-0" / "vllm-0.log"
     assert "vLLM" in log.read_text("utf-8")
+
+
+TRAINS = """\
+import json, sys
+from postgrad.observe.console import Console
+from postgrad.recipe.load import parse_recipe
+from postgrad.training.start import train
+train(parse_recipe(json.load(sys.stdin)), Console("quiet"))
+"""
+
+
+def killed_after(steps: int, recipe: Any) -> None:
+    """A run in a process of its own, which SIGKILL ends in the step after `steps`."""
+    metrics = Path(recipe.run_dir) / "metrics.jsonl"
+    with subprocess.Popen([sys.executable, "-c", TRAINS], stdin=subprocess.PIPE) as run:
+        assert run.stdin is not None
+        run.stdin.write(json.dumps(recipe.dump()).encode())
+        run.stdin.close()
+        while not metrics.exists() or len(metrics.read_bytes().splitlines()) < steps:
+            assert run.poll() is None
+            time.sleep(0.02)
+        run.kill()
+
+
+LIVE = {"type": "vllm", "dynamic_sampling": True, "max_rounds": 2}
+
+
+@pytest.mark.parametrize("in_flight", [True, False])
+def test_samples_ahead_are_neither_lost_nor_doubled_by_a_kill_and_replay_to_the_same_weights(
+    in_flight, make_recipe, console
+):
+    rollout = {
+        "max_staleness": 2,
+        "in_flight_updates": in_flight,
+        "max_new_tokens": 12,
+        "slots": 8,
+        "stop": list("fgjqvyz0123456789"),  # of no phrase of the tokenizer
+    }
+    sections = {
+        "model": MODEL,
+        "steps": 6,
+        "algorithm": {"correction": "tis"},
+        "batch": {"rollout_batch_size": 4, "n_samples_per_prompt": 4},
+        "eval": {"at_start": False},
+    }
+    recipe = make_recipe("rl", **sections, rollout={**rollout, **LIVE})
+    run = Path(recipe.run_dir)
+    killed_after(3, recipe)
+    assert list(run.glob("checkpoints/step-*/pending.safetensors"))
+    assert len(by_step(recipe)) < 6
+    train(recipe, console)
+    assert [one["step"] for one in by_step(recipe)] == [1, 2, 3, 4, 5, 6]
+    samples = by_step(recipe, "samples.jsonl")
+    # trained, filtered or failed: every ticket in a single step, with all of its samples
+    assert len({(one["ticket"], one["step"]) for one in samples}) * 4 == len(samples)
+    assert any(one["finish_reason"] == "stop" for one in samples)
+    tickets = Counter(one["ticket"] for one in samples)
+    assert tickets == dict.fromkeys(range(len(tickets)), 4)
+    assert len(tickets) >= 6 * 4
+    spans = {(one["ticket"], one["sample"]): one["policy_version"] for one in samples}
+    ages = {one["step"] - 1 - version for one in samples for version, _ in one["policy_version"]}
+    assert {0, 1} <= ages <= {0, 1, 2}
+    across = [one for one in samples if one["step"] > 3 and one["policy_version"][0][0] < 3]
+    assert across  # begun before the kill, trained on after it
+    assert any(len(one["policy_version"]) > 1 for one in across) == in_flight
+    for one in samples:
+        (turn,) = one["turns"]
+        written = len(turn["token_ids"])
+        assert sum(n for _, n in spans[one["ticket"], one["sample"]]) == written <= 12
+        assert np.isfinite(turn["logprobs"]).all()
+        assert one["finish_reason"] == "stop" or written == 12
+        assert not any(stop in turn["text"][:-1] for stop in rollout["stop"])
+    replayed = {**rollout, "source": "replay", "replay_path": recipe.run_dir}
+    again = make_recipe("rl", run_dir="replayed", **sections, rollout=replayed)
+    train(again, console)
+    first, second = fingerprint(run), fingerprint(Path(again.run_dir))
+    for name in ("policy.weights.safetensors", "policy.optimizer.safetensors"):
+        assert first[name] == second[name]
+    assert processes() == []

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from postgrad.core.errors import RunError
 from postgrad.core.ragged import Ragged
 
 FinishReason = Literal["stop", "length"]
@@ -159,7 +160,9 @@ class RolloutBatch:
 
     @classmethod
     def of(cls, groups: Sequence[ScoredGroup]) -> "RolloutBatch":
-        """Samples that were kept and have a token to learn from, in the order of `groups`."""
+        """Samples that were kept and have a token to learn from, in the order of `groups`. Raises
+        RunError where a sampled logprob is not finite, whoever sampled or recorded it.
+        """
         rows = [
             (number, group, rollout, float(group.total[i]))
             for number, group in enumerate(groups)
@@ -168,6 +171,8 @@ class RolloutBatch:
         ]
         at_prompt = [np.zeros(len(group.prompt.token_ids)) for _, group, _, _ in rows]
         rollouts = [rollout for _, _, rollout, _ in rows]
+        for rollout in rollouts:
+            _require_finite(rollout)
 
         def column(responses: list[NDArray[Any]], dtype: Any) -> Ragged:
             """Values [R] of each response behind zeros for its prompt."""
@@ -191,6 +196,17 @@ class RolloutBatch:
             sample=np.array([r.sample for r in rollouts], np.int64),
             truncated=np.array([r.finish_reason == "length" for r in rollouts], np.bool_),
             versions=_versions(rollouts, at_prompt),
+        )
+
+
+def _require_finite(rollout: Rollout) -> None:
+    broken = np.flatnonzero(~np.isfinite(rollout.logprobs))
+    if len(broken):
+        raise RunError(
+            f"ticket {rollout.ticket}, sample {rollout.sample}: the sampled logprob of token "
+            f"{broken[0]} is {rollout.logprobs[broken[0]]}, which nothing can be learned from: "
+            "where the engine sampled it, its weights have diverged; in a replay, samples.jsonl "
+            "lacks it"
         )
 
 

@@ -255,12 +255,6 @@ def engine_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
             f'"{rollout.transport}" is for vLLM beside a learner on one machine, and {where}: '
             "leave it out",
         )
-    elif rollout.max_staleness and rollout.type == "vllm":
-        yield (
-            ("rollout", "max_staleness"),
-            f"{rollout.max_staleness} needs the built-in engine: with vLLM, samples that a step "
-            'cut went on with logprobs that are not finite; set 0, or rollout.type = "local"',
-        )
     if rollout.type == "openai":
         yield from _openai(recipe)
 

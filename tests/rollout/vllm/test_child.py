@@ -282,3 +282,61 @@ def test_a_cut_returns_what_was_written_by_version_and_stops_all(served: Any) ->
     assert [len(one["logprobs"]) for one in reply["value"]] == [3, 3, 0]
     assert not engine.has_unfinished_requests()
     assert server._spans == {}
+
+
+def test_a_cache_that_diverged_weights_wrote_to_is_cleared_for_the_next(served: Any) -> None:
+    """0 times NaN is NaN: what is masked still counts."""
+    server, engine, _ = served
+    server._do(sample(1, most=2))
+    server._step()
+    server._finish_weights(1, {})
+    assert ("clear_cache",) not in engine.calls
+    (state,) = engine.output_processor.request_states.values()
+    state.logprobs_processor = SimpleNamespace(logprobs=SimpleNamespace(logprobs=[float("nan")]))
+    server._finish_weights(2, {})
+    server._finish_weights(3, {})  # the sample in flight has its NaN still
+    assert engine.calls.count(("clear_cache",)) == 2
+    server._do({"do": "cut", "call": 1})
+    server._finish_weights(4, {})
+    assert engine.calls.count(("clear_cache",)) == 3
+    server._finish_weights(5, {})
+    assert engine.calls.count(("clear_cache",)) == 3
+
+
+def test_tokens_are_not_scored_at_a_temperature_while_samples_are_drawn(served: Any) -> None:
+    server, _, told = served
+    server._do(sample(1))
+    with pytest.raises(RuntimeError, match="1 samples are in flight"):
+        server._score([[1, 2]], 0.7)
+    assert told == []
+
+
+class OneByOne:
+    """An inbox whose messages come with time for a step between two of them."""
+
+    def __init__(self, *messages: dict[str, Any] | None) -> None:
+        self._messages = [*messages, None]
+        self._came = False
+
+    def empty(self) -> bool:
+        self._came = not self._came
+        return not self._came
+
+    def get(self) -> dict[str, Any] | None:
+        self._came = True
+        return self._messages.pop(0)
+
+
+def test_nothing_is_computed_between_the_start_and_the_end_of_weights(served: Any) -> None:
+    """Some weights are not there: vLLM has taken them out of the way."""
+    server, _, told = served
+    loads = [{"do": "load_weights", "call": call, "parcel": {}} for call in (2, 3)]
+    server.run(OneByOne(sample(1, most=9), {"do": "start_weights", "call": 1}, *loads))
+    assert [one["done"] for one in told] == [1, 2, 3]
+    ((_, tokens, _),) = server._in_flight()
+    before = len(tokens)  # between the sample and the start
+    assert before < 3
+    finish(server, 3)
+    for _ in range(9 - before):
+        server._step()
+    assert told[-1]["versions"] == [*([[0, before]] if before else []), [3, 9 - before]]

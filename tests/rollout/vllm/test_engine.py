@@ -111,7 +111,7 @@ def test_an_engine_with_other_weights_than_the_first_is_found(make_engine):
 
 
 def test_diverged_weights_are_an_error_and_no_sample(make_engine):
-    with pytest.raises(RunError, match=r"not finite \(version 0, ticket 0, sample 0\)"):
+    with pytest.raises(RunError, match=r"not finite \(version 0, ticket 0, sample 0, token 0\)"):
         generate(make_engine("diverged"), [request()])
 
 
@@ -425,6 +425,39 @@ def test_a_tied_weight_has_the_name_that_vllm_reads_in_its_parcel(make_engine):
     assert renamed["name"] == "model.embed_tokens.weight"
     with pytest.raises(RunError, match="are missing"):
         names.require_all()
+
+
+def test_an_answer_that_ended_at_a_stop_string_over_one_cut_does_not_go_on_after_the_next(
+    make_engine,
+):
+    engine = make_engine("waits")
+    before = Written(np.array([5, 6], np.int32), np.full(2, -0.25, np.float32), ((4, 2),))
+    free = request(samples=1)
+    stopping = free.sampling.model_copy(update={"stop": ("ea",)})
+    engine.submit(replace(free, written=before, sampling=stopping))
+    assert engine.cut() == []
+    (ended,) = engine.completed()
+    assert (ended.text, ended.finish_reason) == ("dea", "stop")
+    assert ended.versions == ((4, 2), (0, 1))
+    assert engine.completed() == []
+
+
+def test_samples_that_are_scored_beside_are_cut_and_go_on(make_engine, tmp_path):
+    engine = make_engine("waits")
+    engine.submit(request(3))
+    (row,) = engine.logprobs([np.arange(4)], 0.7)
+    assert row.tolist() == [0.0, -1.0, -1.0, -1.0]
+    assert [(r.sample_ids, r.position) for r in engine.cut()] == [((0,), 4), ((1,), 4)]
+    calls = [one["do"] for one in said(tmp_path)]
+    assert calls == ["sample", "cut", "score", "sample", "sample", "cut"]
+
+
+def test_a_cut_of_diverged_samples_is_an_error_and_leaves_none_in_flight(make_engine):
+    engine = make_engine("waits_diverged")
+    engine.submit(request(3))
+    with pytest.raises(RunError, match=r"not finite \(version 0, ticket 3, sample 0, token 1\)"):
+        engine.cut()
+    assert not engine.busy
 
 
 def test_a_cut_leaves_requests_that_go_on_with_seeds_of_their_positions(make_engine, tmp_path):

@@ -6,6 +6,7 @@ thread reads them, so that neither side ever waits for the other to empty a pipe
 """
 
 import json
+import math
 import os
 import secrets
 import subprocess
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -85,9 +86,10 @@ class EngineServer:
         self._tell = tell
         self._seeded = start.seeded
         self._version = 0
-        self._spans: dict[
-            str, list[list[int]]
-        ] = {}  # [version, tokens] of samples in flight, older versions
+        # [version, tokens] of samples in flight, older versions
+        self._spans: dict[str, list[list[int]]] = {}
+        self._loading = False  # between the start of a publish and its end
+        self._diverged = False  # the cache has keys or values that are not finite
 
     def facts(self) -> dict[str, Any]:
         """{"vllm": version, "cache_tokens": token places}, for the controller's log."""
@@ -98,14 +100,21 @@ class EngineServer:
         }
 
     def run(self, inbox: Inbox) -> None:
-        """Handle messages and sample until the controller closes the pipe."""
+        """Handle messages and sample until the controller closes the pipe. Nothing is computed
+        while weights are loaded: vLLM has moved some of the old ones out of the way.
+        """
         while True:
-            for message in _waiting(inbox, wait=not self._engine.has_unfinished_requests()):
+            for message in _waiting(inbox, wait=not self._samples):
                 if message is None:
                     return
                 self._do(message)
-            if self._engine.has_unfinished_requests():
+            if self._samples:
                 self._step()
+
+    @property
+    def _samples(self) -> bool:
+        """Whether a step can be computed now."""
+        return not self._loading and self._engine.has_unfinished_requests()
 
     def close(self) -> None:
         """Shut down vLLM's engine and its workers."""
@@ -126,7 +135,7 @@ class EngineServer:
             "places": partial(rpc, "place"),
             "meet": lambda meeting, first: rpc("meet", args=(meeting, first)),
             "cut": self._cut,
-            "start_weights": partial(rpc, "start_weight_update"),
+            "start_weights": self._start_weights,
             "load_weights": lambda parcel: rpc(
                 "update_weights", kwargs={"update_info": {"parcel": parcel}}
             ),
@@ -174,6 +183,7 @@ class EngineServer:
         self, name: str, tokens: list[int], logprobs: list[float], stopped: bool
     ) -> SampledTokens:
         """What the sample `name`, which is not in flight any more, has written."""
+        self._watch(logprobs)
         if len(logprobs) != len(tokens):
             raise RuntimeError(f"{len(tokens)} tokens came with {len(logprobs)} logprobs")
         spans = self._spans.pop(name)
@@ -181,19 +191,35 @@ class EngineServer:
         versions = [*spans, [self._version, left]] if left else spans
         return SampledTokens(int(name), tokens, logprobs, stopped, versions)
 
-    def _cut(self) -> list[dict[str, Any]]:
-        """Stops all samples. Returns what each has written, as SampledTokens."""
-        written: list[dict[str, Any]] = []
+    def _in_flight(self) -> list[tuple[str, list[int], list[float]]]:
+        """(name, tokens, logprobs) of each sample that has not ended, as far as it is written."""
+        samples: list[tuple[str, list[int], list[float]]] = []
         for state in self._engine.output_processor.request_states.values():
             tokens = [int(token) for token in state.detokenizer.output_token_ids]
-            logprobs = state.logprobs_processor.logprobs
+            logprobs = state.logprobs_processor.logprobs  # None before the first token
             values = [float(value) for value in logprobs.logprobs] if tokens else []
-            written.append(asdict(self._written_by(state.external_req_id, tokens, values, False)))
-        self._engine.abort_request([str(sample["key"]) for sample in written])
-        return written
+            # vLLM's own names of requests have a suffix
+            samples.append((state.external_req_id, tokens, values))
+        return samples
+
+    def _cut(self) -> list[dict[str, Any]]:
+        """Stops all samples. Returns what each has written, as SampledTokens."""
+        written = [self._written_by(*sample, False) for sample in self._in_flight()]
+        self._engine.abort_request([str(sampled.key) for sampled in written])
+        return [asdict(sampled) for sampled in written]
+
+    def _watch(self, logprobs: Iterable[float]) -> None:
+        """Notes logprobs that are not finite: then the weights have diverged, and the cache has
+        keys and values that no masking removes, as 0 times NaN is NaN.
+        """
+        self._diverged |= not all(map(math.isfinite, logprobs))
 
     def _score(self, sequences: list[list[int]], temperature: float) -> list[list[float]]:
-        """The logprob of each token of each sequence in nats, 0 for the first."""
+        """The logprob of each token of each sequence in nats, 0 for the first. The controller cuts
+        samples in flight before, which would be drawn at this temperature.
+        """
+        if self._spans:
+            raise RuntimeError(f"{len(self._spans)} samples are in flight while tokens are scored")
         params = _vllm().SamplingParams(
             max_tokens=1,
             temperature=0.0,
@@ -208,9 +234,9 @@ class EngineServer:
             while self._engine.has_unfinished_requests():
                 for output in self._engine.step():
                     rows = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
-                    scores[output.request_id] = [
-                        float(row[token].logprob) if row else 0.0 for token, row in rows
-                    ]
+                    scored = [float(row[token].logprob) if row else 0.0 for token, row in rows]
+                    self._watch(scored)
+                    scores[output.request_id] = scored
         return [scores[f"score-{number}"] for number in range(len(sequences))]
 
     @contextmanager
@@ -236,22 +262,30 @@ class EngineServer:
         self._engine.wake_up(tags=[part])
         return self._engine.is_sleeping()
 
+    def _start_weights(self) -> None:
+        self._loading = True
+        self._engine.collective_rpc("start_weight_update")
+
     def _finish_weights(self, version: int, manifest: Mapping[str, Any]) -> None:
         """Switch to the new weights, once every worker has all of the manifest: later tokens get
         `version`. Keys and values of the old weights are dropped, and those of samples in flight
         computed again.
         """
         self._engine.collective_rpc("require_complete", args=(dict(manifest),))
-        for name, spans in self._spans.items():
-            state = self._engine.output_processor.request_states
-            written = _written(state, name) - sum(count for _, count in spans)
+        for name, tokens, logprobs in self._in_flight():
+            self._watch(logprobs)
+            spans = self._spans[name]
+            written = len(tokens) - sum(count for _, count in spans)
             if written:
                 spans.append([self._version, written])
         self._engine.collective_rpc("finish_weight_update")
         self._engine.set_weight_version(str(version))
-        self._version = version
+        self._version, self._loading = version, False
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("keys and values of the old weights could not be forgotten")
+        if self._diverged and not self._engine.is_sleeping():  # a cache that wakes has new memory
+            self._engine.collective_rpc("clear_cache")
+        self._diverged = False
 
 
 def engine_arguments(start: Start) -> dict[str, Any]:
@@ -312,16 +346,6 @@ def _vllm(module: str = "") -> Any:
 
 def _final_only() -> Any:
     return _vllm(".sampling_params").RequestOutputKind.FINAL_ONLY
-
-
-def _written(states: Mapping[str, Any], name: str) -> int:
-    """How many tokens the sample `name` in flight has so far. vLLM's own names of requests have a
-    suffix.
-    """
-    for state in states.values():
-        if state.external_req_id == name:
-            return state.detokenizer.num_output_tokens()
-    return 0
 
 
 def _waiting(inbox: Inbox, *, wait: bool) -> Iterator[ControlMessage | None]:

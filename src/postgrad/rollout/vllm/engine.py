@@ -82,7 +82,7 @@ class VLLMEngine:
         self._keys = 0
         self._calls = 0
         self._values: dict[tuple[int, int], Any] = {}  # of calls, by process and number
-        self._done: list[Completion] = []
+        self._arrived: list[tuple[Request, int, SampledTokens]] = []  # for `completed` to return
         self._seats = Seats(self._each, torch.device(learner), transport)
         self._names = WeightNames(model.skeleton)
 
@@ -115,15 +115,17 @@ class VLLMEngine:
         )
 
     def completed(self) -> list[Completion]:
-        """Wait for at least one completion, then take all that have arrived."""
+        """Wait for at least one completion, then take all that have arrived. Raises RunError where
+        the logprobs of one are not finite.
+        """
         started = time.perf_counter()
-        while self._open and not self._done:
+        while self._open and not self._arrived:
             self._receive()
         self.stats.decode_seconds += time.perf_counter() - started
         while not self._inbox.empty():
             self._receive()
-        done, self._done = self._done, []
-        return done
+        arrived, self._arrived = self._arrived, []
+        return [self._completion(*sample) for sample in arrived]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Sent:
         """Replace all weights; keys and values of samples in flight are computed again. An engine
@@ -159,26 +161,36 @@ class VLLMEngine:
         self, sequences: Sequence[NDArray[np.int32]], temperature: float
     ) -> list[NDArray[np.float32]]:
         """[T] nats for each sequence. Every process computes them; raises RunError where one does
-        not agree with the first, or while samples are in flight.
+        not agree with the first. Samples in flight are cut and go on afterwards: vLLM divides the
+        logits of all of a step's rows by one temperature.
         """
-        if self.busy:
-            raise RunError("vLLM scores tokens only while no samples are in flight")
         self._be_ready()
+        in_flight = self.cut()
         token_lists = [np.asarray(sequence).tolist() for sequence in sequences]
         logprobs = [
             [np.array(row, np.float32) for row in value]
             for value in self._call("score", sequences=token_lists, temperature=temperature)
         ]
+        for request in in_flight:
+            self.submit(request)
         return agreed(logprobs, str(self._model.dtype).removeprefix("torch."), "vLLM engine")
 
     def cut(self) -> list[Request]:
-        """Engine.cut. Samples that go on draw from another seed, made from their position too."""
+        """Engine.cut. Samples that go on draw from another seed, made from their position too.
+        Raises RunError where the logprobs of one are not finite.
+        """
+        if not self._open:
+            return []
+        written = [SampledTokens(**fields) for cut in self._call("cut") for fields in cut]
+        stopped = [(*self._open.pop(sampled.key), sampled) for sampled in written]
         requests: list[Request] = []
-        for samples in self._call("cut") if self._open else ():
-            for sampled in (SampledTokens(**fields) for fields in samples):
-                request, sample = self._open.pop(sampled.key)
+        for request, sample, sampled in stopped:
+            turn = _turn(request, sample, sampled)
+            if self._end_over_cut(request, turn) is None:
                 self._sums.cut(self._process_of(request))
-                requests.append(request.cut_after(sample, _turn(request, sampled)))
+                requests.append(request.cut_after(sample, turn))
+            else:  # it has ended at a stop string that the cut before has hidden from vLLM
+                self._arrived.append((request, sample, sampled))
         return in_order(requests)
 
     @property
@@ -303,21 +315,14 @@ class VLLMEngine:
         elif "done" in message:
             self._values[(process.number, message["done"])] = message["value"]
         else:
-            self._done.append(self._completion(SampledTokens(**message)))
+            sampled = SampledTokens(**message)
+            self._arrived.append((*self._open.pop(sampled.key), sampled))
 
-    def _completion(self, sampled: SampledTokens) -> Completion:
-        request, sample = self._open.pop(sampled.key)
-        self._sums.end(self._process_of(request), len(sampled.tokens))
-        turn = _turn(request, sampled)
-        stopped = sampled.stopped
+    def _completion(self, request: Request, sample: int, sampled: SampledTokens) -> Completion:
+        turn, stopped = _turn(request, sample, sampled), sampled.stopped
         if (end := self._end_over_cut(request, turn)) is not None:
             turn, stopped = turn.first(end), True
-        if not np.isfinite(turn.logprobs).all():
-            raise RunError(
-                f"the policy's logits are not finite (version {turn.versions[-1][0]}, ticket "
-                f"{request.ticket}, sample {sample}): the weights have diverged; go back to a "
-                "checkpoint with a lower learner.lr"
-            )
+        self._sums.end(self._process_of(request), len(sampled.tokens))
         return Completion(
             ticket=request.ticket,
             sample=sample,
@@ -373,10 +378,18 @@ def _seed(request: Request, sample: int) -> int:
     return integer(request.seed, "vllm", *counters, *going_on)
 
 
-def _turn(request: Request, sampled: SampledTokens) -> Written:
-    """The turn of a sample from its start."""
-    return request.turn_with(
+def _turn(request: Request, sample: int, sampled: SampledTokens) -> Written:
+    """The turn of a sample from its start. Raises RunError where a logprob is not finite."""
+    turn = request.turn_with(
         np.array(sampled.tokens, np.int32),
         np.array(sampled.logprobs, np.float32),
         [(version, tokens) for version, tokens in sampled.versions],
     )
+    broken = np.flatnonzero(~np.isfinite(turn.logprobs))
+    if len(broken):
+        raise RunError(
+            f"the policy's logits are not finite (version {turn.versions[-1][0]}, ticket "
+            f"{request.ticket}, sample {sample}, token {broken[0]}): the weights have diverged; go "
+            "back to a checkpoint with a lower learner.lr"
+        )
+    return turn

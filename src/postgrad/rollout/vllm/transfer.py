@@ -118,6 +118,14 @@ class WorkerExtension:
         """Raise RunError where what arrived is not what was sent."""
         self.weight_transfer_engine.inlet.receiver.require_complete(manifest)
 
+    def clear_cache(self) -> None:
+        """Set all keys and values to 0. A block's places behind its sequence keep what another
+        sequence left there; vLLM's attention multiplies it by 0, which leaves NaN as it is.
+        """
+        for layer in self.model_runner.kv_caches:
+            for cache in layer if isinstance(layer, list | tuple) else (layer,):
+                cache.zero_()
+
     def divide_logits(self, temperature: float) -> None:
         """Divide all logits by `temperature` from now on; 1.0 turns it off."""
         model = self.model_runner.model
