@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from plan.test_cases import planned, rl
 from postgrad.core.batch import BatchGeometry
 from postgrad.models.known_shapes import shape_of_model
-from postgrad.plan.engines import EnginePlaces, SampledShare, dealt, reduced_bytes
+from postgrad.plan.engines import EnginePlaces, dealt
 from postgrad.plan.hardware import Device, Efficiency, Hardware, parse_hardware
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.plan import Facts, outlook
+from postgrad.plan.sampling import SampledShare, reduced_bytes
 from postgrad.plan.timing import Timing
 from postgrad.recipe.load import parse_recipe, with_overrides
 from postgrad.recipe.recipe import Recipe
@@ -123,7 +124,8 @@ def test_ten_million_episodes_on_16_h100_take_less_with_more_workers(
         found = planned(with_overrides(recipe, flags), "16xH100")
         assert found.timing.hours is not None
         hours.append(found.timing.hours)
-        assert found.timing.devices == (16 if colocated else 8 + workers)
+        assert found.used_devices == (16 if colocated else 8 + workers)
+        assert found.timing.devices == 16  # idle ones are paid too
     assert hours[0] > 1.5 * hours[1] > 1.5 * hours[2]
 
 

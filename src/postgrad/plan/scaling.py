@@ -8,6 +8,7 @@ from typing import Any
 from postgrad.core.errors import UsageError
 from postgrad.core.untrusted import open_file, parse_json, readable
 from postgrad.observe.console import Console
+from postgrad.plan.costs import CostModel
 from postgrad.plan.engines import engine_width
 from postgrad.plan.hardware import efficiency_of, parse_hardware, this_machine
 from postgrad.plan.plan import FREE, Outlook, outlook
@@ -22,7 +23,6 @@ from postgrad.plan.simulate import (
     recorded_lengths,
 )
 from postgrad.plan.sizes import ALONE
-from postgrad.plan.timing import CostModel
 from postgrad.recipe.load import load_recipe
 from postgrad.recipe.recipe import RLRecipe
 
@@ -218,7 +218,7 @@ def _pace(planned: Outlook, load: BatchLoad, learners: int) -> Pace:
     per_cached = costs.reads(token)
     read = costs.reads(weights)
     work = planned.timing.step.get("score", 0.0) + planned.timing.step["update"]
-    device_seconds = work * planned.timing.devices
+    device_seconds = work * planned.recipe.learner.ranks
     mean = load.prompt + load.samples * planned.lengths.answer
     per_token = device_seconds / (load.groups * mean) / learners
     return Pace(

@@ -13,6 +13,18 @@ SHARED = ("ranks", "tensor_parallel", "context_parallel", "shard_groups")  # by 
 TABLES = ("vllm", "openai")  # of engines that have settings of their own
 
 
+def overlaps(recipe: CommonSections) -> bool:
+    """Whether engines sample later steps while the learner works on this one: samples may be ahead
+    (rollout.max_staleness), and engines are in processes and on cards of their own
+    (cluster.rollout). Else the two take turns. The loop and the plan both ask this.
+    """
+    rollout, cluster = recipe.rollout_settings, recipe.cluster
+    if rollout is None or not recipe.trains_on_rollouts or not rollout.max_staleness:
+        return False
+    apart = cluster.type != "local" and cluster.policy.colocate is None
+    return apart and cluster.engines(recipe.learner.ranks) > 0
+
+
 def placement_problems(recipe: CommonSections, job: str) -> Iterator[RecipeProblem]:
     """Placements that no cluster has room for."""
     settings, ranks = recipe.cluster, recipe.learner.ranks
