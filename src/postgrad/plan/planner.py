@@ -92,13 +92,13 @@ def _folded(start: Sequence[str], flags: Sequence[str]) -> str:
     """A command on lines of a shell's, each flag beside its value, within eighty columns where that
     can be done.
     """
-    lines = [f"  {shlex.join(start)}"]
+    lines = [shlex.join(start)]
     for place in range(0, len(flags), 2):
         pair = shlex.join(flags[place : place + 2])
         if len(lines[-1]) + len(pair) < COLUMNS:
             lines[-1] += f" {pair}"
         else:
-            lines.append(f"    {pair}")
+            lines.append(f"  {pair}")
     return " \\\n".join(lines)
 
 
