@@ -28,7 +28,7 @@ from postgrad.plan.held import (
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.passes import Bytes, Passes
 from postgrad.plan.roles import PlannedRole
-from postgrad.plan.sizes import ALONE, Sharing, Sizes, width
+from postgrad.plan.sizes import ALONE, Sharing, Sizes, ahead_bytes, width
 from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.rewards.pool import worker_bytes
 from postgrad.rewards.registry import for_rollout
@@ -239,6 +239,8 @@ def _of_host(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> It
         yield MemoryLine(
             VERIFIERS, "worker processes", always(worker_bytes(rewards, recipe.scoring))
         )
+    if roles[0].name == "policy":
+        yield MemoryLine("run", "samples ahead", always(ahead_bytes(recipe)))
     settings = recipe.checkpoint
     by_times = settings.save_steps or settings.save_minutes or settings.save_epochs
     if by_times or settings.best_metric:

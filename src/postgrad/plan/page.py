@@ -12,6 +12,7 @@ from postgrad.plan.held import PHASES
 from postgrad.plan.memory import Memory
 from postgrad.plan.plan import Outlook, full_logits_bytes
 from postgrad.plan.sampling import SampledShare
+from postgrad.plan.sizes import ahead_bytes
 
 TableRows = list[list[str]]
 LARGE = 4e9  # bytes of logits that are worth a note, though the run never holds them
@@ -185,6 +186,11 @@ class Page:
         if outlook.auto:
             chosen = ", ".join(f"{key} = {size}" for key, size in outlook.auto.items())
             yield f'"auto" chooses {chosen} here; a run tries them before its first step'
+        if ahead := ahead_bytes(outlook.recipe):
+            yield (
+                f"samples ahead take up to {ahead / 1e6:.3g} MB in the first process, and in each "
+                "checkpoint"
+            )
         if outlook.timing.overlaps:
             yield (
                 "engines sample later steps while the learner works: a step takes the longer of "

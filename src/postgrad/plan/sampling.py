@@ -128,9 +128,18 @@ class EngineCosts:
     def longest(self) -> float:
         """Seconds in which the longest answer is decoded, with nothing beside it."""
         most = max(self.lengths.answer, self.recipe.sampled_tokens)
-        seen = self.lengths.prompt + most / 2
-        cached = seen * self.policy.shape.cache_bytes_per_token(self._b)
-        return most * (self._pass + self._token(cached, seen))
+        return most * self.decode(1, self.lengths.prompt + most / 2)
+
+    def decode(self, rows: int, cached: float) -> float:
+        """Seconds of a pass over `rows` sequences that have `cached` tokens in all."""
+        held = cached * self.policy.shape.cache_bytes_per_token(self._b)
+        return self._pass + rows * self._token(held / rows, cached / rows)
+
+    def prefill(self, tokens: float) -> float:
+        """Seconds in which so many tokens of prompts, or of samples that were cut, are computed;
+        what attention costs is left out.
+        """
+        return self._prefill(tokens, 0.0, 1)
 
     @property
     def _b(self) -> int:

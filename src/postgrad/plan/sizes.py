@@ -11,7 +11,7 @@ from postgrad.core.batch import MICRO_TRAIN_TOKENS, BatchGeometry
 from postgrad.learner.settings import LearnerSettings
 from postgrad.plan.hardware import Device
 from postgrad.plan.roles import PlannedRole
-from postgrad.recipe.recipe import Recipe
+from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.local.budget import PREFILL_TOKENS, EngineSizes
 
 EVALUATION_SEQUENCES = 512  # assumed of an evaluation: its rows are not read before the run
@@ -144,6 +144,16 @@ def planned_ranks(
         chosen = sizes(recipe, geometry, sharing, device=device, engine=None)
         ranks.append(PlannedRanks(home, there, sharing, chosen))
     return tuple(ranks)
+
+
+def ahead_bytes(recipe: Recipe) -> int:
+    """Most bytes of samples of later steps (rollout.max_staleness), in the process of the loop and
+    in a checkpoint: a token's number and its logprob, of four bytes each (rollout.pending).
+    """
+    if not isinstance(recipe, RLRecipe):
+        return 0
+    samples = recipe.batch.rollout_batch_size * recipe.batch.n_samples_per_prompt
+    return 8 * recipe.rollout.max_staleness * samples * recipe.sampled_tokens
 
 
 def longest_sampled(recipe: Recipe) -> int:

@@ -14,15 +14,15 @@ TABLES = ("vllm", "openai")  # of engines that have settings of their own
 
 
 def overlaps(recipe: CommonSections) -> bool:
-    """Whether engines sample later steps while the learner works on this one: samples may be ahead
-    (rollout.max_staleness), and engines are in processes and on cards of their own
-    (cluster.rollout). Else the two take turns. The loop and the plan both ask this.
+    """Whether a run samples while its policy learns: its engine is in processes of its own, on
+    devices that the learner does not use, and samples may be older than the weights that they train
+    (docs/async.md).
     """
-    rollout, cluster = recipe.rollout_settings, recipe.cluster
-    if rollout is None or not recipe.trains_on_rollouts or not rollout.max_staleness:
+    settings, rollout = recipe.cluster, recipe.rollout_settings
+    if rollout is None or not recipe.trains_on_rollouts or rollout.source != "live":
         return False
-    apart = cluster.type != "local" and cluster.policy.colocate is None
-    return apart and cluster.engines(recipe.learner.ranks) > 0
+    apart = settings.type != "local" and settings.policy.colocate is None
+    return rollout.max_staleness > 0 and apart and settings.engines(recipe.learner.ranks) > 0
 
 
 def placement_problems(recipe: CommonSections, job: str) -> Iterator[RecipeProblem]:
