@@ -13,7 +13,7 @@ from pathlib import Path
 from postgrad.core.errors import UsageError
 from postgrad.core.files import write_text
 
-Curves = Mapping[int, Mapping[int, float]]  # staleness -> devices -> seconds of a step
+ScaleCurves = Mapping[int, Mapping[int, float]]  # staleness -> devices -> seconds of a step
 
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 64, 110, 40, 48
@@ -35,7 +35,7 @@ STYLE = """
 """
 
 
-def write_picture(path: Path, title: str, curves: Curves) -> None:
+def write_picture(path: Path, title: str, curves: ScaleCurves) -> None:
     """Writes the picture. Raises UsageError where the file cannot be written."""
     try:
         write_text(path, picture(title, curves))
@@ -43,7 +43,7 @@ def write_picture(path: Path, title: str, curves: Curves) -> None:
         raise UsageError(f"--svg {path} cannot be written: {error}; name another file") from error
 
 
-def picture(title: str, curves: Curves) -> str:
+def picture(title: str, curves: ScaleCurves) -> str:
     """The SVG. Every staleness has seconds for the same numbers of devices."""
     devices = sorted({count for line in curves.values() for count in line})
     values = [seconds for line in curves.values() for seconds in line.values()]
@@ -100,7 +100,7 @@ def _grid(
     yield f'<text x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">devices</text>'
 
 
-def _lines(curves: Curves, across: _Axis, up: _Axis) -> Iterator[str]:
+def _lines(curves: ScaleCurves, across: _Axis, up: _Axis) -> Iterator[str]:
     """A line for each staleness, with its name at its end; names keep a line's height apart."""
     below = -math.inf
     ends = sorted(curves, key=lambda staleness: -curves[staleness][max(curves[staleness])])

@@ -143,8 +143,8 @@ def fastest(ways: Sequence[Scaled]) -> dict[int, dict[int, Scaled]]:
     best: dict[int, dict[int, Scaled]] = {}
     for way in ways:
         there = best.setdefault(way.devices, {})
-        known = there.get(way.staleness)
-        if known is None or way.simulated.seconds < known.simulated.seconds:
+        other = there.get(way.staleness)
+        if other is None or way.simulated.seconds < other.simulated.seconds:
             there[way.staleness] = way
     return best
 
