@@ -1,5 +1,6 @@
 """Questions that people asked, answered as experience answered them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,12 @@ from postgrad.plan.hardware import parse_hardware
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.page import Page
 from postgrad.plan.plan import Facts, Outlook, outlook
-from postgrad.recipe.load import parse_recipe, with_overrides
+from postgrad.plan.planner import facts_of, page_of
+from postgrad.plan.smaller import less_memory
+from postgrad.recipe.load import load_recipe, parse_recipe, with_overrides
 from postgrad.recipe.recipe import Recipe
 
+RECIPES = Path(__file__).parent.parent.parent / "recipes"
 LORA = {"rank": 64, "alpha": 64}
 
 
@@ -235,11 +239,14 @@ def test_seven_devices_that_train_and_one_that_samples_are_eight() -> None:
     page = Page(found, ()).to_json()
     assert page["devices"] == 8
     assert page["time"]["device_hours"] == pytest.approx(8 * page["hours"])
-    assert not any("idle" in note for note in page["notes"])
+    assert not any("idle" in line for line in page["summary"])
     alone = with_overrides(recipe, ["--cluster.rollout", "{}", "--cluster.policy.colocate=rollout"])
-    assert "1 of 8 devices are idle (learner.ranks)" in list(
-        Page(planned(alone, "8xH100"), ()).notes()
-    )
+    idle = Page(planned(alone, "8xH100"), ())
+    (line,) = [line for line in idle.summary() if "idle" in line]
+    assert line.startswith("1 of 8 devices are idle and count in device-hours: ")
+    assert line.endswith("or take --hardware 7xH100")
+    seven = Page(planned(alone, "7xH100"), ()).to_json()["time"]
+    assert idle.to_json()["time"]["device_hours"] == pytest.approx(seven["device_hours"] * 8 / 7)
 
 
 def test_more_devices_are_the_advice_where_these_do_not_do() -> None:
@@ -248,7 +255,7 @@ def test_more_devices_are_the_advice_where_these_do_not_do() -> None:
     facts = Facts(shape_of_model, parse_hardware("RTX-4090"))
     start = outlook(recipe, facts)
     assert not start.fits
-    last = advise(start, facts)[-1]
+    last = less_memory(start, facts)[-1]
     count = last.after.hardware.count
     assert last.change.startswith(f"--hardware {count}xRTX-4090 --learner.ranks {count - 1} ")
     assert "--cluster.rollout '{ workers = 1 }'" in last.change  # two copies do not fit one card
@@ -271,7 +278,7 @@ def test_fewer_bits_are_the_advice_where_a_small_card_does_not_do(
     facts = Facts(shape_of_model, parse_hardware("RTX-4090"))
     start = outlook(recipe, facts)
     assert not start.fits
-    (only,) = advise(start, facts)
+    (only,) = less_memory(start, facts)
     assert only.overrides == flags
     assert only.after.fits
 
@@ -284,14 +291,56 @@ def test_moments_in_eight_bits_are_not_advised_beside_muon() -> None:
 
 
 def test_fewer_devices_are_the_advice_where_most_of_them_wait() -> None:
-    """One engine samples while eight ranks wait for it."""
-    recipe = rl("Qwen/Qwen2.5-0.5B", 2048, 8, "zero1")
-    facts = Facts(shape_of_model, parse_hardware("8xH100"))
+    """Eight ranks send the gradients of 1.5B weights through the host for two rows each."""
+    table = {**llama_70b(8).dump(), "model": {"path": "Qwen/Qwen2.5-1.5B"}}
+    table |= {"batch": {"train_batch_size": 16}, "data": {"path": "rows.jsonl", "max_len": 256}}
+    recipe = with_overrides(parse_recipe(table), ["--learner.sharding", "zero2"])
+    facts = Facts(shape_of_model, parse_hardware("8xRTX-5090"))
     advice = advise(outlook(recipe, facts), facts)
     fewer = next(one for one in advice if one.after.timing.devices < 8)
+    count = fewer.after.hardware.count
+    assert fewer.change.startswith(f"--hardware {count}xRTX-5090 --learner.ranks {count} ")
+    assert fewer.after.idle_devices == 0
     spent = [of.timing.devices * of.timing.step_seconds for of in (fewer.before, fewer.after)]
     assert spent[1] < spent[0] * 2 / 3
     assert "device-hours" in fewer.effect
+
+
+def test_an_engine_that_all_ranks_wait_for_is_joined_by_others() -> None:
+    """One engine samples while eight ranks wait: with one on each card a step is shorter."""
+    recipe = rl("Qwen/Qwen2.5-0.5B", 2048, 8, "zero1")
+    facts = Facts(shape_of_model, parse_hardware("8xH100"))
+    first = advise(outlook(recipe, facts), facts)[0]
+    assert first.effect.startswith("learner and engines share the cards better")
+    assert first.after.places.engines > 1
+    assert first.after.timing.step["sample"] < first.before.timing.step["sample"] / 2
+    assert first.after.timing.step["update"] == first.before.timing.step["update"]
+
+
+def test_the_readme_command_ends_in_eight_cards_that_work() -> None:
+    """recipes/7b/grpo.toml states one rank; its advice is followed on eight A100."""
+    recipe, facts = facts_of(
+        load_recipe(RECIPES / "7b" / "grpo.toml"), parse_hardware("8xA100-80G")
+    )
+    page = page_of(recipe, facts)
+    assert not page.outlook.fits
+    hours = page.outlook.timing.hours
+    assert hours is not None
+    assert page.to_json()["time"]["device_hours"] == 8 * hours
+    first, second = page.summary()
+    assert first.startswith("sampling: built-in engine on card 0, 512 samples of a step, ")
+    assert "7 of 8 devices are idle and count in device-hours: advice 1 uses them" in second
+    spread, sampled = page.advice
+    assert spread.change.startswith("--learner.ranks 8 ")
+    assert sampled.change == "--rollout.type vllm --rollout.vllm.memory_fraction 0.7"
+    assert "without it --rollout.slots 32 --rollout.cache_tokens" in sampled.effect
+    last = sampled.after
+    assert last.fits
+    assert last.idle_devices == 0
+    assert last.timing.step_seconds < page.outlook.timing.step_seconds / 15
+    assert next(Page(last, ()).summary()).startswith(
+        "sampling: 8 vLLM engines on cards 0-7, each 64 samples of a step, 64 at a time: "
+    )
 
 
 def test_state_lies_with_the_host_before_rows_are_cut() -> None:

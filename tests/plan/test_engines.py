@@ -7,13 +7,15 @@ from hypothesis import strategies as st
 from plan.test_cases import planned, rl
 from postgrad.core.batch import BatchGeometry
 from postgrad.models.known_shapes import shape_of_model
-from postgrad.plan.engines import EnginePlaces, SampledShare, dealt, reduced_bytes
+from postgrad.plan.engines import EnginePlaces, dealt
 from postgrad.plan.hardware import Device, Efficiency, Hardware, parse_hardware
 from postgrad.plan.lengths import RowLengths
+from postgrad.plan.page import Page
 from postgrad.plan.plan import Facts, outlook
+from postgrad.plan.sampling import SampledShare, reduced_bytes
 from postgrad.plan.timing import Timing
 from postgrad.recipe.load import parse_recipe, with_overrides
-from postgrad.recipe.recipe import Recipe
+from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.local.budget import EngineSizes
 
 IDEAL = Efficiency(products=1.0, attention=1.0, between=1.0, decoding=1.0, link=1.0, overhead=0.0)
@@ -123,7 +125,8 @@ def test_ten_million_episodes_on_16_h100_take_less_with_more_workers(
         found = planned(with_overrides(recipe, flags), "16xH100")
         assert found.timing.hours is not None
         hours.append(found.timing.hours)
-        assert found.timing.devices == (16 if colocated else 8 + workers)
+        assert found.used_devices == (16 if colocated else 8 + workers)
+        assert found.timing.devices == 16  # idle ones are paid too
     assert hours[0] > 1.5 * hours[1] > 1.5 * hours[2]
 
 
@@ -160,6 +163,38 @@ def test_engines_apart_wait_for_learners_unless_both_work_at_once() -> None:
     assert (in_turn.step_seconds, at_once.step_seconds) == (50.0, 30.0)
     assert Timing({**step, "sample": 5.0}, 10, {}, 8, overlaps=True).step_seconds == 20.0
     assert in_turn.device_seconds == 400.0
+    sent = Timing({**step, "publish": 2.0}, 10, {}, 8, overlaps=True)
+    assert sent.step_seconds == 32.0  # both wait for new weights
+
+
+def test_with_samples_ahead_a_step_lasts_a_share_of_its_longest_answer_at_least() -> None:
+    """Sampling takes 3 seconds, learning 6, the longest answer 90: it has S + 1 steps."""
+    step = {"sample": 3.0, "update": 6.0}
+    ahead = [Timing(step, 1, {}, 8, staleness=s, longest=90.0).step_seconds for s in (1, 5, 11)]
+    assert ahead == [48.0, 16.0, 9.0]
+    apart = Timing(step, 1, {}, 8, overlaps=True, staleness=31, longest=90.0)
+    assert apart.step_seconds == 6.0
+
+
+def test_engines_that_sample_while_the_learner_works_take_the_longer_of_the_two() -> None:
+    recipe = with_overrides(
+        rl("Qwen/Qwen2.5-0.5B", 2048, 7, "zero2"),
+        ["--cluster.rollout", "{ workers = 1 }", "--batch.rollout_batch_size", "56"],
+    )
+    assert isinstance(recipe, RLRecipe)
+    turns = planned(recipe, "8xH100").timing
+    rollout = recipe.rollout.model_copy(update={"max_staleness": 4})
+    found = planned(recipe.model_copy(update={"rollout": rollout}), "8xH100")
+    ahead = found.timing
+    assert ahead.overlaps
+    assert not turns.overlaps
+    learned = ahead.step["score"] + ahead.step["update"]
+    longer = max(ahead.step["sample"], learned) + ahead.step["publish"]
+    assert ahead.step_seconds == max(longer, ahead.floor) < turns.step_seconds
+    assert ahead.floor == (ahead.longest + learned + ahead.step["publish"]) / 5
+    # 4 steps of 56 x 8 samples of 1 024 tokens, each with its number and its logprob
+    note = next(note for note in Page(found, ()).notes() if note.startswith("samples ahead"))
+    assert f"up to {4 * 56 * 8 * 1024 * 8 / 1e6:.3g} MB" in note
 
 
 @pytest.mark.parametrize(

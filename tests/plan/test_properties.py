@@ -154,7 +154,7 @@ def test_advice_that_is_followed_fits_and_is_a_recipe(table: dict[str, Any], har
     assert after.fits == advice[-1].after.fits
     if start.fits:
         assert after.fits
-        assert there == facts.hardware
+        assert there.count <= facts.hardware.count  # of the others some may be given back
         spent = [one.timing.step_seconds for one in (start, after)]
         devices = [one.timing.devices for one in (start, after)]
         assert spent[1] <= spent[0] or spent[1] * devices[1] < spent[0] * devices[0]

@@ -1,13 +1,19 @@
 """`postgrad plan --scale`: what it simulates, says and refuses."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from helpers.jobs import write_recipe
+from helpers.pages import ROOT
 from postgrad.cli.main import main
+from postgrad.core.errors import UsageError
+from postgrad.plan.scale_picture import write_picture
+from postgrad.plan.scaling import STALENESS
 
 HARDWARE = ["--hardware", "H100"]
 
@@ -64,6 +70,7 @@ def test_answers_are_as_long_as_those_of_a_run(
         ("grpo with kl", ["--scale", "8,x"], "--scale 8,x: numbers of devices"),
         ("grpo with kl", ["--scale", "0"], "--scale 0: numbers of devices"),
         ("grpo with kl", ["--lengths", "run"], "--lengths is of --scale"),
+        ("grpo with kl", ["--svg", "a.svg"], "--svg is of --scale"),
         ("grpo with kl", ["--scale", "8", "--search"], "no other flag of plan"),
         ("grpo with kl", ["--scale", "8", "--lengths", "nowhere"], "no file nowhere"),
     ],
@@ -74,3 +81,63 @@ def test_what_it_cannot_simulate_is_refused(
     recipe = write_recipe(job, tmp_path)
     assert main(["plan", str(recipe), *HARDWARE, *words]) == 2
     assert message in capsys.readouterr().err
+
+
+RESULTS = json.loads((ROOT / "benchmarks" / "results" / "plan_scale.json").read_text("utf-8"))
+
+
+def test_the_recorded_table_is_what_its_command_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first number of devices, and the table of docs/async.md."""
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(RESULTS["command"])[1:]
+    counts = words[words.index("--scale") + 1]
+    words[words.index(counts)] = "8"
+    assert main(words) == 0
+    again = json.loads(capsys.readouterr().out)["scale"]
+    recorded = [way for way in RESULTS["scale"] if way["devices"] == 8]
+    for way, old in zip(again, recorded, strict=True):
+        assert way["simulated"] == pytest.approx(old["simulated"], rel=1e-6)
+        assert way["floor"] == pytest.approx(old["floor"], rel=1e-6)
+    page = (ROOT / "docs" / "async.md").read_text("utf-8")
+    for devices in map(int, counts.split(",")):
+        best = [
+            min(
+                way["simulated"]["seconds"]
+                for way in RESULTS["scale"]
+                if (way["devices"], way["staleness"]) == (devices, staleness)
+            )
+            for staleness in STALENESS
+        ]
+        row = " | ".join(f"{seconds:.3g}" for seconds in best)
+        assert f"| {devices} | {row} |" in page
+
+
+def test_no_number_of_devices_breaks_the_law_of_the_longest_answer() -> None:
+    """A step lasts at least (longest answer + learning) / (S + 1): answers are cut at the most
+    tokens, and of 512 some reach it in every step. From some number of devices on it is near that.
+    """
+    for way in RESULTS["scale"]:
+        assert way["simulated"]["seconds"] >= way["floor"]
+        assert way["simulated"]["oldest"] <= way["staleness"]
+        if way["devices"] == 4096:
+            assert way["simulated"]["seconds"] < 1.2 * way["floor"]
+    assert RESULTS["devices_that_help"] == {"0": 64, "1": 128, "2": 256, "4": 512, "8": 512}
+
+
+def test_the_picture_has_a_line_for_each_staleness(tmp_path: Path) -> None:
+    curves = {0: {8: 90.0, 64: 50.0}, 2: {8: 50.0, 64: 20.0}}
+    write_picture(tmp_path / "scale.svg", "a <recipe>", curves)
+    root = ElementTree.fromstring((tmp_path / "scale.svg").read_text("utf-8"))
+    space = "{http://www.w3.org/2000/svg}"
+    lines = [line.attrib["points"].split() for line in root.iter(f"{space}polyline")]
+    assert [len(points) for points in lines] == [2, 2]
+    heights = [[float(point.split(",")[1]) for point in points] for points in lines]
+    slow, fast = sorted(heights)  # up is less: 90 and 50 seconds, 50 and 20
+    assert slow[0] < slow[1] == fast[0] < fast[1]
+    words = [text.text for text in root.iter(f"{space}text")]
+    assert "staleness 2" in words
+    assert "a <recipe>: seconds of a step" in words
+    with pytest.raises(UsageError, match="cannot be written"):
+        write_picture(tmp_path / "nowhere" / "scale.svg", "a", curves)

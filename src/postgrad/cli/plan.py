@@ -31,6 +31,9 @@ def add(commands: Commands) -> None:
         help="for --scale: answers are as long as those of this run",
     )  # fmt: skip
     parser.add_argument(
+        "--svg", type=Path, metavar="FILE", help="for --scale: a picture of its last table"
+    )
+    parser.add_argument(
         "--calibrate", action="store_true",
         help="learn how fast this machine is from a run: plan --calibrate RUN_DIR",
     )  # fmt: skip
@@ -63,16 +66,19 @@ def _plan(args: argparse.Namespace, rest: list[str]) -> Any:
         from postgrad.plan.calibrate import calibrate
 
         return calibrate(args.recipe, console_of(args))
-    if args.lengths is not None and not args.scale:
-        raise UsageError("--lengths is of --scale: give both")
+    for flag in ("lengths", "svg"):
+        if getattr(args, flag) is not None and not args.scale:
+            raise UsageError(f"--{flag} is of --scale: give both")
     if args.scale:
         if args.fit or args.search or args.rows:
-            raise UsageError("plan --scale takes --hardware and --lengths, no other flag of plan")
+            raise UsageError(
+                "plan --scale takes --hardware, --lengths and --svg, no other flag of plan"
+            )
         from postgrad.plan.scaling import scale
 
         return scale(
             args.recipe, rest, console_of(args),
-            counts=args.scale, hardware=args.hardware, run=args.lengths,
+            counts=args.scale, hardware=args.hardware, run=args.lengths, svg=args.svg,
         )  # fmt: skip
     from postgrad.plan.planner import plan
 

@@ -305,10 +305,6 @@ def recipe_on(recipe: Recipe, ranks: int) -> Recipe:
     """The recipe as the ranks of another role than the policy read it: so many ranks, which share
     neither matrices nor sequences.
     """
-    changes: dict[str, Any] = {"ranks": ranks}
-    changes |= {"tensor_parallel": 1, "context_parallel": 1, "shard_groups": 1}
-    if ranks == 1:
-        changes |= {"sharding": "none", "offload": False}
     tables = recipe.cluster.side_roles
     kept = {
         role: SidePlacement(
@@ -317,11 +313,11 @@ def recipe_on(recipe: Recipe, ranks: int) -> Recipe:
         for role, table in tables.items()
     }
     updated: dict[str, Any] = {
-        "learner": recipe.learner.model_copy(update=changes),
+        "learner": recipe.learner.on_ranks(ranks),
         "cluster": ClusterSettings(type="ray").model_copy(update=kept),
     }
     if isinstance(recipe, RLRecipe):
-        learner = recipe.critic.learner.model_copy(update=changes)
+        learner = recipe.critic.learner.on_ranks(ranks)
         updated["critic"] = recipe.critic.model_copy(update={"learner": learner})
     return recipe.model_copy(update=updated)
 

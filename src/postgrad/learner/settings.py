@@ -1,7 +1,7 @@
 """The recipe's settings for training a role, and the learning rates that follow from them."""
 
 import math
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -81,6 +81,16 @@ class LearnerSettings(Settings):
                 if name.startswith("muon_") and getattr(self, name) != field.default:
                     raise ValueError(f'{name} is read by Muon only: set optimizer = "muon"')
         return self
+
+    def on_ranks(self, ranks: int) -> Self:
+        """These settings on `ranks` ranks that share neither matrices nor sequences, as those of a
+        role beside the policy. One rank divides nothing.
+        """
+        changes: dict[str, Any] = {"ranks": ranks}
+        changes |= {"tensor_parallel": 1, "context_parallel": 1, "shard_groups": 1}
+        if ranks == 1:
+            changes |= {"sharding": "none", "offload": False}
+        return self.model_copy(update=changes)
 
 
 def horizon(algorithm: Algorithm, geometry: BatchGeometry) -> int | None:

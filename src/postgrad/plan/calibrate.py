@@ -21,7 +21,7 @@ from postgrad.plan.calibration import Machine, Measured
 from postgrad.plan.hardware import Hardware, full_name, this_cpu, this_machine, with_threads
 from postgrad.plan.lengths import row_lengths
 from postgrad.plan.plan import PHASE_OF, Facts, Outlook, outlook
-from postgrad.plan.timing import Samples
+from postgrad.plan.timing import REWARD, Samples
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
 
@@ -95,9 +95,10 @@ def learned(
     """A row for each phase that was measured. planned: without calibration."""
     shares = _shares(planned, lines)
     for name, phases in PHASE_OF[planned.recipe.job].items():
-        if len(phases) != 1:  # its parts are measured too
+        timed = [phase for phase in phases if phase != REWARD or planned.timing.step.get(phase)]
+        if len(timed) != 1:  # its parts are measured too
             continue
-        (phase,) = phases
+        (phase,) = timed
         seconds, foreseen = median(lines, f"{name}_seconds"), planned.timing.step.get(phase)
         if not seconds or not foreseen:
             continue

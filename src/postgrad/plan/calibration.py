@@ -70,6 +70,7 @@ class Factors:
             timing,
             step={name: value * self.phases.get(name, 1.0) for name, value in timing.step.items()},
             once={name: seconds * once for name, seconds in timing.once.items()},
+            longest=timing.longest * self.phases.get("sample", 1.0),
         )
 
 

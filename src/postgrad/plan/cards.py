@@ -1,9 +1,10 @@
 """Which card has what: groups of cards that hold the same roles, with the memory of each card.
 
-The learner's ranks have the first cards, engines of their own the last ones.
+The policy's ranks have the first cards, then roles that have ranks of their own, engines of their
+own the last ones.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,8 @@ from postgrad.plan.hardware import Device
 from postgrad.plan.held import PHASES, MemoryPhase
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.memory import Memory, engine_memory, memory
-from postgrad.plan.roles import PlannedRole
-from postgrad.plan.sizes import Sharing, Sizes
+from postgrad.plan.sizes import PlannedRanks
+from postgrad.plan.timing import REWARD
 from postgrad.recipe.recipe import Recipe
 
 
@@ -25,15 +26,24 @@ class CardGroup:
     count: int
     roles: tuple[str, ...]  # "policy", "critic", ...; an engine by EnginePlaces.name
     memory: Memory  # of each card
-    trains: bool  # ranks of a learner work on them
+    trains: bool  # a role on them learns
     samples: bool  # engines work on them
+    reads: bool  # a role on them computes columns: logprobs or values
+    judges: bool = False  # the reward model of [[rewards]] is on them
     problem: str | None = None  # why a run refuses what is on them
 
     @property
     def numbers(self) -> str:
         """The cards' numbers: "0-6"."""
-        last = self.first + self.count - 1
-        return f"{self.first}-{last}" if self.count > 1 else str(self.first)
+        return card_numbers([self])
+
+    def works_in(self, phase: str) -> bool:
+        """Whether something on the cards works in a phase of a step."""
+        if phase in ("sample", "publish"):
+            return self.samples or (phase == "publish" and "policy" in self.roles)
+        if phase == REWARD:
+            return self.judges
+        return self.trains if phase == "update" else self.reads
 
     @property
     def fits(self) -> bool:
@@ -71,47 +81,68 @@ class CardGroup:
 
 def card_groups(
     recipe: Recipe,
-    roles: Sequence[PlannedRole],
-    sizes: Sizes,
-    sharing: Sharing,
+    ranks: Sequence[PlannedRanks],
     device: Device,
     lengths: RowLengths,
     places: EnginePlaces,
 ) -> tuple[CardGroup, ...]:
-    """The cards of a run, in order."""
-    policy = roles[0]
+    """The cards of a run, in order. ranks: the policy's first."""
+    policy, sizes = ranks[0].roles[0], ranks[0].sizes
     share = vllm_share(recipe, policy, device, places, sizes.places)
     problem = places.problem or (
         share and share.problem(recipe.rollout_settings.vllm.memory_fraction, device)  # pyright: ignore[reportOptionalMemberAccess]
     )
     groups, first = list[CardGroup](), 0
-    for count, on_them, engine in _of_learners(recipe, roles, places):
-        kept = memory(recipe, on_them, sizes, sharing, device, lengths, engine)
-        names = tuple(role.name for role in on_them) + ((places.name,) if engine else ())
-        refused = problem if engine else None
-        groups.append(CardGroup(first, count, names, kept, True, bool(engine), refused))
+    for there, count, engine in _of_ranks(ranks, places):
+        kept = memory(recipe, there.roles, there.sizes, there.sharing, device, lengths, engine)
+        names = tuple(role.name for role in there.roles) + ((places.name,) if engine else ())
+        groups.append(
+            CardGroup(
+                first,
+                count,
+                names,
+                kept,
+                trains=any(role.learner is not None for role in there.roles),
+                samples=engine is not None,
+                reads=any(not role.judges for role in there.roles),
+                judges=any(role.judges for role in there.roles),
+                problem=problem if engine else None,
+            )
+        )
         first += count
     if places.own_cards:
         kept = engine_memory(recipe, policy, sizes, device, lengths, places)
-        names = (places.name,)
-        groups.append(CardGroup(first, places.own_cards, names, kept, False, True, problem))
+        names, count = (places.name,), places.own_cards
+        groups.append(CardGroup(first, count, names, kept, False, True, False, problem=problem))
     return tuple(groups)
 
 
-def _of_learners(
-    recipe: Recipe, roles: Sequence[PlannedRole], places: EnginePlaces
-) -> Iterator[tuple[int, Sequence[PlannedRole], EnginePlaces | None]]:
-    """(number of cards, the roles on each, an engine that is there too) of the cards of ranks.
-
-    All roles are on all ranks, and only some of the ranks may have an engine. Roles on cards of
-    their own would be further entries.
+def _of_ranks(
+    ranks: Sequence[PlannedRanks], places: EnginePlaces
+) -> Iterator[tuple[PlannedRanks, int, EnginePlaces | None]]:
+    """(ranks, how many of them, an engine that is there too). Only some of the policy's may have an
+    engine.
     """
-    ranks = recipe.learner.ranks
-    shared = min(places.shared_cards, ranks)
+    policy = ranks[0]
+    shared = min(places.shared_cards, policy.count)
     if shared:
-        yield shared, roles, places
-    if ranks > shared:
-        yield ranks - shared, roles, None
+        yield policy, shared, places
+    if policy.count > shared:
+        yield policy, policy.count - shared, None
+    for there in ranks[1:]:
+        yield there, there.count, None
+
+
+def card_numbers(groups: Iterable[CardGroup]) -> str:
+    """The numbers of the groups' cards, in order: "0-3, 6"."""
+    stretches = list[list[int]]()
+    for group in groups:
+        end = group.first + group.count
+        if stretches and stretches[-1][1] == group.first:
+            stretches[-1][1] = end
+        else:
+            stretches.append([group.first, end])
+    return ", ".join(f"{a}-{b - 1}" if b - a > 1 else str(a) for a, b in stretches)
 
 
 def fullest(groups: Sequence[CardGroup]) -> CardGroup:

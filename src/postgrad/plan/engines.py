@@ -11,11 +11,9 @@ from math import ceil
 
 from postgrad.core.batch import BatchGeometry
 from postgrad.models.settings import LLAMA_TYPES
-from postgrad.models.shapes import ModelShape
 from postgrad.plan.activations import FLOAT32, Blocks, forward_only
 from postgrad.plan.hardware import Device, Hardware
 from postgrad.plan.held import MemoryLine, MemoryPhase, always, awake, expanded
-from postgrad.plan.lengths import RowLengths
 from postgrad.plan.passes import Passes
 from postgrad.plan.reserved import VLLM
 from postgrad.plan.roles import PlannedRole, adapted_layers
@@ -293,52 +291,3 @@ def _samples_here(recipe: Recipe, rollout: RolloutSettings) -> bool:
     """Whether the engine is in the policy's process."""
     alone = rollout.type == "local" and recipe.learner.ranks == 1
     return alone and not recipe.cluster.engines(1)
-
-
-@dataclass(frozen=True, slots=True)
-class SampledShare:
-    """What one engine samples in a step, and how its passes divide it into waves."""
-
-    prompts: int
-    sequences: int
-    together: int  # sequences that are decoded at once
-    mean: float  # tokens of an answer
-    longest: float  # tokens of the longest answer
-
-    @classmethod
-    def of(
-        cls,
-        geometry: BatchGeometry,
-        lengths: RowLengths,
-        sizes: EngineSizes,
-        places: EnginePlaces,
-        answers: int,
-        longest: int,
-    ) -> "SampledShare":
-        """answers: of each prompt. longest: tokens that an answer may have."""
-        prompts = ceil((geometry.rollout_batch_size or 0) / places.engines)
-        sequences = prompts * answers
-        together = min(sequences, sizes.slots)
-        if places.is_vllm:  # its cache has a prompt once for all its answers
-            held = lengths.prompt / answers + lengths.answer
-            together = max(1, min(together, int(sizes.cache_tokens / held)))
-        return cls(prompts, sequences, together, lengths.answer, max(lengths.answer, longest))
-
-    @property
-    def waves(self) -> int:
-        """How often all slots are filled."""
-        return ceil(self.sequences / self.together)
-
-    @property
-    def passes(self) -> float:
-        """Decoding passes: a wave takes as many as a mean answer has tokens, since a sequence that
-        ends is replaced at once; the last one as many as the longest, which nothing replaces.
-        """
-        return (self.waves - 1) * self.mean + self.longest
-
-
-def reduced_bytes(shape: ModelShape, b: int, each: int) -> float:
-    """Bytes that a card sends for one token of a pass over tensor parallel cards: the sums after
-    attention and feed-forward of every layer, by a ring.
-    """
-    return 2 * shape.layers * shape.hidden_size * b * 2 * (each - 1) / each

@@ -52,7 +52,8 @@ def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[
 
     if role.on is None:
         width = FLOAT32 if _shards_masters(role, sharing) else b
-        yield line("weights", _weights(role, width) * share, shards)
+        weights = line("weights", _weights(role, width) * share, shards)
+        yield _resting(role, weights, divided=shards > 1) if role.rests and not cpu else weights
     if role.follows:  # sharded as the policy
         yield line("average", FLOAT32 * role.parameters * share, sharing.divided)
     if role.learner is None:
@@ -66,6 +67,15 @@ def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[
     yield replace(moments, bytes={phase: moments.bytes[phase] for phase in PHASES[1:]})
     if role.learner.ema_decay:
         yield line("moving average", trained, sharing.divided)
+
+
+def _resting(role: PlannedRole, weights: MemoryLine, *, divided: bool) -> MemoryLine:
+    """The weights of a role that rests in the host's memory: on the device when they are read and
+    while it computes; where they are divided over ranks, gathered layers alone.
+    """
+    phases: tuple[MemoryPhase, ...] = ("load", "rollout" if role.judges else "score")
+    shown = () if divided else phases
+    return replace(weights, bytes={phase: weights.bytes[phase] for phase in shown})
 
 
 def loading(role: PlannedRole, b: int, sharing: Sharing) -> int:

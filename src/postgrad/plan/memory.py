@@ -28,7 +28,7 @@ from postgrad.plan.held import (
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.passes import Bytes, Passes
 from postgrad.plan.roles import PlannedRole
-from postgrad.plan.sizes import ALONE, Sharing, Sizes, width
+from postgrad.plan.sizes import ALONE, Sharing, Sizes, ahead_bytes, width
 from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.rewards.pool import worker_bytes
 from postgrad.rewards.registry import for_rollout
@@ -120,8 +120,8 @@ def memory(
     lengths: RowLengths,
     engine: EnginePlaces | None = None,
 ) -> Memory:
-    """Memory of a learner's card, each rank having one, with what roles do there. engine: of one
-    that works on the card too.
+    """Memory of the card of a rank, with what roles do there. engine: of one that works on the card
+    too.
     """
     cpu = device.is_cpu
     lines = [MemoryLine("run", FRAME, always(FRAMEWORK["cpu" if cpu else "gpu"]))]
@@ -168,12 +168,13 @@ def _passing(
     roles: Sequence[PlannedRole], passes: Passes, sharing: Sharing
 ) -> Iterator[MemoryLine]:
     """Memory of the passes of one role. One role computes at a time: the one that takes most
-    counts.
+    counts. A reward model computes while samples are drawn.
     """
     if not passes.sizes.micro_tokens:
         return
     learning: dict[str, Bytes] = {}
     reading: dict[str, Bytes] = {}
+    judging: dict[str, Bytes] = {}
     by_name = {role.name: role for role in roles}
     for role in roles:
         b = width(role.model.dtype, cpu=passes.cpu)
@@ -181,16 +182,20 @@ def _passing(
             "gathered weights": gathered(by_name[role.on or role.name], b, sharing),
             "a matrix of four bits, expanded": expanded(role, b, cpu=passes.cpu),
         }
-        reading[role.name] = copies | _divided(passes.reading(role), sharing)
+        phase = judging if role.judges else reading
+        phase[role.name] = copies | _divided(passes.reading(role), sharing)
         if role.learner is not None:
             summed = copies | {"gradients": gradients(role, b, sharing, cpu=passes.cpu)}
             learning[role.name] = summed | _divided(passes.learning(role), sharing)
     phases: tuple[tuple[MemoryPhase, dict[str, Bytes]], ...] = (
+        ("rollout", judging),
         ("score", reading),
         ("update", learning),
     )
     lines: dict[tuple[str, str], dict[MemoryPhase, int]] = {}
     for phase, by_role in phases:
+        if not by_role:
+            continue
         name, fullest = max(by_role.items(), key=lambda entry: sum(entry[1].values()))
         for purpose, count in fullest.items():
             lines.setdefault((name, purpose), {})[phase] = count
@@ -206,7 +211,7 @@ def _of_gpu(
 ) -> Iterator[MemoryLine]:
     """What a GPU holds beside tensors and what they are sent through."""
     policy, b = roles[0], width(roles[0].model.dtype, cpu=False)
-    sampled = recipe.trains_on_rollouts and recipe.samples_answers
+    sampled = recipe.trains_on_rollouts and recipe.samples_answers and policy.name == "policy"
     yield from reserved.gathering(roles, sharing)
     yield from reserved.publishing(policy, sharing, b, sampled=sampled)
     yield from reserved.workspaces()
@@ -234,6 +239,8 @@ def _of_host(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> It
         yield MemoryLine(
             VERIFIERS, "worker processes", always(worker_bytes(rewards, recipe.scoring))
         )
+    if roles[0].name == "policy":
+        yield MemoryLine("run", "samples ahead", always(ahead_bytes(recipe)))
     settings = recipe.checkpoint
     by_times = settings.save_steps or settings.save_minutes or settings.save_epochs
     if by_times or settings.best_metric:
@@ -242,7 +249,7 @@ def _of_host(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> It
         if not recipe.trains_on_rollouts and passes.sizes.micro_tokens:
             copies["update"] = max(0, state - _not_yet(roles[0], passes, state / WRITTEN))
         yield MemoryLine("run", "copy of the state", copies)
-    if settings.save_hf:
+    if settings.save_hf and roles[0].name == recipe.trained_role:
         yield MemoryLine("run", "exported model", {"save": 2 * FLOAT32 * roles[0].parameters})
 
 

@@ -1,16 +1,18 @@
 """A plan as tables for people and as JSON for programs."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from postgrad.plan.advice import Advice, gigabytes
 from postgrad.plan.batches import batch_json, batch_rows
-from postgrad.plan.cards import CardGroup, total_bytes
+from postgrad.plan.cards import CardGroup, card_numbers, total_bytes
+from postgrad.plan.change import Advice, digits, gigabytes
 from postgrad.plan.engines import FULLEST, dealt
 from postgrad.plan.held import PHASES
 from postgrad.plan.memory import Memory
 from postgrad.plan.plan import Outlook, full_logits_bytes
+from postgrad.plan.sampling import SampledShare
+from postgrad.plan.sizes import ahead_bytes
 
 TableRows = list[list[str]]
 LARGE = 4e9  # bytes of logits that are worth a note, though the run never holds them
@@ -28,7 +30,8 @@ class Page:
         outlook = self.outlook
         where = f"{outlook.hardware.count} x {outlook.hardware.device.name}"
         if outlook.missing_devices:
-            ranks, engines = outlook.recipe.learner.ranks, outlook.places.own_cards
+            engines = outlook.places.own_cards
+            ranks = outlook.used_devices - engines
             needs = f"{ranks} ranks need a device each"
             if engines:
                 needs = f"{ranks} ranks and {engines} for engines are {ranks + engines} devices"
@@ -42,6 +45,49 @@ class Page:
             else f"; {hours:.2f} h, {hours * outlook.timing.devices:.2f} device-hours"
         )
         return f"{word}: {peak} at the peak ({outlook.memory.peak}) on {where}{long}"
+
+    def summary(self) -> Iterator[str]:
+        """Lines below the verdict: what does not fit, how samples are drawn, idle cards."""
+        yield from self.misfits()
+        if sampling := self._sampling():
+            yield sampling
+        if idle := self._idle():
+            yield idle
+
+    def _sampling(self) -> str | None:
+        """What draws the samples of RL, where, how many at a time, and its share of a step."""
+        outlook = self.outlook
+        places, size = outlook.places, outlook.sizes.engine
+        if not outlook.recipe.trains_on_rollouts or size is None:
+            return None
+        timing, recipe = outlook.timing, outlook.recipe
+        share = SampledShare.of(
+            outlook.geometry, outlook.lengths, size, places, recipe.answers_per_prompt,
+            recipe.sampled_tokens or 0, timing.staleness,
+        )  # fmt: skip
+        cards, each = self._working("sample"), "each " if places.engines > 1 else ""
+        where = f" on card{'' if cards.isdecimal() else 's'} {cards}"
+        if outlook.hardware.device.is_cpu:
+            where = ""
+        ahead = ", while the learner works on an earlier one" if timing.overlaps else ""
+        return (
+            f"sampling: {places.name}{where}, {each}{share.sequences} samples of a step, "
+            f"{share.together} at a time: {digits(timing.step['sample'])} of the "
+            f"{digits(timing.step_seconds)} s of a step{ahead}"
+        )
+
+    def _idle(self) -> str | None:
+        """Which cards no role has, and what to do about them."""
+        outlook = self.outlook
+        if not (idle := outlook.idle_devices):
+            return None
+        device, used = outlook.hardware.device.name, outlook.used_devices
+        uses = [n for n, entry in enumerate(self.advice, 1) if not entry.after.idle_devices]
+        use = f"advice {uses[0]} uses them" if uses else "more learner.ranks or engines use them"
+        return (
+            f"{idle} of {outlook.hardware.count} devices are idle and count in device-hours: "
+            f"{use}; or take --hardware {used}x{device}"
+        )
 
     def misfits(self) -> Sequence[str]:
         """What does not fit, by card, where that is not all in the verdict."""
@@ -98,7 +144,7 @@ class Page:
         rows = [
             [
                 f"{name}, each step",
-                f"{seconds:.3g}",
+                digits(seconds),
                 f"{seconds / step_seconds:.0%}",
                 self._working(name),
             ]
@@ -106,17 +152,14 @@ class Page:
             if seconds
         ]
         rows += [
-            [f"{name}, once", f"{seconds:.3g}", "", self._working(name)]
+            [f"{name}, once", digits(seconds), "", self._working(name)]
             for name, seconds in timing.once.items()
         ]
         return rows
 
     def _working(self, phase: str) -> str:
-        """Numbers of the cards that work in a phase."""
-        cards = self.outlook.cards
-        working = [g for g in cards if (g.samples if phase == "sample" else g.trains)]
-        first, last = working[0], working[-1]
-        return replace(first, count=last.first + last.count - first.first).numbers
+        """Numbers of the cards that work in a phase: "0-3, 6"."""
+        return card_numbers(group for group in self.outlook.cards if group.works_in(phase))
 
     def hours_problem(self) -> str | None:
         """Why there are no hours, and what to do; None where there are."""
@@ -143,8 +186,16 @@ class Page:
         if outlook.auto:
             chosen = ", ".join(f"{key} = {size}" for key, size in outlook.auto.items())
             yield f'"auto" chooses {chosen} here; a run tries them before its first step'
-        if outlook.fits and (idle := outlook.idle_devices):
-            yield f"{idle} of {outlook.hardware.count} devices are idle (learner.ranks)"
+        if ahead := ahead_bytes(outlook.recipe):
+            yield (
+                f"samples ahead take up to {ahead / 1e6:.3g} MB in the first process, and in each "
+                "checkpoint"
+            )
+        if outlook.timing.overlaps:
+            yield (
+                "engines sample later steps while the learner works: a step takes the longer of "
+                "the two, and the publish"
+            )
         if note := _no_place(outlook):
             yield note
         if self.advice and not self.advice[-1].after.fits:
@@ -179,6 +230,7 @@ class Page:
             "auto": dict(outlook.auto),
             "calibrated": outlook.calibrated,
             "advice": [advice.to_json() for advice in self.advice],
+            "summary": list(self.summary()),
             "notes": list(self.notes()),
         }
 

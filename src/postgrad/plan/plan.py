@@ -4,20 +4,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from postgrad.cluster.settings import POLICY
 from postgrad.core.batch import BatchGeometry
 from postgrad.models.settings import ModelSettings
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.auto import AutoSizes
 from postgrad.plan.calibration import Measured, factors, machine_of
 from postgrad.plan.cards import CardGroup, card_groups, fullest
+from postgrad.plan.costs import CostModel
 from postgrad.plan.engines import EnginePlaces, engine_sizes, engine_width, shares_weights
 from postgrad.plan.hardware import Device, Efficiency, Hardware, efficiency_of
 from postgrad.plan.held import MemoryPhase
 from postgrad.plan.lengths import RowLengths, longest
 from postgrad.plan.memory import FRAMEWORK, Memory, memory
 from postgrad.plan.roles import Find, PlannedRole, planned_roles
-from postgrad.plan.sizes import Sharing, Sizes, longest_sampled, sizes
-from postgrad.plan.timing import CostModel, Timing, timing
+from postgrad.plan.sizes import Sharing, Sizes, longest_sampled, planned_ranks
+from postgrad.plan.timing import REWARD, Timing, timing
 from postgrad.recipe.recipe import Recipe
 
 FREE = 0.8  # the share of a GPU's memory, beside loaded weights, that the engine finds free
@@ -26,7 +28,7 @@ FREE = 0.8  # the share of a GPU's memory, beside loaded weights, that the engin
 _SUPERVISED = {"train": ("update",)}
 PHASE_OF: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "rl": {
-        "sample": ("sample",),
+        "sample": ("sample", REWARD),
         "train": ("score", "update"),
         "train/columns": ("score",),
         "train/update": ("update",),
@@ -71,12 +73,12 @@ class Outlook:
 
     @property
     def used_devices(self) -> int:
-        """Cards of the run: of ranks and of engines."""
+        """Cards of the run: of ranks, of the policy and of other roles, and of engines."""
         return sum(group.count for group in self.cards)
 
     @property
     def missing_devices(self) -> int:
-        """Devices that the recipe's ranks and engines need and the hardware lacks."""
+        """Devices that ranks, of all roles, and engines need and the hardware lacks."""
         return max(0, self.used_devices - self.hardware.count)
 
     @property
@@ -138,23 +140,26 @@ def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
     lengths = facts.lengths_of(recipe)
     geometry, sharing = recipe.geometry(lengths.rows), Sharing.of(recipe.learner)
     roles = planned_roles(recipe, facts.shape)
+    beside = tuple(role for role in roles if role.home == POLICY)  # engines on the same card
     places = EnginePlaces.of(recipe, hardware)
-    free = _free_bytes(recipe, roles, sharing, device, lengths, places)
+    free = _free_bytes(recipe, beside, sharing, device, lengths, places)
     longest = longest_sampled(recipe)
     engine = engine_sizes(recipe, geometry, roles[0], places, device, free, longest)
-    planned_sizes = sizes(recipe, geometry, sharing, device=device, engine=engine)
+    ranks = planned_ranks(recipe, geometry, roles, device=device, engine=engine)
+    cards = card_groups(recipe, ranks, device, lengths, places)
+    devices = max(hardware.count, sum(group.count for group in cards))
     costs = CostModel(device, facts.efficiency or efficiency_of(device), sharing)
     measured = factors(facts.calibration, machine_of(recipe, device), recipe.job)
-    times = timing(recipe, geometry, roles, planned_sizes, lengths, costs, places)
+    times = timing(recipe, geometry, ranks, lengths, costs, places, devices)
     return Outlook(
         recipe=recipe,
         hardware=hardware,
         geometry=geometry,
         roles=roles,
-        sizes=planned_sizes,
+        sizes=ranks[0].sizes,
         lengths=lengths,
         places=places,
-        cards=card_groups(recipe, roles, planned_sizes, sharing, device, lengths, places),
+        cards=cards,
         timing=times if measured is None else measured.applied(times),
         calibrated=measured and measured.source,
     )

@@ -1,5 +1,6 @@
 """`postgrad plan`: what a recipe will do on some hardware, before any weight is loaded."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +21,12 @@ from postgrad.plan.plan import Facts, outlook
 from postgrad.plan.search import search, search_note, search_rows, split_note, split_rows
 from postgrad.plan.splits import fitting_splits
 from postgrad.recipe.load import load_recipe, require_models, stage_named, write_changed
+from postgrad.recipe.overrides import last_of_each
 from postgrad.recipe.pipeline import Pipeline, load_pipeline
 from postgrad.recipe.recipe import Recipe
 
 MOST_ROWS = 10**12
+COLUMNS = 77  # of a command's line, beside what continues it
 
 
 def plan(
@@ -61,7 +64,42 @@ def plan(
         changed = [flag for advice in page.advice for flag in advice.overrides]
         write_changed(path, [*overrides, *changed], fit)
         console.note(f"wrote {fit}: {path} with all of that")
+    if page.advice:
+        report["as_advised"] = _as_advised(path, overrides, page, console)
     return report
+
+
+def _as_advised(
+    path: Path, overrides: Sequence[str], page: Page, console: Console
+) -> dict[str, Any]:
+    """Prints the command that follows all of the advice, with what its plan says; the same as JSON
+    values.
+    """
+    advised = [word for step in page.advice for word in step.overrides]
+    words = last_of_each([*overrides, *advised])
+    start = ["postgrad", "train", str(path)]
+    after = Page(page.advice[-1].after, ())
+    console.note(f"as advised it {after.verdict()}:")
+    console.note(_folded(start, words))
+    return {
+        "command": shlex.join([*start, *words]),
+        "verdict": after.verdict(),
+        **after.outlook.timing.to_json(),
+    }
+
+
+def _folded(start: Sequence[str], flags: Sequence[str]) -> str:
+    """A command on lines of a shell's, each flag beside its value, within eighty columns where that
+    can be done.
+    """
+    lines = [shlex.join(start)]
+    for place in range(0, len(flags), 2):
+        pair = shlex.join(flags[place : place + 2])
+        if len(lines[-1]) + len(pair) < COLUMNS:
+            lines[-1] += f" {pair}"
+        else:
+            lines.append(f"  {pair}")
+    return " \\\n".join(lines)
 
 
 def _stages(
@@ -150,8 +188,8 @@ def page_of(recipe: Recipe, facts: Facts) -> Page:
 def show(page: Page, console: Console) -> None:
     """Prints the page on a console."""
     console.note(page.verdict())
-    for problem in page.misfits():
-        console.note(problem)
+    for line in page.summary():
+        console.note(line)
     console.table(page.cards_title(), ("cards", "work", *PHASES, "free"), page.card_rows())
     console.table("batches", ("", "", ""), page.batch_rows())
     for title, rows in page.memory_tables():

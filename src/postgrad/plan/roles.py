@@ -1,8 +1,9 @@
 """The roles of a run and their weights, from its recipe and the shapes of its models alone."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from postgrad.cluster.settings import POLICY
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import LoraSettings, ModelSettings
 from postgrad.models.shapes import ModelShape
@@ -22,6 +23,8 @@ class PlannedRole:
     scores: bool = False  # it has a `score` head in place of the output head
     on: str | None = None  # the role whose frozen weights it uses; of its own it has an adapter
     follows: bool = False  # it also holds a float32 average of the policy's weights
+    home: str = POLICY  # the role on whose ranks it lies: its own name where it has some
+    rests: bool = False  # frozen, and in the host's memory between its passes
 
     @property
     def parameters(self) -> int:
@@ -30,6 +33,13 @@ class PlannedRole:
         if not self.scores:
             return count
         return count - self.shape.head_parameters + self.shape.hidden_size
+
+    @property
+    def judges(self) -> bool:
+        """Whether it is the reward model of [[rewards]], which scores samples while others are
+        still being sampled.
+        """
+        return self.scores and self.learner is None
 
     @property
     def trained(self) -> int:
@@ -52,8 +62,18 @@ def planned_roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
         return policy, *_beside(recipe, policy, find)
     reference = recipe.loaded_models.get(("reference", "model"))
     if reference is not None and _is_another(recipe, reference):
-        return policy, PlannedRole("reference", find(reference), reference)
+        return policy, _placed(recipe, PlannedRole("reference", find(reference), reference))
     return (policy,)
+
+
+def _placed(recipe: Recipe, role: PlannedRole) -> PlannedRole:
+    """The role where [cluster] puts it. Weights under another role's adapter are on its ranks."""
+    table = recipe.cluster.side_roles.get(role.name)
+    if table is None:
+        return role
+    home = recipe.cluster.home(role.name)
+    together = role.on is not None and home == recipe.cluster.home(role.on)
+    return replace(role, home=home, on=role.on if together else None, rests=table.offload)
 
 
 def _beside(recipe: RLRecipe, policy: PlannedRole, find: Find) -> list[PlannedRole]:
@@ -72,7 +92,7 @@ def _beside(recipe: RLRecipe, policy: PlannedRole, find: Find) -> list[PlannedRo
         shared = needs.critic and critic.lora is not None and critic.source == model.source
         on = "critic" if shared else None
         roles.append(PlannedRole("reward_model", find(model), model, scores=True, on=on))
-    return roles
+    return [_placed(recipe, role) for role in roles]
 
 
 def _is_another(recipe: Recipe, reference: ModelSettings) -> bool:

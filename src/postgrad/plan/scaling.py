@@ -1,18 +1,23 @@
 """`postgrad plan --scale`: seconds of a step on more devices, with samples ahead or without."""
 
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from postgrad.cluster.settings import PolicyPlacement, RolloutPlacement
 from postgrad.core.errors import UsageError
 from postgrad.core.members import has_lines, open_lines
 from postgrad.core.untrusted import parse_json
 from postgrad.observe.console import Console
-from postgrad.plan.engines import engine_width
+from postgrad.plan.costs import CostModel
+from postgrad.plan.engines import EnginePlaces, engine_width
 from postgrad.plan.hardware import efficiency_of, parse_hardware, this_machine
 from postgrad.plan.plan import FREE, Outlook, outlook
 from postgrad.plan.planner import facts_of
+from postgrad.plan.sampling import EngineCosts
+from postgrad.plan.scale_picture import write_picture
 from postgrad.plan.simulate import (
     AnswerLengths,
     BatchLoad,
@@ -23,19 +28,21 @@ from postgrad.plan.simulate import (
     recorded_lengths,
 )
 from postgrad.plan.sizes import ALONE
-from postgrad.plan.timing import CostModel
+from postgrad.plan.timing import REWARD, step_floor
 from postgrad.recipe.load import load_recipe
+from postgrad.recipe.placement import engine_problems
 from postgrad.recipe.recipe import RLRecipe
+from postgrad.rollout.local.budget import MAX_SLOTS
 
 STALENESS = (0, 1, 2, 4, 8)
 SHARES = (0.35, 0.5, 0.65)  # of the devices that have engines, where learner and engines are apart
 MEASURED = 6  # steps at least: whole rounds of staleness + 1, after which a run repeats itself
 MEAN_SHARE = 0.25  # of max_new_tokens: the mean of answers, where no run says it
 WORTH = 1.1  # a staleness is enough where no other is this much faster
+LEARNED = (REWARD, "score", "update")  # phases of a step in which the learner works
 MOST_DEVICES = 65_536
 HEADER = (
-    "devices", "engines", "learner", "max_staleness", "s/step", "times sync", "floor",
-    "rows empty", "learner idle", "publish", "age",
+    "sample", "learn", "stale", "step", "faster", "floor", "empty", "idle", "sent", "age",
 )  # fmt: skip
 
 
@@ -55,12 +62,11 @@ class Scaled:
         """Its row of the table. synchronous: seconds of a step of as many devices at 0."""
         result = self.simulated
         return [
-            str(self.devices),
             str(self.engines),
-            str(self.learners) if self.apart else "the same",
+            str(self.learners) if self.apart else "same",
             str(self.staleness),
             f"{result.seconds:.3g}",
-            f"{synchronous / result.seconds:.2f}",
+            f"{synchronous / result.seconds:.2f}x",
             f"{self.floor:.3g}",
             f"{result.engine_idle:.0%}",
             f"{result.learner_idle:.0%}",
@@ -77,12 +83,15 @@ def scale(
     counts: str,
     hardware: str | None = None,
     run: Path | None = None,
+    svg: Path | None = None,
 ) -> dict[str, Any]:
-    """Prints a table for each number of devices in `counts` ("8,64,512"); the same as JSON values.
+    """Prints a table for each number of devices in `counts` ("8,64,512"), and one of all; the same
+    as JSON values.
 
     hardware: the device; where left out, this machine's. run: a run directory whose samples.jsonl
-    says how long answers are; without it they are log-normal. Raises UsageError for a recipe that
-    does not sample, a wrong count, or a run without samples.
+    says how long answers are; without it they are log-normal. svg: a file for a picture of the last
+    table. Raises UsageError for a recipe that does not sample, a wrong count, a run without
+    samples, or a file that cannot be written.
     """
     recipe = load_recipe(path, overrides)
     if not isinstance(recipe, RLRecipe):
@@ -95,24 +104,95 @@ def scale(
         f"simulated, on {available.device.name}: steps of {load.groups} x {load.samples} samples, "
         f"{text}; efficiencies are those of the plan, the learner divides without loss"
     )
-    report: dict[str, Any] = {"lengths": text, "scale": []}
-    for devices in numbers:
-        ways = list(_ways(planned, load, most, devices))
-        synchronous = ways[0].simulated.seconds
-        console.table(f"{devices} devices", HEADER, [way.row(synchronous) for way in ways])
-        enough = _enough(ways)
-        console.note(
-            f"{devices} devices: max_staleness = {enough.staleness} is enough, with "
-            f"{enough.engines} engines {'beside the learner' if enough.apart else 'in turns'}: "
-            f"{enough.simulated.seconds:.3g} s a step for {synchronous:.3g}"
-        )
-        report["scale"] += [asdict(way) for way in ways]
-    if any(devices > 1 for devices in numbers):
-        console.note(
-            "rows with a learner of its own suppose that engines go on while it learns: runs take "
-            "turns so far (docs/async.md)"
-        )
-    return report
+    ways = [way for devices in numbers for way in _shown(planned, load, most, devices, console)]
+    best = fastest(ways)
+    title = f"seconds of a step of {path}, the faster way"
+    console.table(title, ("devices", *map(str, STALENESS)), seconds_rows(best))
+    helps = _helps(best)
+    console.note(_enough_devices(helps))
+    if any(way.apart for way in ways) and (refusal := _refusal(recipe)):
+        console.note(f"a learner of its own, with engines that go on, is refused so far: {refusal}")
+    if svg is not None:
+        write_picture(svg, f"{path}, {available.device.name}", _curves(best))
+        console.note(f"wrote {svg}")
+    flags = [*(["--hardware", hardware] if hardware else []), "--scale", counts]
+    lengths = ["--lengths", str(run)] if run else []
+    command = shlex.join(["postgrad", "plan", str(path), *flags, *lengths, *overrides, "--json"])
+    helping = {str(staleness): devices for staleness, devices in helps.items()}
+    scaled = [asdict(way) for way in ways]
+    return {"command": command, "lengths": text, "devices_that_help": helping, "scale": scaled}
+
+
+def _shown(
+    planned: Outlook, load: BatchLoad, most: int, devices: int, console: Console
+) -> list[Scaled]:
+    """Prints the ways to use so many devices, and returns them."""
+    ways = list(_ways(planned, load, most, devices))
+    synchronous = ways[0].simulated.seconds
+    console.table(f"{devices} devices", HEADER, [way.row(synchronous) for way in ways])
+    enough = _enough(ways)
+    console.note(
+        f"{devices} devices: max_staleness = {enough.staleness} is enough, with "
+        f"{enough.engines} engines {'beside the learner' if enough.apart else 'in turns'}: "
+        f"{enough.simulated.seconds:.3g} s a step for {synchronous:.3g}"
+    )
+    return ways
+
+
+def fastest(ways: Sequence[Scaled]) -> dict[int, dict[int, Scaled]]:
+    """By number of devices and staleness the faster way: in turns, or apart."""
+    best: dict[int, dict[int, Scaled]] = {}
+    for way in ways:
+        there = best.setdefault(way.devices, {})
+        other = there.get(way.staleness)
+        if other is None or way.simulated.seconds < other.simulated.seconds:
+            there[way.staleness] = way
+    return best
+
+
+def _curves(best: Mapping[int, Mapping[int, Scaled]]) -> dict[int, dict[int, float]]:
+    """Staleness -> devices -> seconds of a step."""
+    return {
+        staleness: {devices: by[staleness].simulated.seconds for devices, by in best.items()}
+        for staleness in STALENESS
+    }
+
+
+def seconds_rows(best: Mapping[int, Mapping[int, Scaled]]) -> list[list[str]]:
+    """A row for each number of devices: seconds of a step at each staleness."""
+    return [
+        [str(devices), *(f"{by[staleness].simulated.seconds:.3g}" for staleness in STALENESS)]
+        for devices, by in best.items()
+    ]
+
+
+def _helps(best: Mapping[int, Mapping[int, Scaled]]) -> dict[int, int]:
+    """By staleness, how many devices are enough: with more, hardly a step is faster."""
+    enough: dict[int, int] = {}
+    for staleness in STALENESS:
+        seconds = {devices: by[staleness].simulated.seconds for devices, by in best.items()}
+        least = min(seconds.values())
+        enough[staleness] = min(n for n, value in seconds.items() if value <= WORTH * least)
+    return enough
+
+
+def _enough_devices(helps: Mapping[int, int]) -> str:
+    parts = ", ".join(f"{devices} at {staleness}" for staleness, devices in helps.items())
+    return (
+        f"with more devices than these no step is a tenth faster, by max_staleness: {parts}; the "
+        "time of the longest answer stays"
+    )
+
+
+def _refusal(recipe: RLRecipe) -> str | None:
+    """Why a run refuses engines that sample while the learner works; None where it does not."""
+    ahead = recipe.rollout.model_copy(update={"max_staleness": 1})
+    placed = recipe.cluster.model_copy(
+        update={"type": "ray", "policy": PolicyPlacement(), "rollout": RolloutPlacement()}
+    )
+    apart = recipe.model_copy(update={"rollout": ahead, "cluster": placed})
+    problems = (text for place, text in engine_problems(apart) if place[-1] == "max_staleness")
+    return next(problems, None)
 
 
 def _counts(text: str) -> list[int]:
@@ -201,32 +281,33 @@ def _simulated(
     steps = first * (1 + -(-MEASURED // first))
     result = Simulation(load, pace, engines, staleness, apart=apart).run(steps, first)
     longest = most * pace.decode(1, load.prompt + most / 2)
-    floor = (longest + result.seconds * (1 - result.learner_idle)) / (staleness + 1)
+    floor = step_floor(longest, result.seconds * (1 - result.learner_idle), staleness)
     devices = engines + learners if apart else engines
     return Scaled(devices, engines, learners, staleness, apart, floor, result)
 
 
 def _pace(planned: Outlook, load: BatchLoad, learners: int) -> Pace:
-    """What one engine and so many learners do in a second, by the plan's rates."""
+    """What one engine and so many learners do in a second, by the plan's rates. Weights go to each
+    engine over the cards' link.
+    """
     recipe, policy, device = planned.recipe, planned.roles[0], planned.hardware.device
+    engine = planned.sizes.engine
     assert isinstance(recipe, RLRecipe)
-    shape = policy.shape
+    assert engine is not None  # of every recipe that samples on these devices
     costs = CostModel(device, efficiency_of(device), ALONE)
+    places = EnginePlaces(1, is_vllm=planned.places.is_vllm)
+    engine_costs = EngineCosts(recipe, policy, engine, planned.lengths, costs, places)
     b = engine_width(recipe.rollout, policy, cpu=device.is_cpu)
-    weights, token = shape.parameters() * b, shape.cache_bytes_per_token(b)
-    overhead = costs.efficiency.overhead * shape.layers
-    per_row = costs.products(costs.as_products(shape.flops(1, 0, 1)), b)
-    per_cached = costs.reads(token)
-    read = costs.reads(weights)
-    work = planned.timing.step.get("score", 0.0) + planned.timing.step["update"]
-    device_seconds = work * planned.timing.devices
+    weights, token = policy.shape.parameters() * b, policy.shape.cache_bytes_per_token(b)
+    work = sum(planned.timing.step.get(phase, 0.0) for phase in LEARNED)
+    device_seconds = work * recipe.learner.ranks
     mean = load.prompt + load.samples * planned.lengths.answer
     per_token = device_seconds / (load.groups * mean) / learners
     return Pace(
-        slots=min(load.groups * load.samples, recipe.rollout.stated_slots or 512),
+        slots=min(load.groups * load.samples, recipe.rollout.stated_slots or MAX_SLOTS),
         cache_tokens=max(1.0, (device.memory_bytes * FREE - weights) / token),
-        decode=lambda rows, cached: max(read + cached * per_cached, rows * per_row) + overhead,
-        prefill=lambda tokens: tokens * per_row,
+        decode=engine_costs.decode,
+        prefill=engine_costs.prefill,
         learn=lambda tokens: tokens * per_token,
-        publish=costs.sends(weights) + read,
+        publish=costs.sends(weights) + costs.reads(2 * weights),
     )

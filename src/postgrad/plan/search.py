@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from postgrad.core.settings import ShardingStage
+from postgrad.plan.change import digits
 from postgrad.plan.hardware import Device, Hardware, catalogue
 from postgrad.plan.plan import Facts, Outlook
 from postgrad.plan.splits import STAGES, Split, best_split
@@ -102,8 +103,8 @@ def split_rows(splits: Sequence[Split]) -> tuple[Sequence[str], list[list[str]]]
             split.engines,
             split.outlook.recipe.learner.sharding,
             f"{split.outlook.memory.peak_bytes / 1e9:.1f}",
-            f"{split.outlook.timing.step.get('sample', 0.0):.3g}",
-            f"{split.outlook.timing.step_seconds:.3g}",
+            digits(split.outlook.timing.step.get("sample", 0.0)),
+            digits(split.outlook.timing.step_seconds),
             "" if split.outlook.timing.hours is None else f"{split.outlook.timing.hours:,.1f}",
         ]
         for split in splits[:SHOWN]

@@ -263,8 +263,8 @@ class Simulation:
         ages = self._ages[first * self._load.groups :]
         return Simulated(
             seconds=seconds / steps,
-            engine_idle=1 - (last[1] - begin[1]) / rows,
-            learner_idle=1 - (last[3] - begin[3]) / seconds,
+            engine_idle=max(0.0, 1 - (last[1] - begin[1]) / rows),
+            learner_idle=max(0.0, 1 - (last[3] - begin[3]) / seconds),
             publish=steps * self._pace.publish / seconds,
             age=sum(ages) / len(ages),
             oldest=max(ages),

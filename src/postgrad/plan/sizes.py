@@ -1,12 +1,17 @@
-"""How much a run computes at once: tokens of a forward pass, places of the engine's cache."""
+"""Which roles share ranks, and how much these compute at once: tokens of a forward pass, places of
+the engine's cache.
+"""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from postgrad.cluster.settings import POLICY
 from postgrad.core.batch import MICRO_TRAIN_TOKENS, BatchGeometry
 from postgrad.learner.settings import LearnerSettings
 from postgrad.plan.hardware import Device
-from postgrad.recipe.recipe import Recipe
+from postgrad.plan.roles import PlannedRole
+from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.local.budget import PREFILL_TOKENS, EngineSizes
 
 EVALUATION_SEQUENCES = 512  # assumed of an evaluation: its rows are not read before the run
@@ -100,6 +105,55 @@ def sizes(
     places = longest_sampled(recipe)
     prefill = max(PREFILL_TOKENS["cpu" if device.is_cpu else "cuda"], places)
     return Sizes(tokens, longest, engine, prefill, places)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRanks:
+    """Ranks, with a device each, and the roles that lie on all of them."""
+
+    home: str  # the role whose ranks they are
+    roles: tuple[PlannedRole, ...]
+    sharing: Sharing
+    sizes: Sizes
+
+    @property
+    def count(self) -> int:
+        """How many ranks there are."""
+        return self.sharing.ranks
+
+
+def planned_ranks(
+    recipe: Recipe,
+    geometry: BatchGeometry,
+    roles: Sequence[PlannedRole],
+    *,
+    device: Device,
+    engine: EngineSizes | None,
+) -> tuple[PlannedRanks, ...]:
+    """The ranks of the policy, then those of roles that have some of their own, as fleet.ranked
+    starts them. engine: as `sizes` takes it.
+    """
+    sharing = Sharing.of(recipe.learner)
+    policy = tuple(role for role in roles if role.home == POLICY)
+    chosen = sizes(recipe, geometry, sharing, device=device, engine=engine)
+    ranks = [PlannedRanks(POLICY, policy, sharing, chosen)]
+    for home, count in recipe.cluster.homes.items():
+        there = tuple(role for role in roles if role.home == home)
+        trained = (role.learner for role in there if role.learner is not None)
+        sharing = Sharing.of(next(trained, recipe.learner).on_ranks(count))
+        chosen = sizes(recipe, geometry, sharing, device=device, engine=None)
+        ranks.append(PlannedRanks(home, there, sharing, chosen))
+    return tuple(ranks)
+
+
+def ahead_bytes(recipe: Recipe) -> int:
+    """Most bytes of samples of later steps (rollout.max_staleness), in the process of the loop and
+    in a checkpoint: a token's number and its logprob, of four bytes each (rollout.pending).
+    """
+    if not isinstance(recipe, RLRecipe):
+        return 0
+    samples = recipe.batch.rollout_batch_size * recipe.batch.n_samples_per_prompt
+    return 8 * recipe.rollout.max_staleness * samples * recipe.sampled_tokens
 
 
 def longest_sampled(recipe: Recipe) -> int:

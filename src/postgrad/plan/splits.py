@@ -16,6 +16,7 @@ from postgrad.recipe.recipe import Recipe
 
 Overrides = tuple[str, ...]
 STAGES: tuple[ShardingStage, ...] = ("none", "zero1", "zero2", "zero3")
+FRACTIONS = (FULLEST, 0.8, 0.7, 0.6, HALF)  # of a card, for vLLM
 FINE = 16  # up to so many cards each number of engines is tried, beyond it every sixteenth
 
 
@@ -38,7 +39,7 @@ def engine_place(recipe: Recipe) -> Overrides:
 
 def ranked(recipe: Recipe, count: int, stage: str) -> Overrides:
     """Flags for training on `count` ranks, sharded by `stage`; engines stay where they are."""
-    if count == 1 and not recipe.cluster.rollout:
+    if count == 1 and not recipe.cluster.rollout and not recipe.cluster.homes:
         return (
             *flags("learner.ranks", 1),
             *flags("learner.sharding", "none"),
@@ -74,6 +75,19 @@ def _samples(recipe: Recipe) -> bool:
     return rollout is not None and recipe.samples_answers and rollout.type != "openai"
 
 
+def vllm_ways(recipe: Recipe) -> Iterator[Overrides]:
+    """Flags that sample with vLLM in place of the built-in engine, with the largest share of a card
+    first; none where vLLM, or sizes of the built-in engine, are stated.
+    """
+    rollout = recipe.rollout_settings
+    if rollout is None or rollout.type != "local" or not recipe.trains_on_rollouts:
+        return
+    if rollout.cache_tokens is None and rollout.slots is None:
+        for share in FRACTIONS:
+            chosen = flags("rollout.vllm.memory_fraction", share)
+            yield (*flags("rollout.type", "vllm"), *chosen)
+
+
 def cards_of_worker(recipe: Recipe) -> int:
     """Cards that one rollout worker needs."""
     rollout = recipe.rollout_settings
@@ -84,14 +98,20 @@ def cards_of_worker(recipe: Recipe) -> int:
 
 def arrangements(recipe: Recipe, count: int, stage: str) -> Iterator[Overrides]:
     """Flags of each way to use `count` cards: all for ranks whose cards engines share, then more
-    and more cards for engines alone. A recipe without engines has one way.
+    and more cards for engines alone. A recipe without engines has one way. Roles that have cards of
+    their own keep them.
     """
+    beside = sum(recipe.cluster.homes.values())
+    count -= beside
+    if count < 1:
+        return
     if not recipe.trains_on_rollouts or not _samples(recipe):
         yield ranked(recipe, count, stage)
         return
     each = cards_of_worker(recipe)
     if each == 1:
-        yield _shared(recipe, count, stage) if count > 1 else ranked(recipe, 1, stage)
+        alone = count == 1 and not beside
+        yield ranked(recipe, 1, stage) if alone else _shared(recipe, count, stage)
     step = max(1, count // (FINE * each))
     for workers in range(step, (count - 1) // each + 1, step):
         yield _apart(recipe, count - workers * each, workers, stage)

@@ -1,35 +1,25 @@
-"""Time of a step, phase by phase, from FLOPs, bytes and the speed of links.
+"""Time of a step, phase by phase: sampling, scores, logprobs and values, updates, a publish.
 
-A matrix product runs at a share of the device's peak. What layers do between products, and
-decoding, which reads weights and cache, run at a share of its memory bandwidth. Ranks exchange at a
-share of their link's bandwidth. The shares are `Efficiency`: guesses with a stated origin, which
-`postgrad plan --calibrate` corrects by what a machine has measured.
+Roles on the same ranks work one after the other, those on ranks of their own at the same time. How
+long what takes, in FLOPs and bytes, is said by plan.costs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from postgrad.core.batch import BatchGeometry
-from postgrad.models.shapes import ForwardFlops, ModelShape
-from postgrad.plan.engines import EnginePlaces, SampledShare, engine_width, reduced_bytes
-from postgrad.plan.hardware import Device, Efficiency
+from postgrad.plan.costs import HOST_LINK, HOST_MEMORY, CostModel
+from postgrad.plan.engines import EnginePlaces
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.roles import PlannedRole
-from postgrad.plan.sizes import ALONE, Sharing, Sizes, width
+from postgrad.plan.sampling import EngineCosts, publishing
+from postgrad.plan.sizes import PlannedRanks, Sizes, width
+from postgrad.recipe.placement import overlaps
 from postgrad.recipe.recipe import Recipe, RLRecipe
-from postgrad.rollout.local.budget import LANES
 
 GRADIENT = 4  # bytes: ranks add gradients in float32
-# How often each number that a layer writes moves to or from memory in a pass: it is written and
-# read, and norms, rotations and gates write and read temporary copies of it. benchmarks.growth.
-MOVES = 6
-# Guesses where state lies with the host: PCIe 4.0 x16, as copies from pinned memory get it, and a
-# rank's share of a server's memory bandwidth while the optimizer steps there.
-HOST_LINK, HOST_MEMORY = 25e9, 20e9
-# Of a layer's overhead, what is left where decoding is a CUDA graph: kernels follow each other
-# without the host. A guess.
-GRAPHED = 0.1
+REWARD = "reward"  # the phase in which the reward model of [[rewards]] computes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +29,30 @@ class Timing:
     step: Mapping[str, float]  # seconds of one step by phase: "sample", "score", "update"
     steps: int | None  # of the run; None: only the data says how many
     once: Mapping[str, float]  # seconds of what comes once, before the first step
-    devices: int  # all cards of the run: of ranks and of engines
-    overlaps: bool = False  # engines sample the next step while learners work on this one
+    devices: int  # all cards that the run has, idle ones too
+    overlaps: bool = False  # engines sample later steps while learners work on this one
+    staleness: int = 0  # steps that samples may be ahead: rollout.max_staleness
+    longest: float = 0.0  # seconds in which the longest answer is decoded
 
     @property
     def step_seconds(self) -> float:
-        """Seconds of one step of the loop."""
-        sampled = self.step.get("sample", 0.0)
-        learned = sum(self.step.values()) - sampled
-        return max(sampled, learned) if self.overlaps else sampled + learned
+        """Seconds of one step of the loop. Where engines and learners work at once it takes the
+        longer of the two, and the publish, for which both wait.
+        """
+        sampled, published = self.step.get("sample", 0.0), self.step.get("publish", 0.0)
+        learned = sum(self.step.values()) - sampled - published
+        working = max(sampled, learned) if self.overlaps else sampled + learned
+        return max(working + published, self.floor)
+
+    @property
+    def floor(self) -> float:
+        """Seconds of a step that its longest answer allows with samples ahead, however many cards
+        there are; without them, sampling has the longest answer in it already.
+        """
+        if not self.staleness:
+            return 0.0
+        learned = sum(self.step.values()) - self.step.get("sample", 0.0)
+        return step_floor(self.longest, learned, self.staleness)
 
     @property
     def device_seconds(self) -> float:
@@ -72,74 +77,90 @@ class Timing:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class CostModel:
-    """Seconds of work on devices that share it."""
-
-    device: Device
-    efficiency: Efficiency  # the share of the device's figures that work gets
-    sharing: Sharing  # how many devices there are, and what each has of the weights
-
-    def products(self, flops: float, b: int) -> float:
-        """Seconds of matrix products that all ranks share. b: bytes of a number."""
-        peak = self.device.bf16_flops if b == 2 else self.device.float32_flops
-        return flops / (peak * self.efficiency.products * self.sharing.ranks)
-
-    def as_products(self, flops: ForwardFlops, *, head: bool = True) -> float:
-        """FLOPs of matrix products that take as long as a forward pass: attention is slower than
-        products, and so its FLOPs count more. head: with the output head.
-        """
-        body = flops.body + flops.attention / self.efficiency.attention
-        return body + (flops.head if head else 0.0)
-
-    def between(self, shape: ModelShape, tokens: float, b: int) -> float:
-        """Seconds of what layers do between products, in a forward pass that all ranks share. Small
-        models spend a larger part of their time on it: it grows with a layer's width, products
-        with its square.
-        """
-        written = 5 * shape.hidden_size + 2 * (shape.query_size + shape.key_size)
-        numbers = tokens * shape.layers * (written + 4 * shape.intermediate_size)
-        bandwidth = self.device.bandwidth * self.efficiency.between
-        return MOVES * numbers * b / (bandwidth * self.sharing.ranks)
-
-    def reads(self, count: float) -> float:
-        """Seconds in which one device reads or writes `count` bytes of its memory."""
-        return count / (self.device.bandwidth * self.efficiency.decoding)
-
-    def sends(self, count: float) -> float:
-        """Seconds in which every rank sends `count` bytes."""
-        link = self.device.link_bytes_per_second * self.efficiency.link
-        return count / link if link else 0.0
+def step_floor(longest: float, learned: float, staleness: int) -> float:
+    """Least seconds of a step (docs/async.md): a ticket that starts with version v is waited for
+    `staleness` + 1 steps later. longest: seconds of the longest answer. learned: of what a step
+    does beside sampling.
+    """
+    return (longest + learned) / (staleness + 1)
 
 
 def timing(
     recipe: Recipe,
     geometry: BatchGeometry,
-    roles: tuple[PlannedRole, ...],
-    sizes: Sizes,
+    ranks: Sequence[PlannedRanks],
     lengths: RowLengths,
     costs: CostModel,
     places: EnginePlaces,
+    devices: int,
 ) -> Timing:
     """The time of a run that has the machine to itself. Evaluations are not counted. Neither are
-    saves, which are written during the next step.
+    saves, which are written during the next step. ranks: the policy's first. costs: of these.
+    devices: all cards of the run.
     """
-    step: dict[str, float] = {}
     once: dict[str, float] = {}
+    step: dict[str, float] = {}
     samples = Samples.of(recipe, geometry, lengths)
+    staleness, longest = 0, 0.0
     if isinstance(recipe, RLRecipe):
-        step["sample"] = _sampling(recipe, geometry, roles[0], sizes, lengths, costs, places)
-        readers = list(_readers(recipe, geometry, roles))
-        step["score"] = sum(_forward(role, samples, sizes, costs) for role in readers)
+        policy = ranks[0].roles[0]
+        engine = EngineCosts.of(recipe, policy, ranks[0].sizes, lengths, costs, places)
+        step["sample"] = engine.sampling(geometry) if engine else 0.0
+        step |= _reading(recipe, geometry, ranks, samples, costs)
+        step["publish"] = publishing(recipe, policy, costs, places)
+        staleness, longest = recipe.rollout.max_staleness, engine.longest() if engine else 0.0
     elif ("reference", "model") in recipe.loaded_models:
-        reference = roles[-1] if roles[-1].name == "reference" else roles[0]
-        once["reference"] = (geometry.steps or 0) * _forward(reference, samples, sizes, costs)
-    step["update"] = sum(
-        _updating(role, samples, geometry, sizes, costs)
-        for role in roles
-        if role.learner is not None
+        there = ranks[-1]
+        on_them = replace(costs, sharing=there.sharing)
+        each = _forward(there.roles[-1], samples, there.sizes, on_them)
+        once["reference"] = (geometry.steps or 0) * each
+
+    def updating(role: PlannedRole, sizes: Sizes, costs: CostModel) -> float:
+        return _updating(role, samples, geometry, sizes, costs) if role.learner else 0.0
+
+    step["update"] = _at_once(ranks, costs, updating)
+    return Timing(step, geometry.steps, once, devices, overlaps(recipe), staleness, longest)
+
+
+def _reading(
+    recipe: RLRecipe,
+    geometry: BatchGeometry,
+    ranks: Sequence[PlannedRanks],
+    samples: "Samples",
+    costs: CostModel,
+) -> dict[str, float]:
+    """Seconds of the passes before the update: of the reward model, group by group while samples
+    are drawn, which wait for it; and of the roles that compute columns.
+    """
+    roles = [role for there in ranks for role in there.roles]
+    groups = replace(samples, calls=recipe.batch.rollout_batch_size)
+    readers = set(_readers(recipe, geometry, roles))
+
+    def judging(role: PlannedRole, sizes: Sizes, costs: CostModel) -> float:
+        return _forward(role, groups, sizes, costs) if role.judges else 0.0
+
+    def reading(role: PlannedRole, sizes: Sizes, costs: CostModel) -> float:
+        return _forward(role, samples, sizes, costs) if role.name in readers else 0.0
+
+    judged = {REWARD: _at_once(ranks, costs, judging)} if recipe.asks_reward_model else {}
+    return judged | {"score": _at_once(ranks, costs, reading)}
+
+
+def _at_once(
+    ranks: Sequence[PlannedRanks],
+    costs: CostModel,
+    seconds: Callable[[PlannedRole, Sizes, CostModel], float],
+) -> float:
+    """Seconds until all ranks have done their roles' work, each one role after the other. All are
+    asked before any is waited for (training.rl).
+    """
+    return max(
+        sum(
+            seconds(role, there.sizes, replace(costs, sharing=there.sharing))
+            for role in there.roles
+        )
+        for there in ranks
     )
-    return Timing(step, geometry.steps, once, recipe.learner.ranks + places.own_cards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +172,7 @@ class Samples:
     learned: float  # tokens of answers
     # Micro-batches of all ranks, where batches are cut by samples; None: they are cut by tokens.
     micro_batches: float | None = None
+    calls: int = 1  # in which roles are asked for them
 
     @classmethod
     def of(cls, recipe: Recipe, geometry: BatchGeometry, lengths: RowLengths) -> "Samples":
@@ -167,15 +189,15 @@ class Samples:
 
 
 def _readers(
-    recipe: RLRecipe, geometry: BatchGeometry, roles: tuple[PlannedRole, ...]
-) -> Iterator[PlannedRole]:
+    recipe: RLRecipe, geometry: BatchGeometry, roles: Sequence[PlannedRole]
+) -> Iterator[str]:
     """The roles that compute logprobs or values of a step's samples before the update."""
     for role in roles:
         needs = recipe.algorithm.needs()
         several = geometry.updates_per_step > 1 and not needs.sampled_is_old
         needed = needs.old_logprobs or several
-        if role.name != "policy" or needed:
-            yield role
+        if not role.judges and (role.name != "policy" or needed):
+            yield role.name
 
 
 def _flops(role: PlannedRole, samples: Samples, costs: CostModel) -> float:
@@ -192,24 +214,25 @@ def _computing(role: PlannedRole, samples: Samples, times: int, costs: CostModel
 
 
 def _forward(role: PlannedRole, samples: Samples, sizes: Sizes, costs: CostModel) -> float:
+    """Seconds of one forward pass over a step's samples. Weights that rest in the host's memory
+    come to the device once a call.
+    """
     b = width(role.model.dtype, cpu=costs.device.is_cpu)
     passes = _passes(samples, sizes, costs)
     seconds = _computing(role, samples, 1, costs)
-    return seconds + passes * (_overhead(role.shape, costs) + _gathering(role, b, costs))
-
-
-def _overhead(shape: ModelShape, costs: CostModel) -> float:
-    """Seconds of overhead of one pass over all layers, whatever the number of tokens."""
-    return costs.efficiency.overhead * shape.layers
+    if role.rests and not costs.sharing.gathers and not costs.device.is_cpu:
+        seconds += samples.calls * role.parameters * b / HOST_LINK
+    return seconds + passes * (costs.overhead(role.shape) + _gathering(role, b, costs))
 
 
 def _passes(samples: Samples, sizes: Sizes, costs: CostModel) -> float:
-    """Micro-batches that one rank computes of a step's samples. Where batches are cut by samples,
-    short rows make as many micro-batches as long ones, and each gathers all weights under ZeRO-3.
+    """Micro-batches that one rank computes of a step's samples, at least one of each call. Where
+    batches are cut by samples, short rows make as many micro-batches as long ones, and each gathers
+    all weights under ZeRO-3.
     """
     if samples.micro_batches is not None:
-        return max(1.0, samples.micro_batches / costs.sharing.replicas)
-    return max(1.0, samples.tokens / costs.sharing.replicas / sizes.micro_tokens)
+        return max(samples.calls, samples.micro_batches / costs.sharing.replicas)
+    return max(samples.calls, samples.tokens / costs.sharing.replicas / sizes.micro_tokens)
 
 
 def _gathering(role: PlannedRole, b: int, costs: CostModel) -> float:
@@ -222,7 +245,8 @@ def _all_gather(role: PlannedRole, b: int, costs: CostModel) -> float:
     sharing = costs.sharing
     count = role.parameters if sharing.gathers else role.trained
     size = count * b / sharing.tensor
-    from_host = size / sharing.divided / HOST_LINK if sharing.offloads else 0.0
+    offloads = sharing.offloads or role.rests
+    from_host = size / sharing.divided / HOST_LINK if offloads else 0.0
     return from_host + costs.sends(size * (1 - 1 / sharing.divided))
 
 
@@ -243,7 +267,7 @@ def _updating(
     times = (2 if model.lora else 3) + (1 if model.gradient_checkpointing else 0)
     passes = _passes(samples, sizes, costs)
     seconds = _computing(role, samples, times, costs)
-    seconds += passes * 2 * (_overhead(role.shape, costs) + _gathering(role, b, costs))
+    seconds += passes * 2 * (costs.overhead(role.shape) + _gathering(role, b, costs))
     seconds *= geometry.epochs_per_rollout
     micro_batches = passes * geometry.epochs_per_rollout / geometry.updates_per_step
     return seconds + geometry.updates_per_step * _stepping(role, micro_batches, costs)
@@ -268,43 +292,3 @@ def _stepping(role: PlannedRole, micro_batches: float, costs: CostModel) -> floa
     b = width(role.model.dtype, cpu=costs.device.is_cpu)
     weights = 0.0 if sharing.gathers else _all_gather(role, b, costs)
     return seconds + scattered * gradients + weights
-
-
-def _sampling(
-    recipe: RLRecipe,
-    geometry: BatchGeometry,
-    policy: PlannedRole,
-    sizes: Sizes,
-    lengths: RowLengths,
-    costs: CostModel,
-    places: EnginePlaces,
-) -> float:
-    """Seconds in which each engine samples its share of the prompts, all of them at once.
-
-    Every prompt is computed once. Then each pass reads the weights, and of every sequence it reads
-    keys and values and computes one token; on a CPU core the times of the two add up
-    (benchmarks.growth). Cards of one engine divide all of that and add up their sums.
-    """
-    if sizes.engine is None:
-        return 0.0
-    shape, answers = policy.shape, recipe.answers_per_prompt
-    cpu, each = costs.device.is_cpu, places.each
-    b = engine_width(recipe.rollout, policy, cpu=cpu)
-    longest = recipe.sampled_tokens
-    share = SampledShare.of(geometry, lengths, sizes.engine, places, answers, longest)
-    costs = replace(costs, sharing=replace(ALONE, tensor=each))
-    tokens = share.prompts * lengths.prompt
-    first = shape.flops(tokens, share.prompts * lengths.prompt**2, share.prompts)
-    seconds = costs.products(costs.as_products(first), b) + costs.between(shape, tokens, b)
-    seconds += costs.sends(tokens * reduced_bytes(shape, b, each))
-    overhead = _overhead(shape, costs)
-    if not cpu and not (places.is_vllm and recipe.rollout.vllm.eager):
-        overhead *= GRAPHED
-    one_pass = costs.reads(shape.parameters() * b / each) + overhead
-    seconds += share.passes * one_pass
-    seen = lengths.prompt + lengths.answer / 2
-    shared = 1 if places.is_vllm else min(answers, LANES)
-    held = (lengths.prompt / shared + lengths.answer / 2) * shape.cache_bytes_per_token(b)
-    one_token = costs.reads(held / each) + costs.sends(reduced_bytes(shape, b, each))
-    one_token += costs.products(costs.as_products(shape.flops(1, 2 * seen, 1)), b)
-    return seconds + share.sequences * share.mean * one_token

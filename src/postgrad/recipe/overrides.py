@@ -59,6 +59,17 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
     return overrides
 
 
+def last_of_each(arguments: Sequence[str]) -> list[str]:
+    """The words without flags that a later one of the same key replaces."""
+    words, values = list(arguments), dict[str, str]()
+    while words:
+        name, equals, text = words.pop(0).partition("=")
+        value = text if equals else words.pop(0)
+        values.pop(name, None)  # the last one's place counts too: a table, then a key of it
+        values[name] = value
+    return [word for flag in values.items() for word in flag]
+
+
 def apply_overrides(raw: dict[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
     """A new raw recipe with the overrides set; the last of two for one key wins."""
     result = _copy(raw)

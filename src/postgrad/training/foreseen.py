@@ -13,7 +13,6 @@ from postgrad.fleet.choices import Choices
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.observe.sinks import Logs
-from postgrad.plan.advice import advise
 from postgrad.plan.calibrate import median, warm
 from postgrad.plan.calibration import calibration_file, chosen, machine_of, read
 from postgrad.plan.hardware import Hardware, this_cpu, this_machine, with_threads
@@ -28,6 +27,7 @@ from postgrad.plan.plan import (
     phase_bytes,
     phase_seconds,
 )
+from postgrad.plan.smaller import less_memory
 from postgrad.recipe.recipe import Recipe
 
 COLUMNS = ("", "foreseen s", "measured s", "foreseen GB", "measured GB")  # of `rows`
@@ -100,7 +100,7 @@ def foresee(
         facts = facts_here(choices, row_lengths(filled))
         entry["machine"] = machine_of(filled, facts.hardware.device).to_json()
         planned = outlook(filled, facts)
-        entry |= Page(planned, advise(planned, facts)).to_json()
+        entry |= Page(planned, less_memory(planned, facts)).to_json()
         expected = Foreseen.of(planned)
         if held is not None and choices.device == "cpu":  # peak_memory_bytes counts them too
             expected = replace(

@@ -27,10 +27,10 @@ from postgrad.learner.backbone import MicroBatch
 from postgrad.learner.protocols import Learns
 from postgrad.learner.role import Learner, Policy, PolicyLearner
 from postgrad.learner.score import ScoreLearner, ScoreRole
-from postgrad.plan.advice import advise
 from postgrad.plan.auto import AutoSizes, least_tokens
 from postgrad.plan.lengths import row_lengths
 from postgrad.plan.plan import outlook
+from postgrad.plan.smaller import less_memory
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.engine import Engine, Request
 from postgrad.rollout.local.budget import PREFILL_TOKENS, places_for
@@ -115,7 +115,7 @@ def overrides_for_less_memory(run: Run, phase: str) -> tuple[str, ...]:
         device = facts.hardware.device.model_copy(update={"memory_bytes": max(1, room)})
         hardware = facts.hardware.model_copy(update={"device": device})
         facts = replace(facts, hardware=hardware)
-        advised = advise(outlook(recipe, facts), facts)
+        advised = less_memory(outlook(recipe, facts), facts)
     except Exception:  # noqa: BLE001  # plan.json says why; what failed is told first
         return flags
     for change in advised:

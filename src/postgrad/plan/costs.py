@@ -1,0 +1,64 @@
+"""Seconds of work on devices, from FLOPs, bytes and the speed of links.
+
+A matrix product runs at a share of the device's peak. What layers do between products, and
+decoding, which reads weights and cache, run at a share of its memory bandwidth. Ranks exchange at a
+share of their link's bandwidth. The shares are `Efficiency`: guesses with a stated origin, which
+`postgrad plan --calibrate` corrects by what a machine has measured.
+"""
+
+from dataclasses import dataclass
+
+from postgrad.models.shapes import ForwardFlops, ModelShape
+from postgrad.plan.hardware import Device, Efficiency
+from postgrad.plan.sizes import Sharing
+
+# How often each number that a layer writes moves to or from memory in a pass: it is written and
+# read, and norms, rotations and gates write and read temporary copies of it. benchmarks.growth.
+MOVES = 6
+# Guesses where state lies with the host: PCIe 4.0 x16, as copies from pinned memory get it, and a
+# rank's share of a server's memory bandwidth while the optimizer steps there.
+HOST_LINK, HOST_MEMORY = 25e9, 20e9
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Seconds of work on devices that share it."""
+
+    device: Device
+    efficiency: Efficiency  # the share of the device's figures that work gets
+    sharing: Sharing  # how many devices there are, and what each has of the weights
+
+    def products(self, flops: float, b: int) -> float:
+        """Seconds of matrix products that all ranks share. b: bytes of a number."""
+        peak = self.device.bf16_flops if b == 2 else self.device.float32_flops
+        return flops / (peak * self.efficiency.products * self.sharing.ranks)
+
+    def as_products(self, flops: ForwardFlops, *, head: bool = True) -> float:
+        """FLOPs of matrix products that take as long as a forward pass: attention is slower than
+        products, and so its FLOPs count more. head: with the output head.
+        """
+        body = flops.body + flops.attention / self.efficiency.attention
+        return body + (flops.head if head else 0.0)
+
+    def between(self, shape: ModelShape, tokens: float, b: int) -> float:
+        """Seconds of what layers do between products, in a forward pass that all ranks share. Small
+        models spend a larger part of their time on it: it grows with a layer's width, products
+        with its square.
+        """
+        written = 5 * shape.hidden_size + 2 * (shape.query_size + shape.key_size)
+        numbers = tokens * shape.layers * (written + 4 * shape.intermediate_size)
+        bandwidth = self.device.bandwidth * self.efficiency.between
+        return MOVES * numbers * b / (bandwidth * self.sharing.ranks)
+
+    def reads(self, count: float) -> float:
+        """Seconds in which one device reads or writes `count` bytes of its memory."""
+        return count / (self.device.bandwidth * self.efficiency.decoding)
+
+    def sends(self, count: float) -> float:
+        """Seconds in which every rank sends `count` bytes."""
+        link = self.device.link_bytes_per_second * self.efficiency.link
+        return count / link if link else 0.0
+
+    def overhead(self, shape: ModelShape) -> float:
+        """Seconds of overhead of one pass over all layers, whatever the number of tokens."""
+        return self.efficiency.overhead * shape.layers

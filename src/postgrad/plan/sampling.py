@@ -1,0 +1,204 @@
+"""Seconds in which engines sample a step, and in which they take new weights."""
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from postgrad.core.batch import BatchGeometry
+from postgrad.models.shapes import ModelShape
+from postgrad.plan.costs import HOST_LINK, CostModel
+from postgrad.plan.engines import EnginePlaces, engine_width, shares_weights
+from postgrad.plan.lengths import RowLengths
+from postgrad.plan.roles import PlannedRole
+from postgrad.plan.sizes import ALONE, Sizes
+from postgrad.recipe.recipe import RLRecipe
+from postgrad.rollout.local.budget import LANES, EngineSizes, places_for
+
+# Of a layer's overhead, what is left where decoding is a CUDA graph: kernels follow each other
+# without the host. A guess.
+GRAPHED = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class SampledShare:
+    """What one engine samples in a step, and how its passes divide it into waves."""
+
+    prompts: int
+    sequences: int
+    together: int  # sequences that are decoded at once
+    mean: float  # tokens of an answer
+    longest: float  # tokens of the longest answer
+    ahead: int = 0  # steps whose prompts fill rows that would be empty
+
+    @classmethod
+    def of(
+        cls,
+        geometry: BatchGeometry,
+        lengths: RowLengths,
+        sizes: EngineSizes,
+        places: EnginePlaces,
+        answers: int,
+        longest: int,
+        ahead: int = 0,
+    ) -> "SampledShare":
+        """answers: of each prompt. longest: most tokens of an answer. ahead: max_staleness."""
+        prompts = ceil((geometry.rollout_batch_size or 0) / places.engines)
+        sequences = prompts * answers
+        together = min(sequences * (1 + ahead), sizes.slots)
+        if places.is_vllm:  # its cache has a prompt once for all its answers
+            held = lengths.prompt / answers + lengths.answer
+            together = max(1, min(together, int(sizes.cache_tokens / held)))
+        else:  # its cache has room for the longest answer of every sequence
+            needed = places_for(ceil(lengths.prompt + longest))
+            together = max(1, min(together, sizes.cache_tokens // needed))
+        most = max(lengths.answer, longest)
+        return cls(prompts, sequences, together, lengths.answer, most, ahead)
+
+    @property
+    def waves(self) -> int:
+        """How often all slots are filled."""
+        return ceil(self.sequences / self.together)
+
+    @property
+    def passes(self) -> float:
+        """Decoding passes: a wave takes as many as a mean answer has tokens, since a sequence that
+        ends is replaced at once; the last one as many as the longest, which nothing replaces. With
+        samples ahead no wave is the last.
+        """
+        if self.ahead:
+            return self.sequences * self.mean / self.together
+        return (self.waves - 1) * self.mean + self.longest
+
+
+def reduced_bytes(shape: ModelShape, b: int, each: int) -> float:
+    """Bytes that a card sends for one token of a pass over tensor parallel cards: the sums after
+    attention and feed-forward of every layer, by a ring.
+    """
+    return 2 * shape.layers * shape.hidden_size * b * 2 * (each - 1) / each
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCosts:
+    """Seconds of one engine's work; its cards divide it and add up their sums."""
+
+    recipe: RLRecipe
+    policy: PlannedRole
+    sizes: EngineSizes
+    lengths: RowLengths
+    costs: CostModel
+    places: EnginePlaces
+
+    @classmethod
+    def of(
+        cls,
+        recipe: RLRecipe,
+        policy: PlannedRole,
+        sizes: Sizes,
+        lengths: RowLengths,
+        costs: CostModel,
+        places: EnginePlaces,
+    ) -> "EngineCosts | None":
+        """None where nothing is sampled on these cards."""
+        if sizes.engine is None:
+            return None
+        shared = replace(costs, sharing=replace(ALONE, tensor=places.each))
+        return cls(recipe, policy, sizes.engine, lengths, shared, places)
+
+    def sampling(self, geometry: BatchGeometry) -> float:
+        """Seconds in which each engine samples its share of the prompts, all of them at once.
+
+        Every prompt is computed once. Then each pass reads the weights, and of every sequence it
+        reads keys and values and computes one token; on a CPU core the times of the two add up
+        (benchmarks.growth). With samples ahead each new version of the weights also computes again
+        what is under way.
+        """
+        lengths, answers = self.lengths, self.recipe.answers_per_prompt
+        longest, ahead = self.recipe.sampled_tokens, self.recipe.rollout.max_staleness
+        share = SampledShare.of(geometry, lengths, self.sizes, self.places, answers, longest, ahead)
+        tokens, squares = share.prompts * lengths.prompt, share.prompts * lengths.prompt**2
+        if ahead:
+            again = lengths.prompt / answers + lengths.answer / 2
+            tokens += share.together * again
+            squares += share.together * again**2
+        return (
+            self._prefill(tokens, squares, share.prompts)
+            + share.passes * self._pass
+            + share.sequences * share.mean * self._token(self._held, self._seen)
+        )
+
+    def longest(self) -> float:
+        """Seconds in which the longest answer is decoded, with nothing beside it."""
+        most = max(self.lengths.answer, self.recipe.sampled_tokens)
+        return most * self.decode(1, self.lengths.prompt + most / 2)
+
+    def decode(self, rows: int, cached: float) -> float:
+        """Seconds of a pass over `rows` sequences that have `cached` tokens in all."""
+        held = cached * self.policy.shape.cache_bytes_per_token(self._b)
+        return self._pass + rows * self._token(held / rows, cached / rows)
+
+    def prefill(self, tokens: float) -> float:
+        """Seconds in which so many tokens of prompts, or of samples that were cut, are computed;
+        what attention costs is left out.
+        """
+        return self._prefill(tokens, 0.0, 1)
+
+    @property
+    def _b(self) -> int:
+        return engine_width(self.recipe.rollout, self.policy, cpu=self.costs.device.is_cpu)
+
+    @property
+    def _seen(self) -> float:
+        """Tokens before the mean token of an answer."""
+        return self.lengths.prompt + self.lengths.answer / 2
+
+    @property
+    def _held(self) -> float:
+        """Bytes of keys and values that one token of an answer reads."""
+        lengths = self.lengths
+        readers = 1 if self.places.is_vllm else min(self.recipe.answers_per_prompt, LANES)
+        token_bytes = self.policy.shape.cache_bytes_per_token(self._b)
+        return (lengths.prompt / readers + lengths.answer / 2) * token_bytes
+
+    def _prefill(self, tokens: float, squares: float, prompts: int) -> float:
+        costs, shape, b = self.costs, self.policy.shape, self._b
+        first = shape.flops(tokens, squares, prompts)
+        seconds = costs.products(costs.as_products(first), b) + costs.between(shape, tokens, b)
+        return seconds + costs.sends(tokens * reduced_bytes(shape, b, self.places.each))
+
+    @property
+    def _pass(self) -> float:
+        """Seconds of a decoding pass, whatever the number of sequences."""
+        costs, shape = self.costs, self.policy.shape
+        overhead = costs.overhead(shape)
+        if not costs.device.is_cpu and not (self.places.is_vllm and self.recipe.rollout.vllm.eager):
+            overhead *= GRAPHED
+        return costs.reads(shape.parameters() * self._b / self.places.each) + overhead
+
+    def _token(self, held: float, seen: float) -> float:
+        """Seconds of one sequence's token beside those of the pass. held: bytes of its keys and
+        values. seen: how many tokens they are of.
+        """
+        costs, shape, b, each = self.costs, self.policy.shape, self._b, self.places.each
+        seconds = costs.reads(held / each) + costs.sends(reduced_bytes(shape, b, each))
+        return seconds + costs.products(costs.as_products(shape.flops(1, 2 * seen, 1)), b)
+
+
+def publishing(
+    recipe: RLRecipe, policy: PlannedRole, costs: CostModel, places: EnginePlaces
+) -> float:
+    """Seconds in which engines take the weights of a step. Ranks gather what is divided. In one
+    process, and by CUDA IPC, weights are copied; vLLM beside a learner on one machine gets them
+    over the cards' link; workers behind Ray through the host's memory. costs: of the learner.
+    """
+    cpu, sharing = costs.device.is_cpu, costs.sharing
+    if not places.engines or shares_weights(recipe, policy, cpu=cpu):
+        return 0.0
+    size = policy.shape.parameters() * engine_width(recipe.rollout, policy, cpu=cpu)
+    parts = sharing.divided * sharing.tensor
+    gathered = costs.sends(size * (1 - 1 / parts))
+    copied = costs.reads(2 * size / places.each)
+    if cpu or not places.apart:
+        return gathered + copied
+    workers = recipe.cluster.engines(recipe.learner.ranks)
+    if workers or recipe.rollout.transport == "memory":
+        return gathered + size / HOST_LINK + size / places.each / HOST_LINK + copied
+    return gathered + copied + (0.0 if places.shared_cards else costs.sends(size))

@@ -1,0 +1,167 @@
+"""Roles on ranks of their own: which card has what, and what is done at the same time, by hand."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from plan.test_cases import planned
+from plan.test_engines import IDEAL, device
+from postgrad.models.known_shapes import shape_of_model
+from postgrad.plan.hardware import Hardware
+from postgrad.plan.held import PHASES, MemoryPhase
+from postgrad.plan.lengths import RowLengths
+from postgrad.plan.page import Page
+from postgrad.plan.plan import Facts, Outlook, outlook
+from postgrad.plan.splits import arrangements
+from postgrad.recipe.load import parse_recipe, with_overrides
+from postgrad.recipe.recipe import Recipe
+
+# Qwen2.5-7B, whose output head is a matrix of its own, and with a score head in its place.
+WHOLE = 7_615_616_512
+HEAD = 152_064 * 3584
+SCORING = WHOLE - HEAD + 3584
+LAYERS, HIDDEN, INNER, QUERIES, KEYS, VOCAB = 28, 3584, 18_944, 3584, 512, 152_064
+PROMPTS, ANSWERS, PROMPT, ANSWER = 64, 8, 100, 300
+LAYOUT = (
+    "--cluster.critic", "{ ranks = 2 }",
+    "--cluster.reward_model", "{ colocate = 'critic' }",
+    "--cluster.reference", "{ ranks = 1, offload = true }",
+    "--cluster.rollout", "{ workers = 1 }",
+)  # fmt: skip
+
+
+def ppo(*flags: str) -> Recipe:
+    """PPO of 7B with 7B for every role, on four ranks of the policy."""
+    table: dict[str, Any] = {
+        "job": "rl",
+        "run_dir": "run",
+        "steps": 100,
+        "model": {"path": "Qwen/Qwen2.5-7B"},
+        "data": {"path": "rows.jsonl", "max_len": 2048},
+        "rewards": [{"type": "reward_model"}],
+        "reward_model": {"model": {"path": "Qwen/Qwen2.5-7B"}},
+        "algorithm": {"type": "ppo", "kl_coef": 0.05},
+        "batch": {"rollout_batch_size": PROMPTS, "n_samples_per_prompt": ANSWERS},
+        "rollout": {"max_new_tokens": 1024},
+        "learner": {"ranks": 4, "sharding": "zero2"},
+        "cluster": {"type": "ray"},
+    }
+    return with_overrides(parse_recipe(table), flags)
+
+
+def lines(outlook: Outlook, group: int) -> dict[tuple[str, str], Mapping[MemoryPhase, int]]:
+    return {(line.role, line.purpose): line.bytes for line in outlook.cards[group].memory.lines}
+
+
+def test_each_role_is_on_the_cards_that_the_recipe_gives_it() -> None:
+    found = planned(ppo(*LAYOUT), "8xH200")
+    assert [(group.numbers, group.roles) for group in found.cards] == [
+        ("0-3", ("policy",)),
+        ("4-5", ("critic", "reward_model")),
+        ("6", ("reference",)),
+        ("7", ("built-in engine",)),
+    ]
+    assert (found.used_devices, found.missing_devices, found.idle_devices) == (8, 0, 0)
+    for number, group in enumerate(found.cards[:3]):
+        of_models = {role for role, _ in lines(found, number)} - {"run"}
+        assert of_models == set(group.roles)
+
+
+def test_memory_is_that_of_the_roles_on_each_card() -> None:
+    """The critic's float32 shards and moments are halved on two ranks, the policy's divided by
+    four. Frozen weights are whole under ZeRO-2: two bytes a weight. The reference is on its card
+    where it is read and where it computes.
+    """
+    found = planned(ppo(*LAYOUT), "8xH200")
+    policy, critic, reference = (lines(found, number) for number in range(3))
+    assert policy["policy", "weights"]["update"] == 4 * WHOLE // 4
+    assert policy["policy", "optimizer"]["update"] == 8 * WHOLE // 4
+    assert critic["critic", "weights"]["update"] == 4 * SCORING // 2
+    assert critic["critic", "optimizer"]["update"] == 8 * SCORING // 2
+    assert critic["reward_model", "weights"] == dict.fromkeys(PHASES, 2 * SCORING)
+    assert reference["reference", "weights"] == {"load": 2 * WHOLE, "score": 2 * WHOLE}
+    assert ("policy", "gradients") in policy
+    assert ("critic", "gradients") in critic
+    assert not [purpose for role, purpose in reference if purpose == "gradients"]
+    # Samples go to the reward model while others are drawn, to the critic and the reference after.
+    assert critic["reward_model", "activations"].keys() == {"rollout"}
+    assert reference["reference", "activations"].keys() == {"score"}
+    assert "save" not in critic.get(("run", "weights on their way to the engine"), {})
+
+
+def test_what_does_not_fit_is_named_with_its_role() -> None:
+    found = planned(ppo(*LAYOUT), "8xA100-40G")
+    (critic,) = [problem for problem in found.problems if "critic" in problem]
+    assert critic.startswith("cards 4-5 (critic, reward_model): ")
+    small = planned(ppo(*LAYOUT), "6xH200")
+    assert small.missing_devices == 2
+    assert "7 ranks and 1 for engines are 8 devices" in Page(small, ()).verdict()
+
+
+def forward(ranks: int, *, head: bool, tokens: float, squares: float) -> float:
+    """Seconds of a forward pass of 7B on `ranks` cards of 1e15 FLOPs and 1e12 bytes a second."""
+    body = LAYERS * (2 * HIDDEN * (QUERIES + KEYS) + 3 * HIDDEN * INNER)
+    flops = 2 * tokens * body + 2 * squares * QUERIES * LAYERS
+    flops += 2 * PROMPTS * ANSWERS * ANSWER * VOCAB * HIDDEN * head
+    moved = 6 * tokens * LAYERS * (5 * HIDDEN + 2 * (QUERIES + KEYS) + 4 * INNER) * 2
+    return (flops / 1e15 + moved / 1e12) / ranks
+
+
+def seconds(recipe: Recipe) -> Mapping[str, float]:
+    """Of a step, on cards whose link takes no time."""
+    lengths = RowLengths(prompt=PROMPT, answer=ANSWER, spread=1.0, source="here")
+    hardware = Hardware(count=16, device=device(link=1e24))
+    return outlook(recipe, Facts(shape_of_model, hardware, lengths, IDEAL)).timing.step
+
+
+def test_passes_on_ranks_of_their_own_are_at_the_same_time() -> None:
+    """64 prompts of 100 tokens, each once for its 8 answers of 300."""
+    tokens = PROMPTS * (PROMPT + ANSWERS * ANSWER)
+    pairs = PROMPT**2 + ANSWERS * ((PROMPT + ANSWER) ** 2 - PROMPT**2)  # the prompt's are shared
+    of = {"tokens": tokens, "squares": PROMPTS * pairs}
+    reference = forward(1, head=True, **of) + 2 * WHOLE / 25e9  # copied from the host once
+    critic, judge = forward(2, head=False, **of), forward(2, head=False, **of)
+    apart = seconds(ppo(*LAYOUT))
+    assert apart["score"] == pytest.approx(max(reference, critic), rel=1e-9)
+    assert apart["reward"] == pytest.approx(judge, rel=1e-9)
+    together = seconds(ppo())  # all roles on the four ranks, the policy's old logprobs too
+    assert together["score"] == pytest.approx((2 * forward(1, head=True, **of) + 2 * critic) / 4)
+    assert together["reward"] == pytest.approx(judge / 2)
+    # An update is three passes, and 28 bytes a weight that are read and written by the optimizer.
+    learned = 3 * critic + SCORING * 28 / 2 / 1e12
+    policy = (3 * forward(1, head=True, **of) + WHOLE * 28 / 1e12) / 4
+    assert apart["update"] == pytest.approx(max(learned, policy), rel=1e-9)
+    assert together["update"] == pytest.approx(policy + learned / 2, rel=1e-9)
+
+
+def test_a_reward_model_in_the_hosts_memory_is_copied_for_each_group() -> None:
+    rests = "{ colocate = 'critic', offload = true }"
+    here, there = seconds(ppo(*LAYOUT)), seconds(ppo(*LAYOUT, "--cluster.reward_model", rests))
+    copies = PROMPTS * 2 * SCORING / 25e9
+    assert there["reward"] - here["reward"] == pytest.approx(copies, rel=1e-9)
+
+
+def test_the_time_table_names_the_cards_that_work() -> None:
+    rows = {row[0]: row[3] for row in Page(planned(ppo(*LAYOUT), "8xH200"), ()).time_rows()}
+    assert rows["sample, each step"] == "7"
+    assert rows["reward, each step"] == "4-5"
+    assert rows["score, each step"] == "0-6"
+    assert rows["update, each step"] == "0-5"
+    assert rows["publish, each step"] == "0-3, 7"
+
+
+def test_cards_of_other_roles_stay_theirs_in_a_search() -> None:
+    recipe = ppo(*LAYOUT)
+    for flags in arrangements(recipe, 16, "zero2"):
+        changed = planned(with_overrides(recipe, flags), "16xH200")
+        assert changed.used_devices == 16
+        assert changed.recipe.cluster.homes == {"critic": 2, "reference": 1}
+
+
+def test_a_reference_of_its_own_has_the_weights_that_an_adapter_would_share() -> None:
+    lora = ["--model.lora", "{ rank = 64, alpha = 64 }", "--critic.model.lora", "{}"]
+    shared = planned(ppo(*lora), "8xH200")
+    assert ("reference", "weights") not in lines(shared, 0)
+    apart = planned(ppo(*lora, "--cluster.reference", "{ ranks = 1 }"), "8xH200")
+    assert lines(apart, -1)["reference", "weights"]["score"] == 2 * WHOLE
