@@ -3,7 +3,8 @@
 layers.py types          every tested model type, one forward and backward through compiled layers
 layers.py heads          flex attention alone, for heads of several widths
 layers.py micro-batches  Qwen3-0.6B: launches, waits and copies of micro-batches, graphs of 50
-layers.py updates        the same of a micro-batch within an update: head, loss, sum of gradients
+layers.py updates        the same of a micro-batch within an update: head, loss, sum of gradients;
+                         copies of a fresh adapter
 """
 
 import json
@@ -28,7 +29,7 @@ from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
 from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME
-from postgrad.models.load import place
+from postgrad.models.load import Loading, place
 from postgrad.models.settings import LoraSettings
 from postgrad.models.tree import FlexAttention
 from postgrad.parallel.device import Placement, apply
@@ -154,7 +155,7 @@ def micro_batches() -> dict[str, Any]:
 
 def learner(*, checkpointed: bool, lora: bool) -> PolicyLearner:
     lm = model_of("qwen3", **QWEN3)
-    place(lm, "a model", CUDA, gradient_checkpointing=checkpointed)
+    place(lm, "a model", Loading(torch.bfloat16, CUDA), gradient_checkpointing=checkpointed)
     adapter = add_adapter(lm, LoraSettings(), seed=0) if lora else None
     backbone = Backbone(lm, CUDA, MicroBatch(4 * LENGTH), adapter=adapter, compiler="inductor")
     return PolicyLearner(backbone, LearnerSettings(), 10)
@@ -162,14 +163,15 @@ def learner(*, checkpointed: bool, lora: bool) -> PolicyLearner:
 
 def updates() -> dict[str, dict[str, int]]:
     """What a micro-batch adds to an update: one of three asks that much more than one of two."""
-    told: dict[str, dict[str, int]] = {}
+    lm, adapter = model_of("qwen3", **QWEN3), LoraSettings()
+    told = {"a fresh adapter": asked(lambda: add_adapter(lm, adapter, seed=0))}
     for checkpointed in (False, True):
         for lora in (False, True):
             role = learner(checkpointed=checkpointed, lora=lora)
 
             def step(count: int, role: PolicyLearner = role) -> None:
                 samples = 4 * count
-                role.update(Update(experience(samples, LENGTH), np.arange(samples)), GRPO())
+                role.update(Update(experience(samples, LENGTH), np.arange(samples)), GRPO())  # pyright: ignore[reportCallIssue]
 
             step(2)
             two, three = (asked(lambda count=count, step=step: step(count)) for count in (2, 3))
