@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from postgrad.core import seeds
 from postgrad.core.errors import UsageError
+from postgrad.models.attention import to_device
 
 LANES = 4  # features that share one 64-bit hash, 16 bits each: a quarter of the arithmetic
 STEPS = 2**16  # so p is a multiple of 2**-16
@@ -55,7 +56,7 @@ class CounterDropout(nn.Module):
         lanes = np.arange(-(-width // LANES))
         number = zlib.crc32(layer.encode())
         hashes = seeds.bits(masks.seed, "lora dropout feature", number, lanes).view(np.int64)
-        self.register_buffer("features", torch.from_numpy(hashes).to(device), persistent=False)
+        self.register_buffer("features", to_device(hashes, device), persistent=False)
 
     def cut(self, part: int, parts: int) -> None:
         """From now on inputs are the `part`-th of `parts` equal slices of the layer's inputs.
@@ -68,6 +69,11 @@ class CounterDropout(nn.Module):
                 f"a multiple of {LANES}; use dropout = 0"
             )
         self.features = self.features.chunk(parts)[part]
+
+    @property
+    def acts(self) -> bool:
+        """Whether keys were given, so that inputs are dropped."""
+        return self._masks.rows is not None
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., T, inputs] for the T rows whose keys were given; unchanged where none were."""

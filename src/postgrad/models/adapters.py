@@ -8,24 +8,20 @@ import re
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from postgrad.core import seeds
 from postgrad.core.errors import RunError, UsageError
-from postgrad.models.adapter_dropout import CounterDropout, RowMasks
+from postgrad.models.adapter_dropout import RowMasks
 from postgrad.models.adapter_reader import HEAD, PREFIX, linear_layers
 from postgrad.models.four_bits import FourBitLinear, base_weight
-from postgrad.models.score import in_float32
 from postgrad.models.settings import LoraSettings
-from postgrad.models.stored import Box, StoredTensor, realise
+from postgrad.models.stored import StoredTensor, realise
 
 # The layers with adapters of each model: finding them takes longer than switching them.
 _adapted: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
@@ -44,6 +40,8 @@ def add_adapter(
     """
     import peft  # five seconds
 
+    from postgrad.models import adapter_layers
+
     targets = target_layers(lm, settings)
     layers = _layers(lm)
     if not name.isidentifier() or name == HEAD or any(name in _names(layer) for layer in layers):
@@ -60,10 +58,13 @@ def add_adapter(
         warnings.filterwarnings("ignore", "Already found a `peft_config`")  # several are meant
         # low_cpu_mem_usage: PEFT draws no weights, and so touches no generator
         peft.inject_adapter_in_model(config, lm, name, low_cpu_mem_usage=True)
-    _give_weights(lm, name, settings.rank, seed)
+    adapter_layers.own_layers(lm)
+    adapter_layers.give_weights(_adapted_layers(lm, name), name, settings.rank, seed)
     _adapted.pop(lm)
     _act(_layers(lm), acting)
-    adapter = Adapter(lm, settings, name, _give_dropout(lm, name, settings.dropout, seed))
+    layers = _adapted_layers(lm, name)
+    masks = adapter_layers.give_dropout(layers, name, settings.dropout, seed)
+    adapter = Adapter(lm, settings, name, masks)
     for parameter, flag in trained:
         parameter.requires_grad_(flag)
     for parameter in adapter.parameters().values():
@@ -156,7 +157,7 @@ class Adapter:
         """(hub name, W + (alpha / rank) B A in float32) of every target layer, and the trained copy
         of a `score` head. One matrix at a time, so that no second model is held in memory.
         """
-        for layer_name, layer in self._adapted_layers():
+        for layer_name, layer in _adapted_layers(self.lm, self.name):
             if hasattr(layer, "lora_A"):
                 a, b = layer.lora_A[self.name].weight, layer.lora_B[self.name].weight
                 matrices = base_weight(layer).float(), a, b
@@ -185,7 +186,9 @@ class Adapter:
 
     def hub_weights(self) -> Iterator[tuple[str, Tensor]]:
         """A whole model by hub name: `frozen` weights of other layers, then `merged` ones."""
-        yield from self._frozen({f"{name}.weight" for name, _ in self._adapted_layers()})
+        yield from self._frozen(
+            {f"{name}.weight" for name, _ in _adapted_layers(self.lm, self.name)}
+        )
         yield from self.merged()
 
     @torch.no_grad()
@@ -206,17 +209,12 @@ class Adapter:
                     f"{name} has shape {tuple(tensor.shape)}, adapter {self.name!r} has "
                     f"{tuple(parameters[name].shape)}: is it of this model and rank?"
                 )
-        for _, layer in self._adapted_layers():
+        for _, layer in _adapted_layers(self.lm, self.name):
             for kind in ("lora_A", "lora_B", "modules_to_save"):
                 realise(getattr(layer, kind, nn.Module()))  # nothing is written into a file
         parameters = self.parameters()
         for name, tensor in weights.items():
             parameters[name].copy_(tensor)
-
-    def _adapted_layers(self) -> Iterator[tuple[str, Any]]:
-        for layer_name, layer in self.lm.named_modules():
-            if self.name in _names(layer):
-                yield layer_name, layer
 
 
 def _full_tensor(tensor: Tensor) -> Tensor:
@@ -237,6 +235,13 @@ def _names(layer: nn.Module) -> set[str]:
     """The names of the adapters on a layer; empty where PEFT made none."""
     adapters = getattr(layer, "lora_A", None) or getattr(layer, "modules_to_save", None)
     return set(adapters) if isinstance(adapters, nn.ModuleDict) else set()
+
+
+def _adapted_layers(lm: nn.Module, name: str) -> Iterator[tuple[str, Any]]:
+    """The layers with the adapter `name`, by their names."""
+    for layer_name, layer in lm.named_modules():
+        if name in _names(layer):
+            yield layer_name, layer
 
 
 def _layers(lm: nn.Module) -> list[Any]:
@@ -279,57 +284,3 @@ def _acts(lm: nn.Module, name: str | None) -> Generator[None]:
     finally:
         if name != before:
             _act(layers, before)
-
-
-@torch.no_grad()
-def _give_weights(lm: nn.Module, name: str, rank: int, seed: int) -> None:
-    """Kaiming-uniform A with a = sqrt(5), which is +-1 / sqrt(inputs); zero B; the head's copy."""
-    for layer_name, layer in lm.named_modules():
-        if name not in _names(layer):
-            continue
-        if isinstance(head := getattr(layer, "modules_to_save", None), nn.ModuleDict):
-            in_float32(head[name])
-            continue
-        layer: Any = layer
-        base = layer.get_base_layer().weight
-        width = layer.in_features
-        a = _FreshA(seed, f"lora {name} {layer_name}", width)
-        shapes = {"lora_A": (rank, width), "lora_B": (layer.out_features, rank)}
-        for matrix, read in (("lora_A", a), ("lora_B", _zeros)):
-            drawn = StoredTensor(shapes[matrix], torch.float32, base.device, read)
-            kept = drawn if isinstance(base, StoredTensor) else drawn.real()
-            getattr(layer, matrix)[name].weight = nn.Parameter(kept)
-
-
-@dataclass(frozen=True, slots=True)
-class _FreshA:
-    """Blocks of a fresh A [rank, width], whose numbers are drawn from counters."""
-
-    seed: int
-    stream: str
-    width: int
-
-    def __call__(self, box: Box) -> Tensor:
-        (row, rows), (column, columns) = box
-        places = np.arange(row, row + rows)[:, None] * self.width + np.arange(columns) + column
-        drawn = seeds.uniform(self.seed, self.stream, places.ravel())
-        a = torch.from_numpy((2.0 * drawn - 1.0) * self.width**-0.5).float()
-        return a.view(rows, columns)
-
-
-def _zeros(box: Box) -> Tensor:
-    return torch.zeros([count for _, count in box])
-
-
-def _give_dropout(lm: nn.Module, name: str, p: float, seed: int) -> RowMasks | None:
-    if p == 0.0:
-        return None
-    masks = RowMasks(seed, p)
-    for layer_name, layer in lm.named_modules():
-        if name in _names(layer) and hasattr(layer, "lora_dropout"):
-            layer: Any = layer
-            device = layer.get_base_layer().weight.device
-            layer.lora_dropout[name] = CounterDropout(
-                masks, f"{name} {layer_name}", layer.in_features, device
-            )
-    return masks

@@ -239,6 +239,15 @@ class OneDNNLinear(nn.Linear):
         return _Product.apply(input, self.weight, self.bias)  # pyright: ignore[reportReturnType]
 
 
+def multiply(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T of one dtype, with gradients: x: [..., in], weight: [out, in]. Float32 products
+    on a CPU are those of `uses_onednn`.
+    """
+    if x.numel() and _is_fast(x, weight):
+        return _Product.apply(x, weight, None)  # pyright: ignore[reportReturnType]
+    return nn.functional.linear(x, weight)
+
+
 def speed_up(model: nn.Module, device: torch.device) -> None:
     """On a CPU, turns a model's plain linear layers into OneDNNLinear where that is faster, and its
     embeddings into WordEmbedding. Parameters, their names and outputs stay the same, the outputs up

@@ -12,6 +12,9 @@ from postgrad.core.settings import Settings
 # Types whose layers are Llama's, with or without biases and norms of queries and keys: rollout uses
 # LayeredDecoder, and training on a CPU FusedRMSNorm.
 LLAMA_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+# Layers of one block that read the same input: adapters on them share a product
+# (models/adapter_layers.py).
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 ModelType = Literal["qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3"]
 
 

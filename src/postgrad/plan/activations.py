@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from postgrad.models.settings import LLAMA_TYPES, LoraSettings
 from postgrad.models.shapes import ModelShape
 from postgrad.plan.lengths import RowLengths
-from postgrad.plan.roles import adapted_layers
+from postgrad.plan.roles import adapted_layers, adapter_inputs
 
 STACKED = 1.1  # runs are padded to the longest of their stack: up to 1.3, a tenth as measured
 QUERY_RUN = 128  # layout.blocks.QUERY_RUN, which a test holds it to
@@ -79,13 +79,13 @@ def _kept_by_norm(shape: ModelShape, width: int, lora: LoraSettings | None, *, c
 
 
 def _kept_by_adapter(shape: ModelShape, width: int, lora: LoraSettings | None) -> int:
-    """Bytes a token that a layer's adapters keep. An adapter computes in float32: each adapted
-    linear layer keeps a converted copy of its input.
+    """Bytes a token that a layer's adapters keep. An adapter computes in float32: of each input
+    that adapted linear layers read, a converted copy is kept.
     """
     if lora is None:
         return 0
     layers = adapted_layers(shape, lora)
-    converted = sum(a for a, _ in layers) * FLOAT32 if width != FLOAT32 else 0
+    converted = sum(adapter_inputs(shape, lora)) * FLOAT32 if width != FLOAT32 else 0
     dropped = sum(a for a, _ in layers) * (FLOAT32 + 1) if lora.dropout else 0
     return converted + dropped + len(layers) * lora.rank * FLOAT32
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from postgrad.cluster.settings import POLICY
 from postgrad.learner.settings import LearnerSettings
-from postgrad.models.settings import LoraSettings, ModelSettings
+from postgrad.models.settings import SIBLINGS, LoraSettings, ModelSettings
 from postgrad.models.shapes import ModelShape
 from postgrad.recipe.recipe import Recipe, RLRecipe
 
@@ -121,6 +121,18 @@ def adapted_layers(shape: ModelShape, lora: LoraSettings) -> list[tuple[int, int
     """(inputs, outputs) of the linear layers of one decoder layer that are adapted."""
     ends = tuple(f".{target}" for target in lora.targets) or ("",)
     return [size for name, size in linear_layers(shape).items() if f".{name}".endswith(ends)]
+
+
+def adapter_inputs(shape: ModelShape, lora: LoraSettings) -> list[int]:
+    """Widths of the inputs of one decoder layer that adapters read: one for all SIBLINGS."""
+    ends = tuple(f".{target}" for target in lora.targets) or ("",)
+    sibling = {name: names for names in SIBLINGS for name in names}
+    widths: dict[object, int] = {}
+    for name, (inputs, _) in linear_layers(shape).items():
+        if f".{name}".endswith(ends):
+            block, _, end = name.rpartition(".")
+            widths[block, sibling.get(end, end)] = inputs
+    return list(widths.values())
 
 
 def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:

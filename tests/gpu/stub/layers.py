@@ -3,7 +3,8 @@
 layers.py types          every tested model type, one forward and backward through compiled layers
 layers.py heads          flex attention alone, for heads of several widths
 layers.py micro-batches  Qwen3-0.6B: launches, waits and copies of micro-batches, graphs of 50
-layers.py updates        the same of a micro-batch within an update: head, loss, sum of gradients
+layers.py updates        the same of a micro-batch within an update: head, loss, sum of gradients;
+                         copies of a fresh adapter
 """
 
 import json
@@ -162,7 +163,8 @@ def learner(*, checkpointed: bool, lora: bool) -> PolicyLearner:
 
 def updates() -> dict[str, dict[str, int]]:
     """What a micro-batch adds to an update: one of three asks that much more than one of two."""
-    told: dict[str, dict[str, int]] = {}
+    lm, adapter = model_of("qwen3", **QWEN3), LoraSettings()
+    told = {"a fresh adapter": asked(lambda: add_adapter(lm, adapter, seed=0))}
     for checkpointed in (False, True):
         for lora in (False, True):
             role = learner(checkpointed=checkpointed, lora=lora)

@@ -51,8 +51,26 @@ def test_so_does_one_within_an_update_with_its_head_and_its_sum_of_gradients(
 
 
 @pytest.mark.xfail(
-    strict=True, reason="the goal is not met: 2 512 launches, 3 415 checkpointed, with torch 2.13"
+    strict=True, reason="the goal is not met: 2 374 launches, 3 247 checkpointed, with torch 2.13"
 )
 @pytest.mark.parametrize("kind", ["whole, LoRA", "checkpointed, LoRA"])
 def test_so_does_one_with_adapters(updates: dict[str, Any], kind: str) -> None:
+    """A layer takes 33 products of float32 for its adapters (44 checkpointed), 14 (21) in bfloat16
+    for its frozen matrices, and 27 (40) generated kernels; 300 launches lie outside of layers.
+    """
     assert updates[kind]["launches"] <= 2000
+
+
+def test_a_fresh_adapter_is_copied_from_pinned_memory(updates: dict[str, Any]) -> None:
+    asked = updates["a fresh adapter"]
+    assert asked["to_device"] == 28 * 7  # its A; B is zero, on the device
+    assert asked["pageable"] == asked["waits"] == 0
+
+
+@pytest.mark.parametrize(("kind", "most"), [("whole, LoRA", 2_400), ("checkpointed, LoRA", 3_280)])
+def test_adapters_on_layers_of_one_input_share_products(
+    updates: dict[str, Any], kind: str, most: int
+) -> None:
+    """42 products a layer, each with its own cast, would be 2 512 and 3 415 launches."""
+    assert updates[kind]["launches"] <= most
+    assert updates[kind]["waits"] == updates[kind]["pageable"] == 0

@@ -1,0 +1,167 @@
+"""The linear layers that adapters stand on: PEFT's, with a forward of our own and fresh weights.
+
+PEFT's forward converts the input and multiplies it by A once for each of q/k/v and of gate/up, in
+torch's products. Here sibling layers that read the same input share one product with all their A,
+and on a CPU products are those of models.linear. Modules, parameters and their names are PEFT's.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from peft.tuners.lora import Linear
+from torch import Tensor, nn
+
+from postgrad.core import seeds
+from postgrad.models.adapter_dropout import CounterDropout, RowMasks
+from postgrad.models.attention import to_device
+from postgrad.models.linear import multiply
+from postgrad.models.score import in_float32
+from postgrad.models.settings import SIBLINGS
+from postgrad.models.stored import Box, StoredTensor, whole_box
+
+
+class SiblingRows:
+    """The products x A^T of layers that read the same x, computed when the first is called. A layer
+    looks whether it was given the input that its sibling had: where an architecture gives others,
+    that costs products and changes no result.
+    """
+
+    def __init__(self, layers: "list[AdaptedLinear]") -> None:
+        self._layers = layers
+        self._forget()
+
+    def _forget(self) -> None:
+        self._input: Tensor | None = None
+        self._parts: list[Tensor | None] = [None] * len(self._layers)
+
+    def of(self, place: int, name: str, x: Tensor) -> Tensor:
+        """x A^T [..., rank] of the layer at `place`, in the dtype of A. x: [..., in]."""
+        if self._input is not x or self._parts[place] is None:
+            members = [n for n, layer in enumerate(self._layers) if name in layer.lora_A]
+            matrices = [self._layers[n].matrices(name)[0] for n in members]
+            stacked = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
+            products = multiply(x.to(stacked.dtype), stacked)
+            parts = products.split([len(matrix) for matrix in matrices], -1)
+            self._forget()
+            self._input = x
+            for n, part in zip(members, parts, strict=True):
+                self._parts[n] = part
+        rows, self._parts[place] = self._parts[place], None
+        assert rows is not None
+        if all(part is None for part in self._parts):
+            self._forget()  # nothing of a forward is held after it
+        return rows
+
+
+class AdaptedLinear(Linear):
+    """PEFT's layer: W x + b + (alpha / rank) B A dropout(x), the second part in the dtype of A and
+    B. At most one adapter acts, and it is never merged.
+    """
+
+    siblings: SiblingRows
+    place: int
+
+    def matrices(self, name: str) -> tuple[Tensor, Tensor]:
+        """A [rank, in] and B [out, rank] of an adapter."""
+        a: Any = self.lora_A[name]
+        b: Any = self.lora_B[name]
+        return a.weight, b.weight
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        """x: [..., in]; returns [..., out] in the dtype of the base's result."""
+        result = self.base_layer(x)
+        name = self.active_adapters[0]
+        if self.disable_adapters or name not in self.lora_A:
+            return result
+        a, b = self.matrices(name)
+        dropout = self.lora_dropout[name]
+        if isinstance(dropout, CounterDropout) and dropout.acts:  # every layer drops other inputs
+            rows = multiply(dropout(x.to(a.dtype)), a)
+        else:
+            rows = self.siblings.of(self.place, name, x)
+        change = multiply(rows, b)
+        return torch.add(result, change, alpha=self.scaling[name]).to(result.dtype)
+
+
+def own_layers(lm: nn.Module) -> None:
+    """Turns the linear layers that PEFT adapted into AdaptedLinear. Those that are it already stay
+    as they are.
+    """
+    for block in lm.modules():
+        fresh = {n: child for n, child in block.named_children() if type(child) is Linear}
+        if not fresh:
+            continue
+        groups = [names for names in SIBLINGS if fresh.keys() & set(names)]
+        groups += [(name,) for name in fresh if not any(name in names for names in groups)]
+        for names in groups:
+            layers: list[Any] = [
+                block.get_submodule(name)
+                for name in names
+                if isinstance(getattr(block, name, None), Linear)
+            ]
+            siblings = SiblingRows(layers)
+            for place, layer in enumerate(layers):
+                layer.__class__ = AdaptedLinear
+                layer.siblings, layer.place = siblings, place
+
+
+@torch.no_grad()
+def give_weights(layers: Iterator[tuple[str, Any]], name: str, rank: int, seed: int) -> None:
+    """Kaiming-uniform A with a = sqrt(5), which is +-1 / sqrt(inputs); zero B; the head's copy.
+    layers: those with the adapter `name`, by name.
+    """
+    for layer_name, layer in layers:
+        if isinstance(head := getattr(layer, "modules_to_save", None), nn.ModuleDict):
+            in_float32(head[name])
+            continue
+        base = layer.get_base_layer().weight
+        width = layer.in_features
+        draw_a = _FreshA(seed, f"lora {name} {layer_name}", width)
+        shape_a, shape_b = (rank, width), (layer.out_features, rank)
+        if isinstance(base, StoredTensor):
+            a = StoredTensor(shape_a, torch.float32, base.device, draw_a)
+            b = StoredTensor(shape_b, torch.float32, base.device, _zeros)
+        else:
+            a = to_device(draw_a(whole_box(shape_a)).numpy(), base.device)
+            b = torch.zeros(shape_b, device=base.device)
+        layer.lora_A[name].weight = nn.Parameter(a)
+        layer.lora_B[name].weight = nn.Parameter(b)
+
+
+@dataclass(frozen=True, slots=True)
+class _FreshA:
+    """Blocks of a fresh A [rank, width], whose numbers are drawn from counters."""
+
+    seed: int
+    stream: str
+    width: int
+
+    def __call__(self, box: Box) -> Tensor:
+        (row, rows), (column, columns) = box
+        places = np.arange(row, row + rows)[:, None] * self.width + np.arange(columns) + column
+        drawn = seeds.uniform(self.seed, self.stream, places.ravel())
+        a = torch.from_numpy((2.0 * drawn - 1.0) * self.width**-0.5).float()
+        return a.view(rows, columns)
+
+
+def _zeros(box: Box) -> Tensor:
+    return torch.zeros([count for _, count in box])
+
+
+def give_dropout(
+    layers: Iterator[tuple[str, Any]], name: str, p: float, seed: int
+) -> RowMasks | None:
+    """Dropout by counters in front of the A of the adapter `name`; None where p is 0."""
+    if p == 0.0:
+        return None
+    masks = RowMasks(seed, p)
+    for layer_name, layer in layers:
+        if hasattr(layer, "lora_dropout"):
+            device = layer.get_base_layer().weight.device
+            layer.lora_dropout[name] = CounterDropout(
+                masks, f"{name} {layer_name}", layer.in_features, device
+            )
+    return masks

@@ -1,0 +1,225 @@
+"""Our forward of PEFT's layers gives PEFT's results and gradients, from fewer products."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import peft
+import pytest
+import torch
+from torch import Tensor, nn
+
+from postgrad.models import adapter_layers
+from postgrad.models.adapter_layers import AdaptedLinear
+from postgrad.models.adapters import Adapter, add_adapter
+from postgrad.models.settings import LoraSettings
+
+WIDTH, INNER, ROWS = 24, 40, 7
+
+
+class Block(nn.Module):
+    """A block of a decoder layer, by the names of its parts."""
+
+    def __init__(self, dtype: torch.dtype, bias: bool = False) -> None:
+        super().__init__()
+        make: Callable[..., nn.Linear] = lambda a, b: nn.Linear(a, b, bias=bias, dtype=dtype)  # noqa: E731
+        self.q_proj, self.k_proj = make(WIDTH, WIDTH), make(WIDTH, WIDTH // 2)
+        self.v_proj, self.o_proj = make(WIDTH, WIDTH // 2), make(WIDTH, WIDTH)
+        self.gate_proj, self.up_proj = make(WIDTH, INNER), make(WIDTH, INNER)
+        self.down_proj = make(INNER, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value = torch.cat([self.k_proj(x), self.v_proj(x)], -1)
+        x = x + self.o_proj(torch.tanh(self.q_proj(x)) * value)
+        return x + self.down_proj(torch.tanh(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Small(nn.Module):
+    """Two blocks, as transformers nests them."""
+
+    def __init__(self, dtype: torch.dtype, bias: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.config = type("Config", (), {"model_type": "qwen3"})()
+        self.model = nn.Module()
+        self.model.layers = nn.ModuleList([Block(dtype, bias) for _ in range(2)])
+
+    def get_decoder(self) -> nn.Module:
+        return self.model
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.model.layers:  # pyright: ignore[reportGeneralTypeIssues]
+            x = layer(x)
+        return x
+
+
+def adapted(dtype: torch.dtype = torch.float64, **settings: Any) -> tuple[Small, Adapter]:
+    """B is not zero, so that every part of the result shows."""
+    lm = Small(dtype, bias=True)
+    adapter = add_adapter(lm, LoraSettings(rank=4, alpha=6, **settings), seed=0)
+    fill(adapter, seed=1)
+    if dtype == torch.float64:
+        lm.double()
+    return lm, adapter
+
+
+def fill(adapter: Adapter, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    adapter.load({
+        name: torch.randn(p.shape, generator=generator) / 4
+        for name, p in adapter.parameters().items()
+    })  # fmt: skip
+
+
+@contextmanager
+def pefts_own(lm: nn.Module) -> Iterator[None]:
+    """PEFT's forward, on the same modules."""
+    layers: list[Any] = [layer for layer in lm.modules() if type(layer) is AdaptedLinear]
+    assert layers
+    for layer in layers:
+        layer.__class__ = peft.tuners.lora.Linear
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.__class__ = AdaptedLinear
+
+
+def outcome(lm: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The result, and the gradients of all that trains and of the input."""
+    x = torch.randn(1, ROWS, WIDTH, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    x = x.to(dtype).requires_grad_()
+    out = lm(x)
+    (out * torch.linspace(-1.0, 1.0, out.numel(), dtype=dtype).view_as(out)).sum().backward()
+    assert x.grad is not None
+    every = {"out": out.detach(), "x": x.grad}
+    for name, parameter in lm.named_parameters():
+        if parameter.grad is not None:
+            every[name] = parameter.grad.clone()
+    lm.zero_grad()
+    return every
+
+
+def require_same(lm: nn.Module, dtype: torch.dtype, tolerance: float) -> int:
+    """Gives the number of gradients."""
+    ours = outcome(lm, dtype)
+    with pefts_own(lm):
+        theirs = outcome(lm, dtype)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert tensor.dtype == theirs[name].dtype
+        distance = (tensor - theirs[name]).double().norm()
+        assert distance <= tolerance * theirs[name].double().norm(), name
+        assert tensor.any()
+    return len(ours) - 1
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 2e-6)])
+def test_results_and_gradients_are_pefts(dtype: torch.dtype, tolerance: float) -> None:
+    lm, _ = adapted(dtype)
+    assert require_same(lm, dtype, tolerance) == 1 + 2 * 2 * 7
+
+
+def test_in_bfloat16_they_are_as_near_to_those_of_float64_as_pefts() -> None:
+    lm, adapter = adapted(torch.bfloat16)
+    assert {p.dtype for p in adapter.parameters().values()} == {torch.float32}
+    ours = outcome(lm, torch.bfloat16)
+    with pefts_own(lm):
+        theirs = outcome(lm, torch.bfloat16)
+    exact = outcome(lm.double(), torch.float64)
+    assert {name: t.dtype for name, t in ours.items()} == {n: t.dtype for n, t in theirs.items()}
+    of_ours, of_theirs = (
+        [float((t.double() - exact[name]).norm() / exact[name].norm()) for name, t in each.items()]
+        for each in (ours, theirs)
+    )
+    assert sum(of_ours) < 1.1 * sum(of_theirs)
+    assert max(of_ours) < 0.05
+
+
+@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("k_proj",), ("up_proj", "o_proj")])
+def test_so_are_those_of_some_layers_alone(targets: tuple[str, ...]) -> None:
+    lm, _ = adapted(targets=targets)
+    assert require_same(lm, torch.float64, 1e-14) == 1 + 2 * 2 * len(targets)
+
+
+def test_so_are_those_of_several_adapters_on_other_layers() -> None:
+    lm, first = adapted(targets=("v_proj",))
+    settings = LoraSettings(rank=3, alpha=3, targets=("q_proj", "v_proj", "gate_proj"))
+    second = add_adapter(lm, settings, seed=0, name="second")
+    fill(second, seed=3)
+    lm.double()
+    alone = outcome(lm, torch.float64)
+    assert require_same(lm, torch.float64, 1e-14) == 1 + 2 * 2
+    with second.active():
+        assert require_same(lm, torch.float64, 1e-14) == 1 + 2 * 2 * 3
+        assert not torch.equal(outcome(lm, torch.float64)["out"], alone["out"])
+        with first.disabled():
+            assert require_same_base(lm)
+    assert torch.equal(outcome(lm, torch.float64)["out"], alone["out"])
+
+
+def require_same_base(lm: Small) -> bool:
+    return torch.equal(outcome_alone(lm), outcome_alone(Small(torch.float64, bias=True).double()))
+
+
+@torch.no_grad()
+def outcome_alone(lm: Small) -> Tensor:
+    return lm(torch.ones(1, ROWS, WIDTH, dtype=torch.float64))
+
+
+def test_dropout_acts_in_each_layer_and_is_pefts_without_keys() -> None:
+    lm, adapter = adapted(dropout=0.5)
+    assert require_same(lm, torch.float64, 1e-14) == 1 + 2 * 2 * 7
+    without = outcome(lm, torch.float64)
+    with adapter.dropping(torch.arange(ROWS), 3):
+        assert require_same(lm, torch.float64, 1e-14) == 1 + 2 * 2 * 7
+        assert not torch.equal(outcome(lm, torch.float64)["out"], without["out"])
+
+
+def test_a_layer_is_w_x_and_alpha_over_rank_times_b_a_x_by_hand() -> None:
+    lm = Small(torch.float32)
+    adapter = add_adapter(lm, LoraSettings(rank=1, alpha=3, targets=("q_proj", "k_proj")), seed=0)
+    block: Any = lm.model.layers[0]  # pyright: ignore[reportIndexIssue]
+    with torch.no_grad():
+        for number, layer in enumerate((block.q_proj, block.k_proj)):
+            layer.base_layer.weight.zero_()
+            layer.lora_A[adapter.name].weight.zero_()[0, number] = 2.0
+            layer.lora_B[adapter.name].weight.zero_()[number] = 0.5
+    x = torch.zeros(1, 1, WIDTH)
+    x[0, 0, :2] = torch.tensor([10.0, 100.0])
+    q, k = block.q_proj(x)[0, 0], block.k_proj(x)[0, 0]
+    assert q.tolist() == [30.0] + [0.0] * (WIDTH - 1)  # 3 * 0.5 * 2 * 10
+    assert k.tolist() == [0.0, 300.0] + [0.0] * (WIDTH // 2 - 2)
+
+
+def test_siblings_with_other_inputs_do_not_share_products() -> None:
+    lm, _ = adapted()
+    block: Any = lm.model.layers[0]  # pyright: ignore[reportIndexIssue]
+    x, y = torch.randn(2, 1, ROWS, WIDTH, dtype=torch.float64).unbind()
+    calls = [(block.q_proj, x), (block.k_proj, y), (block.v_proj, x), (block.q_proj, x)]
+    ours = [layer(rows) for layer, rows in calls]
+    with pefts_own(lm):
+        theirs = [layer(rows) for layer, rows in calls]
+    for out, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(out, expected, rtol=1e-13, atol=1e-13)
+
+
+def test_siblings_share_one_product_and_keep_nothing_after_a_forward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lm, _ = adapted()
+    shapes: list[tuple[int, ...]] = []
+    multiply = adapter_layers.multiply
+
+    def noted(x: Tensor, weight: Tensor) -> Tensor:
+        shapes.append(tuple(weight.shape))
+        return multiply(x, weight)
+
+    monkeypatch.setattr(adapter_layers, "multiply", noted)
+    outcome(lm, torch.float64)
+    of_a = [shape for shape in shapes if shape[1] in (WIDTH, INNER)]
+    assert of_a == 2 * [(12, WIDTH), (4, WIDTH), (8, WIDTH), (4, INNER)]
+    for layer in lm.modules():
+        if isinstance(layer, AdaptedLinear):
+            assert layer.siblings._input is None
+            assert not any(part is not None for part in layer.siblings._parts)
