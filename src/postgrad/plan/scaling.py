@@ -227,5 +227,5 @@ def _pace(planned: Outlook, load: BatchLoad, learners: int) -> Pace:
         decode=lambda rows, cached: max(read + cached * per_cached, rows * per_row) + overhead,
         prefill=lambda tokens: tokens * per_row,
         learn=lambda tokens: tokens * per_token,
-        publish=costs.sends(weights) + read,
+        publish=planned.timing.step.get("publish", 0.0),
     )

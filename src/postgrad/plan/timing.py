@@ -15,6 +15,7 @@ from postgrad.models.shapes import ForwardFlops, ModelShape
 from postgrad.plan.engines import EnginePlaces, SampledShare, engine_width, reduced_bytes
 from postgrad.plan.hardware import Device, Efficiency
 from postgrad.plan.lengths import RowLengths
+from postgrad.plan.publishing import publish_seconds
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import ALONE, Sharing, Sizes, width
 from postgrad.recipe.recipe import Recipe, RLRecipe
@@ -131,6 +132,7 @@ def timing(
         step["sample"] = _sampling(recipe, geometry, roles[0], sizes, lengths, costs, places)
         readers = list(_readers(recipe, geometry, roles))
         step["score"] = sum(_forward(role, samples, sizes, costs) for role in readers)
+        step["publish"] = publish_seconds(recipe, roles[0], costs, places)
     elif ("reference", "model") in recipe.loaded_models:
         reference = roles[-1] if roles[-1].name == "reference" else roles[0]
         once["reference"] = (geometry.steps or 0) * _forward(reference, samples, sizes, costs)
