@@ -1,5 +1,6 @@
 """An engine of several processes, without Ray: what is sampled where, and what a loss changes."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -12,17 +13,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers.fake_ranks import FakeSite
+from helpers.fake_ranks import FakeLogs, FakeSite, SendingRanks
 from helpers.fake_vllm import fake_vllm
 from postgrad.core.errors import RunError, WorkerLost
 from postgrad.core.process import Handle
 from postgrad.fleet.engines import EngineWorker
 from postgrad.fleet.members import EngineSite
+from postgrad.fleet.remote import RankedWeights
 from postgrad.fleet.shared import SharedEngine
-from postgrad.rollout.engine import Completion, Request, generate
+from postgrad.rollout.engine import Completion, Request, WeightHandover, generate
 from postgrad.rollout.settings import SamplingSettings
 
-EVENTS = list[dict[str, Any]]
 Dies = Callable[[str, int], bool]  # (method, how often it was called before): whether it dies there
 
 
@@ -34,7 +35,7 @@ class FakeWorkers:
     def __init__(self, worker: EngineWorker, dies: Dies) -> None:
         self._worker = worker
         self._dies = dies
-        self._turns, self._aside = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self._turns = ThreadPoolExecutor(1)
         self._calls: dict[str, int] = {}
         self.held = Event()  # turns wait while it is clear
         self.held.set()
@@ -45,34 +46,28 @@ class FakeWorkers:
             raise RunError("the rollout workers have ended: see the error before this one")
         return self._turns.submit(self._do, method, arguments)
 
-    def aside(self, method: str, *arguments: Any) -> Handle[Any]:
-        if self.dead:
-            raise RunError("the rollout workers have ended: see the error before this one")
-        return self._aside.submit(self._do, method, arguments)
-
-    def stored(self, value: Any) -> Any:
-        return value
-
     def description(self) -> str:
         return "1 rollout worker: in a thread"
 
     def close(self) -> None:
         self.dead = True
-        self._worker.send(None)  # a load that waits ends
 
     def _do(self, method: str, arguments: tuple[Any, ...]) -> Any:
         self.held.wait()
-        number = self._calls.get(method, 0)
-        self._calls[method] = number + 1
+        if method == "publish":
+            arguments = tuple(json.loads(json.dumps(arguments)))
+        name = arguments[0] if method == "publish" else method
+        number = self._calls.get(name, 0)
+        self._calls[name] = number + 1
         try:
-            if self._dies(method, number):
+            if self._dies(name, number):
                 self.close()
             else:
                 return getattr(self._worker, method)(*arguments)
         except RunError:
             if not self.dead:
                 raise
-        raise WorkerLost(f"rollout worker died in {method} {number}")
+        raise WorkerLost(f"rollout worker died in {name} {number}")
 
 
 class FakePolicy:
@@ -82,21 +77,8 @@ class FakePolicy:
         self.updates = 0
         self.weights = weights
 
-    def hub_weights(self) -> list[tuple[str, torch.Tensor]]:
-        return self.weights
-
-
-class FakeLogs:
-    """Keeps events."""
-
-    def __init__(self) -> None:
-        self.events: EVENTS = []
-
-    def event(self, kind: str, message: str, **more: Any) -> None:
-        self.events.append({"event": kind, "message": message, **more})
-
-    def of(self, kind: str) -> EVENTS:
-        return [event for event in self.events if event["event"] == kind]
+    def hub_weights(self) -> RankedWeights:
+        return RankedWeights(SendingRanks(self.weights), "policy")
 
 
 class Shared:
@@ -139,7 +121,7 @@ class Shared:
         policy: Any = FakePolicy(weights)
         policy.updates = version
         self.site.policy = policy
-        self.engine.load_weights(weights, version)
+        self.engine.load_weights(WeightHandover(policy.hub_weights()), version)
 
 
 @pytest.fixture
@@ -276,7 +258,7 @@ def test_other_weights_than_those_of_the_others_are_never_taken_in(shared: Any) 
     assert "does not have the weights of" in left["message"]
 
 
-@pytest.mark.parametrize("method", ["load_weights", "send"])
+@pytest.mark.parametrize("method", ["places", "begin", "take", "commit"])
 def test_a_death_in_the_middle_of_a_publish_leaves_nobody_with_half_of_it(
     shared: Any, method: str
 ) -> None:
@@ -298,8 +280,9 @@ def test_a_publish_whose_source_fails_ends_everywhere_and_nobody_samples(shared:
         yield new_weights(whole)[0]
         raise RunError("the ranks are gone")
 
+    broken_off = RankedWeights(SendingRanks(broken()), "policy")
     with pytest.raises(RunError, match="the ranks are gone"):
-        whole.engine.load_weights(broken(), 1)
+        whole.engine.load_weights(WeightHandover(broken_off), 1)
     with pytest.raises(RunError, match="a publish to the rollout engine broke off"):
         whole.engine.logprobs([requests()[0].token_ids], 1.0)
 

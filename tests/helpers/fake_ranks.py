@@ -3,19 +3,24 @@
 Arguments and answers are pickled on their way, as Ray would, so that nothing is shared by accident.
 """
 
+import json
+import os
 import pickle
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.process import Handle
 from postgrad.fleet.choices import Choices, choose
 from postgrad.fleet.local import LocalFleet
 from postgrad.fleet.ranked import RankedFleet
+from postgrad.fleet.sending import RankSender
 from postgrad.fleet.worker import RankWorker
 from postgrad.recipe.recipe import Recipe
 
@@ -34,8 +39,49 @@ class FakeSite:
         return cls(recipe, recipe.geometry(rows), choose(recipe, {}, measure=False))
 
 
+class FakeLogs:
+    """Keeps events."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def event(self, kind: str, message: str, **more: Any) -> None:
+        self.events.append({"event": kind, "message": message, **more})
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] == kind]
+
+
+class SendingRanks:
+    """RankCalls of one rank that only sends weights. What goes through the first process is JSON,
+    or else an error.
+    """
+
+    places = (("127.0.0.1", os.getpid()),)
+
+    def __init__(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self._sender = RankSender()
+        self._weights = weights
+
+    def call(self, method: str, *arguments: Any) -> Handle[Any]:
+        assert method == "publish"
+        action, *more = json.loads(json.dumps(arguments))
+        if action == "open":
+            more = [self._weights, *more[2:]]
+        handle: Handle[Any] = Handle()
+        try:
+            handle.set_result(json.loads(json.dumps(getattr(self._sender, action)(*more))))
+        except Exception as error:  # noqa: BLE001  the handle raises it
+            handle.set_exception(error)
+        return handle
+
+    aside = call
+
+
 class FakeGroup:
     """RankCalls, each answered before it returns."""
+
+    places = (("127.0.0.1", os.getpid()),)
 
     def __init__(self, recipe: Recipe, choices: Choices) -> None:
         self.worker = RankWorker(recipe.dump(), choices)

@@ -80,6 +80,8 @@ for line in sys.stdin:
         value = bool(asleep) or behaviour == "stays_asleep"
     if message["do"] == "score":
         value = [[0.0] + [-1.0 - weights] * (len(one) - 1) for one in message["sequences"]]
+    if message["do"] == "load_adapter" and not stale:
+        weights = message["version"]
     if message["do"] == "start_weights":
         arrived = []
     if message["do"] == "load_weights":

@@ -84,21 +84,27 @@ def test_turns_and_a_chat_server_do_not_go_together() -> None:
                 parse_recipe(raw)
 
 
+def test_a_transport_that_nothing_would_take_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"in processes of their own .* this one has none"):
+        recipe(transport="memory")
+    assert recipe(type="vllm", transport="ipc").rollout.transport == "ipc"
+    workers = {"type": "ray", "rollout": {"workers": 1}}
+    rollout = {"transport": "broadcast", "max_new_tokens": 8}
+    behind = parse_recipe({**BASE, "rollout": rollout, "cluster": workers})
+    assert behind.rollout.transport == "broadcast"
+
+
 @pytest.mark.parametrize(
-    ("sections", "told"),
+    ("model", "told"),
     [
-        ({}, "this engine has no processes"),
-        (
-            {"rollout": {"type": "vllm"}, "cluster": {"type": "ray", "rollout": {"workers": 1}}},
-            "rollout workers get weights by Ray",
-        ),
+        ({}, "and it has none"),
+        ({"lora": {}, "quantize": "4bit"}, 'model.quantize = "4bit": vLLM would apply it to other'),
     ],
 )
-def test_a_transport_that_nothing_would_take_is_refused(
-    sections: dict[str, Any], told: str
-) -> None:
-    rollout = {"transport": "memory", "max_new_tokens": 8, **sections.get("rollout", {})}
+def test_an_adapter_that_vllm_could_not_apply_is_refused(model: dict[str, Any], told: str) -> None:
+    rollout = {"type": "vllm", "max_new_tokens": 8, "vllm": {"lora": "adapter"}}
     with pytest.raises(UsageError, match=told):
-        parse_recipe({**BASE, **sections, "rollout": rollout})
-    beside = recipe(type="vllm", transport="ipc")
-    assert beside.rollout.transport == "ipc"
+        parse_recipe({**BASE, "model": {**BASE["model"], **model}, "rollout": rollout})
+    adapted = {**BASE, "model": {**BASE["model"], "lora": {}}}
+    assert parse_recipe({**adapted, "rollout": rollout}).rollout.sends_adapter
+    assert not parse_recipe({**adapted, "rollout": {"max_new_tokens": 8}}).rollout.sends_adapter

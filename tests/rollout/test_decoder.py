@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.weights import take_over
 from postgrad.layout.blocks import plan_blocks
 from postgrad.models.decoder import (
     ALIGNED,
@@ -15,7 +16,7 @@ from postgrad.models.decoder import (
 )
 from postgrad.models.linear import in_order, project
 from postgrad.models.tree import TreeAttention
-from postgrad.rollout.engine import Request, generate, take_over
+from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.local import engine as engine_module
 from postgrad.rollout.local.cache import Decoding
 from postgrad.rollout.local.engine import LocalEngine

@@ -16,7 +16,6 @@ from postgrad.fleet import members
 from postgrad.fleet.engines import EngineWorker
 from postgrad.fleet.ranked import RankedFleet
 from postgrad.observe.console import Console
-from postgrad.rollout.transport.parcel import WeightManifest
 from postgrad.training.start import train
 
 CLUSTER = {
@@ -43,29 +42,13 @@ class Worker:
     def __init__(self, title: str, worker: str, arguments: Sequence[Any], *more: Any) -> None:
         recipe, choices = arguments
         self._worker = EngineWorker(recipe, replace(choices, device="cpu"))
-        self._loads: list[Any] = []
 
     def call(self, method: str, *arguments: Any) -> Handle[Any]:
-        if method == "load_weights":  # waits for what is sent
-            handle: Handle[Any] = Handle()
-            self._loads.append((handle, arguments))
-            return handle
         if method == "build":
             path, choices, *sizes = arguments
             built = self._worker.build(path, replace(choices, device="cpu"), *sizes)
             return done(replace(built, device=choices.device))
         return done(getattr(self._worker, method)(*arguments))
-
-    def aside(self, method: str, *arguments: Any) -> Handle[Any]:
-        getattr(self._worker, method)(*arguments)
-        if isinstance(arguments[0], WeightManifest):  # the last that is sent
-            handle, version = self._loads.pop()
-            self._worker.load_weights(*version)
-            handle.set_result(None)
-        return done(None)
-
-    def stored(self, value: Any) -> Any:
-        return value
 
     def description(self) -> str:
         return "a rollout worker"

@@ -359,4 +359,54 @@ def test_samples_ahead_are_neither_lost_nor_doubled_by_a_kill_and_replay_to_the_
     first, second = fingerprint(run), fingerprint(Path(again.run_dir))
     for name in ("policy.weights.safetensors", "policy.optimizer.safetensors"):
         assert first[name] == second[name]
+
+
+ADAPTED: dict[str, Any] = {
+    **RUN,
+    "model": {**MODEL, "lora": {"rank": 4, "alpha": 16}},
+    "learner": {"lr": 0.03},
+    "rollout": {"type": "vllm", "vllm": {"lora": "adapter"}},
+}
+
+
+def of_an_adapter(recipe: Any) -> int:
+    """Bytes of the adapter on all linear layers of MODEL's decoder, in float32."""
+    init, rank = MODEL["init"], 4
+    hidden, inside = init["hidden_size"], init["intermediate_size"]
+    query, key = 64, 32  # widths: two heads and one of 32
+    pairs = [(hidden, query), (hidden, key), (hidden, key), (query, hidden)]
+    pairs += [(hidden, inside), (hidden, inside), (inside, hidden)]
+    return 4 * rank * init["num_hidden_layers"] * sum(sum(pair) for pair in pairs)
+
+
+@pytest.mark.parametrize("cluster", [None, {"type": "ray", "rollout": {"workers": 1}}])
+def test_an_adapter_is_sent_alone_and_samples_are_the_policys(cluster, make_recipe, console):
+    placed = {} if cluster is None else {"cluster": {**cluster, "start_seconds": 600.0}}
+    recipe = make_recipe("rl", **ADAPTED, **placed)
+    before = left_behind()
+    train(recipe.model_copy(update={"steps": 2}), console)
+    metrics = by_step(recipe)
+    assert len(metrics) == 2
+    for one in metrics:
+        assert one["sentinel/publish_difference"] < 1e-4
+        assert one["sentinel/policy_moved"] > 1e-2
+        assert one["publish/bytes"] == pytest.approx(of_an_adapter(recipe), rel=0.01)
+        assert one["publish/by_file" if cluster is None else "publish/by_memory"] == 1.0
+    assert left_behind() == before
+
+
+def test_an_adapter_that_vllm_does_not_read_again_is_caught(
+    make_recipe, console, monkeypatch, tmp_path
+):
+    """vLLM takes an adapter of a known number for one that it has, unless it is told."""
+    package = tmp_path / "postgrad"
+    shutil.copytree(Path(postgrad.__file__).parent, package)
+    child = package / "rollout" / "vllm" / "child.py"
+    text = child.read_text("utf-8")
+    broken = text.replace("load_inplace=True", "load_inplace=False")
+    assert broken != text
+    child.write_text(broken, "utf-8")
+    monkeypatch.setattr(process, "ENTRY", child.parent / "entry.py")
+    with pytest.raises(RunError, match=r"does not have the policy's weights"):
+        train(make_recipe("rl", **ADAPTED), console)
     assert processes() == []

@@ -97,12 +97,6 @@ class Workers:
         """As `call`, but at once, beside a call that is under way: for files."""
         return self._submit("aside", method, arguments)
 
-    def stored(self, value: Any) -> Any:
-        """An argument for calls of several groups that is sent to the cluster's store once."""
-        import ray
-
-        return ray.put(value)
-
     def description(self) -> str:
         """How many processes there are, with pid and machine of each, for logs."""
         where = (
@@ -324,12 +318,12 @@ class _Worker:
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
         self._thread = threading.get_ident()
         try:
-            return getattr(self._object, method)(*map(_fetched, arguments))
+            return getattr(self._object, method)(*arguments)
         finally:
             self._thread = None
 
     def aside(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        return getattr(self._object, method)(*map(_fetched, arguments))
+        return getattr(self._object, method)(*arguments)
 
     aside.__ray_concurrency_group__ = "aside"  # pyright: ignore[reportFunctionMemberAccess]
 
@@ -337,13 +331,6 @@ class _Worker:
         return pulse_of(self._thread)
 
     pulse.__ray_concurrency_group__ = "pulse"  # pyright: ignore[reportFunctionMemberAccess]
-
-
-def _fetched(argument: Any) -> Any:
-    """An argument of a call; one of `Workers.stored` is fetched from the cluster's store."""
-    import ray
-
-    return ray.get(argument) if isinstance(argument, ray.ObjectRef) else argument
 
 
 def _side_by_side(addresses: Sequence[str]) -> list[int]:

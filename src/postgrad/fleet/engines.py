@@ -15,11 +15,12 @@ from torch import nn
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
 from postgrad.fleet.choices import Choices
-from postgrad.fleet.parcels import ArrivingWeights, HandedParcel
+from postgrad.fleet.receiving import WorkerWeights
 from postgrad.models.files import is_adapter
 from postgrad.models.four_bits import in_four_bits, twin
 from postgrad.models.load import load_model, load_tokenizer
 from postgrad.models.rope import require_length
+from postgrad.models.settings import LoraSettings
 from postgrad.parallel.device import compute_dtype
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
@@ -31,7 +32,6 @@ from postgrad.rollout.local.prompts import layer_shapes
 from postgrad.rollout.openai.engine import OpenAIEngine
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.stats import EngineSums
-from postgrad.rollout.transport.parcel import WeightManifest
 from postgrad.rollout.vllm import start as vllm
 from postgrad.rollout.vllm.engine import VLLMEngine
 from postgrad.rollout.vllm.process import interpreter
@@ -67,6 +67,7 @@ def build_engine(
     borrows: bool = False,
     policy: nn.Module | None = None,
     beside_learner: bool = False,
+    lora: LoraSettings | None = None,
 ) -> tuple[Engine, Choices]:
     """The engine with the weights of `path` (a server has its own), closed with `stack`, and the
     choices with its sizes.
@@ -74,14 +75,17 @@ def build_engine(
     sequences: how many are sampled at once; max_len: tokens of the longest. logs: see
     rollout.vllm.start. borrows: see LocalEngine. policy: the model that is trained, where it is in
     this process: the built-in engine may read its weights, see shares_weights. beside_learner: a
-    learner works on this process's first GPU.
+    learner works on this process's first GPU. lora: of the policy's adapter.
     """
     sizes = {"sequences": sequences, "max_len": max_len}
     if settings.type == "local":
         shared = policy if policy is not None and shares_weights(policy, choices) else None
         return _local(settings, path, choices, **sizes, borrows=borrows, shared=shared)
     if settings.type == "vllm":
-        return _vllm(settings, path, choices, stack, logs, **sizes, beside_learner=beside_learner)
+        adapter = lora if settings.sends_adapter else None
+        return _vllm(
+            settings, path, choices, stack, logs, adapter, **sizes, beside_learner=beside_learner
+        )
     model = settings.openai.model or split_revision(path)[0]
     server = OpenAIEngine(settings.openai, model, load_tokenizer(path))
     stack.callback(server.close)
@@ -154,6 +158,7 @@ def _vllm(
     choices: Choices,
     stack: ExitStack,
     logs: Path | None,
+    adapter: LoraSettings | None,
     *,
     sequences: int,
     max_len: int,
@@ -169,7 +174,7 @@ def _vllm(
     engine = vllm.start(
         path,
         settings,
-        vllm.read_model(path, dtype, max_len),
+        vllm.read_model(path, dtype, max_len, adapter),
         sizes,
         device=device,
         threads=choices.threads,
@@ -198,12 +203,11 @@ class EngineWorker:
         loaded = recipe_from_json(dict(recipe))
         settings = loaded.rollout_settings
         assert settings is not None  # only jobs that sample have engines
-        # what arrives lies in this process's memory, and goes on to vLLM's processes from there
-        self._settings = settings.model_copy(update={"transport": "memory"})
+        self._settings = settings
         self._workers = max(1, loaded.cluster.engines(loaded.learner.ranks))  # share the tickets
         self._beside_learner = loaded.cluster.policy.colocate is not None
-        self._arriving = ArrivingWeights()
-        choices.apply()
+        self._lora = loaded.model.lora
+        self._device = choices.apply()
 
     def build(
         self, path: str, choices: Choices, sequences: int, max_len: int, logs: str
@@ -213,10 +217,11 @@ class EngineWorker:
         """
         self._engine, choices = build_engine(
             self._settings, path, choices, ExitStack(), sequences=sequences, max_len=max_len,
-            logs=Path(logs), beside_learner=self._beside_learner,
+            logs=Path(logs), beside_learner=self._beside_learner, lora=self._lora,
         )  # fmt: skip
         if isinstance(self._engine, VLLMEngine):
             self._engine.deal_every(self._workers)
+        self._weights = WorkerWeights(self._engine, self._device)
         return choices
 
     def turn(self, requests: Sequence[Request]) -> tuple[list[Completion], EngineSums]:
@@ -233,13 +238,9 @@ class EngineWorker:
             self.turn(requests)
         return self.turn(turns[-1])
 
-    def send(self, arrived: HandedParcel | WeightManifest | None) -> None:
-        """The next weights for `load_weights`, which waits for them: ArrivingWeights.put."""
-        self._arriving.put(arrived)
-
-    def load_weights(self, version: int) -> None:
-        """Engine.load_weights, of what `send` brings."""
-        self._engine.load_weights(self._arriving, version)
+    def publish(self, action: str, *arguments: Any) -> Any:
+        """A step of a publish from ranks: a method of WorkerWeights."""
+        return getattr(self._weights, action)(*arguments)
 
     def logprobs(
         self, sequences: Sequence[NDArray[np.int32]], temperature: float

@@ -204,7 +204,7 @@ class LocalFleet:
             settings, path, self._site.choices, stack,
             sequences=sequences, max_len=max_len, logs=self._logs, borrows=True,
             policy=self._policy.backbone.lm if self._ranks.size == 1 else None,
-            beside_learner=True,
+            beside_learner=True, lora=self._site.recipe.model.lora,
         )  # fmt: skip
         return engine
 

@@ -1,19 +1,18 @@
 """The processes of a shared engine: how each is started, and what it was asked."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from postgrad.cluster.connection import Reservation
 from postgrad.cluster.workers import Workers
 from postgrad.core.process import Handle
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.engines import WORKER
-from postgrad.learner.protocols import PolicyRole
+from postgrad.fleet.remote import RankedRole, RankedWeights
 from postgrad.observe.sinks import Logs
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.engine import Completion, Request
@@ -22,7 +21,6 @@ from postgrad.rollout.stats import SHARED, EngineStats, EngineSums, engine_metri
 TITLE = "rollout worker"
 ROLLOUT = "rollout"  # the role of [cluster] whose places rollout workers take
 NOTHING: EngineSums = EngineStats().rows()
-Weights = Iterable[tuple[str, Tensor]]
 TurnAnswer = tuple[list[Completion], EngineSums]  # and the process's sums so far
 
 
@@ -33,7 +31,7 @@ class EngineSite:
     recipe: Recipe
     choices: Choices  # gain the sizes of the first engine, which the others take
     reservation: Reservation
-    policy: PolicyRole | None  # None where nothing is published
+    policy: RankedRole | None  # None where nothing is published
     logs: Logs
     folder: Path  # of the run
     path: str  # of the model that the engines begin with
@@ -63,10 +61,14 @@ class EngineSite:
         """The policy's weights of now have been sent to all engines."""
         self.published = None if self.policy is None else self.policy.updates
 
-    def weights(self) -> Weights | None:
+    def weights(self) -> RankedWeights | None:
         """The policy's weights as they were published; None where it has learned since."""
         policy = self.policy
-        return None if policy is None or policy.updates != self.published else policy.hub_weights()
+        if policy is None or policy.updates != self.published:
+            return None
+        rollout = self.recipe.rollout_settings
+        alone = rollout is not None and rollout.sends_adapter
+        return policy.adapter_weights() if alone else policy.hub_weights()
 
 
 @dataclass(slots=True)

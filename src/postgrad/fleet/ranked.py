@@ -134,7 +134,7 @@ class RankedFleet:
         require_trainable(settings)
         engine, self._site.choices = build_engine(
             settings, path, self._site.choices, stack,
-            sequences=sequences, max_len=max_len, logs=self._folder,
+            sequences=sequences, max_len=max_len, logs=self._folder, lora=recipe.model.lora,
         )  # fmt: skip
         return engine
 
@@ -167,9 +167,12 @@ class RankedFleet:
         site.choices = engines.choices
         dtype = site.choices.rollout_dtype
         assert dtype is not None  # of every job that answers
-        assert recipe.rollout_settings is not None
-        exact, most = recipe.rollout_settings.type == "local", recipe.cluster.max_restarts
-        engine = SharedEngine(engines, members, dtype, exact=exact, most=most)
+        settings = recipe.rollout_settings
+        assert settings is not None
+        exact, most = settings.type == "local", recipe.cluster.max_restarts
+        on_card = settings.transport == "ipc" and settings.sends_adapter  # which goes by the host
+        transport = "auto" if on_card else settings.transport
+        engine = SharedEngine(engines, members, dtype, exact=exact, most=most, transport=transport)
         session.keep(engine, site.choices)
         for number, workers in enumerate(members):
             self._log_placed(number, workers)

@@ -1,6 +1,6 @@
 """Roles on ranks of a cluster: each call goes to every rank, and rank 0 answers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,11 @@ from postgrad.models.settings import LoraSettings
 
 class RankCalls(Protocol):
     """Calls that go to every rank of a group, in one order; rank 0 answers."""
+
+    @property
+    def places(self) -> Sequence[tuple[str, int]]:
+        """Of each rank: its machine's address, its pid."""
+        ...
 
     def call(self, method: str, *arguments: Any) -> Handle[Any]: ...
 
@@ -74,12 +79,13 @@ class RankedRole:
     def weights(self) -> Mapping[str, Tensor]:
         return self.tensors()[f"{self._role}.weights"]
 
-    def hub_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Learns.hub_weights: some at a time."""
-        first = True
-        while some := self._group.call("send", self._role, first).result():
-            yield from some
-            first = False
+    def hub_weights(self) -> "RankedWeights":
+        """Learns.hub_weights: they stay on the ranks until somebody iterates over them."""
+        return RankedWeights(self._group, self._role)
+
+    def adapter_weights(self) -> "RankedWeights":
+        """Learns.adapter_weights, on the ranks as those of `hub_weights`."""
+        return RankedWeights(self._group, self._role, adapter=True)
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """Changes.tensors: they stay on the ranks until one is asked for."""
@@ -95,6 +101,23 @@ class RankedRole:
     def load(self, read: Read) -> None:
         """Changes.load: every rank reads its parts."""
         self._group.call("load", self._role, read).result()
+
+
+class RankedWeights(Iterable[tuple[str, Tensor]]):
+    """The whole weights of a role on ranks, or of its adapter: sent from there to rollout workers
+    (publishing.py), or iterated over here, some at a time, for an engine in this process.
+    """
+
+    def __init__(self, group: RankCalls, role: str, *, adapter: bool = False) -> None:
+        self.group = group
+        self.role = role
+        self.adapter = adapter
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        first = True
+        while some := self.group.call("send", self.role, first, self.adapter).result():
+            yield from some
+            first = False
 
 
 class _OnRanks(Divided):

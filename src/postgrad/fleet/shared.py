@@ -13,7 +13,6 @@ any. A sample is taken once.
 
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -24,21 +23,14 @@ from postgrad.cluster.workers import Workers
 from postgrad.core.errors import RunError, WorkerLost
 from postgrad.core.process import Handle
 from postgrad.core.records import Logprobs
-from postgrad.fleet.members import (
-    NOTHING,
-    TITLE,
-    EngineSite,
-    Member,
-    SharedStats,
-    TurnAnswer,
-    Weights,
-)
-from postgrad.fleet.parcels import Handover
-from postgrad.learner.protocols import PolicyRole
+from postgrad.fleet.members import NOTHING, TITLE, EngineSite, Member, SharedStats, TurnAnswer
+from postgrad.fleet.publishing import RankPublisher
+from postgrad.fleet.remote import RankedRole, RankedWeights
 from postgrad.observe.sinks import Logs
 from postgrad.rollout.agreement import agreed
-from postgrad.rollout.engine import Completion, Request, Sent
+from postgrad.rollout.engine import Completion, Request, Sent, WeightHandover
 from postgrad.rollout.stats import SUMMED, EngineStats
+from postgrad.rollout.transport.route import Stated
 
 Probe = tuple[Sequence[NDArray[np.int32]], float, list[Logprobs]]
 
@@ -47,10 +39,18 @@ class SharedEngine:
     """The Engine protocol over processes with one engine each, all with the same weights."""
 
     def __init__(
-        self, site: EngineSite, members: Sequence[Workers], dtype: str, *, exact: bool, most: int
+        self,
+        site: EngineSite,
+        members: Sequence[Workers],
+        dtype: str,
+        *,
+        exact: bool,
+        most: int,
+        transport: Stated = "auto",
     ) -> None:
         """dtype: what the engines compute in. exact: an engine that repeats its turns gives the
         same bits. most: how often a process may be lost in a row (cluster.max_restarts).
+        transport: rollout.transport.
         """
         self._site = site
         self._members = [Member(number, workers) for number, workers in enumerate(members)]
@@ -64,6 +64,8 @@ class SharedEngine:
         self._starter = ThreadPoolExecutor(len(members), TITLE)
         self._closed = False
         self._interrupted = False
+        self._transport: Stated = transport
+        self._publisher = self._new_publisher()
 
     def submit(self, request: Request) -> None:
         """Engine.submit. A request that is too long is refused by `completed`."""
@@ -94,8 +96,8 @@ class SharedEngine:
                 self._count()
                 return sorted(completions, key=lambda c: (c.ticket, c.sample, c.turn))
 
-    def load_weights(self, weights: Weights, version: int) -> Sent:
-        """Engine.load_weights: every process gets all of them, some at a time."""
+    def load_weights(self, weights: WeightHandover, version: int) -> Sent:
+        """Engine.load_weights: ranks send all of them to every process."""
         self._join()
         self._probe = None
         for member in self._members:
@@ -143,6 +145,7 @@ class SharedEngine:
         where none is left that has weights.
         """
         self._site.logs, self._site.policy, self._site.published = logs, None, None
+        self._publisher = self._new_publisher()  # its ways lead to ranks that have ended
         for member in self._members:
             member.take_back()
             if member.asked is not None:
@@ -156,7 +159,7 @@ class SharedEngine:
         self.rest()
         return any(member.serves for member in self._members)
 
-    def go_on(self, policy: PolicyRole | None) -> dict[int, Workers]:
+    def go_on(self, policy: RankedRole | None) -> dict[int, Workers]:
         """Ends a pause. policy: whose weights are published next; the engine has older ones until
         then. Returns the processes that stayed, by number.
         """
@@ -211,6 +214,12 @@ class SharedEngine:
         others = [other for other in self._members if other.serves]
         others = others or [other for other in self._members if other.starting is not None]
         return others[ticket % len(others)] if others else member
+
+    def _new_publisher(self) -> RankPublisher:
+        return RankPublisher(self._transport, self._dtype, self._lose_engine)
+
+    def _lose_engine(self, number: int, error: RunError) -> None:
+        self._lose(self._members[number], error)
 
     def _lose(self, member: Member, error: Exception) -> None:
         """A process was lost, or could not be started again. Raises RunError where none is left."""
@@ -273,7 +282,7 @@ class SharedEngine:
             if weights is None:
                 self._wait_for_weights(member)
             else:
-                self._send([member], weights, self._version)
+                self._send([member], WeightHandover(weights), self._version)
         if not member.serves:
             return
         try:
@@ -289,6 +298,7 @@ class SharedEngine:
             engine=member.number,
             places=workers.places,
             version=self._version,
+            way=self._publisher.routes[member.number].way if self._version is not None else None,
         )
 
     def _wait_for_weights(self, member: Member) -> None:
@@ -304,45 +314,16 @@ class SharedEngine:
             logprobs = workers.call("logprobs", sequences, temperature).result()
             agreed([expected, logprobs], self._dtype, TITLE)
 
-    def _send(self, members: Sequence[Member], weights: Weights, version: int) -> Sent:
-        """Loads weights into some processes; one that dies meanwhile is lost alone."""
-        loading: dict[int, Handle[None]] = {}
+    def _send(self, members: Sequence[Member], weights: WeightHandover, version: int) -> Sent:
+        """Ranks send weights to some processes; one that dies meanwhile is lost alone."""
+        if not isinstance(weights.weights, RankedWeights):
+            raise RunError(f"a {TITLE} takes weights from ranks alone")
+        engines = {m.number: m.workers for m in members if m.workers is not None}
+        sent = self._publisher.send(weights.weights, engines, version, weights.after)
         for member in members:
-            loading[member.number] = _called(member, "load_weights", version)
-        handover = Handover(weights, self._dtype)
-        try:
-            for portion in handover:
-                self._deliver(portion, loading)
-        except BaseException:
-            self._deliver(None, loading)  # nobody waits for the rest
-            raise
-        for number, handle in loading.items():
-            member = self._members[number]
-            try:
-                handle.result()
-            except WorkerLost as error:
-                self._lose(member, error)
-            else:
+            if member.workers is not None and member.workers is engines.get(member.number):
                 member.absent = False
-        return handover.account()
-
-    def _deliver(self, portion: object, loading: dict[int, Handle[None]]) -> None:
-        """Sends a portion of the weights to the processes that still load."""
-        live = [
-            (handle, workers)
-            for number, handle in loading.items()
-            if not handle.done() and (workers := self._members[number].workers) is not None
-        ]
-        if not live:
-            return
-        stored = portion if portion is None else live[0][1].stored(portion)
-        handles: list[Handle[None]] = []
-        for _, workers in live:
-            with suppress(RunError):  # its load says what was behind it, when all is sent
-                handles.append(workers.aside("send", stored))
-        for handle in handles:
-            with suppress(RunError):
-                handle.result()
+        return sent
 
     def _of_all(self, method: str, *arguments: object) -> list[list[Logprobs]]:
         """The results of a call to every process that serves; one that dies is lost alone."""

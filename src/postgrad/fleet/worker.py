@@ -21,6 +21,7 @@ from postgrad.core.batch import BatchGeometry
 from postgrad.core.files import sync_file
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.local import LocalFleet
+from postgrad.fleet.sending import RankSender
 from postgrad.learner.optimizer import UPDATES
 from postgrad.parallel.ranks import ALONE, Grid, Ranks
 from postgrad.parallel.sharding import WHOLE, TensorPiece, whole_tensor
@@ -48,6 +49,7 @@ class RankWorker:
         self._fleet = LocalFleet(self._site)
         self._kept: dict[str, Mapping[str, Tensor]] = {}  # by stem, until it is written
         self._sending: Iterator[tuple[str, Tensor]] = iter(())
+        self._sender = RankSender(device=choices.device)
 
     def join(self, rank: int, size: int, address: str, device: str, limit_seconds: float) -> None:
         """Meets the other ranks, and sees that all of them are of one run."""
@@ -60,6 +62,7 @@ class RankWorker:
         ranks.require_same("the recipe (its SHA-256)", hashlib.sha256(recipe).hexdigest())
         ranks.require_same("torch", torch.__version__)
         self._ranks, self._fleet = ranks, LocalFleet(self._site, ranks)
+        self._sender = RankSender(ranks, device)
 
     def load_role(
         self, method: str, geometry: BatchGeometry, arguments: Sequence[Any]
@@ -114,10 +117,12 @@ class RankWorker:
         tensor = whole_tensor(part, self._piece(role, name), self._ranks)
         return tensor.cpu() if self._ranks.rank == 0 else None
 
-    def send(self, role: str, first: bool) -> list[tuple[str, Tensor]]:
-        """The next of a role's whole weights by hub name, some SENT_BYTES; none: that was all."""
+    def send(self, role: str, first: bool, adapter: bool) -> list[tuple[str, Tensor]]:
+        """The next of a role's whole weights by hub name, or of its adapter's, some SENT_BYTES;
+        none: that was all.
+        """
         if first:
-            self._sending = self._fleet.roles[role].hub_weights()
+            self._sending = self._to_send(role, adapter)
         portion: list[tuple[str, Tensor]] = []
         held = 0
         for name, tensor in self._sending:
@@ -127,6 +132,24 @@ class RankWorker:
             if held >= SENT_BYTES:
                 break
         return portion
+
+    def publish(self, action: str, *arguments: Any) -> Any:
+        """A step of a publish to rollout workers: a method of RankSender. That of a publish's begin
+        names a role.
+        """
+        if action == "open":
+            role, adapter, *more = arguments
+            arguments = (self._to_send(role, adapter), *more)
+        with self._ranks.doing(f"publish ({action})"):
+            return getattr(self._sender, action)(*arguments)
+
+    def _to_send(self, role: str, adapter: bool) -> Iterator[tuple[str, Tensor]]:
+        weights = self._fleet.roles[role]
+        return weights.adapter_weights() if adapter else weights.hub_weights()
+
+    def drop_engine(self, engine: int) -> None:
+        """Beside a step of a publish: nothing more is sent to this engine."""
+        self._sender.drop(engine)
 
     def keep(self, role: str, stem: str) -> None:
         """Copies the tensors of a stem to the CPU, to be written later."""

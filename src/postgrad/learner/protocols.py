@@ -1,6 +1,6 @@
 """Roles as the loop calls them: in this process, or on a group of ranks behind a cluster."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -72,8 +72,12 @@ class Learns(Changes, Protocol):
         """The trained weights, float32, by hub name, or by PEFT's name where it is an adapter."""
         ...
 
-    def hub_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def hub_weights(self) -> Iterable[tuple[str, Tensor]]:
         """All weights of the model by hub name, an adapter merged into them."""
+        ...
+
+    def adapter_weights(self) -> Iterable[tuple[str, Tensor]]:
+        """The weights of its adapter, which it has, float32, by PEFT's names."""
         ...
 
 

@@ -214,14 +214,25 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         """All weights of the model, whole, by hub name; an adapter is merged one matrix at a time.
         All ranks have to iterate over all of them together.
         """
-        adapter, optimizer = self.backbone.adapter, self.optimizer
+        adapter = self.backbone.adapter
         if adapter is not None:
             ranks = self.backbone.ranks
             parts = adapter.hub_weights()
             return ((name, assembled(name, tensor, ranks)) for name, tensor in parts)
+        return self._whole_weights()
+
+    def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The adapter's weights, whole, float32, by PEFT's names. All ranks have to iterate over
+        all of them together.
+        """
+        assert self.backbone.adapter is not None  # of a policy with [model.lora]
+        return self._whole_weights()
+
+    def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The trained weights, each whole on every rank."""
+        pieces, ranks = self.optimizer.pieces, self.backbone.ranks
         return (
-            (name, whole_tensor(part, optimizer.pieces[name], self.backbone.ranks))
-            for name, part in self.weights().items()
+            (name, whole_tensor(part, pieces[name], ranks)) for name, part in self.weights().items()
         )
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:

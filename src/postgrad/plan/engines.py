@@ -16,11 +16,12 @@ from postgrad.plan.hardware import Device, Hardware
 from postgrad.plan.held import MemoryLine, MemoryPhase, always, awake, expanded
 from postgrad.plan.passes import Passes
 from postgrad.plan.reserved import VLLM
-from postgrad.plan.roles import PlannedRole, adapted_layers
+from postgrad.plan.roles import PlannedRole, adapted_layers, adapter_parameters
 from postgrad.plan.sizes import engine_sequences, width
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.budget import MAX_SLOTS, EngineSizes, choose_sizes, places_for
 from postgrad.rollout.settings import RolloutSettings
+from postgrad.rollout.vllm.protocol import lora_room
 
 ENGINE = "engine"  # the role of lines of engines
 # Of a vLLM engine: tokens of its largest forward pass (max_num_batched_tokens, its default for all
@@ -110,7 +111,7 @@ class VLLMShare:
     """What a vLLM process takes of one card: its share, and what that is divided into."""
 
     share: int  # bytes: memory_fraction of the card
-    weights: int
+    weights: int  # with the room for an adapter that it applies by itself
     activations: int  # of its largest pass
     sequence: int  # cache of the longest sequence
     token_bytes: float  # of the cache, of one token
@@ -128,7 +129,7 @@ class VLLMShare:
         token_bytes = shape.cache_bytes_per_token(b) / min(each, shape.kv_heads)
         return cls(
             share=int(rollout.vllm.memory_fraction * device.memory_bytes),
-            weights=shape.parameters() * b // each,
+            weights=shape.parameters() * b // each + _adapter_room(rollout, policy, b),
             activations=max(hidden, logits),
             sequence=int(places_for(longest) * token_bytes),
             token_bytes=token_bytes,
@@ -160,6 +161,17 @@ class VLLMShare:
             f"{self.activations / 1e9:.1f} of a forward pass and {self.sequence / 1e9:.1f} of a "
             f"sequence's cache: {change}"
         )
+
+
+def _adapter_room(rollout: RolloutSettings, policy: PlannedRole, b: int) -> int:
+    """Bytes that vLLM keeps on each card for the one adapter that it applies: of the next rank that
+    it has room for.
+    """
+    lora = policy.model.lora
+    if lora is None or not rollout.sends_adapter:
+        return 0
+    room = lora.model_copy(update={"rank": lora_room(lora.rank)})
+    return adapter_parameters(policy.shape, room) * b
 
 
 def dealt(sequences: int, answers: int, engines: int) -> int:

@@ -27,6 +27,7 @@ from postgrad.plan.held import (
 )
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.passes import Bytes, Passes
+from postgrad.plan.publishing import publish_lines
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import ALONE, Sharing, Sizes, ahead_bytes, width
 from postgrad.recipe.recipe import Answering, Recipe
@@ -213,7 +214,7 @@ def _of_gpu(
     policy, b = roles[0], width(roles[0].model.dtype, cpu=False)
     sampled = recipe.trains_on_rollouts and recipe.samples_answers and policy.name == "policy"
     yield from reserved.gathering(roles, sharing)
-    yield from reserved.publishing(policy, sharing, b, sampled=sampled)
+    yield from publish_lines(policy, sharing, b, sampled=sampled)
     yield from reserved.workspaces()
     yield from reserved.pages(sharing)
     yield from reserved.holes(passing, roles)

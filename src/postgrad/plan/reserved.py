@@ -12,7 +12,7 @@ from postgrad.plan.activations import FLOAT32
 from postgrad.plan.hardware import Device
 from postgrad.plan.held import PHASES, MemoryLine, MemoryPhase, always, arriving, outside
 from postgrad.plan.passes import LOGITS
-from postgrad.plan.roles import PlannedRole, adapted_layers
+from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import Sharing, width
 
 NCCL = "buffers of NCCL"  # purposes of lines that torch's allocator does not see
@@ -80,26 +80,6 @@ def gathering(roles: Sequence[PlannedRole], sharing: Sharing) -> Iterator[Memory
     reduced = max((FLOAT32 * outside(role) for role in trained if count), default=0)
     left = int(reduced * (1 / sharing.divided + REDUCED_HOLES))
     yield MemoryLine("run", "gradients as they leave", {"update": left})
-
-
-def publishing(
-    policy: PlannedRole, sharing: Sharing, b: int, *, sampled: bool
-) -> Iterator[MemoryLine]:
-    """What a weight takes on its way to the engine: where it is divided, the parts of all ranks and
-    the weight that they make (parallel.sharding.whole_tensor); with an adapter, a matrix and its
-    product of A and B in float32.
-    """
-    if not sampled:
-        return
-    shape, count = policy.shape, 0
-    largest = shape.largest_parameters
-    each = FLOAT32 if policy.model.lora is None else b
-    if sharing.divided > 1 or sharing.tensor > 1:
-        count = int(largest * each * (2 + 1 / max(sharing.divided, sharing.tensor)))
-    if policy.model.lora is not None:
-        matrices = [m * k for m, k in adapted_layers(shape, policy.model.lora)]
-        count = max(count, 2 * FLOAT32 * max(matrices, default=0))
-    yield MemoryLine("run", "weights on their way to the engine", {"save": count})
 
 
 def holes(lines: Sequence[MemoryLine], roles: Sequence[PlannedRole]) -> Iterator[MemoryLine]:

@@ -5,8 +5,8 @@ from math import ceil
 
 from postgrad.core.batch import BatchGeometry
 from postgrad.models.shapes import ModelShape
-from postgrad.plan.costs import HOST_LINK, CostModel
-from postgrad.plan.engines import EnginePlaces, engine_width, shares_weights
+from postgrad.plan.costs import CostModel
+from postgrad.plan.engines import EnginePlaces, engine_width
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import ALONE, Sizes
@@ -180,25 +180,3 @@ class EngineCosts:
         costs, shape, b, each = self.costs, self.policy.shape, self._b, self.places.each
         seconds = costs.reads(held / each) + costs.sends(reduced_bytes(shape, b, each))
         return seconds + costs.products(costs.as_products(shape.flops(1, 2 * seen, 1)), b)
-
-
-def publishing(
-    recipe: RLRecipe, policy: PlannedRole, costs: CostModel, places: EnginePlaces
-) -> float:
-    """Seconds in which engines take the weights of a step. Ranks gather what is divided. In one
-    process, and by CUDA IPC, weights are copied; vLLM beside a learner on one machine gets them
-    over the cards' link; workers behind Ray through the host's memory. costs: of the learner.
-    """
-    cpu, sharing = costs.device.is_cpu, costs.sharing
-    if not places.engines or shares_weights(recipe, policy, cpu=cpu):
-        return 0.0
-    size = policy.shape.parameters() * engine_width(recipe.rollout, policy, cpu=cpu)
-    parts = sharing.divided * sharing.tensor
-    gathered = costs.sends(size * (1 - 1 / parts))
-    copied = costs.reads(2 * size / places.each)
-    if cpu or not places.apart:
-        return gathered + copied
-    workers = recipe.cluster.engines(recipe.learner.ranks)
-    if workers or recipe.rollout.transport == "memory":
-        return gathered + size / HOST_LINK + size / places.each / HOST_LINK + copied
-    return gathered + copied + (0.0 if places.shared_cards else costs.sends(size))

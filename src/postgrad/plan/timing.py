@@ -12,8 +12,9 @@ from postgrad.core.batch import BatchGeometry
 from postgrad.plan.costs import HOST_LINK, HOST_MEMORY, CostModel
 from postgrad.plan.engines import EnginePlaces
 from postgrad.plan.lengths import RowLengths
+from postgrad.plan.publishing import publish_seconds
 from postgrad.plan.roles import PlannedRole
-from postgrad.plan.sampling import EngineCosts, publishing
+from postgrad.plan.sampling import EngineCosts
 from postgrad.plan.sizes import PlannedRanks, Sizes, width
 from postgrad.recipe.placement import overlaps
 from postgrad.recipe.recipe import Recipe, RLRecipe
@@ -107,7 +108,7 @@ def timing(
         engine = EngineCosts.of(recipe, policy, ranks[0].sizes, lengths, costs, places)
         step["sample"] = engine.sampling(geometry) if engine else 0.0
         step |= _reading(recipe, geometry, ranks, samples, costs)
-        step["publish"] = publishing(recipe, policy, costs, places)
+        step["publish"] = publish_seconds(recipe, policy, costs, places)
         staleness, longest = recipe.rollout.max_staleness, engine.longest() if engine else 0.0
     elif ("reference", "model") in recipe.loaded_models:
         there = ranks[-1]

@@ -252,6 +252,7 @@ def engine_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
             f'"{rollout.dtype}": the engine reads the policy\'s weights in four bits and computes '
             "in model.dtype: leave it out",
         )
+    yield from _adapter_alone(recipe)
     workers = recipe.cluster.type != "local" and recipe.cluster.engines(recipe.learner.ranks)
     if rollout.max_staleness and workers:
         yield (
@@ -260,15 +261,29 @@ def engine_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
             "sample at their own pace, so where a step would cut them differs from run to run; "
             "set 0, or leave out cluster.rollout and cluster.policy.colocate",
         )
-    if rollout.transport != "auto" and (workers or rollout.type != "vllm"):
-        where = "rollout workers get weights by Ray" if workers else "this engine has no processes"
+    if rollout.transport != "auto" and not workers and rollout.type != "vllm":
         yield (
             ("rollout", "transport"),
-            f'"{rollout.transport}" is for vLLM beside a learner on one machine, and {where}: '
-            "leave it out",
+            f'"{rollout.transport}" is for engines in processes of their own (vLLM, rollout '
+            "workers), and this one has none: leave it out",
         )
     if rollout.type == "openai":
         yield from _openai(recipe)
+
+
+def _adapter_alone(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    rollout, model = recipe.rollout, recipe.model
+    if rollout.sends_adapter and model.lora is None:
+        yield (
+            ("rollout", "vllm", "lora"),
+            '"adapter" sends the policy\'s adapter, and it has none: give [model.lora]',
+        )
+    elif rollout.sends_adapter and model.quantize != "none":
+        yield (
+            ("rollout", "vllm", "lora"),
+            f'"adapter" beside model.quantize = "{model.quantize}": vLLM would apply it to other '
+            'weights than those that it is trained on: use "merged"',
+        )
 
 
 def _openai(recipe: AnsweringSections) -> Iterator[RecipeProblem]:

@@ -6,8 +6,8 @@ An engine continues token sequences; it knows nothing of environments and reward
 one suite of tests, tests/contracts/test_engines.py.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -128,20 +128,35 @@ class Completion:
 class Sent:
     """The account of a publish."""
 
-    way: str  # of the payloads; "local": the engine took them in the learner's process
+    way: str  # of the payloads; "local": in the learner's process; "gloo+memory": of two engines
     size: int  # bytes of payloads, for each engine
     seconds: float
     fallback: str = ""  # why they did not go the way that these cards could
+    ways: Mapping[str, str] = field(default_factory=dict[str, str])  # by rollout worker
 
     @property
     def metrics(self) -> dict[str, float]:
         """The names and numbers of docs/metrics.md."""
         measured = {
-            "publish/send_seconds": self.seconds,
-            "publish/sent_bytes": float(self.size),
-            f"publish/by_{self.way}": 1.0,
+            "publish/seconds": self.seconds,
+            "publish/bytes": float(self.size),
+            **{f"publish/by_{way}": 1.0 for way in self.way.split("+")},
         }
         return measured | ({"publish/fallback_seconds": self.seconds} if self.fallback else {})
+
+
+class WeightHandover(Iterable[tuple[str, Tensor]]):
+    """The weights of a publish, and what is done once the last was handed over."""
+
+    def __init__(
+        self, weights: Iterable[tuple[str, Tensor]], after: Callable[[], None] = lambda: None
+    ) -> None:
+        self.weights = weights
+        self.after = after
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.weights
+        self.after()
 
 
 class Engine(Protocol):
@@ -157,9 +172,10 @@ class Engine(Protocol):
         """Sample until at least one completion is there; [] where no request is open."""
         ...
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Sent | None:
+    def load_weights(self, weights: WeightHandover, version: int) -> Sent | None:
         """Replace all weights, by their Hugging Face names; later tokens get `version`. Returns the
-        account of what was sent.
+        account of what was sent. An engine to which ranks send them by themselves iterates over
+        none.
 
         Samples in flight continue with the new weights, and their `versions` record where; the
         built-in engine keeps their keys and values of the old weights. Raises RunError where a
@@ -249,23 +265,31 @@ class ExpectedWeights:
             )
 
 
-@torch.no_grad()
-def take_over(lm: nn.Module, weights: Iterable[tuple[str, Tensor]], *, borrow: bool = False) -> int:
-    """Loads all weights into `lm`, in its dtype and on its device; returns their bytes as they
-    came. Raises RunError for one that is missing, unknown or of another shape.
+class WeightIntake:
+    """Takes new weights into `lm`, in its dtype and on its device, in any order.
 
     borrow: a weight that has both already is used without a copy, so a change in place changes
     `lm` too. Parameters that share memory, as a decoder packs some, are copied all the same.
     """
-    expected, size = ExpectedWeights(lm), 0
-    for name, tensor in weights:
-        parameter = expected.parameter(name, tensor.shape)
-        alike = tensor.dtype == parameter.dtype and tensor.device == parameter.device
-        alone = parameter.untyped_storage().nbytes() == parameter.nbytes
-        if borrow and alike and alone and tensor.is_contiguous():
-            parameter.data = tensor.detach()
-        else:
-            parameter.copy_(tensor)
-        size += tensor.nbytes
-    expected.require_all()
-    return size
+
+    def __init__(self, lm: nn.Module, *, borrow: bool = False) -> None:
+        self._expected = ExpectedWeights(lm)
+        self._borrow = borrow
+        self.size = 0  # bytes that came
+
+    @torch.no_grad()
+    def take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Loads some. Raises RunError for one that is unknown or of another shape."""
+        for name, tensor in weights:
+            parameter = self._expected.parameter(name, tensor.shape)
+            alike = tensor.dtype == parameter.dtype and tensor.device == parameter.device
+            alone = parameter.untyped_storage().nbytes() == parameter.nbytes
+            if self._borrow and alike and alone and tensor.is_contiguous():
+                parameter.data = tensor.detach()
+            else:
+                parameter.copy_(tensor)
+            self.size += tensor.nbytes
+
+    def require_all(self) -> None:
+        """Raises RunError where one has not come."""
+        self._expected.require_all()

@@ -55,7 +55,9 @@ class VLLMSettings(Settings):
     the two share a GPU. There weights are dropped and come with the next publish; on GPUs of its
     own an engine keeps them in the host's memory. `seeded`: each sample has a seed of its own, so
     that its tokens do not depend on what is sampled beside it; false: vLLM draws for all rows of a
-    step at once, which is faster, and no run can be repeated.
+    step at once, which is faster, and no run can be repeated. `lora`, with [model.lora]: "merged"
+    sends whole weights with the adapter merged into them after each step, "adapter" the adapter
+    alone, which vLLM applies to the base that it read at its start.
     """
 
     python: str | None = None
@@ -65,6 +67,7 @@ class VLLMSettings(Settings):
     eager: bool | None = None
     sleep: bool | None = None
     seeded: bool = True
+    lora: Literal["merged", "adapter"] = "merged"
     start_seconds: float = Field(default=600.0, gt=0.0)  # until a process can sample
 
 
@@ -127,12 +130,18 @@ class RolloutSettings(SamplingSettings):
     slots: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     cache_tokens: int | None = Field(default=None, ge=16)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    # How weights get to vLLM's processes on the learner's machine. "memory": through the host's
-    # memory. "ipc": on the GPU that learner and engine share. "broadcast": NCCL, on CPUs gloo.
-    # "auto" chooses by where they are, and says so where versions do not allow what the GPUs would.
+    # How weights get from the ranks to vLLM's processes and rollout workers. "memory": through the
+    # memory of a machine that both share. "ipc": on the GPU that both share. "broadcast": NCCL, on
+    # CPUs gloo. "auto" chooses for each engine by where it is, and says so where versions do not
+    # allow what the GPUs would.
     transport: Literal["auto", "memory", "ipc", "broadcast"] = "auto"
     vllm: VLLMSettings = VLLMSettings()
     openai: OpenAISettings = OpenAISettings()
+
+    @property
+    def sends_adapter(self) -> bool:
+        """Whether a publish sends the policy's adapter alone, which vLLM applies by itself."""
+        return self.type == "vllm" and self.vllm.lora == "adapter"
 
     @property
     def stated_slots(self) -> int | None:

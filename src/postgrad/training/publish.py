@@ -5,20 +5,23 @@ SkyRL#1680; vLLM's reload keeps a tied output head), so learner and engine score
 after each one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Logprobs, Sequences
 from postgrad.learner.protocols import PolicyRole
 from postgrad.observe.sentinels.publish import probed
-from postgrad.rollout.engine import Engine, Sent
+from postgrad.rollout.engine import Engine, Sent, WeightHandover
 
 PROBES = 4  # sequences that are scored twice after each publish
 PROBE_TOKENS = 128  # of each: enough to tell weights apart, little enough to cost nothing
+
+
+def unlogged(kind: str, message: str, **fields: object) -> None:
+    """Stands for `Logs.event` where nobody reads events."""
 
 
 class Publisher:
@@ -39,8 +42,16 @@ class Publisher:
         prompts: Sequence[NDArray[np.int32]],
         give_back: Callable[[], None],
         warn: Callable[[str], None] = lambda text: None,
+        *,
+        event: Callable[..., None] = unlogged,
+        adapter: bool = False,
     ) -> None:
-        """prompts: token ids to probe with. give_back: `Run.give_back`. warn: for the console."""
+        """prompts: token ids to probe with. give_back: `Run.give_back`. warn: for the console.
+        event: `Logs.event`. adapter: it is sent alone, to an engine that has the policy's base.
+        """
+        self._adapter = adapter
+        self._event = event
+        self._logged: tuple[str, str, dict[str, str]] = ("", "", {})
         self._warn, self._warned = warn, False
         self._policy = policy
         self._engine = engine
@@ -60,21 +71,29 @@ class Publisher:
         probe's metrics for the sentinel, and those of the way that the weights went.
         """
         self._give_back()
-        sent = self._engine.load_weights(self._weights(), version)
+        # when all were handed over, what gathering them took is given back
+        policy = self._policy
+        weights = policy.adapter_weights() if self._adapter else policy.hub_weights()
+        sent = self._engine.load_weights(WeightHandover(weights, self._give_back), version)
         before, self._before = self._before, self._engines()
         learner = self._policy.logprobs(_scored_everywhere(self._probe)).result()
         self._give_back()
         return probed(before, self._before, list(learner)) | self._account(sent)
 
-    def _weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights; then what gathering them took is given back."""
-        yield from self._policy.hub_weights()
-        self._give_back()
-
     def _account(self, sent: Sent | None) -> dict[str, float]:
-        """The metrics of a publish. The first that did not go the way that it could says so."""
+        """The metrics of a publish. The first that did not go the way that it could says so; a way
+        that is not that of the publish before is logged.
+        """
         if sent is None:
             return {}
+        route = (sent.way, sent.fallback, dict(sent.ways))
+        if route != self._logged:
+            self._logged = route
+            reason = f": {sent.fallback}" if sent.fallback else ""
+            message = f"weights go to the engine by {sent.way}{reason}"
+            self._event(
+                "publish_route", message, way=sent.way, ways=sent.ways, fallback=sent.fallback
+            )
         if sent.fallback and not self._warned:
             self._warned = True
             self._warn(

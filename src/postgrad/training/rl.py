@@ -277,7 +277,9 @@ def assemble(
         max_len=max(recipe.data.max_len, evaluator.max_len if evaluator else 0),
     )
     first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(PROBES)]
-    publish = Publisher(roles.policy, engine, first, run.give_back, run.console.warn)
+    publish = Publisher(
+        roles.policy, engine, first, run.give_back, run.console.warn,
+        event=run.logs.event, adapter=recipe.rollout.sends_adapter)  # fmt: skip
     engine.rest()  # as it does while the policy learns
     readers = [roles.reference, learned and learned.role]
     memory.try_tokens(run, roles.learners, readers)

@@ -96,8 +96,9 @@ def assemble(
             run, path, stack, sequences=evaluator.sequences, max_len=evaluator.max_len
         )
         publish = Publisher(
-            policy, engine, evaluator.probe(PROBES), run.give_back, run.console.warn
-        )
+            policy, engine, evaluator.probe(PROBES), run.give_back, run.console.warn,
+            event=run.logs.event, adapter=recipe.rollout_settings.sends_adapter,
+        )  # fmt: skip
         engine.rest()
     memory.try_tokens(run, [policy])
     algorithm = recipe.algorithm

@@ -69,7 +69,12 @@ def recipe(folder: Path, size: str) -> Any:
                 "n_samples_per_prompt": 2,
                 "micro_train_tokens": sizes["prompts"] * LENGTH,
             },
-            "rollout": {"max_new_tokens": 4, "slots": 32, "cache_tokens": sizes["places"]},
+            "rollout": {
+                "max_new_tokens": 4,
+                "slots": 32,
+                "cache_tokens": sizes["places"],
+                "transport": "memory",
+            },  # the stub has no IPC
             "checkpoint": {"save_steps": sizes["steps"]},
             "cluster": {"type": "ray", "policy": {"colocate": "rollout"}},
         }
@@ -78,6 +83,8 @@ def recipe(folder: Path, size: str) -> Any:
 
 class OnlyRank:
     """`fleet.ranked.RankCalls` of one rank, in this process."""
+
+    places = (("127.0.0.1", 0),)
 
     def __init__(self, recipe: Any, choices: Any, turns: Account) -> None:
         self._worker = RankWorker(recipe.dump(), choices)
@@ -123,9 +130,6 @@ class PipedWorker:
 
     def aside(self, method: str, *arguments: Any) -> Future[Any]:
         return self._send("aside", method, *arguments)
-
-    def stored(self, value: Any) -> Any:
-        return value
 
     def description(self) -> str:
         return "one rollout worker behind a pipe"

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.weights import take_over
 from postgrad.core.errors import RunError
 from postgrad.layout.blocks import plan_blocks
 from postgrad.models.decoder import ModuleDecoder, decoder_of
 from postgrad.models.tree import TreeAttention
-from postgrad.rollout.engine import take_over
 from postgrad.rollout.local.prompts import lay_out_plain
 
 

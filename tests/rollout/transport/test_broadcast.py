@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.weights import take_over
 from postgrad.core.errors import RunError
 from postgrad.core.process import done
-from postgrad.rollout.engine import take_over
 from postgrad.rollout.transport import broadcast
 from postgrad.rollout.transport.broadcast import (
     LOOPBACK,

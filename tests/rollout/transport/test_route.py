@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from postgrad.core.errors import RunError
-from postgrad.rollout.transport.route import Place, choose
+from postgrad.rollout.transport.route import Place, Route, choose
 
 
 def place(
@@ -17,20 +17,46 @@ HOST = place()
 
 
 @pytest.mark.parametrize(
-    ("senders", "receivers", "way"),
+    ("senders", "receivers", "number", "way", "rank"),
     [
-        ([HOST], [HOST, HOST], "memory"),
-        ([HOST], [place(machine="there")], "gloo"),
-        ([place("a")], [HOST], "memory"),
-        ([place("a")], [place("a")], "ipc"),
-        ([place("a"), place("b")], [place("b"), place("a")], "ipc"),
-        ([place("a")], [place("b"), place("c", "there")], "nccl"),
-        ([place("a"), place("b")], [place("c")], "nccl"),
+        ([HOST], [HOST, HOST], 0, "memory", 0),
+        ([HOST, HOST, HOST], [HOST], 4, "memory", 1),
+        ([place(machine="there"), HOST, HOST], [HOST], 0, "memory", 1),
+        ([HOST, HOST], [place(machine="there")], 1, "gloo", 1),
+        ([place("a")], [HOST], 0, "memory", 0),
+        ([place("a")], [place("a")], 0, "ipc", 0),
+        ([place("a"), place("b")], [place("b")], 0, "ipc", 1),
+        ([place("a"), place("b")], [place("c")], 3, "nccl", 1),
+        (
+            [place("a"), place("b", "there")],
+            [place("c", "there"), place("d", "there")],
+            0,
+            "nccl",
+            1,
+        ),
+        ([place("a")], [place("c", "there")], 0, "nccl", 0),
     ],
 )
-def test_the_fastest_way_is_chosen_and_nothing_is_lost(senders, receivers, way) -> None:
-    route = choose("auto", senders, receivers)
-    assert (route.way, route.fallback) == (way, "")
+def test_the_fastest_way_from_the_nearest_rank_is_chosen(
+    senders, receivers, number, way, rank
+) -> None:
+    route = choose("auto", senders, receivers, number)
+    assert (route.way, route.sender, route.fallback) == (way, rank, "")
+
+
+def test_engines_are_shared_out_over_ranks() -> None:
+    ranks = [HOST, HOST, HOST]
+    assert [choose("auto", ranks, [HOST], n).sender for n in range(5)] == [0, 1, 2, 0, 1]
+
+
+def test_ways_that_push_and_ways_on_cards_are_known() -> None:
+    ways = [Route(way) for way in ("memory", "ipc", "nccl", "gloo")]
+    assert [(route.pushes, route.on_card) for route in ways] == [
+        (False, False),
+        (False, True),
+        (True, True),
+        (True, False),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +78,7 @@ def test_what_the_cards_could_and_versions_cannot_is_told(senders, receivers, wa
 @pytest.mark.parametrize(
     ("stated", "senders", "receivers", "message"),
     [
-        ("memory", [HOST], [place(machine="there")], "needs learner and engines on one machine"),
+        ("memory", [HOST], [place(machine="there")], "needs a rank on the machine of each engine"),
         ("ipc", [HOST], [HOST], "needs GPUs"),
         ("ipc", [place("a")], [place("b")], "a card that no rank of the learner has"),
         ("broadcast", [place("a")], [place("a")], "work on one card"),

@@ -11,6 +11,7 @@ import torch
 
 from contracts.conftest import small_model, small_tokenizer
 from helpers.fake_vllm import fake_vllm
+from postgrad.models.settings import LoraSettings
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.vllm import start
 from postgrad.rollout.vllm.engine import Model, VLLMEngine
@@ -25,13 +26,14 @@ def make_engine(tmp_path: Path) -> Iterator[Callable[..., VLLMEngine]]:
     """make_engine(behaviour, ..., level=0): over one process for each behaviour."""
     made: list[VLLMProcess] = []
 
-    def make(*behaviours: str, level: int = 0) -> VLLMEngine:
+    def make(*behaviours: str, level: int = 0, adapter: LoraSettings | None = None) -> VLLMEngine:
         inbox: SimpleQueue[Arrived] = SimpleQueue()
         for number, behaviour in enumerate(behaviours or ("well",)):
             log = tmp_path / f"vllm-{number}.log"
             options = ProcessOptions(fake_vllm(tmp_path, behaviour), 1, None, log)
             made.append(VLLMProcess(number, options, START, inbox))
-        model = Model(small_model(), small_tokenizer(), (1,), torch.float32, START.max_len)
+        sizes = (torch.float32, START.max_len)
+        model = Model(small_model(), small_tokenizer(), (1,), *sizes, adapter)
         engine = VLLMEngine(made, inbox, model, level=level)
         with ExitStack() as ending:
             for process in made:

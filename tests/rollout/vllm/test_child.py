@@ -1,6 +1,8 @@
 """The side of the process, over an engine that is asked as vLLM's is and counts."""
 
+import hashlib
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +37,8 @@ class Counting:
         self.running: dict[str, Any] = {}
         self.cache_emptied = True
         self.asleep: set[str] = set()
+        self.adapters: list[Any] = []  # that requests are computed with
+        self.refused = ""  # the path of an adapter
         self.vllm_config = SimpleNamespace(
             cache_config=SimpleNamespace(num_gpu_blocks=3, block_size=16)
         )
@@ -43,7 +47,12 @@ class Counting:
     def collective_rpc(self, name: str, args: Any = (), kwargs: Any = None) -> None:
         self.calls.append((name, *args, *(kwargs or {}).values()))
 
-    def add_request(self, name: str, prompt: Any, params: Any) -> None:
+    def add_lora(self, request: Any) -> bool:
+        self.calls.append(("lora", request.lora_path, request.load_inplace))
+        return request.lora_path != self.refused
+
+    def add_request(self, name: str, prompt: Any, params: Any, lora_request: Any = None) -> None:
+        self.adapters.append(lora_request and lora_request.lora_path)
         written: list[int] = []
         self.running[name] = (prompt["prompt_token_ids"], params, written)
         self.output_processor.request_states[f"{name}-suffix"] = SimpleNamespace(
@@ -112,6 +121,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Any:
         EngineArgs=lambda **arguments: arguments,
         LLMEngine=SimpleNamespace(from_engine_args=Counting),
         SamplingParams=lambda **params: SimpleNamespace(**params),
+        LoRARequest=lambda load_inplace=False, **named: SimpleNamespace(
+            load_inplace=load_inplace, **named
+        ),
         RequestOutputKind=SimpleNamespace(FINAL_ONLY="final"),
     )
     monkeypatch.setattr(child, "_vllm", lambda module="": fake)
@@ -340,3 +352,54 @@ def test_nothing_is_computed_between_the_start_and_the_end_of_weights(served: An
     for _ in range(9 - before):
         server._step()
     assert told[-1]["versions"] == [*([[0, before]] if before else []), [3, 9 - before]]
+
+
+def adapter_in(folder: Path, version: int) -> dict[str, Any]:
+    """The message of a publish."""
+    path = folder / str(version)
+    path.mkdir()
+    (path / "adapter_model.safetensors").write_bytes(bytes([version]))
+    digest = hashlib.sha256(bytes([version])).hexdigest()
+    named = {"path": str(path), "sha256": digest, "version": version}
+    return {"do": "load_adapter", "call": version, **named}
+
+
+def test_everything_after_a_publish_is_computed_with_the_newest_adapter(
+    served: Any, tmp_path: Path
+) -> None:
+    server, engine, told = served
+    server._do(sample(1))
+    server._step()
+    for version in (4, 5):
+        server._do(adapter_in(tmp_path, version))
+    server._do(sample(2))
+    while engine.has_unfinished_requests():
+        server._step()
+    server._do({"do": "score", "call": 9, "sequences": [[3, 4]], "temperature": 1.0})
+    newest = str(tmp_path / "5")
+    assert engine.adapters == [None, newest, newest]
+    assert [call for call in engine.calls if call[0] == "lora"] == [
+        ("lora", str(tmp_path / "4"), True),
+        ("lora", newest, True),
+    ]
+    assert [one["versions"] for one in told if "versions" in one] == [[[0, 1], [5, 2]], [[5, 3]]]
+
+
+def test_an_adapter_that_is_damaged_or_refused_is_an_error(served: Any, tmp_path: Path) -> None:
+    server, engine, _ = served
+    damaged = adapter_in(tmp_path, 1)
+    (tmp_path / "1" / "adapter_model.safetensors").write_bytes(b"other")
+    with pytest.raises(RuntimeError, match="does not hold the adapter that was sent"):
+        server._do(damaged)
+    refused = adapter_in(tmp_path, 2)
+    engine.refused = refused["path"]
+    with pytest.raises(RuntimeError, match="does not take the adapter"):
+        server._do(refused)
+    assert (server._adapter, server._version) == (None, 0)
+
+
+def test_vllm_has_room_for_the_adapter_that_it_will_get() -> None:
+    told = engine_arguments(replace(START, lora_rank=12, lora_targets=("q_proj",)))
+    assert (told["enable_lora"], told["max_loras"], told["max_lora_rank"]) == (True, 1, 16)
+    assert told["lora_target_modules"] == ["q_proj"]
+    assert "enable_lora" not in engine_arguments(START)

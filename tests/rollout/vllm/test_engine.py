@@ -1,5 +1,6 @@
 """The controller's side of vLLM: requests, weights, scores, and processes that go wrong."""
 
+import hashlib
 import json
 import os
 import signal
@@ -9,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from contracts.conftest import small_model
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.linear import SHAPES_KEPT
+from postgrad.models.settings import LoraSettings
 from postgrad.parallel.device import ALLOCATOR
 from postgrad.rollout.engine import Request, Written, generate
 from postgrad.rollout.settings import SamplingSettings
@@ -406,7 +409,7 @@ def test_a_publish_tells_its_way_its_bytes_and_its_seconds(make_engine):
     sent = make_engine().load_weights(weights(), 1)
     assert (sent.way, sent.fallback) == ("memory", "")
     assert sent.size >= sum(weight.nbytes for _, weight in weights())
-    assert set(sent.metrics) == {"publish/send_seconds", "publish/sent_bytes", "publish/by_memory"}
+    assert set(sent.metrics) == {"publish/seconds", "publish/bytes", "publish/by_memory"}
 
 
 def test_a_parcel_that_was_lost_on_the_way_ends_the_engine(make_engine):
@@ -497,3 +500,39 @@ def test_an_answer_that_goes_on_comes_back_whole_and_ends_at_a_stop_string_over_
     assert (ended.text, ended.finish_reason) == ("deab", "stop")
     assert ended.versions == ((4, 2), (0, 2))
     assert len(ended.logprobs) == 4
+
+
+def adapter(value=0.5):
+    layer = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+    return {f"{layer}A.weight": torch.full((4, 32), value), f"{layer}B.weight": torch.ones(128, 4)}
+
+
+def test_an_adapter_is_a_file_for_each_process_of_which_the_newest_stays(make_engine, tmp_path):
+    lora = LoraSettings(rank=4, alpha=8)
+    engine = make_engine("well", "well", level=1, adapter=lora)
+    engine.rest()
+    for version in (1, 2):
+        sent = engine.load_weights(adapter(float(version)).items(), version)
+    assert (sent.way, sent.size) == ("file", 4 * (4 * 32 + 128 * 4))
+    assert engine.logprobs([np.arange(3)], 1.0)[0].tolist() == [0, -3, -3]
+    for number, process in enumerate(engine._processes):
+        (folder,) = process.folder.glob("adapter-*")
+        told = [one for one in said(tmp_path, number) if one["do"] == "load_adapter"][-1]
+        file = folder / "adapter_model.safetensors"
+        assert (told["path"], told["version"]) == (str(folder), 2)
+        assert told["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+        assert {n: t.tolist() for n, t in load_file(file).items()} == {
+            n: t.tolist() for n, t in adapter(2.0).items()
+        }
+        config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+        assert (config["r"], config["lora_alpha"], config["target_modules"]) == (4, 8, ["q_proj"])
+        folders = process.folder
+        process.close()
+        assert not folders.exists()
+
+
+def test_an_adapter_that_vllm_refuses_ends_all_processes(make_engine):
+    engine = make_engine("well", "fails_at_load_adapter", adapter=LoraSettings(rank=4, alpha=8))
+    with pytest.raises(RunError, match="out of memory"):
+        engine.load_weights(adapter().items(), 1)
+    assert [process.alive for process in engine._processes] == [False, False]

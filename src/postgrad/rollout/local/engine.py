@@ -23,10 +23,9 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.models.attention import require_embedded, to_device
 from postgrad.models.decoder import decoder_of
 from postgrad.models.head import target_logprobs
-from postgrad.models.probe import own_attention, probe_sequences, same, spread, unsupported
 from postgrad.models.supported import is_tested
 from postgrad.parallel.device import give_back
-from postgrad.rollout.engine import Completion, Request, Sent, in_order, take_over
+from postgrad.rollout.engine import Completion, Request, Sent, WeightIntake, in_order
 from postgrad.rollout.local.budget import PREFILL_TOKENS, SharedPrompts, align
 from postgrad.rollout.local.cache import KeyValueCache
 from postgrad.rollout.local.prompts import (
@@ -34,58 +33,14 @@ from postgrad.rollout.local.prompts import (
     lay_out_plain,
     layer_shapes,
     prefill,
+    require_same_samples,
     run_plain,
 )
 from postgrad.rollout.local.rows import Rows, Stopper, eos_token_ids
 from postgrad.rollout.local.step import Flight, Stepper
-from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.stats import EngineStats
 
 AHEAD = {"cpu": 0, "cuda": 1}  # steps that are launched before the tokens of one are read
-NEW = 5  # tokens of each sample
-SAMPLES = (0, 1)  # of each prompt: they share it in the cache
-
-
-@torch.no_grad()
-def require_same_samples(engine: "LocalEngine", lm: Any) -> None:
-    """Samples a few tokens. Raises UsageError where their logprobs are not those of transformers
-    with its own attention and without a cache. lm: the model that `engine` samples from.
-    """
-    prompts = [sequence[:6] for sequence in probe_sequences(lm)]
-    path = str(lm.config.name_or_path or "the model")
-    done: list[Completion] = []
-    try:
-        for ticket, prompt in enumerate(prompts):
-            engine.submit(Request(ticket, SAMPLES, prompt, SamplingSettings(max_new_tokens=NEW)))
-        while len(done) < len(prompts) * len(SAMPLES):
-            done += engine.completed()
-    except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        problem = f"the built-in engine cannot decode it: {type(error).__name__}: {error}"
-        raise unsupported(lm, path, problem) from error
-    with own_attention(lm):
-        logits = [_logits(lm, prompts[completion.ticket], completion) for completion in done]
-    expected = [
-        table.log_softmax(-1).gather(
-            1, torch.from_numpy(completion.token_ids.astype(np.int64))[:, None]
-        )
-        for completion, table in zip(done, logits, strict=True)
-    ]
-    sampled = [torch.from_numpy(completion.logprobs)[:, None] for completion in done]
-    if not same(sampled, expected, spread(logits), lm.dtype):
-        problem = (
-            "the built-in engine's samples are not drawn from what transformers gives for them"
-        )
-        raise unsupported(lm, path, problem)
-
-
-def _logits(lm: Any, prompt: Any, completion: Completion) -> torch.Tensor:
-    """[tokens, V] float32: transformers' logits for each token of a completion."""
-    ids = np.concatenate([prompt, completion.token_ids]).astype(np.int64)
-    device = next(lm.parameters()).device
-    logits = lm(input_ids=torch.from_numpy(ids)[None].to(device), use_cache=False).logits[0]
-    return logits[len(prompt) - 1 : -1].float().cpu()
 
 
 class LocalEngine:
@@ -106,7 +61,7 @@ class LocalEngine:
     ) -> None:
         """lm: the engine's own copy. slots: sequences decoded together in a cache of `cache_tokens`
         places; fewer where sequences are longer than cache_tokens / slots. borrows: loaded weights
-        are not copied where that is possible (take_over): whoever changes them in place has to
+        are not copied where that is possible (WeightIntake): whoever changes them in place has to
         load them again before the next request. shares: all weights of `lm` are the learner's
         (models.four_bits.twin), so that none of those to be loaded are read.
         """
@@ -135,7 +90,7 @@ class LocalEngine:
         self._flights: list[Flight] = []  # steps whose tokens are not read yet, oldest first
         self._ended: list[Completion] = []  # that `advance` has still to return
         self._ahead = AHEAD[self._device.type]
-        self._whole = True  # no publish broke off
+        self._intake: WeightIntake | None = None  # not None after a publish broke off
         if not is_tested(lm.config):
             require_same_samples(self, lm)
             self.stats, self._submitted = EngineStats(), 0
@@ -182,12 +137,25 @@ class LocalEngine:
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Sent:
         """Replace all weights. Prompts computed ahead are computed again, rows in progress stay."""
-        started = time.perf_counter()
+        started, intake = time.perf_counter(), self.begin_weights()
+        if not self._shares:
+            intake.take(weights)
+        self.finish_weights(version)
+        return Sent("local", intake.size, time.perf_counter() - started)
+
+    def begin_weights(self) -> WeightIntake:
+        """No weights to work with until `finish_weights`. Returns what takes new ones."""
         while self._flights:
             self._read()
-        self._whole = False
-        size = 0 if self._shares else take_over(self._lm, weights, borrow=self._borrows)
-        self._whole = True
+        self._intake = WeightIntake(self._lm, borrow=self._borrows)
+        return self._intake
+
+    def finish_weights(self, version: int) -> None:
+        """The engine works with what was taken. Raises RunError where weights are missing."""
+        assert self._intake is not None  # since it began
+        if not self._shares:
+            self._intake.require_all()
+        self._intake = None
         self._decoder.forget()
         self._stepper.reload()
         self._rows.end_version(self._version)
@@ -196,7 +164,6 @@ class LocalEngine:
             waiting, self._prefilled = self._prefilled.waiting(), None
             for request in waiting:
                 self.submit(request)
-        return Sent("local", size, time.perf_counter() - started)
 
     def cut(self) -> list[Request]:
         """Engine.cut: all rows are free afterwards, and the cache is laid out anew for what comes
@@ -250,7 +217,7 @@ class LocalEngine:
                 give_back(self._device)
 
     def _require_whole(self) -> None:
-        if not self._whole:
+        if self._intake is not None:
             raise RunError("a publish to the rollout engine broke off: publish its weights again")
 
     def _places(self, request: Request) -> int:

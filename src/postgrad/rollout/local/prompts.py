@@ -1,6 +1,9 @@
-"""Prefill: several prompts in one packed forward, each computed once for all its samples."""
+"""Prefill: several prompts in one packed forward, each computed once for all its samples; and the
+proof that what is sampled behind them is drawn from what transformers computes.
+"""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +16,14 @@ from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout, lay_out
 from postgrad.models.attention import AttentionContext, to_device
 from postgrad.models.decoder import Decoder, ModuleDecoder
+from postgrad.models.probe import own_attention, probe_sequences, same, spread, unsupported
 from postgrad.models.tree import TreeAttention, attention_over
-from postgrad.rollout.engine import Request
+from postgrad.rollout.engine import Completion, Engine, Request
 from postgrad.rollout.local.cache import LayerShape, Stretches
+from postgrad.rollout.settings import SamplingSettings
+
+NEW = 5  # tokens of each sample that is compared with transformers
+SAMPLES = (0, 1)  # of each prompt: they share it in the cache
 
 
 class Recording:
@@ -165,3 +173,45 @@ def prefill(decoder: Decoder, requests: list[Request], device: torch.device) -> 
     return Prefilled(
         requests, prompt_of, context.keys, context.values, starts, hidden.index_select(0, last)
     )
+
+
+@torch.no_grad()
+def require_same_samples(engine: Engine, lm: Any) -> None:
+    """Samples a few tokens. Raises UsageError where their logprobs are not those of transformers
+    with its own attention and without a cache. lm: the model that `engine` samples from.
+    """
+    prompts = [sequence[:6] for sequence in probe_sequences(lm)]
+    path = str(lm.config.name_or_path or "the model")
+    done: list[Completion] = []
+    try:
+        for ticket, prompt in enumerate(prompts):
+            engine.submit(Request(ticket, SAMPLES, prompt, SamplingSettings(max_new_tokens=NEW)))
+        while len(done) < len(prompts) * len(SAMPLES):
+            done += engine.completed()
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        problem = f"the built-in engine cannot decode it: {type(error).__name__}: {error}"
+        raise unsupported(lm, path, problem) from error
+    with own_attention(lm):
+        logits = [_logits(lm, prompts[completion.ticket], completion) for completion in done]
+    expected = [
+        table.log_softmax(-1).gather(
+            1, torch.from_numpy(completion.token_ids.astype(np.int64))[:, None]
+        )
+        for completion, table in zip(done, logits, strict=True)
+    ]
+    sampled = [torch.from_numpy(completion.logprobs)[:, None] for completion in done]
+    if not same(sampled, expected, spread(logits), lm.dtype):
+        problem = (
+            "the built-in engine's samples are not drawn from what transformers gives for them"
+        )
+        raise unsupported(lm, path, problem)
+
+
+def _logits(lm: Any, prompt: Any, completion: Completion) -> torch.Tensor:
+    """[tokens, V] float32: transformers' logits for each token of a completion."""
+    ids = np.concatenate([prompt, completion.token_ids]).astype(np.int64)
+    device = next(lm.parameters()).device
+    logits = lm(input_ids=torch.from_numpy(ids)[None].to(device), use_cache=False).logits[0]
+    return logits[len(prompt) - 1 : -1].float().cpu()

@@ -1,10 +1,14 @@
-"""Payloads by broadcast from one process to all receivers: NCCL between GPUs, gloo between hosts.
+"""Payloads by broadcast from one process to those of one engine: NCCL between GPUs, gloo between
+hosts.
 
-The group is apart from the default group that either side may have. It is made through a plain
-TCPStore, so that both sides need no more than torch; route.py says who may be in one group.
+The group is apart from the default group that either side may have, and of one engine alone, so
+that an engine that dies breaks no other one's. It is made through a plain TCPStore at an address of
+its own, so that both sides need no more than torch; route.py says who may be in one group.
 """
 
 import socket
+import threading
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,6 +23,7 @@ from postgrad.rollout.transport.parcel import Parcel
 
 START_SECONDS = 60.0  # until all members are there
 LIMIT_SECONDS = 600.0  # of one broadcast
+POLL_SECONDS = 0.001  # between two looks at a broadcast of NCCL
 LOOPBACK = "127.0.0.1"  # where members of one machine meet
 
 
@@ -40,12 +45,16 @@ class BroadcastGroup:
         rank: int,
         device: torch.device,
         listener: socket.socket | None = None,
+        *,
+        start_seconds: float = START_SECONDS,
     ) -> None:
         """listener: of the sender, from `listening`; its port is the meeting's. Raises RunError
-        where not all members come.
+        where not all members come within start_seconds.
         """
+        self._start = timedelta(seconds=start_seconds)
         self.device = device if meeting.backend == "nccl" else torch.device("cpu")
         self.meeting = meeting
+        self._abandoned = threading.Event()
         host, _, port = meeting.address.rpartition(":")
         more: dict[str, Any] = {}
         if listener is not None:
@@ -56,7 +65,7 @@ class BroadcastGroup:
                 int(port),
                 meeting.size,
                 rank == 0,
-                timedelta(seconds=START_SECONDS),
+                self._start,
                 wait_for_workers=False,
                 **more,
             )
@@ -72,7 +81,7 @@ class BroadcastGroup:
         limit = timedelta(seconds=LIMIT_SECONDS)
         self._store.set(f"member/{rank}", "here")  # the group itself would wait for `limit`
         members = [f"member/{number}" for number in range(meeting.size)]
-        self._store.wait(members, timedelta(seconds=START_SECONDS))
+        self._store.wait(members, self._start)
         if meeting.backend == "nccl":
             torch.cuda.set_device(self.device)
             kind: Any = dist.ProcessGroupNCCL  # pyright: ignore[reportAttributeAccessIssue]
@@ -89,7 +98,10 @@ class BroadcastGroup:
         is gone.
         """
         try:
-            self._group.broadcast(payload, 0).wait()
+            work = self._group.broadcast(payload, 0)
+            if payload.is_cuda:
+                self._watch(work)
+            work.wait()
             if payload.is_cuda:
                 torch.cuda.synchronize(payload.device)
         except RuntimeError as error:
@@ -97,6 +109,21 @@ class BroadcastGroup:
                 "weights: a member of the group that they are sent by is gone: "
                 f"{str(error).splitlines()[0]}"
             ) from error
+
+    def abandon(self) -> None:
+        """Ends a broadcast that is under way in another thread: a member is known to be gone."""
+        self._abandoned.set()
+
+    def _watch(self, work: Any) -> None:
+        """Waits for a broadcast of NCCL, which by itself would wait for a dead member for ever.
+        Raises RuntimeError once the time is over or the group is abandoned.
+        """
+        end = time.monotonic() + LIMIT_SECONDS
+        while not work.is_completed():
+            if self._abandoned.is_set() or time.monotonic() > end:
+                self._group.abort()
+                raise RuntimeError(f"NCCL's broadcast did not end in {LIMIT_SECONDS:g} seconds")
+            time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
         """Leaves the group; the other members notice."""

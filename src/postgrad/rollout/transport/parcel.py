@@ -200,6 +200,11 @@ class Sender:
         self._tally.add(parcel)
         return parcel
 
+    @property
+    def payload(self) -> Tensor | None:
+        """[size] uint8: the newest payload, until the next one is packed."""
+        return self._payload
+
     def pass_on(self) -> None:
         """Hands the newest payload to receivers that wait for it."""
         if self._carrier is not None and self._payload is not None:

@@ -1,4 +1,6 @@
-"""Which way weights go, chosen by where learner and engines are, and the ends of that way."""
+"""Which way weights go to an engine and who sends them, chosen by where ranks and the engine's
+processes are; and the ends of that way.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -50,69 +52,103 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A way, and why it is not the fastest that these cards could go, if so."""
+    """A way to one engine, who sends, and why it is not the fastest that these cards could go."""
 
     way: Way
+    sender: int = 0  # rank, of those that were asked
     fallback: str = ""  # "": nothing is lost
 
+    @property
+    def pushes(self) -> bool:
+        """Whether the sender has to hand payloads over: receivers cannot fetch by themselves."""
+        return self.way in ("nccl", "gloo")
 
-def choose(stated: Stated, senders: Sequence[Place], receivers: Sequence[Place]) -> Route:
-    """The way from `senders`, the ranks that all can gather whole weights, to `receivers`, all
-    processes that compute samples. Raises RunError where the stated way cannot be gone.
+    @property
+    def on_card(self) -> bool:
+        """Whether payloads lie on the sender's GPU."""
+        return self.way in ("ipc", "nccl")
 
-    IPC where each engine works on a card of a rank, NCCL where rank 0 has its card for itself,
-    else host memory on one machine and gloo between several.
+
+def choose(
+    stated: Stated, senders: Sequence[Place], receivers: Sequence[Place], number: int = 0
+) -> Route:
+    """The way to one engine. senders: all ranks, each of which can gather whole weights. receivers:
+    the engine's processes that compute. number: of the engine; engines that several ranks could
+    serve are shared out by it. Raises RunError where the stated way cannot be gone.
+
+    IPC from the rank that works on the engine's card, NCCL from a rank on another card, else host
+    memory from a rank on the engine's machine, and gloo where there is none.
     """
-    first, machines = senders[0], {place.machine for place in (*senders[:1], *receivers)}
-    host: Way = "memory" if len(machines) == 1 else "gloo"
-    on_cards = all(place.card for place in (*senders, *receivers))
-    if stated == "memory":
-        if host != "memory":
-            raise RunError(
-                'rollout.transport = "memory" needs learner and engines on one machine: use "auto"'
-            )
-        return Route("memory")
-    if not on_cards:
+    if stated == "memory" or not all(place.card for place in (*senders, *receivers)):
         if stated == "ipc":
             raise RunError('rollout.transport = "ipc" needs GPUs: use "auto"')
-        return Route("gloo" if stated == "broadcast" else host)
-    shared = {place.card for place in senders} >= {place.card for place in receivers}
-    if stated == "ipc" or (stated == "auto" and shared):
-        problem = _no_ipc(senders, receivers, shared)
-        wanted: Way = "ipc"
-    else:
-        problem = _no_nccl(first, receivers)
-        wanted = "nccl"
-    if not problem:
-        return Route(wanted)
+        return by_host(stated, senders, receivers, number)
+    ipc = None if stated == "broadcast" else _by_ipc(senders, receivers)
+    if stated == "ipc" and ipc is None:
+        ipc = Route("ipc", 0, "the engine works on a card that no rank of the learner has")
+    route = ipc or _by_nccl(senders, receivers, number)
+    if not route.fallback:
+        return route
     if stated != "auto":
-        raise RunError(f'rollout.transport = "{stated}" cannot be used: {problem}; use "auto"')
-    return Route(host, f"{wanted} cannot be used: {problem}")
+        problem = f'rollout.transport = "{stated}" cannot be used: {route.fallback}'
+        raise RunError(f'{problem}; use "auto"')
+    problem = f"{route.way} cannot be used: {route.fallback}"
+    return by_host(stated, senders, receivers, number, problem)
 
 
-def _no_ipc(senders: Sequence[Place], receivers: Sequence[Place], shared: bool) -> str:
-    if not shared:
-        return "an engine works on a card that no rank of the learner has"
-    if not all(place.shares for place in (*senders, *receivers)):
-        return "CUDA's driver cannot share memory between processes here"
-    return ""
+def _by_ipc(senders: Sequence[Place], receivers: Sequence[Place]) -> Route | None:
+    """By memory of the one card that all receivers and a sender work on; None where there is none.
+    `fallback` says why it cannot be gone.
+    """
+    for rank, sender in enumerate(senders):
+        if all(place.card == sender.card for place in receivers):
+            shared = all(place.shares for place in (sender, *receivers))
+            problem = "CUDA's driver cannot share memory between processes here"
+            return Route("ipc", rank, "" if shared else problem)
+    return None
 
 
-def _no_nccl(first: Place, receivers: Sequence[Place]) -> str:
-    cards = [first.card, *(place.card for place in receivers)]
-    if len(set(cards)) < len(cards):
-        return "two of its members work on one card, which NCCL refuses"
-    versions = sorted({str(place.nccl) for place in (first, *receivers)})
-    if len(versions) > 1:
-        return (
-            f"NCCL is {first.nccl} with torch {first.torch_version} here and "
-            f"{', '.join(v for v in versions if v != first.nccl)} where engines run: install the "
-            "torch of one environment in the other"
+def _by_nccl(senders: Sequence[Place], receivers: Sequence[Place], number: int) -> Route:
+    """From a rank whose card has none of the receivers, one of their machine if there is one.
+    `fallback` says why it cannot be gone.
+    """
+    cards = {place.card for place in receivers}
+    apart = [rank for rank, sender in enumerate(senders) if sender.card not in cards]
+    if not apart or len(cards) < len(receivers):
+        return Route("nccl", 0, "two of its members work on one card, which NCCL refuses")
+    near = [rank for rank in apart if senders[rank].machine == receivers[0].machine] or apart
+    sender = near[number % len(near)]
+    first = senders[sender]
+    others = sorted({str(place.nccl) for place in receivers} - {str(first.nccl)})
+    problem = (
+        f"NCCL is {first.nccl} with torch {first.torch_version} here and {', '.join(others)} where "
+        "engines run: install the torch of one environment in the other"
+    )
+    return Route("nccl", sender, problem if others else "")
+
+
+def by_host(
+    stated: Stated,
+    senders: Sequence[Place],
+    receivers: Sequence[Place],
+    number: int,
+    fallback: str = "",
+) -> Route:
+    """The way through host memory: that of a machine that a rank and the engine share, else gloo.
+    The parameters are those of `choose`; fallback: of the route. Raises RunError as `choose`.
+    """
+    machines = {place.machine for place in receivers}
+    near = [rank for rank, sender in enumerate(senders) if machines == {sender.machine}]
+    ranks = near or list(range(len(senders)))
+    if not near and stated == "memory":
+        raise RunError(
+            'rollout.transport = "memory" needs a rank on the machine of each engine: use "auto"'
         )
-    return ""
+    way: Way = "memory" if near and stated != "broadcast" else "gloo"
+    return Route(way, ranks[number % len(ranks)], fallback)
 
 
-def carrier_of(way: str, device: torch.device, group: BroadcastGroup | None = None) -> Carrier:
+def carrier_of(way: Way, device: torch.device, group: BroadcastGroup | None = None) -> Carrier:
     """The sender's end of a way. group: of a broadcast."""
     if way == "memory":
         return MemoryCarrier()
@@ -138,7 +174,7 @@ class Inlet:
     def join(self, meeting: Meeting, rank: int) -> None:
         """Takes part in a group as member `rank`, in place of one before."""
         if meeting.backend in self._fetchers:
-            self._fetchers[meeting.backend].close()
+            self._fetchers.pop(meeting.backend).close()
         group = BroadcastGroup(meeting, rank, self.device)
         self._fetchers[meeting.backend] = BroadcastFetcher(group)
 

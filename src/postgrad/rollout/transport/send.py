@@ -108,7 +108,7 @@ def send(source: WeightSource, target: Target, version: int, route: Route) -> Se
         parcel = source.next().result()
         while parcel is not None:
             taking = target.take_weights(parcel)
-            if route.way in ("nccl", "gloo"):
+            if route.pushes:
                 _pass_on(source, taking)
             following = source.next()
             taking.result()

@@ -5,6 +5,7 @@ library, vLLM and modules that need no more. It handles messages between two ste
 thread reads them, so that neither side ever waits for the other to empty a pipe.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -25,13 +26,14 @@ from subprocess import PIPE
 from typing import Any, BinaryIO
 
 from postgrad.core.process import die_with_parent, take_pipes, write
-from postgrad.rollout.vllm.protocol import SampledTokens, Start, line
+from postgrad.rollout.vllm.protocol import SampledTokens, Start, line, lora_room
 
 ControlMessage = dict[str, Any]
 Inbox = SimpleQueue[ControlMessage | None]  # None: the controller has closed the pipe
 TOGETHER = 4096  # least max_num_batched_tokens where prompts are not computed in chunks
 # The program of a process that waits until this one ends, however it ends, and removes its folder.
 TIDIES = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 TRANSFER = "postgrad.rollout.vllm.transfer"  # the module that vLLM's workers import
 
 
@@ -86,6 +88,7 @@ class EngineServer:
         self._tell = tell
         self._seeded = start.seeded
         self._version = 0
+        self._adapter: Any = None  # that all requests are computed with; None: the plain model
         # [version, tokens] of samples in flight, older versions
         self._spans: dict[str, list[list[int]]] = {}
         self._loading = False  # between the start of a publish and its end
@@ -140,6 +143,7 @@ class EngineServer:
                 "update_weights", kwargs={"update_info": {"parcel": parcel}}
             ),
             "finish_weights": self._finish_weights,
+            "load_adapter": self._load_adapter,
             "sleep": self._sleep,
             "wake": self._wake,
         }
@@ -163,7 +167,11 @@ class EngineServer:
                 output_kind=_final_only(),
             )
             self._spans[str(key)] = []
-            self._engine.add_request(str(key), {"prompt_token_ids": prompt}, params)
+            self._add(str(key), prompt, params)
+
+    def _add(self, name: str, tokens: list[int], params: Any) -> None:
+        adapter = {} if self._adapter is None else {"lora_request": self._adapter}
+        self._engine.add_request(name, {"prompt_token_ids": tokens}, params, **adapter)
 
     def _step(self) -> None:
         for output in self._engine.step():
@@ -230,7 +238,7 @@ class EngineServer:
         scores: dict[str, list[float]] = {}
         with self._scored_at(temperature):
             for number, sequence in enumerate(sequences):
-                self._engine.add_request(f"score-{number}", {"prompt_token_ids": sequence}, params)
+                self._add(f"score-{number}", sequence, params)
             while self._engine.has_unfinished_requests():
                 for output in self._engine.step():
                     rows = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
@@ -267,18 +275,35 @@ class EngineServer:
         self._engine.collective_rpc("start_weight_update")
 
     def _finish_weights(self, version: int, manifest: Mapping[str, Any]) -> None:
-        """Switch to the new weights, once every worker has all of the manifest: later tokens get
-        `version`. Keys and values of the old weights are dropped, and those of samples in flight
-        computed again.
-        """
+        """Switch to the new weights, once every worker has all of the manifest."""
         self._engine.collective_rpc("require_complete", args=(dict(manifest),))
+        self._engine.collective_rpc("finish_weight_update")
+        self._switch_to(version)
+
+    def _load_adapter(self, path: str, sha256: str, version: int) -> None:
+        """Switch to the adapter of PEFT's directory `path`, which is read at once. It has one
+        number for all versions, so that samples in flight go on with the newest.
+        """
+        written = (Path(path) / ADAPTER_WEIGHTS).read_bytes()
+        if hashlib.sha256(written).hexdigest() != sha256:
+            raise RuntimeError(f"{path} does not hold the adapter that was sent")
+        request = _vllm(".lora.request").LoRARequest
+        named = {"lora_name": "policy", "lora_int_id": 1, "lora_path": path}
+        if not self._engine.add_lora(request(**named, load_inplace=True)):
+            raise RuntimeError(f"vLLM does not take the adapter {path}")
+        self._adapter = request(**named)  # one that is read again in every step would be slow
+        self._switch_to(version)
+
+    def _switch_to(self, version: int) -> None:
+        """Later tokens get `version`. Keys and values of the old weights are dropped, and those of
+        samples in flight computed again.
+        """
         for name, tokens, logprobs in self._in_flight():
             self._watch(logprobs)
             spans = self._spans[name]
             written = len(tokens) - sum(count for _, count in spans)
             if written:
                 spans.append([self._version, written])
-        self._engine.collective_rpc("finish_weight_update")
         self._engine.set_weight_version(str(version))
         self._version, self._loading = version, False
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
@@ -291,7 +316,17 @@ class EngineServer:
 def engine_arguments(start: Start) -> dict[str, Any]:
     """Keyword arguments of vLLM's EngineArgs."""
     together = max(TOGETHER, start.max_len + 1) if start.whole_prompts else None
+    adapter: dict[str, Any] = {}
+    if start.lora_rank:
+        adapter = {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_lora_rank": lora_room(start.lora_rank),
+            # without the head, on which vLLM 0.32 could not score prompts
+            "lora_target_modules": list(start.lora_targets),
+        }
     return {
+        **adapter,
         "enable_chunked_prefill": not start.whole_prompts,
         "max_num_batched_tokens": together,
         "model": start.model,

@@ -19,15 +19,17 @@ from torch import Tensor, nn
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.seeds import integer
+from postgrad.models.settings import LoraSettings
 from postgrad.rollout.agreement import agreed
 from postgrad.rollout.engine import Completion, Request, Sent, Written, in_order
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.stats import DividedStats, EngineStats
-from postgrad.rollout.transport.route import Stated
+from postgrad.rollout.transport.broadcast import Meeting
+from postgrad.rollout.transport.route import Place, Stated
 from postgrad.rollout.transport.send import LocalSource, send
 from postgrad.rollout.vllm.process import STILL_SECONDS, Arrived, Stillness, VLLMProcess
 from postgrad.rollout.vllm.protocol import SampledTokens
-from postgrad.rollout.vllm.weights import Called, Seats, WeightNames
+from postgrad.rollout.vllm.weights import Called, Seats, WeightNames, write_adapter
 
 SILENT_SECONDS = 1.0  # without a message, after which the processes are checked
 MARGIN = 4  # tokens decoded before a stop string
@@ -43,6 +45,7 @@ class Model:
     eos: tuple[int, ...]  # token ids that end a response
     dtype: torch.dtype  # what the engine computes in
     max_len: int  # tokens of the longest sequence, prompt and response
+    adapter: LoraSettings | None = None  # that it samples with; None: its weights are whole
 
 
 class VLLMEngine:
@@ -128,12 +131,31 @@ class VLLMEngine:
         return [self._completion(*sample) for sample in arrived]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Sent:
-        """Replace all weights; keys and values of samples in flight are computed again. An engine
-        that sleeps is awake afterwards.
+        """Replace all weights, or the adapter; keys and values of samples in flight are computed
+        again. An engine that sleeps is awake afterwards.
         """
+        if self.takes_adapter:
+            return self.load_adapter({name: t.detach().cpu() for name, t in weights}, version)
         with self._changing():
             route, carrier = self._seats.way()
             return send(LocalSource(weights, self._model.dtype, carrier), self, version, route)
+
+    @property
+    def takes_adapter(self) -> bool:
+        """Whether vLLM applies an adapter to the base that it read at its start."""
+        return self._model.adapter is not None
+
+    def load_adapter(self, tensors: Mapping[str, Tensor], version: int) -> Sent:
+        """Replace the adapter, by PEFT's names, in all processes."""
+        started, lora = time.perf_counter(), self._model.adapter
+        assert lora is not None  # of an engine that takes adapters
+        with self._changing():
+            for part in PARTS:
+                self._wake(part)
+            calls = [write_adapter(p.folder, version, tensors, lora) for p in self._processes]
+            self._each("load_adapter", calls).result()
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        return Sent("file", size, time.perf_counter() - started)
 
     def begin_weights(self) -> None:
         """Target.begin_weights: wakes the weights' memory; the cache's, last, at the commit."""
@@ -156,6 +178,15 @@ class VLLMEngine:
             self._call("finish_weights", version=version, manifest=dict(manifest))
             self._empty = False
             self._wake("kv_cache")  # last: nothing is computed while weights are loaded
+
+    def places(self) -> list[Place]:
+        """Where the processes are that compute, in the order of their seats in a group."""
+        return self._seats.places()
+
+    def meet(self, meeting: Meeting, first: int) -> None:
+        """The processes that compute join a group, as members `first` and following."""
+        with self._changing():
+            self._seats.meet(meeting, first).result()
 
     def logprobs(
         self, sequences: Sequence[NDArray[np.int32]], temperature: float

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -24,6 +25,7 @@ from postgrad.parallel.device import without_expandable
 from postgrad.rollout.vllm.protocol import Start, line
 
 VARIABLE = "POSTGRAD_VLLM_PYTHON"
+MEMORY, ROOM = "/dev/shm", 2**31  # a folder in memory; bytes that have to be free there
 ENTRY = Path(__file__).parent / "entry.py"
 TAIL = 2000  # characters of a log that a message shows
 GRACE = 10.0  # seconds that a process has to end by itself before it is killed
@@ -139,7 +141,11 @@ class VLLMProcess:
         self.number = number
         self._log = options.log
         # For the file at which its workers meet: vLLM removes it only if they end by themselves.
-        self._folder = TemporaryDirectory(prefix="postgrad-vllm-", ignore_cleanup_errors=True)
+        # And for adapters, in memory where there is room.
+        where = MEMORY if start.lora_rank and _free(MEMORY) > ROOM else None
+        self._folder = TemporaryDirectory(
+            prefix="postgrad-vllm-", dir=where, ignore_cleanup_errors=True
+        )
         with options.log.open("ab") as log:
             self._begins = log.tell()
             self._process = subprocess.Popen(
@@ -166,6 +172,11 @@ class VLLMProcess:
             write(self._requests, line(message))
         except (BrokenPipeError, ValueError) as error:
             raise self.died() from error
+
+    @property
+    def folder(self) -> Path:
+        """A folder of this process alone, which ends with it."""
+        return Path(self._folder.name)
 
     @property
     def pid(self) -> int:
@@ -226,6 +237,14 @@ class VLLMProcess:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE)
         self.kill()
+
+
+def _free(folder: str) -> int:
+    """Bytes that are free there; 0 where there is no such folder."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return 0
 
 
 def _environment(options: ProcessOptions) -> dict[str, str]:

@@ -14,6 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM 0.32 has room and kernels
+
+
+def lora_room(rank: int) -> int:
+    """The rank of the room that vLLM makes for adapters of `rank`."""
+    return next((room for room in LORA_RANKS if room >= rank), rank)
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -34,6 +41,8 @@ class Start:
     seeded: bool = True  # each sample draws from a generator of its own
     folder: str = ""  # of this process alone, for files that must not outlive it
     revision: str | None = None  # of a hub id
+    lora_rank: int = 0  # of the adapter that it samples with; 0: there is none
+    lora_targets: tuple[str, ...] = ()  # layers that the adapter is on: "q_proj", "down_proj"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
+from postgrad.models.adapters import target_layers
 from postgrad.models.known_shapes import any_shape
 from postgrad.models.load import (
     load_config,
@@ -23,6 +24,7 @@ from postgrad.models.load import (
     require_readable,
     skeleton,
 )
+from postgrad.models.settings import LoraSettings
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.local.rows import eos_token_ids
 from postgrad.rollout.settings import RolloutSettings
@@ -35,15 +37,17 @@ BLOCK = (
 )
 
 
-def read_model(path: str, dtype: torch.dtype, max_len: int) -> Model:
-    """The model without its weights. Raises UsageError as load_model does."""
+def read_model(
+    path: str, dtype: torch.dtype, max_len: int, adapter: LoraSettings | None = None
+) -> Model:
+    """The model without its weights. adapter: see Model. Raises UsageError as load_model does."""
     config, tokenizer = load_config(path), load_tokenizer(path)
     require_readable(path, config, AutoModelForCausalLM)  # vLLM would unpickle
     meta = skeleton(config, AutoModelForCausalLM, path)
     # a directory without generation_config.json has what its config says
     generation = load_generation_config(path) or GenerationConfig.from_model_config(config)
     eos = eos_token_ids(SimpleNamespace(generation_config=generation), tokenizer)
-    return Model(meta, tokenizer, eos, dtype, max_len)
+    return Model(meta, tokenizer, eos, dtype, max_len, adapter)
 
 
 def sizes_of(
@@ -84,7 +88,7 @@ def start(
         raise UsageError("rollout.vllm.sleep: vLLM cannot sleep on a CPU; leave it out")
     devices = None if cpu else _devices(vllm.engines, vllm.tensor_parallel)
     shares = beside_learner and any(_first_device() in visible for visible in devices or ())
-    level = _sleep_level(vllm.sleep, shares=shares)
+    level = _sleep_level(vllm.sleep, shares=shares, base=model.adapter is not None)
     message = _start_message(path, settings, model, sizes, cpu=cpu, sleep=level > 0)
     inbox: SimpleQueue[Arrived] = SimpleQueue()
     with ExitStack() as started:
@@ -106,11 +110,14 @@ def start(
     return engine
 
 
-def _sleep_level(stated: bool | None, *, shares: bool) -> int:
+def _sleep_level(stated: bool | None, *, shares: bool, base: bool) -> int:
     """vLLM's level of sleep: 2 on a learner's GPU, 1 on GPUs of its own where the recipe asks for
     it, 0 for none. Level 1 copies the weights to the host's memory and back. Level 2 drops them:
-    before an engine samples again, a publish brings new ones anyway.
+    before an engine samples again, a publish brings new ones anyway; but not the `base` under an
+    adapter, which is therefore kept.
     """
+    if base:
+        return int(shares if stated is None else stated)
     if stated is None:
         return 2 if shares else 0
     return (2 if shares else 1) if stated else 0
@@ -126,8 +133,9 @@ def _start_message(
     sleep: bool,
 ) -> Start:
     """The first message to every process."""
-    vllm = settings.vllm
+    vllm, lora = settings.vllm, model.adapter
     name, revision = split_revision(path)
+    adapted = () if lora is None else target_layers(model.skeleton, lora)
     return Start(
         model=str(Path(path).resolve()) if Path(path).is_dir() else name,
         revision=revision,
@@ -141,6 +149,8 @@ def _start_message(
         sleep=sleep,
         whole_prompts=cpu and vllm.seeded,
         seeded=vllm.seeded,
+        lora_rank=0 if lora is None else lora.rank,
+        lora_targets=tuple(sorted({layer.rpartition(".")[2] for layer in adapted})),
     )
 
 

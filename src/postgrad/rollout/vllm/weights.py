@@ -1,12 +1,19 @@
-"""What a publish to vLLM's processes needs: their places and the names of weights."""
+"""What a publish to vLLM's processes needs: their places, names of weights, files of adapters."""
 
+import hashlib
+import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from safetensors.torch import save
+from torch import Tensor, nn
 
+from postgrad.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from postgrad.models.settings import LoraSettings
 from postgrad.rollout.engine import ExpectedWeights
 from postgrad.rollout.transport.broadcast import LOOPBACK, BroadcastGroup, Meeting, listening
 from postgrad.rollout.transport.parcel import Carrier
@@ -98,3 +105,32 @@ class WeightNames:
     def require_all(self) -> None:
         """Raises RunError where a weight has not come."""
         self._expected.require_all()
+
+
+def write_adapter(
+    folder: Path, version: int, tensors: Mapping[str, Tensor], settings: LoraSettings
+) -> dict[str, Any]:
+    """Writes an adapter as PEFT's directory, for one process of vLLM; returns the arguments of its
+    call "load_adapter".
+
+    tensors: by PEFT's names, on the CPU. Versions before this one are removed.
+    """
+    for old in folder.glob("adapter-*"):
+        shutil.rmtree(old)
+    path = folder / f"adapter-{version}"
+    path.mkdir()
+    targets = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in tensors})
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": settings.rank,
+        "lora_alpha": settings.alpha,
+        "target_modules": targets,
+        "bias": "none",
+        "inference_mode": True,
+    }
+    payload = save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    (path / ADAPTER_CONFIG).write_text(json.dumps(config), "utf-8")
+    (path / ADAPTER_WEIGHTS).write_bytes(payload)
+    digest = hashlib.sha256(payload).hexdigest()
+    return {"path": str(path), "sha256": digest, "version": version}

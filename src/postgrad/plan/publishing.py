@@ -1,0 +1,96 @@
+"""What a publish takes: bytes that each engine gets, seconds, and memory on the learner's cards."""
+
+from collections.abc import Iterator
+from math import ceil
+from typing import Protocol
+
+from postgrad.plan.activations import FLOAT32
+from postgrad.plan.engines import EnginePlaces, engine_width, shares_weights
+from postgrad.plan.hardware import Device
+from postgrad.plan.held import MemoryLine
+from postgrad.plan.roles import PlannedRole, adapted_layers, adapter_parameters
+from postgrad.plan.sizes import Sharing, width
+from postgrad.recipe.recipe import RLRecipe
+
+# How often each byte of a payload moves to or from memory at either end, which work at once: it is
+# packed or loaded (read and written), and its checksum reads it twice.
+PASSES = 4
+HOST_LINK = 25e9  # bytes a second between a card and the host's memory: PCIe 4.0 x16, a guess
+
+
+class LearnerCosts(Protocol):
+    """Seconds of work on the learner's cards."""
+
+    @property
+    def device(self) -> Device: ...
+    @property
+    def sharing(self) -> Sharing: ...
+
+    def reads(self, count: float) -> float:
+        """Of `count` bytes that a card reads or writes."""
+        ...
+
+    def sends(self, count: float) -> float:
+        """Of `count` bytes that every rank sends over its link."""
+        ...
+
+
+def publish_bytes(recipe: RLRecipe, policy: PlannedRole, *, cpu: bool) -> int:
+    """Bytes that each engine gets: whole weights in its dtype, or the adapter in float32."""
+    lora = policy.model.lora
+    if recipe.rollout.sends_adapter and lora is not None:
+        return adapter_parameters(policy.shape, lora) * FLOAT32
+    return policy.shape.parameters() * engine_width(recipe.rollout, policy, cpu=cpu)
+
+
+def publish_seconds(
+    recipe: RLRecipe, policy: PlannedRole, costs: LearnerCosts, places: EnginePlaces
+) -> float:
+    """Seconds from the first parcel to the commit of all engines; 0 where an engine in the
+    learner's process takes no copy.
+
+    Ranks gather what is divided, in the dtype in which it lies. Then payloads go by the fastest way
+    that the cards have (rollout.transport.route.choose; a plan knows no versions): within a card
+    that both share, over the cards' link, or through the host's memory, for an adapter too. The
+    ranks share out the engines.
+    """
+    cpu, sharing, lora = costs.device.is_cpu, costs.sharing, policy.model.lora
+    if not places.engines or shares_weights(recipe, policy, cpu=cpu):
+        return 0.0
+    size = publish_bytes(recipe, policy, cpu=cpu)
+    in_file = lora is not None and recipe.rollout.sends_adapter
+    count = adapter_parameters(policy.shape, lora) if in_file and lora else policy.parameters
+    each = FLOAT32 if lora is None or in_file else width(policy.model.dtype, cpu=cpu)
+    divided = sharing.divided if lora is None or in_file or sharing.gathers else 1
+    seconds = costs.sends(count * each * (1 - 1 / (divided * sharing.tensor)))
+    if not places.apart:
+        return seconds + costs.reads(2 * size)
+    workers = recipe.cluster.engines(recipe.learner.ranks)
+    senders = min(places.engines, recipe.learner.ranks if workers else 1)
+    in_turn = ceil(places.engines / senders)  # engines of the rank that has most
+    seconds += costs.reads(PASSES * size)
+    if cpu:
+        return seconds
+    if in_file or recipe.rollout.transport == "memory":
+        return seconds + size / HOST_LINK + size * in_turn / HOST_LINK
+    return seconds + (0.0 if places.shared_cards else costs.sends(size * in_turn))
+
+
+def publish_lines(
+    policy: PlannedRole, sharing: Sharing, b: int, *, sampled: bool
+) -> Iterator[MemoryLine]:
+    """What a weight takes on its way to the engine: where it is divided, the parts of all ranks and
+    the weight that they make (parallel.sharding.whole_tensor); with an adapter, a matrix and its
+    product of A and B in float32.
+    """
+    if not sampled:
+        return
+    shape, count = policy.shape, 0
+    largest = shape.largest_parameters
+    each = FLOAT32 if policy.model.lora is None else b
+    if sharing.divided > 1 or sharing.tensor > 1:
+        count = int(largest * each * (2 + 1 / max(sharing.divided, sharing.tensor)))
+    if policy.model.lora is not None:
+        matrices = [m * k for m, k in adapted_layers(shape, policy.model.lora)]
+        count = max(count, 2 * FLOAT32 * max(matrices, default=0))
+    yield MemoryLine("run", "weights on their way to the engine", {"save": count})

@@ -1,0 +1,98 @@
+"""What a publish takes: bytes and seconds by hand, and vLLM's room for an adapter."""
+
+from typing import Any
+
+import pytest
+
+from plan.test_engines import IDEAL, device
+from postgrad.models.known_shapes import shape_of_model
+from postgrad.plan.engines import VLLMShare
+from postgrad.plan.hardware import Hardware
+from postgrad.plan.lengths import RowLengths
+from postgrad.plan.plan import Facts, Outlook, outlook
+from postgrad.plan.publishing import HOST_LINK, publish_bytes
+from postgrad.recipe.load import parse_recipe
+
+# Qwen2.5 0.5B: tied embeddings, 24 layers of 896 and 4 864, keys and values of 128
+WEIGHTS = 151936 * 896 + 24 * (
+    2 * 896 * 896 + 2 * 896 * 128 + (896 + 2 * 128) + 3 * 896 * 4864 + 2 * 896
+) + 896  # fmt: skip
+ADAPTER = 24 * 16 * (2 * (896 + 896) + 2 * (896 + 128) + 2 * (896 + 4864) + (4864 + 896))
+READ, SENT = 1e12, 1e9  # bytes a second of the card's memory, and of its link
+
+
+def planned(learner: dict[str, Any], cluster: dict[str, Any], **more: Any) -> Outlook:
+    raw: dict[str, Any] = {
+        "job": "rl",
+        "run_dir": "run",
+        "steps": 10,
+        "model": {"path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16", **more.pop("model", {})},
+        "data": {"path": "nowhere.jsonl", "max_len": 1024},
+        "rewards": [{"type": "math"}],
+        "algorithm": {"type": "grpo"},
+        "batch": {"rollout_batch_size": 64, "n_samples_per_prompt": 8},
+        "rollout": {"max_new_tokens": 512, **more},
+        "learner": learner,
+    }
+    if cluster:
+        raw["cluster"] = {"type": "ray", **cluster}
+    lengths = RowLengths(prompt=100, answer=200, spread=1.0, source="here")
+    hardware = Hardware(count=16, device=device(SENT))
+    return outlook(
+        parse_recipe(raw), Facts(shape_of_model, hardware, lengths=lengths, efficiency=IDEAL)
+    )
+
+
+def seconds(of: Outlook) -> float:
+    return of.timing.step["publish"]
+
+
+def test_an_engine_that_reads_the_learners_weights_takes_nothing() -> None:
+    assert seconds(planned({}, {})) == 0.0
+
+
+def test_weights_on_one_card_are_packed_and_checked_where_they_lie() -> None:
+    of = planned({"ranks": 4}, {"policy": {"colocate": "rollout"}})
+    assert seconds(of) == pytest.approx(4 * 2 * WEIGHTS / READ)
+
+
+def test_divided_weights_are_gathered_and_ranks_share_out_the_engines() -> None:
+    """Four ranks, 8 engines: each rank sends to two of them."""
+    of = planned({"ranks": 4, "sharding": "zero3"}, {"rollout": {"workers": 8}})
+    gathered = 4 * WEIGHTS * 3 / 4 / SENT
+    by_hand = gathered + 4 * 2 * WEIGHTS / READ + 2 * 2 * WEIGHTS / SENT
+    assert seconds(of) == pytest.approx(by_hand)
+    few = planned({"ranks": 4, "sharding": "zero3"}, {"rollout": {"workers": 4}})
+    assert seconds(of) - seconds(few) == pytest.approx(2 * WEIGHTS / SENT)
+
+
+def test_through_the_host_a_copy_goes_up_and_one_comes_down() -> None:
+    of = planned({"ranks": 2}, {"rollout": {"workers": 2}}, transport="memory")
+    assert seconds(of) == pytest.approx(4 * 2 * WEIGHTS / READ + 2 * 2 * WEIGHTS / HOST_LINK)
+
+
+def test_an_adapter_alone_is_a_hundredth_of_the_bytes() -> None:
+    model = {"lora": {"rank": 16}}
+    vllm = {"type": "vllm", "vllm": {"lora": "adapter"}}
+    of = planned({"ranks": 2}, {"rollout": {"workers": 2}}, model=model, **vllm)
+    assert publish_bytes(of.recipe, of.roles[0], cpu=False) == 4 * ADAPTER  # type: ignore[arg-type]
+    assert seconds(of) == pytest.approx(4 * 4 * ADAPTER / READ + 2 * 4 * ADAPTER / HOST_LINK)
+    merged = planned({"ranks": 2}, {"rollout": {"workers": 2}}, model=model, type="vllm")
+    assert publish_bytes(merged.recipe, of.roles[0], cpu=False) == 2 * WEIGHTS  # type: ignore[arg-type]
+    assert seconds(of) < seconds(merged) / 10
+
+
+def test_vllm_keeps_room_for_an_adapter_of_the_next_rank_that_it_knows() -> None:
+    """Rank 12 has the room of rank 16, in the engine's dtype."""
+    vllm = {"type": "vllm", "vllm": {"lora": "adapter"}}
+    of = planned({}, {}, model={"lora": {"rank": 12}}, **vllm)
+    merged = planned({}, {}, model={"lora": {"rank": 12}}, type="vllm")
+    card = device()
+
+    def weights(plan: Outlook) -> int:
+        rollout = plan.recipe.rollout_settings
+        assert rollout is not None
+        return VLLMShare.of(rollout, plan.roles[0], card, 1024).weights
+
+    assert weights(merged) == 2 * WEIGHTS
+    assert weights(of) == 2 * WEIGHTS + 2 * ADAPTER
