@@ -231,6 +231,13 @@ class EngineWorker:
             self.turn(requests)
         return self.turn(turns[-1])
 
+    def cut(self) -> tuple[list[Request], list[Completion], tuple[float, ...]]:
+        """Engine.cut; returns also what ended before, and the engine's sums."""
+        requests, ended = self._engine.cut(), list[Completion]()
+        while completions := self._engine.completed():
+            ended += completions
+        return requests, ended, astuple(self._engine.stats)
+
     def send(self, arrived: HandedParcel | WeightManifest | None) -> None:
         """The next weights for `load_weights`, which waits for them: ArrivingWeights.put."""
         self._arriving.put(arrived)

@@ -1,6 +1,7 @@
 """The processes of a shared engine: how each is started, and what it was asked."""
 
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +40,7 @@ class EngineSite:
     sequences: int  # of each engine at once
     max_len: int  # tokens of the longest
     published: int | None = None  # updates of the policy when its weights were published
+    publisher: int | None = None  # the thread that published them
 
     def start(self, number: int) -> Workers:
         """A process with an engine of the run's first weights, in its place on the cluster."""
@@ -61,11 +63,16 @@ class EngineSite:
     def note_published(self) -> None:
         """The policy's weights of now have been sent to all engines."""
         self.published = None if self.policy is None else self.policy.updates
+        self.publisher = threading.get_ident()
 
     def weights(self) -> Weights | None:
-        """The policy's weights as they were published; None where it has learned since."""
+        """The policy's weights as they were published; None where it has learned since, and in
+        every other thread than the one that published them, beside which it may be learning.
+        """
         policy = self.policy
-        return None if policy is None or policy.updates != self.published else policy.hub_weights()
+        if policy is None or threading.get_ident() != self.publisher:
+            return None
+        return None if policy.updates != self.published else policy.hub_weights()
 
 
 @dataclass(slots=True)
@@ -93,6 +100,10 @@ class Member:
     def serves(self) -> bool:
         return self.workers is not None and not self.absent
 
+    def has(self, awaited: Collection[int] | None) -> bool:
+        """Whether it has an open sample of these tickets; None: of any."""
+        return any(awaited is None or ticket in awaited for ticket, _ in self.open)
+
     def give(self, request: Request, exact: bool) -> None:
         """Queues a request for the next turn."""
         if not self.open:
@@ -111,6 +122,19 @@ class Member:
             replace(request, sample_ids=tuple(sorted(samples[key])))
             for key, request in asked.items()
         ]
+
+    def cut(self, requests: Sequence[Request]) -> list[Request]:
+        """What is still to be asked: `requests` that its engine was cut to, and those that it was
+        not asked yet, or lost. Afterwards nothing is open.
+        """
+        left: list[Request] = []
+        for request in requests:
+            keys = [(request.ticket, sample) for sample in request.sample_ids]
+            if kept := tuple(sample for ticket, sample in keys if (ticket, sample) in self.open):
+                left.append(replace(request, sample_ids=kept))
+            for key in keys:
+                self.open.pop(key, None)
+        return left + self.take_back()
 
     def take(self, completions: Sequence[Completion], sums: tuple[float, ...]) -> list[Completion]:
         """The completions that are still open, each of which is taken once."""

@@ -13,6 +13,18 @@ SHARED = ("ranks", "tensor_parallel", "context_parallel", "shard_groups")  # by 
 TABLES = ("vllm", "openai")  # of engines that have settings of their own
 
 
+def overlaps(recipe: CommonSections) -> bool:
+    """Whether a run samples while its policy learns: its engine is in processes of its own, on
+    devices that the learner does not use, and samples may be older than the weights that they train
+    (docs/async.md).
+    """
+    settings, rollout = recipe.cluster, recipe.rollout_settings
+    if rollout is None or not recipe.trains_on_rollouts or rollout.source != "live":
+        return False
+    apart = settings.type != "local" and settings.policy.colocate is None
+    return rollout.max_staleness > 0 and apart and settings.engines(recipe.learner.ranks) > 0
+
+
 def placement_problems(recipe: CommonSections, job: str) -> Iterator[RecipeProblem]:
     """Placements that no cluster has room for."""
     settings, ranks = recipe.cluster, recipe.learner.ranks
@@ -241,13 +253,6 @@ def engine_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
             "in model.dtype: leave it out",
         )
     workers = recipe.cluster.type != "local" and recipe.cluster.engines(recipe.learner.ranks)
-    if rollout.max_staleness and workers:
-        yield (
-            ("rollout", "max_staleness"),
-            f"{rollout.max_staleness} needs the engine in the first process: rollout workers "
-            "sample at their own pace, so where a step would cut them differs from run to run; "
-            "set 0, or leave out cluster.rollout and cluster.policy.colocate",
-        )
     if rollout.transport != "auto" and (workers or rollout.type != "vllm"):
         where = "rollout workers get weights by Ray" if workers else "this engine has no processes"
         yield (

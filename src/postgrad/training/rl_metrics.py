@@ -29,7 +29,8 @@ def step_metrics(
     seconds: Mapping[str, float],
 ) -> dict[str, float]:
     """Rewards, lengths, dropped samples and the updates of a step. results: of each update, by
-    role. seconds: of the phases "sample" and "train".
+    role. seconds: of the phases "sample" and "train"; "ahead": in which samples were drawn beside
+    training.
     """
     groups = sampled.all
     totals = sample_metrics(groups)
@@ -51,7 +52,7 @@ def step_metrics(
         **sampled.metrics,
         **credit.metrics,
         **update,
-        "response_tokens_per_second": tokens / seconds["sample"],
+        "response_tokens_per_second": tokens / (seconds["sample"] + seconds.get("ahead", 0.0)),
         "train_tokens_per_second": trained / seconds["train"],
     }
 

@@ -6,7 +6,7 @@ to rounding, not on the rest of the batch.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -110,7 +110,7 @@ class VLLMEngine:
         )
         self.stats.prompt_tokens += prompt
 
-    def completed(self) -> list[Completion]:
+    def completed(self, awaited: Collection[int] | None = None) -> list[Completion]:
         """Wait for at least one completion, then take all that have arrived."""
         started = time.perf_counter()
         while self._open and not self._done:
