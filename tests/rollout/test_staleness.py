@@ -1,7 +1,6 @@
 """The live source with samples ahead: in order, never too old, the same bits after any resume."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -9,108 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.rollouts import Chosen, Numbers, Ticking, Words
+from helpers.lives import Life, Turns, shown
+from helpers.rollouts import Numbers, Words
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError
-from postgrad.core.records import Prompt, ScoredGroup
-from postgrad.core.seeds import integer
-from postgrad.rollout.engine import Completion
-from postgrad.rollout.environment import Observation
 from postgrad.rollout.pending import to_groups
 from postgrad.rollout.sampling import Drawing
 from postgrad.rollout.settings import RolloutSettings
-from postgrad.rollout.source import LiveSource, Sampled
-
-
-class Turns:
-    """An environment of `turns` answers; each is told which one it was."""
-
-    def __init__(self, turns: int) -> None:
-        self.turns = turns
-
-    def reset(self, prompt: Prompt, sample: int) -> "Turns._Game":
-        return self._Game(self.turns)
-
-    class _Game:
-        def __init__(self, turns: int) -> None:
-            self.left = turns
-
-        def step(self, response: Completion) -> Observation:
-            self.left -= 1
-            told = np.array([7, self.left], np.int32)
-            return Observation(told, not self.left, reward=float(len(response.token_ids)))
-
-
-@dataclass
-class Life:
-    """A run without weights: its source, and what a checkpoint would hold."""
-
-    lengths: int  # seed
-    staleness: int
-    groups: int = 2
-    samples: int = 3
-    slots: int = 4
-    turns: int = 1
-    in_flight: bool = True
-    rollout: dict[str, Any] = field(default_factory=dict)
-    cursor: Cursor = field(default_factory=Cursor)
-    state: Any = field(default_factory=dict)
-    pending: Any = field(default_factory=dict)
-    step: int = 0
-    scored: list[tuple[int, int]] = field(default_factory=list)  # (ticket, sample) that was scored
-
-    def __post_init__(self) -> None:
-        self.start()
-
-    def length(self, ticket: int, sample: int, turn: int) -> int:
-        drawn = integer(self.lengths, "length", ticket, sample, turn)
-        return 1 + drawn % (25 if drawn % 5 == 0 else 4)  # a few are long
-
-    def reward(self, ticket: int, sample: int) -> float:
-        self.scored.append((ticket, sample))
-        return float(integer(self.lengths, "r", ticket, sample) % 2)
-
-    def start(self) -> None:
-        """A new process: nothing is left but what a checkpoint holds."""
-        self.engine = Ticking(self.length, self.slots)
-        self.source = LiveSource(
-            self.engine,
-            Numbers(1000),
-            Chosen(self.reward),
-            seed=0,
-            prompts_per_step=self.groups,
-            samples_per_prompt=self.samples,
-            sampling=RolloutSettings(
-                max_new_tokens=30,
-                max_staleness=self.staleness,
-                in_flight_updates=self.in_flight,
-                **self.rollout,
-            ),
-            tokenizer=Words(),
-            environment=Turns(self.turns),
-        )
-        self.pending = {name: array.copy() for name, array in self.pending.items()}
-
-    def next(self) -> Sampled:
-        self.engine.version = self.step
-        self.step += 1
-        sampled = self.source.next(self.step, self.cursor, self.state, self.pending)
-        self.cursor, self.state = sampled.cursor, sampled.state
-        self.pending, self.ahead = self.paused()
-        return sampled
-
-    def paused(self) -> tuple[Any, Any]:
-        paused = self.source.pause()
-        return paused.pending, paused.metrics
-
-
-def shown(groups: list[ScoredGroup]) -> list[Any]:
-    return [
-        (g.prompt.ticket, r.sample, r.token_ids.tolist(), r.logprobs.tolist(), r.versions, r.text,
-         r.finish_reason, r.answer, r.counts, g.total.tolist(),
-         {name: values.tolist() for name, values in r.columns.items()})
-        for g in groups for r in g.rollouts
-    ]  # fmt: skip
 
 
 def settled_of(life: Life) -> range:
