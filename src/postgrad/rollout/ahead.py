@@ -118,7 +118,7 @@ class OverlappedSource:
             "overlap/engine_wait_seconds": max(0.0, called - ended),
             "overlap/sample_seconds": min(ended, called) - began,
         }
-        return replace(paused, metrics={**paused.metrics, **metrics})
+        return replace(paused, metrics=paused.metrics | metrics)
 
     def _sample(self) -> tuple[float, float]:
         began = time.perf_counter()

@@ -43,7 +43,7 @@ class Paused:
     """What is under way between two steps, while the engine is empty."""
 
     pending: PendingArrays = field(default_factory=dict[str, NDArray[Any]])
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
 
 
 class Source(Protocol):

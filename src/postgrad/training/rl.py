@@ -141,12 +141,11 @@ class RLJob:
             source=sampled.state,
             pending=paused.pending,
         )
-        seconds = {**run.clock.step, "ahead": paused.metrics.get("overlap/sample_seconds", 0.0)}
+        seconds = run.clock.step | paused.metrics
         metrics = step_metrics(sampled, batch, credit, results, seconds) | sizes_of(cut)
         stale = staleness(batch, state.step, parts.sampling.max_staleness)
         engines = parts.engine.stats.by_engine()
-        ahead = dict(paused.metrics)
-        return following, metrics | compared | published | stale | ahead | engines
+        return following, metrics | compared | published | stale | paused.metrics | engines
 
     def evaluate(self) -> list[Result]:
         """Evaluates with the engine, which has the newest weights already."""

@@ -29,8 +29,8 @@ def step_metrics(
     seconds: Mapping[str, float],
 ) -> dict[str, float]:
     """Rewards, lengths, dropped samples and the updates of a step. results: of each update, by
-    role. seconds: of the phases "sample" and "train"; "ahead": in which samples were drawn beside
-    training.
+    role. seconds: of the phases "sample" and "train", and as "overlap/sample_seconds" those in
+    which samples were drawn beside training.
     """
     groups = sampled.all
     totals = sample_metrics(groups)
@@ -52,7 +52,8 @@ def step_metrics(
         **sampled.metrics,
         **credit.metrics,
         **update,
-        "response_tokens_per_second": tokens / (seconds["sample"] + seconds.get("ahead", 0.0)),
+        "response_tokens_per_second": tokens
+        / (seconds["sample"] + seconds.get("overlap/sample_seconds", 0.0)),
         "train_tokens_per_second": trained / seconds["train"],
     }
 
