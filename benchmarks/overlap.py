@@ -6,9 +6,11 @@ One run with a rollout worker and a rank, each pinned to a core of its own. Its 
 kinds of steps in turn, A B, B A, ...: with max_staleness = 1, where samples of the next step are
 drawn beside learning, and with 0, where engine and learner take turns. Both draw the same tickets,
 whose answers have log-normal lengths (or end where the model says so). `ratio` is the median over
-pairs of the wall time of a synchronous step over that of an overlapped one: 2 is the bound, reached
-where both sides take equally long and a publish takes nothing. Idle shares are of each side's core:
-the engine's seconds of prefill and decode, the learner's of training, over the wall time.
+pairs of the wall time of a synchronous step over that of an overlapped one. 2 is the bound, reached
+where both sides take equally long and a publish takes nothing: choose --prompts, --most and
+--hidden so that a synchronous step has as many engine_seconds as train_seconds. Idle shares are of
+each side's core: the engine's seconds of prefill and decode, the learner's of training, over the
+wall time.
 """
 
 import argparse
@@ -122,7 +124,6 @@ class Side:
                 "train_seconds": times["train_seconds"],
                 "publish_seconds": times["publish_seconds"],
                 "response_tokens": metrics["response_tokens"],
-                "staleness": metrics.get("staleness/max", 0.0),
             }
         )
 
@@ -213,9 +214,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--pairs", type=int, default=10, help="of steps that count")
     parser.add_argument("--warm", type=int, default=2, help="pairs before them")
-    parser.add_argument("--prompts", type=int, default=8, help="of a step, with 8 samples each")
+    parser.add_argument("--prompts", type=int, default=32, help="of a step, with 8 samples each")
     parser.add_argument("--mean", type=float, default=64.0, help="tokens of an answer")
-    parser.add_argument("--most", type=int, default=256, help="tokens of the longest")
+    parser.add_argument("--most", type=int, default=192, help="tokens of the longest")
     parser.add_argument("--hidden", type=int, default=128, help="size of the model")
     parser.add_argument("--to", type=Path, help="JSON file for the result")
     options = parser.parse_args()

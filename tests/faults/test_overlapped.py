@@ -1,4 +1,4 @@
-"""Runs that sample while the policy learns, in processes of a cluster: killed, resumed, replayed."""
+"""Runs that sample while the policy learns, behind Ray: killed, resumed, replayed."""
 
 from pathlib import Path
 from typing import Any

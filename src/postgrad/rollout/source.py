@@ -124,7 +124,8 @@ class LiveSource:
         self._prompts_per_step = prompts_per_step
         self._settings = sampling
         self._judged_by = sampling.filter_on or correctness
-        self._curriculum = Curriculum(sampling.curriculum, self._judged_by)
+        curriculum = Curriculum(sampling.curriculum, self._judged_by)
+        self._curriculum = curriculum if curriculum.active else None
         self._drawing = Drawing(
             samples_per_prompt, sampling, seed, environment or SingleTurn(), max_len
         )
@@ -186,10 +187,11 @@ class LiveSource:
             )
         missing = self._prompts_per_step - len(schedule.take(short=dynamic))
         groups = [scored[ticket] for ticket in sorted(scored)]
-        epochs = {ticket: self._epoch(ticket) for ticket in scored}
-        next_state = self._curriculum.after(groups, epochs, state)
         metrics = self._metrics(rounds, len(groups), missing, reasons) if dynamic else {}
-        if self._curriculum.active:
+        next_state = state
+        if self._curriculum is not None:
+            epochs = {ticket: self._epoch(ticket) for ticket in scored}
+            next_state = self._curriculum.after(groups, epochs, state)
             metrics |= {"curriculum/passed_over": float(len(passed))}
             metrics |= self._curriculum.metrics(next_state)
         settled = cursor.settle([*scored, *passed])
@@ -264,12 +266,12 @@ class LiveSource:
         added to `passed`; ends where it skips two whole epochs in a row.
         """
         in_a_row = 0
-        begun = frozenset(schedule.open)
+        begun, curriculum = frozenset(schedule.open), self._curriculum
         for ticket in cursor.open_tickets():
             if ticket in begun:
                 continue
             prompt = self._prompts.draw(ticket, self._seed)
-            if self._curriculum.passes_over(prompt, self._epoch(ticket), state):
+            if curriculum and curriculum.passes_over(prompt, self._epoch(ticket), state):
                 passed.append(ticket)
                 in_a_row += 1
                 if in_a_row >= 2 * len(self._prompts):

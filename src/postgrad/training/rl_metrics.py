@@ -39,6 +39,7 @@ def step_metrics(
         update |= _over_updates([result.metrics for result in of_role])
     samples = sum(len(group.rollouts) for group in groups)
     tokens = float(sum(r.policy_mask.sum() for g in groups for r in g.rollouts))
+    sampling = seconds["sample"] + seconds.get("overlap/sample_seconds", 0.0)
     trained = sum(update.get(f"{role}/computed_tokens", 0.0) for role in results)
     return {
         "loss": update.get("policy/loss", math.nan),
@@ -52,8 +53,7 @@ def step_metrics(
         **sampled.metrics,
         **credit.metrics,
         **update,
-        "response_tokens_per_second": tokens
-        / (seconds["sample"] + seconds.get("overlap/sample_seconds", 0.0)),
+        "response_tokens_per_second": tokens / sampling,
         "train_tokens_per_second": trained / seconds["train"],
     }
 
