@@ -32,7 +32,6 @@ from postgrad.learner.role import UpdateResult
 from postgrad.learner.update import Update, updates
 from postgrad.models.load import load_tokenizer, require_same_tokens
 from postgrad.observe.samples import step_samples
-from postgrad.recipe.placement import overlaps
 from postgrad.recipe.recipe import RLRecipe
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.ahead import OverlappedSource, Progress, sampling_thread
@@ -276,7 +275,7 @@ def assemble(
     _check_tokens(recipe, path, tokenizer)
     learned = learned_reward(recipe, tokenizer)
     scorer = stack.enter_context(scorer_of(recipe, learned))  # starts beside what follows
-    thread = sampling_thread(stack, scorer.halt) if overlaps(recipe) else None
+    thread = sampling_thread(stack, scorer.halt) if recipe.samples_while_learning else None
     prompts = rows.prompts(recipe, tokenizer)
     rows.show_rows(run, prompts.accounts)
     check_rows(recipe.environment, prompts)
