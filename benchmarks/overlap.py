@@ -7,8 +7,8 @@ kinds of steps in turn, A B, B A, ...: with max_staleness = 1, where samples of 
 drawn beside learning, and with 0, where engine and learner take turns. Both draw the same tickets,
 whose answers have log-normal lengths (or end where the model says so). `ratio` is the median over
 pairs of the wall time of a synchronous step over that of an overlapped one. 2 is the bound, reached
-where both sides take equally long and a publish takes nothing: choose --prompts, --most and
---hidden so that a synchronous step has as many engine_seconds as train_seconds. Idle shares are of
+where both sides take equally long and a publish takes nothing: choose --epochs, --prompts
+and --most so that a synchronous step has as many engine_seconds as train_seconds. Idle shares are of
 each side's core: the engine's seconds of prefill and decode, the learner's of training, over the
 wall time.
 """
@@ -68,6 +68,7 @@ correction = "tis"
 [batch]
 rollout_batch_size = {prompts}
 n_samples_per_prompt = 8
+epochs_per_rollout = {epochs}
 [rollout]
 max_new_tokens = {most}
 max_staleness = 1
@@ -180,6 +181,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     text = RECIPE.format(
         run_dir=folder / "run", hidden=options.hidden, intermediate=2 * options.hidden,
         prompts=options.prompts, most=options.most, max_len=options.most + PROMPT_TOKENS,
+        epochs=options.epochs,
     )  # fmt: skip
     recipe = parse_recipe(tomllib.loads(text))
     directory = RunDirectory.create(Path(recipe.run_dir), recipe.dump(), overwrite=False)
@@ -218,6 +220,7 @@ def main() -> None:
     parser.add_argument("--mean", type=float, default=64.0, help="tokens of an answer")
     parser.add_argument("--most", type=int, default=192, help="tokens of the longest")
     parser.add_argument("--hidden", type=int, default=128, help="size of the model")
+    parser.add_argument("--epochs", type=int, default=3, help="passes of the learner over a step")
     parser.add_argument("--to", type=Path, help="JSON file for the result")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
