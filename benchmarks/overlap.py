@@ -8,9 +8,9 @@ drawn beside learning, and with 0, where engine and learner take turns. Both dra
 whose answers have log-normal lengths (or end where the model says so). `ratio` is the median over
 pairs of the wall time of a synchronous step over that of an overlapped one. 2 is the bound, reached
 where both sides take equally long and a publish takes nothing: choose --epochs, --prompts
-and --most so that a synchronous step has as many engine_seconds as train_seconds. Idle shares are of
-each side's core: the engine's seconds of prefill and decode, the learner's of training, over the
-wall time.
+and --most so that a synchronous step has as many engine_seconds as train_seconds. Idle shares are
+of each side's core: the engine's seconds of prefill and decode, the learner's of training, over
+the wall time.
 """
 
 import argparse
