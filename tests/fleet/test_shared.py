@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -453,3 +454,150 @@ def test_each_process_tells_what_it_did_since_the_last_report(shared: Any) -> No
     assert engine.stats.response_tokens == sum(len(c.token_ids) for c in done)
     most = max(first[f"engine/{number}/decode_seconds"] for number in range(2))
     assert engine.stats.decode_seconds == pytest.approx(most)
+
+
+AWAITED = (0, 1, 2)  # tickets that are waited for before the others
+
+
+def cut_when_awaited_have_ended(engine: SharedEngine) -> tuple[list[Completion], list[Request]]:
+    """What has ended by then, and what goes on."""
+    for request in requests(max_new_tokens=24):
+        engine.submit(request)
+    done: list[Completion] = []
+    while len([c for c in done if c.ticket in AWAITED]) < 5 * len(AWAITED):
+        done += engine.completed(AWAITED)
+    left = engine.cut()
+    while ended := engine.completed():
+        done += ended
+    return sorted(done, key=lambda c: (c.ticket, c.sample)), left
+
+
+def written(left: list[Request]) -> list[Any]:
+    return [
+        (r.ticket, r.sample_ids, None if r.written is None else
+         (r.written.token_ids.tobytes(), r.written.logprobs.tobytes(), r.written.versions))
+        for r in left
+    ]  # fmt: skip
+
+
+def names(done: list[Completion], left: list[Request]) -> list[tuple[int, int]]:
+    return sorted(
+        [
+            *((c.ticket, c.sample) for c in done),
+            *((r.ticket, s) for r in left for s in r.sample_ids),
+        ]
+    )
+
+
+EVERY = [(ticket, sample) for ticket in range(7) for sample in range(5)]
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_where_a_cut_finds_each_process_does_not_depend_on_how_slow_the_others_are(
+    shared: Any, slow: int
+) -> None:
+    done, left = cut_when_awaited_have_ended(shared(2).engine)
+    assert names(done, left) == EVERY
+    assert any(request.written is not None for request in left)
+    assert [r.ticket for r in left] == sorted(r.ticket for r in left)
+    late = shared(2)
+    worker = late.workers[slow]
+    turn = worker._worker.turn
+
+    def slow_turn(asked: Any) -> Any:
+        time.sleep(0.02)
+        return turn(asked)
+
+    worker._worker.turn = slow_turn
+    late_done, late_left = cut_when_awaited_have_ended(late.engine)
+    assert bits(late_done) == bits(done)
+    assert written(late_left) == written(left)
+
+
+def test_samples_that_were_cut_in_all_processes_go_on_to_what_uncut_ones_are(shared: Any) -> None:
+    expected = whole_samples(shared(2).engine)
+    engine = shared(2).engine
+    done, left = cut_when_awaited_have_ended(engine)
+    assert engine.completed() == []
+    assert engine.cut() == []
+    done += generate(engine, left)
+    assert sorted(tokens(done)) == expected
+
+
+@pytest.mark.parametrize("method", ["cut", "turn"])
+def test_a_process_that_dies_before_the_cut_loses_no_sample_and_takes_none_twice(
+    shared: Any, method: str
+) -> None:
+    expected = whole_samples(shared(2).engine)
+    lossy = shared(2, {1: dies_in(method, 0 if method == "cut" else 1)})
+    done, later = cut_and_gone_on(lossy.engine)
+    assert sorted((c.ticket, c.sample) for c in done + later) == EVERY
+    assert sorted(tokens(done + later)) == expected
+    assert len(lossy.logs.of("engine_lost")) == 1
+
+
+def whole_samples(engine: SharedEngine) -> list[Any]:
+    return sorted(tokens(generate(engine, requests(max_new_tokens=24))))
+
+
+def cut_and_gone_on(engine: SharedEngine) -> tuple[list[Completion], list[Completion]]:
+    done, left = cut_when_awaited_have_ended(engine)
+    return done, generate(engine, left)
+
+
+def in_thread(call: Callable[[], Any]) -> Any:
+    """Its result in another thread than the one that publishes."""
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(call).result()
+
+
+class Untouched:
+    """A policy that learns: nobody may ask it anything."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"the policy was asked for its {name} while it learns")
+
+
+def test_a_process_that_dies_beside_the_learner_leaves_its_samples_to_the_others_until_a_publish(
+    shared: Any,
+) -> None:
+    expected = whole_samples(shared(2).engine)
+    lossy = shared(2, {1: dies_in("turn", 1)})
+    weights = new_weights(lossy)
+    lossy.publish(weights, 1)
+    lossy.site.policy = Untouched()
+    done, left = in_thread(lambda: cut_when_awaited_have_ended(lossy.engine))
+    assert names(done, left) == EVERY
+    lossy.publish(weights, 2)
+    joined = lossy.engine._members[1]
+    while joined.starting is not None:
+        lossy.engine._join(needed=True)
+        time.sleep(0.01)
+    later = generate(lossy.engine, left)
+    assert sorted(tokens(done + later)) == expected
+    spans = {version for c in later for version, _ in c.versions}
+    assert spans <= {1, 2}
+    assert joined.serves
+
+
+def test_the_only_process_that_dies_beside_the_learner_ends_the_run(shared: Any) -> None:
+    lossy = shared(1, {0: dies_in("turn", 1)})
+    lossy.publish(new_weights(lossy), 1)
+    lossy.site.policy = Untouched()
+    with pytest.raises(WorkerLost, match="no rollout worker is left that has the policy"):
+        in_thread(lambda: cut_when_awaited_have_ended(lossy.engine))
+
+
+def test_an_engine_that_is_closed_ends_the_waiting_for_its_samples(shared: Any) -> None:
+    busy = shared(1)
+    busy.workers[0].held.clear()
+    busy.engine.submit(requests()[0])
+    with ThreadPoolExecutor(1) as executor:
+        waiting = executor.submit(busy.engine.completed)
+        while busy.engine._members[0].asked is None:
+            time.sleep(0.001)
+        busy.engine.close()
+        busy.workers[0].held.set()
+        with pytest.raises(RunError, match="rollout workers have ended"):
+            waiting.result()
+    assert busy.logs.of("engine_lost") == []

@@ -1,6 +1,6 @@
 """An engine that answers at once, prompts that are numbers, and rewards that a test chooses."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,7 @@ class Answers:
             for sample in request.sample_ids
         ]
 
-    def completed(self) -> list[Completion]:
+    def completed(self, awaited: Collection[int] | None = None) -> list[Completion]:
         done, self._waiting = self._waiting, []
         return done
 
@@ -116,7 +116,7 @@ class Ticking:
         self._open += [replace(request, sample_ids=(sample,)) for sample in request.sample_ids]
         self._open.sort(key=lambda open_request: (open_request.ticket, open_request.sample_ids[0]))
 
-    def completed(self) -> list[Completion]:
+    def completed(self, awaited: Collection[int] | None = None) -> list[Completion]:
         done: list[Completion] = []
         while self._open and not done:
             self.steps += 1

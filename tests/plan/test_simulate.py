@@ -36,7 +36,7 @@ def ticks_of_a_run(seed: int, staleness: int, groups: int, slots: int, steps: in
     cursor, pending = Cursor(), {}
     for step in range(1, steps + 1):
         sampled = source.next(step, cursor, {}, pending)
-        cursor, pending = sampled.cursor, sampled.pending
+        cursor, pending = sampled.cursor, source.pause().pending
     return engine.steps
 
 

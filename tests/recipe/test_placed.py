@@ -7,6 +7,7 @@ import pytest
 from helpers.placed import PPO, RL
 from postgrad.core.errors import UsageError
 from postgrad.recipe.load import parse_recipe
+from postgrad.recipe.placement import overlaps
 
 REWARD = {
     "job": "reward",
@@ -164,3 +165,32 @@ def test_roles_have_places_in_any_grouping(
     settings = parse(cluster, PPO).cluster
     assert settings.homes == homes
     assert [settings.home(role) for role in ("critic", "reference", "reward_model")] == where
+
+
+WORKERS = {"type": "ray", "rollout": {"workers": 2}}
+STALE = {"max_staleness": 1}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "rollout", "expected"),
+    [
+        (WORKERS, STALE, True),
+        ({"type": "ray", "rollout": {}}, {"max_staleness": 3}, True),
+        (WORKERS, {}, False),  # every step waits for its own weights
+        ({"type": "ray", "policy": {"colocate": "rollout"}}, STALE, False),  # on its devices
+        ({"type": "ray"}, STALE, False),  # in the first process
+        ({"type": "local"}, STALE, False),
+        (WORKERS, {**STALE, "source": "replay", "replay_path": "other"}, False),
+    ],
+)
+def test_a_run_overlaps_where_its_engine_is_apart_and_may_be_ahead(
+    cluster: dict[str, Any], rollout: dict[str, Any], expected: bool
+) -> None:
+    tis = {**RL["algorithm"], "correction": "tis"}
+    recipe = {
+        **RL,
+        "learner": {"ranks": 1},
+        "algorithm": tis,
+        "rollout": {**RL.get("rollout", {}), **rollout},
+    }
+    assert overlaps(parse_recipe({**recipe, "cluster": cluster})) is expected

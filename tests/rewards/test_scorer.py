@@ -98,6 +98,30 @@ def test_a_step_in_which_too_many_samples_fail_stops_the_run(
         scorer.score([(make_prompt(), make_rollouts(["1", "raise", "nan", "4"]))])
 
 
+def test_groups_that_were_scored_before_their_step_count_in_it(
+    make_scorer, make_prompt, make_rollouts, obeying
+):
+    scorer = make_scorer(obeying(), max_failed_fraction=0.25)
+    well, ill = [
+        scorer.score([(make_prompt(), make_rollouts(texts))])
+        for texts in (["1", "raise", "3", "4"], ["1", "raise", "nan", "4"])
+    ]
+    with scorer.step():  # an evaluation in between counts its own
+        scorer.judge(well)
+    with pytest.raises(RunError, match="failed on 2 of 4 samples"):
+        scorer.judge(ill)
+
+
+def test_whoever_waits_for_scores_is_told_that_scoring_was_ended(
+    make_scorer, make_prompt, make_rollouts
+):
+    scorer = make_scorer(GSM8K)
+    scorer.submit(make_prompt(), make_rollouts(["#### 7"] * 2000))
+    scorer.halt()
+    with pytest.raises(RunError, match="scoring was ended"):
+        scorer.completed(wait=True)
+
+
 def test_a_verifier_that_cannot_be_made_is_refused_at_the_first_call(make_scorer, make_prompt):
     def refusal(type_name, error=UsageError):
         scorer = make_scorer(RewardSettings(type=type_name))

@@ -16,8 +16,9 @@ from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError
 from postgrad.core.records import Prompt, Rollout, ScoredGroup, Turn
 from postgrad.core.seeds import integer
+from postgrad.rollout.curriculum import judged_scores, reason_to_filter
 from postgrad.rollout.settings import RolloutSettings
-from postgrad.rollout.source import LiveSource, judged_scores, reason_to_filter
+from postgrad.rollout.source import LiveSource
 
 Reward = Callable[[int, int], float | None]
 

@@ -1,7 +1,6 @@
 """The live source with samples ahead: in order, never too old, the same bits after any resume."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -9,103 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.rollouts import Chosen, Numbers, Ticking, Words
+from helpers.lives import Life, Turns, shown
+from helpers.rollouts import Numbers, Words
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError
-from postgrad.core.records import Prompt, ScoredGroup
-from postgrad.core.seeds import integer
-from postgrad.rollout.engine import Completion
-from postgrad.rollout.environment import Observation
 from postgrad.rollout.pending import to_groups
 from postgrad.rollout.sampling import Drawing
 from postgrad.rollout.settings import RolloutSettings
-from postgrad.rollout.source import LiveSource, Sampled
-
-
-class Turns:
-    """An environment of `turns` answers; each is told which one it was."""
-
-    def __init__(self, turns: int) -> None:
-        self.turns = turns
-
-    def reset(self, prompt: Prompt, sample: int) -> "Turns._Game":
-        return self._Game(self.turns)
-
-    class _Game:
-        def __init__(self, turns: int) -> None:
-            self.left = turns
-
-        def step(self, response: Completion) -> Observation:
-            self.left -= 1
-            told = np.array([7, self.left], np.int32)
-            return Observation(told, not self.left, reward=float(len(response.token_ids)))
-
-
-@dataclass
-class Life:
-    """A run without weights: its source, and what a checkpoint would hold."""
-
-    lengths: int  # seed
-    staleness: int
-    groups: int = 2
-    samples: int = 3
-    slots: int = 4
-    turns: int = 1
-    in_flight: bool = True
-    rollout: dict[str, Any] = field(default_factory=dict)
-    cursor: Cursor = field(default_factory=Cursor)
-    state: Any = field(default_factory=dict)
-    pending: Any = field(default_factory=dict)
-    step: int = 0
-    scored: list[tuple[int, int]] = field(default_factory=list)  # (ticket, sample) that was scored
-
-    def __post_init__(self) -> None:
-        self.start()
-
-    def length(self, ticket: int, sample: int, turn: int) -> int:
-        drawn = integer(self.lengths, "length", ticket, sample, turn)
-        return 1 + drawn % (25 if drawn % 5 == 0 else 4)  # a few are long
-
-    def reward(self, ticket: int, sample: int) -> float:
-        self.scored.append((ticket, sample))
-        return float(integer(self.lengths, "r", ticket, sample) % 2)
-
-    def start(self) -> None:
-        """A new process: nothing is left but what a checkpoint holds."""
-        self.engine = Ticking(self.length, self.slots)
-        self.source = LiveSource(
-            self.engine,
-            Numbers(1000),
-            Chosen(self.reward),
-            seed=0,
-            prompts_per_step=self.groups,
-            samples_per_prompt=self.samples,
-            sampling=RolloutSettings(
-                max_new_tokens=30,
-                max_staleness=self.staleness,
-                in_flight_updates=self.in_flight,
-                **self.rollout,
-            ),
-            tokenizer=Words(),
-            environment=Turns(self.turns),
-        )
-        self.pending = {name: array.copy() for name, array in self.pending.items()}
-
-    def next(self) -> Sampled:
-        self.engine.version = self.step
-        self.step += 1
-        sampled = self.source.next(self.step, self.cursor, self.state, self.pending)
-        self.cursor, self.state, self.pending = sampled.cursor, sampled.state, sampled.pending
-        return sampled
-
-
-def shown(groups: list[ScoredGroup]) -> list[Any]:
-    return [
-        (g.prompt.ticket, r.sample, r.token_ids.tolist(), r.logprobs.tolist(), r.versions, r.text,
-         r.finish_reason, r.answer, r.counts, g.total.tolist(),
-         {name: values.tolist() for name, values in r.columns.items()})
-        for g in groups for r in g.rollouts
-    ]  # fmt: skip
 
 
 def settled_of(life: Life) -> range:
@@ -167,9 +76,10 @@ def test_a_run_that_is_resumed_after_any_steps_draws_the_same_samples(
         first, second = life.next(), other.next()
         assert shown(first.all) == shown(second.all)
         assert (first.reasons, first.metrics) == (second.reasons, second.metrics)
-        assert first.pending.keys() == second.pending.keys()
-        for name, array in first.pending.items():
-            assert array.tobytes() == second.pending[name].tobytes()
+        assert life.ahead == other.ahead
+        assert life.pending.keys() == other.pending.keys()
+        for name, array in life.pending.items():
+            assert array.tobytes() == other.pending[name].tobytes()
         if step in resumed_after:
             other.start()
 
@@ -181,7 +91,7 @@ def test_without_staleness_every_step_is_sampled_by_its_own_weights_alone(
     life = Life(lengths, 0, slots=slots)
     for step in range(4):
         sampled = life.next()
-        assert sampled.pending == {}
+        assert life.pending == {}
         assert {v for g in sampled.all for r in g.rollouts for v, _ in r.versions} == {step}
         assert [g.prompt.ticket for g in sampled.all] == [2 * step, 2 * step + 1]
 
@@ -198,18 +108,19 @@ def test_samples_ahead_fill_the_rows_that_a_long_answer_leaves_empty() -> None:
 
 def test_a_long_answer_is_written_by_several_versions_and_metrics_say_how_much_is_ahead() -> None:
     life = Life(3, 2)
-    sampled = [life.next() for _ in range(6)]
+    first = life.next(), life.ahead
+    sampled = [first[0], *(life.next() for _ in range(5))]
     versions = {len(r.versions) for s in sampled for g in s.all for r in g.rollouts}
     assert max(versions) >= 2
-    assert sampled[0].metrics["ahead/groups"] == 4.0
-    last = sampled[-1]
-    assert last.metrics["ahead/tokens"] == len(last.pending["tokens"])
-    assert last.metrics["ahead/ended_groups"] <= last.metrics["ahead/groups"]
+    assert first[1]["ahead/groups"] == 4.0
+    assert life.ahead["ahead/tokens"] == len(life.pending["tokens"])
+    assert life.ahead["ahead/ended_groups"] <= life.ahead["ahead/groups"]
 
 
 def broken(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     life = Life(3, 2, turns=2)
-    arrays = dict(life.next().pending)
+    life.next()
+    arrays = dict(life.pending)
     change(arrays)
     return arrays
 

@@ -238,6 +238,13 @@ class EngineWorker:
             self.turn(requests)
         return self.turn(turns[-1])
 
+    def cut(self) -> tuple[list[Request], list[Completion], EngineSums]:
+        """Engine.cut; returns also what ended before, and the engine's sums."""
+        requests, ended = self._engine.cut(), list[Completion]()
+        while completions := self._engine.completed():
+            ended += completions
+        return requests, ended, self._engine.stats.rows()
+
     def publish(self, action: str, *arguments: Any) -> Any:
         """A step of a publish from ranks: a method of WorkerWeights."""
         return getattr(self._weights, action)(*arguments)

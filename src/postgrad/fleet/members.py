@@ -1,6 +1,7 @@
 """The processes of a shared engine: how each is started, and what it was asked."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,6 +39,7 @@ class EngineSite:
     sequences: int  # of each engine at once
     max_len: int  # tokens of the longest
     published: int | None = None  # updates of the policy when its weights were published
+    publisher: int | None = None  # the thread that published them
 
     def start(self, number: int) -> Workers:
         """A process with an engine of the run's first weights, in its place on the cluster."""
@@ -60,11 +62,16 @@ class EngineSite:
     def note_published(self) -> None:
         """The policy's weights of now have been sent to all engines."""
         self.published = None if self.policy is None else self.policy.updates
+        self.publisher = threading.get_ident()
 
     def weights(self) -> RankedWeights | None:
-        """The policy's weights as they were published; None where it has learned since."""
+        """The policy's weights as they were published; None where it has learned since, and in
+        every other thread than the one that published them, beside which it may be learning.
+        """
         policy = self.policy
-        if policy is None or policy.updates != self.published:
+        if policy is None or threading.get_ident() != self.publisher:
+            return None
+        if policy.updates != self.published:
             return None
         rollout = self.recipe.rollout_settings
         alone = rollout is not None and rollout.sends_adapter
@@ -116,6 +123,10 @@ class Member:
     def serves(self) -> bool:
         return self.workers is not None and not self.absent
 
+    def has(self, awaited: Collection[int] | None) -> bool:
+        """Whether it has an open sample of these tickets; None: of any."""
+        return any(awaited is None or ticket in awaited for ticket, _ in self.open)
+
     def give(self, request: Request, exact: bool) -> None:
         """Queues a request for the next turn."""
         if not self.open:
@@ -134,6 +145,19 @@ class Member:
             replace(request, sample_ids=tuple(sorted(samples[key])))
             for key, request in asked.items()
         ]
+
+    def cut(self, requests: Sequence[Request]) -> list[Request]:
+        """What is still to be asked: `requests` that its engine was cut to, and those that it was
+        not asked yet, or lost. Afterwards nothing is open.
+        """
+        left: list[Request] = []
+        for request in requests:
+            keys = [(request.ticket, sample) for sample in request.sample_ids]
+            if kept := tuple(sample for ticket, sample in keys if (ticket, sample) in self.open):
+                left.append(replace(request, sample_ids=kept))
+            for key in keys:
+                self.open.pop(key, None)
+        return left + self.take_back()
 
     def take(self, completions: Sequence[Completion], sums: EngineSums) -> list[Completion]:
         """The completions that are still open, each of which is taken once."""

@@ -3,15 +3,18 @@
 Tickets are dealt in turn. What a process samples is a list of turns: the requests that came since
 its last answer, then its next completions. A turn begins when all requests that follow from the
 turn before have come, so what shares a batch depends on tickets, samples and token counts alone,
-however long the other processes take: completions come as they come, and have the same bits.
+however long the other processes take: completions come as they come, and have the same bits. Where
+only some tickets are awaited, a process stops after the turn that ends the last of its awaited
+samples, so a cut finds it at the same token in every run.
 
 A process that dies is started again beside the others. The built-in engine then repeats its turns
 since it was idle, and gives the bits that it would have given. For other engines, and where weights
 came meanwhile, the open samples are asked again from their beginning, of the others if there are
-any. A sample is taken once.
+any. A sample is taken once. One that dies after a turn and before a cut, or in a thread that cannot
+ask the policy, has its samples written again from where they were cut last.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
@@ -27,9 +30,8 @@ from postgrad.fleet.members import NOTHING, TITLE, EngineSite, Member, SharedSta
 from postgrad.fleet.publishing import RankPublisher
 from postgrad.fleet.remote import RankedRole, RankedWeights
 from postgrad.observe.sinks import Logs
-from postgrad.rollout.agreement import agreed
-from postgrad.rollout.engine import Completion, Request, Sent, WeightHandover
-from postgrad.rollout.stats import SUMMED, EngineStats
+from postgrad.rollout.engine import Completion, Request, Sent, WeightHandover, in_order
+from postgrad.rollout.stats import SUMMED, EngineStats, agreed
 from postgrad.rollout.transport.route import Stated
 
 Probe = tuple[Sequence[NDArray[np.int32]], float, list[Logprobs]]
@@ -61,6 +63,7 @@ class SharedEngine:
         self._version: int | None = None  # None: no weights were loaded
         self._probe: Probe | None = None  # of the weights that are loaded
         self._settled = EngineStats()  # when all were idle last
+        self._ended: list[Completion] = []  # that `completed` has still to return
         self._starter = ThreadPoolExecutor(len(members), TITLE)
         self._closed = False
         self._interrupted = False
@@ -74,27 +77,31 @@ class SharedEngine:
             member = self._others(member, request.ticket)
         member.give(request, self._exact)
 
-    def completed(self) -> list[Completion]:
+    def completed(self, awaited: Collection[int] | None = None) -> list[Completion]:
         """Completions of whichever processes have some, by ticket and sample. Raises RunError where
-        it is interrupted.
+        it is interrupted or closed.
         """
-        while True:
-            if self._interrupted:
+        completions, self._ended = self._ended, []
+        while not completions:
+            if self._interrupted or self._closed:
                 raise RunError(f"nobody waits for the {TITLE}s any more")
-            for member in self._members:
-                self._ask(member)
             if not any(member.open for member in self._members):
                 self._settle()
                 return []
+            asked = [member for member in self._members if member.has(awaited)]
+            if not asked:
+                return []
+            for member in asked:
+                self._ask(member)
             wait(self._under_way(), None, FIRST_COMPLETED)
-            completions: list[Completion] = []
+            if self._closed:
+                raise RunError(f"the {TITLE}s have ended")
             for member in self._members:
                 if member.asked is not None and member.asked.done():
                     completions += self._taken(member, member.asked)
             self._join()
-            if completions:
-                self._count()
-                return sorted(completions, key=lambda c: (c.ticket, c.sample, c.turn))
+            self._count()
+        return sorted(completions, key=lambda c: (c.ticket, c.sample, c.turn))
 
     def load_weights(self, weights: WeightHandover, version: int) -> Sent:
         """Engine.load_weights: ranks send all of them to every process."""
@@ -124,12 +131,34 @@ class SharedEngine:
                 return logprobs
 
     def cut(self) -> list[Request]:
-        """Engine.cut, where nothing is under way: a recipe with rollout.max_staleness has no
-        rollout workers, because where they would be cut depends on the clock.
+        """Engine.cut, of every process after its turn. What a process that dies had written since
+        it was cut last is lost, and its requests are those of then.
         """
-        if any(member.open for member in self._members):
-            raise RunError(f"a {TITLE} has samples under way: they cannot be cut")
-        return []
+        for member in self._members:
+            if member.asked is not None:  # one that was replaced repeats its turns
+                self._ended += self._taken(member, member.asked)
+        handles = {
+            member.number: _called(member, "cut")
+            for member in self._members
+            if member.open and member.serves
+        }
+        cuts: dict[int, list[Request]] = {}
+        for number, handle in handles.items():
+            member = self._members[number]
+            try:
+                cuts[number], ended, sums = handle.result()
+            except WorkerLost as error:
+                self._lose(member, error)
+            else:
+                self._ended += member.take(ended, sums)
+        requests = [
+            request
+            for member in self._members
+            for request in member.cut(cuts.get(member.number, []))
+        ]
+        self._count()
+        self._settle()
+        return in_order(requests)
 
     def rest(self) -> None:
         self._join()
@@ -145,6 +174,7 @@ class SharedEngine:
         where none is left that has weights.
         """
         self._site.logs, self._site.policy, self._site.published = logs, None, None
+        self._ended = []
         self._publisher = self._new_publisher()  # its ways lead to ranks that have ended
         for member in self._members:
             member.take_back()

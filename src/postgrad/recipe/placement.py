@@ -14,15 +14,8 @@ TABLES = ("vllm", "openai")  # of engines that have settings of their own
 
 
 def overlaps(recipe: CommonSections) -> bool:
-    """Whether a run samples while its policy learns: its engine is in processes of its own, on
-    devices that the learner does not use, and samples may be older than the weights that they train
-    (docs/async.md).
-    """
-    settings, rollout = recipe.cluster, recipe.rollout_settings
-    if rollout is None or not recipe.trains_on_rollouts or rollout.source != "live":
-        return False
-    apart = settings.type != "local" and settings.policy.colocate is None
-    return rollout.max_staleness > 0 and apart and settings.engines(recipe.learner.ranks) > 0
+    """Whether a run samples while its policy learns."""
+    return recipe.samples_while_learning
 
 
 def placement_problems(recipe: CommonSections, job: str) -> Iterator[RecipeProblem]:
@@ -254,13 +247,6 @@ def engine_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
         )
     yield from _adapter_alone(recipe)
     workers = recipe.cluster.type != "local" and recipe.cluster.engines(recipe.learner.ranks)
-    if rollout.max_staleness and workers:
-        yield (
-            ("rollout", "max_staleness"),
-            f"{rollout.max_staleness} needs the engine in the first process: rollout workers "
-            "sample at their own pace, so where a step would cut them differs from run to run; "
-            "set 0, or leave out cluster.rollout and cluster.policy.colocate",
-        )
     if rollout.transport != "auto" and not workers and rollout.type != "vllm":
         yield (
             ("rollout", "transport"),

@@ -261,6 +261,17 @@ class CommonSections(Settings):
         return None
 
     @property
+    def samples_while_learning(self) -> bool:
+        """True where the engine is in processes of its own, on devices that the learner does not
+        use, and samples may be older than the weights that they train (docs/async.md).
+        """
+        rollout, settings = self.rollout_settings, self.cluster
+        if rollout is None or not self.trains_on_rollouts or rollout.source != "live":
+            return False
+        apart = settings.type != "local" and settings.policy.colocate is None
+        return rollout.max_staleness > 0 and apart and settings.engines(self.learner.ranks) > 0
+
+    @property
     def samples_answers(self) -> bool:
         """True where the policy answers questions in this run: to learn, or to be evaluated."""
         return False

@@ -74,6 +74,7 @@ class Lanes:
         self._pools: list[Pool] = []
         self._selector = selectors.DefaultSelector()
         self._way: dict[int, tuple[Pool, int]] = {}  # component -> its pool, its number there
+        self._halted = False
         for name, components, workers in workers_by_lane(lanes, scoring):
             pool = Pool([rewards[c] for c in components], workers, sandboxed=name == "sandboxed")
             self._pools.append(pool)
@@ -101,12 +102,20 @@ class Lanes:
         return [by_pool[id(pool)][place] for pool, place in routes]
 
     def poll(self, wait: bool) -> list[Outcome]:
-        """The jobs that ended since the last call; with `wait`, at least one if any is open."""
+        """The jobs that ended since the last call; with `wait`, at least one if any is open. Raises
+        RunError where `halt` was called.
+        """
         ended = [outcome for pool in self._pools for outcome in pool.poll(wait=False)]
         while wait and not ended and any(pool.is_busy() for pool in self._pools):
+            if self._halted:
+                raise RunError("scoring was ended")
             self._selector.select(_LANES_TICK)
             ended = [outcome for pool in self._pools for outcome in pool.poll(wait=False)]
         return ended
+
+    def halt(self) -> None:
+        """From any thread: a `poll` that waits ends, and none waits any more."""
+        self._halted = True
 
     def close(self) -> None:
         """Kill and reap every worker; open jobs are forgotten."""

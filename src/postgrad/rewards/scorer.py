@@ -80,7 +80,7 @@ class Scorer:
         # key of a job -> its group, index of the component in it, index of the rollout in it
         self._place: dict[int, tuple[_Group, int, int]] = {}
         self._ready: list[ScoredGroup] = []
-        self._tally = Tally()
+        self._tally: Tally | None = None  # within `step`
         self.seconds = 0.0
 
     def __enter__(self) -> "Scorer":
@@ -92,6 +92,10 @@ class Scorer:
     def close(self) -> None:
         """Kill and reap the workers; groups that are under way are forgotten."""
         self._pool.close()
+
+    def halt(self) -> None:
+        """From another thread, before `close`: whoever waits for scores gets a RunError."""
+        self._pool.halt()
 
     def check(self, prompts: Sequence[Prompt]) -> list[tuple[Prompt, str]]:
         """The prompts whose reference answer a verifier cannot read, with the reason, in order.
@@ -178,9 +182,19 @@ class Scorer:
     @contextmanager
     def step(self) -> Iterator[None]:
         """Around the scoring of one step: RunError at its end where too many samples failed."""
-        self._tally = Tally()
-        yield
-        self._tally.judge(self._max_failed)
+        self._tally = tally = Tally()
+        try:
+            yield
+        finally:
+            self._tally = None
+        tally.judge(self._max_failed)
+
+    def judge(self, groups: Sequence[ScoredGroup]) -> None:
+        """RunError where too many samples of a step's groups failed, whenever they were scored."""
+        tally = Tally()
+        for group in groups:
+            tally.add(group)
+        tally.judge(self._max_failed)
 
     def _applying(self, prompt: Prompt) -> list[str]:
         names = [
@@ -214,7 +228,8 @@ class Scorer:
         scored = mix(group.prompt, group.rollouts, components, group.outcomes)
         if self._environment is not None:
             scored = add_turn_rewards(scored, self._environment)
-        self._tally.add(scored)
+        if self._tally is not None:
+            self._tally.add(scored)
         self._stop_if_asked(scored)
         self._ready.append(scored)
 

@@ -6,7 +6,7 @@ An engine continues token sequences; it knows nothing of environments and reward
 one suite of tests, tests/contracts/test_engines.py.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -168,8 +168,13 @@ class Engine(Protocol):
         """Queue a request. Raises UsageError where it is longer than the engine can hold."""
         ...
 
-    def completed(self) -> list[Completion]:
-        """Sample until at least one completion is there; [] where no request is open."""
+    def completed(self, awaited: Collection[int] | None = None) -> list[Completion]:
+        """Sample until at least one completion is there; [] where no request is open.
+
+        awaited: the tickets that somebody waits for. An engine of several processes lets each go on
+        only while it has a sample of these, so that where `cut` finds it does not depend on the
+        clock; other engines need not look. None: all.
+        """
         ...
 
     def load_weights(self, weights: WeightHandover, version: int) -> Sent | None:

@@ -9,7 +9,7 @@ from postgrad.core.members import SUFFIX, has_lines, open_lines
 from postgrad.core.untrusted import parse_json
 from postgrad.rollout.pending import PendingArrays
 from postgrad.rollout.records_json import group_from_lines
-from postgrad.rollout.source import NOTHING, Sampled, State
+from postgrad.rollout.source import NOTHING, Paused, Sampled, State
 
 FILE = "samples.jsonl"
 
@@ -95,3 +95,11 @@ class ReplaySource:
             if "filtered" in lines[0]
         }
         return Sampled(groups, cursor.settle(sorted(by_ticket)), reasons, state)
+
+    def go_on(self) -> bool:
+        """Source.go_on: nothing is sampled."""
+        return False
+
+    def pause(self) -> Paused:
+        """Source.pause: nothing is under way."""
+        return Paused()

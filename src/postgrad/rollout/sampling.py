@@ -58,6 +58,7 @@ class GroupSampler:
         self._tokenizer = tokenizer
         self._on_done = on_done
         self.groups: dict[int, OpenGroup] = {}  # by ticket, in the order in which they began
+        self._scored: dict[int, ScoredGroup] = {}  # of these, as far as their scores are there
 
     def start(self, prompts: Sequence[Prompt]) -> None:
         """Samples these prompts too."""
@@ -73,37 +74,57 @@ class GroupSampler:
             for request in group.requests():
                 self._engine.submit(request)
 
-    def finish(self, tickets: Sequence[int], *, all_end: bool = False) -> list[ScoredGroup]:
-        """Samples until all of `tickets` have ended, and returns their scored groups, in their
-        order. all_end: all other groups end too, and are not scored yet.
+    def finish(self, tickets: Sequence[int]) -> list[ScoredGroup]:
+        """As `fill`; the groups are no longer under way."""
+        scored = self.fill(tickets)
+        for ticket in tickets:
+            del self.groups[ticket], self._scored[ticket]
+        return scored
 
-        A group is scored as soon as its last sample has ended, while others are still decoding.
-        Raises RunError where a group does not come back from the scorer.
+    def fill(self, tickets: Sequence[int]) -> list[ScoredGroup]:
+        """Samples until all of `tickets` have ended, and returns their scored groups, in their
+        order.
+
+        A group is scored once, as soon as its last sample has ended, while others are still
+        decoding. Raises RunError where a group does not come back from the scorer.
         """
-        asked = {ticket: self.groups[ticket] for ticket in tickets}
-        awaited = self.groups if all_end else asked
-        scored: dict[int, ScoredGroup] = {}
-        for group in asked.values():
-            if group.ended:
-                self._submit(group)
-        while any(not group.ended for group in awaited.values()):
-            completions = self._engine.completed()
-            for group in self._take(completions):
+        asked = {ticket for ticket in tickets if ticket not in self._scored}
+        for ticket in tickets:
+            if ticket in asked and self.groups[ticket].ended:
+                self._submit(self.groups[ticket])
+        for ended in self._decode(tickets):
+            for group in ended:
                 if group.prompt.ticket in asked:
                     self._submit(group)
-            scored |= {group.prompt.ticket: group for group in self._scorer.completed(wait=False)}
+            self._collect(wait=False)
+        while missing := len(asked - self._scored.keys()):
+            if not self._collect(wait=True):
+                raise RunError(f"{missing} groups never came back from the scorer")
+        return [self._scored[ticket] for ticket in tickets]
+
+    def decode(self, tickets: Iterable[int]) -> None:
+        """Samples until all of `tickets` have ended, and scores nothing."""
+        for _ in self._decode(tickets):
+            pass
+
+    def _decode(self, tickets: Iterable[int]) -> Iterator[list["OpenGroup"]]:
+        """Samples until all of `tickets` have ended. Gives the groups that end, as they do."""
+        while awaited := {ticket for ticket in tickets if not self.groups[ticket].ended}:
+            completions = self._engine.completed(awaited)
+            yield self._take(completions)
             samples = [self.groups[done.ticket].samples[done.sample] for done in completions]
             self._on_done(sum(sample.request is None for sample in samples))
-        while len(scored) < len(tickets):
-            groups = self._scorer.completed(wait=True)
-            if not groups:
-                raise RunError(
-                    f"{len(tickets) - len(scored)} groups never came back from the scorer"
-                )
-            scored |= {group.prompt.ticket: group for group in groups}
-        for ticket in tickets:
-            del self.groups[ticket]
-        return [scored[ticket] for ticket in tickets]
+
+    def _collect(self, *, wait: bool) -> int:
+        """Keeps the groups whose scores are there. Returns how many came."""
+        groups = self._scorer.completed(wait=wait)
+        self._scored |= {group.prompt.ticket: group for group in groups}
+        return len(groups)
+
+    def forget(self) -> None:
+        """Forgets all groups and scores. The engine must have been cut, or be idle."""
+        self.groups.clear()
+        self._scored.clear()
 
     def cut(self) -> None:
         """Stops the engine: `groups` have what was written so far, and can go on from there."""

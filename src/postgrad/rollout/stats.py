@@ -1,5 +1,5 @@
 """What rollout engines count: requests, tokens, seconds; of a whole engine and of each of several
-processes that share its work.
+processes that share its work; and whether those with the same weights agree.
 """
 
 import time
@@ -8,9 +8,15 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from postgrad.core.errors import RunError
+from postgrad.core.records import Logprobs
+
 StatsRow = tuple[float, ...]  # the values of SUMMED
 # The row of a whole engine; behind it those of several processes that share its work.
 EngineSums = tuple[StatsRow, ...]
+
+# The most that engines with the same weights may differ: mean over a probe's tokens, in nats.
+AGREEMENT = {"float32": 1e-4, "bfloat16": 5e-3}
 
 
 @dataclass(slots=True)
@@ -124,3 +130,25 @@ def engine_metrics(done: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         share = {"busy_per_second": values["busy_seconds"] / most} if most > 0.0 else {}
         metrics |= {f"engine/{engine}/{name}": value for name, value in {**values, **share}.items()}
     return metrics
+
+
+def distance(first: Sequence[Logprobs], second: Sequence[Logprobs]) -> float:
+    """Mean absolute difference of two lists of logprobs of the same tokens, in nats."""
+    return float(np.abs(np.concatenate(first) - np.concatenate(second)).mean())
+
+
+def agreed(logprobs: Sequence[list[Logprobs]], dtype: str, title: str) -> list[Logprobs]:
+    """The logprobs of the first engine, once all others are found to agree with them.
+
+    logprobs: for each engine those of the same sequences. dtype: what they compute in. title: what
+    messages call an engine. Raises RunError where one differs by more than AGREEMENT[dtype].
+    """
+    first, *others = logprobs
+    for number, other in enumerate(others, 1):
+        apart = distance(first, other)
+        if not apart <= AGREEMENT[dtype]:  # NaN is no agreement
+            raise RunError(
+                f"{title} {number} does not have the weights of {title} 0: mean logprob "
+                f"difference {apart:.4g} on the same tokens (limit {AGREEMENT[dtype]:g})"
+            )
+    return first

@@ -2,10 +2,12 @@
 
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from postgrad.algorithms.base import RolloutAlgorithm
@@ -33,10 +35,12 @@ from postgrad.models.load import load_tokenizer, require_same_tokens
 from postgrad.observe.samples import step_samples
 from postgrad.recipe.recipe import RLRecipe
 from postgrad.rewards.scorer import Scorer
+from postgrad.rollout.ahead import OverlappedSource, Progress, sampling_thread
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.replay import ReplaySource
 from postgrad.rollout.settings import RolloutSettings
-from postgrad.rollout.source import LiveSource, Sampled, Source
+from postgrad.rollout.source import LiveSource, Paused, Sampled, Source
+from postgrad.rollout.stats import EngineStats, named
 from postgrad.training import memory, rows
 from postgrad.training.publish import PROBES, Publisher
 from postgrad.training.rl_metrics import (
@@ -91,6 +95,8 @@ class RLJob:
     def __init__(self, run: Run, parts: Parts) -> None:
         self._run = run
         self._parts = parts
+        # The scorer's seconds and the engine's sums when the step began.
+        self._sampling = 0.0, EngineStats().row
 
     def step(self, state: RunState) -> tuple[RunState, dict[str, float]]:
         """Samples, scores, computes credit, updates and publishes once."""
@@ -99,7 +105,8 @@ class RLJob:
         batch = RolloutBatch.of(sampled.groups)
         with run.phase("publish"):
             parts.publish.show(batch.sequences)
-        parts.engine.rest()
+        if state.step + 1 == run.steps or not parts.source.go_on():
+            parts.engine.rest()
         with run.phase("train", run.geometry.updates_per_step):
             with run.clock.timed("train/columns"):
                 old, ref, values = self._columns(batch)
@@ -115,17 +122,14 @@ class RLJob:
             batch, credit, old, learned, results["policy"], parts.sampling,
             step=state.step, dropout=parts.roles.policy.drops,
         )  # fmt: skip
+        paused = self._pause()
         with run.phase("publish"):
             published = parts.publish(number)
         if parts.roles.follows is not None:
             parts.roles.follows.after_step(number, parts.roles.policy)
         with run.phase("log"):
-            decode, kept = parts.tokenizer.decode, run.recipe.observe.samples
-            run.logs.samples(
-                step_samples(
-                    sampled.all, sampled.reasons, number, decode, batch, credit, learned, kept
-                )
-            )
+            shown = parts.tokenizer.decode, batch, credit, learned, run.recipe.observe.samples
+            run.logs.samples(step_samples(sampled.all, sampled.reasons, number, *shown))
         following = replace(
             state,
             step=number,
@@ -134,12 +138,13 @@ class RLJob:
             cursor=sampled.cursor,
             algorithm=credit.state,
             source=sampled.state,
-            pending=sampled.pending,
+            pending=paused.pending,
         )
-        metrics = step_metrics(sampled, batch, credit, results, run.clock.step) | sizes_of(cut)
+        seconds = run.clock.step | paused.metrics
+        metrics = step_metrics(sampled, batch, credit, results, seconds) | sizes_of(cut)
         stale = staleness(batch, state.step, parts.sampling.max_staleness)
         engines = parts.engine.stats.by_engine()
-        return following, metrics | compared | published | stale | engines
+        return following, metrics | compared | published | stale | paused.metrics | engines
 
     def evaluate(self) -> list[Result]:
         """Evaluates with the engine, which has the newest weights already."""
@@ -153,14 +158,10 @@ class RLJob:
     def _sample(self, state: RunState) -> Sampled:
         """Samples and scores the groups of a step; records failed verifiers with their causes."""
         run, parts = self._run, self._parts
-        with run.phase("sample", run.geometry.samples_per_step), parts.scorer.step():
-            stats, waited = replace(parts.engine.stats), parts.scorer.seconds
+        self._sampling = parts.scorer.seconds, parts.engine.stats.row
+        with run.phase("sample", run.geometry.samples_per_step):
             sampled = parts.source.next(state.step + 1, state.cursor, state.source, state.pending)
-            run.clock.add("sample/score", parts.scorer.seconds - waited)
-            for part in ("prefill", "decode"):
-                name = f"{part}_seconds"
-                spent = getattr(parts.engine.stats, name) - getattr(stats, name)
-                run.clock.add(f"sample/{part}", spent)
+            parts.scorer.judge(sampled.all)
         missing = sampled.metrics.get("sampling/missing_groups", 0.0)
         if missing:
             run.logs.event(
@@ -180,6 +181,20 @@ class RLJob:
                     cause=failure.cause,
                 )
         return sampled
+
+    def _pause(self) -> Paused:
+        """Waits for the samples that the next step needs, where they are drawn while the policy
+        learns; times the parts of sampling since the step began.
+        """
+        run, parts = self._run, self._parts
+        with run.phase("sample", run.geometry.samples_per_step):
+            paused = parts.source.pause()
+        waited, before = self._sampling
+        spent = named(np.subtract(parts.engine.stats.row, before).tolist())
+        run.clock.add("sample/score", parts.scorer.seconds - waited)
+        for part in ("prefill", "decode"):
+            run.clock.add(f"sample/{part}", spent[f"{part}_seconds"])
+        return paused
 
     def _columns(self, batch: RolloutBatch) -> tuple[Ragged | None, Ragged | None, Ragged | None]:
         """Logprobs of the policy before the step, logprobs of the reference, and the critic's
@@ -259,6 +274,7 @@ def assemble(
     _check_tokens(recipe, path, tokenizer)
     learned = learned_reward(recipe, tokenizer)
     scorer = stack.enter_context(scorer_of(recipe, learned))  # starts beside what follows
+    thread = sampling_thread(stack, scorer.halt) if recipe.samples_while_learning else None
     prompts = rows.prompts(recipe, tokenizer)
     rows.show_rows(run, prompts.accounts)
     check_rows(recipe.environment, prompts)
@@ -281,11 +297,10 @@ def assemble(
         roles.policy, engine, first, run.give_back, run.console.warn,
         event=run.logs.event, adapter=recipe.rollout.sends_adapter)  # fmt: skip
     engine.rest()  # as it does while the policy learns
-    readers = [roles.reference, learned and learned.role]
-    memory.try_tokens(run, roles.learners, readers)
+    memory.try_tokens(run, roles.learners, [roles.reference, learned and learned.role])
     step = checkpoint.step if checkpoint else 0
     run.sentinels.at_once(0, publish(step))  # proves the weights of a resumed run too
-    source = _source(run, recipe, prompts, engine, scorer, tokenizer)
+    source = _source(run, recipe, prompts, engine, scorer, tokenizer, thread)
     return RLJob(
         run,
         Parts(
@@ -338,11 +353,16 @@ def _source(
     engine: Engine,
     scorer: Scorer,
     tokenizer: object,
+    thread: ThreadPoolExecutor | None,
 ) -> Source:
+    """Where the groups of each step come from. thread: samples while the policy learns, where the
+    recipe overlaps the two.
+    """
     if recipe.rollout.source == "replay":
         assert recipe.rollout.replay_path is not None  # a recipe without it is refused
         return ReplaySource(recipe.rollout.replay_path)
-    return LiveSource(
+    progress = None if thread is None else Progress(run.advance)
+    live = LiveSource(
         engine,
         prompts,
         scorer,
@@ -354,5 +374,9 @@ def _source(
         environment=environment_of(recipe.environment, recipe.data, tokenizer),
         max_len=recipe.data.max_len,
         correctness=recipe.eval.component,
-        on_done=run.advance,
+        scores_ahead=not recipe.asks_reward_model,  # they are asked of the learner's ranks
+        on_done=run.advance if progress is None else progress.count,
     )
+    if thread is None or progress is None:
+        return live
+    return OverlappedSource(live, thread, progress)

@@ -29,7 +29,8 @@ def step_metrics(
     seconds: Mapping[str, float],
 ) -> dict[str, float]:
     """Rewards, lengths, dropped samples and the updates of a step. results: of each update, by
-    role. seconds: of the phases "sample" and "train".
+    role. seconds: of the phases "sample" and "train", and as "overlap/sample_seconds" those in
+    which samples were drawn beside training.
     """
     groups = sampled.all
     totals = sample_metrics(groups)
@@ -38,6 +39,7 @@ def step_metrics(
         update |= _over_updates([result.metrics for result in of_role])
     samples = sum(len(group.rollouts) for group in groups)
     tokens = float(sum(r.policy_mask.sum() for g in groups for r in g.rollouts))
+    sampling = seconds["sample"] + seconds.get("overlap/sample_seconds", 0.0)
     trained = sum(update.get(f"{role}/computed_tokens", 0.0) for role in results)
     return {
         "loss": update.get("policy/loss", math.nan),
@@ -51,7 +53,7 @@ def step_metrics(
         **sampled.metrics,
         **credit.metrics,
         **update,
-        "response_tokens_per_second": tokens / seconds["sample"],
+        "response_tokens_per_second": tokens / sampling,
         "train_tokens_per_second": trained / seconds["train"],
     }
 

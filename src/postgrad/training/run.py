@@ -248,8 +248,9 @@ class Run:
     def advance(self, n: int = 1) -> None:
         """Advances the progress of the phase under way by `n`."""
         self.watchdog.beat()
-        if self.shown is not None:
-            self.shown.advance(n)
+        shown = self.shown  # another thread may be the one that advances
+        if shown is not None:
+            shown.advance(n)
 
     def count(self, work: str, done: int, total: int) -> None:
         """Shows how far a phase is that has no total of its own, as `core.progress` reports it."""

@@ -15,9 +15,10 @@ CHANGING = {  # what evaluations say, before and after, and what a person calls 
     "reward": "reward",
 }
 LAST = 10  # steps at the end of a run over which a noisy number is averaged
-TOKENS = {  # tokens of a step and the phase that made them
-    "response_tokens_per_second": ("response_tokens", "sample_seconds"),
-    "train_tokens_per_second": ("/computed_tokens", "train_seconds"),  # of all roles
+SAMPLED = ("sample_seconds", "overlap/sample_seconds")  # alone, and while the policy learned
+TOKENS = {  # tokens of a step and the times in which they were made
+    "response_tokens_per_second": ("response_tokens", SAMPLED),
+    "train_tokens_per_second": ("/computed_tokens", ("train_seconds",)),  # of all roles
 }
 
 
@@ -165,7 +166,7 @@ def _speeds(metrics: list[dict[str, Any]]) -> dict[str, float]:
     for name, (tokens, seconds) in TOKENS.items():
         counts = [value for line in metrics for key, value in line.items() if key.endswith(tokens)]
         written = sum(value for value in counts if value is not None)
-        spent = sum(line.get(seconds) or 0.0 for line in metrics)
+        spent = sum(line.get(part) or 0.0 for line in metrics for part in seconds)
         if written and spent:
             speeds[name] = round(written / spent, 1)
     return speeds

@@ -14,7 +14,8 @@ from helpers.fake_vllm import fake_vllm
 from postgrad.models.settings import LoraSettings
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.vllm import start
-from postgrad.rollout.vllm.engine import Model, VLLMEngine
+from postgrad.rollout.vllm.engine import VLLMEngine
+from postgrad.rollout.vllm.model import Model
 from postgrad.rollout.vllm.process import Arrived, ProcessOptions, VLLMProcess
 from postgrad.rollout.vllm.protocol import Start
 

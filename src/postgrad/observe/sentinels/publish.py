@@ -6,7 +6,7 @@ from pydantic import Field
 
 from postgrad.core.records import Logprobs
 from postgrad.observe.sentinels.base import Action, Look, Seen, Sentinel, SentinelMemory
-from postgrad.rollout.agreement import distance
+from postgrad.rollout.stats import distance
 
 DIFFERENCE, MOVED = "sentinel/publish_difference", "sentinel/policy_moved"
 

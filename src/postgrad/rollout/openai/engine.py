@@ -6,7 +6,7 @@ weights is refused.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
@@ -66,7 +66,7 @@ class OpenAIEngine:
             self._open[self._workers.submit(self._ask, body)] = (request, sample)
         self._sums.begin(0, len(request.sample_ids), len(request.token_ids))
 
-    def completed(self) -> list[Completion]:
+    def completed(self, awaited: Collection[int] | None = None) -> list[Completion]:
         """Wait for at least one answer. Raises RunError with the cause of the last try where a
         sample got none: an unanswered question must not count as a wrong answer.
         """

@@ -6,46 +6,29 @@ to rounding, not on the rest of the batch.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.seeds import integer
-from postgrad.models.settings import LoraSettings
-from postgrad.rollout.agreement import agreed
-from postgrad.rollout.engine import Completion, Request, Sent, Written, in_order
-from postgrad.rollout.settings import SamplingSettings
-from postgrad.rollout.stats import DividedStats, EngineStats
+from postgrad.rollout.engine import Completion, Request, Sent, in_order
+from postgrad.rollout.stats import DividedStats, EngineStats, agreed
 from postgrad.rollout.transport.broadcast import Meeting
 from postgrad.rollout.transport.route import Place, Stated
 from postgrad.rollout.transport.send import LocalSource, send
+from postgrad.rollout.vllm.model import Model, seed_of, turn_of
 from postgrad.rollout.vllm.process import STILL_SECONDS, Arrived, Stillness, VLLMProcess
 from postgrad.rollout.vllm.protocol import SampledTokens
 from postgrad.rollout.vllm.weights import Called, Seats, WeightNames, write_adapter
 
 SILENT_SECONDS = 1.0  # without a message, after which the processes are checked
-MARGIN = 4  # tokens decoded before a stop string
 PARTS = ("weights", "kv_cache")  # vLLM's names of what sleeps, in the order in which it wakes
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A model without its weights, as the controller needs it."""
-
-    skeleton: nn.Module  # on the meta device: names and shapes of the parameters
-    tokenizer: Any
-    eos: tuple[int, ...]  # token ids that end a response
-    dtype: torch.dtype  # what the engine computes in
-    max_len: int  # tokens of the longest sequence, prompt and response
-    adapter: LoraSettings | None = None  # that it samples with; None: its weights are whole
 
 
 class VLLMEngine:
@@ -111,13 +94,13 @@ class VLLMEngine:
             {
                 "do": "sample",
                 "keys": list(keys),
-                "seeds": [_seed(request, sample) for sample in request.sample_ids],
+                "seeds": [seed_of(request, sample) for sample in request.sample_ids],
                 "prompt": request.prefix.tolist(),
-                "sampling": self._sampling(request.sampling, new),
+                "sampling": self._model.sampling(request.sampling, new),
             }
         )
 
-    def completed(self) -> list[Completion]:
+    def completed(self, awaited: Collection[int] | None = None) -> list[Completion]:
         """Wait for at least one completion, then take all that have arrived. Raises RunError where
         the logprobs of one are not finite.
         """
@@ -128,7 +111,9 @@ class VLLMEngine:
         while not self._inbox.empty():
             self._receive()
         arrived, self._arrived = self._arrived, []
-        return [self._completion(*sample) for sample in arrived]
+        for request, _, sampled in arrived:
+            self._sums.end(self._process_of(request), len(sampled.tokens))
+        return [self._model.completion(*sample) for sample in arrived]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Sent:
         """Replace all weights, or the adapter; keys and values of samples in flight are computed
@@ -216,8 +201,8 @@ class VLLMEngine:
         stopped = [(*self._open.pop(sampled.key), sampled) for sampled in written]
         requests: list[Request] = []
         for request, sample, sampled in stopped:
-            turn = _turn(request, sample, sampled)
-            if self._end_over_cut(request, turn) is None:
+            turn = turn_of(request, sample, sampled)
+            if self._model.end_over_cut(request, turn) is None:
                 self._sums.cut(self._process_of(request))
                 requests.append(request.cut_after(sample, turn))
             else:  # it has ended at a stop string that the cut before has hidden from vLLM
@@ -349,22 +334,6 @@ class VLLMEngine:
             sampled = SampledTokens(**message)
             self._arrived.append((*self._open.pop(sampled.key), sampled))
 
-    def _completion(self, request: Request, sample: int, sampled: SampledTokens) -> Completion:
-        turn, stopped = _turn(request, sample, sampled), sampled.stopped
-        if (end := self._end_over_cut(request, turn)) is not None:
-            turn, stopped = turn.first(end), True
-        self._sums.end(self._process_of(request), len(sampled.tokens))
-        return Completion(
-            ticket=request.ticket,
-            sample=sample,
-            turn=request.turn,
-            token_ids=turn.token_ids,
-            logprobs=turn.logprobs,
-            finish_reason="stop" if stopped else "length",
-            versions=turn.versions,
-            text=self._model.tokenizer.decode(turn.token_ids.tolist(), skip_special_tokens=True),
-        )
-
     def deal_every(self, tickets: int) -> None:
         """Only every so many tickets come here, as others go to other engines: those that come are
         dealt to the processes in turn. To be called before the first request.
@@ -373,54 +342,3 @@ class VLLMEngine:
 
     def _process_of(self, request: Request) -> int:
         return request.ticket // self._every % len(self._processes)
-
-    def _end_over_cut(self, request: Request, turn: Written) -> int | None:
-        """How many tokens of a turn that was cut there are up to a stop string that began before
-        the cut; vLLM looks for it in what it writes itself. None: there is none.
-        """
-        stops, position = request.sampling.stop, request.position
-        if not position or not stops:
-            return None
-        # A token that shows has at least one byte; a few more, as the first may decode otherwise.
-        reach = max(len(stop.encode()) for stop in stops) + MARGIN
-        for end in range(position + 1, min(position + reach, len(turn.token_ids)) + 1):
-            tail = turn.token_ids[max(0, end - reach) : end].tolist()
-            text = self._model.tokenizer.decode(tail, skip_special_tokens=True)
-            if any(stop in text for stop in stops):
-                return end
-        return None
-
-    def _sampling(self, sampling: SamplingSettings, new_tokens: int) -> dict[str, Any]:
-        """Sampling settings as keyword arguments of vLLM's SamplingParams."""
-        return {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "stop": list(sampling.stop),
-            "max_tokens": new_tokens,
-            "stop_token_ids": list(self._model.eos),
-        }
-
-
-def _seed(request: Request, sample: int) -> int:
-    counters = (request.ticket, sample, request.turn)
-    going_on = (request.position,) if request.position else ()
-    return integer(request.seed, "vllm", *counters, *going_on)
-
-
-def _turn(request: Request, sample: int, sampled: SampledTokens) -> Written:
-    """The turn of a sample from its start. Raises RunError where a logprob is not finite."""
-    turn = request.turn_with(
-        np.array(sampled.tokens, np.int32),
-        np.array(sampled.logprobs, np.float32),
-        [(version, tokens) for version, tokens in sampled.versions],
-    )
-    broken = np.flatnonzero(~np.isfinite(turn.logprobs))
-    if len(broken):
-        raise RunError(
-            f"the policy's logits are not finite (version {turn.versions[-1][0]}, ticket "
-            f"{request.ticket}, sample {sample}, token {broken[0]}): the weights have diverged; go "
-            "back to a checkpoint with a lower learner.lr"
-        )
-    return turn

@@ -28,7 +28,8 @@ from postgrad.models.settings import LoraSettings
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.local.rows import eos_token_ids
 from postgrad.rollout.settings import RolloutSettings
-from postgrad.rollout.vllm.engine import Model, VLLMEngine
+from postgrad.rollout.vllm.engine import VLLMEngine
+from postgrad.rollout.vllm.model import Model
 from postgrad.rollout.vllm.process import Arrived, ProcessOptions, VLLMProcess, interpreter
 from postgrad.rollout.vllm.protocol import Start
 

@@ -1,0 +1,235 @@
+"""A step that samples while the policy learns, against one that does not, on the same two cores.
+
+    python benchmarks/overlap.py --pairs 10 --to benchmarks/results/overlap.json
+
+One run with a rollout worker and a rank, each pinned to a core of its own. Its processes do both
+kinds of steps in turn, A B, B A, ...: with max_staleness = 1, where samples of the next step are
+drawn beside learning, and with 0, where engine and learner take turns. Both draw the same tickets,
+whose answers have log-normal lengths (or end where the model says so). `ratio` is the median over
+pairs of the wall time of a synchronous step over that of an overlapped one. 2 is the bound, reached
+where both sides take equally long and a publish takes nothing: choose --epochs, --prompts
+and --most so that a synchronous step has as many engine_seconds as train_seconds. Idle shares are
+of each side's core: the engine's seconds of prefill and decode, the learner's of training, over
+the wall time.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+import tomllib
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from postgrad.checkpoint.state import RunState
+from postgrad.observe.console import Console
+from postgrad.observe.follow import read_lines
+from postgrad.observe.run_dir import RunDirectory
+from postgrad.plan.simulate import AnswerLengths, drawn_lengths
+from postgrad.recipe.load import parse_recipe
+from postgrad.rollout.engine import Request
+from postgrad.training import rl
+from postgrad.training.prepare import prepare
+from postgrad.training.run import Run
+
+RECIPE = """
+job = "rl"
+run_dir = "{run_dir}"
+steps = 1000
+[model.init]
+type = "qwen3"
+hidden_size = {hidden}
+intermediate_size = {intermediate}
+num_hidden_layers = 4
+num_attention_heads = 4
+num_key_value_heads = 4
+max_position_embeddings = 1024
+[model.init.tokenizer]
+kind = "characters"
+phrases = ["Spell this word backward (example: sun -> nus): "]
+[data]
+path = "reasoning-gym:spell_backward"
+size = 2000
+max_len = {max_len}
+[[rewards]]
+type = "regex"
+pattern = "[a-m]"
+[scoring]
+workers = 1
+[algorithm]
+type = "grpo"
+correction = "tis"
+[batch]
+rollout_batch_size = {prompts}
+n_samples_per_prompt = 8
+epochs_per_rollout = {epochs}
+[rollout]
+max_new_tokens = {most}
+max_staleness = 1
+[learner]
+lr = 1e-5
+threads = 1
+[cluster]
+type = "ray"
+start_seconds = 900.0
+[cluster.rollout]
+workers = 1
+"""
+PROMPT_TOKENS = 64
+
+
+class Drawn:
+    """An engine whose answers are at most as long as they were drawn."""
+
+    def __init__(self, engine: Any, lengths: AnswerLengths) -> None:
+        self._engine = engine
+        self._lengths = lengths
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def submit(self, request: Request) -> None:
+        """Asks for each sample alone, with a token limit of its own."""
+        for sample in request.sample_ids:
+            limit = {"max_new_tokens": self._lengths(request.ticket, sample)}
+            sampling = request.sampling.model_copy(update=limit)
+            self._engine.submit(replace(request, sample_ids=(sample,), sampling=sampling))
+
+
+class Side:
+    """Steps of one kind, and what they took."""
+
+    def __init__(self, job: rl.RLJob, run: Run, state: RunState) -> None:
+        self._job = job
+        self._run = run
+        self._state = state
+        self.steps: list[dict[str, float]] = []
+
+    def step(self) -> None:
+        """Does the next step."""
+        began = time.perf_counter()
+        self._state, metrics = self._job.step(self._state)
+        wall = time.perf_counter() - began
+        times = self._run.clock.take_step()
+        engine = metrics["engine/0/prefill_seconds"] + metrics["engine/0/decode_seconds"]
+        self.steps.append(
+            {
+                "wall_seconds": wall,
+                "engine_seconds": engine,
+                "train_seconds": times["train_seconds"],
+                "publish_seconds": times["publish_seconds"],
+                "response_tokens": metrics["response_tokens"],
+            }
+        )
+
+    def medians(self, first: int) -> dict[str, float]:
+        """Of the steps from number `first` on, and the idle shares of both cores."""
+        steps = self.steps[first:]
+        middle = {name: statistics.median(step[name] for step in steps) for name in steps[0]}
+        wall = sum(step["wall_seconds"] for step in steps)
+        for side in ("engine", "train"):
+            busy = sum(step[f"{side}_seconds"] for step in steps)
+            middle[f"{side}_idle_share"] = 1 - busy / wall
+        return {name: round(value, 4) for name, value in middle.items()}
+
+
+def pin(run: Run) -> dict[str, int]:
+    """Binds engine and learner, with all their threads, to a core each. The loop's own process,
+    which waits for both, shares the learner's.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        sys.exit("two cores are needed")
+    placed = {
+        event["role"]: event["places"][0][1]
+        for event in read_lines(run.directory.path / "events.jsonl")
+        if event["event"] == "placed"
+    }
+    where = {"rollout": cores[0], "policy": cores[1]}
+    for role, core in where.items():
+        for thread in Path(f"/proc/{placed[role]}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {core})
+    os.sched_setaffinity(0, {where["policy"]})
+    return where
+
+
+def sides(run: Run, job: Any, state: RunState, lengths: AnswerLengths) -> tuple[Side, Side]:
+    """(overlapped, synchronous) steps of one run with the same processes and tickets."""
+    parts, recipe = job._parts, run.recipe
+    engine: Any = Drawn(parts.engine, lengths)
+    live, thread = parts.source._live, parts.source._thread
+    made: list[Side] = []
+    for staleness in (1, 0):
+        rollout = recipe.rollout.model_copy(update={"max_staleness": staleness})
+        source = rl._source(
+            run, recipe.model_copy(update={"rollout": rollout}), live._prompts, engine,
+            parts.scorer, parts.tokenizer, thread if staleness else None,
+        )  # fmt: skip
+        own = replace(parts, source=source, sampling=rollout)
+        made.append(Side(rl.RLJob(run, own), run, state))
+    return made[0], made[1]
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Runs the pairs, after some that warm up."""
+    text = RECIPE.format(
+        run_dir=folder / "run", hidden=options.hidden, intermediate=2 * options.hidden,
+        prompts=options.prompts, most=options.most, max_len=options.most + PROMPT_TOKENS,
+        epochs=options.epochs,
+    )  # fmt: skip
+    recipe = parse_recipe(tomllib.loads(text))
+    directory = RunDirectory.create(Path(recipe.run_dir), recipe.dump(), overwrite=False)
+    lengths = drawn_lengths(options.mean, options.most, 8)
+    with ExitStack() as stack:
+        run, job, _, state = prepare(recipe, directory, Console("quiet"), stack)
+        cores = pin(run)
+        overlapped, synchronous = sides(run, job, state, lengths)
+        for pair in range(options.warm + options.pairs):
+            both = (overlapped, synchronous) if pair % 2 else (synchronous, overlapped)
+            for side in both:
+                side.step()
+    walls = [
+        (one["wall_seconds"], other["wall_seconds"])
+        for one, other in zip(synchronous.steps, overlapped.steps, strict=True)
+    ][options.warm :]
+    ratios = [alone / beside for alone, beside in walls]
+    return {
+        "command": " ".join(["python", *sys.argv]),
+        "machine": {"cores": os.cpu_count(), "processor": platform.processor()},
+        "cores": cores,
+        "pairs": options.pairs,
+        "ratio": round(statistics.median(ratios), 3),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        "overlapped": overlapped.medians(options.warm),
+        "synchronous": synchronous.medians(options.warm),
+    }
+
+
+def main() -> None:
+    """Measures, prints, and writes what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--pairs", type=int, default=10, help="of steps that count")
+    parser.add_argument("--warm", type=int, default=2, help="pairs before them")
+    parser.add_argument("--prompts", type=int, default=32, help="of a step, with 8 samples each")
+    parser.add_argument("--mean", type=float, default=64.0, help="tokens of an answer")
+    parser.add_argument("--most", type=int, default=192, help="tokens of the longest")
+    parser.add_argument("--hidden", type=int, default=128, help="size of the model")
+    parser.add_argument("--epochs", type=int, default=3, help="passes of the learner over a step")
+    parser.add_argument("--to", type=Path, help="JSON file for the result")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure(options, Path(folder))
+    text = json.dumps(result, indent=1)
+    print(text)
+    if options.to:
+        options.to.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

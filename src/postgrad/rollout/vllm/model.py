@@ -1,0 +1,97 @@
+"""What vLLM is asked for a request, and what the samples that it returns say."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from postgrad.core.errors import RunError
+from postgrad.core.seeds import integer
+from postgrad.models.settings import LoraSettings
+from postgrad.rollout.engine import Completion, Request, Written
+from postgrad.rollout.settings import SamplingSettings
+from postgrad.rollout.vllm.protocol import SampledTokens
+
+MARGIN = 4  # tokens decoded before a stop string
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model without its weights, as the controller needs it."""
+
+    skeleton: nn.Module  # on the meta device: names and shapes of the parameters
+    tokenizer: Any
+    eos: tuple[int, ...]  # token ids that end a response
+    dtype: torch.dtype  # what the engine computes in
+    max_len: int  # tokens of the longest sequence, prompt and response
+    adapter: LoraSettings | None = None  # that it samples with; None: its weights are whole
+
+    def sampling(self, sampling: SamplingSettings, new_tokens: int) -> dict[str, Any]:
+        """Sampling settings as keyword arguments of vLLM's SamplingParams."""
+        return {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "stop": list(sampling.stop),
+            "max_tokens": new_tokens,
+            "stop_token_ids": list(self.eos),
+        }
+
+    def completion(self, request: Request, sample: int, sampled: SampledTokens) -> Completion:
+        """A sample that has ended. Raises RunError as `turn_of` does."""
+        turn, stopped = turn_of(request, sample, sampled), sampled.stopped
+        if (end := self.end_over_cut(request, turn)) is not None:
+            turn, stopped = turn.first(end), True
+        return Completion(
+            ticket=request.ticket,
+            sample=sample,
+            turn=request.turn,
+            token_ids=turn.token_ids,
+            logprobs=turn.logprobs,
+            finish_reason="stop" if stopped else "length",
+            versions=turn.versions,
+            text=self.tokenizer.decode(turn.token_ids.tolist(), skip_special_tokens=True),
+        )
+
+    def end_over_cut(self, request: Request, turn: Written) -> int | None:
+        """How many tokens of a turn that was cut there are up to a stop string that began before
+        the cut; vLLM looks for it in what it writes itself. None: there is none.
+        """
+        stops, position = request.sampling.stop, request.position
+        if not position or not stops:
+            return None
+        # A token that shows has at least one byte; a few more, as the first may decode otherwise.
+        reach = max(len(stop.encode()) for stop in stops) + MARGIN
+        for end in range(position + 1, min(position + reach, len(turn.token_ids)) + 1):
+            tail = turn.token_ids[max(0, end - reach) : end].tolist()
+            text = self.tokenizer.decode(tail, skip_special_tokens=True)
+            if any(stop in text for stop in stops):
+                return end
+        return None
+
+
+def seed_of(request: Request, sample: int) -> int:
+    """Of a sample that goes on too: its position is one of the counters."""
+    counters = (request.ticket, sample, request.turn)
+    going_on = (request.position,) if request.position else ()
+    return integer(request.seed, "vllm", *counters, *going_on)
+
+
+def turn_of(request: Request, sample: int, sampled: SampledTokens) -> Written:
+    """The turn of a sample from its start. Raises RunError where a logprob is not finite."""
+    turn = request.turn_with(
+        np.array(sampled.tokens, np.int32),
+        np.array(sampled.logprobs, np.float32),
+        [(version, tokens) for version, tokens in sampled.versions],
+    )
+    broken = np.flatnonzero(~np.isfinite(turn.logprobs))
+    if len(broken):
+        raise RunError(
+            f"the policy's logits are not finite (version {turn.versions[-1][0]}, ticket "
+            f"{request.ticket}, sample {sample}, token {broken[0]}): the weights have diverged; go "
+            "back to a checkpoint with a lower learner.lr"
+        )
+    return turn
