@@ -348,7 +348,7 @@ def test_resume_of_something_else_is_refused(files: Files) -> None:
 
 def test_an_unknown_command_is_refused_with_the_nearest_one(files: Files) -> None:
     assert "no command is called 'trian': did you mean train?" in files.refused("trian", "x")
-    assert "there are train, resume," in files.refused("--debug", "xyz")
+    assert "there are new, recipes, completion, train," in files.refused("--debug", "xyz")
 
 
 def test_an_unknown_flag_of_a_command_without_overrides_is_refused(files: Files) -> None:

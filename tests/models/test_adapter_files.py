@@ -92,7 +92,8 @@ def test_plain_peft_reads_it_onto_its_base_with_the_same_logits(
     as_ours(base)
     before = base(IDS).logits
     read = peft.PeftModel.from_pretrained(base, str(tmp_path / "policy")).eval()
-    assert torch.equal(read(IDS).logits, adapter.lm(IDS).logits)
+    # our adapters add their products in another order than PEFT's
+    torch.testing.assert_close(read(IDS).logits, adapter.lm(IDS).logits)
     assert float((read(IDS).logits - before).abs().max()) > 0.01
     assert sorted(path.name for path in tmp_path.iterdir()) == ["policy"]
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
@@ -112,7 +113,8 @@ def test_a_score_head_is_saved_whole_beside_the_adapter(
     )
     as_ours(base)
     read = peft.PeftModel.from_pretrained(base, str(tmp_path / "reward")).eval()
-    assert torch.equal(read(IDS).logits, adapter.lm(IDS).logits)
+    # our adapters add their products in another order than PEFT's
+    torch.testing.assert_close(read(IDS).logits, adapter.lm(IDS).logits)
     back = read_adapter(tmp_path / "reward")
     assert back.scores
     state = merged_state(back.base, back.weights, back.settings)

@@ -153,7 +153,9 @@ def test_a_worker_more_is_never_slower(
         outlook(with_overrides(recipe, ["--cluster.rollout", f"{{ workers = {n} }}"]), facts)
         for n in (workers, workers + 1)
     )
-    assert many.timing.step_seconds <= few.timing.step_seconds * (1 + 1e-12)
+    # weights go to one more engine, which may take longer than so few samples save
+    before, after = (plan.timing.step_seconds - plan.timing.step["publish"] for plan in (few, many))
+    assert after <= before * (1 + 1e-12)
 
 
 def test_engines_apart_wait_for_learners_unless_both_work_at_once() -> None:

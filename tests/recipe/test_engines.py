@@ -32,13 +32,14 @@ def test_an_engines_table_is_read() -> None:
     assert parse_recipe(other.dump()) == other
 
 
-def test_samples_ahead_are_for_engines_of_the_first_process() -> None:
+def test_samples_ahead_are_for_engines_in_this_process_and_in_workers() -> None:
     sections = {**BASE, "algorithm": {"type": "grpo", "correction": "tis"}}
     rollout = {"type": "vllm", "max_new_tokens": 8, "max_staleness": 2}
     assert parse_recipe({**sections, "rollout": rollout}).rollout.max_staleness == 2
     behind_ray = {"cluster": {"type": "ray", "rollout": {"workers": 1}}}
-    with pytest.raises(UsageError, match=r"rollout.max_staleness.*engine in the first process"):
-        parse_recipe({**sections, **behind_ray, "rollout": rollout})
+    recipe = parse_recipe({**sections, **behind_ray, "rollout": rollout})
+    assert recipe.rollout.max_staleness == 2
+    assert recipe.samples_while_learning
 
 
 @pytest.mark.parametrize(

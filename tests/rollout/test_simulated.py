@@ -29,7 +29,7 @@ def sampled_lengths(
     cursor, pending = Cursor(), {}
     for step in range(1, STEPS + staleness + 2):  # the last ones only for what was under way
         sampled = source.next(step, cursor, {}, pending)
-        cursor, pending = sampled.cursor, sampled.pending
+        cursor, pending = sampled.cursor, source.pause().pending
         passes.append(engine.stats.decode_steps)
         for group in sampled.groups:
             for rollout in group.rollouts:

@@ -63,8 +63,8 @@ def other_sampler(patch: Patch) -> None:
     """The engine says other logprobs than it samples with, by half."""
     right = LocalEngine.completed
 
-    def off(self: Any) -> Any:
-        found = right(self)
+    def off(self: Any, awaited: Any = None) -> Any:
+        found = right(self, awaited)
         for one in found:
             one.logprobs[...] *= 0.5
         return found

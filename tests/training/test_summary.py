@@ -66,14 +66,22 @@ def test_steps_without_a_loss_are_in_no_mean() -> None:
 
 def test_the_table_has_a_line_for_each_thing_that_a_stage_reached() -> None:
     stages = [
-        {"evaluations": {}, "accuracy_before": None, "accuracy_after": 0.125, "loss": 0.5},
         {
+            "job": "sft",
+            "evaluations": {},
+            "accuracy_before": None,
+            "accuracy_after": 0.125,
+            "loss": 0.5,
+        },
+        {
+            "job": "preference",
             "evaluations": {"eval/people/accuracy": 0.875, "eval/gold/accuracy": 0.9375},
             "accuracy_before": None,
             "accuracy_after": 0.875,
             "loss": None,
         },
         {
+            "job": "rl",
             "evaluations": {"eval/accuracy": 0.75, "eval/accuracy/else": 0.5},
             "reward_before": -0.25,
             "reward_after": 1.0,
@@ -92,7 +100,7 @@ def test_the_table_has_a_line_for_each_thing_that_a_stage_reached() -> None:
         ("reward", "", "", "-0.250 → 1.000"),
         ("  reward_model", "", "", "-0.250 → 1.000"),
         ("  gold", "", "", "0.500 → 0.750"),
-        ("loss", "0.5000", "", "0.0000"),  # never -0.0000
+        ("loss", "0.5000", "", ""),  # never -0.0000
         ("KL per token", "", "", "0.125 (target 0.2, most 0.250)"),
         ("KL per response", "", "", "1.50"),
     ]

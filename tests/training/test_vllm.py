@@ -390,7 +390,7 @@ def test_an_adapter_is_sent_alone_and_samples_are_the_policys(cluster, make_reci
     for one in metrics:
         assert one["sentinel/publish_difference"] < 1e-4
         assert one["sentinel/policy_moved"] > 1e-2
-        assert one["publish/bytes"] == pytest.approx(of_an_adapter(recipe), rel=0.01)
+        assert one["publish/sent_bytes"] == pytest.approx(of_an_adapter(recipe), rel=0.01)
         assert one["publish/by_file" if cluster is None else "publish/by_memory"] == 1.0
     assert left_behind() == before
 

@@ -309,5 +309,5 @@ def _pace(planned: Outlook, load: BatchLoad, learners: int) -> Pace:
         decode=engine_costs.decode,
         prefill=engine_costs.prefill,
         learn=lambda tokens: tokens * per_token,
-        publish=planned.timing.step.get("publish", 0.0),
+        publish=costs.sends(weights) + costs.reads(2 * weights),
     )

@@ -4,6 +4,8 @@ beside this package.
 
 from pathlib import Path
 
+from postgrad.core.untrusted import path_problem
+
 PACKAGE = Path(__file__).parents[1]
 START = "start"  # a folder for each job, which `postgrad new` copies
 
@@ -19,6 +21,8 @@ def located(name: str) -> Path:
     of a shipped one, with or without "recipes/" and ".toml". Where there is neither, the path.
     """
     path = Path(name)
+    if path_problem(f"{name}.toml"):  # whoever reads the file says it
+        return path
     if path.exists() or path.is_absolute() or ".." in path.parts:
         return path
     short = name.removeprefix("recipes/")

@@ -138,8 +138,8 @@ class Sent:
     def metrics(self) -> dict[str, float]:
         """The names and numbers of docs/metrics.md."""
         measured = {
-            "publish/seconds": self.seconds,
-            "publish/bytes": float(self.size),
+            "publish/send_seconds": self.seconds,
+            "publish/sent_bytes": float(self.size),
             **{f"publish/by_{way}": 1.0 for way in self.way.split("+")},
         }
         return measured | ({"publish/fallback_seconds": self.seconds} if self.fallback else {})

@@ -71,9 +71,14 @@ DESIGN = {
     "24gb/grpo_1.7b": "A",
     "24gb/grpo_8b_qlora": "B",
     "cluster/grpo": "A",
+    "start/sft/recipe": "B",
+    "start/reward/recipe": "A",
+    "start/preference/recipe": "B",
+    "start/rl/recipe": "A",
 }
 ROWS = {half: [dict(zip(FACTORS, row, strict=True)) for row in HALVES[half]] for half in HALVES}
-SMALL = {*PIPELINES, *SINGLE}
+START = {name for name in DESIGN if name.startswith("start/")}  # with rows of their own
+SMALL = {*PIPELINES, *SINGLE, *START}
 SHAPED = {name for name in DESIGN if name.startswith("7b/")}
 REFUSED = {  # by memory: what cannot be there
     "24": SHAPED | SEVERAL_DEVICES,

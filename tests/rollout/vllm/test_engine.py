@@ -409,7 +409,7 @@ def test_a_publish_tells_its_way_its_bytes_and_its_seconds(make_engine):
     sent = make_engine().load_weights(weights(), 1)
     assert (sent.way, sent.fallback) == ("memory", "")
     assert sent.size >= sum(weight.nbytes for _, weight in weights())
-    assert set(sent.metrics) == {"publish/seconds", "publish/bytes", "publish/by_memory"}
+    assert set(sent.metrics) == {"publish/send_seconds", "publish/sent_bytes", "publish/by_memory"}
 
 
 def test_a_parcel_that_was_lost_on_the_way_ends_the_engine(make_engine):
