@@ -193,7 +193,8 @@ def test_engines_that_sample_while_the_learner_works_take_the_longer_of_the_two(
     learned = ahead.step["score"] + ahead.step["update"]
     longer = max(ahead.step["sample"], learned) + ahead.step["publish"]
     assert ahead.step_seconds == max(longer, ahead.floor) < turns.step_seconds
-    assert ahead.floor == (ahead.longest + learned + ahead.step["publish"]) / 5
+    floor = (ahead.longest + learned + ahead.step["publish"]) / 5
+    assert ahead.floor == pytest.approx(floor, rel=1e-12)
     # 4 steps of 56 x 8 samples of 1 024 tokens, each with its number and its logprob
     note = next(note for note in Page(found, ()).notes() if note.startswith("samples ahead"))
     assert f"up to {4 * 56 * 8 * 1024 * 8 / 1e6:.3g} MB" in note
