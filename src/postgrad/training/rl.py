@@ -159,6 +159,7 @@ class RLJob:
         """Samples and scores the groups of a step; records failed verifiers with their causes."""
         run, parts = self._run, self._parts
         self._sampling = parts.scorer.seconds, parts.engine.stats.row
+        parts.engine.stats.by_engine()  # since the step before: evaluations are of no step
         with run.phase("sample", run.geometry.samples_per_step):
             sampled = parts.source.next(state.step + 1, state.cursor, state.source, state.pending)
             parts.scorer.judge(sampled.all)
