@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -27,7 +27,7 @@ from postgrad.core.errors import RunError, WorkerLost
 from postgrad.core.process import Handle
 from postgrad.fleet import members, ranked, sending
 from postgrad.fleet.publishing import RankPublisher
-from postgrad.fleet.ranked import RankedFleet
+from postgrad.fleet.ranked import ClusterSession, RankedFleet
 from postgrad.fleet.receiving import WorkerWeights
 from postgrad.fleet.remote import RankedWeights
 from postgrad.fleet.sending import RankSender
@@ -251,7 +251,15 @@ def test_four_ranks_send_to_two_engines_whoever_of_them_dies(
     )
     site, logs = FakeSite.of(recipe), FakeLogs()
     with ExitStack() as stack:
-        fleet = RankedFleet.start(site, stack, Console("quiet"), logs, tmp_path)  # type: ignore[arg-type]
+        session = stack.enter_context(closing(ClusterSession()))
+        fleet = RankedFleet.start(
+            site,
+            stack,
+            Console("quiet"),
+            logs,
+            tmp_path,
+            session=session,  # type: ignore[arg-type]
+        )
         policy = fleet.policy(models(0))
         engine: Any = fleet.engine(models(1), stack, sequences=8, max_len=32)
         expected = {n: digest(w.bfloat16()) for n, w in policy.hub_weights()}
