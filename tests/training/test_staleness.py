@@ -30,9 +30,8 @@ def in_pieces(make_recipe: MakeRecipe, **changes: Any) -> dict[str, str]:
 def without_evaluations(recipe: Recipe) -> dict[str, str]:
     """The pieces end with an evaluation each, the whole run with one."""
     hashes = fingerprint(Path(recipe.run_dir))
-    return {
-        name: value for name, value in hashes.items() if name not in ("eval.jsonl", "state.json")
-    }
+    left_out = ("eval.jsonl", "eval_samples.jsonl", "state.json")
+    return {name: value for name, value in hashes.items() if name not in left_out}
 
 
 @pytest.mark.parametrize(
