@@ -11,7 +11,6 @@ import torch
 from helpers.weights import take_over
 from postgrad.core.errors import RunError
 from postgrad.core.process import done
-from postgrad.rollout.transport import broadcast
 from postgrad.rollout.transport.broadcast import (
     LOOPBACK,
     BroadcastCarrier,
@@ -107,11 +106,10 @@ def test_a_sender_that_is_killed_within_a_publish_is_noticed_and_nothing_is_comm
         inlet.receiver.require_complete({"parcels": 1, "tensors": 1, "size": 64, "digest": "0"})
 
 
-def test_a_group_to_which_not_all_come_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broadcast, "START_SECONDS", 0.5)
+def test_a_group_to_which_not_all_come_is_an_error() -> None:
     listener, address = listening(LOOPBACK)
     with pytest.raises(RunError, match=rf"member 0 of 2 .* at {address} \(gloo\)"):
-        BroadcastGroup(Meeting(address, 2, "gloo"), 0, CPU, listener)
+        BroadcastGroup(Meeting(address, 2, "gloo"), 0, CPU, listener, start_seconds=0.5)
 
 
 def test_the_meeting_listens_on_one_address_only() -> None:
