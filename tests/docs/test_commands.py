@@ -40,7 +40,7 @@ from postgrad.tools.new import new
 
 RUN = (
     "plan", "config", "translate", "doctor", "checkpoints", "verify", "report", "export", "eval",
-    "resume", "new", "recipes", "completion",
+    "resume", "new", "recipes", "completion", "merge",
 )  # fmt: skip
 LONG = ("train", "verify-resume")
 SERVES = ("watch", "serve-reward", "chat")
@@ -95,6 +95,11 @@ def stand_ins(folder: Path, one: Command) -> None:
             place.write_bytes(gzip.compress(f"{json.dumps(PAIR)}\n".encode() * 400))
         elif word == "my-run/recipe.toml":
             new(folder / "my-run", "rl")
+        elif word == "merge.yml":
+            for name in MODELS[:3]:
+                shutil.copytree(folder / "RUN_DIR" / "model", folder / name)
+            page = (ROOT / "docs" / "merging.md").read_text("utf-8")
+            place.write_text(page.partition("```yaml\n")[2].partition("```")[0], "utf-8")
         elif word == "train_ppo.sh":
             shutil.copy(CASES / "openrlhf-ppo.sh", place)
         elif word.endswith(".yaml"):

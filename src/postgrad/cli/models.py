@@ -1,4 +1,4 @@
-"""eval, chat, serve-reward: what a model can do."""
+"""eval, chat, serve-reward, merge: what a model can do, and several together."""
 
 import argparse
 from pathlib import Path
@@ -14,6 +14,7 @@ def add(commands: Commands) -> None:
     _add_eval(commands)
     _add_chat(commands)
     _add_serve_reward(commands)
+    _add_merge(commands)
 
 
 def _add_eval(commands: Commands) -> None:
@@ -68,6 +69,36 @@ def _add_serve_reward(commands: Commands) -> None:
     parser.add_argument("--max-request-bytes", type=int, metavar="N")
     parser.add_argument("--request-seconds", type=float, metavar="S")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+
+
+def _add_merge(commands: Commands) -> None:
+    parser = commands.add("merge", _merge, "merge models of one architecture into a new one")
+    parser.add_argument(
+        "method", metavar="METHOD|FILE.yml",
+        help="linear, slerp, task_arithmetic, ties, dare_linear, dare_ties or adapter; or a file "
+        "in mergekit's format",
+    )  # fmt: skip
+    parser.add_argument(
+        "models", nargs="*", metavar="MODEL", help="directories, hub ids, directories of adapters"
+    )
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--base", metavar="MODEL", help="what the models were trained from")
+    numbers = {"type": float, "nargs": "+", "metavar": "W"}
+    parser.add_argument("--weights", help="one for each model; else 1", **numbers)
+    parser.add_argument(
+        "--density", help="share of each model's changes that is kept: one, or one a model; else 1",
+        **numbers,
+    )  # fmt: skip
+    parser.add_argument("--t", type=float, metavar="T", help="slerp: 0 first model, 1 second")
+    parser.add_argument(
+        "--lambda", type=float, dest="scale", metavar="L", help="times what is added to the base"
+    )
+    parser.add_argument(
+        "--normalize", action=argparse.BooleanOptionalAction, default=None,
+        help="divide by the sum of the weights; so do linear, ties and dare_ties if left out",
+    )  # fmt: skip
+    parser.add_argument("--dtype", metavar="float32|bfloat16|float16", help="else the files' own")
+    parser.add_argument("--seed", type=int, default=0, help="of the numbers that DARE drops")
 
 
 def _eval(args: argparse.Namespace, rest: list[str]) -> Any:
@@ -125,3 +156,28 @@ def _serve_reward(args: argparse.Namespace, rest: list[str]) -> Any:
         dtype=args.dtype,
         limits=limits,
     )
+
+
+def _merge(args: argparse.Namespace, rest: list[str]) -> Any:
+    from postgrad.tools.merge_settings import from_mergekit, requested
+
+    flags = {name: getattr(args, name) for name in
+             ("base", "weights", "density", "t", "scale", "normalize")}  # fmt: skip
+    stated = {name: value for name, value in flags.items() if value is not None}
+    if args.method.endswith((".yml", ".yaml")):
+        if args.models or stated:
+            raise UsageError(
+                f"{args.method} says what is merged and how: beside it only --to, --dtype and "
+                "--seed are read"
+            )
+        asked = from_mergekit(Path(args.method), dtype=args.dtype, seed=args.seed)
+    else:
+        asked = requested(args.method, args.models, dtype=args.dtype, seed=args.seed, **stated)
+    with heavy_imports():
+        from postgrad.tools.merge import merge
+
+    result = merge(asked, args.to, console_of(args))
+    console_of(args).note(
+        f"saved {args.to}, and read it again with plain transformers: the same logits"
+    )
+    return result

@@ -93,9 +93,10 @@ def read_adapter(path: str | Path) -> AdapterFile:
 
 
 @torch.no_grad()
-def merge_adapter(lm: nn.Module, adapter: AdapterFile, path: str) -> None:
-    """Adds (alpha / rank) B A to the weights of `lm`, the adapter's base, in float32, and rounds
-    each sum once to the dtype of `lm`. A score head takes the place of the one in `lm`, as float32.
+def merge_adapter(lm: nn.Module, adapter: AdapterFile, path: str, *, weight: float = 1.0) -> None:
+    """Adds weight (alpha / rank) B A to the weights of `lm`, the adapter's base, in float32, and
+    rounds each sum once to the dtype of `lm`. A score head takes the place of the one in `lm`, as
+    float32.
 
     path: of the adapter, for messages. Raises UsageError, and changes nothing, where the adapter is
     of another model.
@@ -122,14 +123,14 @@ def merge_adapter(lm: nn.Module, adapter: AdapterFile, path: str) -> None:
                 "trained on another model; correct base_model_name_or_path"
             )
         products[name] = (b, a)
-    scale = adapter.settings.alpha / adapter.settings.rank
+    scale = weight * adapter.settings.alpha / adapter.settings.rank
     for name, factors in products.items():
-        weight = layers[name].weight
+        matrix = layers[name].weight
         merged = partial(_merged, factors, scale)
-        if isinstance(weight, StoredTensor):
-            layers[name].weight = nn.Parameter(weight.mapped(merged))
+        if isinstance(matrix, StoredTensor):
+            layers[name].weight = nn.Parameter(matrix.mapped(merged))
         else:
-            weight.copy_(merged(weight))
+            matrix.copy_(merged(matrix))
     if adapter.scores:
         _replace_head(lm, adapter, path)
 

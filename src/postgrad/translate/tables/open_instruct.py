@@ -40,8 +40,8 @@ SCRIPTS = {
     "ppo_vllm_thread_ray_gtrl_olmo": "ppo",
 }
 OTHERS = {
-    "merge_lora": "postgrad export merges an adapter",
-    "merge_models": "means of several models' weights are not here",
+    "merge_lora": "postgrad merge adapter ADAPTER --base MODEL --to DIR",
+    "merge_models": "postgrad merge linear MODEL MODEL --to DIR, or a file of mergekit's",
     "benchmark_generators": "postgrad plan says how fast a recipe samples",
     "sample_logits_vllm": "distillation from a teacher's logits is not here",
     "olmo_core_.*": "it works on OLMo-core's own format of weights; postgrad reads Hugging Face's",

@@ -38,7 +38,7 @@ OTHERS = {
     "train_prm": 'reward models of single steps are not here; job = "reward" scores answers',
     "serve_rm": "postgrad serve-reward answers over HTTP (docs/serve-reward.md)",
     "interactive_chat": "postgrad chat RUN_DIR",
-    "lora_combiner": "postgrad export merges an adapter",
+    "lora_combiner": "postgrad merge adapter ADAPTER --base MODEL --to DIR",
 }
 SHORT = {
     "sft": "train_sft",
