@@ -42,7 +42,7 @@ RUN = (
     "plan", "config", "translate", "doctor", "checkpoints", "verify", "report", "export", "eval",
     "resume", "new", "recipes", "completion", "merge",
 )  # fmt: skip
-LONG = ("train", "verify-resume")
+LONG = ("train", "verify-resume", "generate")
 SERVES = ("watch", "serve-reward", "chat")
 CASES = ROOT / "tests" / "translate" / "cases"
 MODELS = ("NEW", "OLD", "OTHER", "DIR")  # a page's words for a model's directory

@@ -1,4 +1,4 @@
-"""eval, chat, serve-reward, merge: what a model can do, and several together."""
+"""eval, generate, chat, serve-reward, merge: what a model can do, and several together."""
 
 import argparse
 from pathlib import Path
@@ -12,6 +12,7 @@ from postgrad.core.process import heavy_imports
 def add(commands: Commands) -> None:
     """Registers the commands of this file and their flags."""
     _add_eval(commands)
+    _add_generate(commands)
     _add_chat(commands)
     _add_serve_reward(commands)
     _add_merge(commands)
@@ -29,6 +30,34 @@ def _add_eval(commands: Commands) -> None:
     parser.add_argument("--against", help="a second model, side by side")
     parser.add_argument(
         "--to", type=Path, metavar="FILE", help="write every answer with its scores, as JSON lines"
+    )
+    add_quiet(parser)
+
+
+def _add_generate(commands: Commands) -> None:
+    parser = commands.add_for_recipe(
+        "generate", _generate, "sample and score answers to a recipe's prompts, and select rows"
+    )
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="samples and rows")
+    parser.add_argument(
+        "--model", help="directory, hub id, run directory or checkpoint; else model.path"
+    )
+    parser.add_argument("--samples", type=int, metavar="N", help="of each prompt")
+    parser.add_argument("--rows", type=int, metavar="N", help="the first prompts only")
+    parser.add_argument("--shard", type=int, metavar="N", help="prompts of one file of samples")
+    parser.add_argument("--select", metavar="all|best|above|pairs|difficulty", help="else all")
+    parser.add_argument("--top", type=int, metavar="N", help="best: answers of a prompt; else 1")
+    parser.add_argument("--threshold", type=float, metavar="R", help="best, above: lowest reward")
+    parser.add_argument("--pairs", metavar="best_worst|random|all", help="else best_worst")
+    parser.add_argument("--margin", type=float, metavar="M", help="pairs: rewards differ by more")
+    parser.add_argument(
+        "--pass-rate", type=float, nargs=2, metavar=("LOW", "HIGH"), help="difficulty: prompts kept"
+    )
+    parser.add_argument(
+        "--keep-truncated", action="store_true", help="answers that were cut may be chosen"
+    )
+    parser.add_argument(
+        "--rows-to", type=Path, metavar="FILE.jsonl|FILE.parquet", help="else DIR/SELECT.jsonl"
     )
     add_quiet(parser)
 
@@ -109,6 +138,34 @@ def _eval(args: argparse.Namespace, rest: list[str]) -> Any:
         from postgrad.tools.evaluate import evaluate
 
     return evaluate(recipe, args.model, console_of(args), args.against, args.to)
+
+
+def _generate(args: argparse.Namespace, rest: list[str]) -> Any:
+    from postgrad.recipe.load import load_recipe
+    from postgrad.tools.selection import RowSelection, select
+
+    recipe, console = load_recipe(args.recipe, rest), console_of(args)
+    flags = {
+        "kind": args.select, "top": args.top, "threshold": args.threshold, "pairs": args.pairs,
+        "margin": args.margin, "pass_rate": args.pass_rate and tuple(args.pass_rate),
+    }  # fmt: skip
+    stated = {name: value for name, value in flags.items() if value is not None}
+    judged = {name: getattr(recipe.eval, name, None) for name in ("component", "correct_at")}
+    selection = RowSelection(
+        **stated,
+        **{name: value for name, value in judged.items() if value is not None},
+        keep_truncated=args.keep_truncated,
+        seed=recipe.seed,
+    )
+    with heavy_imports():
+        from postgrad.tools.generate import Extent, generate
+
+    extent = Extent(args.samples, args.rows, args.shard)
+    generated = generate(recipe, args.to, console, extent, args.model)
+    rows = args.rows_to or args.to / f"{selection.kind}.jsonl"
+    selected = select(generated.groups(), selection, rows, generated.name)
+    console.table(f"rows selected: {rows}", ("", ""), selected.table())
+    return {"samples": str(args.to), "rows": str(rows), "counts": dict(selected.counts)}
 
 
 def _chat(args: argparse.Namespace, rest: list[str]) -> Any:

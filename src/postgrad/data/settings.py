@@ -74,6 +74,11 @@ class DataSettings(RowSettings):
     template: str = ""  # the user's message from columns: "Question: {question}\nAnswer:"
     loss_turns: Literal["all", "last"] = "all"  # assistant turns of a conversation that bear loss
 
+    @field_validator("messages")
+    @classmethod
+    def _none_if_empty(cls, column: str | None) -> str | None:
+        return column or None
+
     @field_validator("template")
     @classmethod
     def _names_columns(cls, template: str) -> str:

@@ -90,7 +90,7 @@ def evaluate(
     recipe, read = pin(_with_all_answers(recipe, to), sections=("reward_model", "eval"))
     with TemporaryDirectory(prefix="postgrad-") as folder:
         models = {
-            name: _read_from(name, Path(folder) / str(number))
+            name: read_from(name, Path(folder) / str(number))
             for number, name in enumerate(dict.fromkeys((model, against)))
             if name
         }
@@ -158,7 +158,7 @@ def _commits(models: Mapping[str, str]) -> list[dict[str, Any]]:
     ]
 
 
-def _read_from(name: str, folder: Path) -> str:
+def read_from(name: str, folder: Path) -> str:
     """The directory or hub id, at its commit, that model `name` is read from. A run's checkpoint
     is exported to `folder`.
     """

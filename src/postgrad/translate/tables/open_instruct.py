@@ -45,7 +45,8 @@ OTHERS = {
     "benchmark_generators": "postgrad plan says how fast a recipe samples",
     "sample_logits_vllm": "distillation from a teacher's logits is not here",
     "olmo_core_.*": "it works on OLMo-core's own format of weights; postgrad reads Hugging Face's",
-    "rejection_sampling|generation": "answers of a model come from postgrad eval",
+    "rejection_sampling|generation|synthetic_preference.*": "postgrad generate RECIPE.toml "
+    "--to DIR --select best|pairs (docs/generate.md)",
 }
 
 _TRAINED: dict[str, Any] = {"seed": 42, "per_device_train_batch_size": 8, "learning_rate": 2e-5,

@@ -31,9 +31,9 @@ JOBS = {
     "train_ppo_ray": ("rl", "ppo"),
 }
 OTHERS = {
-    "batch_inference": "it writes answers or scores to a file for the next command. A run of job = "
-    '"rl" samples, scores and trains in one loop; answers and scores of a finished model come from '
-    "postgrad eval",
+    "batch_inference": "it writes answers or scores to a file for the next command: postgrad "
+    "generate RECIPE.toml --to DIR --select best|pairs (docs/generate.md). A run of job = "
+    '"rl" samples, scores and trains in one loop',
     "train_kd": "distillation from a teacher's logits is not here",
     "train_prm": 'reward models of single steps are not here; job = "reward" scores answers',
     "serve_rm": "postgrad serve-reward answers over HTTP (docs/serve-reward.md)",

@@ -1,0 +1,312 @@
+"""`postgrad generate`: answers of a model to the prompts of a recipe, scored and kept in shards.
+A shard is complete or absent. What is selected of them is in tools.selection.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import numpy as np
+
+from postgrad.core.errors import UsageError
+from postgrad.core.files import left_behind, remove, versions, whole_file, write_json
+from postgrad.core.hub import split_revision
+from postgrad.core.records import Prompt, Rollout, ScoredGroup
+from postgrad.core.untrusted import parse_json
+from postgrad.data.draws import Draws
+from postgrad.data.mixture import training_prompts
+from postgrad.evaluation.answers import check_answers, check_rows, environment_of, with_tools
+from postgrad.fleet.choices import Choices, choose
+from postgrad.fleet.engines import build_engine
+from postgrad.fleet.learned import learned_reward, scorer_of
+from postgrad.fleet.local import frozen_reward_model
+from postgrad.models.load import load_tokenizer
+from postgrad.models.save import model_hash
+from postgrad.observe.console import Console
+from postgrad.observe.run_dir import PACKAGES
+from postgrad.observe.sinks import fast_json
+from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
+from postgrad.rewards.scorer import Scorer
+from postgrad.rollout.engine import Engine
+from postgrad.rollout.environment import SingleTurn
+from postgrad.rollout.records_json import Json, group_to_json
+from postgrad.rollout.sampling import Drawing, sample_groups
+from postgrad.tools.evaluate import read_from
+from postgrad.training.pinned import pin, require_unchanged
+from postgrad.training.rows import held_out, print_rows
+
+ABOUT, SHARDS = "generate.json", "shards"
+SHARD_SAMPLES = 2048  # of one shard, where the prompts of a shard are left open
+UNUSED = ("step", "policy_version", "prompt_token_ids", "kept")  # of a line of samples.jsonl
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is generated; None: as the recipe or this machine has it."""
+
+    samples: int | None = None  # of each prompt; batch.n_samples_per_prompt, or 1
+    rows: int | None = None  # the first prompts only
+    shard: int | None = None  # prompts of a shard
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a number below 1."""
+        for flag in ("samples", "rows", "shard"):
+            value = getattr(self, flag)
+            if value is not None and value < 1:
+                raise UsageError(f"--{flag} {value}: 1 or more is wanted")
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """The samples in a directory."""
+
+    folder: Path
+    about: Mapping[str, Any]  # generate.json
+
+    @property
+    def name(self) -> str:
+        """Twelve hex digits that rows carry: of the hash of generate.json."""
+        content = json.dumps(self.about, sort_keys=True).encode()
+        return hashlib.sha256(content).hexdigest()[:12]
+
+    def missing(self) -> list[int]:
+        """The shards that are not there."""
+        return [n for n in range(self.about["shards"]) if not self.shard(n).exists()]
+
+    def shard(self, number: int) -> Path:
+        return self.folder / SHARDS / f"{number:05d}.jsonl"
+
+    def groups(self) -> Iterator[list[Json]]:
+        """The samples of each prompt, in the order of the prompts."""
+        for number in range(self.about["shards"]):
+            with self.shard(number).open("rb") as lines:
+                group: list[Json] = []
+                for line in lines:
+                    sample: Json = json.loads(line)
+                    if group and group[0]["ticket"] != sample["ticket"]:
+                        yield group
+                        group = []
+                    group.append(sample)
+            if group:
+                yield group
+
+
+def generate(
+    recipe: Recipe, to: Path, console: Console, extent: Extent, model: str | None = None
+) -> Generated:
+    """Samples and scores `extent.samples` answers to every prompt of the recipe's training data,
+    one epoch in the order of its files, into `to`: generate.json and shards/00000.jsonl and on.
+
+    A shard is complete or absent, so that a killed command goes on with the first shard that is
+    missing, and on the same engine and machine gives the same answers. model: in place of
+    model.path: a Hugging Face directory, a hub id, a run or one of its checkpoints.
+
+    Raises UsageError where `to` holds another generation, RunError where too many verifiers fail.
+    """
+    if not isinstance(recipe, Answering):
+        raise UsageError(
+            f'job = "{recipe.job}" reads pairs: generate takes a recipe of job = "rl" or "sft"'
+        )
+    recorded = _recorded(to)
+    recipe, hub_sources = pin(recipe, recorded.get("hub_sources", ()))
+    assert isinstance(recipe, Answering)
+    name = model or recipe.model.path
+    if name is None:
+        raise UsageError("the recipe's model is a fresh one ([model.init]): name one with --model")
+    with TemporaryDirectory(prefix="postgrad-") as folder, ExitStack() as stack:
+        path = read_from(name, Path(folder) / "model")
+        choices = choose(recipe, recorded.get("choices", {}))
+        choices.apply()
+        sampler = _Sampler(recipe, path, stack)
+        drawn = sampler.drawn()
+        print_rows(console, drawn.accounts, "rows that are answered")
+        prompts = [replace(prompt, ticket=n) for n, prompt in enumerate(drawn.all()[: extent.rows])]
+        about: dict[str, Any] = {
+            "recipe": recipe.dump(),
+            "model": name,
+            "content": _content(path),
+            "hub_sources": [source.to_json() for source in hub_sources],
+            "sources": require_unchanged(recipe, recorded.get("sources", {})),
+            "prompts": len(prompts),
+            **_sizes(recipe, extent, recorded, len(prompts)),
+        }
+        _require_same(to, recorded, about)
+        if not recorded or Generated(to, recorded).missing():
+            engine, choices = sampler.engine(choices, about["shard"] * about["samples"])
+            if not recorded:
+                recorded = {**about, "choices": choices.to_json(), "versions": versions(PACKAGES)}
+                (to / SHARDS).mkdir(parents=True, exist_ok=True)
+                write_json(to / ABOUT, recorded)
+            _sample(Generated(to, recorded), prompts, sampler, engine, console)
+    return Generated(to, recorded)
+
+
+def _sizes(
+    recipe: Answering, extent: Extent, recorded: Mapping[str, Any], prompts: int
+) -> dict[str, int]:
+    """Samples of a prompt, prompts of a shard, and shards."""
+    of_recipe = recipe.batch.n_samples_per_prompt if isinstance(recipe, RLRecipe) else 1
+    samples = extent.samples or of_recipe
+    shard = extent.shard or recorded.get("shard") or max(1, SHARD_SAMPLES // samples)
+    return {"samples": samples, "shard": shard, "shards": -(-prompts // shard)}
+
+
+class _Sampler:
+    """What answers and scores: scorer, environment, engine."""
+
+    def __init__(self, recipe: Answering, path: str, stack: ExitStack) -> None:
+        self._recipe, self._path, self._stack = recipe, path, stack
+        self.tokenizer: Any = load_tokenizer(path)
+        self._learned = learned_reward(recipe, self.tokenizer)
+        scores = recipe.reward_components != []
+        scorer = scorer_of(recipe, self._learned) if scores else None
+        self._scorer = stack.enter_context(scorer) if scorer is not None else None
+
+    def drawn(self) -> Draws[Prompt]:
+        """The prompts. Raises UsageError for rows that cannot be read, played or scored."""
+        recipe = self._recipe
+        drawn = training_prompts(
+            with_tools(recipe.environment, recipe.data),
+            self.tokenizer,
+            max_new_tokens=recipe.rollout.max_new_tokens,
+            exclude=held_out(recipe),
+        )
+        check_rows(recipe.environment, drawn)
+        if self._scorer is not None:
+            check_answers(self._scorer, drawn.all())
+        return drawn
+
+    def drawing(self, samples: int) -> Drawing:
+        recipe = self._recipe
+        environment = environment_of(recipe.environment, recipe.data, self.tokenizer)
+        return Drawing(
+            samples, recipe.rollout, recipe.seed, environment or SingleTurn(), recipe.data.max_len
+        )
+
+    def engine(self, choices: Choices, sequences: int) -> tuple[Engine, Choices]:
+        """The engine, and the choices with its sizes; the reward model is loaded before it."""
+        recipe, learned = self._recipe, self._learned
+        if learned is not None:
+            settings = recipe.model_tables["reward_model", "model"]
+            learned.role = frozen_reward_model(recipe, settings, learned.path, choices)
+        return build_engine(
+            recipe.rollout,
+            self._path,
+            choices,
+            self._stack,
+            sequences=sequences,
+            max_len=recipe.data.max_len,
+        )
+
+    @property
+    def scoring(self) -> "Scorer | _Unscored":
+        """Scores answers, or lets them pass where nothing does."""
+        return self._scorer or _Unscored()
+
+    def step(self) -> AbstractContextManager[None]:
+        """Around a shard: RunError where too many of its samples failed."""
+        return nullcontext() if self._scorer is None else self._scorer.step()
+
+
+class _Unscored:
+    """Groups without a score, of a recipe without rewards."""
+
+    def __init__(self) -> None:
+        self._ready: list[ScoredGroup] = []
+
+    def submit(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
+        n = len(rollouts)
+        total = np.full(n, np.nan)
+        self._ready.append(ScoredGroup(prompt, tuple(rollouts), {}, total, np.ones(n, np.bool_)))
+
+    def completed(self, wait: bool) -> list[ScoredGroup]:
+        ready, self._ready = self._ready, []
+        return ready
+
+
+def _recorded(to: Path) -> dict[str, Any]:
+    """What generate.json of `to` says; {} where there is none. Raises UsageError for a directory
+    that holds something else.
+    """
+    if not to.exists():
+        return {}
+    if not (to / ABOUT).is_file():
+        if to.is_dir() and not any(path for path in to.iterdir() if path.name != SHARDS):
+            return {}
+        raise UsageError(f"{to} is there already and holds no {ABOUT}: choose another --to")
+    try:
+        about: Any = parse_json((to / ABOUT).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{to / ABOUT} cannot be read: {error}; choose another --to") from error
+    about = cast(dict[str, Any], about) if isinstance(about, dict) else {}
+    if not isinstance(about.get("shards"), int):
+        raise UsageError(f"{to / ABOUT} is not of postgrad generate: choose another --to")
+    return about
+
+
+def _require_same(to: Path, recorded: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """Raises UsageError where `to` holds the samples of another recipe, model or extent."""
+    if not recorded:
+        return
+    differing = [key for key in about if key != "model" and recorded.get(key) != about[key]]
+    if differing:
+        key = differing[0]
+        short = isinstance(about[key], int | str)
+        change = f" ({recorded.get(key)} there, {about[key]} here)" if short else ""
+        raise UsageError(
+            f"{to} was generated with another {key}{change}: choose another --to, or repeat the "
+            "command as it was"
+        )
+
+
+def _content(path: str) -> str:
+    """What the model is: the hash of its files, or the commit of a hub id."""
+    if Path(path).is_dir():
+        return f"sha256:{model_hash(Path(path))}"
+    return split_revision(path)[1] or "main"
+
+
+def _sample(
+    generated: Generated,
+    prompts: Sequence[Prompt],
+    sampler: _Sampler,
+    engine: Engine,
+    console: Console,
+) -> None:
+    """Fills the shards that are missing."""
+    size, missing = generated.about["shard"], generated.missing()
+    drawing = sampler.drawing(generated.about["samples"])
+    for path in left_behind(generated.folder / SHARDS, [generated.shard(n).name for n in missing]):
+        remove(path)
+    parts = {n: prompts[n * size : (n + 1) * size] for n in missing}
+    total = sum(map(len, parts.values())) * drawing.samples
+    done = generated.about["shards"] - len(missing)
+    if done:
+        console.note(f"{done} of {generated.about['shards']} shards are there already")
+    with console.phase("generate", total) as shown:
+        for number, part in parts.items():
+            with sampler.step():
+                groups = sample_groups(
+                    engine, sampler.scoring, part, drawing, sampler.tokenizer, shown.advance
+                )
+            with whole_file(generated.shard(number)) as written, written.open("wb") as file:
+                for group in groups:
+                    file.writelines(fast_json(line) + b"\n" for line in _lines(group, sampler))
+
+
+def _lines(group: ScoredGroup, sampler: _Sampler) -> Iterator[Json]:
+    """The samples of a prompt as in samples.jsonl, with its messages and without token ids."""
+    lines = group_to_json(group, step=0, decode=sampler.tokenizer.decode)
+    for line, rollout in zip(lines, group.rollouts, strict=True):
+        turns = line.pop("turns")
+        kept = {key: value for key, value in line.items() if key not in UNUSED}
+        kept["messages"] = [dict(message) for message in group.prompt.messages]
+        kept["tokens"] = int(rollout.policy_mask.sum())
+        if len(turns) > 1:
+            kept["turns"] = [{"author": turn["author"], "text": turn["text"]} for turn in turns]
+        yield kept

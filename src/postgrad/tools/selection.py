@@ -1,0 +1,234 @@
+"""Rows to train on, selected from generated samples: the best answers (rejection sampling, RAFT:
+Dong et al. 2023, arXiv:2304.06767), pairs of answers for preference losses, the difficulty of
+prompts.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from postgrad.core.errors import UsageError
+from postgrad.core.files import whole_file
+from postgrad.core.seeds import permutation
+from postgrad.core.text import nearest
+from postgrad.observe.sinks import fast_json
+
+SelectedRows = Literal["all", "best", "above", "pairs", "difficulty"]
+PairKind = Literal["best_worst", "random", "all"]
+Sample = Mapping[str, Any]  # a line of a shard
+JSONL, PARQUET = ".jsonl", ".parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class RowSelection:
+    """Which samples become rows."""
+
+    kind: SelectedRows = "all"
+    top: int = 1  # of "best": answers of a prompt
+    threshold: float | None = None  # of "best" and "above": the lowest reward; None: any
+    pairs: PairKind = "best_worst"  # of "pairs"
+    margin: float = 0.0  # of "pairs": the difference of the rewards is larger
+    # of "difficulty": the lowest and highest share of right answers
+    pass_rate: tuple[float, float] = (0.0, 1.0)
+    keep_truncated: bool = False  # answers that the token limit cut may be chosen
+    component: str | None = None  # of "difficulty": the score that says what is right; None: first
+    correct_at: float = 1.0  # of that score
+    seed: int = 0  # of random pairs
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for values that select nothing."""
+        kinds_by_flag = {"select": (self.kind, SelectedRows), "pairs": (self.pairs, PairKind)}
+        for flag, (value, kinds) in kinds_by_flag.items():
+            if value not in get_args(kinds):
+                close = nearest(value, get_args(kinds))
+                hint = f"did you mean {close}?" if close else f"one of {', '.join(get_args(kinds))}"
+                raise UsageError(f"--{flag} {value}: {hint}")
+        low, high = self.pass_rate
+        if not 0 <= low <= high <= 1:
+            raise UsageError(f"--pass-rate {low:g} {high:g}: two shares from 0 to 1, lower first")
+        if self.top < 1:
+            raise UsageError(f"--top {self.top}: 1 or more is wanted")
+        if not (math.isfinite(self.margin) and self.margin >= 0):
+            raise UsageError(f"--margin {self.margin}: 0 or more is wanted")
+        if self.kind == "above" and self.threshold is None:
+            raise UsageError("--select above needs --threshold: the lowest reward of a row")
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """What became of the samples."""
+
+    path: Path
+    counts: Mapping[str, int]  # prompts, samples, rows, and why prompts gave no row
+
+    def table(self) -> list[tuple[str, str]]:
+        """Rows for the console."""
+        return [(name, f"{count:,}") for name, count in self.counts.items()]
+
+
+def select(
+    groups: Iterable[Sequence[Sample]], selection: RowSelection, to: Path, generated: str
+) -> Selected:
+    """Writes the selected rows to `to`, JSON lines or Parquet by its suffix, whole or not at all.
+
+    groups: the samples of each prompt. generated: the name of the generation, which every row
+    carries beside dataset, row and samples. Raises UsageError for another suffix and for rows that
+    one Parquet column cannot hold.
+    """
+    if to.suffix not in (JSONL, PARQUET):
+        raise UsageError(f"{to}: rows are written as {JSONL} or {PARQUET}")
+    counts: Counter[str] = Counter(prompts=0, samples=0, rows=0)
+    rows = _rows(groups, selection, counts, generated)
+    with whole_file(to) as written:
+        if to.suffix == JSONL:
+            with written.open("wb") as file:
+                file.writelines(fast_json(row) + b"\n" for row in rows)
+        else:
+            _write_parquet(written, list(rows), to)
+    return Selected(to, dict(counts))
+
+
+def _write_parquet(written: Path, rows: list[Sample], to: Path) -> None:
+    import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
+    import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
+
+    arrow: Any = pa  # their types are unknown
+    parquet: Any = pq
+    try:
+        table = arrow.Table.from_pylist([dict(row) for row in rows])
+    except (arrow.ArrowInvalid, arrow.ArrowTypeError) as error:
+        raise UsageError(
+            f"{to}: a column has values of several types, which Parquet cannot hold ({error}): "
+            f"name a {JSONL} file"
+        ) from error
+    parquet.write_table(table, written)
+
+
+def _rows(
+    groups: Iterable[Sequence[Sample]],
+    selection: RowSelection,
+    counts: Counter[str],
+    generated: str,
+) -> Iterator[dict[str, Any]]:
+    for group in groups:
+        counts["prompts"] += 1
+        counts["samples"] += len(group)
+        counts["samples without a reward"] += sum(sample["total"] is None for sample in group)
+        rows, reason = _of_group(group, selection)
+        if reason:
+            counts[f"prompts without a row: {reason}"] += 1
+        for row in rows:
+            counts["rows"] += 1
+            yield {**row, "dataset": group[0]["dataset"], "row": group[0]["row"],
+                   "generated": generated}  # fmt: skip
+
+
+def _of_group(
+    group: Sequence[Sample], selection: RowSelection
+) -> tuple[list[dict[str, Any]], str | None]:
+    """The rows of one prompt, or why there is none."""
+    if selection.kind == "all":
+        return [_answered(sample) for sample in group], None
+    scored = [sample for sample in group if sample["total"] is not None]
+    if not scored:
+        return [], "no sample has a reward"
+    if selection.kind == "difficulty":
+        return _difficulty(scored, selection)
+    usable = scored
+    if not selection.keep_truncated:
+        usable = [sample for sample in scored if sample["finish_reason"] != "length"]
+    if not usable:
+        return [], "every answer was cut at the token limit"
+    if selection.kind == "pairs":
+        return _pairs(scored, usable, selection)
+    good = [s for s in usable if selection.threshold is None or s["total"] >= selection.threshold]
+    if not good:
+        return [], "no reward reaches the threshold"
+    ranked = sorted(good, key=lambda sample: (-sample["total"], sample["sample"]))
+    if selection.kind == "best":
+        ranked = ranked[: selection.top]
+    return [_answered(sample) for sample in ranked], None
+
+
+def _answered(sample: Sample) -> dict[str, Any]:
+    """A conversation, as job = "sft" reads it with data.messages = "messages"."""
+    return {
+        "messages": [*sample["messages"], *_answer(sample)],
+        "reward": sample["total"],
+        "rewards": sample["rewards"],
+        "sample": sample["sample"],
+    }
+
+
+def _answer(sample: Sample) -> list[dict[str, str]]:
+    if "turns" in sample:
+        raise UsageError(
+            f"row {sample['row']} of {sample['dataset']} was answered in several turns with an "
+            "environment, which are no messages: only --select difficulty reads such samples"
+        )
+    return [{"role": "assistant", "content": sample["text"]}]
+
+
+def _pairs(
+    scored: Sequence[Sample], usable: Sequence[Sample], selection: RowSelection
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Pairs of samples as job = "preference" and "reward" read them. A truncated answer may be
+    rejected, and is not chosen.
+    """
+    ordered = sorted(scored, key=lambda sample: (-sample["total"], sample["sample"]))
+    chosen = {sample["sample"] for sample in usable}
+    different: list[tuple[Sample, Sample]] = [
+        (better, worse)
+        for better, worse in combinations(ordered, 2)
+        if better["total"] - worse["total"] > selection.margin and better["sample"] in chosen
+    ]
+    if not different:
+        return [], "no two rewards differ by more than the margin"
+    if selection.pairs == "best_worst":
+        best = different[0][0]
+        different = [pair for pair in different if pair[0] is best][-1:]
+    elif selection.pairs == "random":
+        ticket = scored[0]["ticket"]
+        different = [different[permutation(len(different), selection.seed, "pairs", ticket)[0]]]
+    return [_pair(better, worse) for better, worse in different], None
+
+
+def _pair(better: Sample, worse: Sample) -> dict[str, Any]:
+    return {
+        "prompt": list(better["messages"]),
+        "chosen": _answer(better),
+        "rejected": _answer(worse),
+        "margin": better["total"] - worse["total"],
+        "chosen_reward": better["total"],
+        "rejected_reward": worse["total"],
+        "samples": [better["sample"], worse["sample"]],
+    }
+
+
+def _difficulty(
+    scored: Sequence[Sample], selection: RowSelection
+) -> tuple[list[dict[str, Any]], str | None]:
+    """The row of the prompt itself, as job = "rl" reads it again, with its pass rate."""
+    first = scored[0]
+    component = selection.component or next(iter(first["rewards"]), None)
+    scores = [sample["rewards"].get(component) for sample in scored]
+    judged = [score for score in scores if score is not None]
+    if not judged:
+        return [], f"no sample has the score {component}"
+    rate = sum(score >= selection.correct_at for score in judged) / len(judged)
+    low, high = selection.pass_rate
+    if not low <= rate <= high:
+        return [], "its pass rate is outside the limits"
+    row = {
+        **first["metadata"],
+        "question": first["question"],
+        "answer": first["answer"],
+        "pass_rate": rate,
+        "mean_reward": sum(sample["total"] for sample in scored) / len(scored),
+        "samples": len(judged),
+    }
+    return [row], None
