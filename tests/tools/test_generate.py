@@ -95,8 +95,8 @@ def test_another_cut_into_shards_gives_the_same_samples(recipe: Recipe, tmp_path
 @pytest.mark.parametrize(
     ("extent", "changes", "message"),
     [
-        (Extent(samples=3, rows=4), {}, "another samples (2 there, 3 here)"),
-        (Extent(samples=2, rows=5), {}, "another prompts (4 there, 5 here)"),
+        (Extent(samples=3, rows=4), {}, "with samples = 2, and now it is 3: choose"),
+        (Extent(samples=2, rows=5), {}, "with prompts = 4, and now it is 5"),
         (Extent(samples=2, rows=4), {"seed": 5}, "another recipe"),
     ],
 )

@@ -256,11 +256,11 @@ def _require_same(to: Path, recorded: Mapping[str, Any], about: Mapping[str, Any
     differing = [key for key in about if key != "model" and recorded.get(key) != about[key]]
     if differing:
         key = differing[0]
-        short = isinstance(about[key], int | str)
-        change = f" ({recorded.get(key)} there, {about[key]} here)" if short else ""
+        change = f"another {key}"
+        if isinstance(about[key], int):
+            change = f"{key} = {recorded.get(key)}, and now it is {about[key]}"
         raise UsageError(
-            f"{to} was generated with another {key}{change}: choose another --to, or repeat the "
-            "command as it was"
+            f"{to} was generated with {change}: choose another --to, or repeat the command as it was"
         )
 
 
