@@ -260,7 +260,8 @@ def _require_same(to: Path, recorded: Mapping[str, Any], about: Mapping[str, Any
         if isinstance(about[key], int):
             change = f"{key} = {recorded.get(key)}, and now it is {about[key]}"
         raise UsageError(
-            f"{to} was generated with {change}: choose another --to, or repeat the command as it was"
+            f"{to} was generated with {change}: choose another --to, or repeat the command as it "
+            "was"
         )
 
 
