@@ -18,11 +18,13 @@ from postgrad.core.errors import UsageError
 from postgrad.models import files
 from postgrad.models.adapter_files import export_merged, write_adapter
 from postgrad.models.files import adapter_base, is_adapter, weights_source
+from postgrad.models.fresh import make_fresh
 from postgrad.models.known_shapes import find_shape
 from postgrad.models.load import load_config, load_model, load_tokenizer, read_plain
 from postgrad.models.save import model_hash
 from postgrad.models.score import load_score_model, scale_of
-from postgrad.models.settings import LoraSettings
+from postgrad.models.settings import LoraSettings, ModelInit, TokenizerInit
+from postgrad.models.stored import real
 
 IDS = torch.tensor([[5, 17, 40, 8, 66, 23, 9, 31]])
 WEIGHTS = "adapter_model.safetensors"
@@ -148,6 +150,56 @@ def test_the_scale_of_a_base_s_scores_is_not_that_of_the_adapter_s(
     adapter = written_by_peft(base, tmp_path / "adapter")
     assert scale_of(load_config(str(base))) is not None
     assert scale_of(load_config(str(adapter))) is None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"use_rslora": True},
+        {"use_dora": True},
+        {"use_dora": True, "use_rslora": True, "r": 4},
+        {"rank_pattern": {"q_proj": 6}, "alpha_pattern": {"mlp.up_proj": 9}},
+        {"modules_to_save": ["embed_tokens", "lm_head"]},
+    ],
+    ids=["rslora", "dora", "both", "patterns", "modules"],
+)
+@torch.no_grad()
+def test_adapters_of_other_kinds_are_merged_as_peft_merges_them(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
+    init = ModelInit(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, initializer_range=0.2,
+        max_position_embeddings=128, tie_word_embeddings=False,
+        tokenizer=TokenizerInit(kind="characters"),
+    )  # fmt: skip
+    make_fresh(init, [], 0, tmp_path / "base")
+    adapter = written_by_peft(tmp_path / "base", tmp_path / "adapter", **more)
+    weights = load_file(adapter / WEIGHTS)
+    for name, one in weights.items():
+        if "magnitude" in name or ".lora_" not in name:
+            weights[name] = one * 1.3
+    save_file(weights, adapter / WEIGHTS)
+    theirs = dict(merged_by_peft(tmp_path / "base", adapter).named_parameters())
+    base = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "base").named_parameters())
+    for in_files in (False, True):
+        lm = load_model(str(adapter), dtype=torch.float32, in_files=in_files).lm
+        for name, parameter in lm.named_parameters():
+            numbers = real(parameter).double()
+            torch.testing.assert_close(numbers, theirs[name], atol=1e-6, rtol=1e-5)
+            adapted = "q_proj" in name or "up_proj" in name
+            if adapted or ("modules_to_save" in more and ("embed" in name or "lm_head" in name)):
+                assert not torch.allclose(numbers, base[name].double(), atol=1e-3), name
+
+
+def test_a_tied_matrix_is_not_replaced_alone(fresh: Callable[[str], Path], tmp_path: Path) -> None:
+    adapter = written_by_peft(fresh("qwen3"), tmp_path / "adapter")
+    weights = load_file(adapter / WEIGHTS)
+    table = load_file(fresh("qwen3") / "model.safetensors")["model.embed_tokens.weight"]
+    weights["base_model.model.model.embed_tokens.weight"] = table + 1
+    save_file(weights, adapter / WEIGHTS)
+    changed(adapter, modules_to_save=["embed_tokens"])
+    with pytest.raises(UsageError, match=r"which .* ties to lm_head\.weight"):
+        load_model(str(adapter), dtype=torch.float32)
 
 
 def test_a_tokenizer_of_its_own_goes_before_the_base_s(

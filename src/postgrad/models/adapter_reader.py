@@ -1,7 +1,8 @@
 """Adapters in PEFT's directories, read strictly and merged into the weights of their base."""
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from postgrad.core.errors import UsageError
+from postgrad.core.untrusted import shown
 from postgrad.models.files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -28,15 +30,19 @@ HEAD = "score"  # a score model's head: small and fresh, so it trains whole besi
 PREFIX = "base_model.model."  # what PEFT's files put before a name
 HEAD_WEIGHT = f"{PREFIX}{HEAD}.weight"
 LAYER = re.compile(rf"{re.escape(PREFIX)}(.+)\.lora_([AB])\.weight")
+MAGNITUDE = re.compile(rf"{re.escape(PREFIX)}(.+)\.lora_magnitude_vector(?:\.weight)?")  # DoRA
 # Keys of PEFT's config that are read here, or that change nothing: any other one that is set asks
 # for something that is not plain LoRA, and would be left out in silence.
 READ = {
     "peft_type", "base_model_name_or_path", "task_type", "r", "lora_alpha", "lora_dropout",
-    "target_modules", "modules_to_save", "bias", "init_lora_weights", "auto_mapping",
+    "target_modules", "modules_to_save", "bias", "init_lora_weights", "auto_mapping", "use_rslora",
+    "use_dora", "rank_pattern", "alpha_pattern",
 }  # fmt: skip
 HARMLESS = {"peft_version", "inference_mode", "megatron_core", "qalora_group_size"}
 FRESH = (True, False, "gaussian", "orthogonal", "eva")  # others change the base's weights too
 
+PLAIN_NAME = re.compile(r"\w+(\.\w+)*", re.ASCII)
+LARGEST_ALPHA = 2**31
 FINITE_PART = 2**24  # numbers that are looked at in one go
 
 
@@ -44,10 +50,14 @@ FINITE_PART = 2**24  # numbers that are looked at in one go
 class AdapterFile:
     """An adapter as it was read from its directory."""
 
-    # A [rank, inputs] and B [outputs, rank] of each layer, and [1, hidden] of a score head, by
-    # PEFT's names: "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    # A [rank, inputs] and B [outputs, rank] of each layer, [1, hidden] of a score head, with DoRA a
+    # magnitude [outputs], and whole weights of modules_to_save, by PEFT's names:
+    # "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     weights: Mapping[str, Tensor]
     settings: LoraSettings
+    scales: Mapping[str, float]  # by layer: what B A is multiplied by
+    magnitudes: Mapping[str, Tensor]  # by layer, of DoRA: [outputs] the lengths of W's rows
+    saved: Mapping[str, Tensor]  # by name in the base: weights that were trained whole
     base: str  # directory or hub id of the model that its config names
 
     @property
@@ -57,10 +67,12 @@ class AdapterFile:
 
 
 def read_adapter(path: str | Path) -> AdapterFile:
-    """An adapter of PEFT's, from here or elsewhere. Nothing is unpickled, imported or downloaded.
+    """An adapter of PEFT's, from here or elsewhere: LoRA, rsLoRA (Kalajdzievski 2023,
+    arXiv:2312.03732) or DoRA (Liu et al. 2024, arXiv:2402.09353), also with modules that were
+    trained whole. Nothing is unpickled, imported or downloaded.
 
-    Raises UsageError where it is no plain LoRA of one rank, where weights are missing, misshapen or
-    no finite numbers, and for weights that are not safetensors.
+    Raises UsageError for other adapters, where weights are missing, misshapen or no finite numbers,
+    and for weights that are not safetensors.
     """
     folder = Path(path)
     config = adapter_config(folder)
@@ -76,7 +88,8 @@ def read_adapter(path: str | Path) -> AdapterFile:
         weights = load_file(folder / ADAPTER_WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise UsageError(f"{folder / ADAPTER_WEIGHTS} cannot be read: {error}") from error
-    _require_whole(weights, config.get("r"), folder / ADAPTER_WEIGHTS)
+    saved = config.get("modules_to_save") or []
+    _require_whole(weights, saved, config, folder / ADAPTER_WEIGHTS)
     try:
         settings = LoraSettings.model_validate(
             {
@@ -89,14 +102,24 @@ def read_adapter(path: str | Path) -> AdapterFile:
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{folder}/{ADAPTER_CONFIG}: {first['loc'][0]}: {first['msg']}") from error
-    return AdapterFile(weights, settings, adapter_base(folder))
+    magnitudes = {
+        match[1]: tensor for name, tensor in weights.items() if (match := MAGNITUDE.fullmatch(name))
+    }
+    whole = {
+        name.removeprefix(PREFIX): tensor
+        for name, tensor in weights.items()
+        if ".lora_" not in name and name != HEAD_WEIGHT
+    }
+    scales = _scales(weights, config, folder / ADAPTER_CONFIG)
+    return AdapterFile(weights, settings, scales, magnitudes, whole, adapter_base(folder))
 
 
 @torch.no_grad()
 def merge_adapter(lm: nn.Module, adapter: AdapterFile, path: str, *, weight: float = 1.0) -> None:
     """Adds weight (alpha / rank) B A to the weights of `lm`, the adapter's base, in float32, and
-    rounds each sum once to the dtype of `lm`. A score head takes the place of the one in `lm`, as
-    float32.
+    rounds each sum once to the dtype of `lm`. With DoRA the rows of the sum get the lengths that
+    were trained. A score head takes the place of the one in `lm`, as float32, and so does every
+    module that was trained whole.
 
     path: of the adapter, for messages. Raises UsageError, and changes nothing, where the adapter is
     of another model.
@@ -123,22 +146,58 @@ def merge_adapter(lm: nn.Module, adapter: AdapterFile, path: str, *, weight: flo
                 "trained on another model; correct base_model_name_or_path"
             )
         products[name] = (b, a)
-    scale = weight * adapter.settings.alpha / adapter.settings.rank
     for name, factors in products.items():
         matrix = layers[name].weight
-        merged = partial(_merged, factors, scale)
+        magnitude = adapter.magnitudes.get(name)
+        merged = partial(_merged, factors, adapter.scales[name], magnitude, weight)
         if isinstance(matrix, StoredTensor):
             layers[name].weight = nn.Parameter(matrix.mapped(merged))
         else:
             matrix.copy_(merged(matrix))
+    _replace_modules(lm, adapter, path)
     if adapter.scores:
         _replace_head(lm, adapter, path)
 
 
-def _merged(factors: tuple[Tensor, Tensor], scale: float, weight: Tensor) -> Tensor:
-    """weight + scale * B A, in float32. factors: B and A."""
+def _merged(
+    factors: tuple[Tensor, Tensor],
+    scale: float,
+    magnitude: Tensor | None,
+    share: float,
+    weight: Tensor,
+) -> Tensor:
+    """weight + share * what the adapter changes, in float32. factors: B and A. magnitude: of DoRA
+    the length of each row of the changed matrix.
+    """
     b, a = (factor.float().to(weight.device) for factor in factors)
-    return torch.addmm(weight.float(), b, a, alpha=scale)
+    if magnitude is None:
+        return torch.addmm(weight.float(), b, a, alpha=share * scale)
+    changed = torch.addmm(weight.float(), b, a, alpha=scale)
+    lengths = torch.linalg.vector_norm(changed, dim=1)
+    changed *= (magnitude.float().to(weight.device) / lengths)[:, None]
+    return changed if share == 1 else torch.lerp(weight.float(), changed, share)
+
+
+def _replace_modules(lm: nn.Module, adapter: AdapterFile, path: str) -> None:
+    """Puts the weights that were trained whole in the place of the base's."""
+    parameters = dict(lm.named_parameters(remove_duplicate=False))
+    for name, tensor in adapter.saved.items():
+        wanted = tuple(parameters[name].shape) if name in parameters else None
+        if wanted != tuple(tensor.shape):
+            there = f"is of shape {wanted}" if wanted else "is not there"
+            raise UsageError(
+                f"{path}/{ADAPTER_WEIGHTS} has {name} of shape {tuple(tensor.shape)}, which in "
+                f"{adapter.base} {there}: the adapter was trained on another model"
+            )
+        twins = [twin for twin, p in parameters.items() if p is parameters[name] and twin != name]
+        if any(twin not in adapter.saved for twin in twins):
+            raise UsageError(
+                f"{path}/{ADAPTER_WEIGHTS} replaces {name}, which {adapter.base} ties to "
+                f"{twins[0]}: merge it into its base with PEFT, and name the merged model"
+            )
+        owner, _, end = name.rpartition(".")
+        replaced = nn.Parameter(tensor.to(parameters[name].device, parameters[name].dtype))
+        setattr(lm.get_submodule(owner), end, replaced)
 
 
 def linear_layers(lm: nn.Module) -> dict[str, nn.Linear]:
@@ -180,7 +239,6 @@ def _require_plain(config: Mapping[str, Any], folder: Path) -> None:
         "peft_type": config.get("peft_type") != "LORA",
         "bias": config.get("bias", "none") != "none",
         "init_lora_weights": config.get("init_lora_weights", True) not in FRESH,
-        "modules_to_save": not set(saved) <= {HEAD, "classifier"},
         # PEFT imports the module that it names
         "auto_mapping": not _of_transformers(config.get("auto_mapping")),
     }
@@ -189,7 +247,7 @@ def _require_plain(config: Mapping[str, Any], folder: Path) -> None:
     if refused:
         raise UsageError(
             f"{folder}/{ADAPTER_CONFIG} asks for {refused[0]} = {config.get(refused[0])!r}, which "
-            "is not plain LoRA: merge it into its base with PEFT, and name the merged model"
+            "is not read here: merge it into its base with PEFT, and name the merged model"
         )
 
 
@@ -215,23 +273,79 @@ def last_names(weights: Mapping[str, Tensor]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
 
 
-def _require_whole(weights: Mapping[str, Tensor], rank: Any, file: Path) -> None:
-    """Each target has A [rank, inputs] and B [outputs, rank] of finite numbers."""
+def _require_whole(
+    weights: Mapping[str, Tensor], saved: Sequence[str], config: Mapping[str, Any], file: Path
+) -> None:
+    """Each target has A [rank, inputs] and B [outputs, rank] of finite numbers, with DoRA also a
+    magnitude [outputs]. saved: names of modules that were trained whole.
+    """
     for name, tensor in weights.items():
         match = LAYER.fullmatch(name)
-        if not match and name != HEAD_WEIGHT:
+        if not match and not MAGNITUDE.fullmatch(name) and not _is_saved(name, saved):
             raise UsageError(f"{file}: {name} is no weight of plain LoRA")
         if match:
             other = f"{PREFIX}{match[1]}.lora_{'B' if match[2] == 'A' else 'A'}.weight"
             if other not in weights:
                 raise UsageError(f"{file}: {name} stands there without {other}")
+            rank = _of_pattern(config, "rank_pattern", match[1], config.get("r"), file)
             if tensor.ndim != 2 or tensor.shape[0 if match[2] == "A" else 1] != rank:
                 shape = tuple(tensor.shape)
                 raise UsageError(f"{file}: {name} has shape {shape}, which is not of rank {rank}")
         if not tensor.is_floating_point() or not _is_finite(tensor):
             raise UsageError(f"{file}: {name} holds values that are no finite numbers")
-    if not any(LAYER.fullmatch(name) for name in weights):
+    layers = {match[1]: t for name, t in weights.items() if (match := LAYER.fullmatch(name))}
+    if not layers:
         raise UsageError(f"{file} holds no adapter")
+    for module in set(saved) - {HEAD, "classifier"}:  # those PEFT names for every score model
+        if not any(_is_saved(name, [module]) and name != HEAD_WEIGHT for name in weights):
+            raise UsageError(f"{file} has no weights of {module}, which modules_to_save names")
+    lengths = {m[1]: t.shape for name, t in weights.items() if (m := MAGNITUDE.fullmatch(name))}
+    if lengths or config.get("use_dora"):
+        wanted = {n: weights[f"{PREFIX}{n}.lora_B.weight"].shape[:1] for n in layers}
+        if lengths != wanted:
+            name = next(n for n in {**wanted, **lengths} if lengths.get(n) != wanted.get(n))
+            raise UsageError(
+                f"{file}: DoRA has one magnitude for each output of each layer, and {name} has not"
+            )
+
+
+def _is_saved(name: str, saved: Sequence[str]) -> bool:
+    """Whether a weight is of a module in modules_to_save."""
+    owner = name.removeprefix(PREFIX).rpartition(".")[0]
+    return name == HEAD_WEIGHT or any(f".{owner}".endswith(f".{module}") for module in saved)
+
+
+def _scales(
+    weights: Mapping[str, Tensor], config: Mapping[str, Any], file: Path
+) -> dict[str, float]:
+    """By layer alpha / rank, and of rsLoRA alpha / sqrt(rank)."""
+    scales: dict[str, float] = {}
+    for name, tensor in weights.items():
+        if (match := LAYER.fullmatch(name)) and match[2] == "A":
+            alpha = _of_pattern(config, "alpha_pattern", match[1], config.get("lora_alpha"), file)
+            if not isinstance(alpha, int | float) or not 0 < alpha < LARGEST_ALPHA:
+                raise UsageError(f"{file}: lora_alpha of {match[1]} is {shown(alpha)}")
+            rank = tensor.shape[0]
+            scales[match[1]] = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return scales
+
+
+def _of_pattern(config: Mapping[str, Any], key: str, layer: str, default: Any, file: Path) -> Any:
+    """The value of the first name in a pattern table that ends the layer's name. Raises UsageError
+    for a regular expression: those of a stranger may take for ever.
+    """
+    table = config.get(key) or {}
+    if not isinstance(table, dict):
+        raise UsageError(f"{file.parent / ADAPTER_CONFIG}: {key} is {shown(table)}, and no table")
+    for name, value in table.items():
+        if not PLAIN_NAME.fullmatch(str(name)):
+            raise UsageError(
+                f"{file.parent / ADAPTER_CONFIG}: {key} has the pattern {shown(name)}, and only "
+                "names of layers are read: merge it into its base with PEFT"
+            )
+        if f".{layer}".endswith(f".{name}"):
+            return value
+    return default
 
 
 def _is_finite(tensor: Tensor) -> bool:
