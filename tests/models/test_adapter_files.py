@@ -126,6 +126,31 @@ def test_a_score_head_is_saved_whole_beside_the_adapter(
     torch.testing.assert_close(plain(IDS).logits, adapter.lm(IDS).logits, atol=1e-5, rtol=1e-5)
 
 
+@torch.no_grad()
+def test_an_rslora_adapter_is_scaled_by_the_root_of_its_rank(
+    fresh: Callable[[str], Path], tmp_path: Path
+) -> None:
+    plain = LoraSettings(rank=4, alpha=6, targets=("q_proj",))
+    lm: Any = load_model(str(fresh("qwen3")), dtype=torch.float32).lm
+    adapter = add_adapter(lm, plain.model_copy(update={"rslora": True}), seed=0)
+    generator = torch.Generator().manual_seed(1)
+    weights = {
+        n: torch.randn(p.shape, generator=generator) for n, p in adapter.parameters().items()
+    }
+    adapter.load(weights)
+    name = "model.layers.0.self_attn.q_proj"
+    base = dict(adapter.frozen())[f"{name}.weight"]
+    a, b = (weights[f"base_model.model.{name}.lora_{x}.weight"] for x in "AB")
+    merged = dict(adapter.merged())[f"{name}.weight"]
+    torch.testing.assert_close(merged, base + 6 / 4**0.5 * (b @ a))
+    write_adapter(weights, adapter.settings, str(fresh("qwen3")), tmp_path / "adapter")
+    back = read_adapter(tmp_path / "adapter")
+    assert back.settings.rslora
+    assert back.scales[name] == 3.0
+    read = load_model(str(tmp_path / "adapter"), dtype=torch.float32).lm
+    torch.testing.assert_close(read.get_parameter(f"{name}.weight"), merged)
+
+
 def test_what_was_written_is_read_back(
     written: dict[str, Any], fresh: Callable[[str], Path]
 ) -> None:

@@ -127,6 +127,7 @@ class _AdapterSaver:
         config: dict[str, Any] = peft.LoraConfig(
             r=self.settings.rank,
             lora_alpha=self.settings.alpha,
+            use_rslora=self.settings.rslora,
             lora_dropout=self.settings.dropout,
             target_modules=list(self.settings.targets or last_names(self.weights)),
             modules_to_save=[HEAD] if scores else None,

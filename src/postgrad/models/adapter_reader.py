@@ -95,6 +95,7 @@ def read_adapter(path: str | Path) -> AdapterFile:
             {
                 "rank": config.get("r"),
                 "alpha": config.get("lora_alpha"),
+                "rslora": config.get("use_rslora", False),
                 "dropout": config.get("lora_dropout", 0.0),
                 "targets": _targets(weights, config),
             }
@@ -105,13 +106,13 @@ def read_adapter(path: str | Path) -> AdapterFile:
     magnitudes = {
         match[1]: tensor for name, tensor in weights.items() if (match := MAGNITUDE.fullmatch(name))
     }
-    whole = {
+    trained_whole = {
         name.removeprefix(PREFIX): tensor
         for name, tensor in weights.items()
         if ".lora_" not in name and name != HEAD_WEIGHT
     }
     scales = _scales(weights, config, folder / ADAPTER_CONFIG)
-    return AdapterFile(weights, settings, scales, magnitudes, whole, adapter_base(folder))
+    return AdapterFile(weights, settings, scales, magnitudes, trained_whole, adapter_base(folder))
 
 
 @torch.no_grad()

@@ -51,6 +51,7 @@ def add_adapter(
     config = peft.LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
+        use_rslora=settings.rslora,
         target_modules=targets,
         modules_to_save=[HEAD] if hasattr(lm, HEAD) else None,
     )

@@ -125,6 +125,7 @@ def write_adapter(
         "task_type": "CAUSAL_LM",
         "r": settings.rank,
         "lora_alpha": settings.alpha,
+        "use_rslora": settings.rslora,
         "target_modules": targets,
         "bias": "none",
         "inference_mode": True,

@@ -111,7 +111,7 @@ RULES: dict[str, Rule] = {
     "cliprange_value": to("algorithm.value_clip", read=decimal),
     "logit_softcapping": missing("logits are the model's own"),
     "use_dora": missing("adapters are plain low-rank ones"),
-    "use_rslora": missing("an adapter is scaled by alpha / rank"),
+    "use_rslora": to("model.lora.rslora", read=on),
     "lora_modules_to_save": missing("the adapter alone is trained; a reward model's head too"),
     "load_in_8bit": missing("weights are whole or in four bits"),
     "eos_token": missing("a turn ends as the chat template ends it"),
