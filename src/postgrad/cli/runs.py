@@ -28,7 +28,7 @@ def add(commands: Commands) -> None:
     parser = commands.add("verify", _verify, "hash and load every checkpoint of a run")
     parser.add_argument("run_dir", type=Path)
     parser = commands.add(
-        "report", _report, "one HTML file that shows a run, or several side by side"
+        "report", _report, "one HTML file that shows a run, or several side by side, or a sweep"
     )
     parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
     parser.add_argument(
@@ -73,12 +73,24 @@ def _verify(args: argparse.Namespace, rest: list[str]) -> Any:
 
 
 def _report(args: argparse.Namespace, rest: list[str]) -> Any:
+    from postgrad.recipe.sweep import is_sweep
     from postgrad.tools.pages import EVERYTHING, report
 
-    return report(args.run_dirs, args.to, console_of(args), cap=EVERYTHING if args.all else None)
+    cap = EVERYTHING if args.all else None
+    if len(args.run_dirs) == 1 and is_sweep(args.run_dirs[0]):
+        from postgrad.tools.sweep.run import report_sweep
+
+        return report_sweep(args.run_dirs[0], args.to, console_of(args), cap)
+    return report(args.run_dirs, args.to, console_of(args), cap=cap)
 
 
 def _watch(args: argparse.Namespace, rest: list[str]) -> Any:
+    from postgrad.recipe.sweep import is_sweep
     from postgrad.tools.pages import watch
 
-    return watch(args.run_dirs, console_of(args), args.port)
+    run_dirs = args.run_dirs
+    if len(run_dirs) == 1 and is_sweep(run_dirs[0]):
+        from postgrad.tools.sweep.run import runs_to_show
+
+        run_dirs = runs_to_show(run_dirs[0])
+    return watch(run_dirs, console_of(args), args.port)
