@@ -145,7 +145,7 @@ def test_none_at_all_is_told_with_every_reason(
     store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors
 ) -> None:
     assert not store.steps()
-    with pytest.raises(RunError, match="none was ever saved"):
+    with pytest.raises(RunError, match="no checkpoint was saved"):
         store.load()
     path = store.save(make_state(1), make_tensors(1))
     (path / "state.json").unlink()

@@ -1,5 +1,6 @@
 """What a person sees, in every mode."""
 
+import re
 import threading
 from io import BytesIO, StringIO, TextIOWrapper
 
@@ -406,3 +407,30 @@ def test_what_cannot_be_encoded_is_an_error_of_ours() -> None:
     stream = Lasting(TextIOWrapper(BytesIO(), encoding="ascii"))
     with pytest.raises(UnicodeEncodeError):
         stream.write("€")
+
+
+WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen /a/" + "x" * 50
+
+
+def test_lines_on_a_terminal_are_cut_at_words(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    console = Console("auto", terminal)
+    for show in (console.note, console.warn, console.error):
+        show(WORDS)
+    console.spans([("one two ", "bold"), (WORDS[8:], "")])
+    lines = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines()
+    assert all(len(line.rstrip()) <= 40 or line.startswith("/a/xxx") for line in lines)
+    assert lines.count("/a/" + "x" * 50) == 4
+    words = " ".join(line.strip() for line in lines).replace("warning: ", "")
+    assert words == " ".join([WORDS] * 4)
+
+
+def test_lines_in_a_file_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    stream = StringIO()
+    console = Console("plain", stream)
+    console.note(WORDS)
+    console.spans([(WORDS, "")])
+    assert stream.getvalue() == f"{WORDS}\n{WORDS}\n"

@@ -20,8 +20,12 @@ def add(commands: Commands) -> None:
     parser = commands.add_for_recipe(
         "train", _train, "run a recipe, or the recipes of a folder with pipeline.toml", folders=True
     )
-    parser.add_argument("--dry-run", action="store_true", help="the plan, then all of it in small")
-    parser.add_argument("--profile", action="store_true", help="where the time of a step goes")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="plan the run, then try every phase of it in small"
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="measure where the time of a step goes"
+    )
     parser.add_argument("--overwrite", choices=("true", "false"), default="false")
     parser.add_argument(
         "--sweep", action="append", default=[], metavar="KEY=VALUE,VALUE",
@@ -34,7 +38,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("run_dir", type=Path)
     _add_run_flags(parser)
     parser = commands.add_for_recipe(
-        "verify-resume", _verify_resume, "show that kills and resumes change no bit"
+        "verify-resume", _verify_resume, "kill and resume a run, and check that no bit changes"
     )
     parser.add_argument("--kills", type=int, default=3, metavar="N")
     add_quiet(parser)
@@ -43,11 +47,11 @@ def add(commands: Commands) -> None:
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-change", action="append", default=[], metavar="KEY",
-        help="go on although this key of the recipe has changed",
+        help="continue although this key of the recipe has changed",
     )  # fmt: skip
     parser.add_argument(
         "--at-once", type=int, metavar="N",
-        help="of a sweep: runs at the same time; left out: as many as cores and memory allow",
+        help="of a sweep: runs at the same time; default: as many as cores and memory allow",
     )  # fmt: skip
     add_quiet(parser)
 

@@ -1,13 +1,38 @@
-"""Text: the thing that a recipe names, the nearest known name, and Unicode's composed form."""
+"""Text: the object that a recipe names, the nearest known name, lines of a terminal's width, and
+Unicode's composed form.
+"""
 
 import difflib
 import importlib
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any, Literal
 
 from postgrad.core.errors import UsageError
+
+LEAST_WIDTH = 20  # columns of a line, however narrow the terminal
+
+
+def in_lines(text: str, width: int) -> str:
+    """The text with its lines cut at words to `width` columns, further ones indented as the first.
+    A word that is too long, a path say, is not cut.
+    """
+    lines: list[str] = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip(" "))]
+        folded = textwrap.wrap(
+            line,
+            max(LEAST_WIDTH, width),
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            replace_whitespace=False,
+            expand_tabs=False,
+        )
+        lines += folded if len(line) > width and folded else [line]
+    return "\n".join(lines)
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

@@ -299,6 +299,6 @@ def _fate(row: Row, tokens: int, settings: DataSettings) -> Fate:
 def unmarkable(row: Row, error: Unmarkable) -> UsageError:
     """The error for a row whose assistant tokens the chat template does not show."""
     return UsageError(
-        f"{row.place}: the assistant's tokens of row {row.index} cannot be marked: {error}; mend "
+        f"{row.place}: the assistant's tokens of row {row.index} cannot be marked: {error}; fix "
         "the row or the tokenizer's chat template"
     )

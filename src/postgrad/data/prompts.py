@@ -138,7 +138,7 @@ def _text(row: Row, text: str | Unmarkable) -> str:
     if not text:
         raise UsageError(
             f"{row.place}: row {row.index}: the chat template writes nothing for its prompt, so "
-            "there is nothing to sample from; mend the row or the template"
+            "there is nothing to sample from; fix the row or the template"
         )
     return text
 
@@ -163,7 +163,7 @@ def _metadata(row: Row, settings: DataSettings) -> dict[str, Any]:
 def unencodable(row: Row, error: Unencodable) -> UsageError:
     """The error for a row with a character that the tokenizer cannot encode."""
     return UsageError(
-        f"{row.place}: row {row.index} has a character that the tokenizer lacks ({error}); mend "
+        f"{row.place}: row {row.index} has a character that the tokenizer lacks ({error}); fix "
         'the row, or take a tokenizer that encodes every text (model.init.tokenizer.kind = "bpe")'
     )
 

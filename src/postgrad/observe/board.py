@@ -260,11 +260,11 @@ def _first(metrics: Mapping[str, float], names: tuple[str, ...]) -> float | None
 def _against(
     metrics: Mapping[str, float], name: str, label: str, unit: float, unit_name: str
 ) -> list[str]:
-    """ "memory 3.20 GiB of 4.00 foreseen"; nothing where it was not measured."""
+    """ "memory 3.20 GiB of 4.00 estimated"; nothing where it was not measured."""
     value, foreseen = _first(metrics, (name,)), _first(metrics, (FORESEEN + name,))
     if value is None:
         return []
-    beside = "" if foreseen is None else f" of {foreseen / unit:.2f} foreseen"
+    beside = "" if foreseen is None else f" of {foreseen / unit:.2f} estimated"
     return [f"{label} {value / unit:.2f} {unit_name}{beside}"]
 
 

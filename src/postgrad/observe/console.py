@@ -3,7 +3,6 @@
 import math
 import re
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from postgrad.core.text import LEAST_WIDTH, in_lines
 from postgrad.observe.board import Board, LiveBlock, PhaseShown, step_seconds, telling
 
 Mode = Literal["auto", "plain", "quiet", "json"]
@@ -278,9 +278,16 @@ class Console:
         return self._rich.is_terminal
 
     def spans(self, parts: Sequence[tuple[str, str]]) -> None:
-        """Prints the parts, (text, rich style) each, as one line; texts are never markup."""
-        if not self._quiet:
-            self._print(Text.assemble(*(self._text(*part) for part in parts)))
+        """Prints the parts, (text, rich style) each, one after the other; texts are never markup.
+        On a terminal lines are cut at words.
+        """
+        if self._quiet:
+            return
+        text = Text.assemble(*(self._text(*part) for part in parts))
+        if self._rich.is_terminal:
+            width = max(LEAST_WIDTH, self._rich.width)
+            text = Text("\n").join(text.wrap(self._rich, width, overflow="ignore"))
+        self._print(text)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Prints a table; texts are never markup."""
@@ -300,25 +307,10 @@ class Console:
         self._print(table)
 
     def _in_lines(self, text: str) -> str:
-        """The text with its lines cut at words to a terminal's width, further ones indented as the
-        first. A word that is too long, a path say, stays whole. Files get long lines as they are.
+        """The text as `in_lines` cuts it, where this is a terminal. Files get long lines as they
+        are.
         """
-        if not self._rich.is_terminal:
-            return text
-        lines: list[str] = []
-        for line in text.split("\n"):
-            indent = line[: len(line) - len(line.lstrip(" "))]
-            folded = textwrap.wrap(
-                line,
-                max(20, self._rich.width),
-                subsequent_indent=indent,
-                break_long_words=False,
-                break_on_hyphens=False,
-                replace_whitespace=False,
-                expand_tabs=False,
-            )
-            lines += folded if len(line) > self._rich.width and folded else [line]
-        return "\n".join(lines)
+        return in_lines(text, self._rich.width) if self._rich.is_terminal else text
 
     def _print(self, *renderables: Any) -> None:
         (self._rich if self._block is None else self._block).print(*renderables)

@@ -95,7 +95,7 @@ def parse_hardware(text: str, devices: Mapping[str, Device] | None = None) -> Ha
     devices = catalogue() if devices is None else devices
     parts = re.fullmatch(r"\s*(?:(\d+)\s*[x×*]\s*)?(.+?)\s*", text, re.IGNORECASE)
     if parts is None or parts[1] == "0":
-        raise UsageError(f"--hardware {text!r}: wanted is a count and a device, such as 8xA100-80G")
+        raise UsageError(f"--hardware {text!r}: expected a count and a device, such as 8xA100-80G")
     device = find_device(parts[2], devices)
     if device is None:
         raise UsageError(f"--hardware {text!r}: {_unknown(parts[2], devices)}")

@@ -48,7 +48,7 @@ def places_for(trials: Sequence[Trial], at_once: int | None) -> Places:
     plan, memory. Where no plan can be made, runs go one after another.
     """
     if at_once is not None and at_once < 1:
-        raise UsageError(f"--at-once {at_once}: 1 or more is wanted")
+        raise UsageError(f"--at-once {at_once}: 1 or more is expected")
     recipes = [recipe for trial in trials for recipe in trial.recipes]
     stated = max((recipe.learner.threads or 0 for recipe in recipes), default=0)
     if any(recipe.cluster.type != "local" for recipe in recipes) and at_once is None:
@@ -60,7 +60,9 @@ def places_for(trials: Sequence[Trial], at_once: int | None) -> Places:
         peak = 0 if at_once is not None else max(_peak(trial, hardware) for trial in trials)
     except PostgradError as error:
         if at_once is None:
-            return Places(1, None, (), f"no plan could be made, so they go one by one: {error}")
+            return Places(
+                1, None, (), f"no plan could be made, so runs go one after another: {error}"
+            )
         return Places(min(at_once, len(trials)), None, (), "--at-once")
     free = min(hardware.device.memory_bytes, psutil.virtual_memory().available)
     return _on_cores(len(trials), usable_cores(), stated, peak, free, at_once)
