@@ -23,7 +23,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from postgrad.core.text import LEAST_WIDTH, in_lines
+from postgrad.core.text import in_lines
 from postgrad.observe.board import Board, LiveBlock, PhaseShown, step_seconds, telling
 
 Mode = Literal["auto", "plain", "quiet", "json"]
@@ -284,10 +284,7 @@ class Console:
         if self._quiet:
             return
         text = Text.assemble(*(self._text(*part) for part in parts))
-        if self._rich.is_terminal:
-            width = max(LEAST_WIDTH, self._rich.width)
-            text = Text("\n").join(text.wrap(self._rich, width, overflow="ignore"))
-        self._print(text)
+        self._print(_cut(text, self._rich.width) if self._rich.is_terminal else text)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Prints a table; texts are never markup."""
@@ -324,6 +321,23 @@ def visible(text: str, encoding: str) -> str:
     """Text in which control characters, and those that the encoding lacks, are escaped."""
     escaped = CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
     return escaped.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _cut(text: Text, width: int) -> Text:
+    """Styled text with its lines cut as `in_lines` cuts them. Rich would cut long words too."""
+    starts: list[int] = []
+    place = 0
+    for line in in_lines(text.plain, width).split("\n"):
+        words = line.lstrip(" ")
+        place = text.plain.index(words, place)
+        indent = len(line) - len(words)
+        indented = text.plain[:place].endswith(" " * indent)  # else it is that of the line before
+        starts.append(place - indent if indented else place)
+        place += len(words)
+    lines = text.divide(starts[1:])
+    for line in lines:
+        line.rstrip()
+    return Text("\n").join(lines)
 
 
 def _counted(name: str, work: str, done: int, total: int) -> str:
