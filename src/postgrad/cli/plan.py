@@ -15,12 +15,8 @@ def add(commands: Commands) -> None:
         "plan", _plan, "what a recipe needs and how long it takes, before it runs", folders=True
     )
     parser.add_argument("--hardware", metavar="8xA100-80G", help="default: this machine")
-    parser.add_argument(
-        "--fit", type=Path, metavar="OUT.toml", help="write the recipe with all advice"
-    )
-    parser.add_argument(
-        "--search", action="store_true", help="list hardware on which the recipe fits"
-    )
+    parser.add_argument("--fit", type=Path, metavar="OUT.toml", help="write the advised recipe")
+    parser.add_argument("--search", action="store_true", help="list hardware on which it fits")
     parser.add_argument(
         "--rows", type=int, metavar="N",
         help="rows of an epoch, if the recipe states epochs and its data are not on this machine",
@@ -51,11 +47,9 @@ def add(commands: Commands) -> None:
         "--devices", type=int, metavar="N", help="devices that train, if the source does not say"
     )
     parser.add_argument(
-        "--command",
-        type=int,
-        metavar="N",
+        "--command", type=int, metavar="N",
         help="number of the command to translate; default: the first that trains",
-    )
+    )  # fmt: skip
     parser.usage = (
         "postgrad translate openrlhf|open-instruct|trl FILE_OR_FLAGS [--devices N] [--command N] "
         "[--json]"

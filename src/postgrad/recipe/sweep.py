@@ -40,7 +40,7 @@ class SweptKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SweptRun:
     """A run of a sweep."""
 
     name: str  # of its directory in that of the sweep: "lr=1e-4"
@@ -72,9 +72,9 @@ class Sweep:
 
     path: Path
     keys: tuple[str, ...]
-    trials: tuple[Trial, ...]
+    trials: tuple[SweptRun, ...]
 
-    def recipe_of(self, trial: Trial) -> Path:
+    def recipe_of(self, trial: SweptRun) -> Path:
         """The file, or the folder with pipeline.toml, that a trial is run from."""
         folder = self.path / RECIPES
         pipeline = isinstance(trial.source, Pipeline)
@@ -163,7 +163,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     is none, or a recipe of it cannot be read.
     """
     file = _SweepFile.read(path / SWEEP)
-    trials: list[Trial] = []
+    trials: list[SweptRun] = []
     for run in file.runs:
         pipeline = path / RECIPES / run.name
         source: Recipe | Pipeline
@@ -177,7 +177,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
         else:
             recipe = load_recipe(pipeline.with_name(f"{run.name}.toml"))
             source = with_overrides(recipe, [*overrides, "--run_dir", str(path / run.name)])
-        trials.append(Trial(run.name, run.values, source))
+        trials.append(SweptRun(run.name, run.values, source))
     return Sweep(path, file.keys, tuple(trials))
 
 
@@ -199,7 +199,7 @@ def sweep_of(source: Path | Recipe, overrides: Sequence[str], swept: Sequence[Sw
     ]
     short = _short_names([key.key for key in swept])
     problems: dict[str, None] = {}
-    trials: list[Trial] = []
+    trials: list[SweptRun] = []
     names: list[str] = []
     folder: Path | None = None
     for values in combinations:
@@ -208,7 +208,7 @@ def sweep_of(source: Path | Recipe, overrides: Sequence[str], swept: Sequence[Sw
         names.append(name)
         try:
             folder = folder or _run_dir(source, words)
-            trial = Trial(name, values, _load(source, [*words, f"--run_dir={folder / name}"]))
+            trial = SweptRun(name, values, _load(source, [*words, f"--run_dir={folder / name}"]))
             for recipe in trial.recipes if isinstance(trial.source, Recipe) else ():
                 require_runnable(recipe)
             trials.append(trial)
@@ -332,7 +332,7 @@ def _without_repeats(problems: Mapping[str, None]) -> list[str]:
     return list(lines.values())
 
 
-def _require_apart(trials: Sequence[Trial]) -> None:
+def _require_apart(trials: Sequence[SweptRun]) -> None:
     """Raises UsageError where two runs are the same, or would write to one place."""
     for recipe in trials[0].recipes:
         for key, value in (

@@ -89,8 +89,8 @@ def test_runs_of_a_sweep_are_those_of_train_and_are_compared(
     assert len(again["runs"]) == 3
     assert all(path.stat().st_mtime_ns == at for path, at in times.items())
 
-    code, paged = typed(capsys, "report", str(folder))
-    assert code == 0
+    assert main(["report", str(folder), "--json"]) == 0
+    paged = json.loads(capsys.readouterr().out)
     assert Path(paged["report"]) == folder / "report.html"
     page = Path(paged["sweep"]).read_text("utf-8")
     assert "The best runs side by side" in page

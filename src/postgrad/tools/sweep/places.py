@@ -20,7 +20,7 @@ from postgrad.plan.planner import start_of
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.pipeline import Pipeline
 from postgrad.recipe.recipe import Recipe
-from postgrad.recipe.sweep import Sweep, Trial
+from postgrad.recipe.sweep import Sweep, SweptRun
 
 SPARE = 0.9  # the share of the free memory that runs may take together: plans err by some percent
 
@@ -41,7 +41,7 @@ class Places:
         return {"CUDA_VISIBLE_DEVICES": self.devices[place % len(self.devices)]}
 
 
-def places_for(trials: Sequence[Trial], at_once: int | None) -> Places:
+def places_for(trials: Sequence[SweptRun], at_once: int | None) -> Places:
     """Places for the trials, `at_once` of them where that is given.
 
     On GPUs a place has as many as the plan of a run uses. On a CPU a run needs a core and, by its
@@ -82,7 +82,7 @@ def _on_cores(
     return Places(count, threads, (), "--at-once" if at_once else reason)
 
 
-def _on_gpus(trials: Sequence[Trial], hardware: Hardware, at_once: int | None) -> Places:
+def _on_gpus(trials: Sequence[SweptRun], hardware: Hardware, at_once: int | None) -> Places:
     used = max(_devices(trial, hardware) for trial in trials)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(number) for number in range(hardware.count)]
@@ -95,16 +95,16 @@ def _on_gpus(trials: Sequence[Trial], hardware: Hardware, at_once: int | None) -
     return Places(count, None, groups if count > 1 else (), reason)
 
 
-def _peak(trial: Trial, hardware: Hardware) -> int:
+def _peak(trial: SweptRun, hardware: Hardware) -> int:
     """Bytes that a run takes at most, by its plan."""
     return max(planned.memory.peak_bytes for planned in _planned(trial, hardware))
 
 
-def _devices(trial: Trial, hardware: Hardware) -> int:
+def _devices(trial: SweptRun, hardware: Hardware) -> int:
     return max(planned.used_devices for planned in _planned(trial, hardware))
 
 
-def _planned(trial: Trial, hardware: Hardware) -> Iterator[Outlook]:
+def _planned(trial: SweptRun, hardware: Hardware) -> Iterator[Outlook]:
     """The plans of its recipes. Rows count as long as they may be: no data is read for this."""
     models: dict[str, ModelSettings] = {}
     stages = trial.source.stages if isinstance(trial.source, Pipeline) else ()
@@ -126,7 +126,7 @@ def with_threads(sweep: Sweep, threads: int | None) -> Sweep:
     return replace(sweep, trials=tuple(_with_threads(trial, threads) for trial in sweep.trials))
 
 
-def _with_threads(trial: Trial, threads: int | None) -> Trial:
+def _with_threads(trial: SweptRun, threads: int | None) -> SweptRun:
     if not isinstance(trial.source, Pipeline):
         return replace(trial, source=_settled(trial.source, threads))
     stages = tuple(

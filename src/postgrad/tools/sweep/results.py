@@ -11,15 +11,15 @@ from typing import Any, Literal, cast
 from postgrad.observe.follow import is_number, read_object, read_steps, set_of
 from postgrad.observe.run_dir import SUMMARY
 from postgrad.ops.intervals import Interval
-from postgrad.recipe.sweep import Sweep, Trial
+from postgrad.recipe.sweep import Sweep, SweptRun
 
-Mode = Literal["max", "min"]
-State = Literal["finished", "failed", "running", "stopped", "waiting"]
+Better = Literal["max", "min"]
+RunStatus = Literal["finished", "failed", "running", "stopped", "waiting"]
 LAST = 10  # steps at the end of a run over which a metric of training is averaged
 # Without checkpoint.best_metric: the first of these that the evaluations have.
-USUAL: tuple[tuple[str, Mode], ...] = (("accuracy", "max"), ("loss", "min"), ("reward", "max"))
+USUAL: tuple[tuple[str, Better], ...] = (("accuracy", "max"), ("loss", "min"), ("reward", "max"))
 # Without evaluations: the first of these that the steps have.
-TRAINED: tuple[tuple[str, Mode], ...] = (("reward", "max"), ("loss", "min"))
+TRAINED: tuple[tuple[str, Better], ...] = (("reward", "max"), ("loss", "min"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Metric:
     """The number that decides which run is best."""
 
     name: str  # "eval/accuracy", or of training "loss"
-    mode: Mode
+    mode: Better
 
     @property
     def evaluated(self) -> bool:
@@ -44,8 +44,8 @@ class Metric:
 class TrialResult:
     """What a run of a sweep reached."""
 
-    trial: Trial
-    state: State
+    trial: SweptRun
+    state: RunStatus
     steps: int
     seconds: float | None  # of all of its processes; None where it has not ended
     value: float | None  # of the metric: its last evaluation, or the mean of its last steps
@@ -162,8 +162,8 @@ class Standing:
             return result.state
         if self.best is not None and result is self.best:
             return f"{self.metric.highest} value" if self.tied and self.metric else "best"
-        known = self.best is not None and self.best.interval and result.interval
-        return "overlaps with the best" if known and result in self.tied else ""
+        compared = self.best is not None and self.best.interval and result.interval
+        return "overlaps with the best" if compared and result in self.tied else ""
 
     def to_json(self) -> dict[str, Any]:
         """The content of the sweep's summary.json."""
@@ -181,7 +181,7 @@ class Standing:
 
 
 def ends(interval: Interval) -> str:
-    """ "0.4811 to 0.5432"."""
+    """The ends of an interval as text: "0.4811 to 0.5432"."""
     return f"{interval.low:.4g} to {interval.high:.4g}"
 
 
@@ -216,12 +216,12 @@ def standing(
     return Standing(sweep, metric, sorted(results, key=order), seconds)
 
 
-def _lines(trial: Trial, name: str) -> list[dict[str, Any]]:
+def _lines(trial: SweptRun, name: str) -> list[dict[str, Any]]:
     return list(read_steps(trial.judged / name))
 
 
 def _metric(
-    trial: Trial,
+    trial: SweptRun,
     evaluations: Any,
     steps: Any,
 ) -> Metric | None:
@@ -240,7 +240,7 @@ def _metric(
 
 
 def _result(
-    trial: Trial,
+    trial: SweptRun,
     metric: Metric | None,
     evaluations: Sequence[Mapping[str, Any]],
     steps: Sequence[Mapping[str, Any]],
@@ -250,7 +250,7 @@ def _result(
 ) -> TrialResult:
     summary = read_object(trial.path / SUMMARY)
     reached = int(steps[-1]["step"]) if steps else 0
-    state: State = "stopped" if reached else "waiting"
+    state: RunStatus = "stopped" if reached else "waiting"
     if failure is not None:
         state = "failed"
     elif under_way:

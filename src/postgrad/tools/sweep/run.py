@@ -21,7 +21,7 @@ from postgrad.observe.report.selection import Cap
 from postgrad.observe.run_dir import SUMMARY, RunDirectory, claimed
 from postgrad.recipe.compare import recipe_hash
 from postgrad.recipe.pipeline import Pipeline
-from postgrad.recipe.sweep import RECIPES, SWEEP, Sweep, Trial, is_sweep, read_sweep
+from postgrad.recipe.sweep import RECIPES, SWEEP, Sweep, SweptRun, is_sweep, read_sweep
 from postgrad.tools.pages import MOST_RUNS, REPORT, report
 from postgrad.tools.sweep.page import PAGE, write_page
 from postgrad.tools.sweep.places import Places, places_for, with_threads
@@ -155,10 +155,10 @@ def _require_place(path: Path) -> None:
 
 
 @dataclass(slots=True)
-class _Child:
+class _RunProcess:
     """The process of a trial."""
 
-    trial: Trial
+    trial: SweptRun
     place: int
     process: "subprocess.Popen[bytes]"
     log: Path
@@ -182,7 +182,7 @@ class _Stopping:
 
     def __init__(self, console: Console) -> None:
         self.asked = False
-        self.children: list[_Child] = []
+        self.children: list[_RunProcess] = []
         self._console = console
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -258,7 +258,7 @@ class _Runner:
         self._logs.mkdir(exist_ok=True)
         self._page_at = 0.0
 
-    def all(self, waiting: "deque[Trial]") -> None:
+    def all(self, waiting: "deque[SweptRun]") -> None:
         """Returns when every trial has ended, or a signal came and those under way have."""
         children, total = self.stopping.children, len(waiting)
         while children or (waiting and not self.stopping.asked):
@@ -271,7 +271,7 @@ class _Runner:
             self._show_progress(total - len(waiting) - len(children), total)
             time.sleep(POLL_SECONDS)
 
-    def _start(self, trial: Trial, number: int, total: int) -> None:
+    def _start(self, trial: SweptRun, number: int, total: int) -> None:
         taken = {child.place for child in self.stopping.children}
         place = next(n for n in range(self._places.count) if n not in taken)
         log = self._logs / f"{trial.name}.log"
@@ -293,9 +293,9 @@ class _Runner:
                 env={**os.environ, **_python_path(), **self._places.environment(place)},
                 start_new_session=True,  # a terminal's Ctrl-C comes here alone, and is passed on
             )
-        self.stopping.children.append(_Child(trial, place, process, log, logged))
+        self.stopping.children.append(_RunProcess(trial, place, process, log, logged))
 
-    def _ended(self, child: _Child) -> None:
+    def _ended(self, child: _RunProcess) -> None:
         trial, seconds = child.trial, time.monotonic() - child.began
         if child.process.returncode == 0:
             if self._places.count > 1:
@@ -330,7 +330,7 @@ def _python_path() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)}
 
 
-def _is_finished(trial: Trial, command: Command) -> bool:
+def _is_finished(trial: SweptRun, command: Command) -> bool:
     """Whether a trial has ended with this very recipe, so that no process has to look. Where this
     is not sure (a pipeline, a commit of the hub) its process finds out.
     """
