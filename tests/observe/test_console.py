@@ -216,7 +216,8 @@ def test_everything_that_is_shown_has_its_place_among_what_is_dropped() -> None:
 
 def test_a_step_without_a_reward_shows_its_loss_and_what_was_clipped_where_anything_was() -> None:
     for metrics, wanted in (
-        ({"loss": -1e-9}, "loss 0.0000"),
+        ({"loss": -1e-9}, "loss 0"),
+        ({"loss": -0.00003}, "loss -3e-05"),
         ({"loss": 0.1, "reward": 0.5, "policy/clip_fraction": 0.0}, "reward 0.500"),
         ({"reward": 0.5, "policy/clip_fraction": 0.125}, "reward 0.500  clipped 12.5%"),
     ):
@@ -286,7 +287,7 @@ def test_a_slow_phase_is_told_where_nothing_moves(monkeypatch: pytest.MonkeyPatc
 def test_a_step_shows_what_its_metrics_have_and_no_negative_zero() -> None:
     stream = StringIO()
     Console("plain", stream).step(3, 3, {"policy/kl": -1e-9, "truncated_fraction": 0.125})
-    assert stream.getvalue() == "step 3/3  kl 0.0000  truncated 12%  0.00 s\n"
+    assert stream.getvalue() == "step 3/3  kl 0  truncated 12%  0.00 s\n"
 
 
 def test_json_mode_warns_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,16 @@ def in_lines(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
+def fixed(value: float, form: str) -> str:
+    """A number by a format such as "{:.4f}". Where that would show zeros alone, two significant
+    digits ("3.2e-05"), and "0" below 1e-6. Never "-0.0000". Percentages stay as they are.
+    """
+    text = form.format(round(value, 6) + 0.0)
+    if "%" in form or any(digit in text for digit in "123456789"):
+        return text
+    return f"{value:.2g}" if abs(value) >= 1e-6 else "0"
+
+
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The one of `names` that is most like `name`; None where none is close. A name of the same
     letters in another order is preferred: letters are often swapped in typing.

@@ -23,7 +23,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from postgrad.core.text import in_lines
+from postgrad.core.text import fixed, in_lines
 from postgrad.observe.board import Board, LiveBlock, PhaseShown, step_seconds, telling
 
 Mode = Literal["auto", "plain", "quiet", "json"]
@@ -226,7 +226,7 @@ class Console:
             if math.isfinite(metrics.get(key, math.nan))
         }
         parts = {
-            key: f"{label} {form.format(round(metrics[key], 6) + 0.0)}"  # never -0.0000
+            key: f"{label} {fixed(metrics[key], form)}"
             for label, (key, form) in reversed(shown.items())
         }
         width = len(str(total))
