@@ -32,9 +32,10 @@ h1 { font-size: 1.35rem; } h2 { font-size: 1.05rem; margin-top: 2rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .35rem .7rem .35rem 0; border-bottom: 1px solid var(--line); }
+th, td { white-space: nowrap; } td:last-child { white-space: normal; min-width: 12rem; }
 th { font-weight: 600; } td.n, th.n { text-align: right; }
 .quiet { color: var(--quiet); } .best td:first-child { font-weight: 600; }
-svg { display: block; max-width: 100%; height: auto; }
+svg { display: block; max-width: 100%; height: auto; } table svg { max-width: none; }
 svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
 .axis { stroke: var(--line); } .ends { stroke: currentColor; stroke-width: 2; }
 .band { fill: var(--best); opacity: .14; } .dot { fill: currentColor; }
