@@ -142,7 +142,7 @@ def test_a_full_disk_leaves_no_half_of_a_checkpoint(
         raise files.SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(files, "save_file", fill)
-    with pytest.raises(SaveFailed, match="the disk is full; older checkpoints stand"):
+    with pytest.raises(SaveFailed, match="the disk is full; older checkpoints are kept"):
         store.save(make_state(2), make_tensors(2))
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
 

@@ -131,7 +131,7 @@ def test_without_a_best_checkpoint_the_message_says_which_of_the_causes_it_is(
     tmp_path: Path, make_state: MakeState, make_tensors: MakeTensors
 ) -> None:
     store = measured(tmp_path)
-    with pytest.raises(RunError, match="no whole one is there"):
+    with pytest.raises(RunError, match="there is no intact one"):
         store.load("best")
     store.save(make_state(1), make_tensors(1))
     with pytest.raises(RunError, match=r"no evaluation has measured checkpoint\.best_metric"):
@@ -145,7 +145,7 @@ def test_none_at_all_is_told_with_every_reason(
     store: CheckpointStore, make_state: MakeState, make_tensors: MakeTensors
 ) -> None:
     assert not store.steps()
-    with pytest.raises(RunError, match="none was ever saved"):
+    with pytest.raises(RunError, match="no checkpoint was saved"):
         store.load()
     path = store.save(make_state(1), make_tensors(1))
     (path / "state.json").unlink()

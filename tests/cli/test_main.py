@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.terminal import Terminal
 from postgrad import __version__
 from postgrad.cli.main import main
 from postgrad.recipe.load import load_recipe
@@ -374,3 +375,12 @@ def test_the_module_runs_as_a_command() -> None:
         [sys.executable, "-m", "postgrad", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == f"postgrad {__version__}"
+
+
+def test_an_error_on_a_terminal_is_cut_at_words(tmp_path: Path) -> None:
+    missing = tmp_path / "no such recipe.toml"
+    command = [sys.executable, "-m", "postgrad", "config", str(missing), "--learner.lr", "1"]
+    with Terminal(command, columns=40) as terminal:
+        terminal.wait_for("no recipe at")
+        lines = terminal.lines
+    assert lines[0] == "postgrad: no recipe at"  # the path is longer than a line, and not cut

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.core.text import composed
+from postgrad.core.text import composed, fixed, in_lines
 
 
 @given(st.text(max_size=29), st.sampled_from(["NFC", "NFKC"]))
@@ -22,3 +22,30 @@ def test_a_long_run_of_marks_takes_no_quadratic_time(marks):
     first = composed("a" + marks * 15, "NFKC")
     assert composed("a" + marks * 100_000, "NFKC") == first
     assert composed(("a" + marks * 15) * 1_000, "NFKC") == first * 1_000
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "shown"),
+    [
+        (0.25, "{:.4f}", "0.2500"),
+        (0.00005, "{:.4f}", "0.0001"),
+        (0.00003, "{:.4f}", "3e-05"),
+        (-0.000032, "{:.4f}", "-3.2e-05"),
+        (-1e-9, "{:.4f}", "0"),
+        (0.0, "{:.4f}", "0"),
+        (0.0004, "{:.1%}", "0.0%"),
+        (-1e-9, "{:.0%}", "0%"),
+        (0.4, "{:,.0f} tok/s", "0.4"),
+    ],
+)
+def test_a_number_that_is_not_zero_is_not_shown_as_zeros(value, form, shown):
+    assert fixed(value, form) == shown
+
+
+@given(st.text(alphabet="ab \n", max_size=200), st.integers(1, 60))
+def test_lines_are_cut_at_words_and_no_word_is_lost(text, width):
+    folded = in_lines(text, width)
+    assert folded.split() == text.split()
+    longest = max([20, width, *map(len, text.split())])
+    indent = max(len(line) - len(line.lstrip(" ")) for line in text.split("\n"))
+    assert all(len(line) <= longest + indent for line in folded.split("\n") if line.strip())

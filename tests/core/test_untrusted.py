@@ -89,7 +89,7 @@ def test_only_ordinary_files_are_opened_and_nothing_is_waited_for(tmp_path: Path
         (tmp_path / "pipe", "a pipe"),
         (Path("/dev/zero"), "a device"),
     ):
-        with pytest.raises(NotAFile, match=f"is {kind}, where a file is wanted"):
+        with pytest.raises(NotAFile, match=f"is {kind}, where a file is expected"):
             open_file(path)
     with pytest.raises(FileNotFoundError):
         open_file(tmp_path / "none")

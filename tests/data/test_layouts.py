@@ -103,10 +103,11 @@ def test_a_prompt_that_is_no_conversation_is_refused_with_row_and_key(
 @pytest.mark.parametrize(
     ("row", "keys"),
     [
-        ({"instruction": "a", "input": "", "output": "b"}, 'data.prompt = "instruction"'),
-        ({"prompt": "a", "completion": "b"}, 'data.answer = "completion"'),
-        ({"conversations": []}, 'data.messages = "conversations"'),
-        ({"text": "a"}, 'data.text = "text"'),
+        ({"text": "a"}, 'read with data.text = "text"'),
+        (
+            {"messages": [], "prompt": "a", "completion": "b"},
+            'data.messages = "messages", or with data.prompt = "prompt", data.answer = ',
+        ),
     ],
 )
 def test_the_error_for_a_missing_question_names_the_keys_of_a_known_layout(
@@ -115,6 +116,59 @@ def test_the_error_for_a_missing_question_names_the_keys_of_a_known_layout(
     with pytest.raises(UsageError) as refused:
         load(write_rows([row]), tokenizer)
     assert keys in str(refused.value)
+
+
+SAID: list[dict[str, Any]] = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "b"},
+]
+
+
+@pytest.mark.parametrize(
+    ("row", "keys"),
+    [
+        ({"messages": SAID}, {"messages": "messages"}),
+        ({"messages": SAID, "source": "x", "id": 3}, {"messages": "messages"}),
+        (
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+            {"messages": "conversations"},
+        ),
+        ({"instruction": "a", "input": "", "output": "b"}, ALPACA),
+        ({"instruction": "a", "output": "b"}, {"prompt": "instruction", "answer": "output"}),
+        ({"prompt": "a", "completion": "b"}, COMPLETION),
+        ({"prompt": SAID[:1], "completion": SAID[1:]}, COMPLETION),
+    ],
+)
+def test_a_known_layout_is_read_without_naming_it(
+    row: dict[str, Any], keys: dict[str, Any], write_rows: WriteRows, tokenizer: Any
+) -> None:
+    path = write_rows([row, row])
+    named, unnamed = load(path, tokenizer, **keys), load(path, tokenizer)
+    assert texts(unnamed, tokenizer) == texts(named, tokenizer)
+    assert learned(unnamed, tokenizer) == learned(named, tokenizer)
+    stated = ", ".join(f'data.{key} = "{name}"' for key, name in keys.items())
+    assert f"2 rows are read with {stated}" in unnamed.account.notes
+    rest = [note for note in unnamed.account.notes if "are read with" not in note]
+    assert rest == list(named.account.notes)
+
+
+def test_a_column_that_is_named_is_never_replaced_by_a_layout(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    row = {"messages": SAID, "question": "q", "answer": "r"}
+    assert "q" in texts(load(write_rows([row]), tokenizer), tokenizer)[0]
+    with pytest.raises(UsageError, match="has no column 'ask'"):
+        load(write_rows([{"messages": SAID}]), tokenizer, prompt="ask")
+
+
+def test_the_prompts_of_a_known_layout_are_read_without_naming_it(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    rows = [{"prompt": "a", "completion": "b", "level": 3}, {"messages": SAID}]
+    settings = DataSettings(path=write_rows(rows))
+    first, second = load_prompts(settings, tokenizer, max_prompt_tokens=50).all()
+    assert (first.question, first.answer, first.metadata) == ("a", "b", {"level": 3})
+    assert (second.question, second.answer, second.metadata) == ("a", None, {})
 
 
 def test_plain_text_is_learned_whole_and_closed_by_the_end_of_text(

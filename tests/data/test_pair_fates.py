@@ -117,7 +117,7 @@ def test_a_dataset_that_loses_too_many_pairs_stops_the_run(
     write_rows: WriteRows, tokenizer: Any
 ) -> None:
     path = write_rows([FINE, *[{**FINE, "rejected": "good"}] * 2])
-    why = "2 of 3 rows are lost, .*mend the rows, or leave them out with data.filter"
+    why = "2 of 3 rows are lost, .*fix the rows, or leave them out with data.filter"
     with pytest.raises(UsageError, match=why):
         load(path, tokenizer)
     with pytest.raises(UsageError, match="no row of 1 is left to use"):

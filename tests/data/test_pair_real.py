@@ -22,7 +22,7 @@ from postgrad.models.settings import ModelInit, TokenizerInit
 DATA = os.environ.get("POSTGRAD_TEST_DATA")
 pytestmark = pytest.mark.skipif(DATA is None, reason="POSTGRAD_TEST_DATA names no folder")
 ROWS = 1800
-PARTED_INSIDE = "331 pairs part within a turn: the loss covers all of that turn"
+PARTED_INSIDE = "331 pairs differ within a turn: the loss covers all of that turn"
 
 
 @pytest.fixture(scope="module")

@@ -139,7 +139,9 @@ def test_a_pair_that_parts_inside_a_turn_bears_loss_on_all_of_it_and_on_every_an
         "rejected": before + "I cannot\n\nAssistant: no",
     }
     found = load(write_rows([row]), tokenizer)
-    assert found.account.notes[1] == "1 pairs part within a turn: the loss covers all of that turn"
+    assert (
+        found.account.notes[1] == "1 pairs differ within a turn: the loss covers all of that turn"
+    )
     one = found.all()[0]
     assert runs(tokenizer, one.chosen, one.chosen_mask) == ["I can<|im_end|>", "well<|im_end|>"]
     assert runs(tokenizer, one.rejected, one.rejected_mask) == [

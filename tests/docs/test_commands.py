@@ -36,6 +36,7 @@ from postgrad.models.load import load_model
 from postgrad.models.settings import LoraSettings
 from postgrad.recipe.load import load_recipe, recipe_from_json, with_overrides
 from postgrad.recipe.pipeline import load_pipeline, with_models
+from postgrad.recipe.sweep import parse_swept, sweep_of
 from postgrad.tools.new import new
 
 RUN = (
@@ -142,6 +143,8 @@ def test_a_long_command_has_recipes_that_can_be_planned(one: Command, with_runs:
 def plan(one: Command, folder: Path) -> None:
     """Parses the words, loads the recipe with them, plans it; of a folder each of its recipes."""
     known, overrides = all_commands().parser.parse_known_args(one.words[1:])
+    if getattr(known, "sweep", None):
+        sweep_of(known.recipe, overrides, parse_swept(known.sweep))
     if known.recipe.is_dir():
         stages = load_pipeline(known.recipe, overrides).stages
         models = {stage.name: str(folder / "RUN_DIR" / "model") for stage in stages}

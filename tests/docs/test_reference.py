@@ -95,5 +95,5 @@ def _tables(table: dict[str, Any], place: str = "") -> list[tuple[str, list[str]
 def test_every_command_has_its_flags_and_their_defaults() -> None:
     page = commands_page()
     assert "| `--checkpoint latest or best or STEP` |" in page
-    assert "| `--port PORT` | 0: any that is free | `8000` |" in page
+    assert "| `--port PORT` | 0: any free port | `8000` |" in page
     assert page.count("\n## ") >= 14

@@ -78,6 +78,7 @@ def test_the_loss_is_the_token_mean_of_plain_transformers_whatever_the_packing(
         wanted, tokens = in_float64(path, recipe, place)
         assert line["loss"] == pytest.approx(wanted, rel=2e-6)
         assert line["perplexity"] == pytest.approx(math.exp(wanted), rel=1e-5)
+        assert line["loss_low"] < line["loss"] < line["loss_high"]
         assert (line["loss_tokens"], line["failed"]) == (tokens, 0)
         assert "accuracy" not in line
     assert found[2]["loss"] < found[0]["loss"]

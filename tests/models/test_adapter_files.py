@@ -242,7 +242,7 @@ def test_a_target_that_is_there_is_left_alone(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "mine.txt").write_text("mine", "utf-8")
     back = read_adapter(written["path"])
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         write_adapter(back.weights, back.settings, back.base, tmp_path / "mine")
     assert (tmp_path / "mine" / "mine.txt").read_text("utf-8") == "mine"
     write_adapter(back.weights, back.settings, back.base, tmp_path / "mine", overwrite=True)

@@ -78,7 +78,7 @@ def test_a_target_that_is_there_is_left_alone(fresh: Callable[[str], Path], tmp_
     weights, base, to = changed(fresh("qwen3")), str(fresh("qwen3")), tmp_path / "model"
     to.mkdir()
     (to / "mine.txt").write_text("mine", "utf-8")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         export_hf(weights, base, to, dtype=torch.float32)
     assert (to / "mine.txt").read_text("utf-8") == "mine"
     export_hf(weights, base, to, dtype=torch.float32, overwrite=True)
@@ -140,7 +140,7 @@ def test_a_file_is_never_replaced_by_a_model(
     overwrite: bool, fresh: Callable[[str], Path], tmp_path: Path
 ) -> None:
     (tmp_path / "model").write_text("mine", "utf-8")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         export_hf(
             changed(fresh("qwen3")),
             str(fresh("qwen3")),

@@ -53,14 +53,14 @@ def test_it_shows_figures_with_their_curves_speeds_and_forecasts() -> None:
     assert "loss" not in shown  # of RL it says nothing
     assert "entropy       1.250" in shown
     assert "length        123.4" in shown
-    assert "sampled 12,345 tok/s   memory 3.00 GiB   a step 2.00 s of 1.75 foreseen" in shown
+    assert "sampled 12,345 tok/s   memory 3.00 GiB   a step 2.00 s of 1.75 estimated" in shown
     assert "accuracy" not in shown
 
 
 def test_it_shows_the_loss_of_a_step_without_a_reward() -> None:
     supervised = Board(total=200, before=40, began=100.0)
     supervised.stepped(41, {name: METRICS[name] for name in METRICS if name != "reward"})
-    assert "loss         0.0000" in text(supervised)  # not -0.0000
+    assert "loss         -1e-05" in text(supervised)
 
 
 def test_memory_is_that_of_the_phases_where_both_are_known() -> None:
@@ -70,7 +70,7 @@ def test_memory_is_that_of_the_phases_where_both_are_known() -> None:
     one = board()
     scaled = {name: value * 2**30 for name, value in (known | foreseen).items()}
     one.stepped(44, {**METRICS, **scaled})
-    assert "memory 2.00 GiB of 2.50 foreseen" in text(one)
+    assert "memory 2.00 GiB of 2.50 estimated" in text(one)
 
 
 def test_a_step_lasts_as_long_as_its_phases_in_the_block_and_in_its_line() -> None:
@@ -78,7 +78,7 @@ def test_a_step_lasts_as_long_as_its_phases_in_the_block_and_in_its_line() -> No
     Console("plain", stream).step(43, 200, METRICS)
     assert stream.getvalue().endswith("  2.00 s\n")
     assert step_seconds(METRICS) == 2.0  # the parts of a phase and forecasts are no phases
-    assert "a step 2.00 s of 1.75 foreseen" in text(board())
+    assert "a step 2.00 s of 1.75 estimated" in text(board())
 
 
 def test_pairs_put_right_and_held_out_accuracy_have_labels_of_their_own() -> None:

@@ -1,5 +1,6 @@
 """What a person sees, in every mode."""
 
+import re
 import threading
 from io import BytesIO, StringIO, TextIOWrapper
 
@@ -215,7 +216,8 @@ def test_everything_that_is_shown_has_its_place_among_what_is_dropped() -> None:
 
 def test_a_step_without_a_reward_shows_its_loss_and_what_was_clipped_where_anything_was() -> None:
     for metrics, wanted in (
-        ({"loss": -1e-9}, "loss 0.0000"),
+        ({"loss": -1e-9}, "loss 0"),
+        ({"loss": -0.00003}, "loss -3e-05"),
         ({"loss": 0.1, "reward": 0.5, "policy/clip_fraction": 0.0}, "reward 0.500"),
         ({"reward": 0.5, "policy/clip_fraction": 0.125}, "reward 0.500  clipped 12.5%"),
     ):
@@ -285,7 +287,7 @@ def test_a_slow_phase_is_told_where_nothing_moves(monkeypatch: pytest.MonkeyPatc
 def test_a_step_shows_what_its_metrics_have_and_no_negative_zero() -> None:
     stream = StringIO()
     Console("plain", stream).step(3, 3, {"policy/kl": -1e-9, "truncated_fraction": 0.125})
-    assert stream.getvalue() == "step 3/3  kl 0.0000  truncated 12%  0.00 s\n"
+    assert stream.getvalue() == "step 3/3  kl 0  truncated 12%  0.00 s\n"
 
 
 def test_json_mode_warns_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -406,3 +408,30 @@ def test_what_cannot_be_encoded_is_an_error_of_ours() -> None:
     stream = Lasting(TextIOWrapper(BytesIO(), encoding="ascii"))
     with pytest.raises(UnicodeEncodeError):
         stream.write("€")
+
+
+WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen /a/" + "x" * 50
+
+
+def test_lines_on_a_terminal_are_cut_at_words(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    console = Console("auto", terminal)
+    for show in (console.note, console.warn, console.error):
+        show(WORDS)
+    console.spans([("one two ", "bold"), (WORDS[8:], "")])
+    lines = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines()
+    assert all(len(line.rstrip()) <= 40 or line.startswith("/a/xxx") for line in lines)
+    assert lines.count("/a/" + "x" * 50) == 4
+    words = " ".join(line.strip() for line in lines).replace("warning: ", "")
+    assert words == " ".join([WORDS] * 4)
+
+
+def test_lines_in_a_file_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    stream = StringIO()
+    console = Console("plain", stream)
+    console.note(WORDS)
+    console.spans([(WORDS, "")])
+    assert stream.getvalue() == f"{WORDS}\n{WORDS}\n"

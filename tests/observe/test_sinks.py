@@ -211,7 +211,7 @@ def test_an_fsync_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(RunError, match="resume the run when the disk is well") as caught:
+    with pytest.raises(RunError, match="resume the run when the disk works again") as caught:
         logs.sync()
     assert not isinstance(caught.value, DiskFull)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postgrad.core.seeds import uniform
-from postgrad.ops.intervals import Z, mean_interval, wilson
+from postgrad.ops.intervals import Z, mean_interval, ratio_interval, student, wilson
 
 
 @pytest.mark.parametrize(
@@ -91,3 +91,50 @@ def test_it_holds_the_true_rate_as_often_as_it_says(
     if samples == 8:
         naive = np.array([wilson(rate, problems * samples) for rate in rates.mean(axis=1)])
         assert ((naive[:, 0] <= true) & (true <= naive[:, 1])).mean() < 0.8
+
+
+@pytest.mark.parametrize(
+    ("degrees", "quantile"),
+    [(5, 2.570582), (7, 2.364624), (12, 2.178813), (29, 2.045230), (200, 1.971896)],  # SciPy 1.17
+)
+def test_students_quantile_is_that_of_tables(degrees: int, quantile: float) -> None:
+    assert student(degrees) == pytest.approx(quantile, rel=1e-3)
+
+
+def test_a_ratio_over_rows_is_worked_by_hand() -> None:
+    """Losses 1 and 3 over 1 and 3 tokens: the ratio is (1 * 1 + 3 * 3) / 4 = 2.5."""
+    sums, counts = np.array([1.0, 9.0]), np.array([1.0, 3.0])
+    residuals = 1.0 - 2.5, 9.0 - 7.5
+    half = student(1) * math.sqrt(2 * (residuals[0] ** 2 + residuals[1] ** 2)) / 4
+    assert ratio_interval(sums, counts) == pytest.approx((2.5 - half, 2.5 + half), abs=1e-12)
+
+
+def test_a_ratio_of_equal_counts_is_a_mean_with_students_interval() -> None:
+    values = 3 + uniform(0, "a ratio", range(12))
+    low, high = ratio_interval(7 * values, np.full(12, 7.0))
+    half = student(11) * float(values.std(ddof=1)) / math.sqrt(12)
+    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=1e-12)
+
+
+def test_a_ratio_without_rows_or_tokens_has_no_interval() -> None:
+    for sums, counts in (([], []), ([1.0], [2.0]), ([0.0, 0.0], [0.0, 0.0])):
+        ends = ratio_interval(np.array(sums), np.array(counts))
+        assert all(math.isnan(end) for end in ends)
+
+
+def test_the_interval_of_a_ratio_holds_the_truth_nineteen_times_in_twenty() -> None:
+    """Rows of 1 to 50 tokens; the longer ones have a lower loss, as real ones do."""
+    rows, trials = 40, 2000
+    lengths = 1 + np.floor(50 * uniform(1, "lengths", range(rows * trials))).reshape(trials, rows)
+    noise = uniform(2, "noise", range(rows * trials)).reshape(trials, rows) - 0.5
+    losses = 2.0 - 0.01 * lengths + noise
+    every = np.arange(1, 51)
+    truth = float((every * (2.0 - 0.01 * every)).sum() / every.sum())
+    held = [
+        low <= truth <= high
+        for low, high in (
+            ratio_interval(loss * length, length)
+            for loss, length in zip(losses, lengths, strict=True)
+        )
+    ]
+    assert np.mean(held) == pytest.approx(0.95, abs=0.015)

@@ -115,7 +115,7 @@ def test_the_page_fits_eighty_columns(
     tables = [line for line in page.splitlines() if line.startswith("  ")]
     assert tables
     assert max(map(len, tables)) <= 80
-    offers = page[page.index("hardware that does") :]
+    offers = page[page.index("hardware on which the recipe fits") :]
     assert "H200" in offers
     assert all(len(line.split()) > 3 for line in offers.splitlines() if " x " in line)
 

@@ -91,8 +91,8 @@ def test_a_device_is_found_as_people_and_drivers_write_it(text: str, count: int,
         ("RTX 3090", "did you mean RTX-[45]090"),
         ("A100", "which one: A100-40G, A100-40G-PCIe, A100-80G, A100-80G-PCIe"),
         ("toaster", "Known are RTX-4090"),
-        ("0xH100", "wanted is a count and a device"),
-        ("", "wanted is a count and a device"),
+        ("0xH100", "expected a count and a device"),
+        ("", "expected a count and a device"),
     ],
 )
 def test_a_device_that_is_not_known_is_refused_with_the_nearest(text: str, reason: str) -> None:

@@ -73,8 +73,8 @@ def test_an_override_beyond_bounds_is_named(
     ("make", "message"),
     [
         (lambda path: path.mkdir(), "a directory"),
-        (lambda path: os.mkfifo(path), "is a pipe, where a file is wanted"),
-        (lambda path: path.symlink_to("/dev/zero"), "is a device, where a file is wanted"),
+        (lambda path: os.mkfifo(path), "is a pipe, where a file is expected"),
+        (lambda path: path.symlink_to("/dev/zero"), "is a device, where a file is expected"),
         (lambda path: path.symlink_to(path.name), "symbolic links"),
         (lambda path: path.write_bytes(b"seed = 1\nrun_dir = '\xff'\n"), "line 2 is not UTF-8"),
         (lambda path: path.write_bytes(b"x" * 2**21), "more than 1048576 bytes"),

@@ -257,10 +257,10 @@ def test_flags_win_over_the_file(write: Write) -> None:
     ("words", "message"),
     [
         (["--learner.lr"], "--learner.lr needs a value"),
-        (["learner.lr", "1"], "'learner.lr': a flag such as --section.key is wanted here"),
+        (["learner.lr", "1"], "'learner.lr': a flag such as --section.key is expected here"),
         (["--rewards.3.weight", "1"], "rewards is a list of 1"),
         (["--steps.x", "1"], "steps is a value, not a table"),
-        (["--a..b", "1"], "a dotted key such as --learner.lr is wanted"),
+        (["--a..b", "1"], "a dotted key such as --learner.lr is expected"),
     ],
 )
 def test_a_flag_that_cannot_be_is_named(words: list[str], message: str, write: Write) -> None:

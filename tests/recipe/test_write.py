@@ -41,5 +41,5 @@ def test_nothing_is_written_over_and_nothing_wrong_is_written(write: Write, tmp_
     with pytest.raises(UsageError, match=r"--data\.max_lem"):
         write_changed(path, ("--data.max_lem", "12"), to)
     assert not to.exists()
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         write_changed(path, (), path)

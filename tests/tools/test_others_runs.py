@@ -133,7 +133,7 @@ def test_a_log_that_is_no_file_is_neither_waited_for_nor_read_for_ever(
     run = made_run(tmp_path / "run", steps=1)
     (run / name).unlink()
     KINDS[kind](run / name)
-    assert f"{name} is {kind}, where a file is wanted" in ends(capsys, "report", str(run))
+    assert f"{name} is {kind}, where a file is expected" in ends(capsys, "report", str(run))
     with at_most(20), pytest.raises(OSError, match=f"is {kind}"):
         Feed(run).messages("", 0)
 
@@ -183,10 +183,14 @@ def test_a_page_says_which_lines_it_could_not_read(
         ("eval.jsonl", DEEP, "is no JSON object"),
         ("eval.jsonl", "{}", "lacks a step"),
         ("eval.jsonl", '{"step": "1"}', "step is '1', where a whole number"),
-        ("eval.jsonl", '{"step": 1, "set": []}', "set is a list of 0, where a name is wanted"),
-        ("eval.jsonl", '{"step": 1, "accuracy": "x"}', "accuracy is 'x', where a number is wanted"),
+        ("eval.jsonl", '{"step": 1, "set": []}', "set is a list of 0, where a name is expected"),
+        (
+            "eval.jsonl",
+            '{"step": 1, "accuracy": "x"}',
+            "accuracy is 'x', where a number is expected",
+        ),
         ("eval.jsonl", '{"step": 1, "accuracy": 1e999}', "accuracy is inf, where a number"),
-        ("metrics.jsonl", '{"step": 1, "loss": true}', "loss is True, where a number is wanted"),
+        ("metrics.jsonl", '{"step": 1, "loss": true}', "loss is True, where a number is expected"),
     ],
 )
 def test_a_log_line_of_another_hand_is_named_with_line_and_key(

@@ -84,7 +84,7 @@ def test_in_sampling_the_last_boundary_is_saved_and_the_run_goes_on_from_it(
     whole, failed = trained("rl", **rare), make_recipe("rl", "failed", **rare)
     with monkeypatch.context() as patch:
         fail_at(patch, LiveSource, "next", 3)
-        with pytest.raises(OutOfMemory, match=r"sample of step 3.*step 2 stands.*rollout\.slots 8"):
+        with pytest.raises(OutOfMemory, match=r"sample of step 3.*2 is kept.*rollout\.slots 8"):
             train(failed, console)
     train(failed, console)
     assert_same_run(whole, failed, 3)
@@ -99,7 +99,7 @@ def test_in_an_update_the_last_checkpoint_stands(
     whole, failed = trained("rl"), make_recipe("rl", "failed")
     with monkeypatch.context() as patch:
         fail_at(patch, MasterOptimizer, "step", 3)
-        with pytest.raises(OutOfMemory, match=r"train/update of step 3.* of step 2 stands"):
+        with pytest.raises(OutOfMemory, match=r"train/update of step 3.* of step 2 is kept"):
             train(failed, console)
     assert not (Path(failed.run_dir) / "checkpoints" / "step-000003").exists()
     train(failed, console)

@@ -68,14 +68,14 @@ def test_each_loss_is_recorded_with_its_cause_and_where_the_run_goes_on(run: Any
     first, second = events(directory)
     assert (first["event"], first["step"], first["restarts"]) == ("restarted", 0, 1)
     assert (second["event"], second["step"], second["restarts"]) == ("restarted", 2, 2)
-    assert "rank 1 died in step 3; the checkpoint of step 2 stands" in second["message"]
+    assert "rank 1 died in step 3; the checkpoint of step 2 is kept" in second["message"]
 
 
 def test_losses_without_a_newer_checkpoint_end_the_run_with_the_cause(run: Any) -> None:
     losing, go, directory = run([2, 2, 2, 2], 2)
     told = (
-        r"rank 1 died in step 3; the checkpoint of step 2 stands; cluster\.max_restarts = 2: it is "
-        "not restarted; continue with postgrad resume "
+        r"rank 1 died in step 3; the checkpoint of step 2 is kept; cluster\.max_restarts = 2: it "
+        "is not restarted; continue with postgrad resume "
     )
     with pytest.raises(RunError, match=told):
         go()

@@ -44,7 +44,7 @@ def shows_a_healthy_run(screen: list[str]) -> bool:
     """Numbers, the machine beside what was foreseen, and the sentinels; nothing half drawn."""
     block = "   ".join(screen[-12:])
     labels = ("reward", "eval acc", "entropy", "length", "grad norm")
-    machine = r"memory [\d.]+ GiB of [\d.]+ foreseen", r"a step [\d.]+ s of [\d.]+ foreseen"
+    machine = r"memory [\d.]+ GiB of [\d.]+ estimated", r"a step [\d.]+ s of [\d.]+ estimated"
     wanted = [*(rf"\b{label} +[\d.-]+%? " for label in labels), *machine]
     silent = screen[-1] == "sentinels silent: nothing looks wrong"
     return silent and all(re.search(one, block) for one in wanted)

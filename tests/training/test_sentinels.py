@@ -316,7 +316,7 @@ def test_a_sentinel_that_stops_saves_the_run_and_says_how_to_go_on(
         train(recipe, console)
     told = str(stopped.value)
     assert told.startswith("sentinel no_gradient: 100% of the groups have no gradient (limit 90%)")
-    assert "the checkpoint of step 2 stands; continue with postgrad resume" in told
+    assert "the checkpoint of step 2 is kept; continue with postgrad resume" in told
     assert stopped.value.exit_code == 1
     run = Path(recipe.run_dir)
     resume(run, ["--sentinels.no_gradient.action", "observe"], [], console)

@@ -154,7 +154,7 @@ def test_interrupted_before_its_first_step_a_run_says_that_nothing_was_saved(
     train(recipe, console)
     with monkeypatch.context() as patch:
         patch.setattr(start, "prepare", interrupt)
-        with pytest.raises(Stopped, match=r"step 3 stands; postgrad resume .* goes on"):
+        with pytest.raises(Stopped, match=r"step 3 is kept; postgrad resume .* continues"):
             resume(Path(recipe.run_dir), ["--steps", "4"], [], console)
 
 
@@ -172,7 +172,7 @@ def test_stopped_while_sampling_the_last_boundary_is_saved_and_gone_on_from(
 
     with monkeypatch.context() as patch:
         patch.setattr(RLJob, "_sample", asked)
-        with pytest.raises(Stopped, match="stopped after step 2: the checkpoint of step 2 stands"):
+        with pytest.raises(Stopped, match="stopped after step 2: the checkpoint of step 2 is kept"):
             train(stopped, console)
     assert saved(stopped.run_dir) == ["step-000002"]
     resume(Path(stopped.run_dir), [], [], console)
@@ -185,10 +185,10 @@ def test_stopped_while_sampling_the_last_boundary_is_saved_and_gone_on_from(
     [
         (
             30.0,
-            "stopped after step 2: the checkpoint of step 2 stands",
+            "stopped after step 2: the checkpoint of step 2 is kept",
             ["step-000001", "step-000002"],
         ),
-        (0.0, "stopped in the middle of step 2.*the checkpoint of step 1 stands", ["step-000001"]),
+        (0.0, "stopped in the middle of step 2.*the checkpoint of step 1 is kept", ["step-000001"]),
     ],
 )
 def test_stopped_while_weights_move_the_step_ends_where_that_is_foreseen(

@@ -46,7 +46,7 @@ def test_a_source_without_a_model_says_what_the_recipe_lacks(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["translate", "trl", "sft", "--dataset_name", "org/chats"]) == 0
-    assert "not a whole recipe yet" in capsys.readouterr().err
+    assert "not a complete recipe yet" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_local_numbers_of_open_instruct_are_one_learners() -> None:
 
 
 def test_a_value_that_is_no_number_is_named() -> None:
-    with pytest.raises(UsageError, match=r"total_episodes: a number is wanted, not 'many'"):
+    with pytest.raises(UsageError, match=r"total_episodes: a number is expected, not 'many'"):
         translate("open-instruct", ["grpo", "--total_episodes", "many"])
     found = translate("trl", [*DPO, "--weight_decay", "some"])
     assert [(one.name, one.why) for one in found.draft.missing] == [

@@ -117,7 +117,9 @@ def test_what_an_estimator_does_not_do_here_is_said() -> None:
 
 
 def test_bounds_that_are_no_pair_are_named() -> None:
-    with pytest.raises(UsageError, match=r"reward\.clip_range: two numbers are wanted, the lower"):
+    with pytest.raises(
+        UsageError, match=r"reward\.clip_range: two numbers are expected, the lower"
+    ):
         of("--reward.clip_range", "5")
     with pytest.raises(UsageError, match="dynamic_filtering_range: two numbers"):
         of("--algo.dynamic_filtering_enable", "--algo.dynamic_filtering_range", "1", "0")

@@ -127,3 +127,12 @@ def test_what_is_faster_or_smaller_there_is_lost_or_has_its_key() -> None:
         "use_liger_kernel", "dtype", "tf32", "activation_offloading", "router_aux_loss_coef",
     }  # fmt: skip
     assert missing(of("--dtype", "float32")) == set()
+
+
+def test_a_text_field_is_the_column_of_plain_text() -> None:
+    flags = ["sft", "--model_name_or_path", "m", "--dataset_name", "d"]
+    found = translate("trl", [*flags, "--dataset_text_field", "body"])
+    assert found.problem is None
+    assert found.recipe["data"]["text"] == "body"
+    unstated = translate("trl", flags).recipe["data"]
+    assert not {"text", "messages", "prompt"} & unstated.keys()

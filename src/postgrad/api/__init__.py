@@ -24,8 +24,8 @@ from postgrad.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
 from postgrad.algorithms.rloo import RLOO
 from postgrad.algorithms.sft import SFT
 from postgrad.algorithms.simpo import SimPO
-from postgrad.api.jobs import evaluate, resume, train
-from postgrad.api.run import Run
+from postgrad.api.jobs import evaluate, resume, sweep, train
+from postgrad.api.run import Run, RunsOfSweep
 from postgrad.core.errors import PostgradError, RunError, UsageError
 from postgrad.recipe.load import load_recipe
 from postgrad.recipe.recipe import PreferenceRecipe, RewardRecipe, RLRecipe, SFTRecipe
@@ -55,11 +55,13 @@ __all__ = [
     "RolloutAlgorithm",
     "Run",
     "RunError",
+    "RunsOfSweep",
     "SFTRecipe",
     "SimPO",
     "UsageError",
     "evaluate",
     "load_recipe",
     "resume",
+    "sweep",
     "train",
 ]

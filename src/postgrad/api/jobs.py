@@ -1,10 +1,11 @@
-"""The jobs as functions: what `postgrad train`, `resume` and `eval` do."""
+"""The jobs as functions: what `postgrad train`, `train --sweep`, `resume` and `eval` do."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from postgrad.api.run import Run
+from postgrad.api.run import Run, RunsOfSweep
 from postgrad.core.process import heavy_imports
 from postgrad.observe.console import Console
 from postgrad.recipe.load import load_recipe
@@ -49,6 +50,32 @@ def resume(
 
     job.resume(Path(run_dir), overrides, allow_change, _console(quiet))
     return Run(run_dir)
+
+
+def sweep(
+    recipe: Recipe | str | Path,
+    values: Mapping[str, Sequence[Any]],
+    *,
+    at_once: int | None = None,
+    overwrite: bool = False,
+    quiet: bool = False,
+) -> RunsOfSweep:
+    """Runs a recipe, or the pipeline in a folder, with every combination of values: {"learner.lr":
+    [1e-4, 3e-4]}. Each run is a process of its own in a directory below `run_dir`. Runs that have
+    finished are not run again, others go on.
+
+    at_once: runs at the same time; None: as many as cores and memory allow. A run that fails does
+    not end the others: see `summary`. Raises UsageError where a key or a value is wrong.
+    """
+    from postgrad.recipe.sweep import sweep_of, swept_in_python
+    from postgrad.tools.sweep.run import Command, show, train_sweep
+
+    source = Path(recipe) if isinstance(recipe, str | Path) else recipe
+    console = _console(quiet)
+    command = Command(overwrite, (), at_once, None if quiet else sys.stdout)
+    result = train_sweep(sweep_of(source, (), swept_in_python(values)), console, command)
+    show(result, console)
+    return RunsOfSweep(result.sweep.path)
 
 
 def evaluate(

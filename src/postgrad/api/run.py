@@ -94,3 +94,41 @@ class Run:
                 "tables of a run are pandas frames, and pandas is not installed: pip install pandas"
             ) from error
         return pandas.DataFrame(list(read_lines(self.path / name)))
+
+
+class RunsOfSweep:
+    """The runs of a sweep, finished or not: RunsOfSweep("runs/x").
+
+    path: its directory. Raises UsageError where there is none.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        from postgrad.tools.sweep.run import standing_of
+
+        self.path = Path(path)
+        self._standing = standing_of(self.path)
+
+    def __repr__(self) -> str:
+        return f"RunsOfSweep({str(self.path)!r})"
+
+    @property
+    def runs(self) -> dict[str, Run]:
+        """Runs that have begun by their names, the best first; of a pipeline its last stages."""
+        judged = {result.trial.name: result.trial.judged for result in self._standing.results}
+        return {name: Run(path) for name, path in judged.items() if RunDirectory.holds_run(path)}
+
+    @property
+    def best(self) -> Run | None:
+        """The finished run with the best value. `tied` are those that may be as good."""
+        best = self._standing.best
+        return None if best is None else Run(best.trial.judged)
+
+    @property
+    def tied(self) -> list[str]:
+        """Names of finished runs whose interval overlaps with that of the best, or is missing."""
+        return [result.trial.name for result in self._standing.tied]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What `postgrad train --sweep ... --json` prints: metric, best, verdict, runs, ..."""
+        return self._standing.to_json()

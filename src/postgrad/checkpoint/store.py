@@ -113,7 +113,7 @@ class CheckpointStore:
         except OSError as error:
             raise SaveFailed(
                 f"no checkpoint of step {state.step} could be saved in {self.root}: "
-                f"{_reason(error)}; older checkpoints stand, make room and resume"
+                f"{_reason(error)}; older checkpoints are kept, make room and resume"
             ) from error
         self.tidy(state, best=best)
         return final
@@ -146,8 +146,8 @@ class CheckpointStore:
         if which == LATEST:
             newest, skipped = self._newest()
             if newest is None:
-                reasons = "; ".join(skipped) or "none was ever saved"
-                raise RunError(f"{self.root} has no checkpoint to go on from: {reasons}")
+                reasons = "; ".join(skipped) or "no checkpoint was saved"
+                raise RunError(f"{self.root} has no checkpoint to continue from: {reasons}")
             return newest
         paths = files.steps_in(self.root)
         if which == BEST:
@@ -211,7 +211,7 @@ class CheckpointStore:
             try:
                 return replace(_read(path, step), skipped=tuple(skipped)), skipped
             except Damaged as error:
-                skipped.append(f"the checkpoint of step {step} is damaged and passed over: {error}")
+                skipped.append(f"the checkpoint of step {step} is damaged and skipped: {error}")
         return None, skipped
 
     def _best(self, newest: RunState | None) -> int | None:
@@ -235,11 +235,11 @@ class CheckpointStore:
         if metric is None:
             return f"{start}: set checkpoint.best_metric in the recipe"
         if newest is None:
-            return f"{start}: no whole one is there; postgrad verify says what is damaged"
+            return f"{start}: there is no intact one; postgrad verify says what is damaged"
         if (best := newest.best) is None:
             return (
                 f"{start}: no evaluation has measured checkpoint.best_metric = {metric!r} yet; "
-                "take --checkpoint latest, or go on with postgrad resume"
+                "take --checkpoint latest, or continue with postgrad resume"
             )
         better = "higher" if mode == "max" else "lower"
         if best.step == 0:

@@ -1,13 +1,14 @@
 """What all commands share: --json, --debug, and overrides for those that read a recipe."""
 
 import argparse
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from postgrad.core.errors import UsageError
-from postgrad.core.text import nearest
+from postgrad.core.text import in_lines, nearest
 from postgrad.recipe.shipped import located
 
 if TYPE_CHECKING:  # the console is imported by the commands that need it
@@ -73,6 +74,14 @@ class Commands:
             help="a file, or the name of a recipe that `postgrad recipes` lists",
         )  # fmt: skip
         return parser
+
+
+def tell(text: str) -> None:
+    """Prints a message of a command on standard error; on a terminal its lines are cut at words."""
+    message = f"postgrad: {text}"
+    if sys.stderr.isatty():
+        message = in_lines(message, shutil.get_terminal_size().columns)
+    print(message, file=sys.stderr)
 
 
 def console_of(args: argparse.Namespace) -> "Console":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from postgrad._version import __version__
 from postgrad.cli import models, plan, runs, start, train
-from postgrad.cli.command import OVERRIDES, CommandFunction, CommandOutcome, Commands
+from postgrad.cli.command import OVERRIDES, CommandFunction, CommandOutcome, Commands, tell
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.files import finite
 from postgrad.core.untrusted import path_problem, shown
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         return _fail(error, args.debug, 1, "interrupted")
     except OSError as error:  # a disk, a network: nobody's mistake here
-        return _fail(error, args.debug, 1, f"{error}; mend that and start the command again")
+        return _fail(error, args.debug, 1, f"{error}; fix that and start the command again")
     except Exception as error:  # noqa: BLE001  # people see one line for every other error too
         hint = "; run again with --debug to see where, and please report it"
         return _fail(error, args.debug, 1, f"{type(error).__name__}: {error}{hint}")
@@ -65,7 +65,7 @@ def _require_paths(args: argparse.Namespace) -> None:
 def _fail(error: BaseException, debug: bool, code: int, text: str | None = None) -> int:
     if debug:
         traceback.print_exception(error)
-    print(f"postgrad: {text or error}", file=sys.stderr)
+    tell(text or str(error))
     return code
 
 

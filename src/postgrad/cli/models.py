@@ -27,7 +27,7 @@ def _add_eval(commands: Commands) -> None:
         required=True,
         help="Hugging Face directory, hub id, run directory or checkpoint",
     )
-    parser.add_argument("--against", help="a second model, side by side")
+    parser.add_argument("--against", help="a second model to compare with")
     parser.add_argument(
         "--to", type=Path, metavar="FILE", help="write every answer with its scores, as JSON lines"
     )
@@ -65,19 +65,21 @@ def _add_generate(commands: Commands) -> None:
 def _add_chat(commands: Commands) -> None:
     parser = commands.add("chat", _chat, "talk to a model or a run's checkpoint, or to two at once")
     parser.add_argument("model", metavar="MODEL_DIR|RUN_DIR", help="or a hub id, or a checkpoint")
-    parser.add_argument("other", nargs="?", metavar="OTHER", help="a second one, side by side")
+    parser.add_argument("other", nargs="?", metavar="OTHER", help="a second one to compare with")
     parser.add_argument(
-        "--checkpoint", metavar="latest|best|STEP", help="of a run; else the newest"
+        "--checkpoint", metavar="latest|best|STEP", help="of a run; default: the newest"
     )
-    parser.add_argument("--system", metavar="TEXT", help="the system message; else the run's own")
     parser.add_argument(
-        "--temperature", type=float, default=1.0, help="0: the likeliest token always"
+        "--system", metavar="TEXT", help="the system message; default: the run's own"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, help="0: always the most likely token"
     )
     parser.add_argument(
         "--max-new-tokens", type=int, default=512, metavar="N", help="of one answer"
     )
     parser.add_argument("--max-len", type=int, default=4096, metavar="N", help="of a conversation")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed, the same answers")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same answers")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
 
 
@@ -85,9 +87,9 @@ def _add_serve_reward(commands: Commands) -> None:
     parser = commands.add("serve-reward", _serve_reward, "put a reward model behind HTTP")
     parser.add_argument("model", type=Path, metavar="DIR")
     parser.add_argument(
-        "--host", default="127.0.0.1", help="other than 127.0.0.1: with a token only"
+        "--host", default="127.0.0.1", help="any other than 127.0.0.1 needs a token"
     )
-    parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
+    parser.add_argument("--port", type=int, default=8000, help="0: any free port")
     parser.add_argument(
         "--token-file", type=Path, metavar="FILE",
         help="the bearer token that clients send; or in POSTGRAD_SERVE_TOKEN",
@@ -172,10 +174,10 @@ def _chat(args: argparse.Namespace, rest: list[str]) -> Any:
     wrong = [
         f"{flag} {value}: {wanted}"
         for flag, value, right, wanted in (
-            ("--temperature", args.temperature, args.temperature >= 0, "0 or more is wanted"),
+            ("--temperature", args.temperature, args.temperature >= 0, "0 or more is expected"),
             ("--max-new-tokens", args.max_new_tokens, args.max_new_tokens > 0, "1 or more"),
             ("--max-len", args.max_len, args.max_len > 1, "2 or more"),
-            ("--seed", args.seed, args.seed >= 0, "0 or more is wanted"),
+            ("--seed", args.seed, args.seed >= 0, "0 or more is expected"),
         )
         if not right
     ]

@@ -2,11 +2,10 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from postgrad.cli.command import Commands, console_of
+from postgrad.cli.command import Commands, console_of, tell
 from postgrad.core.errors import UsageError
 
 
@@ -15,12 +14,12 @@ def add(commands: Commands) -> None:
     parser = commands.add_for_recipe(
         "plan", _plan, "what a recipe needs and how long it takes, before it runs", folders=True
     )
-    parser.add_argument("--hardware", metavar="8xA100-80G", help="this machine where left out")
-    parser.add_argument("--fit", type=Path, metavar="OUT.toml", help="write the recipe as advised")
-    parser.add_argument("--search", action="store_true", help="which hardware would do")
+    parser.add_argument("--hardware", metavar="8xA100-80G", help="default: this machine")
+    parser.add_argument("--fit", type=Path, metavar="OUT.toml", help="write the advised recipe")
+    parser.add_argument("--search", action="store_true", help="list hardware on which it fits")
     parser.add_argument(
         "--rows", type=int, metavar="N",
-        help="rows of an epoch: where the recipe says epochs and its data are not on this machine",
+        help="rows of an epoch, if the recipe states epochs and its data are not on this machine",
     )  # fmt: skip
     parser.add_argument(
         "--scale", metavar="8,64,512",
@@ -28,30 +27,29 @@ def add(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--lengths", type=Path, metavar="RUN_DIR",
-        help="for --scale: answers are as long as those of this run",
+        help="for --scale: use the answer lengths of this run",
     )  # fmt: skip
-    parser.add_argument(
-        "--svg", type=Path, metavar="FILE", help="for --scale: a picture of its last table"
-    )
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="for --scale: draw its last table")
     parser.add_argument(
         "--calibrate", action="store_true",
-        help="learn how fast this machine is from a run: plan --calibrate RUN_DIR",
+        help="measure this machine's speed from a run: plan --calibrate RUN_DIR",
     )  # fmt: skip
     parser = commands.add_for_recipe(
         "config", _config, "check a recipe and show it resolved", folders=True
     )
-    parser.add_argument("--toml", action="store_true", help="as a recipe with every key")
+    parser.add_argument("--toml", action="store_true", help="print a recipe with every key")
     parser = commands.add(
         "translate", _translate, "turn another system's script or config into a recipe",
         overrides=True,
     )  # fmt: skip
     parser.add_argument("system", metavar="openrlhf|open-instruct|trl")
     parser.add_argument(
-        "--devices", type=int, metavar="N", help="that train, if the source is silent"
+        "--devices", type=int, metavar="N", help="devices that train, if the source does not say"
     )
     parser.add_argument(
-        "--command", type=int, metavar="N", help="which command of a script; the first that trains"
-    )
+        "--command", type=int, metavar="N",
+        help="number of the command to translate; default: the first that trains",
+    )  # fmt: skip
     parser.usage = (
         "postgrad translate openrlhf|open-instruct|trl FILE_OR_FLAGS [--devices N] [--command N] "
         "[--json]"
@@ -118,7 +116,7 @@ def _translate(args: argparse.Namespace, rest: list[str]) -> Any:
 
     translation = translate(args.system, rest, args.devices, args.command)
     if translation.problem is not None:
-        print(f"postgrad: not a whole recipe yet: {translation.problem}", file=sys.stderr)
+        tell(f"not a complete recipe yet: {translation.problem}")
     if not args.json:
         print(translation.text, end="")
     return translation.to_json()

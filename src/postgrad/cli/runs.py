@@ -14,30 +14,34 @@ def add(commands: Commands) -> None:
     parser = commands.add("export", _export, "write a checkpoint as a Hugging Face directory")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--checkpoint", default="latest", metavar="latest|best|STEP")
-    parser.add_argument("--role", metavar="policy|critic|reward|ema", help="what the job trains")
+    parser.add_argument(
+        "--role", metavar="policy|critic|reward|ema", help="default: what the job trains"
+    )
     parser.add_argument(
         "--adapter", action="store_true", help="the adapter alone, as PEFT reads it"
     )
     parser.add_argument("--to", type=Path, required=True, metavar="DIR")
     parser.add_argument(
-        "--push-to-hub", metavar="ORG/NAME", help="and push it, with its model card"
+        "--push-to-hub", metavar="ORG/NAME", help="also push it to the hub, with its model card"
     )
-    parser.add_argument("--private", action="store_true", help="where that makes a repository")
+    parser.add_argument(
+        "--private", action="store_true", help="if the push creates the repository: private"
+    )
     parser = commands.add("checkpoints", _checkpoints, "list the checkpoints of a run")
     parser.add_argument("run_dir", type=Path)
     parser = commands.add("verify", _verify, "hash and load every checkpoint of a run")
     parser.add_argument("run_dir", type=Path)
     parser = commands.add(
-        "report", _report, "one HTML file that shows a run, or several side by side"
+        "report", _report, "one HTML file that shows a run, or several side by side, or a sweep"
     )
     parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
+    parser.add_argument("--to", type=Path, metavar="FILE.html", help="default: RUN_DIR/report.html")
     parser.add_argument(
-        "--to", type=Path, metavar="FILE.html", help="RUN_DIR/report.html if left out"
+        "--all", action="store_true", help="include every sample, whatever the file size"
     )
-    parser.add_argument("--all", action="store_true", help="every sample, however large the file")
-    parser = commands.add("watch", _watch, "the same page of runs that are under way, live")
+    parser = commands.add("watch", _watch, "the page of runs that are in progress, live")
     parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR")
-    parser.add_argument("--port", type=int, default=0, help="any that is free if left out")
+    parser.add_argument("--port", type=int, default=0, help="default: any free port")
 
 
 def _export(args: argparse.Namespace, rest: list[str]) -> Any:
@@ -73,12 +77,24 @@ def _verify(args: argparse.Namespace, rest: list[str]) -> Any:
 
 
 def _report(args: argparse.Namespace, rest: list[str]) -> Any:
+    from postgrad.recipe.sweep import is_sweep
     from postgrad.tools.pages import EVERYTHING, report
 
-    return report(args.run_dirs, args.to, console_of(args), cap=EVERYTHING if args.all else None)
+    cap = EVERYTHING if args.all else None
+    if len(args.run_dirs) == 1 and is_sweep(args.run_dirs[0]):
+        from postgrad.tools.sweep.run import report_sweep
+
+        return report_sweep(args.run_dirs[0], args.to, console_of(args), cap)
+    return report(args.run_dirs, args.to, console_of(args), cap=cap)
 
 
 def _watch(args: argparse.Namespace, rest: list[str]) -> Any:
+    from postgrad.recipe.sweep import is_sweep
     from postgrad.tools.pages import watch
 
-    return watch(args.run_dirs, console_of(args), args.port)
+    run_dirs = args.run_dirs
+    if len(run_dirs) == 1 and is_sweep(run_dirs[0]):
+        from postgrad.tools.sweep.run import runs_to_show
+
+        run_dirs = runs_to_show(run_dirs[0])
+    return watch(run_dirs, console_of(args), args.port)

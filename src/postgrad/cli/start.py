@@ -14,7 +14,7 @@ def add(commands: Commands) -> None:
     parser = commands.add("new", _new, "write a recipe with comments and a few rows of data")
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--job", default="sft", metavar="sft|reward|preference|rl")
-    parser.add_argument("--model", metavar="MODEL", help="left out: a small fresh model")
+    parser.add_argument("--model", metavar="MODEL", help="default: a small fresh model")
     commands.add("recipes", _recipes, "list the recipes that come with postgrad")
     parser = commands.add("completion", _completion, "print a script that completes commands")
     parser.add_argument("shell", choices=SHELLS)

@@ -1,12 +1,18 @@
 """train, resume, verify-resume: commands that run a recipe."""
 
 import argparse
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from postgrad.cli.command import CommandOutcome, Commands, add_quiet, console_of
 from postgrad.core.errors import UsageError
 from postgrad.core.process import heavy_imports
+
+if TYPE_CHECKING:  # the commands import what they need
+    from postgrad.observe.console import Console
+    from postgrad.tools.sweep.results import Standing
+    from postgrad.tools.sweep.run import Command
 
 
 def add(commands: Commands) -> None:
@@ -14,17 +20,25 @@ def add(commands: Commands) -> None:
     parser = commands.add_for_recipe(
         "train", _train, "run a recipe, or the recipes of a folder with pipeline.toml", folders=True
     )
-    parser.add_argument("--dry-run", action="store_true", help="the plan, then all of it in small")
-    parser.add_argument("--profile", action="store_true", help="where the time of a step goes")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="plan the run, then try every phase of it in small"
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="measure where the time of a step goes"
+    )
     parser.add_argument("--overwrite", choices=("true", "false"), default="false")
+    parser.add_argument(
+        "--sweep", action="append", default=[], metavar="KEY=VALUE,VALUE",
+        help="a run for each value, such as learner.lr=1e-4,3e-4; again: for each pair",
+    )  # fmt: skip
     _add_run_flags(parser)
     parser = commands.add(
-        "resume", _resume, "continue a run from its newest checkpoint", overrides=True
+        "resume", _resume, "continue a run, or a sweep, from its newest checkpoints", overrides=True
     )
     parser.add_argument("run_dir", type=Path)
     _add_run_flags(parser)
     parser = commands.add_for_recipe(
-        "verify-resume", _verify_resume, "show that kills and resumes change no bit"
+        "verify-resume", _verify_resume, "kill and resume a run, and check that no bit changes"
     )
     parser.add_argument("--kills", type=int, default=3, metavar="N")
     add_quiet(parser)
@@ -33,7 +47,11 @@ def add(commands: Commands) -> None:
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-change", action="append", default=[], metavar="KEY",
-        help="go on although this key of the recipe has changed",
+        help="continue although this key of the recipe has changed",
+    )  # fmt: skip
+    parser.add_argument(
+        "--at-once", type=int, metavar="N",
+        help="of a sweep: runs at the same time; default: as many as cores and memory allow",
     )  # fmt: skip
     add_quiet(parser)
 
@@ -42,6 +60,9 @@ def _train(args: argparse.Namespace, rest: list[str]) -> Any:
     from postgrad.recipe.load import load_recipe
     from postgrad.recipe.pipeline import load_pipeline
 
+    if args.sweep:
+        return _sweep(args, rest)
+    _refuse_at_once(args)
     if args.dry_run:
         return _dry_run(args, rest)
     overwrite = args.overwrite == "true"
@@ -87,7 +108,50 @@ def _dry_run(args: argparse.Namespace, rest: list[str]) -> CommandOutcome:
     return CommandOutcome(report.to_json(), report.exit_code)
 
 
+def _sweep(args: argparse.Namespace, rest: list[str]) -> CommandOutcome:
+    for flag in ("dry_run", "profile"):
+        if getattr(args, flag):
+            raise UsageError(f"--{flag.replace('_', '-')} is for one run: leave out --sweep")
+    from postgrad.recipe.sweep import parse_swept, sweep_of
+
+    sweep = sweep_of(args.recipe, rest, parse_swept(args.sweep))
+    from postgrad.tools.sweep.run import train_sweep
+
+    console = console_of(args)
+    return _swept(train_sweep(sweep, console, _command(args)), console)
+
+
+def _command(args: argparse.Namespace) -> "Command":
+    from postgrad.tools.sweep.run import Command
+
+    stream = None if args.quiet else sys.stderr if args.json else sys.stdout
+    overwrite = getattr(args, "overwrite", "false") == "true"
+    return Command(overwrite, args.allow_change, args.at_once, stream)
+
+
+def _swept(result: "Standing", console: "Console") -> CommandOutcome:
+    """Shows a sweep; the exit code is 1 where a run of it failed."""
+    from postgrad.tools.sweep.run import show
+
+    show(result, console)
+    failed = any(run.state == "failed" for run in result.results)
+    return CommandOutcome(result.to_json(), int(failed))
+
+
+def _refuse_at_once(args: argparse.Namespace) -> None:
+    if args.at_once is not None:
+        raise UsageError("--at-once is for a sweep: give --sweep KEY=VALUE,VALUE too")
+
+
 def _resume(args: argparse.Namespace, rest: list[str]) -> Any:
+    from postgrad.recipe.sweep import is_sweep
+
+    if is_sweep(args.run_dir):
+        from postgrad.tools.sweep.run import resume_sweep
+
+        console = console_of(args)
+        return _swept(resume_sweep(args.run_dir, rest, console, _command(args)), console)
+    _refuse_at_once(args)
     with heavy_imports():
         from postgrad.training.start import resume
 

@@ -160,7 +160,7 @@ class Reservation:
             self.close()
             raise RunError(
                 f"the Ray cluster is large enough, and not free within {seconds:g} seconds "
-                "(cluster.start_seconds): another run holds what this one asks for; wait until it "
+                "(cluster.start_seconds): another run uses what this one asks for; wait until it "
                 "has ended"
             )
 

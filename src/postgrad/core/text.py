@@ -1,13 +1,48 @@
-"""Text: the thing that a recipe names, the nearest known name, and Unicode's composed form."""
+"""Text: the object that a recipe names, the nearest known name, lines of a terminal's width, and
+Unicode's composed form.
+"""
 
 import difflib
 import importlib
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any, Literal
 
 from postgrad.core.errors import UsageError
+
+LEAST_WIDTH = 20  # columns of a line, however narrow the terminal
+
+
+def in_lines(text: str, width: int) -> str:
+    """The text with its lines cut at words to `width` columns, further ones indented as the first.
+    A word that is too long, a path say, is not cut.
+    """
+    lines: list[str] = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip(" "))]
+        folded = textwrap.wrap(
+            line,
+            max(LEAST_WIDTH, width),
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            replace_whitespace=False,
+            expand_tabs=False,
+        )
+        lines += folded if len(line) > width and folded else [line]
+    return "\n".join(lines)
+
+
+def fixed(value: float, form: str) -> str:
+    """A number by a format such as "{:.4f}". Where that would show zeros alone, two significant
+    digits ("3.2e-05"), and "0" below 1e-6. Never "-0.0000". Percentages stay as they are.
+    """
+    text = form.format(round(value, 6) + 0.0)
+    if "%" in form or any(digit in text for digit in "123456789"):
+        return text
+    return f"{value:.2g}" if abs(value) >= 1e-6 else "0"
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

@@ -51,7 +51,7 @@ def open_file(path: Path, *, pipes: bool = False) -> BufferedReader:
         return open(handle, "rb")  # noqa: PTH123
     os.close(handle)
     kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "no file")
-    raise NotAFile(f"{path} is {kind}, where a file is wanted")
+    raise NotAFile(f"{path} is {kind}, where a file is expected")
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES, *, pipes: bool = False) -> bytes:

@@ -153,7 +153,7 @@ class Bookkeeper:
         if lost > settings.max_lost_fraction * usable:
             remedy = 'raise data.max_len, or cut rows with data.on_too_long = "truncate"'
             if not self.counts["too_long"] and not self.counts["no_loss"]:
-                remedy = "mend the rows, or leave them out with data.filter"
+                remedy = "fix the rows, or leave them out with data.filter"
             raise UsageError(
                 f"{self.name}: {lost} of {usable} rows are lost, more than data.max_lost_fraction "
                 f"= {settings.max_lost_fraction:g} (limit: {limit}); {remedy}:\n"

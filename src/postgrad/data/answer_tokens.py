@@ -100,7 +100,7 @@ def _selected(
             book.add(fate, row)
     book.notes.extend(f"{count} rows are {shape}" for shape, count in shapes.items())
     if inside:
-        book.notes.append(f"{inside} pairs part within a turn: the loss covers all of that turn")
+        book.notes.append(f"{inside} pairs differ within a turn: the loss covers all of that turn")
     return selected
 
 

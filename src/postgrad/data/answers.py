@@ -136,7 +136,7 @@ def pair_of(row: Row, settings: PairSettings) -> PreferenceRow:
         raise UsageError(
             f"{row.place}: chosen and rejected of row {row.index} part at message {first}, which "
             f"is of the {differing[0]} and of the {differing[1]}: both have to answer the same "
-            "messages; mend the row or leave it out (data.filter)"
+            "messages; fix the row or leave it out (data.filter)"
         )
     return PreferenceRow(row, f"pairs of {shape}", (chosen, rejected), first)
 

@@ -16,7 +16,13 @@ from postgrad.data.cache import TokenCache, TokenColumns
 from postgrad.data.chat_format import Message, bears_loss
 from postgrad.data.draws import DrawnSet
 from postgrad.data.functions import prepared_rows
-from postgrad.data.messages import answers_in, asked_in, conversation_of, unread_columns
+from postgrad.data.messages import (
+    answers_in,
+    asked_in,
+    conversation_of,
+    layout_notes,
+    unread_columns,
+)
 from postgrad.data.overlap import Selection
 from postgrad.data.prompts import unencodable
 from postgrad.data.rows import Row, dataset_name
@@ -89,7 +95,7 @@ def load_conversations(
             unrolled.append(len(kept))
     if unrolled:
         book.notes.append(_note(unrolled, settings))
-    book.notes += unread_columns(rows, settings)
+    book.notes += layout_notes(rows, settings) + unread_columns(rows, settings)
     account = book.close(settings, f"{settings.max_len} tokens of a conversation")
     return ConversationSet(entries, account, settings.shuffle)
 
@@ -293,6 +299,6 @@ def _fate(row: Row, tokens: int, settings: DataSettings) -> Fate:
 def unmarkable(row: Row, error: Unmarkable) -> UsageError:
     """The error for a row whose assistant tokens the chat template does not show."""
     return UsageError(
-        f"{row.place}: the assistant's tokens of row {row.index} cannot be marked: {error}; mend "
+        f"{row.place}: the assistant's tokens of row {row.index} cannot be marked: {error}; fix "
         "the row or the tokenizer's chat template"
     )

@@ -144,7 +144,7 @@ def read_function(
         try:
             values = json.loads(json.dumps(row, allow_nan=False))
         except (TypeError, ValueError) as error:
-            raise UsageError(f"{place}: not JSON: {error}; mend the function") from error
+            raise UsageError(f"{place}: not JSON: {error}; fix the function") from error
         if not isinstance(values, dict):
             raise UsageError(f"{place}: a row is a JSON object, this is {type(row).__name__}")
         yield place, values

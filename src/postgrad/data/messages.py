@@ -4,6 +4,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from postgrad.core.errors import UsageError
@@ -15,21 +16,62 @@ from postgrad.data.settings import DataSettings, RowSettings, template_parts
 
 SHOWN = 20  # columns that an error message lists
 DOCUMENT = "document"  # the role of plain text, which no chat template sees
-LAYOUTS = (  # columns of common datasets, and the keys that read them
-    (("messages",), 'data.messages = "messages"'),
-    (("conversations",), 'data.messages = "conversations"'),
-    (
-        ("instruction", "output", "input"),
-        'data.prompt = "instruction", data.input = "input", data.answer = "output"',
-    ),
-    (("instruction", "output"), 'data.prompt = "instruction", data.answer = "output"'),
-    (("prompt", "completion"), 'data.prompt = "prompt", data.answer = "completion"'),
-    (("text",), 'data.text = "text"'),
+LAYOUTS: tuple[dict[str, str], ...] = (  # of common datasets: the columns by the key of [data]
+    {"messages": "messages"},
+    {"messages": "conversations"},
+    {"prompt": "instruction", "input": "input", "answer": "output"},
+    {"prompt": "instruction", "answer": "output"},
+    {"prompt": "prompt", "answer": "completion"},
+    {"text": "text"},
 )
+COLUMN_KEYS = ("prompt", "answer", "messages", "text", "input", "template")
+DEFAULTS = {key: DataSettings.model_fields[key].default for key in COLUMN_KEYS}
+
+
+def read_as(row: Row, settings: DataSettings) -> DataSettings:
+    """The settings with the columns of a row's layout, where the recipe names no columns, the row
+    has no column `question`, and it has one of LAYOUTS alone. Plain text has to be named: it may
+    as well be a conversation that somebody has rendered.
+    """
+    if settings.prompt in row.values or any(
+        getattr(settings, key) != value for key, value in DEFAULTS.items()
+    ):
+        return settings
+    layouts = _layouts(tuple(row.values))
+    if len(layouts) != 1 or "text" in layouts[0]:
+        return settings
+    return settings.model_copy(update=layouts[0])
+
+
+@lru_cache(64)  # rows of a dataset have the same columns
+def _layouts(columns: tuple[str, ...]) -> list[dict[str, str]]:
+    """The layouts that rows with these columns have, without those that a larger one contains."""
+    layouts = [layout for layout in LAYOUTS if {*columns} >= {*layout.values()}]
+    conversations = [layout for layout in layouts if "text" not in layout] or layouts
+    return [
+        layout
+        for layout in conversations
+        if not any({*layout.values()} < {*other.values()} for other in conversations)
+    ]
+
+
+def _stated(layout: dict[str, str]) -> str:
+    """A layout as a recipe states it."""
+    return ", ".join(f'data.{key} = "{name}"' for key, name in layout.items())
+
+
+def layout_notes(rows: Sequence[Row], settings: DataSettings) -> list[str]:
+    """Lines for the account that say how rows are read whose columns the recipe does not name."""
+    read = [
+        _layouts(tuple(row.values))[0] for row in rows if read_as(row, settings) is not settings
+    ]
+    counts = Counter(map(_stated, read))
+    return [f"{count} rows are read with {keys}" for keys, count in counts.items()]
 
 
 def conversation_of(row: Row, settings: DataSettings) -> list[Message]:
     """Every message of a row, the answer included. Raises UsageError that names row and column."""
+    settings = read_as(row, settings)
     if settings.text:
         return [{"role": DOCUMENT, "content": _text(row, settings.text, "data.text", settings)}]
     if settings.messages is not None:
@@ -46,6 +88,7 @@ def prompt_of(row: Row, settings: DataSettings) -> list[Message]:
 
     Raises UsageError where nothing is left.
     """
+    settings = read_as(row, settings)
     if settings.text:
         return conversation_of(row, settings)
     messages = _asked(row, settings) if settings.messages is None else _chat(row, settings)
@@ -82,6 +125,7 @@ def answer_of(row: Row, settings: DataSettings) -> str | None:
     """The reference answer as text, lists and objects as JSON; None where the recipe or the row
     has none.
     """
+    settings = read_as(row, settings)
     if settings.answer == "" or (settings.messages and settings.answer not in row.values):
         return None
     value = column(row, settings.answer, "data.answer")
@@ -101,9 +145,8 @@ def column(row: Row, name: str, key: str) -> Any:
         columns = ", ".join(itertools.islice(row.values, SHOWN)) + ellipsis
         hint = f"did you mean {close!r}?" if close else f"its columns: {columns[:1000]}"
         if key in ("data.prompt", "data.answer"):
-            layouts = (keys for names, keys in LAYOUTS if row.values.keys() >= {*names})
-            if (keys := next(layouts, None)) is not None:
-                hint += f"; they are read with {keys}"
+            ways = [_stated(layout) for layout in _layouts(tuple(row.values))]
+            hint += f"; they are read with {', or with '.join(ways)}" if ways else ""
         raise UsageError(f"{row.place}: row {row.index} has no column {name!r} ({key}); {hint}")
     return row.values[name]
 
@@ -141,16 +184,10 @@ def unread_columns(rows: Sequence[Row], settings: DataSettings) -> list[str]:
     """
     if settings.path.startswith(PREFIX):
         return []
-    if settings.text:
-        read = {settings.text}
-    elif settings.messages is not None:
-        read = {settings.messages, settings.tools}
-    else:
-        asked = {name for _, name in template_parts(settings.template)} or {settings.prompt}
-        read = {*asked, settings.input, settings.answer, settings.tools}
     counts = Counter(
         name
         for row in rows
+        for read in [_read_columns(read_as(row, settings))]
         for name, value in row.values.items()
         if name not in read and value not in EMPTY
     )
@@ -159,6 +196,15 @@ def unread_columns(rows: Sequence[Row], settings: DataSettings) -> list[str]:
     named = [f"{name!r} ({count} rows)" for name, count in counts.most_common(SHOWN)]
     more = f" and {len(counts) - SHOWN} others" if len(counts) > SHOWN else ""
     return [f"columns that are not trained on: {', '.join(named)}{more}"]
+
+
+def _read_columns(settings: DataSettings) -> set[str | None]:
+    if settings.text:
+        return {settings.text}
+    if settings.messages is not None:
+        return {settings.messages, settings.tools}
+    asked = {name for _, name in template_parts(settings.template)} or {settings.prompt}
+    return {*asked, settings.input, settings.answer, settings.tools}
 
 
 def _filled(row: Row, settings: DataSettings) -> list[tuple[str, str | None]]:

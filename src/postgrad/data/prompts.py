@@ -15,7 +15,7 @@ from postgrad.data.cache import TokenCache, TokenColumns
 from postgrad.data.chat_format import Message
 from postgrad.data.draws import DrawnSet
 from postgrad.data.functions import prepared_rows
-from postgrad.data.messages import answer_of, answers_in, asked_in, prompt_of
+from postgrad.data.messages import answer_of, answers_in, asked_in, layout_notes, prompt_of, read_as
 from postgrad.data.overlap import Selection
 from postgrad.data.rows import Row, dataset_name
 from postgrad.data.settings import DataSettings, template_parts
@@ -54,6 +54,7 @@ def load_prompts(
     selected = _selected(settings, selection, book)
     rows, conversations = [row for row, *_ in selected], [messages for _, messages, _ in selected]
     book.notes += unread_notes(tokenizer, rows, conversations, template_call(settings))
+    book.notes += layout_notes(rows, settings)
     tokens = _tokens(settings, tokenizer, selected, cache, book.notes)
     entries: list[Prompt] = []
     for (row, messages, question), ids in zip(selected, tokens, strict=True):
@@ -137,7 +138,7 @@ def _text(row: Row, text: str | Unmarkable) -> str:
     if not text:
         raise UsageError(
             f"{row.place}: row {row.index}: the chat template writes nothing for its prompt, so "
-            "there is nothing to sample from; mend the row or the template"
+            "there is nothing to sample from; fix the row or the template"
         )
     return text
 
@@ -146,6 +147,7 @@ def _metadata(row: Row, settings: DataSettings) -> dict[str, Any]:
     """The columns that verifiers get as metadata: all but question, answer and messages; those of
     a template with several columns are kept.
     """
+    settings = read_as(row, settings)
     question_columns = {name for _, name in template_parts(settings.template)} - {None} or {
         settings.prompt
     }
@@ -161,7 +163,7 @@ def _metadata(row: Row, settings: DataSettings) -> dict[str, Any]:
 def unencodable(row: Row, error: Unencodable) -> UsageError:
     """The error for a row with a character that the tokenizer cannot encode."""
     return UsageError(
-        f"{row.place}: row {row.index} has a character that the tokenizer lacks ({error}); mend "
+        f"{row.place}: row {row.index} has a character that the tokenizer lacks ({error}); fix "
         'the row, or take a tokenizer that encodes every text (model.init.tokenizer.kind = "bpe")'
     )
 

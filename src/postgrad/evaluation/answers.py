@@ -293,7 +293,7 @@ def check_rows(settings: EnvironmentSettings | None, prompts: Draws[Prompt]) -> 
         raise UsageError(
             f"{len(bad)} of {len(rows)} rows cannot be played in the environment "
             f"{settings.type!r}; the first is row {prompt.row} of {prompt.dataset}: "
-            f"{reason}; mend the rows, or choose another environment.type"
+            f"{reason}; fix the rows, or choose another environment.type"
         )
 
 
@@ -306,6 +306,6 @@ def check_answers(scorer: Scorer, rows: Sequence[Prompt]) -> None:
         prompt, reason = unreadable[0]
         raise UsageError(
             f"{len(unreadable)} of {len(rows)} rows have a reference answer that a verifier "
-            f"cannot read; the first is row {prompt.row} of {prompt.dataset}: {reason}; mend the "
+            f"cannot read; the first is row {prompt.row} of {prompt.dataset}: {reason}; fix the "
             "rows, or choose another [[rewards]] type"
         )

@@ -15,6 +15,7 @@ from postgrad.data.conversations import Conversation, ConversationSet, load_conv
 from postgrad.data.overlap import Selection
 from postgrad.evaluation.answers import with_tools
 from postgrad.evaluation.results import Result
+from postgrad.ops.intervals import ratio_interval
 from postgrad.recipe.recipe import Answering
 from postgrad.recipe.settings import EvalSet
 
@@ -72,12 +73,14 @@ def _result(name: str | None, held: Sequence[Conversation], logprobs: LogprobsOf
     loss = -float(sums[finite].sum()) / tokens if tokens else math.nan
     with np.errstate(over="ignore"):  # infinity is what the perplexity of 800 nats is
         perplexity = float(np.exp(loss))
+    by_row = -sums[finite].astype(np.float64), counts[finite].astype(np.float64)
     return Result(
         name=name,
         rows=len(held),
         failed=int((~finite).sum()),
         metrics={"loss": loss, "perplexity": perplexity},
         seconds=time.perf_counter() - began,
+        intervals={"loss": ratio_interval(*by_row)},
         more={"loss_rows": int(finite.sum()), "loss_tokens": tokens},
     )
 
@@ -90,6 +93,7 @@ def with_losses(answered: Sequence[Result], losses: Sequence[Result]) -> list[Re
             failed=result.failed + loss.failed,
             metrics={**result.metrics, **loss.metrics},
             seconds=result.seconds + loss.seconds,
+            intervals={**result.intervals, **loss.intervals},
             more={**result.more, **loss.more},
         )
         for result, loss in zip(answered, losses, strict=True)

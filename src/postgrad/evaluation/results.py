@@ -16,6 +16,7 @@ from postgrad.ops.intervals import (
     sign_flip,
 )
 
+LOSSES = ("loss", "perplexity")  # of held-out conversations, which are no rates
 LEFT_OUT = "left_out@"  # before the k of pass@k
 CorrectCount = tuple[int, int]  # samples that were scored, samples that are right
 
@@ -57,7 +58,8 @@ class Result:
     failed: int  # samples that no verifier could score; they are in no mean
     metrics: Mapping[str, float]
     seconds: float  # that the evaluation took
-    intervals: Mapping[str, Interval] = field(default_factory=dict[str, Interval])  # of the rates
+    # of the rates, and of a held-out loss
+    intervals: Mapping[str, Interval] = field(default_factory=dict[str, Interval])
     problems: Sequence[EvaluatedProblem] = ()
     # lines of eval_samples.jsonl, whose step is not filled in yet
     samples: Sequence[Mapping[str, Any]] = ()
@@ -232,7 +234,7 @@ def compare(model: Result, against: Result, seed: int) -> Comparison:
         if (problem.dataset, problem.row) in others
     ]
     unpaired = len(model.problems) + len(others) - 2 * len(pairs)
-    names = [rate for rate in model.intervals if "/" not in rate]
+    names = [rate for rate in model.intervals if "/" not in rate and rate not in LOSSES]
     differences = {rate: _difference(pairs, rate, seed) for rate in names}
     return Comparison(model.name, pairs, unpaired, differences)
 

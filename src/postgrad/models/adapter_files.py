@@ -44,7 +44,7 @@ def write_adapter(
     already, RunError where it cannot be written or the reload differs; nothing is left then.
     """
     if to.exists() and not (overwrite and to.is_dir()):
-        raise UsageError(f"{to} is there already: choose another --to")
+        raise UsageError(f"{to} already exists: choose another --to")
     if is_adapter(base):
         raise UsageError(
             f"--adapter: the run started from the adapter {base}, merged into its base, and an "

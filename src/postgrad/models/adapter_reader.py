@@ -221,7 +221,7 @@ def _replace_head(lm: Any, adapter: AdapterFile, path: str) -> None:
         )
     if weight.shape != lm.score.weight.shape:
         raise UsageError(
-            f"{path}/{ADAPTER_WEIGHTS}: {HEAD_WEIGHT} has shape {tuple(weight.shape)}; wanted is "
+            f"{path}/{ADAPTER_WEIGHTS}: {HEAD_WEIGHT} has shape {tuple(weight.shape)}; expected "
             f"one score from {lm.score.weight.shape[1]} features"
         )
     lm.score.weight = nn.Parameter(weight.float().to(lm.score.weight.device))

@@ -65,7 +65,7 @@ def export_hf(
     left then.
     """
     if to.exists() and not (overwrite and to.is_dir()):
-        raise UsageError(f"{to} is there already: choose another --to")
+        raise UsageError(f"{to} already exists: choose another --to")
     tokenizer = with_template(load_tokenizer(base), chat_template)
     config = load_config(base)
     kind = AutoModelForCausalLM

@@ -47,7 +47,7 @@ def read_object(file: Path) -> dict[str, Any]:
     try:
         value = read_json(file)
     except (OSError, ValueError) as error:
-        raise UsageError(f"{file} cannot be read: {error}; mend it") from error
+        raise UsageError(f"{file} cannot be read: {error}; fix it") from error
     if not isinstance(value, dict):
         kind = type(value).__name__
         raise UsageError(f"{file} holds a {kind}; it has to hold a JSON object")

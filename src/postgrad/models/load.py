@@ -208,7 +208,7 @@ def load_generation_config(path: str) -> GenerationConfig | None:
     """
     if files.is_adapter(path) and not files.has_generation(Path(path)):
         path = files.weights_source(path)
-    with reading(f"no generation config at {path}", f"mend {files.GENERATION}, or remove it"):
+    with reading(f"no generation config at {path}", f"fix {files.GENERATION}, or remove it"):
         if Path(path).is_dir() and not files.has_generation(Path(path)):
             return None
         name, at = pretrained(path)

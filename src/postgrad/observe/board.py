@@ -20,6 +20,8 @@ from rich.live import Live
 from rich.segment import Segment
 from rich.text import Text
 
+from postgrad.core.text import fixed
+
 BARS = "▁▂▃▄▅▆▇█"
 KEPT = 240  # values of a curve
 BAR = 24  # columns of a progress bar
@@ -98,7 +100,7 @@ class Board:
         for ending, (label, form) in HELD_OUT.items():
             for name, value in metrics.items():
                 if name.endswith(ending) and math.isfinite(value):
-                    self.held_out = (label, form.format(value), step)
+                    self.held_out = (label, fixed(value, form), step)
                     self._add(label, value)
                     return
 
@@ -160,7 +162,7 @@ class Board:
         for label, names, form in FIGURES:
             value = _first(self.metrics, names)
             if value is not None:
-                figures.append((label, _plain_zero(form.format(value))))
+                figures.append((label, fixed(value, form)))
         if self.held_out is not None:
             label, shown, _ = self.held_out
             figures.insert(min(1, len(figures)), (label, shown))
@@ -260,11 +262,11 @@ def _first(metrics: Mapping[str, float], names: tuple[str, ...]) -> float | None
 def _against(
     metrics: Mapping[str, float], name: str, label: str, unit: float, unit_name: str
 ) -> list[str]:
-    """ "memory 3.20 GiB of 4.00 foreseen"; nothing where it was not measured."""
+    """ "memory 3.20 GiB of 4.00 estimated"; nothing where it was not measured."""
     value, foreseen = _first(metrics, (name,)), _first(metrics, (FORESEEN + name,))
     if value is None:
         return []
-    beside = "" if foreseen is None else f" of {foreseen / unit:.2f} foreseen"
+    beside = "" if foreseen is None else f" of {foreseen / unit:.2f} estimated"
     return [f"{label} {value / unit:.2f} {unit_name}{beside}"]
 
 
@@ -282,11 +284,6 @@ def sparkline(values: list[float], most: int) -> str:
     low, high = min(means), max(means)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(BARS[int((value - low) * scale + 0.5)] for value in means)
-
-
-def _plain_zero(text: str) -> str:
-    """A number's text without the minus sign where it is zero, as in -0.000."""
-    return text if any(digit in text for digit in "123456789") else text.lstrip("-")
 
 
 def duration(seconds: float) -> str:

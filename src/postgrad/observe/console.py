@@ -3,7 +3,6 @@
 import math
 import re
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from postgrad.core.text import fixed, in_lines
 from postgrad.observe.board import Board, LiveBlock, PhaseShown, step_seconds, telling
 
 Mode = Literal["auto", "plain", "quiet", "json"]
@@ -226,7 +226,7 @@ class Console:
             if math.isfinite(metrics.get(key, math.nan))
         }
         parts = {
-            key: f"{label} {form.format(round(metrics[key], 6) + 0.0)}"  # never -0.0000
+            key: f"{label} {fixed(metrics[key], form)}"
             for label, (key, form) in reversed(shown.items())
         }
         width = len(str(total))
@@ -278,9 +278,13 @@ class Console:
         return self._rich.is_terminal
 
     def spans(self, parts: Sequence[tuple[str, str]]) -> None:
-        """Prints the parts, (text, rich style) each, as one line; texts are never markup."""
-        if not self._quiet:
-            self._print(Text.assemble(*(self._text(*part) for part in parts)))
+        """Prints the parts, (text, rich style) each, one after the other; texts are never markup.
+        On a terminal lines are cut at words.
+        """
+        if self._quiet:
+            return
+        text = Text.assemble(*(self._text(*part) for part in parts))
+        self._print(_cut(text, self._rich.width) if self._rich.is_terminal else text)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Prints a table; texts are never markup."""
@@ -300,25 +304,10 @@ class Console:
         self._print(table)
 
     def _in_lines(self, text: str) -> str:
-        """The text with its lines cut at words to a terminal's width, further ones indented as the
-        first. A word that is too long, a path say, stays whole. Files get long lines as they are.
+        """The text as `in_lines` cuts it, where this is a terminal. Files get long lines as they
+        are.
         """
-        if not self._rich.is_terminal:
-            return text
-        lines: list[str] = []
-        for line in text.split("\n"):
-            indent = line[: len(line) - len(line.lstrip(" "))]
-            folded = textwrap.wrap(
-                line,
-                max(20, self._rich.width),
-                subsequent_indent=indent,
-                break_long_words=False,
-                break_on_hyphens=False,
-                replace_whitespace=False,
-                expand_tabs=False,
-            )
-            lines += folded if len(line) > self._rich.width and folded else [line]
-        return "\n".join(lines)
+        return in_lines(text, self._rich.width) if self._rich.is_terminal else text
 
     def _print(self, *renderables: Any) -> None:
         (self._rich if self._block is None else self._block).print(*renderables)
@@ -332,6 +321,23 @@ def visible(text: str, encoding: str) -> str:
     """Text in which control characters, and those that the encoding lacks, are escaped."""
     escaped = CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
     return escaped.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _cut(text: Text, width: int) -> Text:
+    """Styled text with its lines cut as `in_lines` cuts them. Rich would cut long words too."""
+    starts: list[int] = []
+    place = 0
+    for line in in_lines(text.plain, width).split("\n"):
+        words = line.lstrip(" ")
+        place = text.plain.index(words, place)
+        indent = len(line) - len(words)
+        indented = text.plain[:place].endswith(" " * indent)  # else it is that of the line before
+        starts.append(place - indent if indented else place)
+        place += len(words)
+    lines = text.divide(starts[1:])
+    for line in lines:
+        line.rstrip()
+    return Text("\n").join(lines)
 
 
 def _counted(name: str, work: str, done: int, total: int) -> str:

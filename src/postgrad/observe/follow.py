@@ -24,7 +24,7 @@ COUNTS = ("step", "update", "episodes", "rows", "failed")
 NAMES = ("set",)  # text, or null
 TABLES = ("margin_histogram",)  # objects
 
-_WAY_OUT = "copy the file again from where the run was"
+_WAY_OUT = "copy the file again from the original run"
 
 
 class Followed:
@@ -68,7 +68,7 @@ class Followed:
                     if len(line) == MOST_LINE_BYTES:
                         raise RunError(
                             f"{self.path}: the line at byte {self.offset} is longer than "
-                            f"{MOST_LINE_BYTES} bytes, which no run writes: cut it out"
+                            f"{MOST_LINE_BYTES} bytes, which no run writes: remove it"
                         )
                     return
                 start = self.offset
@@ -87,7 +87,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         if parsed is None:
             raise RunError(
                 f"{path}: the line at byte {start} is no JSON object of at most {MOST_DEPTH} "
-                "levels: mend it or cut it out"
+                "levels: fix or remove it"
             )
         yield parsed
 
@@ -121,7 +121,7 @@ def read_steps(path: Path) -> Iterator[dict[str, Any]]:
             wanted = _wanted(key, value)
             if wanted:
                 raise RunError(
-                    f"{path}:{number}: {key} is {shown(value)}, where {wanted} is wanted; "
+                    f"{path}:{number}: {key} is {shown(value)}, where {wanted} is expected; "
                     f"{_WAY_OUT}"
                 )
         yield line

@@ -55,7 +55,7 @@ NUMBERED = re.compile(  # of OURS: one for each engine, one for each changed rec
 )
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "reasoning-gym")
 SPARE_BYTES = 2**20
-_COPY = "copy it again from where the run was"
+_COPY = "copy it again from the original run"
 
 Container = TypeVar("Container", dict[str, Any], list[Any])
 
@@ -260,7 +260,8 @@ class RunDirectory:
             if type(after) is not int:
                 raise UsageError(
                     f"{self.plan} is not a plan that a run wrote: plans.{number}.after_step is "
-                    f"{shown(after)}, where a step is wanted; remove the file, it is written again"
+                    f"{shown(after)}, where a step is expected; remove the file: a run writes it "
+                    "again"
                 )
         return plans
 

@@ -94,7 +94,7 @@ def unwritable(path: Path, error: OSError) -> RunError:
     """The error for a log file that cannot be written, with what to do about it."""
     if is_full(error):
         return DiskFull(f"{path} cannot be written: the disk is full; make room and resume the run")
-    return RunError(f"{path} cannot be written: {error}; resume the run when the disk is well")
+    return RunError(f"{path} cannot be written: {error}; resume the run when the disk works again")
 
 
 class Logs:

@@ -292,7 +292,7 @@ class Ranks:
     def _timeout_message(self, task: str, error: RuntimeError) -> str:
         here = f"{self._count} {task}"
         late = [f"rank {rank} ({at})" for rank, at in self._places() if at != here]
-        missing = ", ".join(late) or "no rank, all came: one of them failed"
+        missing = ", ".join(late) or "no rank, all arrived: one of them failed"
         return (
             f"rank {self.rank} of {self.size} waited in vain in {task!r} (number {self._count}): "
             f"missing: {missing}. torch says: {_first_line(error)}"

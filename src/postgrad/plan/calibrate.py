@@ -165,7 +165,7 @@ def _show(rows: Sequence[Measured], path: Path, console: Console) -> None:
     machine = Machine(rows[0].device, rows[0].dtype, rows[0].threads)
     console.table(
         f"learned of {machine}",
-        ("phase", "times what the table foresees, by token", "tokens, of those foreseen"),
+        ("phase", "times the table's estimate, by token", "tokens, of those estimated"),
         [(row.phase, f"{row.times:.3g}", f"{row.tokens:.1%}") for row in rows],
     )
     console.note(f"wrote {path}: plans for {machine} use it from now on")

@@ -158,7 +158,7 @@ def read(path: Path | None) -> tuple[Measured, ...]:
         return tuple(Measured.model_validate(row, strict=True) for row in rows)
     except (tomllib.TOMLDecodeError, ValidationError, TypeError) as error:
         raise UsageError(
-            f"{path} is no calibration that `postgrad plan --calibrate` wrote: {error}; mend it, "
+            f"{path} is no calibration that `postgrad plan --calibrate` wrote: {error}; fix it, "
             "or remove it and calibrate again"
         ) from error
 

@@ -95,7 +95,7 @@ def parse_hardware(text: str, devices: Mapping[str, Device] | None = None) -> Ha
     devices = catalogue() if devices is None else devices
     parts = re.fullmatch(r"\s*(?:(\d+)\s*[x×*]\s*)?(.+?)\s*", text, re.IGNORECASE)
     if parts is None or parts[1] == "0":
-        raise UsageError(f"--hardware {text!r}: wanted is a count and a device, such as 8xA100-80G")
+        raise UsageError(f"--hardware {text!r}: expected a count and a device, such as 8xA100-80G")
     device = find_device(parts[2], devices)
     if device is None:
         raise UsageError(f"--hardware {text!r}: {_unknown(parts[2], devices)}")
@@ -216,8 +216,7 @@ def _cpu(core: Device, cores: int | None = None) -> Device:
     """This machine's CPU. core: the row with the figures of one core. cores: how many a run uses;
     None: all physical ones that this process may use.
     """
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    cores = cores or max(1, min(affinity or 1, psutil.cpu_count(logical=False) or 1))
+    cores = cores or usable_cores()
     return core.model_copy(
         update={
             "memory_bytes": _memory(),
@@ -226,6 +225,12 @@ def _cpu(core: Device, cores: int | None = None) -> Device:
             "float32_flops": cores * core.float32_flops,
         }
     )
+
+
+def usable_cores() -> int:
+    """Physical cores of this machine that this process may use."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(affinity or 1, psutil.cpu_count(logical=False) or 1))
 
 
 def _memory() -> int:

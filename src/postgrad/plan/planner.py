@@ -48,7 +48,7 @@ def plan(
     a model cannot be found.
     """
     if rows is not None and not 1 <= rows <= MOST_ROWS:
-        raise UsageError(f"--rows {rows}: a number from 1 to {MOST_ROWS} is wanted")
+        raise UsageError(f"--rows {rows}: a number from 1 to {MOST_ROWS} is expected")
     available = parse_hardware(hardware) if hardware else this_machine()
     if path.is_dir():
         if fit is not None:
@@ -141,7 +141,7 @@ def _shown(
     report = page.to_json()
     if searching:
         offers = search(recipe, facts)
-        console.table("hardware that does, the recipe as it is", *search_rows(offers))
+        console.table("hardware on which the recipe fits", *search_rows(offers))
         console.note(search_note(offers))
         report["search"] = [offer.to_json() for offer in offers]
         if recipe.trains_on_rollouts and facts.hardware.count > 1:

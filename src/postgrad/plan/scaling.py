@@ -111,7 +111,9 @@ def scale(
     helps = _helps(best)
     console.note(_enough_devices(helps))
     if any(way.apart for way in ways) and (refusal := _refusal(recipe)):
-        console.note(f"a learner of its own, with engines that go on, is refused so far: {refusal}")
+        console.note(
+            f"a learner of its own, with engines that continue, is not supported yet: {refusal}"
+        )
     if svg is not None:
         write_picture(svg, f"{path}, {available.device.name}", _curves(best))
         console.note(f"wrote {svg}")

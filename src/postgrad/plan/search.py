@@ -89,7 +89,7 @@ def search_rows(offers: Sequence[Offer]) -> tuple[Sequence[str], list[list[str]]
 def search_note(offers: Sequence[Offer]) -> str:
     """The note below the table: how to run on an offered hardware."""
     if not offers:
-        return f"no hardware of the table does, up to {COUNTS[-1]} devices of a kind"
+        return f"no hardware of the table fits, up to {COUNTS[-1]} devices of a kind"
     several = [offer for offer in offers if offer.count > 1]
     flags = shlex.join((several or offers)[0].overrides)
     return f"the recipe with its ranks and engines set so: {flags}, as the line says"

@@ -58,7 +58,7 @@ def smaller(now: Outlook) -> Iterator[Change]:
     yield from _fewer_bits(recipe)
     yield from _fewer_places(now, least=1)
     if recipe.learner.sharding != "none" and not recipe.learner.offload:
-        text = "what is divided lies in the host's memory"
+        text = "what is divided is kept in the host's memory"
         yield flags("learner.offload", True), text
     if recipe.data.max_len >= 512:
         yield _shorter(recipe), "shorter rows; longer ones are dropped"

@@ -180,7 +180,7 @@ def _problem(value: Any, key: str) -> str:
     if isinstance(value, int) and not -MOST_NUMBER <= value < MOST_NUMBER:
         return "a whole number has at most 64 bits"
     if isinstance(value, datetime.date | datetime.time):
-        return "a date is no value for a recipe; where a text is wanted, put it in quotes"
+        return "a date is no value for a recipe; where a text is expected, put it in quotes"
     return ""
 
 
@@ -204,11 +204,11 @@ def _beside(path: Path) -> str:
 def write_changed(path: Path, overrides: Sequence[str], to: Path) -> None:
     """Writes the recipe at `path` with `--section.key value` overrides to the file `to`.
 
-    Raises UsageError where the result is no recipe, and where `to` is there already: nobody's
+    Raises UsageError where the result is no recipe, and where `to` already exists: nobody's
     recipe is written over.
     """
     if to.exists():
-        raise UsageError(f"{to} is there already: choose another name for the changed recipe")
+        raise UsageError(f"{to} already exists: choose another name for the changed recipe")
     load_recipe(path, overrides)  # raises where they make no recipe, before anything is written
     document = tomlkit.parse(read_text(path))
     change(document, parse_overrides(overrides))

@@ -44,7 +44,7 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
     while words:
         word = words.pop(0)
         if not word.startswith("--") or word == "--":
-            raise UsageError(f"{word!r}: a flag such as --section.key is wanted here")
+            raise UsageError(f"{word!r}: a flag such as --section.key is expected here")
         name, equals, text = word[2:].partition("=")
         if not equals:
             if not words or (words[0].startswith("--") and len(words[0]) > 2):
@@ -52,7 +52,7 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
             text = words.pop(0)
         parts = name.split(".")
         if not all(parts) or len(parts) > MOST_DEPTH or len(name) > MOST_KEY:
-            raise UsageError(f"--{_short(name)}: a dotted key such as --learner.lr is wanted")
+            raise UsageError(f"--{_short(name)}: a dotted key such as --learner.lr is expected")
         place = tuple(int(part) if part.isdecimal() else part for part in parts)
         flag = f"--{name} {_short(text)}"
         overrides.append(Override(place, _value(text, flag), flag))

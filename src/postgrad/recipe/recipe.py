@@ -57,7 +57,7 @@ def _algorithm(base: type[Algorithm]) -> Callable[[Any], Algorithm]:
         if isinstance(value, base):
             return value
         if not isinstance(value, Mapping):
-            raise ValueError('a table with a `type` is wanted, such as type = "grpo"')
+            raise ValueError('a table with a `type` is expected, such as type = "grpo"')
         knobs = dict(cast(Mapping[str, Any], value))
         type_name = knobs.pop("type", None)
         names = [name for name in ALGORITHMS if issubclass(algorithm_class(name), base)]

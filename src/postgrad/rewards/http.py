@@ -221,11 +221,11 @@ def plain_address(url: str, example: str, key_setting: str) -> str:
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"an address such as {example} is wanted")
+        raise ValueError(f"an address such as {example} is expected")
     if parts.username is not None or parts.query:
         raise ValueError(
-            f"an address without user name and query is wanted, since recipes are stored: put keys "
-            f"into the environment variable that {key_setting} names"
+            f"an address without user name and query is expected, since recipes are stored: put "
+            f"keys into the environment variable that {key_setting} names"
         )
     return url
 

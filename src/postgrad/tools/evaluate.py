@@ -22,6 +22,7 @@ from postgrad.evaluation.losses import LossEvaluator, with_losses
 from postgrad.evaluation.pairs import PairEvaluator
 from postgrad.evaluation.results import (
     LEFT_OUT,
+    LOSSES,
     Comparison,
     EvaluatedProblem,
     Result,
@@ -50,7 +51,6 @@ from postgrad.training.pairs import implicit_rewards
 from postgrad.training.pinned import pin, pin_model
 from postgrad.training.rows import print_rows
 
-LOSSES = ("loss", "perplexity")
 SHOWN = 5  # rows where two models differ
 WIDTH = 60  # characters of a question or of the end of an answer
 
@@ -213,6 +213,8 @@ def _report(recipe: Recipe, results: list[Result]) -> dict[str, Any]:
         report["accuracy"] = first.metrics["accuracy"]
         report |= ends("accuracy", first.intervals["accuracy"])
     report |= {name: first.metrics[name] for name in LOSSES if name in first.metrics}
+    if "loss" in first.intervals:
+        report |= ends("loss", first.intervals["loss"])
     report |= {"rows": first.rows, "failed": first.failed}
     if isinstance(recipe, RLRecipe):
         report["pass@k"] = {

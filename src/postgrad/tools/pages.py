@@ -209,7 +209,7 @@ class WatchServer(ThreadingHTTPServer):
 
     def __init__(self, feed: Feed, port: int) -> None:
         if not 0 <= port < 1 << 16:
-            raise UsageError(f"--port {port}: a number from 0 to 65535 is wanted")
+            raise UsageError(f"--port {port}: a number from 0 to 65535 is expected")
         self.feed = feed
         self.token = secrets.token_urlsafe(32)
         try:

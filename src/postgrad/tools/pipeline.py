@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from postgrad.core.files import finite, write_json
 from postgrad.core.records import Author, Prompt
+from postgrad.core.text import fixed
 from postgrad.data.prompts import load_prompts
 from postgrad.evaluation.answers import environment_of, with_tools
 from postgrad.models.load import load_tokenizer, read_plain
@@ -255,16 +256,12 @@ def _reached(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
             (f"  {name}", *(components.get(name, "") for components in parts)) for name in names
         ]
     losses = (None if stage["job"] == "rl" else stage["loss"] for stage in stages)
-    rows.append(("loss", *("" if loss is None else _four_digits(loss) for loss in losses)))
+    rows.append(("loss", *("" if loss is None else fixed(loss, "{:.4f}") for loss in losses)))
     rows.append(("KL per token", *map(_kl, stages)))
     rows.append(
         ("KL per response", *(f"{x['kl']['sequence']:.2f}" if "kl" in x else "" for x in stages))
     )
     return [row for row in rows if any(row[1:])]
-
-
-def _four_digits(value: float) -> str:
-    return f"{round(value, 4) + 0.0:.4f}"  # never -0.0000
 
 
 def _sets(stages: Sequence[dict[str, Any]]) -> list[str]:

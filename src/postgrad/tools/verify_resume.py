@@ -53,7 +53,7 @@ def verify_resume(
     differ, by name.
     """
     if kills < 1:
-        raise UsageError(f"--kills {kills}: 1 or more is wanted")
+        raise UsageError(f"--kills {kills}: 1 or more is expected")
     stated = [word.partition("=")[0] for word in overrides]
     length = (
         [] if any(word in LENGTHS for word in stated) else ["--steps", str(max(STEPS, kills + 1))]

@@ -265,9 +265,9 @@ def require_repository(name: str, flag: str) -> None:
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise UsageError(f"{flag} {name}: {error}; wanted is ORG/NAME") from error
+        raise UsageError(f"{flag} {name}: {error}; expected ORG/NAME") from error
     if not HUB_ID.fullmatch(name):
-        raise UsageError(f"{flag} {name}: wanted is ORG/NAME")
+        raise UsageError(f"{flag} {name}: expected ORG/NAME")
 
 
 def push(folder: Path, repository: str, *, private: bool, message: str) -> dict[str, Any]:
@@ -288,7 +288,7 @@ def push(folder: Path, repository: str, *, private: bool, message: str) -> dict[
         why = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
         words = ["hf", "upload", repository, str(folder), *(["--private"] if private else [])]
         raise RunError(
-            f"{repository} was not pushed: {why}. The model is whole in {folder}; log in with "
+            f"{repository} was not pushed: {why}. The model is complete in {folder}; log in with "
             f"`hf auth login` (or HF_TOKEN) and push it with: {shlex.join(words)}"
         ) from error
     return {"repository": repository, "commit": str(done.oid), "url": str(done.commit_url)}

@@ -30,7 +30,7 @@ from postgrad.plan.plan import (
 from postgrad.plan.smaller import less_memory
 from postgrad.recipe.recipe import Recipe
 
-COLUMNS = ("", "foreseen s", "measured s", "foreseen GB", "measured GB")  # of `rows`
+COLUMNS = ("", "estimated s", "measured s", "estimated GB", "measured GB")  # of `rows`
 
 
 @dataclass(frozen=True, slots=True)

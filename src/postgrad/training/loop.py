@@ -58,7 +58,7 @@ def loop(run: Run, job: Job, state: RunState) -> RunState:
             saver.wait()
         except Stop:
             limit = f"checkpoint.grace_seconds = {run.recipe.checkpoint.grace_seconds:g}"
-            why = f", which was not foreseen to end within {limit}"
+            why = f", which was not expected to end within {limit}"
             raise Stopped(saver.stop(state, why)) from None
         except SentinelStop as spoken:
             raise SentinelStop(f"{spoken}; {_standing(saver, state)}") from None

@@ -151,7 +151,7 @@ def _assembled(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tup
     except Exception as error:
         if not memory.ran_out(error):
             raise
-        standing = f"the checkpoint of step {checkpoint.step} stands" if checkpoint else NOTHING
+        standing = f"the checkpoint of step {checkpoint.step} is kept" if checkpoint else NOTHING
         step = checkpoint.step if checkpoint else 0
         phase = memory.phase_of(run)
         raise memory.explain(run, step, phase, error, standing) from error

@@ -123,7 +123,7 @@ class StopSignals:
                 self._answer(f"{name}: {self._outlook()}")
                 answered = True
                 continue
-            self._answer(f"{name} again: the run stops at once; the last checkpoint stands")
+            self._answer(f"{name} again: the run stops at once; the last checkpoint is kept")
             if not self._ended.wait(PATIENCE_SECONDS):  # an operation that does not return
                 os._exit(1)
 
@@ -138,11 +138,11 @@ class StopSignals:
         if left <= self._grace:
             return (
                 f"this step is estimated to end in {left:.0f} s; then the run saves and stops; a "
-                "second signal stops it at once, and the last checkpoint stands"
+                "second signal stops it at once, and the last checkpoint is kept"
             )
         return (
             f"this step is not estimated to end within checkpoint.grace_seconds = {self._grace:g}: "
-            "the run stops at once, and the last checkpoint stands"
+            "the run stops at once, and the last checkpoint is kept"
         )
 
     def _left(self) -> float:

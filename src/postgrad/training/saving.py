@@ -38,12 +38,12 @@ def foresee_disk(run: Run, size: int) -> None:
     if free < size * (most - len(run.store.steps())):
         run.console.warn(
             f"disk: there is no room for {most} checkpoints of {_size_text(size)}: lower "
-            "checkpoint.max_ckpt_num, or saves will fail (older checkpoints would stand)"
+            "checkpoint.max_ckpt_num, or saves will fail (older checkpoints are kept)"
         )
     run.console.note(
-        f"disk: a checkpoint takes {_size_text(size)}, all that lie in {run.store.root} at one "
-        f"time up to {_size_text(most * size)} (checkpoint.max_ckpt_num, the best, one being "
-        f"written); {_size_text(free)} are free"
+        f"disk: a checkpoint takes {_size_text(size)}, and {run.store.root} holds up to {most} of "
+        f"them, {_size_text(most * size)} (checkpoint.max_ckpt_num, the best one, and one that is "
+        f"being written); {_size_text(free)} are free"
     )
 
 
@@ -192,7 +192,7 @@ class Saver:
             return True
         if not self._warned:
             self._run.console.note(
-                "no memory for a copy of the state: saves stop the run meanwhile"
+                "no memory for a copy of the state: the run waits while a checkpoint is written"
             )
             self._warned = True
         return False
@@ -234,8 +234,8 @@ class Saver:
 
     def _last(self) -> str:
         if self._saved is None:
-            return "no checkpoint was saved yet, the run begins anew"
-        return f"the checkpoint of step {self._saved} stands"
+            return "no checkpoint was saved yet, the run starts over"
+        return f"the checkpoint of step {self._saved} is kept"
 
 
 class HFCopies:
@@ -267,7 +267,10 @@ class HFCopies:
                 if old.name not in kept:
                     remove(old)
         except (OSError, PostgradError) as error:
-            text = f"no Hugging Face copy of step {state.step}: {error} (checkpoint.save_hf)"
+            text = (
+                f"could not write the Hugging Face copy of step {state.step}: {error} "
+                "(checkpoint.save_hf)"
+            )
             self._run.logs.event("copy_failed", text, step=state.step)
             self._run.console.warn(text)
 

@@ -71,7 +71,7 @@ def train(
         if ended is not None:
             console.note(
                 f"{path} has ended with this recipe, at step {ended['steps']}: nothing to do; "
-                "--steps N makes it longer, --overwrite true starts it anew"
+                "--steps N makes it longer, --overwrite true starts it over"
             )
             return ended
         _rewrite_recipe(directory, before, recipe, changed, hub_sources, console)
@@ -128,7 +128,7 @@ def _rewrite_recipe(
         text = ", ".join(f"{key} from {old!r} to {new!r}" for key, (old, new) in values.items())
         logs.event(
             "recipe_changed",
-            f"{text}; the recipe of before is {kept.name}",
+            f"{text}; the previous recipe is {kept.name}",
             changes={key: {"before": old, "after": new} for key, (old, new) in values.items()},
             kept=kept.name,
         )
@@ -162,7 +162,7 @@ def _execute(
             raise Stopped(f"interrupted: {_standing(recipe, directory)}") from None
     console.table(f"{recipe.job} run in {directory.path}", ("", ""), table(summary))
     beside = foreseen.rows(summary["phases"])
-    console.table("foreseen and measured, of a step", foreseen.COLUMNS, beside)
+    console.table("estimated and measured, per step", foreseen.COLUMNS, beside)
     return summary
 
 
@@ -170,8 +170,8 @@ def _standing(recipe: Recipe, directory: RunDirectory) -> str:
     """Where a run stands that was stopped at once, and how it goes on."""
     step = max(store_of(recipe, directory).steps(), default=0)
     if not step:
-        return "nothing was saved yet; the same command starts the run anew"
-    return f"the checkpoint of step {step} stands; postgrad resume {directory.path} goes on"
+        return "nothing was saved yet; the same command starts the run from its beginning"
+    return f"the checkpoint of step {step} is kept; postgrad resume {directory.path} continues"
 
 
 def _once(
@@ -292,7 +292,7 @@ def with_restarts(
             step, cause = max(store.steps(), default=0), str(error)
         in_a_row = in_a_row + 1 if step == before else 1
         before = step
-        standing = f"the checkpoint of step {step} stands" if step else "nothing was saved yet"
+        standing = f"the checkpoint of step {step} is kept" if step else "nothing was saved yet"
         most = recipe.cluster.max_restarts
         if in_a_row > most:
             raise RunError(

@@ -120,7 +120,7 @@ def config_table(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"cannot read {path}: {error}") from error
     if not isinstance(parsed, dict):
-        raise UsageError(f"{path}: a table of settings is wanted, name: value")
+        raise UsageError(f"{path}: a table of settings is expected, name: value")
     table = cast(dict[Any, Any], parsed)
     options = {
         str(key).replace("-", "_"): plain(value) if isinstance(value, str) else value

@@ -42,7 +42,7 @@ class Options:
         try:
             return int(float(value))
         except (TypeError, ValueError) as error:
-            raise UsageError(f"{name}: a number is wanted, not {value!r}") from error
+            raise UsageError(f"{name}: a number is expected, not {value!r}") from error
 
     def texts(self, name: str) -> list[str]:
         """`take` as a list of words; a text is split at its commas."""
@@ -57,7 +57,7 @@ class Options:
         try:
             return [float(text) for text in self.texts(name)]
         except ValueError as error:
-            raise UsageError(f"{name}: numbers are wanted, not {self.take(name)!r}") from error
+            raise UsageError(f"{name}: numbers are expected, not {self.take(name)!r}") from error
 
     def pair(self, name: str) -> tuple[float, float] | None:
         """`take` as two numbers, the lower first; None where the option has no value. Raises
@@ -66,7 +66,7 @@ class Options:
         numbers = self.numbers(name)
         if numbers and (len(numbers) != 2 or numbers[0] > numbers[1]):
             raise UsageError(
-                f"{name}: two numbers are wanted, the lower first, not {self.take(name)!r}"
+                f"{name}: two numbers are expected, the lower first, not {self.take(name)!r}"
             )
         return (numbers[0], numbers[1]) if numbers else None
 
@@ -186,7 +186,7 @@ def decimal(value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"a number is wanted, not {value!r}") from error
+        raise UsageError(f"a number is expected, not {value!r}") from error
 
 
 def flag(value: Any) -> bool:

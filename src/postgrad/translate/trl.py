@@ -107,15 +107,16 @@ def _model(draft: Draft, options: Options) -> None:
 
 def _data(draft: Draft, options: Options) -> None:
     columns: dict[str, Any] = {}
-    if draft.job == "sft":
-        columns = {"messages": "messages"}
-    elif draft.job == "rl":
+    text = options.take("dataset_text_field")
+    if draft.job == "rl":
         columns = {"messages": "prompt", "answer": "solution"}
     mixed, path = options.tables("datasets"), options.take("dataset_name")
     if mixed:
         common.sources(draft, [_entry(dataset) for dataset in mixed])
     else:
         draft.put("data.path", path)
+    if draft.job == "sft" and text:  # else columns are found by their names, as there
+        draft.put("data.text", text, "the column of dataset_text_field, where rows are plain text")
     for key, value in columns.items():
         comment = "TRL finds the columns itself: say here which they are"
         draft.put(f"data.{key}", value, comment if key == "messages" else "")

@@ -98,7 +98,7 @@ def test_check_names_the_column_that_is_missing_or_wrong():
         "no column 'instruction_id_list' (the nearest is 'instruction_ids'); "
         "name it with the setting `instructions`"
     )
-    assert "a list is wanted, not {}" in IFEval().check(prompt(instruction_id_list=[], kwargs={}))
+    assert "a list is expected, not {}" in IFEval().check(prompt(instruction_id_list=[], kwargs={}))
     assert "names no instruction" in IFEval().check(prompt(instruction_id_list=[], kwargs=[]))
     message = IFEval().check(prompt(instruction_id_list=[NO_COMMA], kwargs=[]))
     assert message.startswith("1 instructions in 'instruction_id_list', 0 sets of values in 'kwa")
@@ -119,13 +119,13 @@ def test_check_names_an_unknown_instruction_with_the_nearest_one():
         (WORDS, {"num_words": 3, "relation": "at most"}, "relation = 'at most': Input should be"),
         (WORDS, {"num_words": -1, "relation": "at least"}, "num_words = -1: Input should be"),
         (NO_COMMA, {"num_words": 3}, "it takes no 'num_words'"),
-        (NO_COMMA, [3], "a mapping is wanted, not [3]"),
+        (NO_COMMA, [3], "a mapping is expected, not [3]"),
         ("keywords:existence", {"keywords": []}, "keywords = []: List should have at least 1"),
         ("keywords:existence", {"keywords": [" "]}, "keywords.0 = ' ': a text that is not blank"),
         (
             "keywords:letter_frequency",
             {"letter": "ab", "let_frequency": 1, "let_relation": "at least"},
-            "letter = 'ab': one character is wanted",
+            "letter = 'ab': one character is expected",
         ),
         (
             "language:response_language",
@@ -140,7 +140,7 @@ def test_check_names_an_unknown_instruction_with_the_nearest_one():
         (
             "length_constraints:nth_paragraph_first_word",
             {"num_paragraphs": 2, "nth_paragraph": 1, "first_word": "don't"},
-            'first_word = "don\'t": one word without punctuation is wanted',
+            'first_word = "don\'t": one word without punctuation is expected',
         ),
     ],
 )

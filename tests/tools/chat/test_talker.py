@@ -94,7 +94,7 @@ def test_an_answer_takes_the_room_that_is_left(talker: Talker) -> None:
 
 
 def test_what_the_tokenizer_cannot_write_is_refused(talker: Talker) -> None:
-    with pytest.raises(UsageError, match="cannot be said to the model"):
+    with pytest.raises(UsageError, match="the model cannot read this"):
         talker.request("é", GREEDY, 0)
 
 

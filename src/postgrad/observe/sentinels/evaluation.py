@@ -76,6 +76,6 @@ def _compare(
     if not falls:
         return None
     return (
-        f"the reward is learned, not the task: {'; '.join(falls)}: read new samples with a high "
-        "reward, mend the reward, go back to the best checkpoint"
+        f"the policy learns the reward, not the task: {'; '.join(falls)}: read new samples with a "
+        "high reward, fix the reward, go back to the best checkpoint"
     )

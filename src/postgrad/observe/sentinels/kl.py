@@ -36,7 +36,7 @@ class KL(Sentinel):
         where = "itself before the step" if metric == STEP else "its reference"
         return Look(
             {"row": row},
-            message=f"the policy runs away from {where}: {metric} is {value:.3g} nats a token "
+            message=f"the policy drifts away from {where}: {metric} is {value:.3g} nats a token "
             f"(limit {limit:g}) for {row} steps: lower learner.lr, raise algorithm.kl_coef, or "
             "bound the update with algorithm.clip_low, clip_high and learner.max_grad_norm",
         )

@@ -43,7 +43,7 @@ class Length(Sentinel):
         return Look(
             after,
             times,
-            f"answers run away in length: {now:.0f} tokens, {times:.1f} times the {then:.0f} of "
+            f"answers grow too long: {now:.0f} tokens, {times:.1f} times the {then:.0f} of "
             f"{len(lengths)} steps ago (limit {self.factor:g}), while the reward went from {earned}"
             ": read samples; if they are padding, add a length penalty, or use an aggregation that "
             "does not favour long answers",

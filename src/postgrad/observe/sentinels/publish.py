@@ -44,7 +44,7 @@ class Publish(Sentinel):
             {},
             message="the rollout engine does not have the policy's weights: mean logprob "
             f"difference {difference:.4g} on the same tokens (limit {self.difference:g}), while "
-            f"the policy moved by {moved:.4g}; what it samples is another policy's: mend the "
+            f"the policy moved by {moved:.4g}; what it samples is another policy's: fix the "
             "engine's load_weights",
         )
 

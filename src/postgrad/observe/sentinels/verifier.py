@@ -24,7 +24,7 @@ class VerifierFailures(Level):
     def tell(self, value: float, seen: Seen) -> str:
         return (
             f"verifiers gave no score to {value:.1%} of the samples (limit {self.limit:.1%}): "
-            "their causes are in events.jsonl (verifier_failed); mend the verifier, or give it "
+            "their causes are in events.jsonl (verifier_failed); fix the verifier, or give it "
             "more cpu_seconds or wall_seconds"
         )
 

@@ -91,7 +91,7 @@ class Sentinels:
             self._console.spoken(name, message)
         if message is None:
             if since is not None:
-                text = f"sentinel {name} has fallen silent; it had spoken since step {since}"
+                text = f"sentinel {name} is silent again; it had fired since step {since}"
                 self._logs.event("sentinel_silent", text, sentinel=name, step=step, since=since)
             return None
         if action == "stop" and self._stopping is None:

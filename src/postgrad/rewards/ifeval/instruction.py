@@ -10,7 +10,7 @@ from postgrad.core.settings import Settings
 def _stripped(text: str) -> str:
     text = text.strip()
     if not text:
-        raise ValueError("a text that is not blank is wanted")
+        raise ValueError("a text that is not blank is expected")
     return text
 
 

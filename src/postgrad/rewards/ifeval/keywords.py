@@ -47,7 +47,7 @@ class LetterFrequency(Instruction):
     @classmethod
     def _is_one(cls, letter: str) -> str:
         if len(letter) != 1:
-            raise ValueError("one character is wanted")
+            raise ValueError("one character is expected")
         return letter.lower()
 
     def follows(self, text: str) -> bool:

@@ -144,7 +144,7 @@ class NthParagraphFirstWord(Instruction):
     @classmethod
     def _is_one(cls, word: str) -> str:
         if _first_word(word) != word.lower():
-            raise ValueError("one word without punctuation is wanted")
+            raise ValueError("one word without punctuation is expected")
         return word.lower()
 
     @model_validator(mode="after")

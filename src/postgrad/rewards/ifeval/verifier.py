@@ -54,7 +54,7 @@ class IFEval(Verifier):
         if len(names) != len(values):
             raise ValueError(
                 f"{len(names)} instructions in {self.instructions!r}, {len(values)} sets of values "
-                f"in {self.kwargs!r}: one for each is wanted"
+                f"in {self.kwargs!r}: one for each is expected"
             )
         return [
             (name, instruction(name, arguments))
@@ -72,7 +72,7 @@ def instruction(name: Any, values: Any) -> Instruction:
         hint = f"did you mean {close!r}?" if close else f"known: {', '.join(KINDS)}"
         raise ValueError(f"no instruction is called {name!r}; {hint}")
     if not isinstance(values, Mapping | None):
-        raise ValueError(f"values of {name}: a mapping is wanted, not {values!r:.80}")
+        raise ValueError(f"values of {name}: a mapping is expected, not {values!r:.80}")
     arguments = {key: value for key, value in (values or {}).items() if value is not None}
     try:
         return KINDS[name].model_validate(arguments)
@@ -101,7 +101,7 @@ def _column(metadata: Mapping[str, Any], column: str, setting: str) -> list[Any]
         except (ValueError, RecursionError) as error:
             raise ValueError(f"column {column!r} is text that is no JSON: {error}") from error
     if not isinstance(value, list):
-        raise ValueError(f"column {column!r}: a list is wanted, not {value!r:.80}")
+        raise ValueError(f"column {column!r}: a list is expected, not {value!r:.80}")
     return value
 
 

@@ -128,7 +128,7 @@ class _Episode:
         if not math.isfinite(reply.reward):
             raise RunError(
                 f"the environment's reward for turn {self._turns} of sample {response.sample} of "
-                f"ticket {response.ticket} is {reply.reward}: a finite number is wanted"
+                f"ticket {response.ticket} is {reply.reward}: a finite number is expected"
             )
         last = not reply.done and self._turns == self._dialogue.max_turns
         counts = {"turns": 1.0, "out_of_turns": float(last), **reply.counts}

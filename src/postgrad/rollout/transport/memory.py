@@ -45,7 +45,7 @@ class MemoryCarrier:
 
 
 class MemoryFetcher:
-    """Fetcher over files in memory. device: where the payload is wanted."""
+    """Fetcher over files in memory. device: where the payload is expected."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._device = torch.device(device)

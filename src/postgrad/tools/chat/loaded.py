@@ -80,12 +80,12 @@ def _of_run(name: str, run_dir: Path, which: str, dtype: str, max_len: int) -> C
     recipe = recipe_from_json(directory.recipe())
     if recipe.trained_role == "reward_model":
         raise UsageError(
-            f"{run_dir} trains a reward model, which scores and writes nothing: ask it with "
+            f"{run_dir} trains a reward model, which scores texts and writes none: ask it with "
             "postgrad serve-reward"
         )
     store = store_of(recipe, directory)
     if not store.steps():
-        raise UsageError(f"{run_dir} has no checkpoint yet: nothing of it can be talked to")
+        raise UsageError(f"{run_dir} has no checkpoint yet: there is nothing to chat with")
     checkpoint = store.load(which)
     base = recipe.model.source or str(directory.init)
     computed = dtype if dtype != "auto" else _dtype(checkpoint)

@@ -17,9 +17,9 @@ from postgrad.tools.chat.loaded import ChatModel, load
 from postgrad.tools.chat.talker import Talker
 
 COMMANDS = {
-    "/reset": "begin the conversation anew",
+    "/reset": "start the conversation over",
     "/seed N": "draw other answers",
-    "/temperature T": "0 always takes the likeliest token",
+    "/temperature T": "0 always takes the most likely token",
     "/help": "these lines",
     "/quit": "end; so does Ctrl-D",
 }
@@ -188,7 +188,7 @@ def _run_command(line: str, session: Session, console: Console) -> bool:
 
 def _seed(text: str) -> int:
     if not text.strip().isdigit():
-        raise UsageError(f"/seed {text}: a whole number from 0 on is wanted")
+        raise UsageError(f"/seed {text}: a whole number from 0 on is expected")
     return int(text)
 
 
@@ -198,7 +198,7 @@ def _temperature(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0.0 <= value < float("inf"):
-        raise UsageError(f"/temperature {text}: a number from 0 on is wanted")
+        raise UsageError(f"/temperature {text}: a number from 0 on is expected")
     return value
 
 

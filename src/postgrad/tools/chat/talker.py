@@ -113,12 +113,12 @@ class Talker:
             prompt = render(self._tokenizer, messages, generation=True, variables=self._variables)
             ids: list[int] = encode(self._tokenizer, [prompt])["input_ids"][0]
         except (Unmarkable, Unencodable) as error:
-            raise UsageError(f"this cannot be said to the model: {error}") from error
+            raise UsageError(f"the model cannot read this: {error}") from error
         room = self._engine.max_len - len(ids)
         if room < 1:
             raise UsageError(
                 f"the conversation has {len(ids)} tokens and {self._engine.max_len} are the most: "
-                "begin anew with /reset, or raise --max-len as far as the model's positions go"
+                "start over with /reset, or raise --max-len as far as the model's positions go"
             )
         limits = {"stop": self._stop, "max_new_tokens": min(room, sampling.max_new_tokens)}
         limited = sampling.model_copy(update=limits)

@@ -63,7 +63,7 @@ def check_run_dir(report: Report, recipe: Recipe) -> None:
         else:
             compare(recipe_from_json(RunDirectory.open(path).recipe()), recipe, (), path)
             steps = store_of(recipe, RunDirectory(path)).steps()
-            check.detail = f"{path} holds this run: it goes on after step {max(steps, default=0)}"
+            check.detail = f"{path} holds this run: it continues after step {max(steps, default=0)}"
 
 
 def check_loggers(report: Report, recipe: Recipe) -> None:

@@ -190,7 +190,7 @@ def judge(report: Report, check: Check, component: Tried, reward: RewardSettings
             check,
             f"{component.name} gives {count - component.right} of {count} reference answers no "
             "full score, so that right samples would be called wrong; the first is row "
-            f"{prompt.row} of {prompt.dataset} ({score:g} for {shortened(text, WIDTH)!r}); mend "
+            f"{prompt.row} of {prompt.dataset} ({score:g} for {shortened(text, WIDTH)!r}); fix "
             "the rows, or choose another [[rewards]] type or setting",
         )
     elif component.sure and component.right < count:

@@ -102,7 +102,9 @@ def _token(file: Path | None) -> str | None:
         return None
     token = text.strip()
     if not token or not all("!" <= letter <= "~" for letter in token):
-        raise UsageError(f"{where} holds no token: one line of visible ASCII characters is wanted")
+        raise UsageError(
+            f"{where} holds no token: one line of visible ASCII characters is expected"
+        )
     return token
 
 

@@ -28,7 +28,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def listen(host: str, port: int) -> socket.socket:
     """A socket bound to an address. Raises UsageError where it cannot be bound."""
     if not 0 <= port < 1 << 16:
-        raise UsageError(f"--port {port}: a number from 0 to 65535 is wanted")
+        raise UsageError(f"--port {port}: a number from 0 to 65535 is expected")
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

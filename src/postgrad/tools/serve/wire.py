@@ -55,7 +55,7 @@ def limits_of(
         ("--request-seconds", request_seconds),
     ):
         if value is not None and not 0 < value < 2**40:
-            raise UsageError(f"{name} {value:g}: a positive number is wanted")
+            raise UsageError(f"{name} {value:g}: a positive number is expected")
     batch_tokens = batch_tokens or usual.batch_tokens
     return ServerLimits(
         request_bytes=request_bytes or usual.request_bytes,

@@ -153,7 +153,7 @@ RULES: dict[str, Rule] = {
     **family("", "do_train do_eval overwrite_output_dir save_only_model "
              "hub_strategy hub_model_revision save_safetensors eval_on_start",
              needless(_SAVING)),
-    **family("", "dataset_num_proc dataset_text_field preprocessing_num_workers "
+    **family("", "dataset_num_proc preprocessing_num_workers "
              "dataloader_num_workers dataset_kwargs precompute_ref_log_probs "
              "precompute_ref_batch_size completion_only_loss", needless(_PREPARED)),
     "trust_remote_code": missing("code of a model's repository is never run"),

@@ -1,0 +1,165 @@
+"""Which run of a sweep is best, and whether anybody knows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from postgrad.recipe.sweep import Sweep, parse_swept, sweep_of
+from postgrad.tools.sweep.page import PAGE, write_page
+from postgrad.tools.sweep.results import Standing, standing
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "7b" / "grpo.toml"  # it names no best_metric
+Run = dict[str, Any]
+
+
+def evaluation(step: int, metric: str, value: float, half: float | None, **more: Any) -> Run:
+    line = {"step": step, "set": None, metric: value, **more}
+    if half is not None:
+        line |= {f"{metric}_low": value - half, f"{metric}_high": value + half}
+    return line
+
+
+def write_run(path: Path, evaluations: list[Run], lines: list[Run], **summary: Any) -> None:
+    path.mkdir(parents=True)
+    for name, of_file in (("eval.jsonl", evaluations), ("metrics.jsonl", lines)):
+        text = "".join(json.dumps(line) + "\n" for line in of_file)
+        (path / name).write_text(text, "utf-8")
+    if summary:
+        (path / "summary.json").write_text(json.dumps(summary), "utf-8")
+
+
+def sweep_in(folder: Path, *lrs: str, flags: tuple[str, ...] = ()) -> Sweep:
+    words = parse_swept([f"learner.lr={','.join(lrs)}"])
+    return sweep_of(RECIPE, ["--run_dir", str(folder), *flags], words)
+
+
+def of_accuracies(folder: Path, *runs: tuple[float, float | None]) -> Standing:
+    sweep = sweep_in(folder, *(f"{n}e-5" for n in range(1, len(runs) + 1)))
+    for trial, (value, half) in zip(sweep.trials, runs, strict=True):
+        lines = [evaluation(0, "accuracy", 0.1, 0.05), evaluation(8, "accuracy", value, half)]
+        steps = [{"step": step, "reward": 0.5} for step in range(1, 9)]
+        write_run(trial.path, lines, steps, steps=8, seconds=3.0)
+    return standing(sweep, {})
+
+
+def test_the_best_is_named_with_its_interval(tmp_path: Path) -> None:
+    result = of_accuracies(tmp_path / "s", (0.4, 0.05), (0.6, 0.05), (0.3, 0.05))
+    assert [run.trial.name for run in result.results] == ["lr=2e-5", "lr=1e-5", "lr=3e-5"]
+    assert result.tied == []
+    assert result.verdict() == (
+        "lr=2e-5 has the highest eval/accuracy: 0.6 (95% interval 0.55 to 0.65). It is the best: "
+        "no other interval overlaps with its own."
+    )
+    told = result.to_json()
+    assert (told["best"], told["tied"]) == ("lr=2e-5", [])
+    assert told["runs"][0]["low"] == pytest.approx(0.55)
+
+
+def test_runs_whose_intervals_overlap_are_named_too(tmp_path: Path) -> None:
+    result = of_accuracies(tmp_path / "s", (0.55, 0.06), (0.6, 0.05), (0.3, 0.05))
+    assert result.to_json()["tied"] == ["lr=1e-5"]
+    assert "it is not known which of these is the best: lr=1e-5" in result.verdict()
+    assert [result.remark(run) for run in result.results] == [
+        "highest value", "overlaps with the best", "",
+    ]  # fmt: skip
+
+
+def test_without_an_interval_nobody_knows(tmp_path: Path) -> None:
+    result = of_accuracies(tmp_path / "s", (0.4, None), (0.6, 0.05))
+    assert result.to_json()["tied"] == ["lr=1e-5"]
+
+
+def test_a_loss_is_better_lower(tmp_path: Path) -> None:
+    sweep = sweep_in(tmp_path / "s", "1e-5", "2e-5")
+    for trial, loss in zip(sweep.trials, (2.0, 1.0), strict=True):
+        lines = [evaluation(4, "loss", loss, 0.1)]
+        write_run(trial.path, lines, [{"step": 4, "loss": 9.0}], steps=4, seconds=1.0)
+    result = standing(sweep, {})
+    assert result.best is not None
+    assert result.best.trial.name == "lr=2e-5"
+    assert "the lowest eval/loss: 1 (95% interval 0.9 to 1.1)" in result.verdict()
+
+
+def test_without_evaluations_the_end_of_training_is_compared_and_proves_nothing(
+    tmp_path: Path,
+) -> None:
+    sweep = sweep_in(tmp_path / "s", "1e-5", "2e-5")
+    for trial, reward in zip(sweep.trials, (0.5, 0.75), strict=True):
+        steps = [{"step": n, "reward": reward if n > 5 else 100.0} for n in range(1, 16)]
+        write_run(trial.path, [], steps, steps=15, seconds=1.0)
+    result = standing(sweep, {})
+    assert [run.value for run in result.results] == [0.75, 0.5]
+    assert "lr=2e-5 has the highest reward: 0.75, the mean over its last 10 steps" in (
+        result.verdict()
+    )
+    assert "it is not known whether this run is the best: give the recipe an [eval]" in (
+        result.verdict()
+    )
+
+
+def test_the_metric_is_that_of_the_recipe_and_its_set(tmp_path: Path) -> None:
+    flags = ("--checkpoint.best_metric", "eval/hard/pass@2", "--checkpoint.best_mode", "max")
+    sweep = sweep_in(tmp_path / "s", "1e-5", "2e-5", flags=flags)
+    for trial, value in zip(sweep.trials, (0.2, 0.3), strict=True):
+        hard = evaluation(4, "pass@2", value, 0.01, accuracy=1 - value) | {"set": "hard"}
+        easy = evaluation(4, "pass@2", 1 - value, 0.01) | {"set": "easy"}
+        write_run(trial.path, [easy, hard], [{"step": 4}], steps=4, seconds=1.0)
+    result = standing(sweep, {})
+    assert result.metric is not None
+    assert result.metric.name == "eval/hard/pass@2"
+    assert [run.value for run in result.results] == [0.3, 0.2]
+    assert result.tied == []
+
+
+def test_runs_that_have_not_finished_cannot_be_best(tmp_path: Path) -> None:
+    sweep = sweep_in(tmp_path / "s", "1e-5", "2e-5", "3e-5", "4e-5")
+    first, second, third, _ = sweep.trials
+    good = [evaluation(4, "accuracy", 0.9, 0.01)]
+    write_run(first.path, [evaluation(4, "accuracy", 0.2, 0.01)], [{"step": 4}], steps=4, seconds=1)
+    write_run(second.path, good, [{"step": 4}])
+    write_run(third.path, good, [{"step": 4}])
+    result = standing(sweep, {third.name: "the disk is full"}, under_way=[second.name])
+    assert [(run.trial.name, run.state) for run in result.results] == [
+        ("lr=1e-5", "finished"), ("lr=2e-5", "running"), ("lr=3e-5", "failed"),
+        ("lr=4e-5", "waiting"),
+    ]  # fmt: skip
+    assert result.best is not None
+    assert result.best.trial is first
+    assert "No other run has finished" in result.verdict()
+
+
+def test_runs_of_different_lengths_are_told(tmp_path: Path) -> None:
+    sweep = sweep_in(tmp_path / "s", "1e-5", "2e-5")
+    for trial, steps in zip(sweep.trials, (4, 8), strict=True):
+        lines = [evaluation(steps, "accuracy", steps / 10, 0.01)]
+        write_run(trial.path, lines, [{"step": steps}], steps=steps, seconds=1.0)
+    assert "trained for different numbers of steps: 4, 8." in standing(sweep, {}).verdict()
+
+
+def test_a_summary_of_before_the_run_went_on_does_not_count(tmp_path: Path) -> None:
+    sweep = sweep_in(tmp_path / "s", "1e-5")
+    lines = [evaluation(4, "accuracy", 0.2, 0.01)]
+    write_run(sweep.trials[0].path, lines, [{"step": 4}, {"step": 5}], steps=4, seconds=1.0)
+    assert standing(sweep, {}).results[0].state == "stopped"
+
+
+def test_the_page_shows_all_of_it_and_lets_nothing_in(tmp_path: Path) -> None:
+    sweep = sweep_in(tmp_path / "<script>s", "1e-5", "2e-5", "3e-5")
+    first, second, third = sweep.trials
+    for trial, value in ((first, 0.4), (second, 0.5)):
+        lines = [evaluation(0, "accuracy", 0.1, 0.05), evaluation(4, "accuracy", value, 0.2)]
+        write_run(trial.path, lines, [{"step": 4}], steps=4, seconds=1.0)
+    result = standing(sweep, {third.name: "<img src=x>"})
+    page = write_page(result).read_text("utf-8")
+    assert (sweep.path / PAGE).is_file()
+    for text in (
+        "lr=2e-5 has the highest eval/accuracy", "overlaps with the best", "0.3 to 0.7",
+        "2 finished, 1 failed", "eval/accuracy over the steps", "&lt;img src=x&gt;",
+    ):  # fmt: skip
+        assert text in page
+    assert "<script" not in page
+    assert "<img" not in page
+    assert page.count("<path") == 2
+    assert page.count('class="dot"') == 2
