@@ -267,9 +267,10 @@ def test_a_resumed_run_goes_on_with_the_checkpoints_weights(make_recipe, console
     assert all(one["sentinel/publish_difference"] < 1e-4 for one in metrics)
 
 
-def test_a_run_samples_with_vllm_in_a_ray_worker(make_recipe, console):
-    cluster = {"type": "ray", "rollout": {"workers": 1}, "start_seconds": 600.0}
-    recipe = make_recipe("rl", **RUN, rollout={"type": "vllm"}, cluster=cluster)
+def test_a_run_samples_with_two_vllm_engines_in_each_of_two_ray_workers(make_recipe, console):
+    cluster = {"type": "ray", "rollout": {"workers": 2}, "start_seconds": 600.0}
+    rollout = {"type": "vllm", "vllm": {"engines": 2}}
+    recipe = make_recipe("rl", **RUN, rollout=rollout, cluster=cluster)
     before = left_behind()
     train(recipe.model_copy(update={"steps": 2}), console)
     metrics = by_step(recipe)
@@ -277,10 +278,18 @@ def test_a_run_samples_with_vllm_in_a_ray_worker(make_recipe, console):
     for one in metrics:
         assert one["sentinel/publish_difference"] < 1e-4
         assert one["sentinel/policy_moved"] > 1e-2
+        # 16 prompts of 8 samples, dealt in turn to the workers and in each to its engines
+        told = [one[f"engine/{n}.{m}/requests"] for n in range(2) for m in range(2)]
+        assert told == [32.0] * 4
+    samples = by_step(recipe, "samples.jsonl")
+    versions = {(one["step"], *map(tuple, one["policy_version"])) for one in samples}
+    assert {(step, version) for step, (version, _) in versions} == {(1, 0), (2, 1)}
     assert processes() == []
     assert left_behind() == before
-    log = Path(recipe.run_dir) / "rollout-0" / "vllm-0.log"
-    assert "vLLM" in log.read_text("utf-8")
+    for worker in range(2):
+        for engine in range(2):
+            log = Path(recipe.run_dir) / f"rollout-{worker}" / f"vllm-{engine}.log"
+            assert "vLLM" in log.read_text("utf-8")
 
 
 TRAINS = """\
@@ -379,7 +388,7 @@ def of_an_adapter(recipe: Any) -> int:
     return 4 * rank * init["num_hidden_layers"] * sum(sum(pair) for pair in pairs)
 
 
-@pytest.mark.parametrize("cluster", [None, {"type": "ray", "rollout": {"workers": 1}}])
+@pytest.mark.parametrize("cluster", [None, {"type": "ray", "rollout": {"workers": 2}}])
 def test_an_adapter_is_sent_alone_and_samples_are_the_policys(cluster, make_recipe, console):
     placed = {} if cluster is None else {"cluster": {**cluster, "start_seconds": 600.0}}
     recipe = make_recipe("rl", **ADAPTED, **placed)

@@ -177,17 +177,31 @@ class Reservation:
         }
 
     def stands(self) -> bool:
-        """Whether every place is on a machine that is up."""
+        """Whether every place is on a machine that is up. Its own Ray process is asked, because the
+        cluster learns of a machine's loss only after several missed heartbeats.
+        """
         import ray
 
         group: dict[str, Any] = ray.util.placement_group_table(self._group)
-        return group["state"] == "CREATED"
+        used = set(group["bundles_to_node_id"].values())
+        nodes: list[dict[str, Any]] = [node for node in ray.nodes() if node["NodeID"] in used]
+        return group["state"] == "CREATED" and all(map(_answers, nodes))
 
     def close(self) -> None:
         """Releases the places of all roles."""
         import ray
 
         ray.util.remove_placement_group(self._group)
+
+
+def _answers(node: dict[str, Any]) -> bool:
+    """Whether a machine's Ray process takes connections."""
+    try:
+        place = node["NodeManagerAddress"], node["NodeManagerPort"]
+        socket.create_connection(place, LOOK_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _assigned(
