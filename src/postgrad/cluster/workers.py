@@ -137,9 +137,9 @@ class Workers:
             with self._turn:
                 first = self._ended_by = self._ended_by or error
             self.close()
-            if first is error:
-                raise
-            raise first
+            if first is not error:
+                raise first from first.__cause__
+            raise
 
     def _each(self, refs: list[Any]) -> list[Any]:
         return self._collect(refs, self._settings.start_seconds)
