@@ -231,13 +231,13 @@ def _is_up(group: Any, bundle: int | None = None) -> bool:
     import ray
 
     table: dict[str, Any] = ray.util.placement_group_table(group)
+    # while one bundle of a group is placed anew the others stay where they are
+    if table["state"] not in (("CREATED",) if bundle is None else ("CREATED", "RESCHEDULING")):
+        return False
     used: dict[int, str] = table["bundles_to_node_id"]
     ids = {node for place, node in used.items() if bundle in (None, place)}
     nodes: list[dict[str, Any]] = [node for node in ray.nodes() if node["NodeID"] in ids]
-    # while one bundle of a group is placed anew the others stay where they are
-    states = ("CREATED",) if bundle is None else ("CREATED", "RESCHEDULING")
-    is_placed = table["state"] in states and len(nodes) == len(ids) > 0
-    return is_placed and all(map(_answers, nodes))
+    return len(nodes) == len(ids) > 0 and all(map(_answers, nodes))
 
 
 def _answers(node: dict[str, Any]) -> bool:
