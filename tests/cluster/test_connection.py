@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from postgrad.cluster import connection
+from postgrad.cluster.connection import NoPlace, Reservation
 from postgrad.cluster.settings import ClusterSettings
 from postgrad.core.errors import RunError
 
@@ -66,3 +67,76 @@ def test_auto_means_the_address_in_the_environment(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("RAY_ADDRESS", "nobody.invalid:6379")
     with pytest.raises(RunError, match=r"^no Ray cluster at nobody\.invalid:6379: "):
         start("auto")
+
+
+class Cluster:
+    """What Ray tells of a placement group of two places, on two machines."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import ray
+
+        self.state = "CREATED"
+        self.used = {0: "first", 1: "second"}
+        self.up = {name: socket.create_server(("127.0.0.1", 0)) for name in ("first", "second")}
+        ports = {name: listening.getsockname()[1] for name, listening in self.up.items()}
+        self.nodes = [
+            {"NodeID": name, "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": port}
+            for name, port in ports.items()
+        ]
+        table = lambda group: {"state": self.state, "bundles_to_node_id": self.used}  # noqa: E731
+        monkeypatch.setattr(ray.util, "placement_group_table", table)
+        monkeypatch.setattr(ray, "nodes", lambda: self.nodes)
+        self.reservation = object.__new__(Reservation)
+        self.reservation._group = self.reservation._further = {}
+        self.reservation._bundles = {"rollout": [0, 1]}
+
+    def has(self, number: int) -> bool:
+        try:
+            self.reservation.wait_for("rollout", number, 0.0, threading.Event())
+        except NoPlace:
+            return False
+        return True
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    cluster = Cluster(monkeypatch)
+    yield cluster
+    for listening in cluster.up.values():
+        listening.close()
+
+
+def test_a_machine_that_does_not_answer_is_lost_before_ray_knows_it(cluster: Cluster) -> None:
+    assert cluster.reservation.stands()
+    cluster.up["second"].close()
+    assert not cluster.reservation.stands()
+    assert (cluster.has(0), cluster.has(1)) == (True, False)
+
+
+def test_a_place_that_ray_looks_for_anew_leaves_the_others_where_they_are(cluster: Cluster) -> None:
+    cluster.state, cluster.used = "RESCHEDULING", {0: "first"}
+    assert not cluster.reservation.stands()
+    assert (cluster.has(0), cluster.has(1)) == (True, False)
+
+
+def test_a_machine_that_ray_has_forgotten_is_lost(cluster: Cluster) -> None:
+    del cluster.nodes[1]
+    assert not cluster.reservation.stands()
+    assert (cluster.has(0), cluster.has(1)) == (True, False)
+
+
+def test_a_pending_group_has_no_place_and_is_waited_for_until_it_is_given_up(
+    cluster: Cluster,
+) -> None:
+    cluster.state, cluster.used = "PENDING", {}
+    given_up = threading.Event()
+    given_up.set()
+    with pytest.raises(NoPlace, match=r"^no machine of the cluster had room for it within"):
+        cluster.reservation.wait_for("rollout", 0, 3600.0, given_up)
+    waiting = threading.Thread(
+        target=cluster.reservation.wait_for, args=("rollout", 0, 3600.0, threading.Event())
+    )
+    waiting.start()
+    cluster.state, cluster.used = "CREATED", {0: "first"}
+    waiting.join(60.0)
+    assert not waiting.is_alive()

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -60,7 +61,24 @@ def test_rank_0_answers_and_calls_keep_their_order(two: RankGroup) -> None:
 def test_the_error_of_any_rank_ends_the_group_with_its_message(two: RankGroup) -> None:
     with pytest.raises(RunError, match=r"^the gradient of rank 1 is not finite$"):
         two.call("fail", 1).result()
-    with pytest.raises(RunError, match="the ranks have ended"):
+    with pytest.raises(RunError, match=r"^the gradient of rank 1 is not finite$"):
+        two.call("greet", "Ann")
+
+
+def test_a_rank_that_dies_beside_a_save_is_lost_to_whoever_calls_next(two: RankGroup) -> None:
+    """A run restarts after a loss alone. What is written behind the steps may hear of it first."""
+    with ThreadPoolExecutor(1) as saver:
+        assert isinstance(saver.submit(two.aside("die", 1).exception).result(), WorkerLost)
+    with pytest.raises(WorkerLost, match=r"^rank 1 died: "):
+        two.call("greet", "Ann")
+    two.close()
+    with pytest.raises(WorkerLost, match=r"^rank 1 died: "):
+        two.call("greet", "Ann")
+
+
+def test_ranks_that_were_closed_say_so(two: RankGroup) -> None:
+    two.close()
+    with pytest.raises(RunError, match=r"^the ranks have ended$"):
         two.call("greet", "Ann")
 
 

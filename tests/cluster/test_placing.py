@@ -100,3 +100,10 @@ def test_the_error_says_what_each_machine_has() -> None:
         "cluster has not: 10.0.0.1 has 4 GPUs and 16 cores, room for 2; 10.0.0.2 has 4 GPUs and "
         "16 cores, room for 2; lower it, or join a larger cluster (cluster.address)"
     )
+
+
+def test_processes_that_may_come_later_need_no_room_at_the_start() -> None:
+    engines = RoleRequest("rollout", "cluster.rollout.least = 2", 8, gpus=1, later=6)
+    assert assign([ranks(6, gpus=1), engines], TWO)["rollout"] == ["10.0.0.2"] * 2
+    with pytest.raises(UsageError, match=r"^cluster\.rollout\.least = 2 needs as many GPUs"):
+        assign([ranks(7, gpus=1), engines], TWO)

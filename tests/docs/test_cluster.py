@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from helpers.pages import Command, commands
-from helpers.placed import PPO
+from helpers.placed import PPO, RL
 from postgrad.cli.main import main
 from postgrad.cluster.settings import (
     ClusterSettings,
@@ -69,6 +69,10 @@ def test_the_tables_of_the_page_are_recipes(block: str) -> None:
         placed = parse_recipe({**PPO, **shown}).cluster
         assert placed.homes == {"critic": 2, "reference": 1}
         assert placed.home("reward_model") == "critic"
+        return
+    if "least" in cluster.get("rollout", {}):
+        _, rollout = wants_of(parse_recipe({**RL, **shown}), "cuda")
+        assert (rollout.processes, rollout.first) == (8, 2)
         return
     flags = [
         word

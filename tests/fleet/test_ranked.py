@@ -77,6 +77,13 @@ def test_roles_with_processes_of_their_own_ask_for_gpus_of_their_own() -> None:
     assert wants[1].key == "cluster.critic.ranks = 2"
 
 
+def test_engines_that_come_later_are_no_condition_of_the_start() -> None:
+    wants = wants_of(recipe({"rollout": {"workers": 8, "least": 2, "gpus": 16}}, {}), "cuda")
+    (engines,) = [one for one in wants if one.role == "rollout"]
+    assert (engines.processes, engines.first, engines.gpus) == (8, 2, 2)
+    assert engines.key == "cluster.rollout.least = 2"
+
+
 def test_on_cpus_an_engine_without_a_place_is_in_the_first_process() -> None:
     assert [one.role for one in wants_of(recipe({}, {}), "cpu")] == ["policy"]
 

@@ -5,8 +5,10 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
-from threading import Event
+from random import Random
+from threading import Event, Lock
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from safetensors.torch import load_file
 
 from helpers.fake_ranks import FakeLogs, FakeSite, SendingRanks
 from helpers.fake_vllm import fake_vllm
+from postgrad.cluster.connection import NoPlace
 from postgrad.core.errors import RunError, WorkerLost
 from postgrad.core.process import Handle
 from postgrad.fleet.engines import EngineWorker
@@ -88,21 +91,32 @@ class Shared:
     def __init__(
         self, recipe: Any, path: str, folder: Path, size: int, dies: dict[int, Dies], **how: Any
     ) -> None:
-        """dies: by process, for its first life; `later` for all of its later ones."""
+        """dies: by process, for its first life; `later` for all of its later ones. more: how many
+        processes come when there is room for them.
+        """
         site = FakeSite.of(recipe)
+        more = how.pop("more", 0)
+        self.room = room = [Event() for _ in range(size + more)]  # set: its place is there
+        for place in room[:size]:
+            place.set()
         later: Dies = how.pop("later", lambda method, number: False)
         first: dict[int, Any] = how.pop("first", {})  # recipes of first lives
         lives: dict[int, int] = {}
+        loading = Lock()  # transformers loads one model at a time in a process
 
         class Site(EngineSite):
-            def start(self, number: int) -> Any:
+            def start(self, number: int, *, patient: bool = False) -> Any:
+                while not room[number].wait(0.01 if patient else 0.0):
+                    if not patient or self.closed.is_set():
+                        raise NoPlace("no machine of the cluster had room for it")
                 lives[number] = lives.get(number, 0) + 1
                 kills = dies.get(number, later) if lives[number] == 1 else later
                 if kills("start", lives[number]):
                     raise RunError("1 of 1 rollout workers did not start")
                 own = first.get(number, recipe) if lives[number] == 1 else recipe
                 worker = EngineWorker(own.dump(), site.choices)
-                worker.build(path, self.choices, 8, 32, str(folder))
+                with loading:
+                    worker.build(path, self.choices, 8, 32, str(folder))
                 return FakeWorkers(worker, kills)
 
         self.logs = FakeLogs()
@@ -114,7 +128,7 @@ class Shared:
         )  # fmt: skip
         members = [self.site.start(number) for number in range(size)]
         dtype = str(site.choices.rollout_dtype)
-        how = {"exact": True, "most": 3, **how}
+        how = {"exact": True, "most": 3, "later": more, **how}
         self.workers = members
         self.engine = SharedEngine(self.site, members, dtype, **how)
 
@@ -398,6 +412,128 @@ def test_a_process_that_cannot_be_started_again_leaves_its_tickets_to_the_others
     assert tokens(generate(lossy.engine, requests())) == expected
 
 
+def started(shared: Any, number: int) -> None:
+    """There is room for a process now, and it has been started."""
+    starting = shared.engine._members[number].starting
+    shared.room[number].set()
+    assert not wait([starting], 60.0).not_done
+
+
+def tickets_of(shared: Any) -> dict[int, float]:
+    """How many tokens each process has written since the last report."""
+    told = shared.engine.stats.by_engine()  # which has no row of those that have not come
+    return {
+        n: told[f"engine/{n}/response_tokens"] for n in range(9) if f"engine/{n}/losses" in told
+    }
+
+
+def test_a_process_that_comes_later_joins_at_a_publish_and_samples_from_then_on(
+    shared: Any,
+) -> None:
+    growing, whole = shared(1, more=2), shared(2)
+    weights = [(n, t + 0.01) for n, t in new_weights(growing)]
+    growing.publish(weights, 1)
+    alone = tokens(generate(growing.engine, requests()))
+    assert growing.engine.stats.by_engine()["engine/serving"] == 1.0
+    started(growing, 1)
+    assert tokens(generate(growing.engine, requests())) == alone
+    assert list(tickets_of(growing)) == [0]  # it has no weights yet
+    assert growing.logs.events == []
+    for each in (growing, whole):
+        each.publish(weights, 2)
+    (joined,) = growing.logs.of("engine_joined")
+    assert (joined["engine"], joined["version"], joined["serving"]) == (1, 2, 2)
+    done = generate(growing.engine, requests())
+    assert bits(done) == bits(generate(whole.engine, requests()))
+    assert tokens(done) == alone
+    told = tickets_of(growing)
+    assert told == tickets_of(whole)
+    assert min(told.values()) > 0.0
+
+
+def test_a_process_whose_place_is_gone_leaves_and_comes_back_at_a_publish(shared: Any) -> None:
+    shrinking, whole = shared(2, {1: dies_in("turn", 1)}), shared(2)
+    weights = [(n, t + 0.01) for n, t in new_weights(whole)]
+    for each in (shrinking, whole):
+        each.publish(weights, 1)
+    expected = generate(whole.engine, requests())
+    shrinking.room[1].clear()
+    assert tokens(generate(shrinking.engine, requests())) == tokens(expected)
+    (lost,), (left,) = shrinking.logs.of("engine_lost"), shrinking.logs.of("engine_left")
+    assert (lost["engine"], left["engine"]) == (1, 1)
+    assert (left["returns"], left["serving"], left["losses"]) == (True, 1, 1)
+    assert "no machine of the cluster had room for it; it leaves until" in left["message"]
+    assert left["samples"] == lost["samples"] > 0
+    started(shrinking, 1)
+    assert tokens(generate(shrinking.engine, requests())) == tokens(expected)
+    assert shrinking.logs.of("engine_joined") == []
+    for each in (shrinking, whole):
+        each.publish(weights, 2)
+    assert [event["engine"] for event in shrinking.logs.of("engine_joined")] == [1]
+    assert bits(generate(shrinking.engine, requests())) == bits(generate(whole.engine, requests()))
+
+
+def test_the_only_process_does_not_leave_and_ends_the_run_where_its_place_stays_away(
+    shared: Any,
+) -> None:
+    alone = shared(1, {0: dies_in("turn", 1)}, more=1, most=1)
+    alone.room[0].clear()
+    with pytest.raises(RunError, match=r"had room for it; cluster\.max_restarts = 1: .* no other"):
+        generate(alone.engine, requests())
+    assert alone.logs.of("engine_left") == []
+
+
+def test_a_process_that_comes_later_and_cannot_start_leaves_without_having_joined(
+    shared: Any,
+) -> None:
+    fails: Dies = lambda method, number: method == "start"  # noqa: E731
+    growing = shared(1, {0: lambda m, n: False}, more=1, most=1, later=fails)
+    weights = new_weights(growing)
+    growing.room[1].set()
+    for version in range(1, 100):
+        growing.publish(weights, version)
+        if growing.logs.of("engine_left"):
+            break
+        wait([growing.engine._members[1].starting])
+    (left,) = growing.logs.of("engine_left")
+    assert (left["engine"], left["returns"], left["samples"]) == (1, False, 0)
+    assert len(growing.logs.of("engine_lost")) == 1
+    assert len(generate(growing.engine, requests())) == 35
+
+
+def test_nobody_waits_for_a_place_once_the_engine_is_closed(shared: Any) -> None:
+    growing = shared(1, more=1)
+    starting = growing.engine._members[1].starting
+    growing.engine.close()
+    assert not wait([starting], 60.0).not_done
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_whoever_comes_and_goes_every_ticket_is_sampled_once_with_the_same_tokens(
+    shared: Any, seed: int
+) -> None:
+    """Processes die, lose their places and get them back at random moments of four steps."""
+    random = Random(seed)
+    dies: Dies = lambda method, number: method == "turn" and random.random() < 0.04  # noqa: E731
+    moving, alone = (
+        shared(2, dict.fromkeys(range(1, 4), dies), more=2, later=dies, most=99),
+        shared(1),
+    )
+    weights = new_weights(alone)
+    for step in range(4):
+        for each in (moving, alone):
+            each.publish([(n, t + 0.01 * step) for n, t in weights], step)
+        for number in random.sample(range(1, 4), 2):
+            place = moving.room[number]
+            place.clear() if place.is_set() else place.set()
+        asked = [replace(request, ticket=7 * step + request.ticket) for request in requests()]
+        done = generate(moving.engine, asked)
+        assert tokens(done) == tokens(generate(alone.engine, asked))
+        assert all(c.versions == ((step, len(c.token_ids)),) for c in done)
+    kinds = {event["event"] for event in moving.logs.events}
+    assert {"engine_joined"} <= kinds
+
+
 def test_several_vllm_engines_run_and_one_whose_process_dies_is_replaced_alone(
     make_recipe: Any, models: Any, tmp_path: Path
 ) -> None:
@@ -504,9 +640,9 @@ def test_where_a_cut_finds_each_process_does_not_depend_on_how_slow_the_others_a
     worker = late.workers[slow]
     turn = worker._worker.turn
 
-    def slow_turn(asked: Any) -> Any:
+    def slow_turn(*asked: Any) -> Any:
         time.sleep(0.02)
-        return turn(asked)
+        return turn(*asked)
 
     worker._worker.turn = slow_turn
     late_done, late_left = cut_when_awaited_have_ended(late.engine)

@@ -15,6 +15,7 @@ from helpers.processes import SECONDS, environment, left_of
 
 PORT = 6379
 OPEN = {"RAY_AUTH_MODE": "disabled"}  # nobody else is on that cable
+EAGER = {"RAY_worker_niceness": "0"}  # as in a cluster that a run makes for itself
 
 
 def run(*words: str) -> str:
@@ -52,7 +53,7 @@ class Machine:
     def _started(self, words: list[str]) -> str | None:
         """What was said where it did not start."""
         found = subprocess.run(
-            [*self.inside, *words], env=environment(self.mark) | OPEN, capture_output=True,
+            [*self.inside, *words], env=environment(self.mark) | OPEN | EAGER, capture_output=True,
             text=True, timeout=SECONDS, check=False,
         )  # fmt: skip
         return found.stdout + found.stderr if found.returncode else None

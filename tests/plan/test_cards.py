@@ -10,7 +10,7 @@ from plan.test_cases import planned, rl
 from postgrad.plan.cards import total_bytes
 from postgrad.plan.held import PHASES
 from postgrad.plan.page import Page
-from postgrad.plan.plan import Outlook
+from postgrad.plan.plan import Outlook, phase_seconds
 from postgrad.recipe.load import with_overrides
 from postgrad.recipe.recipe import Recipe
 
@@ -169,3 +169,24 @@ def test_the_sums_over_all_cards_are_what_each_says(
         for group in found.cards:
             parts = (line.bytes.get(phase, 0) for line in group.memory.lines)
             assert sum(parts) == group.memory.at(phase)
+
+
+def test_engines_that_join_later_have_the_cards_that_are_there() -> None:
+    """The first two take all of a step's prompts, so their slots and cache are sized for that."""
+    recipe = rl("Qwen/Qwen2.5-0.5B", 1024, 4, "zero2")
+    growing = apart(recipe, 4)
+    growing = with_overrides(growing, ["--cluster.rollout", "{ workers = 4, least = 2 }"])
+    cards = {count: planned(growing, f"{count}xH100") for count in (5, 6, 7, 8, 12)}
+    assert [found.places.own_cards for found in cards.values()] == [2, 2, 3, 4, 4]
+    assert [found.places.absent for found in cards.values()] == [2, 2, 1, 0, 0]
+    assert [found.fits for found in cards.values()] == [False, True, True, True, True]
+    two = planned(apart(recipe, 2), "6xH100")
+    assert {found.sizes.engine for found in cards.values()} == {two.sizes.engine}
+    seconds = {count: phase_seconds(found)["sample"] for count, found in cards.items()}
+    assert seconds[6] == phase_seconds(two)["sample"] > seconds[7] > seconds[8] == seconds[12]
+    (note,) = [one for one in Page(cards[7], ()).notes() if "rollout workers" in one]
+    assert note == (
+        "a step is counted with 3 of 4 rollout workers, as many as have cards here; the run starts "
+        "with 2 (cluster.rollout.least), and the others join as there is room"
+    )
+    assert not [one for one in Page(two, ()).notes() if "rollout workers" in one]

@@ -39,6 +39,16 @@ def parse(cluster: dict[str, Any], base: dict[str, Any] = RL) -> Any:
             {"policy": {"colocate": "rollout"}, "rollout": {"gpus": 2}},
             r"cluster\.rollout\.gpus: is the ranks', whose devices",
         ),
+        (
+            {"policy": {"colocate": "rollout"}, "rollout": {"workers": 2, "least": 1}},
+            r"cluster\.rollout\.least: is the ranks', whose devices",
+        ),
+        ({"rollout": {"workers": 2, "least": 3}}, r"cluster\.rollout\.least: 3 of 2 workers"),
+        ({"rollout": {"least": 0}}, r"cluster\.rollout\.least"),
+        (
+            {"rollout": {"workers": 4, "least": 2, "machines": 2}},
+            r"cluster\.rollout\.machines: spreads workers that start together, and beside least",
+        ),
         ({"policy": {"colocate": "critic"}}, r"cluster\.policy\.colocate"),
         ({"critic": {"gpus": 1}}, r"cluster\.critic: this job asks no such role"),
         ({"reward_model": {}}, r"cluster\.reward_model: this job asks no such role"),
@@ -77,7 +87,13 @@ def test_a_placement_that_can_be_says_how_many_engines_there_are(
 ) -> None:
     recipe = parse(cluster)
     assert recipe.cluster.engines(recipe.learner.ranks) == workers
+    assert recipe.cluster.first_engines(recipe.learner.ranks) == workers
     assert parse_recipe(recipe.dump()) == recipe
+
+
+def test_a_run_may_start_with_some_of_its_engines() -> None:
+    cluster = parse({"rollout": {"workers": 8, "least": 2}}).cluster
+    assert (cluster.engines(4), cluster.first_engines(4)) == (8, 2)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import re
 import socket
 import time
 from collections.abc import Sequence
+from threading import Event
 from typing import Any
 
 from postgrad.cluster.placing import Node, RoleRequest, assign
@@ -126,8 +127,18 @@ def _require_answer(address: str) -> None:
         )
 
 
+class NoPlace(RunError):
+    """The cluster has no room for a process now; it may have some later."""
+
+
 class Reservation:
-    """Holds the places of all roles until `close`. Processes that share a bundle share its GPU."""
+    """Holds the places of all roles until `close`. Processes that share a bundle share its GPU.
+
+    The first processes of all roles have their places together in one of Ray's placement groups:
+    all or none, so that two runs that want the same machines never hold half of them each. Each
+    process that may come later has a group of its own, which Ray places when there is room, and
+    places anew when its machine is lost.
+    """
 
     def __init__(
         self, requests: Sequence[RoleRequest], seconds: float, *, patient: bool = False
@@ -147,7 +158,7 @@ class Reservation:
         separate = [request for request in requests if request.inside is None]
         for request in separate:
             first = len(bundles)
-            self._bundles[request.role] = list(range(first, first + request.processes))
+            self._bundles[request.role] = list(range(first, first + request.first))
             bundles += [_bundle(request, address) for address in addresses[request.role]]
         for request in requests:
             if request.inside is not None:
@@ -156,6 +167,7 @@ class Reservation:
         self._gpus = {request.role: request.gpus for request in requests}
         self._cpus = {request.role: request.cpus for request in separate}
         self._group: Any = ray.util.placement_group(bundles, strategy="PACK")
+        self._further: dict[tuple[str, int], Any] = {}  # of later ones, by role and number
         if not self._group.wait(max(1.0, end - time.monotonic())):
             self.close()
             raise RunError(
@@ -163,31 +175,79 @@ class Reservation:
                 "(cluster.start_seconds): another run uses what this one asks for; wait until it "
                 "has ended"
             )
+        for request in separate:
+            for number in range(request.first, request.processes):
+                further: Any = ray.util.placement_group([_bundle(request, None)], strategy="PACK")
+                self._further[request.role, number] = further
 
     def options(self, role: str, number: int) -> dict[str, Any]:
         """Ray's options for the actor that is process `number` of the role."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        group, bundle = self._place(role, number)
         return {
             "num_cpus": self._cpus.get(role, 0),
             "num_gpus": self._gpus[role] * self._shares[role],
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                self._group, placement_group_bundle_index=self._bundles[role][number]
+                group, placement_group_bundle_index=bundle
             ),
         }
 
     def stands(self) -> bool:
-        """Whether every place is on a machine that is up."""
-        import ray
+        """Whether every place that the run cannot do without is on a machine that is up."""
+        return _is_up(self._group)
 
-        group: dict[str, Any] = ray.util.placement_group_table(self._group)
-        return group["state"] == "CREATED"
+    def wait_for(self, role: str, number: int, seconds: float, given_up: Event) -> None:
+        """Waits until the place of a process is on a machine that is up. Raises NoPlace where it is
+        not within so many seconds, or where it is given up.
+        """
+        end = time.monotonic() + seconds
+        group, bundle = self._place(role, number)
+        while not _is_up(group, bundle):
+            if time.monotonic() > end or given_up.wait(LOOK_SECONDS):
+                raise NoPlace(
+                    f"no machine of the cluster had room for it within {seconds:g} seconds "
+                    "(cluster.start_seconds)"
+                )
 
     def close(self) -> None:
         """Releases the places of all roles."""
         import ray
 
-        ray.util.remove_placement_group(self._group)
+        for group in (self._group, *self._further.values()):
+            ray.util.remove_placement_group(group)
+
+    def _place(self, role: str, number: int) -> tuple[Any, int]:
+        """The group of a process, and its bundle there."""
+        further = self._further.get((role, number))
+        return (self._group, self._bundles[role][number]) if further is None else (further, 0)
+
+
+def _is_up(group: Any, bundle: int | None = None) -> bool:
+    """Whether all places of a group, or one of them, are on machines that are up. Ray's process on
+    each machine is asked, because the cluster learns of a machine's loss only after several missed
+    heartbeats.
+    """
+    import ray
+
+    table: dict[str, Any] = ray.util.placement_group_table(group)
+    # while one bundle of a group is placed anew the others stay where they are
+    if table["state"] not in (("CREATED",) if bundle is None else ("CREATED", "RESCHEDULING")):
+        return False
+    used: dict[int, str] = table["bundles_to_node_id"]
+    ids = {node for place, node in used.items() if bundle in (None, place)}
+    nodes: list[dict[str, Any]] = [node for node in ray.nodes() if node["NodeID"] in ids]
+    return len(nodes) == len(ids) > 0 and all(map(_answers, nodes))
+
+
+def _answers(node: dict[str, Any]) -> bool:
+    """Whether a machine's Ray process takes connections."""
+    try:
+        place = node["NodeManagerAddress"], node["NodeManagerPort"]
+        socket.create_connection(place, LOOK_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _assigned(

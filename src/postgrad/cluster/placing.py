@@ -28,6 +28,12 @@ class RoleRequest:
     cpus: int = 0  # cores of each process
     machines: int = 0  # how many machines they are spread over, evenly; 0: as few as have room
     inside: str | None = None  # the role whose processes they share machines and GPUs with
+    later: int = 0  # how many of the processes, the last ones, may come after the others
+
+    @property
+    def first(self) -> int:
+        """How many processes have to have a place before any is started."""
+        return self.processes - self.later
 
 
 def role_request(
@@ -38,12 +44,14 @@ def role_request(
     device: str,
     inside: str | None = None,
     least: int = 1,
+    later: int = 0,
 ) -> RoleRequest:
     """The request of a role with that placement.
 
-    device: of the run, "cpu" or "cuda". least: GPUs that each process needs on "cuda". That the
-    GPUs divide evenly over the processes was checked with the recipe. Raises UsageError where a
-    process would have too few GPUs, or GPUs that it would not use.
+    device: of the run, "cpu" or "cuda". least: GPUs that each process needs on "cuda". later: how
+    many of the processes may come after the others. That the GPUs divide evenly over the processes
+    was checked with the recipe. Raises UsageError where a process would have too few GPUs, or GPUs
+    that it would not use.
     """
     gpus = least if device == "cuda" else 0
     if placement.gpus is not None:
@@ -65,11 +73,13 @@ def role_request(
             f"cluster.{inside}.colocate: an engine shares the one GPU of a rank, and rollout.vllm "
             f"wants {least} (tensor_parallel * engines): leave colocate out, or use 1"
         )
-    return RoleRequest(role, key, processes, gpus, placement.cpus, placement.machines, inside)
+    cpus, machines = placement.cpus, placement.machines
+    return RoleRequest(role, key, processes, gpus, cpus, machines, inside, later)
 
 
 def assign(requests: Sequence[RoleRequest], nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """By role, the address of each process's machine; processes of one machine are neighbours.
+    """By role, the address of each first process's machine; processes of one machine are
+    neighbours.
 
     The same cluster gives the same answer, whatever the order of its machines. Raises UsageError
     with what each machine has, where there is not enough room.
@@ -103,17 +113,15 @@ def _room(request: RoleRequest, gpus: int, cpus: int) -> float:
 def _counts(request: RoleRequest, rooms: dict[str, float]) -> list[tuple[str, int]] | None:
     """(address, number of processes) of each machine that is used; None where they do not fit."""
     if request.machines:
-        each = request.processes // request.machines
+        each = request.first // request.machines
         fitting = sorted((room, address) for address, room in rooms.items() if room >= each)
         if len(fitting) < request.machines:
             return None
         return [(address, each) for _, address in fitting[: request.machines]]
-    fits_all = sorted(
-        (room, address) for address, room in rooms.items() if room >= request.processes
-    )
+    fits_all = sorted((room, address) for address, room in rooms.items() if room >= request.first)
     if fits_all:
-        return [(fits_all[0][1], request.processes)]
-    left, counts = request.processes, list[tuple[str, int]]()
+        return [(fits_all[0][1], request.first)]
+    left, counts = request.first, list[tuple[str, int]]()
     for room, address in sorted(((-room, address) for address, room in rooms.items())):
         count = int(min(-room, left))
         if count:
@@ -127,8 +135,8 @@ def _no_room(request: RoleRequest, nodes: Sequence[Node], rooms: dict[str, float
     gpus, cpus, machines = request.gpus, request.cpus, request.machines
     needs = [
         *(["as many GPUs"] if gpus == 1 else []),
-        *([f"{gpus} GPUs for each of {request.processes} processes"] if gpus > 1 else []),
-        *([f"{cpus} cores for each of {request.processes} processes"] if cpus else []),
+        *([f"{gpus} GPUs for each of {request.first} processes"] if gpus > 1 else []),
+        *([f"{cpus} cores for each of {request.first} processes"] if cpus else []),
         *([f"{machines} machines with as many processes on each"] if machines else []),
     ]
     asked = " and ".join(needs)

@@ -51,10 +51,12 @@ class SidePlacement(RolePlacement):
 class RolloutPlacement(RolePlacement):
     """Engines in processes of their own. workers: how many; each samples its share of a step's
     prompts with all of the weights. Where left out one, or one on each device of the ranks that
-    they share.
+    they share. least: how many have to be there for the run to start; the others join when the
+    cluster has room for them. Where left out all of them.
     """
 
     workers: int | None = Field(default=None, ge=1)
+    least: int | None = Field(default=None, ge=1)
 
 
 class ClusterSettings(Settings):
@@ -116,3 +118,8 @@ class ClusterSettings(Settings):
         if self.policy.colocate is not None:
             return ranks
         return 0 if self.rollout is None else 1
+
+    def first_engines(self, ranks: int) -> int:
+        """How many of these processes have to be there for the run to start."""
+        least = None if self.rollout is None else self.rollout.least
+        return self.engines(ranks) if least is None else least

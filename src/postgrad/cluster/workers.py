@@ -64,6 +64,7 @@ class Workers:
         self._order = ThreadPoolExecutor(size + 4, title)
         self._turn = threading.Lock()
         self._ended = False
+        self._ended_by: BaseException | None = None  # the first error of a call
         remote: Any = ray.remote  # its types know neither an actor's groups nor numbers by name
         actor: Any = remote(concurrency_groups={"aside": 1, "pulse": 1})(_Worker)
         numbers = range(first, first + size)
@@ -89,7 +90,8 @@ class Workers:
         object returned.
 
         An error of any process is the handle's error, and ends all processes: the others would wait
-        for ever.
+        for ever. Whoever calls afterwards, or waits in another thread, gets that error too: a lost
+        process is one to all of them, and the run restarts whichever hears of it first.
         """
         return self._submit("call", method, arguments)
 
@@ -117,8 +119,10 @@ class Workers:
     def _submit(self, entry: str, method: str, arguments: tuple[Any, ...]) -> Handle[Any]:
         import ray
 
+        if self._ended_by is not None:
+            raise self._ended_by
         if self._ended:
-            raise RunError(f"the {self._title}s have ended: see the error before this one")
+            raise RunError(f"the {self._title}s have ended")
         stored = ray.put(arguments)  # once for all of them
         with self._turn:  # all actors get calls in one order, whichever thread calls
             refs = [getattr(actor, entry).remote(method, stored) for actor in self._actors]
@@ -129,8 +133,12 @@ class Workers:
             return self._collect(refs)[0]
         except OSError:
             raise
-        except BaseException:
+        except BaseException as error:
+            with self._turn:
+                first = self._ended_by = self._ended_by or error
             self.close()
+            if first is not error:
+                raise first from first.__cause__
             raise
 
     def _each(self, refs: list[Any]) -> list[Any]:

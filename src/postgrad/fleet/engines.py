@@ -204,7 +204,6 @@ class EngineWorker:
         settings = loaded.rollout_settings
         assert settings is not None  # only jobs that sample have engines
         self._settings = settings
-        self._workers = max(1, loaded.cluster.engines(loaded.learner.ranks))  # share the tickets
         self._beside_learner = loaded.cluster.policy.colocate is not None
         self._lora = loaded.model.lora
         self._device = choices.apply()
@@ -219,13 +218,17 @@ class EngineWorker:
             self._settings, path, choices, ExitStack(), sequences=sequences, max_len=max_len,
             logs=Path(logs), beside_learner=self._beside_learner, lora=self._lora,
         )  # fmt: skip
-        if isinstance(self._engine, VLLMEngine):
-            self._engine.deal_every(self._workers)
         self._weights = WorkerWeights(self._engine, self._device)
         return choices
 
-    def turn(self, requests: Sequence[Request]) -> tuple[list[Completion], EngineSums]:
-        """Takes requests; returns the next completions, and the engine's sums."""
+    def turn(
+        self, requests: Sequence[Request], dealt: int = 1
+    ) -> tuple[list[Completion], EngineSums]:
+        """Takes requests; returns the next completions, and the engine's sums. dealt: to how many
+        workers tickets are dealt now.
+        """
+        if isinstance(self._engine, VLLMEngine):
+            self._engine.deal_every(dealt)
         for request in requests:
             self._engine.submit(request)
         return self._engine.completed(), self._engine.stats.rows()

@@ -1,15 +1,18 @@
-"""The processes of a shared engine: how each is started, and what it was asked."""
+"""The processes of a shared engine: how each is started, what it was asked, who takes part."""
 
 import threading
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from postgrad.cluster.connection import Reservation
+from postgrad.cluster.connection import NoPlace, Reservation
 from postgrad.cluster.workers import Workers
+from postgrad.core.errors import RunError, WorkerLost
 from postgrad.core.process import Handle
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.engines import WORKER
@@ -17,7 +20,7 @@ from postgrad.fleet.remote import RankedRole, RankedWeights
 from postgrad.observe.sinks import Logs
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.engine import Completion, Request
-from postgrad.rollout.stats import SHARED, EngineStats, EngineSums, engine_metrics, named
+from postgrad.rollout.stats import SHARED, SUMMED, EngineStats, EngineSums, engine_metrics, named
 
 TITLE = "rollout worker"
 ROLLOUT = "rollout"  # the role of [cluster] whose places rollout workers take
@@ -40,9 +43,15 @@ class EngineSite:
     max_len: int  # tokens of the longest
     published: int | None = None  # updates of the policy when its weights were published
     publisher: int | None = None  # the thread that published them
+    closed: threading.Event = field(default_factory=threading.Event)  # nobody needs engines
 
-    def start(self, number: int) -> Workers:
-        """A process with an engine of the run's first weights, in its place on the cluster."""
+    def start(self, number: int, *, patient: bool = False) -> Workers:
+        """A process with an engine of the run's first weights, in its place on the cluster.
+        patient: waits for that place however long it takes. Raises NoPlace where there is none
+        within cluster.start_seconds.
+        """
+        seconds = inf if patient else self.recipe.cluster.start_seconds
+        self.reservation.wait_for(ROLLOUT, number, seconds, self.closed)
         workers = self.spawn(number)
         self.build(workers, number)
         return workers
@@ -83,19 +92,42 @@ class SharedStats(EngineStats):
     """The sums of all processes of a shared engine, and what each of them did."""
 
     members: "Sequence[Member]" = ()
+    settled: EngineStats = field(default_factory=EngineStats)  # when all were idle last
+
+    def count(self) -> None:
+        """Tokens and steps add up; seconds pass in all processes at once."""
+        for place, name in enumerate(SUMMED):
+            values = [member.spent[0][place] - member.begun[0][place] for member in self.members]
+            more = max(values) if name.endswith("_seconds") else sum(values)
+            setattr(self, name, getattr(self.settled, name) + more)
+
+    def settle(self) -> None:
+        """From now on sums are counted anew: all processes are idle."""
+        self.settled = EngineStats(*(getattr(self, name) for name in SUMMED))
+        for member in self.members:
+            member.begun = member.spent
+
+    @property
+    def serving(self) -> int:
+        """How many processes sample."""
+        return sum(member.serves for member in self.members)
 
     def by_engine(self) -> dict[str, float]:
         """What each process did since the last call, "engine/1/...", and each of several vLLM
-        engines in it, "engine/1.0/..."; `losses` are of the whole run.
+        engines in it, "engine/1.0/..."; `losses` are of the whole run. One that has not come yet
+        is left out; "engine/serving" is how many have sampled.
         """
         done: dict[str, dict[str, float]] = {}
         for member in self.members:
+            if not member.takes_part and member.spent == NOTHING:
+                continue
             sums, *inside = np.subtract(member.spent, member.counted).tolist()
             member.counted = member.spent
             done[str(member.number)] = named(sums) | {"losses": float(member.losses)}
             for number, row in enumerate(inside):
                 done[f"{member.number}.{number}"] = named(row, SHARED)
-        return engine_metrics(done)
+        serving = sum("losses" in values and values["requests"] > 0 for values in done.values())
+        return engine_metrics(done) | {"engine/serving": float(serving)}
 
 
 @dataclass(slots=True)
@@ -111,7 +143,8 @@ class Member:
     # by ticket and sample: the request that asked for it
     open: dict[tuple[int, int], Request] = field(default_factory=dict[tuple[int, int], Request])
     repeats: bool = True  # its turns can be repeated to the same bits
-    absent: bool = False  # it takes no part until it has weights
+    absent: bool = False  # it samples nothing until it has weights
+    takes_part: bool = True  # tickets are dealt to it
     lost: int = 0  # how often in a row, without a completion in between
     losses: int = 0  # in the whole run
     sums: EngineSums = NOTHING  # since the process was started
@@ -122,6 +155,21 @@ class Member:
     @property
     def serves(self) -> bool:
         return self.workers is not None and not self.absent
+
+    @property
+    def coming(self) -> bool:
+        """Whether it is started again, and tickets may wait for it."""
+        return self.starting is not None and self.takes_part
+
+    def call(self, method: str, *arguments: object) -> Handle[Any]:
+        """The handle of a call to its process; the error is WorkerLost where that has ended."""
+        assert self.workers is not None
+        try:
+            return self.workers.call(method, *arguments)
+        except RunError as error:
+            ended: Handle[Any] = Handle()
+            ended.set_exception(WorkerLost(str(error)))
+            return ended
 
     def has(self, awaited: Collection[int] | None) -> bool:
         """Whether it has an open sample of these tickets; None: of any."""
@@ -170,3 +218,115 @@ class Member:
                 del self.open[key]
                 taken.append(completion)
         return taken
+
+
+class Roster:
+    """The processes of a shared engine: which of them tickets are dealt to, how each is started,
+    and who takes what a lost one had.
+    """
+
+    def __init__(
+        self, site: EngineSite, first: Sequence[Workers], later: int, *, exact: bool, most: int
+    ) -> None:
+        """first: the processes that are there. later: how many more come when the cluster has room
+        for them; they are numbered behind the first. exact, most: see SharedEngine.
+        """
+        self.members = [Member(number, workers) for number, workers in enumerate(first)]
+        numbers = range(len(first), len(first) + later)
+        self.members += [Member(number, takes_part=False) for number in numbers]
+        self.stats = SharedStats(members=self.members)
+        self._site = site
+        self._exact = exact
+        self._most = most
+        self._starter = ThreadPoolExecutor(len(self.members), TITLE)
+        for member in self.members[len(first) :]:
+            self.start(member)
+
+    @property
+    def dealt(self) -> list[Member]:
+        """Those that tickets are dealt to."""
+        return [member for member in self.members if member.takes_part]
+
+    def coming(self) -> list[Future[Workers]]:
+        """The starts that tickets wait for."""
+        return [m.starting for m in self.members if m.starting is not None and m.takes_part]
+
+    def other_than(self, member: Member, ticket: int) -> Member:
+        """Who takes a ticket in a lost one's place: itself where it is alone."""
+        others = [other for other in self.members if other.serves]
+        others = others or [other for other in self.members if other.coming]
+        return others[ticket % len(others)] if others else member
+
+    def ask_again(self, member: Member) -> None:
+        """Gives the open samples of a lost process to the others, or to what takes its place."""
+        for request in member.take_back():
+            self.other_than(member, request.ticket).give(request, self._exact)
+
+    def start(self, member: Member) -> None:
+        """Starts a process, beside the others. One that takes no part comes when there is room."""
+        patient = not member.takes_part
+        member.starting = self._starter.submit(self._started, member.number, patient=patient)
+
+    def lose(self, member: Member, error: Exception) -> None:
+        """A process was lost, or could not be started again. It is started again, or leaves: until
+        there is a place for it, or for good. Raises RunError where none is left.
+        """
+        if member.workers is not None:
+            member.workers.close()
+        member.workers = member.asked = member.starting = None
+        has_no_place = isinstance(error, NoPlace)
+        member.lost += 1
+        member.losses += not has_no_place
+        ends, others = member.lost > self._most, any(m.workers or m.starting for m in self.dealt)
+        if ends and member.takes_part and not others:
+            raise RunError(
+                f"{error}; cluster.max_restarts = {self._most}: it is not started again, and there "
+                f"is no other {TITLE}"
+            ) from error
+        leaves = ends or (has_no_place and others)
+        if leaves:
+            member.takes_part = False
+        self._tell_lost(member, error, leaves=leaves, ends=ends)
+        if leaves and not ends:
+            member.lost = 0
+        if not ends and not self._site.closed.is_set():
+            self.start(member)
+        if leaves or not member.repeats:
+            self.ask_again(member)
+
+    def tell(self, kind: str, member: Member, text: str, **more: Any) -> None:
+        """Logs what became of a process, and how many sample from now on."""
+        serving = self.stats.serving
+        self._site.logs.event(kind, text, engine=member.number, serving=serving, **more)
+
+    def close(self) -> None:
+        """Ends all processes, those that are starting too."""
+        self._site.closed.set()
+        self._starter.shutdown(wait=False, cancel_futures=True)
+        for member in self.members:
+            starting, workers = member.starting, member.workers
+            started = starting is not None and starting.done() and not starting.cancelled()
+            if starting is not None and started and starting.exception() is None:
+                workers = starting.result()
+            if workers is not None:
+                workers.close()
+
+    def _tell_lost(self, member: Member, error: Exception, *, leaves: bool, ends: bool) -> None:
+        plan = "it leaves until the cluster has room for it" if leaves else "it is started again"
+        if ends:
+            plan = "it leaves the run (cluster.max_restarts)"
+        self.tell(
+            "engine_left" if leaves else "engine_lost",
+            member,
+            f"{error}; {plan}; {len(member.open)} samples are asked again",
+            samples=len(member.open),
+            tickets=sorted({ticket for ticket, _ in member.open}),
+            losses=member.losses,
+            returns=not ends,
+        )
+
+    def _started(self, number: int, *, patient: bool) -> Workers:
+        workers = self._site.start(number, patient=patient)
+        if self._site.closed.is_set():
+            workers.close()
+        return workers

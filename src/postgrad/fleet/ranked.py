@@ -127,8 +127,9 @@ class RankedFleet:
         assert settings is not None  # of every job that samples
         if count := recipe.cluster.engines(recipe.learner.ranks):
             answers = recipe.answers_per_prompt  # a prompt is dealt with all of its answers
-            share = -(-sequences // answers // count) * answers
-            engine = self._engine_again() or self._shared_engine(count, path, share, max_len)
+            first = recipe.cluster.first_engines(recipe.learner.ranks)
+            share = -(-sequences // answers // first) * answers  # until others join
+            engine = self._engine_again() or self._shared_engine(first, count, path, share, max_len)
             stack.callback(engine.interrupt)
             return engine
         require_trainable(settings)
@@ -149,20 +150,22 @@ class RankedFleet:
         self._console.note(f"{len(stayed)} rollout workers waited for the ranks")
         return engine
 
-    def _shared_engine(self, count: int, path: str, sequences: int, max_len: int) -> SharedEngine:
-        """An engine of `count` workers, each for so many sequences."""
+    def _shared_engine(
+        self, first: int, count: int, path: str, sequences: int, max_len: int
+    ) -> SharedEngine:
+        """An engine of `first` workers and up to `count`, each for so many sequences."""
         site, recipe, session = self._site, self._site.recipe, self._session
         assert session.reservation is not None  # since the start
         engines = EngineSite(
             recipe, site.choices, session.reservation, self._policy, self._logs, self._folder,
             path, sequences, max_len,
         )  # fmt: skip
-        with ExitStack() as stack, ThreadPoolExecutor(count) as starter:
-            members = list(starter.map(engines.spawn, range(count)))
+        with ExitStack() as stack, ThreadPoolExecutor(first) as starter:
+            members = list(starter.map(engines.spawn, range(first)))
             for workers in members:
                 stack.callback(workers.close)
             engines.build(members[0], 0)  # the others take its sizes
-            list(starter.map(engines.build, members[1:], range(1, count)))
+            list(starter.map(engines.build, members[1:], range(1, first)))
             stack.pop_all()  # the engine closes them
         site.choices = engines.choices
         dtype = site.choices.rollout_dtype
@@ -172,11 +175,15 @@ class RankedFleet:
         exact, most = settings.type == "local", recipe.cluster.max_restarts
         on_card = settings.transport == "ipc" and settings.sends_adapter  # which goes by the host
         transport = "auto" if on_card else settings.transport
-        engine = SharedEngine(engines, members, dtype, exact=exact, most=most, transport=transport)
+        later = count - first
+        engine = SharedEngine(
+            engines, members, dtype, exact=exact, most=most, later=later, transport=transport
+        )
         session.keep(engine, site.choices)
         for number, workers in enumerate(members):
             self._log_placed(number, workers)
-        self._console.note(f"{count} rollout workers behind Ray")
+        others = f", {later} more join when the cluster has room for them" * (later > 0)
+        self._console.note(f"{first} rollout workers behind Ray{others}")
         return engine
 
     def _log_placed(self, number: int, workers: Workers) -> None:
@@ -358,9 +365,11 @@ def wants_of(recipe: Recipe, device: str) -> list[RoleRequest]:
             "(--cluster.rollout.workers 1)"
         )
     if count:
-        key, inside = f"cluster.rollout.workers = {count}", settings.policy.colocate and POLICY
+        first, inside = settings.first_engines(ranks), settings.policy.colocate and POLICY
+        key = f"cluster.rollout.{'workers' if first == count else 'least'} = {first}"
         place = settings.rollout or settings.policy
         engine = rollout.vllm
         gpus = engine.tensor_parallel * engine.engines if rollout.type == "vllm" else 1
-        wants.append(role_request(ROLLOUT, key, count, place, device, inside, gpus))
+        later = count - first
+        wants.append(role_request(ROLLOUT, key, count, place, device, inside, gpus, later))
     return wants

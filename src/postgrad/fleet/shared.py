@@ -12,11 +12,16 @@ since it was idle, and gives the bits that it would have given. For other engine
 came meanwhile, the open samples are asked again from their beginning, of the others if there are
 any. A sample is taken once. One that dies after a turn and before a cut, or in a thread that cannot
 ask the policy, has its samples written again from where they were cut last.
+
+Processes may come later and leave (cluster.rollout.least). One that the cluster has room for while
+the run goes on joins at the next publish: it gets weights there, and tickets are dealt to it from
+then on. One whose place is gone leaves, and joins again in the same way. Whatever process samples a
+ticket draws the same random numbers; its logprobs are the same up to the rounding of products that
+other samples share.
 """
 
 from collections.abc import Collection, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 import numpy as np
@@ -26,12 +31,12 @@ from postgrad.cluster.workers import Workers
 from postgrad.core.errors import RunError, WorkerLost
 from postgrad.core.process import Handle
 from postgrad.core.records import Logprobs
-from postgrad.fleet.members import NOTHING, TITLE, EngineSite, Member, SharedStats, TurnAnswer
+from postgrad.fleet.members import NOTHING, TITLE, EngineSite, Member, Roster, TurnAnswer
 from postgrad.fleet.publishing import RankPublisher
 from postgrad.fleet.remote import RankedRole, RankedWeights
 from postgrad.observe.sinks import Logs
 from postgrad.rollout.engine import Completion, Request, Sent, WeightHandover, in_order
-from postgrad.rollout.stats import SUMMED, EngineStats, agreed
+from postgrad.rollout.stats import EngineStats, agreed
 from postgrad.rollout.transport.route import Stated
 
 Probe = tuple[Sequence[NDArray[np.int32]], float, list[Logprobs]]
@@ -48,23 +53,22 @@ class SharedEngine:
         *,
         exact: bool,
         most: int,
+        later: int = 0,
         transport: Stated = "auto",
     ) -> None:
         """dtype: what the engines compute in. exact: an engine that repeats its turns gives the
-        same bits. most: how often a process may be lost in a row (cluster.max_restarts).
-        transport: rollout.transport.
+        same bits. most: how often a process may be lost in a row (cluster.max_restarts). later: how
+        many processes come when the cluster has room for them. transport: rollout.transport.
         """
         self._site = site
-        self._members = [Member(number, workers) for number, workers in enumerate(members)]
-        self.stats: EngineStats = SharedStats(members=self._members)
+        self._roster = Roster(site, members, later, exact=exact, most=most)
+        self._members = self._roster.members
+        self.stats: EngineStats = self._roster.stats
         self._dtype = dtype
         self._exact = exact
-        self._most = most
         self._version: int | None = None  # None: no weights were loaded
         self._probe: Probe | None = None  # of the weights that are loaded
-        self._settled = EngineStats()  # when all were idle last
         self._ended: list[Completion] = []  # that `completed` has still to return
-        self._starter = ThreadPoolExecutor(len(members), TITLE)
         self._closed = False
         self._interrupted = False
         self._transport: Stated = transport
@@ -72,9 +76,10 @@ class SharedEngine:
 
     def submit(self, request: Request) -> None:
         """Engine.submit. A request that is too long is refused by `completed`."""
-        member = self._members[request.ticket % len(self._members)]
-        if not member.serves and not (self._exact and member.starting is not None):
-            member = self._others(member, request.ticket)
+        dealt = self._roster.dealt
+        member = dealt[request.ticket % len(dealt)]
+        if not member.serves and not (self._exact and member.coming):
+            member = self._roster.other_than(member, request.ticket)
         member.give(request, self._exact)
 
     def completed(self, awaited: Collection[int] | None = None) -> list[Completion]:
@@ -86,7 +91,7 @@ class SharedEngine:
             if self._interrupted or self._closed:
                 raise RunError(f"nobody waits for the {TITLE}s any more")
             if not any(member.open for member in self._members):
-                self._settle()
+                self._roster.stats.settle()
                 return []
             asked = [member for member in self._members if member.has(awaited)]
             if not asked:
@@ -100,7 +105,7 @@ class SharedEngine:
                 if member.asked is not None and member.asked.done():
                     completions += self._taken(member, member.asked)
             self._join()
-            self._count()
+            self._roster.stats.count()
         return sorted(completions, key=lambda c: (c.ticket, c.sample, c.turn))
 
     def load_weights(self, weights: WeightHandover, version: int) -> Sent:
@@ -111,11 +116,18 @@ class SharedEngine:
             if member.open:  # it goes on with other weights, which no repetition would
                 member.repeats = False
                 if member.workers is None:
-                    self._ask_again(member)
+                    self._roster.ask_again(member)
         live = [member for member in self._members if member.workers is not None]
+        waiting = [member for member in live if member.absent]
         sent = self._send(live, weights, version)
         self._version = version
         self._site.note_published()
+        for member in waiting:
+            if member.serves:
+                member.takes_part = True
+        for member in waiting:
+            if member.serves:
+                self._tell_joined(member)
         return sent
 
     def logprobs(
@@ -138,7 +150,7 @@ class SharedEngine:
             if member.asked is not None:  # one that was replaced repeats its turns
                 self._ended += self._taken(member, member.asked)
         handles = {
-            member.number: _called(member, "cut")
+            member.number: member.call("cut")
             for member in self._members
             if member.open and member.serves
         }
@@ -148,7 +160,7 @@ class SharedEngine:
             try:
                 cuts[number], ended, sums = handle.result()
             except WorkerLost as error:
-                self._lose(member, error)
+                self._roster.lose(member, error)
             else:
                 self._ended += member.take(ended, sums)
         requests = [
@@ -156,8 +168,8 @@ class SharedEngine:
             for member in self._members
             for request in member.cut(cuts.get(member.number, []))
         ]
-        self._count()
-        self._settle()
+        self._roster.stats.count()
+        self._roster.stats.settle()
         return in_order(requests)
 
     def rest(self) -> None:
@@ -183,9 +195,9 @@ class SharedEngine:
         self._of_all("drop")
         for member in self._members:
             if member.workers is None and member.starting is None:  # it had left
-                member.starting = self._starter.submit(self._started, member.number)
-        self._count()
-        self._settle()
+                self._roster.start(member)
+        self._roster.stats.count()
+        self._roster.stats.settle()
         self.rest()
         return any(member.serves for member in self._members)
 
@@ -199,20 +211,13 @@ class SharedEngine:
     def close(self) -> None:
         """Ends all processes, those that are starting too."""
         self._closed = True
-        self._starter.shutdown(wait=False, cancel_futures=True)
-        for member in self._members:
-            starting, workers = member.starting, member.workers
-            started = starting is not None and starting.done() and not starting.cancelled()
-            if starting is not None and started and starting.exception() is None:
-                workers = starting.result()
-            if workers is not None:
-                workers.close()
+        self._roster.close()
 
     def _under_way(self) -> list[Future[Any]]:
         """What is waited for. Raises WorkerLost where no process can sample."""
         under_way = [
             *(member.asked for member in self._members if member.asked is not None),
-            *(member.starting for member in self._members if member.starting is not None),
+            *self._roster.coming(),
         ]
         if not under_way:
             raise WorkerLost(f"no {TITLE} is left that has the policy's weights")
@@ -224,7 +229,7 @@ class SharedEngine:
             return
         member.turns.append(member.waiting)
         requests, member.waiting = member.waiting, []
-        member.asked = _called(member, "turn", requests)
+        member.asked = member.call("turn", requests, len(self._roster.dealt))
 
     def _taken(self, member: Member, handle: Handle[TurnAnswer]) -> list[Completion]:
         """The completions of a turn that has ended, those of the process's earlier life left
@@ -234,59 +239,16 @@ class SharedEngine:
         try:
             completions, sums = handle.result()
         except WorkerLost as error:
-            self._lose(member, error)
+            self._roster.lose(member, error)
             return []
         member.lost = 0
         return member.take(completions, sums)
 
-    def _others(self, member: Member, ticket: int) -> Member:
-        """The process that takes a ticket in a lost one's place: itself where it is alone."""
-        others = [other for other in self._members if other.serves]
-        others = others or [other for other in self._members if other.starting is not None]
-        return others[ticket % len(others)] if others else member
-
     def _new_publisher(self) -> RankPublisher:
-        return RankPublisher(self._transport, self._dtype, self._lose_engine)
+        return RankPublisher(self._transport, self._dtype, self._lose_number)
 
-    def _lose_engine(self, number: int, error: RunError) -> None:
-        self._lose(self._members[number], error)
-
-    def _lose(self, member: Member, error: Exception) -> None:
-        """A process was lost, or could not be started again. Raises RunError where none is left."""
-        if member.workers is not None:
-            member.workers.close()
-        member.workers = member.asked = member.starting = None
-        member.lost, member.losses = member.lost + 1, member.losses + 1
-        leaves = member.lost > self._most
-        if leaves and not any(other.workers or other.starting for other in self._members):
-            raise RunError(
-                f"{error}; cluster.max_restarts = {self._most}: it is not started again, and there "
-                f"is no other {TITLE}"
-            ) from error
-        plan = "it leaves the run (cluster.max_restarts)" if leaves else "it is started again"
-        self._site.logs.event(
-            "engine_left" if leaves else "engine_lost",
-            f"{error}; {plan}; {len(member.open)} samples are asked again",
-            engine=member.number,
-            samples=len(member.open),
-            tickets=sorted({ticket for ticket, _ in member.open}),
-            losses=member.losses,
-        )
-        if not leaves and not self._closed:
-            member.starting = self._starter.submit(self._started, member.number)
-        if leaves or not member.repeats:
-            self._ask_again(member)
-
-    def _ask_again(self, member: Member) -> None:
-        """Gives the open samples of a lost process to the others, or to what takes its place."""
-        for request in member.take_back():
-            self._others(member, request.ticket).give(request, self._exact)
-
-    def _started(self, number: int) -> Workers:
-        workers = self._site.start(number)
-        if self._closed:
-            workers.close()
-        return workers
+    def _lose_number(self, number: int, error: RunError) -> None:
+        self._roster.lose(self._members[number], error)
 
     def _join(self, *, needed: bool = False) -> None:
         """Takes in the processes that were started again. needed: waits while none serves."""
@@ -294,20 +256,24 @@ class SharedEngine:
             for member in self._members:
                 if member.starting is not None and member.starting.done():
                     self._take_in(member, member.starting)
-            starting = [m.starting for m in self._members if m.starting is not None]
-            if not needed or not starting or any(member.serves for member in self._members):
+            starting = self._roster.coming()
+            if not needed or not starting or self._roster.stats.serving:
                 return
             wait(starting, None, FIRST_COMPLETED)
 
     def _take_in(self, member: Member, starting: Future[Workers]) -> None:
-        """A process that was started in a lost one's place takes part."""
+        """A process that was started takes part: in a lost one's place now, else from the next
+        publish on.
+        """
         member.starting, member.sums = None, NOTHING
         try:
             member.workers = workers = starting.result()
         except RunError as error:
-            self._lose(member, error)
+            self._roster.lose(member, error)
             return
-        if self._version is not None:
+        if not member.takes_part:
+            member.absent = True
+        elif self._version is not None:
             weights = self._site.weights()
             if weights is None:
                 self._wait_for_weights(member)
@@ -320,22 +286,24 @@ class SharedEngine:
             if member.repeats and member.turns:
                 member.asked = workers.call("repeat", member.turns)
         except RunError as error:
-            self._lose(member, error)
+            self._roster.lose(member, error)
             return
-        self._site.logs.event(
-            "engine_joined",
-            workers.description(),
-            engine=member.number,
-            places=workers.places,
-            version=self._version,
-            way=self._publisher.routes[member.number].way if self._version is not None else None,
-        )
+        self._tell_joined(member)
+
+    def _tell_joined(self, member: Member) -> None:
+        """Logs a process that samples from now on."""
+        workers, version = member.workers, self._version
+        assert workers is not None
+        way = self._publisher.routes[member.number].way if version is not None else None
+        text, places = workers.description(), workers.places
+        more = {"places": places, "version": version, "way": way}
+        self._roster.tell("engine_joined", member, text, **more)
 
     def _wait_for_weights(self, member: Member) -> None:
         """The policy has learned since: the process takes part from the next publish on."""
         member.absent = True
-        if any(other.serves or other.starting for other in self._members):
-            self._ask_again(member)
+        if any(other.serves or other.coming for other in self._members):
+            self._roster.ask_again(member)
 
     def _prove(self, workers: Workers) -> None:
         """Raises RunError where a process has not the weights that all were probed with."""
@@ -358,38 +326,12 @@ class SharedEngine:
     def _of_all(self, method: str, *arguments: object) -> list[list[Logprobs]]:
         """The results of a call to every process that serves; one that dies is lost alone."""
         handles: list[tuple[Member, Handle[list[Logprobs]]]] = [
-            (member, _called(member, method, *arguments))
-            for member in self._members
-            if member.serves
+            (member, member.call(method, *arguments)) for member in self._members if member.serves
         ]
         results: list[list[Logprobs]] = []
         for member, handle in handles:
             try:
                 results.append(handle.result())
             except WorkerLost as error:
-                self._lose(member, error)
+                self._roster.lose(member, error)
         return results
-
-    def _count(self) -> None:
-        """Tokens and steps add up; seconds pass in all processes at once."""
-        for place, name in enumerate(SUMMED):
-            values = [member.spent[0][place] - member.begun[0][place] for member in self._members]
-            more = max(values) if name.endswith("_seconds") else sum(values)
-            setattr(self.stats, name, getattr(self._settled, name) + more)
-
-    def _settle(self) -> None:
-        """From now on sums are counted anew: all processes are idle."""
-        self._settled = replace(self.stats)
-        for member in self._members:
-            member.begun = member.spent
-
-
-def _called(member: Member, method: str, *arguments: object) -> Handle[Any]:
-    """The handle of a call to a process; its error is WorkerLost where the process has ended."""
-    assert member.workers is not None
-    try:
-        return member.workers.call(method, *arguments)
-    except RunError as error:
-        ended: Handle[Any] = Handle()
-        ended.set_exception(WorkerLost(str(error)))
-        return ended

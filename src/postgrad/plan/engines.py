@@ -43,6 +43,8 @@ class EnginePlaces:
     is_vllm: bool = False
     apart: bool = False  # engines are not in the learner's process
     problem: str | None = None  # why a run refuses the placement
+    first: int = 0  # engines that a run starts with: prompts are dealt to these until others join
+    absent: int = 0  # rollout workers that have no cards on this hardware, and may come later
 
     @property
     def name(self) -> str:
@@ -81,13 +83,16 @@ class EnginePlaces:
                 f"own (cluster.rollout.workers), or use 1"
             )
             return cls(workers * copies, each, workers, 0, is_vllm, True, problem)
-        return cls._on_own_cards(recipe, workers, copies, each, is_vllm)
+        return cls._on_own_cards(recipe, workers, copies, each, is_vllm, hardware.count)
 
     @classmethod
     def _on_own_cards(
-        cls, recipe: Recipe, workers: int, copies: int, each: int, is_vllm: bool
+        cls, recipe: Recipe, workers: int, copies: int, each: int, is_vllm: bool, cards: int
     ) -> "EnginePlaces":
-        placed = recipe.cluster.rollout
+        """Workers on cards of their own: all, or with cluster.rollout.least as many as the cards
+        that learners leave have room for.
+        """
+        placed, cluster = recipe.cluster.rollout, recipe.cluster
         stated = None if placed is None else placed.gpus
         per_worker, needed = (stated or 0) // workers, copies * each
         problem = None
@@ -96,8 +101,11 @@ class EnginePlaces:
                 f"cluster.rollout.gpus = {stated}: {workers} workers that work on {needed} cards "
                 f"each need {workers * needed}"
             )
-        own_cards = workers * max(per_worker, needed)
-        return cls(workers * copies, each, 0, own_cards, is_vllm, True, problem)
+        per_worker, least = max(per_worker, needed), cluster.first_engines(recipe.learner.ranks)
+        left = cards - recipe.learner.ranks - sum(cluster.homes.values())
+        here = min(workers, max(least, left // per_worker))
+        own_cards, first, absent = here * per_worker, least * copies, workers - here
+        return cls(here * copies, each, 0, own_cards, is_vllm, True, problem, first, absent)
 
 
 def engine_width(rollout: RolloutSettings, policy: PlannedRole, *, cpu: bool) -> int:
@@ -207,7 +215,8 @@ def engine_sizes(
     if rollout is None or not places.engines:
         return None
     answers = recipe.answers_per_prompt
-    sequences = dealt(engine_sequences(recipe, geometry), answers, places.engines)
+    # its sizes stay as they are when others join
+    sequences = dealt(engine_sequences(recipe, geometry), answers, places.first or places.engines)
     if share := vllm_share(recipe, policy, device, places, longest):
         tokens = int(max(share.cache, share.sequence) / share.token_bytes)
         return EngineSizes(rollout.stated_slots or min(MAX_SLOTS, sequences), tokens)

@@ -7,12 +7,13 @@ from typing import Any
 from postgrad.plan.batches import batch_json, batch_rows
 from postgrad.plan.cards import CardGroup, card_numbers, total_bytes
 from postgrad.plan.change import Advice, digits, gigabytes
-from postgrad.plan.engines import FULLEST, dealt
+from postgrad.plan.engines import FULLEST, EnginePlaces, dealt
 from postgrad.plan.held import PHASES
 from postgrad.plan.memory import Memory
 from postgrad.plan.plan import Outlook, full_logits_bytes
 from postgrad.plan.sampling import SampledShare
 from postgrad.plan.sizes import ahead_bytes
+from postgrad.recipe.recipe import Recipe
 
 TableRows = list[list[str]]
 LARGE = 4e9  # bytes of logits that are worth a note, though the run never holds them
@@ -286,6 +287,17 @@ def _no_place(outlook: Outlook) -> str | None:
     )
 
 
+def _joining(places: EnginePlaces, recipe: Recipe) -> str:
+    """How many rollout workers the plan has counted, of those that may come."""
+    workers = recipe.cluster.engines(recipe.learner.ranks)
+    least = recipe.cluster.first_engines(recipe.learner.ranks)
+    lack = ", as many as have cards here" * (places.absent > 0)
+    return (
+        f"a step is counted with {workers - places.absent} of {workers} rollout workers{lack}; the "
+        f"run starts with {least} (cluster.rollout.least), and the others join as there is room"
+    )
+
+
 def engine_notes(outlook: Outlook) -> Iterator[str]:
     """Sentences for people about the recipe's engines; none where it is a single built-in one."""
     rollout, places = outlook.recipe.rollout_settings, outlook.places
@@ -305,6 +317,8 @@ def engine_notes(outlook: Outlook) -> Iterator[str]:
         answers = outlook.recipe.answers_per_prompt
         share = dealt(outlook.geometry.samples_per_step, answers, places.engines)
         about += f", {share} samples of a step and {size.slots} slots"
+    if places.absent or 0 < places.first < places.engines:
+        yield _joining(places, outlook.recipe)
     if not places.is_vllm:
         yield about
         return

@@ -3,7 +3,13 @@ what is wrong)."""
 
 from collections.abc import Iterator
 
-from postgrad.cluster.settings import POLICY, ClusterSettings, RolePlacement, SidePlacement
+from postgrad.cluster.settings import (
+    POLICY,
+    ClusterSettings,
+    RolePlacement,
+    RolloutPlacement,
+    SidePlacement,
+)
 from postgrad.learner.settings import LearnerSettings
 from postgrad.recipe.lines import RecipeProblem
 from postgrad.recipe.settings import AnsweringSections, CommonSections
@@ -50,6 +56,7 @@ def placement_problems(recipe: CommonSections, job: str) -> Iterator[RecipeProbl
     if policy.colocate is not None:
         yield from _colocated(rollout, workers, ranks)
     elif rollout is not None:
+        yield from _later(rollout, workers)
         yield from _spread("rollout", rollout, workers, f"workers = {workers}")
         if rollout.gpus and rollout.gpus % workers:
             yield (
@@ -143,7 +150,9 @@ def _spread(
         )
 
 
-def _colocated(rollout: RolePlacement | None, workers: int, ranks: int) -> Iterator[RecipeProblem]:
+def _colocated(
+    rollout: RolloutPlacement | None, workers: int, ranks: int
+) -> Iterator[RecipeProblem]:
     """Engines on the ranks' devices: how many fit, and keys that are then the ranks'."""
     if workers > ranks:
         yield (
@@ -151,12 +160,31 @@ def _colocated(rollout: RolePlacement | None, workers: int, ranks: int) -> Itera
             f'{workers} on the devices of {ranks} ranks (policy.colocate = "rollout"): at most '
             "one on each",
         )
-    stated = [key for key in ("gpus", "cpus", "machines") if rollout and getattr(rollout, key)]
+    keys = ("gpus", "cpus", "machines", "least")
+    stated = [key for key in keys if rollout and getattr(rollout, key)]
     for key in stated:
         yield (
             ("cluster", "rollout", key),
             'is the ranks\', whose devices the engines share (policy.colocate = "rollout"): leave '
             "it out",
+        )
+
+
+def _later(rollout: RolloutPlacement, workers: int) -> Iterator[RecipeProblem]:
+    """A number of engines to start with that is none, or that cannot be kept to."""
+    least = rollout.least
+    if least is None:
+        return
+    if least > workers:
+        yield (
+            ("cluster", "rollout", "least"),
+            f"{least} of {workers} workers: at most all of them",
+        )
+    elif rollout.machines:
+        yield (
+            ("cluster", "rollout", "machines"),
+            "spreads workers that start together, and beside least the others come where there is "
+            "room: leave one of the two out",
         )
 
 

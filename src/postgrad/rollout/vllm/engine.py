@@ -64,11 +64,13 @@ class VLLMEngine:
         self._failed = False  # a change between sleep and work has failed
         self._ending = ExitStack()
         self._every = 1  # ticket of those that come here
-        self._open: dict[int, tuple[Request, int]] = {}  # by key: the request and its sample
+        # by key: the request, its sample, and the process that has it
+        self._open: dict[int, tuple[Request, int, int]] = {}
         self._keys = 0
         self._calls = 0
         self._values: dict[tuple[int, int], Any] = {}  # of calls, by process and number
-        self._arrived: list[tuple[Request, int, SampledTokens]] = []  # for `completed` to return
+        # for `completed` to return
+        self._arrived: list[tuple[Request, int, int, SampledTokens]] = []
         self._seats = Seats(self._each, torch.device(learner), transport)
         self._names = WeightNames(model.skeleton)
 
@@ -85,10 +87,11 @@ class VLLMEngine:
         self._be_ready()
         keys = range(self._keys, self._keys + len(request.sample_ids))
         self._keys = keys.stop
+        number = request.ticket // self._every % len(self._processes)
         self._open |= {
-            key: (request, sample) for key, sample in zip(keys, request.sample_ids, strict=True)
+            key: (request, sample, number)
+            for key, sample in zip(keys, request.sample_ids, strict=True)
         }
-        number = self._process_of(request)
         self._sums.begin(number, len(keys), prompt)
         self._processes[number].send(
             {
@@ -111,9 +114,9 @@ class VLLMEngine:
         while not self._inbox.empty():
             self._receive()
         arrived, self._arrived = self._arrived, []
-        for request, _, sampled in arrived:
-            self._sums.end(self._process_of(request), len(sampled.tokens))
-        return [self._model.completion(*sample) for sample in arrived]
+        for _, _, number, sampled in arrived:
+            self._sums.end(number, len(sampled.tokens))
+        return [self._model.completion(request, n, sampled) for request, n, _, sampled in arrived]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Sent:
         """Replace all weights, or the adapter; keys and values of samples in flight are computed
@@ -200,13 +203,13 @@ class VLLMEngine:
         written = [SampledTokens(**fields) for cut in self._call("cut") for fields in cut]
         stopped = [(*self._open.pop(sampled.key), sampled) for sampled in written]
         requests: list[Request] = []
-        for request, sample, sampled in stopped:
+        for request, sample, number, sampled in stopped:
             turn = turn_of(request, sample, sampled)
             if self._model.end_over_cut(request, turn) is None:
-                self._sums.cut(self._process_of(request))
+                self._sums.cut(number)
                 requests.append(request.cut_after(sample, turn))
             else:  # it has ended at a stop string that the cut before has hidden from vLLM
-                self._arrived.append((request, sample, sampled))
+                self._arrived.append((request, sample, number, sampled))
         return in_order(requests)
 
     @property
@@ -335,10 +338,7 @@ class VLLMEngine:
             self._arrived.append((*self._open.pop(sampled.key), sampled))
 
     def deal_every(self, tickets: int) -> None:
-        """Only every so many tickets come here, as others go to other engines: those that come are
-        dealt to the processes in turn. To be called before the first request.
+        """From now on only every so many tickets come here, as others go to other engines: those
+        that come are dealt to the processes in turn.
         """
         self._every = tickets
-
-    def _process_of(self, request: Request) -> int:
-        return request.ticket // self._every % len(self._processes)
