@@ -1,5 +1,7 @@
 """TRL's options whose meaning depends on their sign, their range, or the loss."""
 
+from typing import Any
+
 import pytest
 
 from postgrad.translate.translate import Translation, translate
@@ -127,3 +129,43 @@ def test_what_is_faster_or_smaller_there_is_lost_or_has_its_key() -> None:
         "use_liger_kernel", "dtype", "tf32", "activation_offloading", "router_aux_loss_coef",
     }  # fmt: skip
     assert missing(of("--dtype", "float32")) == set()
+
+
+def algorithm_of(program: str, *flags: str) -> dict[str, Any]:
+    """[algorithm] of the recipe, which has to be whole."""
+    translation = translate(
+        "trl", [program, "--model_name_or_path", "m", "--dataset_name", "d", *flags]
+    )
+    assert translation.problem is None
+    assert missing(translation) == set()
+    return translation.recipe["algorithm"]
+
+
+def test_dpo_s_losses_are_named_or_weighted() -> None:
+    assert algorithm_of("dpo", "--loss_type", "apo_down") == {"type": "dpo", "loss": "apo_down"}
+    mixed = algorithm_of(
+        "dpo", "--loss_type", "sigmoid", "bco_pair", "sft", "--loss_weights", "0.8", "0.2", "1.0"
+    )
+    assert mixed["loss"] == {"sigmoid": 0.8, "bco": 0.2}
+    assert mixed["nll_coef"] == 1.0
+    assert algorithm_of("dpo", "--loss_type", "sigmoid_norm")["length_normalised"] is True
+    assert algorithm_of("dpo", "--loss_type", "ipo")["type"] == "ipo"
+    smooth = algorithm_of("dpo", "--loss_type", "robust", "--label_smoothing", "0.1")
+    assert (smooth["loss"], smooth["label_smoothing"]) == ("robust", 0.1)
+
+
+def test_a_divergence_has_the_alpha_of_its_paper() -> None:
+    own = ("--f_divergence_type", "alpha_divergence", "--f_alpha_divergence_coef", "0.75")
+    algorithm = algorithm_of("dpo", *own)
+    assert (algorithm["divergence"], algorithm["divergence_alpha"]) == ("alpha", 0.25)
+    assert "divergence" not in algorithm_of("dpo", "--f_divergence_type", "reverse_kl")
+
+
+def test_losses_of_other_trainers_are_settings_and_types() -> None:
+    assert algorithm_of("kto", "--loss_type", "apo_zero_unpaired")["loss"] == "apo_zero"
+    assert algorithm_of("sft", "--loss_type", "dft")["loss"] == "dft"
+    assert algorithm_of("cpo", "--cpo_alpha", "0.5") == {
+        "type": "cpo", "beta": 0.1, "nll_coef": 0.5
+    }  # fmt: skip
+    simpo = algorithm_of("cpo", "--loss_type", "simpo", "--simpo_gamma", "0.7")
+    assert (simpo["type"], simpo["gamma"], simpo["nll_coef"]) == ("simpo", 0.7, 1.0)

@@ -19,6 +19,7 @@ ALGORITHMS = {
     "dpo": "postgrad.algorithms.dpo:DPO",
     "ipo": "postgrad.algorithms.ipo:IPO",
     "simpo": "postgrad.algorithms.simpo:SimPO",
+    "cpo": "postgrad.algorithms.cpo:CPO",
     "kto": "postgrad.algorithms.kto:KTO",
     "orpo": "postgrad.algorithms.orpo:ORPO",
 }

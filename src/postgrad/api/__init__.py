@@ -10,6 +10,7 @@ from postgrad.algorithms.base import (
 )
 from postgrad.algorithms.bradley_terry import BradleyTerry
 from postgrad.algorithms.cispo import CISPO
+from postgrad.algorithms.cpo import CPO
 from postgrad.algorithms.dapo import DAPO
 from postgrad.algorithms.dpo import DPO
 from postgrad.algorithms.dr_grpo import DrGRPO
@@ -32,6 +33,7 @@ from postgrad.recipe.recipe import PreferenceRecipe, RewardRecipe, RLRecipe, SFT
 
 __all__ = [
     "CISPO",
+    "CPO",
     "DAPO",
     "DPO",
     "GRPO",

@@ -22,6 +22,7 @@ JOBS = {
     "dpo": ("preference", "dpo"),
     "kto": ("preference", "kto"),
     "orpo": ("preference", "orpo"),
+    "cpo": ("preference", "cpo"),
     "reward": ("reward", "bradley_terry"),
     "grpo": ("rl", "grpo"),
     "rloo": ("rl", "rloo"),
@@ -41,8 +42,8 @@ OTHERS = {
     "async_grpo": "a step samples with the weights that the last one made",
     "gkd|gold|distillation|sdft|sdpo|minillm|ssd|ssd_eval": "distillation is not here",
     "prm": 'reward models of single steps are not here; job = "reward" scores answers',
-    "cpo|bco|tpo|nash_md|xpo|online_dpo": "this loss is not here: of preferences dpo, ipo, simpo, "
-    "kto and orpo are",
+    "bco|tpo|nash_md|xpo|online_dpo": "this trainer is not here: of preferences dpo, ipo, simpo, "
+    "cpo, kto and orpo are",
 }
 
 # Of transformers' TrainingArguments and TRL's base.
@@ -62,6 +63,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "dpo": {"learning_rate": 1e-6, "loss_type": "sigmoid"},
     "kto": {"learning_rate": 1e-6},
     "orpo": {"learning_rate": 1e-6, "beta": 0.1},
+    "cpo": {"learning_rate": 1e-6, "beta": 0.1, "loss_type": "sigmoid"},
     "reward": {"learning_rate": 1e-4},
     "grpo": {"learning_rate": 1e-6, "num_generations": 8, "beta": 0.0, "loss_type": "dapo",
              "epsilon": 0.2, **_SAMPLED},
@@ -124,10 +126,16 @@ RULES: dict[str, Rule] = {
     "use_bias_correction_kl": missing("KL has one estimator, algorithm.kl_estimator"),
     "ld_alpha": missing("the loss counts every token of an answer"),
     "use_weighting": missing("all pairs weigh the same"),
-    "f_divergence_type": choice("algorithm.type", {"reverse_kl": "dpo"}),
+    "f_divergence_type": choice(
+        "algorithm.divergence",
+        {"reverse_kl": None, "forward_kl": "forward_kl", "js_divergence": "js",
+         "alpha_divergence": "alpha"},
+    ),
+    "f_alpha_divergence_coef": to("algorithm.divergence_alpha", "1 - the value there",
+                                  lambda value: 1.0 - decimal(value)),
+    "discopop_tau": to("algorithm.discopop_tau", read=decimal),
     "stop_token": missing("an answer ends with its turn; rollout.stop has texts that end it"),
     "streaming": missing("a dataset is read whole"),
-    "loss_weights": missing("a preference has one loss"),
     "assistant_only_loss": needless("loss always lies on the assistant's turns only"),
     "remove_unused_columns": needless("columns that nothing names are left alone"),
     **family("", "attn_implementation attn_implementation_kwargs", missing(common.ATTENTION)),
