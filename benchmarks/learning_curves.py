@@ -29,7 +29,10 @@ HEADING = "## Learning curves"
 DOCS = Path(__file__).parents[1] / "docs"
 MOST_COLUMNS, MOST_POINTS = 8, 70
 ONE = ("0",)
-SAMPLED = "grpo dr_grpo dapo gspo cispo rloo reinforce_pp reinforce_pp_baseline"
+SAMPLED = (
+    "grpo dr_grpo dapo gspo cispo sapo gmpo vespo gpg opo maxrl pass_at_k rloo reinforce_pp "
+    "reinforce_pp_baseline"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
     """
 
     min_group_size: ClassVar[int] = 2
+    unread: ClassVar[tuple[str, ...]] = ()  # inherited settings that the algorithm does not read
 
     clip_low: float = Field(0.2, ge=0.0, le=1.0)
     clip_high: float = Field(0.2, ge=0.0)
@@ -59,6 +60,9 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
     kl_coef: float = Field(0.0, ge=0.0)
     kl_in: Literal["loss", "reward"] = "loss"
     kl_estimator: kl.Estimator = "k3"
+    # Of a KL in the loss: multiply it by the token's ratio, gradient included, which makes its
+    # gradient that of the KL also where samples are of older weights (DeepSeek-V3.2).
+    kl_corrected: bool = False
     kl_target: float | None = Field(None, gt=0.0)
     kl_horizon: int = Field(10_000, ge=1)  # samples
     entropy_coef: float = Field(0.0, ge=0.0)
@@ -83,6 +87,21 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
             raise ValueError(
                 'kl_target adapts a KL in the reward: set kl_in = "reward" and kl_coef > 0 too'
             )
+        return self
+
+    @model_validator(mode="after")
+    def _corrected_needs_loss(self) -> Self:
+        if self.kl_corrected and not self._kl_in_loss:
+            raise ValueError(
+                'kl_corrected is of a KL in the loss: set kl_in = "loss" and kl_coef > 0 too'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _states_nothing_unread(self) -> Self:
+        for name in self.unread:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: {type(self).__name__} does not read it, leave it out")
         return self
 
     @abstractmethod
@@ -181,7 +200,7 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
         columns: dict[str, Ragged] = {}
         if (before := sampled if self.old_logprobs == "sampled" else old) is not None:
             columns["old_logprobs"] = before
-        if self.correction != "off":
+        if self.reads_sampled:
             columns["sampled_logprobs"] = sampled
         return columns
 
@@ -242,13 +261,15 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
         ratio = self.ratio(inputs, old)
         token_loss = self.surrogate(inputs, ratio)
         metrics = self._ratio_metrics(inputs, ratio.detach(), old)
-        if self.correction != "off":
+        if self.reads_sampled:
             factor, more = self.correction_factor(inputs, old)
             token_loss = factor * token_loss
             metrics |= more
         if self._kl_in_loss:
             d = logprobs - inputs.columns["ref_logprobs"]
             token_kl = kl.estimate(self.kl_estimator, d)
+            if self.kl_corrected:
+                token_kl = token_kl * losses.bounded_ratio(logprobs, old)
             token_loss = token_loss + self.kl_coef * token_kl
             metrics["policy/kl"] = (inputs.token_weight * token_kl.detach()).sum()
             metrics["policy/bounded_exponents"] += kl.overflows(self.kl_estimator, d).sum()
@@ -269,22 +290,36 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
             loss if self.dual_clip is None else losses.dual_clip(loss, advantages, self.dual_clip)
         )
 
+    def clipped(
+        self, inputs: LossInputs, ratio: Tensor, change: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """True [E] where the lower and where the upper bound stop a token's gradient; None without
+        bounds. change: logp - logp_old, without gradient.
+        """
+        if "clip_high" in self.unread:
+            return None
+        advantages = inputs.columns["advantages"]
+        return (
+            losses.clipped_low(ratio, advantages, self.clip_low),
+            losses.clipped_high(ratio, advantages, self.clip_high),
+        )
+
     def _ratio_metrics(self, inputs: LossInputs, ratio: Tensor, old: Tensor) -> dict[str, Tensor]:
         """Means per token; "policy/bounded_exponents" is a count."""
-        advantages, weight = inputs.columns["advantages"], inputs.token_weight
-        logprobs = inputs.logprobs.detach()
+        weight, logprobs = inputs.token_weight, inputs.logprobs.detach()
         change = logprobs - old
-        low = (weight * losses.clipped_low(ratio, advantages, self.clip_low)).sum()
-        high = (weight * losses.clipped_high(ratio, advantages, self.clip_high)).sum()
-        return {
+        metrics = {
             "policy/logprob": (weight * logprobs).sum(),
             "policy/ratio": (weight * ratio).sum(),
             "policy/kl_old": (weight * kl.estimate("k3", -change)).sum(),
-            "policy/clip_fraction": low + high,
-            "policy/clip_fraction_low": low,
-            "policy/clip_fraction_high": high,
             "policy/bounded_exponents": (change.abs() > kl.MAX_EXPONENT).sum().to(weight.dtype),
         }
+        if (sides := self.clipped(inputs, ratio, change)) is not None:
+            low, high = ((weight * side).sum() for side in sides)
+            metrics["policy/clip_fraction"] = low + high
+            metrics["policy/clip_fraction_low"] = low
+            metrics["policy/clip_fraction_high"] = high
+        return metrics
 
 
 def required(column: Ragged | None, name: str) -> Ragged:
