@@ -54,11 +54,6 @@ class BehaviourCorrection(RolloutAlgorithm):
         return self
 
     @property
-    def reads_sampled(self) -> bool:
-        """Whether the loss reads the sampler's logprobs, beside the old ones."""
-        return self.correction != "off" or self.off_policy_threshold is not None
-
-    @property
     def bounds(self) -> tuple[float, float]:
         """(low, high) of the importance weights: the method's own where the recipe has none."""
         low, high = CORRECTION_BOUNDS.get(self.correction, (0.0, math.inf))

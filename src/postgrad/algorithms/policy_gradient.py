@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from postgrad.algorithms.base import Credit, LossInputs, LossOutput, Needs
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.algorithms.reward_scaling import RewardScaling
+from postgrad.algorithms.token_selection import TokenSelection
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, RolloutBatch, Sequences
 from postgrad.ops import kl, losses
@@ -36,7 +37,7 @@ class Earned:
     values: Ragged | None  # float32 per token, the critic's; None without a critic
 
 
-class PolicyGradient(RewardScaling, BehaviourCorrection):
+class PolicyGradient(RewardScaling, TokenSelection, BehaviourCorrection):
     """Subclasses define a sample's advantage. Groups of fewer than `min_group_size` are dropped.
 
     KL in the reward: beta * (sum of the sequence's token KLs) is subtracted from its reward before
@@ -132,12 +133,22 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
     def _kl_in_reward(self) -> bool:
         return self.kl_coef > 0 and self.kl_in == "reward"
 
+    @property
+    def _reads_sampled(self) -> bool:
+        return self.correction != "off" or self.off_policy_threshold is not None
+
+    @property
+    def _selects(self) -> bool:
+        return self.covariance != "off" or self.top_entropy_fraction < 1.0
+
     def needs(self) -> Needs:
+        sampled_is_old = self.old_logprobs == "sampled"
         return Needs(
             reference=self.kl_coef > 0,
-            old_logprobs=self._kl_in_reward,
-            sampled_is_old=self.old_logprobs == "sampled",
+            old_logprobs=self._kl_in_reward or (self.covariance != "off" and not sampled_is_old),
+            sampled_is_old=sampled_is_old,
             entropy=self.entropy_coef > 0,
+            old_entropy=self.top_entropy_fraction < 1.0,
         )
 
     def for_rollout(self, max_new_tokens: int) -> Self:
@@ -155,6 +166,7 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
         ref: Ragged | None,
         values: Ragged | None,
         state: Mapping[str, Any],
+        entropy: Ragged | None = None,
     ) -> Credit:
         """The advantages of a step. Raises ValueError for rewards that are not finite and for
         missing columns.
@@ -187,12 +199,19 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
         columns |= self._logprobs_before(batch.sampled_logprobs.take(rows), old)
         if self._kl_in_loss:
             columns["ref_logprobs"] = required(ref, "'ref' logprobs")
+        if self._selects:
+            selected, of_selection = self.selection(
+                sequences.loss_mask, columns["advantages"], columns.get("old_logprobs"),
+                entropy and entropy.take(rows), (batch.ticket[rows], batch.sample[rows]),
+            )  # fmt: skip
+            columns |= selected
+            metrics |= of_selection
         if self.mask_truncated_completions:
             metrics["masked_samples"] = float(masked.sum())
             kept = np.flatnonzero(~masked)
             sequences, rows = _take(sequences, kept), rows[kept]
             columns = {name: column.take(kept) for name, column in columns.items()}
-        experience = Experience(sequences, columns, self._moves(columns["advantages"]))
+        experience = Experience(sequences, columns, self._moves(columns))
         return Credit(experience, rows, state, metrics | more)
 
     def _logprobs_before(self, sampled: Ragged, old: Ragged | None) -> dict[str, Ragged]:
@@ -200,17 +219,22 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
         columns: dict[str, Ragged] = {}
         if (before := sampled if self.old_logprobs == "sampled" else old) is not None:
             columns["old_logprobs"] = before
-        if self.reads_sampled:
+        if self._reads_sampled:
             columns["sampled_logprobs"] = sampled
         return columns
 
-    def _moves(self, advantages: Ragged) -> NDArray[np.bool_]:
+    def _moves(self, columns: Mapping[str, Ragged]) -> NDArray[np.bool_]:
         """[S] False for samples without gradient; none where there is a critic, or a KL or entropy
         in the loss.
         """
         everywhere = self._kl_in_loss or self.entropy_coef > 0 or self.needs().critic
-        moves = advantages.like(advantages.values != 0).sums() > 0
-        return moves | np.bool_(everywhere)
+        moving = columns["advantages"]
+        pushed = moving.values != 0
+        if "selected" in columns:
+            pushed = pushed & (columns["selected"].values > 0)
+        if "penalised" in columns:
+            pushed = pushed | (columns["penalised"].values > 0)
+        return (moving.like(pushed).sums() > 0) | np.bool_(everywhere)
 
     def _group_metrics(self, batch: RolloutBatch, rows: NDArray[np.int64]) -> dict[str, float]:
         """Metrics of groups, from the batch's rewards before scaling and KL."""
@@ -261,10 +285,14 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
         ratio = self.ratio(inputs, old)
         token_loss = self.surrogate(inputs, ratio)
         metrics = self._ratio_metrics(inputs, ratio.detach(), old)
-        if self.reads_sampled:
+        if self._reads_sampled:
             factor, more = self.correction_factor(inputs, old)
             token_loss = factor * token_loss
             metrics |= more
+        if self._selects:
+            token_loss = token_loss * inputs.columns["selected"]
+        if self.covariance == "kl":
+            token_loss = token_loss + self.penalty(inputs, old)
         if self._kl_in_loss:
             d = logprobs - inputs.columns["ref_logprobs"]
             token_kl = kl.estimate(self.kl_estimator, d)
