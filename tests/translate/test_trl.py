@@ -169,3 +169,22 @@ def test_losses_of_other_trainers_are_settings_and_types() -> None:
     }  # fmt: skip
     simpo = algorithm_of("cpo", "--loss_type", "simpo", "--simpo_gamma", "0.7")
     assert (simpo["type"], simpo["gamma"], simpo["nll_coef"]) == ("simpo", 0.7, 1.0)
+
+
+def test_losses_without_a_clip_take_their_own_settings() -> None:
+    sapo = of("--loss_type", "sapo", "--sapo_temperature_neg", "1.2").recipe["algorithm"]
+    assert sapo == {"type": "sapo", "gate_negative": 1.2, "kl_coef": 0.0}
+    vespo = of("--loss_type", "vespo", "--vespo_k_pos", "1.5").recipe["algorithm"]
+    assert (vespo["type"], vespo["shape_positive"]) == ("vespo", 1.5)
+    luspo = of("--loss_type", "luspo", "--importance_sampling_level", "sequence")
+    assert luspo.recipe["algorithm"]["type"] == "gspo"
+    assert luspo.recipe["algorithm"]["aggregation"] == "constant"
+    assert luspo.recipe["algorithm"]["constant_length"] == 1
+
+
+def test_masks_and_the_corrected_kl_are_settings_of_every_algorithm() -> None:
+    flags = ("--top_entropy_quantile", "0.2", "--off_policy_mask_threshold", "0.5")
+    algorithm = of(*flags, "--beta", "0.1", "--use_bias_correction_kl", "true").recipe["algorithm"]
+    assert algorithm["top_entropy_fraction"] == 0.2
+    assert algorithm["off_policy_threshold"] == 0.5
+    assert algorithm["kl_corrected"] is True
