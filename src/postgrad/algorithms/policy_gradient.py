@@ -200,12 +200,7 @@ class PolicyGradient(RewardScaling, TokenSelection, BehaviourCorrection):
         if self._kl_in_loss:
             columns["ref_logprobs"] = required(ref, "'ref' logprobs")
         if self._selects:
-            selected, of_selection = self.selection(
-                sequences.loss_mask, columns["advantages"], columns.get("old_logprobs"),
-                entropy and entropy.take(rows), (batch.ticket[rows], batch.sample[rows]),
-            )  # fmt: skip
-            columns |= selected
-            metrics |= of_selection
+            metrics |= self._select(columns, sequences.loss_mask, batch, rows, entropy)
         if self.mask_truncated_completions:
             metrics["masked_samples"] = float(masked.sum())
             kept = np.flatnonzero(~masked)
@@ -213,6 +208,25 @@ class PolicyGradient(RewardScaling, TokenSelection, BehaviourCorrection):
             columns = {name: column.take(kept) for name, column in columns.items()}
         experience = Experience(sequences, columns, self._moves(columns))
         return Credit(experience, rows, state, metrics | more)
+
+    def _select(
+        self,
+        columns: dict[str, Ragged],
+        mask: Ragged,
+        batch: RolloutBatch,
+        rows: NDArray[np.int64],
+        entropy: Ragged | None,
+    ) -> dict[str, float]:
+        """Adds the columns of `selection`, and returns its metrics. rows: of the batch, [S]."""
+        selected, metrics = self.selection(
+            mask,
+            columns["advantages"],
+            columns.get("old_logprobs"),
+            entropy and entropy.take(rows),
+            (batch.ticket[rows], batch.sample[rows]),
+        )
+        columns |= selected
+        return metrics
 
     def _logprobs_before(self, sampled: Ragged, old: Ragged | None) -> dict[str, Ragged]:
         """The columns of logprobs that ratio and correction read; old: of the policy."""
