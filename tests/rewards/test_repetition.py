@@ -2,7 +2,7 @@
 
 import pytest
 
-from postgrad.rewards.repetition import Repetition
+from postgrad.rewards.repetition import RepeatedNgrams
 from postgrad.rewards.verifier import PromptView, RolloutView
 
 PROMPT = PromptView(question="", answer=None)
@@ -20,10 +20,10 @@ PROMPT = PromptView(question="", answer=None)
     ],
 )
 def test_repeated_n_grams_are_charged(text: str, ngram: int, repeated: float) -> None:
-    score = Repetition(ngram=ngram, penalty=0.5).score(PROMPT, RolloutView(text))
+    score = RepeatedNgrams(ngram=ngram, penalty=0.5).score(PROMPT, RolloutView(text))
     assert score.value == pytest.approx(-0.5 * repeated, abs=1e-15)
     assert score.detail == {"repeated": pytest.approx(repeated, abs=1e-15)}
 
 
 def test_a_text_that_repeats_nothing_scores_a_plain_zero() -> None:
-    assert str(Repetition().score(PROMPT, RolloutView("all of it is new")).value) == "0.0"
+    assert str(RepeatedNgrams().score(PROMPT, RolloutView("all of it is new")).value) == "0.0"

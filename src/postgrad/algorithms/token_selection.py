@@ -13,11 +13,11 @@ from pydantic import Field, model_validator
 from postgrad.algorithms.base import LossInputs, RolloutAlgorithm
 from postgrad.core import seeds
 from postgrad.core.ragged import Ragged
+from postgrad.ops.advantages import Floats
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 

@@ -5,7 +5,7 @@ from pydantic import Field
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
 
-class Repetition(Verifier):
+class RepeatedNgrams(Verifier):
     """-penalty * (1 - different n-grams / n-grams) of the response's words, from 0 down to -penalty
     (Yeo et al. 2025, arXiv:2502.03373, as Open-R1 computes it).
 
