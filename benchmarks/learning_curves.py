@@ -29,7 +29,10 @@ HEADING = "## Learning curves"
 DOCS = Path(__file__).parents[1] / "docs"
 MOST_COLUMNS, MOST_POINTS = 8, 70
 ONE = ("0",)
-SAMPLED = "grpo dr_grpo dapo gspo cispo rloo reinforce_pp reinforce_pp_baseline"
+SAMPLED = (
+    "grpo dr_grpo dapo gspo cispo sapo gmpo vespo gpg opo maxrl pass_at_k rloo reinforce_pp "
+    "reinforce_pp_baseline"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +75,9 @@ def _figures() -> list[Figure]:
             "implicit reward, from the model that SFT made with the same seed. Some labels are "
             "wrong: about 0.92 is the maximum.",
             f"{of_pipeline.format('preferences')} {one_thread}", "preferences", "accuracy", page,
-            of="people", since=0 if page in ("simpo", "orpo") else 1, seeds=ONE,
+            of="people", since=0 if page in ("simpo", "cpo", "orpo") else 1, seeds=ONE,
         )
-        for page in ["dpo", "ipo", "simpo", "kto", "orpo"]
+        for page in ["dpo", "ipo", "simpo", "cpo", "kto", "orpo"]
     ]  # fmt: skip
     rlhf = f"{of_pipeline.format('rlhf_tiny')} {one_thread}"
     of_rlhf = _of_rlhf(f"{rlhf} --reward.eval.at_start true --reward.eval.every 50")

@@ -53,6 +53,7 @@ SHARED = (
     "preference",
     "registry",
     "reward_scaling",
+    "token_selection",
 )  # what algorithms are made of
 FORBIDDEN = re.compile(
     r"pickle\.|torch\.load\(|trust_remote_code=True|shell=True|yaml\.load\(|\beval\(|\bexec\("

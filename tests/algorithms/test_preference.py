@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.layouts import slope, split, total, whole
 from postgrad.algorithms.base import Needs
 from postgrad.algorithms.registry import algorithm_class
+from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
+from postgrad.ops.preferences import divergence_score
 
 KNOBS = [
     ("dpo", {}),
@@ -25,7 +28,24 @@ KNOBS = [
     ("simpo", {"beta": 1.5, "gamma": 0.2, "nll_coef": 0.3}),
     ("orpo", {}),
     ("orpo", {"odds_coef": 0.7, "nll_coef": 0.3}),
+    ("dpo", {"loss": "hinge", "beta": 0.5}),
+    ("dpo", {"loss": "robust", "label_smoothing": 0.2}),
+    ("dpo", {"loss": "exo", "label_smoothing": 0.01}),
+    ("dpo", {"loss": "discopop", "beta": 0.5, "discopop_tau": 0.7}),
+    ("dpo", {"loss": "nca", "beta": 0.5}),
+    ("dpo", {"loss": "bco", "beta": 0.5}),
+    ("dpo", {"loss": "sppo", "beta": 0.5}),
+    ("dpo", {"loss": "apo_zero", "beta": 0.5}),
+    ("dpo", {"loss": "apo_down", "beta": 0.5}),
+    ("dpo", {"loss": {"sigmoid": 0.8, "bco": 0.2}, "nll_coef": 1.0}),
+    ("dpo", {"divergence": "forward_kl"}),
+    ("dpo", {"divergence": "js", "beta": 0.5}),
+    ("dpo", {"divergence": "alpha", "divergence_alpha": 0.3, "loss": "hinge"}),
+    ("dpo", {"length_normalised": True, "beta": 5.0}),
+    ("cpo", {}),
+    ("cpo", {"beta": 0.5, "label_smoothing": 0.2, "nll_coef": 0.3}),
     ("kto", {}),
+    ("kto", {"loss": "apo_zero", "beta": 0.5, "desirable_weight": 2.0}),
     ("kto", {"beta": 0.5, "desirable_weight": 2.0, "undesirable_weight": 0.25}),
 ]
 MASKS = st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=5)
@@ -73,11 +93,59 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x)) if x > 0 else math.exp(x) / (1 + math.exp(x))
 
 
+def log_sigmoid(x: float) -> float:
+    return -math.log1p(math.exp(-x)) if x > 0 else x - math.log1p(math.exp(x))
+
+
+def of_rewards(kind: str, k: Any, c: float, r: float) -> float:
+    """DPO's losses of the rewards of a chosen and a rejected answer, as the papers write them."""
+    x, e = c - r, k.label_smoothing
+    clean, flipped = -log_sigmoid(x), -log_sigmoid(-x)
+    policy, labels = (log_sigmoid(x), log_sigmoid(-x)), (1 - e, e)
+    share = sigmoid(x / k.discopop_tau)
+    good, bad = c / k.beta, r / k.beta  # log-ratios
+    return {
+        "sigmoid": lambda: (1 - e) * clean + e * flipped,
+        "hinge": lambda: max(0.0, 1 - x),
+        "robust": lambda: ((1 - e) * clean - e * flipped) / (1 - 2 * e),
+        "exo": lambda: math.fsum(
+            math.exp(p) * (p - math.log(q)) for p, q in zip(policy, labels, strict=True)
+        ),
+        "discopop": lambda: (1 - share) * clean + share * math.exp(min(20.0, -x)),
+        "nca": lambda: -log_sigmoid(c) - 0.5 * (log_sigmoid(-c) + log_sigmoid(-r)),
+        "bco": lambda: -log_sigmoid(c) - log_sigmoid(-r),
+        "sppo": lambda: (good - 0.5 / k.beta) ** 2 + (bad + 0.5 / k.beta) ** 2,
+        "apo_zero": lambda: 1 - sigmoid(c) + sigmoid(r),
+        "apo_down": lambda: sigmoid(c) + 1 - sigmoid(c - r),
+    }[kind]()
+
+
+def of_divergence(k: Any, log_ratio: float) -> float:
+    """f'(u), with constants left out that cancel in a difference."""
+    u = math.exp(max(-20.0, log_ratio))
+    return {
+        "reverse_kl": lambda: math.log(u) + 1,
+        "forward_kl": lambda: -1 / u,
+        "js": lambda: math.log(2 * u / (1 + u)),
+        "alpha": lambda: (1 - u**-k.divergence_alpha) / k.divergence_alpha,
+    }[k.divergence]()
+
+
 def of_pair(name: str, k: Any, chosen: Any, rejected: Any) -> float:
     """As the papers write them."""
     (pc, hc, nc), (pr, hr, nr) = chosen, rejected
     if name == "dpo":
-        x, e = k.beta * (hc - hr), k.label_smoothing
+        if k.length_normalised:
+            hc, hr = hc / nc, hr / nr
+        if k.divergence != "reverse_kl":
+            hc, hr = of_divergence(k, hc), of_divergence(k, hr)
+        weights = k.loss if isinstance(k.loss, dict) else {k.loss: 1.0}
+        found = math.fsum(
+            weight * of_rewards(kind, k, k.beta * hc, k.beta * hr)
+            for kind, weight in weights.items()
+        )
+    elif name == "cpo":
+        x, e = k.beta * (pc - pr), k.label_smoothing
         found = -(1 - e) * math.log(sigmoid(x)) - e * math.log(sigmoid(-x))
     elif name == "ipo":
         found = (hc / nc - hr / nr - 1 / (2 * k.beta)) ** 2
@@ -101,7 +169,7 @@ def expected(
             if every[i][2] and every[i + 1][2]
         ]
     else:
-        z = max(0.0, math.fsum(mismatched) / len(mismatched))
+        z = max(0.0, math.fsum(mismatched) / len(mismatched)) if k.loss == "kto" else 0.0
         losses = [
             k.desirable_weight * (1 - sigmoid(k.beta * (h - z)))
             if good
@@ -133,10 +201,12 @@ def test_loss_and_gradient_are_the_paper_s_however_the_update_is_split(
     assert same_metrics == pytest.approx(metrics, rel=1e-12, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["dpo", "ipo", "simpo", "orpo", "kto"])
+@pytest.mark.parametrize(("name", "knobs"), KNOBS)
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
-def test_extreme_ratios_leave_loss_and_gradient_finite(name: str, sign: float) -> None:
-    algorithm, experience, logprobs, _, labels = made(name, {}, [[True] * 3] * 2, 0, 0.0)
+def test_extreme_ratios_leave_loss_and_gradient_finite(
+    name: str, knobs: dict[str, Any], sign: float
+) -> None:
+    algorithm, experience, logprobs, _, labels = made(name, knobs, [[True] * 3] * 2, 0, 0.0)
     better = np.repeat(np.where(labels, sign, -sign), experience.sequences.tokens.lengths)
     logprobs = np.where(better > 0, -1e-12, -1e4)  # certain, or as good as impossible
     loss, gradient, metrics = total(algorithm, experience, whole(experience), logprobs)
@@ -227,9 +297,11 @@ def test_what_each_loss_needs() -> None:
     needs = {name: algorithm_class(name)().needs() for name, _ in KNOBS}
     pair = Needs(reference=True)
     assert needs == {
-        "dpo": pair, "ipo": pair, "simpo": Needs(), "orpo": Needs(),
+        "dpo": pair, "ipo": pair, "simpo": Needs(), "orpo": Needs(), "cpo": Needs(),
         "kto": Needs(reference=True, mismatched=True),
     }  # fmt: skip
+    kto: Any = algorithm_class("kto")
+    assert kto(loss="apo_zero").needs() == pair
     levels = {name: algorithm_class(name).level for name in needs}
     assert levels == {n: "sequence" if n == "kto" else "pair" for n in needs}
 
@@ -254,3 +326,30 @@ def test_experiences_that_are_no_pairs_are_refused() -> None:
     for mismatched in (None, np.zeros(3), np.full(4, np.nan)):
         with pytest.raises(ValueError, match="finite sum"):
             kto.experience(sequences, order, ref, mismatched)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "told"),
+    [
+        ({"loss": "nca", "label_smoothing": 0.1}, "label_smoothing is read by sigmoid, robust"),
+        ({"loss": "exo"}, "infinite without label_smoothing"),
+        ({"loss": {}}, "give at least one loss"),
+        ({"loss": {"sigmoid": 0.0}}, "weight above 0"),
+        ({"discopop_tau": 0.1}, 'read by the loss "discopop" alone'),
+        ({"divergence": "alpha"}, "set both"),
+        ({"divergence_alpha": 0.5}, "set both"),
+        ({"divergence": "js", "loss": {"sigmoid": 0.5, "bco": 0.5}}, "difference of two rewards"),
+        ({"divergence": "js", "length_normalised": True}, "'reverse_kl' alone"),
+    ],
+)
+def test_settings_of_dpo_that_nothing_would_read_are_refused(
+    knobs: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        algorithm_class("dpo")(**knobs)
+
+
+def test_a_policy_that_is_its_reference_has_a_reward_of_zero_under_every_divergence() -> None:
+    zero = torch.zeros(2, dtype=torch.float64)
+    for kind in ("reverse_kl", "forward_kl", "js", "alpha"):
+        assert divergence_score(zero, kind, 0.5).tolist() == pytest.approx([0, 0], abs=1e-15)

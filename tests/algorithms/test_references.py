@@ -3,6 +3,7 @@
 The loops go sequence by sequence and token by token, and use nothing of ops/ or algorithms/.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -99,6 +100,43 @@ def running(rewards: list[float], earlier: list[float], clip: float) -> list[flo
     return [min(max((r - mean) / deviation, -clip), 0.5) for r in rewards]
 
 
+def of_sets(rewards: list[float], group: list[int], i: int, k: int) -> float:
+    """The mean normalised reward of all sets of k samples of a group with sample i among them."""
+    own = [j for j, g in enumerate(group) if g == group[i]]
+    best = {
+        chosen: float(any(rewards[j] > 0.5 for j in chosen))
+        for chosen in itertools.combinations(own, k)
+    }
+    mean = math.fsum(best.values()) / len(best)
+    deviation = math.sqrt(math.fsum((b - mean) ** 2 for b in best.values()) / len(best))
+    if deviation == 0:
+        return 0.0
+    with_i = [(b - mean) / deviation for chosen, b in best.items() if i in chosen]
+    return math.fsum(with_i) / len(with_i)
+
+
+def against_group(name: str, rewards: list[float], group: list[int], n: list[int]) -> list[float]:
+    """The advantages [S] of algorithms with a baseline of their own; n: tokens of each sample."""
+    found: list[float] = []
+    for i, reward in enumerate(rewards):
+        own = [j for j, g in enumerate(group) if g == group[i]]
+        mean = group_mean(rewards, group, i)
+        equal = len({rewards[j] for j in own}) == 1
+        if name == "opo":
+            weighted = math.fsum(n[j] * rewards[j] for j in own) / sum(n[j] for j in own)
+            found.append(0.0 if equal else reward - weighted)
+        elif name == "maxrl":
+            found.append((reward - mean) / mean if mean > 0 else 0.0)
+        elif name == "pass_at_k":
+            found.append(of_sets(rewards, group, i, 2))
+        else:  # gpg
+            valid = [
+                g for g in group if len({rewards[j] for j, h in enumerate(group) if h == g}) > 1
+            ]
+            found.append((reward - mean) * len(group) / max(1, len(valid)))
+    return found
+
+
 def expected_advantages(
     name: str, rewards: list[float], group: list[int], charges: list[list[float]], std_norm: bool
 ) -> list[list[float]]:
@@ -114,7 +152,9 @@ def expected_advantages(
         )
     rewards = [r - math.fsum(row) for r, row in zip(rewards, charges, strict=True)]
     centred = [r - group_mean(rewards, group, i) for i, r in enumerate(rewards)]
-    if name in ("grpo", "dapo", "gspo", "cispo") and std_norm:
+    if name in ("opo", "maxrl", "pass_at_k", "gpg"):
+        each = against_group(name, rewards, group, n)
+    elif name in ("grpo", "dapo", "gspo", "cispo", "sapo", "gmpo", "vespo") and std_norm:
         each = [c / (group_std(rewards, group, i) + 1e-6) for i, c in enumerate(centred)]
     elif name == "rloo":
         others = [
@@ -131,6 +171,11 @@ def expected_advantages(
 NAMES = [name for name in ALGORITHMS if issubclass(algorithm_class(name), PolicyGradient)]
 
 
+def unread(name: str) -> tuple[str, ...]:
+    algorithm: Any = algorithm_class(name)
+    return algorithm.unread
+
+
 SHAPED = {"reward_scaling": "running", "reward_clip": [-0.75, 0.5]}
 EARLIER = [0.25, -1.0, 3.0]  # rewards of the steps before
 STATE = {"rewards": [3, 0.75, 8.375]}  # their mean; squares 0.25 + 3.0625 + 5.0625
@@ -140,6 +185,7 @@ CASES = [
     for knobs in ({}, {"kl_coef": 0.1}, SHAPED, {"kl_coef": 0.1, **SHAPED}, {"std_norm": False})
     if name != "ppo"  # see test_ppo.py
     and algorithm_class(name).model_fields.keys() >= knobs.keys()
+    and not ({"reward_scaling", "kl_in"} & set(unread(name)) and knobs)
 ]
 
 
@@ -148,11 +194,13 @@ CASES = [
 @given(groups=RUNS)
 def test_advantages_are_the_papers(name: str, knobs: dict[str, Any], groups: Any) -> None:
     batch = batch_of(groups)
-    algorithm: Any = algorithm_class(name)(kl_in="reward", kl_estimator="k1", **knobs)
+    kl_in = {} if "kl_in" in unread(name) else {"kl_in": "reward"}
+    k = {"k": 2} if name == "pass_at_k" else {}
+    algorithm: Any = algorithm_class(name)(kl_estimator="k1", **kl_in, **k, **knobs)
     kl_coef, shaped = algorithm.kl_coef, "reward_scaling" in knobs
     old, ref = column(batch, 1), column(batch, 2)
     credit = algorithm.credit(batch, old, ref, None, STATE if shaped else {})
-    least = 1 if name == "reinforce_pp" else 2
+    least = {"reinforce_pp": 1, "pass_at_k": 3}.get(name, 2)
     numbers = batch.sequences.group.tolist()
     kept = [i for i, g in enumerate(numbers) if numbers.count(g) >= least]
     assert credit.rows.tolist() == kept
@@ -180,7 +228,7 @@ def test_advantages_are_the_papers(name: str, knobs: dict[str, Any], groups: Any
 
 def test_std_norm_is_a_knob_wherever_a_deviation_divides() -> None:
     undivided = {name for name in NAMES if "std_norm" not in algorithm_class(name).model_fields}
-    assert undivided == {"dr_grpo", "rloo"}
+    assert undivided == {"dr_grpo", "rloo", "gpg", "opo", "maxrl", "pass_at_k"}
 
 
 def inputs_of(
@@ -197,12 +245,37 @@ def inputs_of(
     )
 
 
+def weights(name: str, logp: list[float], old: list[float], adv: list[float]) -> list[float]:
+    """What the logprob of each token of one sequence is weighted by, beside its advantage."""
+    if name == "cispo":
+        return [min(math.exp(p - o), 1.28) for p, o in zip(logp, old, strict=True)]
+    w = math.exp(math.fsum(p - o for p, o in zip(logp, old, strict=True)))
+    of_sign = [(2.0, 3.0) if a >= 0 else (3.0, 2.0) for a in adv]
+    return [math.exp(rate) * w**k * math.exp(-rate * w) for k, rate in of_sign]
+
+
+WEIGHTED = ("cispo", "vespo")  # their losses have another gradient than their value
+
+
 def surrogate(name: str, logp: list[float], old: list[float], adv: list[float]) -> list[float]:
     """The loss of each token of one sequence."""
-    if name == "cispo":
-        bounded = [min(math.exp(p - o), 1.28) for p, o in zip(logp, old, strict=True)]
-        return [-a * w * p for a, w, p in zip(adv, bounded, logp, strict=True)]
+    if name in WEIGHTED:
+        each = weights(name, logp, old, adv)
+        return [-a * w * p for a, w, p in zip(adv, each, logp, strict=True)]
+    if name == "gpg":
+        return [-a * p for a, p in zip(adv, logp, strict=True)]
     ratios = [math.exp(p - o) for p, o in zip(logp, old, strict=True)]
+    if name == "sapo":
+        taus = [1.0 if a > 0 else 1.05 for a in adv]
+        gates = [4 / t / (1 + math.exp(-t * (r - 1))) for t, r in zip(taus, ratios, strict=True)]
+        return [-a * gate for a, gate in zip(adv, gates, strict=True)]
+    if name == "gmpo":
+        bounded = [
+            min(p - o, 0.4) if a > 0 else max(p - o, -0.4)
+            for p, o, a in zip(logp, old, adv, strict=True)
+        ]
+        mean = math.exp(math.fsum(bounded) / len(bounded))
+        return [-a * mean for a in adv]
     low, high = {"gspo": (3e-4, 4e-4), "dapo": (0.2, 0.28)}.get(name, (0.2, 0.2))
     if name == "gspo":
         mean = math.fsum(p - o for p, o in zip(logp, old, strict=True)) / len(logp)
@@ -261,15 +334,15 @@ def test_losses_and_gradients_are_the_papers(
     output.loss.backward()
     assert float(output.loss.detach()) == pytest.approx(wanted(logp), rel=1e-10, abs=1e-12)
     assert leaf.grad is not None
-    if name == "cispo":  # its value has another gradient: the weight is not learned from
-        factors, start = [], 0
+    if name in WEIGHTED:  # the weight is not learned from
+        factors, each, start = [], [], 0
         for n in lengths:
-            factors += factor(
-                correction, list(old[start : start + n]), list(sampled[start : start + n])
-            )
+            part = slice(start, start + n)
+            factors += factor(correction, list(old[part]), list(sampled[part]))
+            each += weights(name, list(logp[part]), list(old[part]), list(adv[part]))
             start += n
-        slope = -weight * np.array(factors) * adv * np.minimum(np.exp(logp - old), 1.28)
-        np.testing.assert_allclose(leaf.grad, slope, rtol=1e-10)
+        slope = -weight * np.array(factors) * adv * np.array(each)
+        np.testing.assert_allclose(leaf.grad, slope, rtol=1e-9)
         return
     step = 1e-7
     for t in range(total):
@@ -347,6 +420,10 @@ def test_dual_clip_bounds_what_a_punished_token_can_push(
 @pytest.mark.parametrize(
     ("name", "knobs", "told"),
     [
+        ("sapo", {"clip_high": 0.28}, "clip_high: SAPO does not read it"),
+        ("gpg", {"dual_clip": 3.0}, "dual_clip: GPG does not read it"),
+        ("pass_at_k", {"reward_scaling": "running"}, "PassAtK does not read it"),
+        ("grpo", {"kl_corrected": True}, "of a KL in the loss"),
         ("cispo", {"clip_low": 0.2}, "greater than or equal to 1"),
         ("cispo", {"dual_clip": 3.0}, "nothing for dual_clip to do"),
         ("grpo", {"dual_clip": 1.0}, "greater than 1"),
@@ -360,3 +437,63 @@ def test_knobs_that_would_do_nothing_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=told):
         algorithm_class(name)(**knobs)
+
+
+@pytest.mark.parametrize("level", [0.3, 1.0])
+def test_gspo_by_token_has_the_gradient_of_gspo_where_advantages_are_equal(level: float) -> None:
+    """And, where they are not, that of each token's own logprob times the response's ratio."""
+    logp, old = np.array([-1.0, -2.0, -0.5]), np.array([-1.2, -1.9, -0.6])
+    gspo: Any = algorithm_class("gspo")
+    ratio = math.exp((0.2 - 0.1 + 0.1) / 3)
+
+    def gradient(by_token: bool, adv: list[float]) -> list[float]:
+        leaf = torch.tensor(logp, requires_grad=True)
+        columns = {"advantages": np.array(adv), "old_logprobs": old}
+        inputs = inputs_of([3], leaf, columns, np.full(3, 1 / 3))
+        gspo(by_token=by_token, clip_high=0.5).policy_loss(inputs).loss.backward()
+        assert leaf.grad is not None
+        return leaf.grad.tolist()
+
+    assert gradient(True, [level] * 3) == pytest.approx(gradient(False, [level] * 3), rel=1e-12)
+    wanted = [-a * ratio / 3 for a in (level, 0.0, -level)]
+    assert gradient(True, [level, 0.0, -level]) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_corrected_kl_has_the_gradient_of_the_kl_wherever_samples_come_from() -> None:
+    """Two tokens, p = (x, 1 - x), sampled as often as the old policy draws them: the mean gradient
+    is that of KL(policy || reference), which without the correction it is not.
+    """
+    old, ref = np.array([0.8, 0.2]), np.array([0.5, 0.5])
+    logit = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    p = torch.stack([logit.sigmoid(), (-logit).sigmoid()])
+    (exact,) = torch.autograd.grad((p * (p.log() - torch.tensor(ref).log())).sum(), logit)
+    grpo: Any = algorithm_class("grpo")
+
+    def gradient(corrected: bool) -> float:
+        columns = {
+            "advantages": [0.0, 0.0],
+            "old_logprobs": np.log(old),
+            "ref_logprobs": np.log(ref),
+        }
+        logprobs = torch.stack([logit.sigmoid(), (-logit).sigmoid()]).log()
+        inputs = inputs_of([1, 1], logprobs, {n: np.array(c) for n, c in columns.items()}, old)
+        loss = grpo(kl_coef=1.0, kl_corrected=corrected).policy_loss(inputs).loss
+        return float(torch.autograd.grad(loss, logit)[0])
+
+    assert gradient(True) == pytest.approx(float(exact), rel=1e-9)
+    assert gradient(False) != pytest.approx(float(exact), rel=0.05)
+
+
+def test_bad_responses_that_the_policy_has_left_are_dropped() -> None:
+    """Sampled at -1 and now at -1.6 or -1.2 nats a token; the threshold is 0.5."""
+    logp = torch.tensor([-1.6, -1.6, -1.6, -1.2, -1.2], dtype=torch.float64, requires_grad=True)
+    adv = np.array([1.0, -1.0, -1.0, -1.0, -1.0])
+    columns = {"advantages": adv, "sampled_logprobs": np.full(5, -1.0)}
+    grpo: Any = algorithm_class("grpo")
+    output = grpo(off_policy_threshold=0.5).policy_loss(
+        inputs_of([1, 2, 2], logp, columns, np.ones(5))
+    )
+    output.loss.backward()
+    assert logp.grad is not None
+    assert logp.grad.tolist() == [-1.0, 0.0, 0.0, 1.0, 1.0]
+    assert float(output.metrics["correction/zeroed_fraction"]) == pytest.approx(0.4)

@@ -32,3 +32,14 @@ def test_a_conversation_without_loss_tokens_has_no_gradient():
     experience = SFT().experience(SEQUENCES)
     assert experience.has_gradient.tolist() == [True, True, False]
     assert experience.columns == {}
+
+
+def test_dft_weighs_each_token_s_loss_by_its_probability(make_inputs):
+    """By hand: p of 1/2 and 1/8, two tokens of weight 1/2 each; no gradient goes through p."""
+    logprobs = torch.tensor([np.log(0.5), np.log(0.125)], requires_grad=True)
+    output = SFT(loss="dft").policy_loss(make_inputs(logprobs, [0.5, 0.5]))
+    output.loss.backward()
+    expected = (0.5 * np.log(2) + 0.125 * np.log(8)) / 2
+    assert float(output.loss.detach()) == pytest.approx(expected, rel=1e-12)
+    assert logprobs.grad.tolist() == pytest.approx([-0.25, -0.0625], rel=1e-12)
+    assert float(output.metrics["policy/nll"]) == pytest.approx((np.log(2) + np.log(8)) / 2)

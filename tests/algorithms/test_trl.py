@@ -37,10 +37,12 @@ def padded(rows: list[np.ndarray]) -> torch.Tensor:
 def peer_loss(columns: dict[str, list[np.ndarray]], **knobs: Any) -> tuple[float, list[np.ndarray]]:
     """TRL's loss and its gradient on the logprobs of each response."""
     from trl import GRPOTrainer
+    from trl.experimental.gmpo import GMPOTrainer
 
+    trainer_class = GMPOTrainer if knobs.pop("gmpo", False) else GRPOTrainer
     logprobs = padded(columns["logprobs"]).requires_grad_()
     mask = padded([np.ones(n) for n in LENGTHS])
-    trainer = GRPOTrainer.__new__(GRPOTrainer)
+    trainer = trainer_class.__new__(trainer_class)
     same = SimpleNamespace(
         num_processes=1,
         gather=lambda x: x,
@@ -56,15 +58,18 @@ def peer_loss(columns: dict[str, list[np.ndarray]], **knobs: Any) -> tuple[float
         "use_vllm": False,
         "vllm_importance_sampling_correction": False,
     }
-    delta = knobs.pop("delta", None)
+    arguments = {"delta": None, "use_bias_correction_kl": False, "steps_per_generation": 1,
+                 "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05, "vespo_k_pos": 2.0,
+                 "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}  # fmt: skip
+    arguments |= {name: knobs.pop(name) for name in arguments if name in knobs}
     for name, value in {
+        "off_policy_mask_threshold": None,
         **settings,
         **knobs,
         "accelerator": same,
-        "args": SimpleNamespace(delta=delta, use_bias_correction_kl=False, steps_per_generation=1),
+        "args": SimpleNamespace(**arguments),
         "aux_loss_enabled": False,
         "top_entropy_quantile": 1.0,
-        "off_policy_mask_threshold": None,
         "max_completion_length": MAX_NEW,
         "current_gradient_accumulation_steps": 1,
         "_entropy_bonus_enabled": False,
@@ -83,11 +88,17 @@ def peer_loss(columns: dict[str, list[np.ndarray]], **knobs: Any) -> tuple[float
         "prompt_mask": ids[:, :1],
         "completion_ids": ids,
         "completion_mask": mask,
-        "advantages": padded(columns["advantages"]),
+        "advantages": (
+            torch.tensor([row[0] for row in columns["advantages"]])
+            if trainer_class is GMPOTrainer
+            else padded(columns["advantages"])
+        ),
         "old_per_token_logps": padded(columns["old_logprobs"]),
         "ref_per_token_logps": padded(columns["ref_logprobs"]),
         "num_items_in_batch": mask.sum(),
     }
+    if trainer.off_policy_mask_threshold is not None:
+        inputs["sampling_per_token_logps"] = padded(columns["sampled_logprobs"])
     if trainer.use_vllm:
         ratio = padded(columns["old_logprobs"]) - padded(columns["sampled_logprobs"])
         inputs["importance_sampling_ratio"] = ratio.exp().clamp(max=2.0)
@@ -152,6 +163,25 @@ def our_loss(
         ),
         ("ppo", {"dual_clip": 3.0}, {"delta": 3.0} | BY_TOKEN),
         ("cispo", {"clip_high": 0.5}, {"loss_type": "cispo", "epsilon_high": 1.5}),
+        ("sapo", {}, {"loss_type": "sapo"}),
+        ("vespo", {}, {"loss_type": "vespo"}),
+        ("gmpo", {}, {"gmpo": True, "epsilon_low": 0.4, "epsilon_high": 0.4}),
+        (  # LUSPO
+            "gspo",
+            {"aggregation": "constant", "constant_length": 1},
+            {
+                "loss_type": "luspo",
+                "importance_sampling_level": "sequence",
+                "epsilon_low": 3e-4,
+                "epsilon_high": 4e-4,
+            },
+        ),
+        (
+            "grpo",
+            {"kl_coef": 0.04, "kl_corrected": True},
+            {"beta": 0.04, "use_bias_correction_kl": True},
+        ),
+        ("grpo", {"off_policy_threshold": 0.05}, {"off_policy_mask_threshold": 0.05}),
     ],
 )
 def test_the_same_tensors_give_the_same_loss_and_gradient(

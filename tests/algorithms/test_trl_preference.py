@@ -121,6 +121,28 @@ CHOSEN, REJECTED = [0, 2, 4], [1, 3, 5]
     [
         ("dpo", {"beta": 0.3}, {"loss_types": ["sigmoid"], "loss_weights": [1.0], "beta": 0.3}),
         ("ipo", {"beta": 0.3}, {"loss_types": ["ipo"], "loss_weights": [1.0], "beta": 0.3}),
+        *(
+            ("dpo", {"beta": 0.3, "loss": ours, **more}, {"loss_types": [theirs], **more})
+            for ours, theirs, more in (
+                ("hinge", "hinge", {}),
+                ("robust", "robust", {"label_smoothing": 0.1}),
+                ("exo", "exo_pair", {"label_smoothing": 0.01}),
+                ("discopop", "discopop", {}),
+                ("nca", "nca_pair", {}),
+                ("bco", "bco_pair", {}),
+                ("sppo", "sppo_hard", {}),
+                ("apo_zero", "apo_zero", {}),
+                ("apo_down", "apo_down", {}),
+            )
+        ),
+        (
+            "dpo",
+            {"beta": 0.3, "loss": {"sigmoid": 0.8, "bco": 0.2}},
+            {"loss_types": ["sigmoid", "bco_pair"], "loss_weights": [0.8, 0.2]},
+        ),
+        ("dpo", {"beta": 0.3, "length_normalised": True}, {"loss_types": ["sigmoid_norm"]}),
+        ("dpo", {"beta": 0.3, "divergence": "forward_kl"}, {"f_divergence_type": "forward_kl"}),
+        ("dpo", {"beta": 0.3, "divergence": "js"}, {"f_divergence_type": "js_divergence"}),
     ],
 )
 def test_dpo_trainer_gives_the_same_loss_gradient_and_metrics(
@@ -130,10 +152,12 @@ def test_dpo_trainer_gives_the_same_loss_gradient_and_metrics(
     leaf = torch.tensor(logprobs, requires_grad=True)
     rows = CHOSEN + REJECTED
     sums = padded(torch.tensor(ref), rows).sum(1)
-    trainer = bare(
-        trl.DPOTrainer, ld_alpha=None, precompute_ref_logps=True, f_divergence_type="reverse_kl",
-        use_weighting=False, **theirs,
-    )  # fmt: skip
+    common = {
+        "ld_alpha": None, "precompute_ref_logps": True, "f_divergence_type": "reverse_kl",
+        "use_weighting": False, "loss_types": ["sigmoid"], "loss_weights": [1.0], "beta": 0.3,
+        "label_smoothing": 0.0, "args": SimpleNamespace(discopop_tau=0.05),
+    }  # fmt: skip
+    trainer = bare(trl.DPOTrainer, **common | theirs)
     mask = masks(rows)
     inputs = {
         "input_ids": torch.ones_like(mask),
@@ -145,7 +169,7 @@ def test_dpo_trainer_gives_the_same_loss_gradient_and_metrics(
     loss = trainer._compute_loss(model_of(padded(leaf, rows)), inputs, False)
     found = ours(name, knobs, logprobs, ref)
     agree(found, loss, leaf)
-    if name == "dpo":
+    if name == "dpo" and knobs == {"beta": 0.3}:
         metrics = {key: value[0] for key, value in trainer._metrics["train"].items()}
         for own, peer in (
             ("reward_chosen", "rewards/chosen"),
@@ -195,6 +219,11 @@ def test_the_sft_term_of_dpo_trainer_is_the_same_where_answers_are_of_one_length
             {"beta": 0.3, "label_smoothing": 0.2},
             {"loss_type": "sigmoid", "beta": 0.3, "label_smoothing": 0.2},
         ),
+        (
+            "cpo",
+            {"beta": 0.3, "label_smoothing": 0.2, "nll_coef": 0.0},
+            {"loss_type": "sigmoid", "beta": 0.3, "label_smoothing": 0.2},
+        ),
     ],
 )
 def test_cpo_trainer_gives_the_same_loss_and_gradient(
@@ -209,7 +238,7 @@ def test_cpo_trainer_gives_the_same_loss_and_gradient(
     settings = {"alpha": 0.0, "simpo_gamma": 0.4, "label_smoothing": 0.0}
     trainer = bare(CPOTrainer, **(settings | theirs))
     lengths = torch.tensor(LENGTHS)
-    each = torch.split(leaf if name == "simpo" else leaf - torch.tensor(ref), LENGTHS)
+    each = torch.split(leaf - torch.tensor(ref) if name == "dpo" else leaf, LENGTHS)
     sums = torch.stack([one.sum() for one in each])
     values = sums / lengths if name == "simpo" else sums
     losses, *_ = trainer.cpo_loss(values[CHOSEN], values[REJECTED])
@@ -234,9 +263,12 @@ def test_orpo_trainer_gives_the_same_odds_ratio_term(seed: int) -> None:
 
 
 @pytest.mark.parametrize("shift", [-1.0, 1.0])
+@pytest.mark.parametrize("kind", ["kto", "apo_zero"])
 @pytest.mark.parametrize("seed", range(3))
-def test_kto_trainer_gives_the_same_loss_gradient_and_metrics(seed: int, shift: float) -> None:
-    """shift moves the reference point to either side of 0."""
+def test_kto_trainer_gives_the_same_loss_gradient_and_metrics(
+    seed: int, kind: str, shift: float
+) -> None:
+    """shift moves the reference point of "kto" to either side of 0; "apo_zero" has none."""
     logprobs, ref = tensors(seed)
     rng = np.random.default_rng(seed)
     labels, mismatched = rng.permutation(6) < 3, rng.normal(shift, 0.1, len(LENGTHS))
@@ -244,8 +276,9 @@ def test_kto_trainer_gives_the_same_loss_gradient_and_metrics(seed: int, shift: 
     rows = list(range(len(LENGTHS)))
     mask = masks(rows)
     trainer = bare(
-        trl.KTOTrainer, beta=0.3, desirable_weight=1.5, undesirable_weight=0.5, loss_type="kto",
-        calculate_KL=True, precompute_ref_logps=True,
+        trl.KTOTrainer, beta=0.3, desirable_weight=1.5, undesirable_weight=0.5,
+        loss_type="kto" if kind == "kto" else "apo_zero_unpaired", calculate_KL=kind == "kto",
+        precompute_ref_logps=True,
     )  # fmt: skip
     object.__setattr__(trainer, "_compute_kl_logps", lambda *_: torch.tensor(mismatched))
     inputs = {
@@ -257,7 +290,7 @@ def test_kto_trainer_gives_the_same_loss_gradient_and_metrics(seed: int, shift: 
         "ref_KL_logps": torch.zeros(len(rows)),
     }
     loss = trainer._compute_loss(model_of(padded(leaf, rows)), inputs, False)
-    knobs = {"beta": 0.3, "desirable_weight": 1.5, "undesirable_weight": 0.5}
+    knobs = {"loss": kind, "beta": 0.3, "desirable_weight": 1.5, "undesirable_weight": 0.5}
     found = ours("kto", knobs, logprobs, ref, labels=labels, mismatched=mismatched)
     agree(found, loss, leaf)
     metrics = {key: value[0] for key, value in trainer._metrics["train"].items()}

@@ -106,7 +106,7 @@ REFUSED = {
     ),
     "an algorithm that needs samples in a preference job": (
         PAIRS.format(job="preference") + '[algorithm]\ntype = "ppo"\n',
-        "algorithm.type: 'ppo' is not for this job; known: dpo, ipo, simpo, kto, orpo",
+        "algorithm.type: 'ppo' is not for this job; known: dpo, ipo, simpo, cpo, kto, orpo",
     ),
     "a forward too small for a pair": (
         PAIRS.format(job="reward").replace('jsonl"', 'jsonl"\nmax_len = 512')

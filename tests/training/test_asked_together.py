@@ -88,7 +88,7 @@ def test_logprobs_and_values_are_asked_before_any_is_waited_for(
     events: list[str], recorded: Work
 ) -> None:
     columns = job(recorded, PPO(kl_coef=0.05))._columns(BATCH)
-    assert columns == (COLUMN, COLUMN, COLUMN)
+    assert columns == [COLUMN, COLUMN, COLUMN, None]
     assert events == [*COLUMNS, *(f"wait for {name}" for name in COLUMNS)]
 
 
@@ -96,9 +96,9 @@ def test_what_the_algorithm_does_not_need_is_neither_asked_nor_waited_for(
     events: list[str], recorded: Work
 ) -> None:
     on_policy = GRPO(kl_coef=0.0)
-    assert job(recorded, on_policy, updates_per_step=1)._columns(BATCH) == (None, None, None)
+    assert job(recorded, on_policy, updates_per_step=1)._columns(BATCH) == [None] * 4
     assert events == []
-    assert job(recorded, on_policy)._columns(BATCH) == (COLUMN, None, None)
+    assert job(recorded, on_policy)._columns(BATCH) == [COLUMN, None, None, None]
     assert events == ["policy.logprobs", "wait for policy.logprobs"]
 
 
@@ -140,7 +140,7 @@ def test_roles_whose_answers_come_later_compute_columns_at_the_same_time(
     threads: ThreadPoolExecutor,
 ) -> None:
     work = together(threads, 3, COLUMN)
-    assert job(work, PPO(kl_coef=0.05))._columns(BATCH) == (COLUMN, COLUMN, COLUMN)
+    assert job(work, PPO(kl_coef=0.05))._columns(BATCH) == [COLUMN, COLUMN, COLUMN, None]
 
 
 def test_roles_whose_answers_come_later_learn_at_the_same_time(

@@ -1,5 +1,7 @@
 """TRL's options whose meaning depends on their sign, their range, or the loss."""
 
+from typing import Any
+
 import pytest
 
 from postgrad.translate.translate import Translation, translate
@@ -136,3 +138,62 @@ def test_a_text_field_is_the_column_of_plain_text() -> None:
     assert found.recipe["data"]["text"] == "body"
     unstated = translate("trl", flags).recipe["data"]
     assert not {"text", "messages", "prompt"} & unstated.keys()
+
+
+def algorithm_of(program: str, *flags: str) -> dict[str, Any]:
+    """[algorithm] of the recipe, which has to be whole."""
+    translation = translate(
+        "trl", [program, "--model_name_or_path", "m", "--dataset_name", "d", *flags]
+    )
+    assert translation.problem is None
+    assert missing(translation) == set()
+    return translation.recipe["algorithm"]
+
+
+def test_dpo_s_losses_are_named_or_weighted() -> None:
+    assert algorithm_of("dpo", "--loss_type", "apo_down") == {"type": "dpo", "loss": "apo_down"}
+    mixed = algorithm_of(
+        "dpo", "--loss_type", "sigmoid", "bco_pair", "sft", "--loss_weights", "0.8", "0.2", "1.0"
+    )
+    assert mixed["loss"] == {"sigmoid": 0.8, "bco": 0.2}
+    assert mixed["nll_coef"] == 1.0
+    assert algorithm_of("dpo", "--loss_type", "sigmoid_norm")["length_normalised"] is True
+    assert algorithm_of("dpo", "--loss_type", "ipo")["type"] == "ipo"
+    smooth = algorithm_of("dpo", "--loss_type", "robust", "--label_smoothing", "0.1")
+    assert (smooth["loss"], smooth["label_smoothing"]) == ("robust", 0.1)
+
+
+def test_a_divergence_has_the_alpha_of_its_paper() -> None:
+    own = ("--f_divergence_type", "alpha_divergence", "--f_alpha_divergence_coef", "0.75")
+    algorithm = algorithm_of("dpo", *own)
+    assert (algorithm["divergence"], algorithm["divergence_alpha"]) == ("alpha", 0.25)
+    assert "divergence" not in algorithm_of("dpo", "--f_divergence_type", "reverse_kl")
+
+
+def test_losses_of_other_trainers_are_settings_and_types() -> None:
+    assert algorithm_of("kto", "--loss_type", "apo_zero_unpaired")["loss"] == "apo_zero"
+    assert algorithm_of("sft", "--loss_type", "dft")["loss"] == "dft"
+    assert algorithm_of("cpo", "--cpo_alpha", "0.5") == {
+        "type": "cpo", "beta": 0.1, "nll_coef": 0.5
+    }  # fmt: skip
+    simpo = algorithm_of("cpo", "--loss_type", "simpo", "--simpo_gamma", "0.7")
+    assert (simpo["type"], simpo["gamma"], simpo["nll_coef"]) == ("simpo", 0.7, 1.0)
+
+
+def test_losses_without_a_clip_take_their_own_settings() -> None:
+    sapo = of("--loss_type", "sapo", "--sapo_temperature_neg", "1.2").recipe["algorithm"]
+    assert sapo == {"type": "sapo", "gate_negative": 1.2, "kl_coef": 0.0}
+    vespo = of("--loss_type", "vespo", "--vespo_k_pos", "1.5").recipe["algorithm"]
+    assert (vespo["type"], vespo["shape_positive"]) == ("vespo", 1.5)
+    luspo = of("--loss_type", "luspo", "--importance_sampling_level", "sequence")
+    assert luspo.recipe["algorithm"]["type"] == "gspo"
+    assert luspo.recipe["algorithm"]["aggregation"] == "constant"
+    assert luspo.recipe["algorithm"]["constant_length"] == 1
+
+
+def test_masks_and_the_corrected_kl_are_settings_of_every_algorithm() -> None:
+    flags = ("--top_entropy_quantile", "0.2", "--off_policy_mask_threshold", "0.5")
+    algorithm = of(*flags, "--beta", "0.1", "--use_bias_correction_kl", "true").recipe["algorithm"]
+    assert algorithm["top_entropy_fraction"] == 0.2
+    assert algorithm["off_policy_threshold"] == 0.5
+    assert algorithm["kl_corrected"] is True

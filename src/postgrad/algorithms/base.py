@@ -43,6 +43,7 @@ class Needs:
     # The loss takes the sampler's logprobs for those of the policy before the step.
     sampled_is_old: bool = False
     entropy: bool = False  # of the policy's distribution at each loss entry
+    old_entropy: bool = False  # of the policy's before the step, at each loss token, for credit
     critic: bool = False  # values of a critic, which is trained too
     mismatched: bool = False  # logprobs of each prompt with another sample's answer (KTO)
 
@@ -165,11 +166,13 @@ class RolloutAlgorithm(PolicyAlgorithm):
         ref: Ragged | None,
         values: Ragged | None,
         state: Mapping[str, Any],
+        entropy: Ragged | None = None,
     ) -> Credit:
         """The experience of a batch: advantages and other columns of the losses.
 
         old, ref: logprobs of the policy before the step and of the reference; values: of the
-        critic. All float32 over the batch's tokens; None where needs() does not ask for them.
+        critic; entropy: of the policy before the step. All float32 over the batch's tokens; None
+        where needs() does not ask for them.
         state: that of the last step's Credit; {} at the start of a run.
         """
 

@@ -29,11 +29,16 @@ class BehaviourCorrection(RolloutAlgorithm):
     arXiv:2510.18855); "sequence_mask" drops sequences whose geometric mean of w does; "metrics"
     changes no loss and only measures w. KL and entropy are not multiplied, and what is dropped
     stays in every denominator.
+
+    `off_policy_threshold` drops responses with A < 0 from which the policy has moved away: where
+    the mean of logp_sampled - logp over their tokens, with the policy as it is in the update, is
+    above it (DeepSeek-V3.2, arXiv:2512.02556).
     """
 
     correction: Correction = "off"
     correction_low: float | None = Field(None, ge=0.0)  # of w; None: the method's default
     correction_high: float | None = Field(None, gt=0.0)
+    off_policy_threshold: float | None = Field(None, gt=0.0)  # nats per token; None: off
     correction_with_filters: bool = False  # allow it with top-p, top-k, min-p, which bias w
 
     @model_validator(mode="after")
@@ -75,9 +80,18 @@ class BehaviourCorrection(RolloutAlgorithm):
             factor = sequence_masked_importance(log_ratio, sequence, n, low, high)
         else:
             factor = importance.new_ones(len(importance))
+        if self.off_policy_threshold is not None:
+            factor = factor * self._near(inputs, self.off_policy_threshold)
         return factor, {
             "correction/ratio": (weight * importance).sum(),
             "correction/kl": (weight * kl.estimate("k3", -log_ratio)).sum(),  # the sampler's tokens
             "correction/factor": (weight * factor).sum(),
             "correction/zeroed_fraction": (weight * (factor == 0)).sum(),
         }
+
+    @staticmethod
+    def _near(inputs: LossInputs, threshold: float) -> Tensor:
+        """[E] False in responses that are dropped as too far from the policy."""
+        away = inputs.columns["sampled_logprobs"] - inputs.logprobs.detach()
+        mean = losses.sequence_means(away, inputs.sequence, inputs.n_sequences)
+        return (inputs.columns["advantages"] >= 0) | (mean <= threshold)

@@ -18,14 +18,19 @@ class GSPO(GRPO):
     """The ratio is the sequence's: the geometric mean of its tokens' ratios, clipped as one.
 
     A response is kept or clipped whole. Its ratio stays far nearer to 1 than a token's, so the clip
-    range is a thousandth of PPO's.
+    range is a thousandth of PPO's. `by_token` (GSPO-token) keeps the value of the ratio and gives
+    each token the gradient of its own logprob, so that advantages may differ within a response;
+    where they do not, the gradient is the same.
     """
 
     level: ClassVar[LossLevel] = "sequence"
 
     clip_low: float = Field(3e-4, ge=0.0, le=1.0)
     clip_high: float = Field(4e-4, ge=0.0)
+    by_token: bool = False
 
     def ratio(self, inputs: LossInputs, old: Tensor) -> Tensor:
         means = losses.sequence_means(inputs.logprobs - old, inputs.sequence, inputs.n_sequences)
+        if self.by_token:
+            means = means.detach() + inputs.logprobs - inputs.logprobs.detach()
         return losses.bounded_exp(means)

@@ -25,5 +25,5 @@ class IPO(PairPreference):
     def reward(self, answers: AnswerSums) -> Tensor:
         return self.beta * answers.log_ratio / answers.tokens
 
-    def pair_loss(self, margin: Tensor) -> Tensor:
-        return ((margin - 0.5) / self.beta).square()
+    def pair_loss(self, chosen: Tensor, rejected: Tensor) -> Tensor:
+        return ((chosen - rejected - 0.5) / self.beta).square()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,19 +23,19 @@ LABELS = ("desirable", "undesirable")
 
 
 class KTO(PreferenceAlgorithm):
-    """Answers that are good or bad, without a partner, against a reference point z.
-
-    z = max(0, mean over the update of sum(logp - logp_ref) of prompts with another sample's answer)
-    is an estimate of the policy's KL from the reference. No gradient goes through it.
+    """Good or bad answers, without a partner, against a reference point z. z is max(0, mean of
+    sum(logp - logp_ref) of prompts with another sample's answer), an estimate of the policy's KL,
+    without gradient; with "apo_zero" (APO-zero without pairs, arXiv:2408.06266) it is 0.
     """
 
     level: ClassVar[LossLevel] = "sequence"
     beta: float = Field(0.1, gt=0.0)
+    loss: Literal["kto", "apo_zero"] = "kto"
     desirable_weight: float = Field(1.0, gt=0.0)
     undesirable_weight: float = Field(1.0, gt=0.0)
 
     def needs(self) -> Needs:
-        return Needs(reference=True, mismatched=True)
+        return Needs(reference=True, mismatched=self.loss == "kto")
 
     def reward(self, answers: AnswerSums) -> Tensor:
         return self.beta * answers.log_ratio
@@ -49,9 +49,10 @@ class KTO(PreferenceAlgorithm):
     ) -> Experience:
         """Columns: ref_logprobs, z, and for each label 1 / its answers at them, else 0."""
         n, full, spread = len(sequences), sequences.loss_mask.sums() > 0, sequences.tokens.spread
-        if mismatched is None or len(mismatched) != n or not np.isfinite(mismatched).all():
+        crossed = np.zeros(n) if self.loss == "apo_zero" else mismatched
+        if crossed is None or len(crossed) != n or not np.isfinite(crossed).all():
             raise ValueError("KTO needs a finite sum(logp - logp_ref) of each mismatched pair")
-        z = max(0.0, float(mismatched.sum()) / max(1, n))
+        z = max(0.0, float(crossed.sum()) / max(1, n))
         columns = preference.with_reference(sequences, ref) | {"z": spread(np.full(n, z))}
         for name, labelled in zip(LABELS, (preferred & full, ~preferred & full), strict=True):
             columns[name] = spread(labelled / max(1, labelled.sum()))
@@ -66,14 +67,13 @@ class KTO(PreferenceAlgorithm):
         z, good, bad = (preference.mean_of(inputs, name) for name in ("z", *LABELS))
         reward, costs = self.reward(sums), (self.desirable_weight, self.undesirable_weight)
         loss = kto(reward - self.beta * z, good > 0, costs)
-        metrics = preference.distance(inputs) | {"policy/z": (weight * z).sum()}
-        metrics["policy/reward_margin"] = ((good - bad) * reward.detach()).sum()
+        margin = ((good - bad) * reward.detach()).sum()
+        metrics = {"policy/z": (weight * z).sum(), "policy/reward_margin": margin}
         for name, share in zip(LABELS, (good, bad), strict=True):
             metrics[f"policy/{name}"] = (weight * (share > 0)).sum()
             metrics[f"policy/reward_{name}"] = (share * reward.detach()).sum()
             metrics[f"policy/logprob_{name}"] = (share * sums.logprob.detach()).sum()
-        return LossOutput((weight * loss).sum(), metrics)
+        return LossOutput((weight * loss).sum(), metrics | preference.distance(inputs))
 
     def report(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Leaves out the metrics of a label that no answer of the update has."""
         return preference.without_absent(metrics, LABELS)

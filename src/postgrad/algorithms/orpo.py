@@ -28,5 +28,5 @@ class ORPO(PairPreference):
     def reward(self, answers: AnswerSums) -> Tensor:
         return log_odds(answers.logprob / answers.tokens)
 
-    def pair_loss(self, margin: Tensor) -> Tensor:
-        return self.odds_coef * logistic(margin)
+    def pair_loss(self, chosen: Tensor, rejected: Tensor) -> Tensor:
+        return self.odds_coef * logistic(chosen - rejected)

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from postgrad.algorithms.base import Credit, LossInputs, LossOutput, Needs
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.algorithms.reward_scaling import RewardScaling
+from postgrad.algorithms.token_selection import TokenSelection
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, RolloutBatch, Sequences
 from postgrad.ops import kl, losses
@@ -36,7 +37,7 @@ class Earned:
     values: Ragged | None  # float32 per token, the critic's; None without a critic
 
 
-class PolicyGradient(RewardScaling, BehaviourCorrection):
+class PolicyGradient(RewardScaling, TokenSelection, BehaviourCorrection):
     """Subclasses define a sample's advantage. Groups of fewer than `min_group_size` are dropped.
 
     KL in the reward: beta * (sum of the sequence's token KLs) is subtracted from its reward before
@@ -50,6 +51,7 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
     """
 
     min_group_size: ClassVar[int] = 2
+    unread: ClassVar[tuple[str, ...]] = ()  # inherited settings that the algorithm does not read
 
     clip_low: float = Field(0.2, ge=0.0, le=1.0)
     clip_high: float = Field(0.2, ge=0.0)
@@ -59,6 +61,9 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
     kl_coef: float = Field(0.0, ge=0.0)
     kl_in: Literal["loss", "reward"] = "loss"
     kl_estimator: kl.Estimator = "k3"
+    # Of a KL in the loss: multiply it by the token's ratio, gradient included, which makes its
+    # gradient that of the KL also where samples are of older weights (DeepSeek-V3.2).
+    kl_corrected: bool = False
     kl_target: float | None = Field(None, gt=0.0)
     kl_horizon: int = Field(10_000, ge=1)  # samples
     entropy_coef: float = Field(0.0, ge=0.0)
@@ -83,6 +88,21 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
             raise ValueError(
                 'kl_target adapts a KL in the reward: set kl_in = "reward" and kl_coef > 0 too'
             )
+        return self
+
+    @model_validator(mode="after")
+    def _corrected_needs_loss(self) -> Self:
+        if self.kl_corrected and not self._kl_in_loss:
+            raise ValueError(
+                'kl_corrected is of a KL in the loss: set kl_in = "loss" and kl_coef > 0 too'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _states_nothing_unread(self) -> Self:
+        for name in self.unread:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: {type(self).__name__} does not read it, leave it out")
         return self
 
     @abstractmethod
@@ -113,12 +133,22 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
     def _kl_in_reward(self) -> bool:
         return self.kl_coef > 0 and self.kl_in == "reward"
 
+    @property
+    def _reads_sampled(self) -> bool:
+        return self.correction != "off" or self.off_policy_threshold is not None
+
+    @property
+    def _selects(self) -> bool:
+        return self.covariance != "off" or self.top_entropy_fraction < 1.0
+
     def needs(self) -> Needs:
+        sampled_is_old = self.old_logprobs == "sampled"
         return Needs(
             reference=self.kl_coef > 0,
-            old_logprobs=self._kl_in_reward,
-            sampled_is_old=self.old_logprobs == "sampled",
+            old_logprobs=self._kl_in_reward or (self.covariance != "off" and not sampled_is_old),
+            sampled_is_old=sampled_is_old,
             entropy=self.entropy_coef > 0,
+            old_entropy=self.top_entropy_fraction < 1.0,
         )
 
     def for_rollout(self, max_new_tokens: int) -> Self:
@@ -136,6 +166,7 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
         ref: Ragged | None,
         values: Ragged | None,
         state: Mapping[str, Any],
+        entropy: Ragged | None = None,
     ) -> Credit:
         """The advantages of a step. Raises ValueError for rewards that are not finite and for
         missing columns.
@@ -168,30 +199,56 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
         columns |= self._logprobs_before(batch.sampled_logprobs.take(rows), old)
         if self._kl_in_loss:
             columns["ref_logprobs"] = required(ref, "'ref' logprobs")
+        if self._selects:
+            metrics |= self._select(columns, sequences.loss_mask, batch, rows, entropy)
         if self.mask_truncated_completions:
             metrics["masked_samples"] = float(masked.sum())
             kept = np.flatnonzero(~masked)
             sequences, rows = _take(sequences, kept), rows[kept]
             columns = {name: column.take(kept) for name, column in columns.items()}
-        experience = Experience(sequences, columns, self._moves(columns["advantages"]))
+        experience = Experience(sequences, columns, self._moves(columns))
         return Credit(experience, rows, state, metrics | more)
+
+    def _select(
+        self,
+        columns: dict[str, Ragged],
+        mask: Ragged,
+        batch: RolloutBatch,
+        rows: NDArray[np.int64],
+        entropy: Ragged | None,
+    ) -> dict[str, float]:
+        """Adds the columns of `selection`, and returns its metrics. rows: of the batch, [S]."""
+        selected, metrics = self.selection(
+            mask,
+            columns["advantages"],
+            columns.get("old_logprobs"),
+            entropy and entropy.take(rows),
+            (batch.ticket[rows], batch.sample[rows]),
+        )
+        columns |= selected
+        return metrics
 
     def _logprobs_before(self, sampled: Ragged, old: Ragged | None) -> dict[str, Ragged]:
         """The columns of logprobs that ratio and correction read; old: of the policy."""
         columns: dict[str, Ragged] = {}
         if (before := sampled if self.old_logprobs == "sampled" else old) is not None:
             columns["old_logprobs"] = before
-        if self.correction != "off":
+        if self._reads_sampled:
             columns["sampled_logprobs"] = sampled
         return columns
 
-    def _moves(self, advantages: Ragged) -> NDArray[np.bool_]:
+    def _moves(self, columns: Mapping[str, Ragged]) -> NDArray[np.bool_]:
         """[S] False for samples without gradient; none where there is a critic, or a KL or entropy
         in the loss.
         """
         everywhere = self._kl_in_loss or self.entropy_coef > 0 or self.needs().critic
-        moves = advantages.like(advantages.values != 0).sums() > 0
-        return moves | np.bool_(everywhere)
+        moving = columns["advantages"]
+        pushed = moving.values != 0
+        if "selected" in columns:
+            pushed = pushed & (columns["selected"].values > 0)
+        if "penalised" in columns:
+            pushed = pushed | (columns["penalised"].values > 0)
+        return (moving.like(pushed).sums() > 0) | np.bool_(everywhere)
 
     def _group_metrics(self, batch: RolloutBatch, rows: NDArray[np.int64]) -> dict[str, float]:
         """Metrics of groups, from the batch's rewards before scaling and KL."""
@@ -242,13 +299,19 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
         ratio = self.ratio(inputs, old)
         token_loss = self.surrogate(inputs, ratio)
         metrics = self._ratio_metrics(inputs, ratio.detach(), old)
-        if self.correction != "off":
+        if self._reads_sampled:
             factor, more = self.correction_factor(inputs, old)
             token_loss = factor * token_loss
             metrics |= more
+        if self._selects:
+            token_loss = token_loss * inputs.columns["selected"]
+        if self.covariance == "kl":
+            token_loss = token_loss + self.penalty(inputs, old)
         if self._kl_in_loss:
             d = logprobs - inputs.columns["ref_logprobs"]
             token_kl = kl.estimate(self.kl_estimator, d)
+            if self.kl_corrected:
+                token_kl = token_kl * losses.bounded_ratio(logprobs, old)
             token_loss = token_loss + self.kl_coef * token_kl
             metrics["policy/kl"] = (inputs.token_weight * token_kl.detach()).sum()
             metrics["policy/bounded_exponents"] += kl.overflows(self.kl_estimator, d).sum()
@@ -269,22 +332,36 @@ class PolicyGradient(RewardScaling, BehaviourCorrection):
             loss if self.dual_clip is None else losses.dual_clip(loss, advantages, self.dual_clip)
         )
 
+    def clipped(
+        self, inputs: LossInputs, ratio: Tensor, change: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """True [E] where the lower and where the upper bound stop a token's gradient; None without
+        bounds. change: logp - logp_old, without gradient.
+        """
+        if "clip_high" in self.unread:
+            return None
+        advantages = inputs.columns["advantages"]
+        return (
+            losses.clipped_low(ratio, advantages, self.clip_low),
+            losses.clipped_high(ratio, advantages, self.clip_high),
+        )
+
     def _ratio_metrics(self, inputs: LossInputs, ratio: Tensor, old: Tensor) -> dict[str, Tensor]:
         """Means per token; "policy/bounded_exponents" is a count."""
-        advantages, weight = inputs.columns["advantages"], inputs.token_weight
-        logprobs = inputs.logprobs.detach()
+        weight, logprobs = inputs.token_weight, inputs.logprobs.detach()
         change = logprobs - old
-        low = (weight * losses.clipped_low(ratio, advantages, self.clip_low)).sum()
-        high = (weight * losses.clipped_high(ratio, advantages, self.clip_high)).sum()
-        return {
+        metrics = {
             "policy/logprob": (weight * logprobs).sum(),
             "policy/ratio": (weight * ratio).sum(),
             "policy/kl_old": (weight * kl.estimate("k3", -change)).sum(),
-            "policy/clip_fraction": low + high,
-            "policy/clip_fraction_low": low,
-            "policy/clip_fraction_high": high,
             "policy/bounded_exponents": (change.abs() > kl.MAX_EXPONENT).sum().to(weight.dtype),
         }
+        if (sides := self.clipped(inputs, ratio, change)) is not None:
+            low, high = ((weight * side).sum() for side in sides)
+            metrics["policy/clip_fraction"] = low + high
+            metrics["policy/clip_fraction_low"] = low
+            metrics["policy/clip_fraction_high"] = high
+        return metrics
 
 
 def required(column: Ragged | None, name: str) -> Ragged:

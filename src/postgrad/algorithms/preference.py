@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class PairPreference(PreferenceAlgorithm):
-    """A loss of the margin by which the chosen answer's implicit reward exceeds the rejected one's.
+    """A loss of the implicit rewards of the two answers of a pair, mostly of their difference.
 
-    Subclasses define the reward of an answer and the loss of a margin. The NLL term is the mean
+    Subclasses define the reward of an answer and the loss of two rewards. The NLL term is the mean
     over pairs of the mean over the chosen answer's tokens.
     """
 
@@ -34,8 +34,8 @@ class PairPreference(PreferenceAlgorithm):
     nll_coef: float = Field(0.0, ge=0.0)
 
     @abstractmethod
-    def pair_loss(self, margin: Tensor) -> Tensor:
-        """The loss [P] of margins [P]: reward of the chosen answer minus that of the rejected."""
+    def pair_loss(self, chosen: Tensor, rejected: Tensor) -> Tensor:
+        """The loss [P] of pairs, from the rewards [P] of the chosen and of the rejected answers."""
 
     def needs(self) -> Needs:
         return Needs(reference=self.with_reference)
@@ -66,7 +66,7 @@ class PairPreference(PreferenceAlgorithm):
         (chosen, rejected), weight = both.sides(), weights[0::2]
         good, bad = self.reward(chosen), self.reward(rejected)
         nll = -chosen.logprob / chosen.tokens
-        loss = self.pair_loss(good - bad)
+        loss = self.pair_loss(good, bad)
         if self.nll_coef > 0:
             loss = loss + self.nll_coef * nll
         means = {

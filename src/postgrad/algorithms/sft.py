@@ -15,9 +15,11 @@ from postgrad.ops.losses import entry_weights
 
 class SFT(PolicyAlgorithm):
     """aggregation "token": every loss token of an update counts the same; "sequence": every
-    conversation does.
+    conversation does. The loss "dft" multiplies that of each token by its probability, through
+    which no gradient goes: rare tokens pull less (Wu et al. 2025, arXiv:2508.05629).
     """
 
+    loss: Literal["nll", "dft"] = "nll"
     aggregation: Literal["token", "sequence"] = "token"
 
     def experience(self, sequences: Sequences) -> Experience:
@@ -28,7 +30,10 @@ class SFT(PolicyAlgorithm):
         return entry_weights(sequences.loss_mask, rows, self.aggregation)
 
     def policy_loss(self, inputs: LossInputs) -> LossOutput:
-        """-sum(weight * logp). Metric "policy/nll": nats per loss token."""
-        loss = -(inputs.weight * inputs.logprobs).sum()
-        nll = -(inputs.token_weight * inputs.logprobs.detach()).sum()
-        return LossOutput(loss, {"policy/nll": nll})
+        """-sum(weight * logp), with "dft" -sum(weight * p * logp). Metric "policy/nll": nats per
+        loss token, with either loss.
+        """
+        logprobs = inputs.logprobs.detach()
+        weight = inputs.weight if self.loss == "nll" else inputs.weight * logprobs.exp()
+        nll = -(inputs.token_weight * logprobs).sum()
+        return LossOutput(-(weight * inputs.logprobs).sum(), {"policy/nll": nll})

@@ -26,5 +26,5 @@ class SimPO(PairPreference):
     def reward(self, answers: AnswerSums) -> Tensor:
         return self.beta * answers.logprob / answers.tokens
 
-    def pair_loss(self, margin: Tensor) -> Tensor:
-        return logistic(margin - self.gamma)
+    def pair_loss(self, chosen: Tensor, rejected: Tensor) -> Tensor:
+        return logistic(chosen - rejected - self.gamma)

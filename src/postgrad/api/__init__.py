@@ -10,20 +10,28 @@ from postgrad.algorithms.base import (
 )
 from postgrad.algorithms.bradley_terry import BradleyTerry
 from postgrad.algorithms.cispo import CISPO
+from postgrad.algorithms.cpo import CPO
 from postgrad.algorithms.dapo import DAPO
 from postgrad.algorithms.dpo import DPO
 from postgrad.algorithms.dr_grpo import DrGRPO
+from postgrad.algorithms.gmpo import GMPO
+from postgrad.algorithms.gpg import GPG
 from postgrad.algorithms.grpo import GRPO
 from postgrad.algorithms.gspo import GSPO
 from postgrad.algorithms.ipo import IPO
 from postgrad.algorithms.kto import KTO
+from postgrad.algorithms.maxrl import MaxRL
+from postgrad.algorithms.opo import OPO
 from postgrad.algorithms.orpo import ORPO
+from postgrad.algorithms.pass_at_k import PassAtK
 from postgrad.algorithms.ppo import PPO
 from postgrad.algorithms.reinforce_pp import ReinforcePP
 from postgrad.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
 from postgrad.algorithms.rloo import RLOO
+from postgrad.algorithms.sapo import SAPO
 from postgrad.algorithms.sft import SFT
 from postgrad.algorithms.simpo import SimPO
+from postgrad.algorithms.vespo import VESPO
 from postgrad.api.jobs import evaluate, resume, sweep, train
 from postgrad.api.run import Run, RunsOfSweep
 from postgrad.core.errors import PostgradError, RunError, UsageError
@@ -32,18 +40,26 @@ from postgrad.recipe.recipe import PreferenceRecipe, RewardRecipe, RLRecipe, SFT
 
 __all__ = [
     "CISPO",
+    "CPO",
     "DAPO",
     "DPO",
+    "GMPO",
+    "GPG",
     "GRPO",
     "GSPO",
     "IPO",
     "KTO",
+    "OPO",
     "ORPO",
     "PPO",
     "RLOO",
+    "SAPO",
     "SFT",
+    "VESPO",
     "BradleyTerry",
     "DrGRPO",
+    "MaxRL",
+    "PassAtK",
     "PostgradError",
     "PreferenceAlgorithm",
     "PreferenceRecipe",

@@ -61,6 +61,9 @@ class RankedRole:
     def logprobs(self, sequences: Sequences) -> Handle[Ragged]:
         return self._group.call("do", self._role, "logprobs", sequences)
 
+    def entropies(self, sequences: Sequences) -> Handle[Ragged]:
+        return self._group.call("do", self._role, "entropies", sequences)
+
     def scores(self, sequences: Sequences) -> Handle[Ragged]:
         return self._group.call("do", self._role, "scores", sequences)
 

@@ -84,6 +84,10 @@ class Learns(Changes, Protocol):
 class PolicyRole(LogprobRole, Learns, Protocol):
     """A policy that learns."""
 
+    def entropies(self, sequences: Sequences) -> Handle[Ragged]:
+        """The entropy of the distribution at every loss token, nats, float32; zeros elsewhere."""
+        ...
+
     @property
     def drops(self) -> bool:
         """True where updates use dropout: their logprobs differ from those of `logprobs`."""

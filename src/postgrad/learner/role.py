@@ -86,8 +86,23 @@ class Policy:
         def read(layout: Layout) -> Tensor:
             return self.backbone.logprobs(layout, self.temperature)[0]
 
+        return self._column(sequences, "logprobs", read)
+
+    def entropies(self, sequences: Sequences) -> Handle[Ragged]:
+        """The entropy of the distribution at every loss token, nats, float32; zeros elsewhere."""
+
+        def read(layout: Layout) -> Tensor:
+            _, entropy = self.backbone.logprobs(layout, self.temperature, with_entropy=True)
+            assert entropy is not None
+            return entropy
+
+        return self._column(sequences, "entropies", read)
+
+    def _column(
+        self, sequences: Sequences, name: str, read: Callable[[Layout], Tensor]
+    ) -> Handle[Ragged]:
         with (
-            self.backbone.ranks.doing("logprobs"),
+            self.backbone.ranks.doing(name),
             self.backbone.as_base() if self._base else nullcontext(),
         ):
             return done(self.backbone.column(sequences, read))

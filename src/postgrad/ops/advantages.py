@@ -6,6 +6,8 @@ order. Every function returns [S]. A group whose rewards are all equal gives exa
 subtracting a rounded mean would not: three rewards of 0.1 have a mean of 0.10000000000000002.
 """
 
+from math import comb
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -58,6 +60,52 @@ def left_one_out(rewards: Floats, group: Ints) -> Floats:
         lonely = sorted({int(g) for g in group[size < 2]})
         raise ValueError(f"no sample to leave out: groups of one: {lonely[:5]}")
     return centred(rewards, group) * size / (size - 1)
+
+
+def relative(rewards: Floats, group: Ints) -> Floats:
+    """(R - mean(R)) / mean(R) over the group, 0 where the mean is not above 0: with rewards of 0
+    and 1 the gradient of log(pass rate), to the group's size as order (MaxRL, arXiv:2602.02710).
+    """
+    mean = group_means(rewards, group)
+    return np.divide(centred(rewards, group), mean, out=np.zeros_like(mean), where=mean > 0)
+
+
+def weighted_centred(rewards: Floats, lengths: Floats, group: Ints) -> Floats:
+    """R - sum(l R) / sum(l) over the group: the baseline of least variance where a gradient grows
+    with the length l of its response (OPO, arXiv:2505.23585). lengths: [S], above 0.
+    """
+    _, place = np.unique(group, return_inverse=True)
+    baseline = np.bincount(place, lengths * rewards) / np.bincount(place, lengths)
+    return np.where(equal_groups(rewards, group), 0.0, rewards - baseline[place])
+
+
+def share_valid(rewards: Floats, group: Ints) -> float:
+    """The fraction of samples whose group has different rewards; 1 where no group has."""
+    moving = float(1.0 - equal_groups(rewards, group).mean()) if len(rewards) else 1.0
+    return moving or 1.0
+
+
+def pass_at_k(right: NDArray[np.bool_], group: Ints, k: int) -> Floats:
+    """The mean, over all sets of k samples of the group with a sample among them, of the set's
+    normalised reward, which is 1 where any of its samples is right (arXiv:2508.10751).
+
+    With N samples, W of them wrong, the mean reward of a set is m = 1 - C(W, k) / C(N, k). A right
+    sample has (1 - m) / s, a wrong one (1 - m - C(W - 1, k - 1) / C(N - 1, k - 1)) / s, with
+    s = sqrt(m (1 - m)); 0 where s is 0. Groups of fewer than k samples are a ValueError.
+    """
+    numbers, place = np.unique(group, return_inverse=True)
+    each = np.zeros((len(numbers), 2))  # of a wrong sample and of a right one
+    for g, n in enumerate(np.bincount(place)):
+        wrong = int(n - right[place == g].sum())
+        if n < k:
+            raise ValueError(f"pass@{k} of a group of {n} samples")
+        none_right = comb(wrong, k) / comb(n, k)  # 1 - m
+        if not 0.0 < none_right < 1.0:
+            continue
+        deviation = np.sqrt(none_right * (1.0 - none_right))
+        with_wrong = comb(wrong - 1, k - 1) / comb(n - 1, k - 1)
+        each[g] = (none_right - with_wrong) / deviation, none_right / deviation
+    return each[place, right.astype(np.int64)]
 
 
 def equal_groups(rewards: Floats, group: Ints) -> NDArray[np.bool_]:

@@ -70,6 +70,27 @@ def cispo(ratio: Tensor, logprobs: Tensor, advantages: Tensor, high: float) -> T
     return -advantages * ratio.detach().clamp(max=1.0 + high) * logprobs
 
 
+def soft_gate(ratio: Tensor, temperature: Tensor) -> Tensor:
+    """4 sigmoid(t (r - 1)) / t, whose slope at r = 1 is 1 and falls to both sides (SAPO,
+    arXiv:2511.20347). temperature: [E], above 0.
+    """
+    return 4.0 * (temperature * (ratio - 1.0)).sigmoid() / temperature
+
+
+def gamma_weight(log_ratio: Tensor, shape: Tensor, rate: Tensor) -> Tensor:
+    """w^k exp(rate (1 - w)) of w = exp(log_ratio), which is 1 at w = 1 and 0 at both ends (VESPO,
+    arXiv:2602.10693). shape (k) and rate: as log_ratio, above 0.
+    """
+    return (rate + shape * log_ratio - rate * bounded_exp(log_ratio)).exp()
+
+
+def clipped_change(change: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """Log-ratios, at most `high` where A > 0 and at least -`low` elsewhere: PPO's one-sided clip in
+    logarithms (GMPO, arXiv:2507.20673).
+    """
+    return change.clamp(max=high).where(advantages > 0, change.clamp(min=-low))
+
+
 def sequence_sums(values: Tensor, sequence: Tensor, n_sequences: int) -> Tensor:
     """[n_sequences] the sum over the entries of each sequence; sequence: [E] int64."""
     return values.new_zeros(n_sequences).index_add(0, sequence, values)

@@ -234,7 +234,7 @@ class Passes:
 
     def _head(self, role: PlannedRole, *, trains: bool) -> Head:
         recipe = self.recipe
-        learner = role.learner
+        learner, needs = role.learner, recipe.algorithm.needs()
         return Head(
             role.shape,
             width(role.model.dtype, cpu=self.cpu),
@@ -242,6 +242,6 @@ class Passes:
             cpu=self.cpu,
             trains=trains,
             sharded=learner is not None and learner.sharding != "none" and learner.ranks > 1,
-            entropy=recipe.algorithm.needs().entropy,
+            entropy=needs.entropy if trains else needs.old_entropy,
             heated=recipe.logprob_temperature != 1.0,
         )

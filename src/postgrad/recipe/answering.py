@@ -196,10 +196,11 @@ def correction(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iterato
     if not isinstance(algorithm, BehaviourCorrection) or algorithm.correction_with_filters:
         return
     filters = {"top_p": rollout.top_p < 1.0, "top_k": rollout.top_k, "min_p": rollout.min_p}
-    if algorithm.correction not in ("off", "metrics") and any(filters.values()):
+    corrects = algorithm.correction not in ("off", "metrics")
+    if (corrects or algorithm.off_policy_threshold is not None) and any(filters.values()):
         stated = " and ".join(f"rollout.{name}" for name, on in filters.items() if on)
         yield (
-            ("algorithm", "correction"),
+            ("algorithm", "correction" if corrects else "off_policy_threshold"),
             f"with {stated} samples come from another distribution than the policy's, which biases "
             "importance weights: sample without, or say correction_with_filters = true",
         )

@@ -25,6 +25,7 @@ VERIFIERS = {
     "overlong": "postgrad.rewards.length:Overlong",
     "stop_properly": "postgrad.rewards.length:StopProperly",
     "target_length": "postgrad.rewards.length:TargetLength",
+    "repetition": "postgrad.rewards.repetition:RepeatedNgrams",
     "judge": "postgrad.rewards.judge:Judge",
     "remote": "postgrad.rewards.remote:Remote",
     "reward_model": "postgrad.rewards.learned:RewardModel",

@@ -109,9 +109,11 @@ class RLJob:
             parts.engine.rest()
         with run.phase("train", run.geometry.updates_per_step):
             with run.clock.timed("train/columns"):
-                old, ref, values = self._columns(batch)
+                old, ref, values, entropy = self._columns(batch)
             with run.clock.timed("train/credit"):
-                credit = parts.algorithm.credit(batch, old, ref, values, state.algorithm)
+                credit = parts.algorithm.credit(
+                    batch, old, ref, values, state.algorithm, entropy=entropy
+                )
             with run.clock.timed("train/update"):
                 cut = self._cut(credit.experience, state.step)
                 results = self._update(cut, state)
@@ -197,15 +199,15 @@ class RLJob:
             run.clock.add(f"sample/{part}", spent[f"{part}_seconds"])
         return paused
 
-    def _columns(self, batch: RolloutBatch) -> tuple[Ragged | None, Ragged | None, Ragged | None]:
-        """Logprobs of the policy before the step, logprobs of the reference, and the critic's
-        values; None for what the algorithm does not need.
+    def _columns(self, batch: RolloutBatch) -> list[Ragged | None]:
+        """Logprobs of the policy before the step, logprobs of the reference, the critic's values,
+        and the policy's entropies; None for what the algorithm does not need.
 
         A step of one update begins with the policy itself: its old logprobs are the current ones.
         """
         roles, needs = self._parts.roles, self._parts.algorithm.needs()
         several = self._run.geometry.updates_per_step > 1
-        old = ref = values = None  # all are asked before any is waited for
+        old = ref = values = entropy = None  # all are asked before any is waited for
         if needs.old_logprobs or (several and not needs.sampled_is_old):
             old = roles.policy.logprobs(batch.sequences)
         if needs.reference:
@@ -214,7 +216,9 @@ class RLJob:
         if needs.critic:
             assert roles.critic is not None
             values = roles.critic.scores(batch.sequences)
-        return old and old.result(), ref and ref.result(), values and values.result()
+        if needs.old_entropy:
+            entropy = roles.policy.entropies(batch.sequences)
+        return [asked and asked.result() for asked in (old, ref, values, entropy)]
 
     def _cut(self, experience: Experience, step: int) -> list[Update]:
         """Cuts the experience into the step's updates. Where samples were dropped, an event says

@@ -144,13 +144,7 @@ def _loss(draft: Draft, options: Options) -> None:
         draft.put("algorithm.type", "simpo")
         draft.put("algorithm.gamma", beta * ratio, "beta * gamma_beta_ratio")
     elif kind == "dpo_norm":
-        why = (
-            "divides each answer's log-ratio by its length; dpo here sums it, so that its beta is "
-            "about 0.1: set algorithm.beta yourself"
-        )
-        draft.miss("loss_type", kind, why)
-        draft.put("algorithm.beta", 0.1, f"{beta:g} there, of a mean over tokens")
-        return
+        draft.put("algorithm.length_normalised", True, "dpo_norm there")
     elif kind != "dpo":
         draft.miss("loss_type", kind, "dpo, ipo, simpo, kto and orpo are here")
     draft.put("algorithm.beta", beta)

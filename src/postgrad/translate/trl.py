@@ -6,7 +6,7 @@ Its steps are updates.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -26,7 +26,20 @@ from postgrad.translate.tables.trl import (
     OTHERS as OTHERS,
 )
 
-_PAIR_LOSSES = {"sigmoid": "dpo", "ipo": "ipo"}
+# DPOTrainer's losses, as algorithm.loss.
+_PAIR_LOSSES = {
+    "sigmoid": "sigmoid",
+    "hinge": "hinge",
+    "robust": "robust",
+    "exo_pair": "exo",
+    "discopop": "discopop",
+    "nca_pair": "nca",
+    "bco_pair": "bco",
+    "sppo_hard": "sppo",
+    "apo_zero": "apo_zero",
+    "apo_down": "apo_down",
+    "sigmoid_norm": "sigmoid",
+}
 
 
 def program_of(word: str, after: str | None) -> str | None:
@@ -156,14 +169,51 @@ def _batch(draft: Draft, options: Options, devices: int) -> None:
 def _loss(draft: Draft, options: Options, program: str) -> None:
     losses = options.texts("loss_type")
     if program == "dpo" and losses:
-        draft.put("algorithm.type", _PAIR_LOSSES.get(losses[0], "dpo"))
-        if losses[0] not in _PAIR_LOSSES or len(losses) > 1:
-            why = "of its losses dpo and ipo are here; simpo, kto and orpo are algorithms"
-            draft.miss("loss_type", ", ".join(losses), why)
+        _pair_losses(draft, losses, options.numbers("loss_weights"))
+    elif program == "cpo":
+        _cpo_loss(draft, options, losses[0])
+    elif losses == ["apo_zero_unpaired"] or losses == ["dft"]:
+        draft.put("algorithm.loss", "dft" if program == "sft" else "apo_zero")
     elif losses and losses[0] not in ("nll", "kto", "sigmoid", "chunked_nll"):
-        draft.miss("loss_type", losses[0], f"{program} has one loss here")
+        draft.miss("loss_type", losses[0], f"{program} does not have this loss here")
     if program == "orpo":
         draft.put("algorithm.odds_coef", decimal(options.take("beta")), "beta there")
+
+
+def _pair_losses(draft: Draft, losses: Sequence[str], weights: Sequence[float]) -> None:
+    """algorithm.loss of DPO: one loss, or several with their weights; "sft" is the NLL term."""
+    weighted = dict(zip(losses, weights or [1.0] * len(losses), strict=False))
+    nll = weighted.pop("sft", None)
+    draft.put("algorithm.nll_coef", nll, "sft there, over all chosen tokens")
+    if list(weighted) == ["ipo"]:
+        draft.put("algorithm.type", "ipo")
+        return
+    if lost := [loss for loss in weighted if loss not in _PAIR_LOSSES]:
+        draft.miss("loss_type", ", ".join(lost), f"here are {', '.join(_PAIR_LOSSES)}")
+    if "sigmoid_norm" in weighted and len(weighted) > 1:
+        draft.miss("loss_type", "sigmoid_norm", "lengths are normalised in all losses or in none")
+    elif "sigmoid_norm" in weighted:
+        draft.put("algorithm.length_normalised", True, "sigmoid_norm there")
+    kept = {_PAIR_LOSSES[loss]: weight for loss, weight in weighted.items() if loss in _PAIR_LOSSES}
+    if list(kept.values()) == [1.0]:
+        (name,) = kept
+        draft.put("algorithm.loss", None if name == "sigmoid" else name)
+    elif kept:
+        draft.put("algorithm.loss", kept)
+
+
+def _cpo_loss(draft: Draft, options: Options, loss: str) -> None:
+    """CPOTrainer: sigmoid and simpo are algorithms here."""
+    if loss in ("simpo", "alphapo"):
+        draft.put("algorithm.type", "simpo", f"loss_type {loss}")
+        ratio = decimal(options.take("simpo_gamma", 0.5))
+        draft.put("algorithm.gamma", ratio, "simpo_gamma there")
+    elif loss != "sigmoid":
+        draft.miss("loss_type", loss, "of its losses sigmoid and simpo are here")
+    nll = 0.0 if loss == "alphapo" else decimal(options.take("cpo_alpha", 1.0))
+    draft.put("algorithm.nll_coef", nll, "cpo_alpha there, over all chosen tokens")
+    if decimal(options.take("alpha", 0.0)) != 0.0 or loss == "alphapo":
+        draft.miss("alpha", options.take("alpha", 0.0), "rewards are logprobs, not AlphaPO's")
 
 
 def _length(draft: Draft, options: Options) -> None:

@@ -157,8 +157,8 @@ def _advantages(draft: Draft, options: Options, program: str) -> None:
         name, aggregation = LOSSES.get(loss, ("grpo", "token"))
         if loss not in LOSSES:
             draft.miss("loss_type", loss, f"{', '.join(LOSSES)} are here")
-        if level == "sequence":
-            name, aggregation = "gspo", aggregation
+        if level == "sequence" and name != "sapo":
+            name = "gspo"
         elif undivided and name == "grpo":
             name, aggregation = "dr_grpo", aggregation or "sequence"
         elif scale.lower() == "batch":
@@ -167,6 +167,12 @@ def _advantages(draft: Draft, options: Options, program: str) -> None:
         if undivided and name != "dr_grpo":
             draft.put("algorithm.std_norm", False, f"scale_rewards {scale}")
         _aggregated(draft, name, aggregation)
+        if loss == "luspo":
+            draft.put("algorithm.constant_length", 1, "luspo: not divided by a length")
+            if level != "sequence":
+                draft.miss("importance_sampling_level", level, "LUSPO's ratio is a response's")
+        if name in ("sapo", "vespo"):  # they have no clip
+            return
         if name == "cispo":
             _cispo_bound(draft, decimal(low if high is None else high))
             return

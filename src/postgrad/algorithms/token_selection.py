@@ -1,0 +1,130 @@
+"""Which tokens of a step bear the policy loss: all, those of high entropy, or all but those whose
+gradient makes the policy's entropy collapse.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from postgrad.algorithms.base import LossInputs, RolloutAlgorithm
+from postgrad.core import seeds
+from postgrad.core.ragged import Ragged
+from postgrad.ops.advantages import Floats
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Mask = NDArray[np.bool_]
+
+
+class TokenSelection(RolloutAlgorithm):
+    """Tokens are selected once a step, among all its loss tokens, with the policy as it was before
+    the step: no micro-batch and no rank sees another selection.
+
+    `top_entropy_fraction`: only so many tokens, those of the highest entropy, have a policy loss
+    (Wang et al. 2025, arXiv:2506.01939). `covariance` acts on the tokens with a large product of
+    (A - mean A) and (log p - mean log p), which lower the entropy most (Cui et al. 2025,
+    arXiv:2505.22617): "clip" takes the loss of some of them away, drawn at random between the
+    bounds; "kl" charges the largest covariance_kl_coef * |log r|. Denominators still count every
+    token.
+    """
+
+    top_entropy_fraction: float = Field(1.0, gt=0.0, le=1.0)
+    covariance: Literal["off", "clip", "kl"] = "off"
+    covariance_fraction: float = Field(2e-4, gt=0.0, le=1.0)  # of the step's loss tokens
+    covariance_low: float = Field(1.0, ge=0.0)  # "clip" draws among covariances between these
+    covariance_high: float = Field(5.0, gt=0.0)
+    covariance_kl_coef: float = Field(1.0, gt=0.0)
+
+    @model_validator(mode="after")
+    def _covariances_are_in_order(self) -> Self:
+        if self.covariance_low >= self.covariance_high:
+            raise ValueError(f"covariance_low {self.covariance_low} is not below covariance_high")
+        return self
+
+    def selection(
+        self,
+        mask: Ragged,
+        advantages: Ragged,
+        logprobs: Ragged | None,
+        entropy: Ragged | None,
+        samples: tuple[NDArray[np.int64], NDArray[np.int64]],
+    ) -> tuple[dict[str, Ragged], dict[str, float]]:
+        """(columns, metrics). "selected" multiplies the policy loss; "penalised" is 1 where the
+        change of the logprob is charged. mask: of the loss tokens; logprobs, entropy: of the policy
+        before the step; samples: ticket and number [S] of each, from which draws are made.
+        """
+        columns: dict[str, Ragged] = {}
+        metrics: dict[str, float] = {}
+        selected = mask.values.copy()
+        if self.top_entropy_fraction < 1.0:
+            if entropy is None:
+                raise ValueError("credit needs the policy's entropies, see needs()")
+            values = entropy.values.astype(np.float64)
+            selected = highest(values, selected, self.top_entropy_fraction)
+            metrics["selection/least_entropy"] = float(
+                entropy.values[selected].min() if selected.any() else 0.0
+            )
+        if self.covariance != "off":
+            if logprobs is None:
+                raise ValueError("credit needs the policy's logprobs, see needs()")
+            products = covariances(advantages.values, logprobs.values, mask.values)
+            chosen = self._far(mask, products, samples)
+            metrics["selection/covariance"] = float(products.sum() / max(1, mask.values.sum()))
+            metrics["selection/covariance_tokens"] = float(chosen.sum())
+            if self.covariance == "kl":
+                columns["penalised"] = mask.like(chosen.astype(np.float32))
+            else:
+                selected &= ~chosen
+        return columns | {"selected": mask.like(selected.astype(np.float32))}, metrics
+
+    def _far(
+        self,
+        mask: Ragged,
+        products: Floats,
+        samples: tuple[NDArray[np.int64], NDArray[np.int64]],
+    ) -> Mask:
+        """[N] the tokens on which `covariance` acts: the largest, or some between the bounds."""
+        if self.covariance == "kl":
+            return highest(products, mask.values, self.covariance_fraction)
+        low, high = self.covariance_low, self.covariance_high
+        between = mask.values & (products > low) & (products < high)
+        ticket, sample, start = (
+            mask.spread(column).values for column in (*samples, mask.offsets[:-1])
+        )
+        place = np.arange(len(products)) - start
+        keys = seeds.uniform(0, "clip_cov", ticket, sample, place)
+        return highest(keys, between, self.covariance_fraction, among=int(mask.values.sum()))
+
+    def penalty(self, inputs: LossInputs, old: Tensor) -> Tensor:
+        """[E] what "kl" charges: |log r| at the penalised tokens, as its authors measure the
+        distance from the policy before the step. It has no gradient in a step's first update.
+        """
+        return self.covariance_kl_coef * inputs.columns["penalised"] * (inputs.logprobs - old).abs()
+
+
+def covariances(
+    advantages: NDArray[np.float32], logprobs: NDArray[np.float32], mask: Mask
+) -> Floats:
+    """(A - mean A)(log p - mean log p) at the tokens of `mask`, means over them; 0 elsewhere."""
+    products = np.zeros(len(mask))
+    a, p = advantages[mask].astype(np.float64), logprobs[mask].astype(np.float64)
+    if len(a):
+        products[mask] = (a - a.mean()) * (p - p.mean())
+    return products
+
+
+def highest(values: Floats, mask: Mask, fraction: float, among: int | None = None) -> Mask:
+    """[N] the tokens of `mask` with the largest values, the first ones of equals: `fraction` of
+    `among` tokens (those of `mask` where it is None), at least one where `mask` has any.
+    """
+    places = np.flatnonzero(mask)
+    count = max(1, int(fraction * (len(places) if among is None else among)))
+    order = np.argsort(-values[places], kind="stable")[:count]
+    chosen = np.zeros(len(mask), np.bool_)
+    chosen[places[order]] = True
+    return chosen
