@@ -5,11 +5,13 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from postgrad.cluster.connection import Reservation
 from postgrad.cluster.workers import Workers
+from postgrad.core.errors import RunError, WorkerLost
 from postgrad.core.process import Handle
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.engines import WORKER
@@ -17,7 +19,7 @@ from postgrad.fleet.remote import RankedRole, RankedWeights
 from postgrad.observe.sinks import Logs
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.engine import Completion, Request
-from postgrad.rollout.stats import SHARED, EngineStats, EngineSums, engine_metrics, named
+from postgrad.rollout.stats import SHARED, SUMMED, EngineStats, EngineSums, engine_metrics, named
 
 TITLE = "rollout worker"
 ROLLOUT = "rollout"  # the role of [cluster] whose places rollout workers take
@@ -83,6 +85,20 @@ class SharedStats(EngineStats):
     """The sums of all processes of a shared engine, and what each of them did."""
 
     members: "Sequence[Member]" = ()
+    settled: EngineStats = field(default_factory=EngineStats)  # when all were idle last
+
+    def count(self) -> None:
+        """Tokens and steps add up; seconds pass in all processes at once."""
+        for place, name in enumerate(SUMMED):
+            values = [member.spent[0][place] - member.begun[0][place] for member in self.members]
+            more = max(values) if name.endswith("_seconds") else sum(values)
+            setattr(self, name, getattr(self.settled, name) + more)
+
+    def settle(self) -> None:
+        """From now on sums are counted anew: all processes are idle."""
+        self.settled = EngineStats(*(getattr(self, name) for name in SUMMED))
+        for member in self.members:
+            member.begun = member.spent
 
     def by_engine(self) -> dict[str, float]:
         """What each process did since the last call, "engine/1/...", and each of several vLLM
@@ -122,6 +138,16 @@ class Member:
     @property
     def serves(self) -> bool:
         return self.workers is not None and not self.absent
+
+    def call(self, method: str, *arguments: object) -> Handle[Any]:
+        """The handle of a call; its error is WorkerLost where the process has ended."""
+        assert self.workers is not None
+        try:
+            return self.workers.call(method, *arguments)
+        except RunError as error:
+            ended: Handle[Any] = Handle()
+            ended.set_exception(WorkerLost(str(error)))
+            return ended
 
     def has(self, awaited: Collection[int] | None) -> bool:
         """Whether it has an open sample of these tickets; None: of any."""

@@ -16,7 +16,6 @@ ask the policy, has its samples written again from where they were cut last.
 
 from collections.abc import Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,11 +26,13 @@ from postgrad.core.errors import RunError, WorkerLost
 from postgrad.core.process import Handle
 from postgrad.core.records import Logprobs
 from postgrad.fleet.members import NOTHING, TITLE, EngineSite, Member, SharedStats, TurnAnswer
+from postgrad.fleet.pacing import FreePace, Pace
 from postgrad.fleet.publishing import RankPublisher
 from postgrad.fleet.remote import RankedRole, RankedWeights
 from postgrad.observe.sinks import Logs
 from postgrad.rollout.engine import Completion, Request, Sent, WeightHandover, in_order
-from postgrad.rollout.stats import SUMMED, EngineStats, agreed
+from postgrad.rollout.free import Track
+from postgrad.rollout.stats import agreed
 from postgrad.rollout.transport.route import Stated
 
 Probe = tuple[Sequence[NDArray[np.int32]], float, list[Logprobs]]
@@ -56,19 +57,38 @@ class SharedEngine:
         """
         self._site = site
         self._members = [Member(number, workers) for number, workers in enumerate(members)]
-        self.stats: EngineStats = SharedStats(members=self._members)
+        self.stats = SharedStats(members=self._members)
         self._dtype = dtype
         self._exact = exact
         self._most = most
         self._version: int | None = None  # None: no weights were loaded
         self._probe: Probe | None = None  # of the weights that are loaded
-        self._settled = EngineStats()  # when all were idle last
         self._ended: list[Completion] = []  # that `completed` has still to return
         self._starter = ThreadPoolExecutor(len(members), TITLE)
         self._closed = False
         self._interrupted = False
         self._transport: Stated = transport
         self._publisher = self._new_publisher()
+        self._pace = Pace()
+        self._followed: FreePace | None = None  # the newest one
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+        return len(self._members)
+
+    def follow(self, tracks: Sequence[Track] | None) -> None:
+        """FreeEngine.follow."""
+        number = 1 if self._followed is None else self._followed.number + 1
+        self._pace = self._followed = FreePace(number, self._members, tracks)
+
+    def stop(self) -> None:
+        """FreeEngine.stop."""
+        self._pace.stop()
+
+    def tracks(self) -> list[Track]:
+        """FreeEngine.tracks."""
+        return [] if self._followed is None else self._followed.tracks()
 
     def submit(self, request: Request) -> None:
         """Engine.submit. A request that is too long is refused by `completed`."""
@@ -86,10 +106,10 @@ class SharedEngine:
             if self._interrupted or self._closed:
                 raise RunError(f"nobody waits for the {TITLE}s any more")
             if not any(member.open for member in self._members):
-                self._settle()
+                self.stats.settle()
                 return []
-            asked = [member for member in self._members if member.has(awaited)]
-            if not asked:
+            asked = [member for member in self._members if self._pace.goes_on(member, awaited)]
+            if not asked or self._pace.stopped:
                 return []
             for member in asked:
                 self._ask(member)
@@ -100,7 +120,7 @@ class SharedEngine:
                 if member.asked is not None and member.asked.done():
                     completions += self._taken(member, member.asked)
             self._join()
-            self._count()
+            self.stats.count()
         return sorted(completions, key=lambda c: (c.ticket, c.sample, c.turn))
 
     def load_weights(self, weights: WeightHandover, version: int) -> Sent:
@@ -138,7 +158,7 @@ class SharedEngine:
             if member.asked is not None:  # one that was replaced repeats its turns
                 self._ended += self._taken(member, member.asked)
         handles = {
-            member.number: _called(member, "cut")
+            member.number: member.call("cut")
             for member in self._members
             if member.open and member.serves
         }
@@ -156,11 +176,13 @@ class SharedEngine:
             for member in self._members
             for request in member.cut(cuts.get(member.number, []))
         ]
-        self._count()
-        self._settle()
+        self.stats.count()
+        self.stats.settle()
+        self._pace = Pace()
         return in_order(requests)
 
     def rest(self) -> None:
+        self._pace.stop()
         self._join()
         self._of_all("rest")
 
@@ -174,7 +196,7 @@ class SharedEngine:
         where none is left that has weights.
         """
         self._site.logs, self._site.policy, self._site.published = logs, None, None
-        self._ended = []
+        self._ended, self._pace = [], Pace()
         self._publisher = self._new_publisher()  # its ways lead to ranks that have ended
         for member in self._members:
             member.take_back()
@@ -184,8 +206,8 @@ class SharedEngine:
         for member in self._members:
             if member.workers is None and member.starting is None:  # it had left
                 member.starting = self._starter.submit(self._started, member.number)
-        self._count()
-        self._settle()
+        self.stats.count()
+        self.stats.settle()
         self.rest()
         return any(member.serves for member in self._members)
 
@@ -222,9 +244,9 @@ class SharedEngine:
         """Begins the next turn of a process that has none under way and something to do."""
         if not member.serves or member.asked is not None or not member.open:
             return
-        member.turns.append(member.waiting)
-        requests, member.waiting = member.waiting, []
-        member.asked = _called(member, "turn", requests)
+        turn = self._pace.next_turn(member)
+        member.turns.append(turn[0])
+        member.asked = member.call("turn", *turn)
 
     def _taken(self, member: Member, handle: Handle[TurnAnswer]) -> list[Completion]:
         """The completions of a turn that has ended, those of the process's earlier life left
@@ -257,6 +279,7 @@ class SharedEngine:
             member.workers.close()
         member.workers = member.asked = member.starting = None
         member.lost, member.losses = member.lost + 1, member.losses + 1
+        self._pace.note_lost(member)
         leaves = member.lost > self._most
         if leaves and not any(other.workers or other.starting for other in self._members):
             raise RunError(
@@ -358,9 +381,7 @@ class SharedEngine:
     def _of_all(self, method: str, *arguments: object) -> list[list[Logprobs]]:
         """The results of a call to every process that serves; one that dies is lost alone."""
         handles: list[tuple[Member, Handle[list[Logprobs]]]] = [
-            (member, _called(member, method, *arguments))
-            for member in self._members
-            if member.serves
+            (member, member.call(method, *arguments)) for member in self._members if member.serves
         ]
         results: list[list[Logprobs]] = []
         for member, handle in handles:
@@ -369,27 +390,3 @@ class SharedEngine:
             except WorkerLost as error:
                 self._lose(member, error)
         return results
-
-    def _count(self) -> None:
-        """Tokens and steps add up; seconds pass in all processes at once."""
-        for place, name in enumerate(SUMMED):
-            values = [member.spent[0][place] - member.begun[0][place] for member in self._members]
-            more = max(values) if name.endswith("_seconds") else sum(values)
-            setattr(self.stats, name, getattr(self._settled, name) + more)
-
-    def _settle(self) -> None:
-        """From now on sums are counted anew: all processes are idle."""
-        self._settled = replace(self.stats)
-        for member in self._members:
-            member.begun = member.spent
-
-
-def _called(member: Member, method: str, *arguments: object) -> Handle[Any]:
-    """The handle of a call to a process; its error is WorkerLost where the process has ended."""
-    assert member.workers is not None
-    try:
-        return member.workers.call(method, *arguments)
-    except RunError as error:
-        ended: Handle[Any] = Handle()
-        ended.set_exception(WorkerLost(str(error)))
-        return ended
