@@ -237,7 +237,7 @@ def test_a_worker_that_dies_in_a_replay_restarts_the_run(
         ('{"step": 1, "engines": [{"decode_steps": 3}]}\n', "an engine needs decode_steps"),
         (
             '{"step": 1, "engines": [{"decode_steps": 3, "response_tokens": 9, "lost": false, '
-            '"given": [[0, ["a"]]]}]}\n',
+            '"arrivals": [[0, ["a"]]]}]}\n',
             "pairs of a decode step and a list of tickets",
         ),
     ],

@@ -10,7 +10,7 @@ from postgrad.rollout.free import Track
 from postgrad.rollout.stats import named
 
 
-class Pace:
+class TurnPace:
     """A process goes on while it has a sample that is awaited, so that where a cut finds it depends
     on samples alone.
     """
@@ -33,7 +33,7 @@ class Pace:
         """A process was lost: its samples go on in others. Raises WorkerLost where none may."""
 
 
-class FreePace(Pace):
+class FreePace(TurnPace):
     """Every process goes on until it is stopped, or has repeated its track. rollout/free.py."""
 
     def __init__(
@@ -46,7 +46,7 @@ class FreePace(Pace):
         self._members = members
         self._tracks = tracks
         self._first = [self._sums(member) for member in members]
-        self._given: list[dict[int, list[int]]] = [{} for _ in members]
+        self._arrivals: list[dict[int, list[int]]] = [{} for _ in members]
         self._lost: set[int] = set()
 
     def goes_on(self, member: Member, awaited: Collection[int] | None) -> bool:
@@ -57,17 +57,17 @@ class FreePace(Pace):
         track, at = self._tracks[member.number], self._steps(member)
         _, late = self._due(member)
         waiting = {request.ticket for request in member.waiting}
-        missing = set(track.given.get(at, ())) - waiting - self._tickets(member)
+        missing = set(track.arrivals.get(at, ())) - waiting - self._tickets(member)
         is_late = sum(len(request.sample_ids) for request in late)
         return at < track.decode_steps and not missing and len(member.open) > is_late
 
     def next_turn(self, member: Member) -> tuple[Any, ...]:
         at = self._steps(member)
         requests, member.waiting = self._due(member)
-        known = self._tickets(member)
-        new = dict.fromkeys(r.ticket for r in requests if r.ticket not in known)
+        earlier = self._tickets(member)
+        new = dict.fromkeys(r.ticket for r in requests if r.ticket not in earlier)
         if new:
-            self._given[member.number].setdefault(at, []).extend(new)
+            self._arrivals[member.number].setdefault(at, []).extend(new)
         most = None
         if self._tracks is not None:
             most = self._tracks[member.number].decode_steps - at
@@ -94,12 +94,12 @@ class FreePace(Pace):
     def tracks(self) -> list[Track]:
         """What each process has done. What came after its last decode step made no difference."""
         tracks: list[Track] = []
-        for member, given in zip(self._members, self._given, strict=True):
+        for member, arrivals in zip(self._members, self._arrivals, strict=True):
             now, first = self._sums(member), self._first[member.number]
             steps, tokens = now[0] - first[0], now[1] - first[1]
             # vLLM's steps are not counted: all its tickets come before step 0.
             counts = bool(steps) or not tokens
-            came = {at: tuple(t) for at, t in given.items() if at < steps or not counts}
+            came = {at: tuple(t) for at, t in arrivals.items() if at < steps or not counts}
             tracks.append(Track(steps, tokens, came, member.number in self._lost))
         return tracks
 
@@ -109,7 +109,7 @@ class FreePace(Pace):
         """
         if self._tracks is None:
             return member.waiting, []
-        came = self._tracks[member.number].given.get(self._steps(member), ())
+        came = self._tracks[member.number].arrivals.get(self._steps(member), ())
         due = self._tickets(member).union(came)
         return (
             [request for request in member.waiting if request.ticket in due],
@@ -118,7 +118,7 @@ class FreePace(Pace):
 
     def _tickets(self, member: Member) -> set[int]:
         """Those that a process has been given."""
-        return {ticket for tickets in self._given[member.number].values() for ticket in tickets}
+        return {ticket for tickets in self._arrivals[member.number].values() for ticket in tickets}
 
     def _steps(self, member: Member) -> int:
         return self._sums(member)[0] - self._first[member.number][0]

@@ -26,7 +26,7 @@ from postgrad.core.errors import RunError, WorkerLost
 from postgrad.core.process import Handle
 from postgrad.core.records import Logprobs
 from postgrad.fleet.members import NOTHING, TITLE, EngineSite, Member, SharedStats, TurnAnswer
-from postgrad.fleet.pacing import FreePace, Pace
+from postgrad.fleet.pacing import FreePace, TurnPace
 from postgrad.fleet.publishing import RankPublisher
 from postgrad.fleet.remote import RankedRole, RankedWeights
 from postgrad.observe.sinks import Logs
@@ -69,7 +69,7 @@ class SharedEngine:
         self._interrupted = False
         self._transport: Stated = transport
         self._publisher = self._new_publisher()
-        self._pace = Pace()
+        self._pace = TurnPace()
         self._followed: FreePace | None = None  # the newest one
 
     @property
@@ -78,16 +78,16 @@ class SharedEngine:
         return len(self._members)
 
     def follow(self, tracks: Sequence[Track] | None) -> None:
-        """FreeEngine.follow."""
+        """FreeEngine.follow: from now until the next cut."""
         number = 1 if self._followed is None else self._followed.number + 1
         self._pace = self._followed = FreePace(number, self._members, tracks)
 
     def stop(self) -> None:
-        """FreeEngine.stop."""
+        """FreeEngine.stop, of the processes that follow nobody."""
         self._pace.stop()
 
     def tracks(self) -> list[Track]:
-        """FreeEngine.tracks."""
+        """FreeEngine.tracks: what was done since `follow`."""
         return [] if self._followed is None else self._followed.tracks()
 
     def submit(self, request: Request) -> None:
@@ -178,7 +178,7 @@ class SharedEngine:
         ]
         self.stats.count()
         self.stats.settle()
-        self._pace = Pace()
+        self._pace = TurnPace()
         return in_order(requests)
 
     def rest(self) -> None:
@@ -196,7 +196,7 @@ class SharedEngine:
         where none is left that has weights.
         """
         self._site.logs, self._site.policy, self._site.published = logs, None, None
-        self._ended, self._pace = [], Pace()
+        self._ended, self._pace = [], TurnPace()
         self._publisher = self._new_publisher()  # its ways lead to ranks that have ended
         for member in self._members:
             member.take_back()

@@ -32,7 +32,7 @@ class Track:
 
     decode_steps: int  # until the second
     response_tokens: int
-    given: Mapping[int, tuple[int, ...]]  # decode step -> tickets that came before it, in order
+    arrivals: Mapping[int, tuple[int, ...]]  # decode step -> tickets that came before it, in order
     lost: bool = False  # its process died meanwhile, so its samples went on elsewhere
 
     def to_json(self) -> dict[str, Any]:
@@ -40,7 +40,7 @@ class Track:
         return {
             "decode_steps": self.decode_steps,
             "response_tokens": self.response_tokens,
-            "given": [[step, list(tickets)] for step, tickets in self.given.items()],
+            "arrivals": [[step, list(tickets)] for step, tickets in self.arrivals.items()],
             "lost": self.lost,
         }
 
@@ -48,16 +48,16 @@ class Track:
     def from_json(cls, data: Any) -> "Track":
         """The track of `to_json`; raises ValueError where `data` is not one."""
         fields = cast(dict[str, Any], data) if isinstance(data, dict) else {}
-        steps, tokens, given, lost = (
-            fields.get(name) for name in ("decode_steps", "response_tokens", "given", "lost")
+        steps, tokens, arrivals, lost = (
+            fields.get(name) for name in ("decode_steps", "response_tokens", "arrivals", "lost")
         )
-        if not (_counts([steps, tokens]) and isinstance(given, list) and isinstance(lost, bool)):
-            raise ValueError("an engine needs decode_steps, response_tokens, given and lost")
+        if not (_counts([steps, tokens]) and isinstance(arrivals, list) and isinstance(lost, bool)):
+            raise ValueError("an engine needs decode_steps, response_tokens, arrivals and lost")
         came: dict[int, tuple[int, ...]] = {}
-        for entry in cast(list[Any], given):
+        for entry in cast(list[Any], arrivals):
             pair = cast(list[Any], entry) if isinstance(entry, list) else []
             if len(pair) != 2 or not _counts(pair[:1]) or not _counts(pair[1]):
-                raise ValueError("given needs pairs of a decode step and a list of tickets")
+                raise ValueError("arrivals needs pairs of a decode step and a list of tickets")
             came[pair[0]] = tuple(pair[1])
         return cls(cast(int, steps), cast(int, tokens), came, lost)
 

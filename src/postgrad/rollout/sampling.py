@@ -96,8 +96,8 @@ class GroupSampler:
         """
         self._submit(tickets)
         wanted = frozenset(tickets)
-        for told in self._decode(tickets):
-            self._submit(told & wanted)
+        for ended in self._decode(tickets):
+            self._submit(ended & wanted)
             self._collect(wait=False)
         self._await_scores()
         return [self._scored[ticket] for ticket in tickets]

@@ -118,7 +118,7 @@ class VLLMEngine:
         return [self._model.completion(*sample) for sample in arrived]
 
     def wake(self) -> None:
-        """HaltingEngine.wake."""
+        """HaltingEngine.wake, by a message of this side."""
         self._inbox.put(Arrived(0, {"woken": True}))
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Sent:
