@@ -32,7 +32,7 @@ from postgrad.fleet.remote import RankedRole, RankedWeights
 from postgrad.observe.sinks import Logs
 from postgrad.rollout.engine import Completion, Request, Sent, WeightHandover, in_order
 from postgrad.rollout.free import Track
-from postgrad.rollout.stats import agreed
+from postgrad.rollout.stats import EngineStats, agreed
 from postgrad.rollout.transport.route import Stated
 
 Probe = tuple[Sequence[NDArray[np.int32]], float, list[Logprobs]]
@@ -57,7 +57,8 @@ class SharedEngine:
         """
         self._site = site
         self._members = [Member(number, workers) for number, workers in enumerate(members)]
-        self.stats = SharedStats(members=self._members)
+        self._sums = SharedStats(members=self._members)
+        self.stats: EngineStats = self._sums
         self._dtype = dtype
         self._exact = exact
         self._most = most
@@ -106,7 +107,7 @@ class SharedEngine:
             if self._interrupted or self._closed:
                 raise RunError(f"nobody waits for the {TITLE}s any more")
             if not any(member.open for member in self._members):
-                self.stats.settle()
+                self._sums.settle()
                 return []
             asked = [member for member in self._members if self._pace.goes_on(member, awaited)]
             if not asked or self._pace.stopped:
@@ -120,7 +121,7 @@ class SharedEngine:
                 if member.asked is not None and member.asked.done():
                     completions += self._taken(member, member.asked)
             self._join()
-            self.stats.count()
+            self._sums.count()
         return sorted(completions, key=lambda c: (c.ticket, c.sample, c.turn))
 
     def load_weights(self, weights: WeightHandover, version: int) -> Sent:
@@ -176,8 +177,8 @@ class SharedEngine:
             for member in self._members
             for request in member.cut(cuts.get(member.number, []))
         ]
-        self.stats.count()
-        self.stats.settle()
+        self._sums.count()
+        self._sums.settle()
         self._pace = TurnPace()
         return in_order(requests)
 
@@ -206,8 +207,8 @@ class SharedEngine:
         for member in self._members:
             if member.workers is None and member.starting is None:  # it had left
                 member.starting = self._starter.submit(self._started, member.number)
-        self.stats.count()
-        self.stats.settle()
+        self._sums.count()
+        self._sums.settle()
         self.rest()
         return any(member.serves for member in self._members)
 
