@@ -209,7 +209,7 @@ def picture(result: Mapping[str, Any], title: str) -> str:
     columns = sorted({staleness for line in grouped.values() for staleness in line})
     values = [value for line in grouped.values() for each in line.values() for value in each]
     ticks = ticks_between(0.0, max(values))
-    right = WIDTH - RIGHT - 150
+    right = WIDTH - RIGHT - 180  # names of lines stand beside them
     across = {
         staleness: round(LEFT + 20 + (right - LEFT - 40) * place / max(1, len(columns) - 1), 1)
         for place, staleness in enumerate(columns)
