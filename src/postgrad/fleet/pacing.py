@@ -47,6 +47,7 @@ class FreePace(TurnPace):
         self._tracks = tracks
         self._first = [self._sums(member) for member in members]
         self._arrivals: list[dict[int, list[int]]] = [{} for _ in members]
+        self._tickets: list[set[int]] = [set() for _ in members]  # that each has been given
         self._lost: set[int] = set()
 
     def goes_on(self, member: Member, awaited: Collection[int] | None) -> bool:
@@ -57,17 +58,18 @@ class FreePace(TurnPace):
         track, at = self._tracks[member.number], self._steps(member)
         _, late = self._due(member)
         waiting = {request.ticket for request in member.waiting}
-        missing = set(track.arrivals.get(at, ())) - waiting - self._tickets(member)
+        missing = set(track.arrivals.get(at, ())) - waiting - self._tickets[member.number]
         is_late = sum(len(request.sample_ids) for request in late)
         return at < track.decode_steps and not missing and len(member.open) > is_late
 
     def next_turn(self, member: Member) -> tuple[Any, ...]:
         at = self._steps(member)
         requests, member.waiting = self._due(member)
-        earlier = self._tickets(member)
+        earlier = self._tickets[member.number]
         new = dict.fromkeys(r.ticket for r in requests if r.ticket not in earlier)
         if new:
             self._arrivals[member.number].setdefault(at, []).extend(new)
+            earlier.update(new)
         most = None
         if self._tracks is not None:
             most = self._tracks[member.number].decode_steps - at
@@ -110,15 +112,11 @@ class FreePace(TurnPace):
         if self._tracks is None:
             return member.waiting, []
         came = self._tracks[member.number].arrivals.get(self._steps(member), ())
-        due = self._tickets(member).union(came)
+        due = self._tickets[member.number].union(came)
         return (
             [request for request in member.waiting if request.ticket in due],
             [request for request in member.waiting if request.ticket not in due],
         )
-
-    def _tickets(self, member: Member) -> set[int]:
-        """Those that a process has been given."""
-        return {ticket for tickets in self._arrivals[member.number].values() for ticket in tickets}
 
     def _steps(self, member: Member) -> int:
         return self._sums(member)[0] - self._first[member.number][0]
