@@ -261,6 +261,15 @@ def test_a_cut_stops_all_samples_and_returns_requests_that_continue_them(make_en
     assert engine.cut() == []
 
 
+def test_an_engine_that_is_halted_returns_and_goes_on_as_if_it_had_not(make_engine):
+    whole = tokens(generate(make_engine(5, 5 * 32), requests()))
+    engine = make_engine(5, 5 * 32)
+    for request in requests():
+        engine.submit(request)
+    assert engine.completed(halt=lambda: True) == []
+    assert tokens(generate(engine, [])) == whole
+
+
 def test_a_sample_that_was_cut_goes_on_to_a_whole_completion(make_engine):
     engine = make_engine(5, 5 * 32)
     done, left = cut_after(engine, requests(), 3)

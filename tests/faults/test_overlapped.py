@@ -44,6 +44,18 @@ def test_a_run_killed_within_steps_and_saves_ends_with_the_same_bits(
     assert same | {"state.json", "metrics.jsonl", "samples.jsonl"} <= set(report["same"])
 
 
+@pytest.mark.parametrize(("workers", "staleness"), [(2, 2), (1, 1)])
+def test_a_free_run_killed_within_steps_and_saves_has_the_bits_of_a_replay_of_its_schedule(
+    workers: int, staleness: int, tmp_path: Path
+) -> None:
+    recipe = written(tmp_path, workers, staleness)
+    words = ["--steps", str(STEPS), "--rollout.schedule", "free"]
+    report = verify_resume(recipe, words, 2, Console("quiet"), seed=workers)
+    assert report["kills"] == 2
+    same = {"policy.weights.safetensors", "policy.optimizer.safetensors", "pending.safetensors"}
+    assert same | {"state.json", "samples.jsonl", "schedule.jsonl"} <= set(report["same"])
+
+
 def test_samples_are_one_version_behind_and_replayed_make_the_same_weights(
     make_recipe: Any, console: Console
 ) -> None:

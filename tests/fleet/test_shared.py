@@ -1,6 +1,5 @@
 """An engine of several processes, without Ray: what is sampled where, and what a loss changes."""
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -8,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from threading import Event, Lock
+from threading import Event, Lock, Timer
 from typing import Any
 
 import numpy as np
@@ -18,60 +17,15 @@ from safetensors.torch import load_file
 
 from helpers.fake_ranks import FakeLogs, FakeSite, SendingRanks
 from helpers.fake_vllm import fake_vllm
+from helpers.fake_workers import Dies, FakeWorkers
 from postgrad.cluster.connection import NoPlace
 from postgrad.core.errors import RunError, WorkerLost
-from postgrad.core.process import Handle
 from postgrad.fleet.engines import EngineWorker
 from postgrad.fleet.members import EngineSite
 from postgrad.fleet.remote import RankedWeights
 from postgrad.fleet.shared import SharedEngine
 from postgrad.rollout.engine import Completion, Request, WeightHandover, generate
 from postgrad.rollout.settings import SamplingSettings
-
-Dies = Callable[[str, int], bool]  # (method, how often it was called before): whether it dies there
-
-
-class FakeWorkers:
-    """`cluster.workers.Workers` of one process: an EngineWorker in a thread, which can die."""
-
-    size, places = 1, (("here", 0),)
-
-    def __init__(self, worker: EngineWorker, dies: Dies) -> None:
-        self._worker = worker
-        self._dies = dies
-        self._turns = ThreadPoolExecutor(1)
-        self._calls: dict[str, int] = {}
-        self.held = Event()  # turns wait while it is clear
-        self.held.set()
-        self.dead = False
-
-    def call(self, method: str, *arguments: Any) -> Handle[Any]:
-        if self.dead:
-            raise RunError("the rollout workers have ended: see the error before this one")
-        return self._turns.submit(self._do, method, arguments)
-
-    def description(self) -> str:
-        return "1 rollout worker: in a thread"
-
-    def close(self) -> None:
-        self.dead = True
-
-    def _do(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        self.held.wait()
-        if method == "publish":
-            arguments = tuple(json.loads(json.dumps(arguments)))
-        name = arguments[0] if method == "publish" else method
-        number = self._calls.get(name, 0)
-        self._calls[name] = number + 1
-        try:
-            if self._dies(name, number):
-                self.close()
-            else:
-                return getattr(self._worker, method)(*arguments)
-        except RunError:
-            if not self.dead:
-                raise
-        raise WorkerLost(f"rollout worker died in {name} {number}")
 
 
 class FakePolicy:
@@ -670,6 +624,60 @@ def test_a_process_that_dies_before_the_cut_loses_no_sample_and_takes_none_twice
     assert sorted((c.ticket, c.sample) for c in done + later) == EVERY
     assert sorted(tokens(done + later)) == expected
     assert len(lossy.logs.of("engine_lost")) == 1
+
+
+def until_halted(engine: SharedEngine, turns: int | None) -> tuple[list[Completion], list[Request]]:
+    """What has ended by a cut, and what goes on. turns: after which the engine is stopped, while
+    the next ones are under way; None: it stops by itself.
+    """
+    done: list[Completion] = []
+    for request in requests(max_new_tokens=24):
+        engine.submit(request)
+    while completions := engine.completed():
+        done += completions
+        turns = None if turns is None else turns - 1
+        if turns == 0:
+            for member in engine._members:
+                engine._ask(member)
+            engine.stop()
+    left = engine.cut()
+    while ended := engine.completed():
+        done += ended
+    return sorted(done, key=lambda c: (c.ticket, c.sample)), left
+
+
+@pytest.mark.parametrize("turns", [1, 4, 9])
+def test_an_engine_that_was_stopped_where_the_clock_said_is_repeated_to_the_same_token(
+    shared: Any, turns: int
+) -> None:
+    expected = whole_samples(shared(3).engine)
+    first, again = shared(3).engine, shared(3)
+    first.follow(None)
+    done, left = until_halted(first, turns)
+    assert names(done, left) == EVERY
+    tracks = first.tracks()
+    assert sum(track.response_tokens for track in tracks) == sum(
+        len(c.token_ids) for c in done
+    ) + sum(request.position for request in left)
+    again.workers[1].held.clear()  # the others are far ahead of it
+    again.engine.follow(tracks)
+    Timer(0.2, again.workers[1].held.set).start()
+    done_again, left_again = until_halted(again.engine, None)
+    assert bits(done_again) == bits(done)
+    assert written(left_again) == written(left)
+    assert again.engine.tracks() == tracks
+    assert sorted(tokens(done + generate(first, left))) == expected
+
+
+def test_a_stop_that_comes_late_stops_nothing_of_the_next_step(shared: Any) -> None:
+    late = shared(2)
+    late.engine.follow(None)
+    until_halted(late.engine, 2)
+    stopped = late.engine._followed.number
+    late.engine.follow(None)
+    for workers in late.workers:
+        workers.aside("stop", stopped).result()
+    assert names(generate(late.engine, requests()), []) == EVERY
 
 
 def whole_samples(engine: SharedEngine) -> list[Any]:

@@ -9,13 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from helpers.fake_ranks import FakeLogs
+from helpers.fake_workers import Dies, FakeWorkers
 from helpers.rollouts import Chosen, Numbers, Ticking, Words
 from postgrad.core.cursor import Cursor
+from postgrad.core.errors import RunError
 from postgrad.core.records import Prompt, ScoredGroup
 from postgrad.core.seeds import integer
+from postgrad.fleet.engines import EngineWorker
+from postgrad.fleet.members import EngineSite
+from postgrad.fleet.shared import SharedEngine
 from postgrad.rollout.ahead import OverlappedSource, Progress
 from postgrad.rollout.engine import Completion, EngineStats, Request, in_order
 from postgrad.rollout.environment import Observation
+from postgrad.rollout.free import FreeSource, Recorded
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.source import LiveSource, Sampled
 
@@ -83,6 +90,44 @@ class Dealt:
         return in_order(request for member in self._members for request in member.cut())
 
 
+class TickingShared(SharedEngine):
+    """A shared engine of processes without weights, each of which rests before its decode steps."""
+
+    def __init__(self, engines: list[Ticking], dies: Dies = lambda method, number: False) -> None:
+        """dies: the last process does, once."""
+        self.logs = FakeLogs()
+        last = len(engines) - 1
+
+        class Worker(EngineWorker):
+            def __init__(self, engine: Any) -> None:
+                self._engine = engine
+
+        class Site(EngineSite):
+            def start(self, number: int) -> Any:
+                raise RunError("it is not started again")
+
+        members: Any = [
+            FakeWorkers(Worker(engine), dies if number == last else lambda method, before: False)
+            for number, engine in enumerate(engines)
+        ]
+        nothing: Any = None
+        logs: Any = self.logs
+        site = Site(nothing, nothing, nothing, None, logs, nothing, "", 8, 32)
+        super().__init__(site, members, "float32", exact=True, most=3)
+        self._engines = engines
+
+    @property
+    def version(self) -> int:
+        return self._engines[0].version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        assert not any(member.open for member in self._members)
+        for member, engine in zip(self._members, self._engines, strict=True):
+            assert member.workers is None or not engine._open  # weights come where nothing is
+            engine.version = version
+
+
 class Inline:
     """An executor that does everything at once, in the caller's thread."""
 
@@ -107,12 +152,16 @@ class Life:
     workers: int = 0  # 0: one engine; else so many that tickets are dealt to
     order: random.Random = field(default_factory=lambda: random.Random(0))  # of the workers
     seconds: float = 0.0  # that a turn and a learner's step last at most
+    free: bool = False  # engines go as soon as they can
+    recorded: Recorded | None = None  # what is repeated
+    dies: Dies = lambda method, number: False  # the last worker of a free engine
     thread: Any = None  # of an overlapped source; None: it is not overlapped
     scores_ahead: bool = True
     cursor: Cursor = field(default_factory=Cursor)
     state: Any = field(default_factory=dict)
     pending: Any = field(default_factory=dict)
     step: int = 0
+    schedule: list[Any] = field(default_factory=list)  # lines of schedule.jsonl
     scored: list[tuple[int, int]] = field(default_factory=list)  # (ticket, sample) that was scored
 
     def __post_init__(self) -> None:
@@ -132,6 +181,9 @@ class Life:
         if self.workers:
             members = [Ticking(self.length, self.slots) for _ in range(self.workers)]
             self.engine = Dealt(members, self.order, self.seconds)
+        if self.free:
+            own = [Ticking(self.length, self.slots, self.rest) for _ in range(self.workers)]
+            self.engine = TickingShared(own, self.dies)
         self.shown: list[int] = []  # samples that ended, as a person sees them
         progress = Progress(self.shown.append)
         live = LiveSource(
@@ -153,9 +205,15 @@ class Life:
             on_done=progress.count,
         )
         self.source: Any = live
-        if self.thread is not None:
+        if self.free:
+            self.source = FreeSource(live, self.thread, progress, self.engine, self.recorded)
+        elif self.thread is not None:
             self.source = OverlappedSource(live, self.thread, progress)
         self.pending = {name: array.copy() for name, array in self.pending.items()}
+
+    def rest(self) -> None:
+        """Before a decode step."""
+        time.sleep(self.order.random() * self.seconds)
 
     def next(self) -> Sampled:
         self.engine.version = self.step
@@ -169,6 +227,7 @@ class Life:
         if self.source.go_on():
             time.sleep(self.order.random() * self.seconds)
         paused = self.source.pause()
+        self.schedule.append(paused.schedule)
         untimed = {n: v for n, v in paused.metrics.items() if not n.endswith("_seconds")}
         return paused.pending, untimed
 

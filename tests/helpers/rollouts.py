@@ -103,7 +103,14 @@ class Ticking:
     The token of position p is 100 * version + p, its logprob -p - version / 8.
     """
 
-    def __init__(self, length: Callable[[int, int, int], int], slots: int = 4) -> None:
+    def __init__(
+        self,
+        length: Callable[[int, int, int], int],
+        slots: int = 4,
+        rest: Callable[[], None] = lambda: None,
+    ) -> None:
+        """rest: called before each decode step."""
+        self._rest = rest
         self.stats = EngineStats()
         self.version = 0
         self.steps = 0  # of decoding
@@ -116,11 +123,16 @@ class Ticking:
         self._open += [replace(request, sample_ids=(sample,)) for sample in request.sample_ids]
         self._open.sort(key=lambda open_request: (open_request.ticket, open_request.sample_ids[0]))
 
-    def completed(self, awaited: Collection[int] | None = None) -> list[Completion]:
+    def completed(
+        self, awaited: Collection[int] | None = None, *, halt: Callable[[], bool] = lambda: False
+    ) -> list[Completion]:
         done: list[Completion] = []
-        while self._open and not done:
+        while self._open and not done and not halt():
+            self._rest()
             self.steps += 1
             rows, self._open = self._open[: self._slots], self._open[self._slots :]
+            self.stats.decode_steps += 1
+            self.stats.response_tokens += len(rows)
             for request in map(self._step, rows):
                 sample = request.sample_ids[0]
                 if request.position < self._length(request.ticket, sample, request.turn):
@@ -133,6 +145,9 @@ class Ticking:
                 done.append(Completion(request.ticket, sample, request.turn, *fields, text))
             self._open.sort(key=lambda request: (request.ticket, request.sample_ids[0]))
         return done
+
+    def wake(self) -> None:
+        pass
 
     def cut(self) -> list[Request]:
         cut, self._open = self._open, []

@@ -42,6 +42,48 @@ def test_samples_ahead_are_for_engines_in_this_process_and_in_workers() -> None:
     assert recipe.samples_while_learning
 
 
+APART = {"cluster": {"type": "ray", "rollout": {"workers": 1}}}
+REPLAY = {"schedule": "replay", "schedule_path": "runs/that"}
+
+
+@pytest.mark.parametrize(
+    ("rollout", "cluster", "message"),
+    [
+        ({"schedule": "free"}, {}, 'rollout.schedule.*"free" is of engines that sample while'),
+        ({"schedule": "free", "max_staleness": 0}, APART, "rollout.schedule.*these do not"),
+        (
+            {"schedule": "free", "in_flight_updates": False},
+            APART,
+            "rollout.schedule.*in_flight_updates = false lets none be cut",
+        ),
+        ({**REPLAY, "type": "vllm"}, APART, "rollout.schedule.*no engine but the built-in"),
+        (
+            REPLAY,
+            {"cluster": {"type": "ray", "rollout": {"workers": 2, "least": 1}}},
+            r"cluster\.rollout\.least: a replay repeats what each of all workers did",
+        ),
+        ({"schedule": "replay"}, APART, "rollout.schedule_path.*needs the run directory"),
+        ({"schedule_path": "runs/that"}, APART, 'schedule_path.*only where schedule = "replay"'),
+    ],
+)
+def test_a_schedule_that_no_engine_can_follow_is_named(
+    rollout: dict[str, Any], cluster: dict[str, Any], message: str
+) -> None:
+    sections = {**BASE, "algorithm": {"type": "grpo", "correction": "tis"}, **cluster}
+    asked = {"max_new_tokens": 8, "max_staleness": 2, **rollout}
+    with pytest.raises(UsageError, match=message):
+        parse_recipe({**sections, "rollout": asked})
+
+
+@pytest.mark.parametrize(
+    "rollout", [{"schedule": "free"}, {"schedule": "free", "type": "vllm"}, REPLAY]
+)
+def test_engines_apart_may_go_as_soon_as_they_can(rollout: dict[str, Any]) -> None:
+    sections = {**BASE, "algorithm": {"type": "grpo", "correction": "tis"}, **APART}
+    asked = {"max_new_tokens": 8, "max_staleness": 2, **rollout}
+    assert parse_recipe({**sections, "rollout": asked}).rollout.schedule == rollout["schedule"]
+
+
 @pytest.mark.parametrize(
     ("rollout", "message"),
     [

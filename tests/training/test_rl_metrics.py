@@ -291,3 +291,19 @@ def test_the_mismatch_is_of_tokens_of_the_policys_own_weights_and_the_drift_of_t
     assert found["sentinel/prob_difference"] == 0.0
     assert found["sentinel/ratio_excess"] == 1.0
     assert found["sentinel/drift"] == pytest.approx(math.exp(0.5))
+
+
+def test_drift_is_told_by_age() -> None:
+    batch = stale_batch()
+    learned = np.full(len(batch.sequences.tokens.values), -1.0, np.float32)
+    assert batch.versions is not None
+    learned[batch.versions.values == 4] = -1.5
+    learned[batch.versions.values == 3] = -3.0
+    found = compared_logprobs(
+        batch, credit_of(batch, [0, 1, 2]), None, learned, [], RolloutSettings(),
+        step=5, dropout=False,
+    )  # fmt: skip
+    ages = {name: value for name, value in found.items() if name.startswith("staleness/")}
+    assert ages == pytest.approx(
+        {"staleness/drift_1": math.exp(0.5), "staleness/drift_2": math.exp(2.0)}
+    )

@@ -21,12 +21,12 @@ def test_flags_become_a_recipe_on_standard_output(capsys: pytest.CaptureFixture[
 
 
 def test_json_lists_what_has_no_counterpart(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--train.async_enable", "--eval.steps", "-1", "--nonsense", "3"]
+    flags = ["--ds.use_liger_kernel", "--eval.steps", "-1", "--nonsense", "3"]
     given = ["--actor.model_name_or_path", "m", "--data.prompt_dataset", "d"]
     assert main(["translate", "openrlhf", "ppo", *given, *flags, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     missing = {one["name"]: one for one in found["missing"]}
-    assert missing["train.async_enable"]["value"] is True
+    assert missing["ds.use_liger_kernel"]["value"] is True
     assert "not an option" in missing["nonsense"]["why"]
     assert found["problem"] is None
     assert found["recipe"] == tomllib.loads(found["toml"])

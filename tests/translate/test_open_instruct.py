@@ -120,3 +120,17 @@ def test_what_changes_speed_or_memory_is_never_among_what_is_not_needed() -> Non
     assert set(lost) == {name.removeprefix("--") for name in flags}
     assert all(len(why) > 20 for why in lost.values())
     assert of("--zero_hpz_partition_size", "1").draft.missing == []  # one part is none
+
+
+def test_steps_that_samples_are_ahead_are_the_bound_on_their_age() -> None:
+    found = of("--async_steps", "4", "--inflight_updates", "True")
+    assert found.recipe["rollout"]["max_staleness"] == 4
+    assert "in_flight_updates" not in found.recipe["rollout"]
+    assert found.recipe["algorithm"]["correction"] == "tis"
+    still = of("--async_steps", "1", "--truncated_importance_sampling_ratio_cap", "0.0")
+    assert still.recipe["rollout"]["in_flight_updates"] is False
+    assert still.recipe["algorithm"]["old_logprobs"] == "sampled"
+    synchronous = of("--async_steps", "0", "--inflight_updates", "False")
+    assert "max_staleness" not in synchronous.recipe["rollout"]
+    assert "in_flight_updates" not in synchronous.recipe["rollout"]
+    assert not {missing.name for missing in found.draft.missing} & {"async_steps"}

@@ -155,3 +155,30 @@ def test_notes_on_muon_and_mixtures_of_experts_say_what_is_here() -> None:
     assert "learner.muon_lr is Muon's rate" in why["muon.lr"]
     assert "router has no loss" in why["model.aux_loss_coef"]
     assert found.recipe["learner"]["muon_momentum"] == 0.9
+
+
+def test_asynchronous_training_is_samples_ahead_with_a_correction() -> None:
+    on = ["--train.async_enable", "--train.async_queue_size", "2"]
+    found = of(*on)
+    assert found.problem is None
+    assert found.recipe["rollout"]["max_staleness"] == 2
+    assert found.recipe["rollout"]["in_flight_updates"] is False
+    assert found.recipe["algorithm"]["old_logprobs"] == "sampled"
+    partial = of(*on, "--train.partial_rollout_enable")
+    assert "in_flight_updates" not in partial.recipe["rollout"]
+    assert not missing(partial) & {"train.partial_rollout_enable", "train.async_queue_size"}
+    corrected = of(*on, "--algo.advantage.is_correction_enable")
+    assert corrected.recipe["algorithm"]["correction"] == "tis"
+    assert "old_logprobs" not in corrected.recipe["algorithm"]
+    filtered = of(*on, "--rollout.top_p", "0.9")
+    assert filtered.problem is None
+    assert filtered.recipe["rollout"]["top_p"] == 0.9
+    assert filtered.recipe["algorithm"]["correction"] == "tis"
+    assert of("--train.async_enable").recipe["rollout"]["max_staleness"] == 1
+
+
+def test_a_queue_of_a_synchronous_run_is_none() -> None:
+    found = of("--train.async_queue_size", "4", "--train.partial_rollout_enable")
+    assert "max_staleness" not in found.recipe["rollout"]
+    assert "train.partial_rollout_enable" in missing(found)
+    assert "train.async_queue_size" not in missing(found)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -24,7 +24,7 @@ from postgrad.models.settings import LoraSettings
 from postgrad.parallel.device import compute_dtype
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
-from postgrad.rollout.engine import Completion, Engine, Request
+from postgrad.rollout.engine import Completion, Engine, HaltingEngine, Request
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.local.cache import bytes_per_token
 from postgrad.rollout.local.engine import LocalEngine
@@ -198,6 +198,7 @@ class EngineWorker:
     """An engine in a process of a cluster. recipe: as its dump; choices: of the run's start."""
 
     _engine: Engine
+    _stopped: int | None = None  # the pace that was stopped last
 
     def __init__(self, recipe: Mapping[str, Any], choices: Choices) -> None:
         loaded = recipe_from_json(dict(recipe))
@@ -222,16 +223,31 @@ class EngineWorker:
         return choices
 
     def turn(
-        self, requests: Sequence[Request], dealt: int = 1
+        self,
+        requests: Sequence[Request],
+        dealt: int = 1,
+        pace: int | None = None,
+        most: int | None = None,
     ) -> tuple[list[Completion], EngineSums]:
         """Takes requests; returns the next completions, and the engine's sums. dealt: to how many
-        workers tickets are dealt now.
+        workers tickets are dealt now. pace: a `stop` of this number ends the turn, as do `most`
+        decode steps; then completions may be [].
         """
         if isinstance(self._engine, VLLMEngine):
             self._engine.deal_every(dealt)
         for request in requests:
             self._engine.submit(request)
-        return self._engine.completed(), self._engine.stats.rows()
+        if pace is None:
+            return self._engine.completed(), self._engine.stats.rows()
+        engine, stats = cast(HaltingEngine, self._engine), self._engine.stats
+        last = None if most is None else stats.decode_steps + most
+        halt = lambda: self._stopped == pace or stats.decode_steps == last  # noqa: E731
+        return engine.completed(halt=halt), stats.rows()
+
+    def stop(self, pace: int) -> None:
+        """Beside a turn: ends it, and those that begin with the same number."""
+        self._stopped = pace
+        cast(HaltingEngine, self._engine).wake()
 
     def repeat(self, turns: Sequence[Sequence[Request]]) -> tuple[list[Completion], EngineSums]:
         """All turns of an engine that was lost; returns what the last one gave, which nobody has

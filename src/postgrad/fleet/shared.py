@@ -32,10 +32,12 @@ from postgrad.core.errors import RunError, WorkerLost
 from postgrad.core.process import Handle
 from postgrad.core.records import Logprobs
 from postgrad.fleet.members import NOTHING, TITLE, EngineSite, Member, Roster, TurnAnswer
+from postgrad.fleet.pacing import FreePace, TurnPace
 from postgrad.fleet.publishing import RankPublisher
 from postgrad.fleet.remote import RankedRole, RankedWeights
 from postgrad.observe.sinks import Logs
 from postgrad.rollout.engine import Completion, Request, Sent, WeightHandover, in_order
+from postgrad.rollout.free import Track
 from postgrad.rollout.stats import EngineStats, agreed
 from postgrad.rollout.transport.route import Stated
 
@@ -73,6 +75,26 @@ class SharedEngine:
         self._interrupted = False
         self._transport: Stated = transport
         self._publisher = self._new_publisher()
+        self._pace = TurnPace()
+        self._followed: FreePace | None = None  # the newest one
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+        return len(self._members)
+
+    def follow(self, tracks: Sequence[Track] | None) -> None:
+        """FreeEngine.follow: from now until the next cut."""
+        number = 1 if self._followed is None else self._followed.number + 1
+        self._pace = self._followed = FreePace(number, self._members, tracks)
+
+    def stop(self) -> None:
+        """FreeEngine.stop, of the processes that follow nobody."""
+        self._pace.stop()
+
+    def tracks(self) -> list[Track]:
+        """FreeEngine.tracks: what was done since `follow`."""
+        return [] if self._followed is None else self._followed.tracks()
 
     def submit(self, request: Request) -> None:
         """Engine.submit. A request that is too long is refused by `completed`."""
@@ -93,8 +115,8 @@ class SharedEngine:
             if not any(member.open for member in self._members):
                 self._roster.stats.settle()
                 return []
-            asked = [member for member in self._members if member.has(awaited)]
-            if not asked:
+            asked = [member for member in self._members if self._pace.goes_on(member, awaited)]
+            if not asked or self._pace.stopped:
                 return []
             for member in asked:
                 self._ask(member)
@@ -160,7 +182,7 @@ class SharedEngine:
             try:
                 cuts[number], ended, sums = handle.result()
             except WorkerLost as error:
-                self._roster.lose(member, error)
+                self._lose(member, error)
             else:
                 self._ended += member.take(ended, sums)
         requests = [
@@ -170,9 +192,11 @@ class SharedEngine:
         ]
         self._roster.stats.count()
         self._roster.stats.settle()
+        self._pace = TurnPace()
         return in_order(requests)
 
     def rest(self) -> None:
+        self._pace.stop()
         self._join()
         self._of_all("rest")
 
@@ -186,7 +210,7 @@ class SharedEngine:
         where none is left that has weights.
         """
         self._site.logs, self._site.policy, self._site.published = logs, None, None
-        self._ended = []
+        self._ended, self._pace = [], TurnPace()
         self._publisher = self._new_publisher()  # its ways lead to ranks that have ended
         for member in self._members:
             member.take_back()
@@ -227,9 +251,9 @@ class SharedEngine:
         """Begins the next turn of a process that has none under way and something to do."""
         if not member.serves or member.asked is not None or not member.open:
             return
-        member.turns.append(member.waiting)
-        requests, member.waiting = member.waiting, []
-        member.asked = member.call("turn", requests, len(self._roster.dealt))
+        requests, *pace = self._pace.next_turn(member)
+        member.turns.append(requests)
+        member.asked = member.call("turn", requests, len(self._roster.dealt), *pace)
 
     def _taken(self, member: Member, handle: Handle[TurnAnswer]) -> list[Completion]:
         """The completions of a turn that has ended, those of the process's earlier life left
@@ -239,7 +263,7 @@ class SharedEngine:
         try:
             completions, sums = handle.result()
         except WorkerLost as error:
-            self._roster.lose(member, error)
+            self._lose(member, error)
             return []
         member.lost = 0
         return member.take(completions, sums)
@@ -248,7 +272,12 @@ class SharedEngine:
         return RankPublisher(self._transport, self._dtype, self._lose_number)
 
     def _lose_number(self, number: int, error: RunError) -> None:
-        self._roster.lose(self._members[number], error)
+        self._lose(self._members[number], error)
+
+    def _lose(self, member: Member, error: RunError) -> None:
+        """A process was lost, or could not be started again: see Roster.lose."""
+        self._pace.note_lost(member)
+        self._roster.lose(member, error)
 
     def _join(self, *, needed: bool = False) -> None:
         """Takes in the processes that were started again. needed: waits while none serves."""
@@ -269,7 +298,7 @@ class SharedEngine:
         try:
             member.workers = workers = starting.result()
         except RunError as error:
-            self._roster.lose(member, error)
+            self._lose(member, error)
             return
         if not member.takes_part:
             member.absent = True
@@ -286,7 +315,7 @@ class SharedEngine:
             if member.repeats and member.turns:
                 member.asked = workers.call("repeat", member.turns)
         except RunError as error:
-            self._roster.lose(member, error)
+            self._lose(member, error)
             return
         self._tell_joined(member)
 
@@ -333,5 +362,5 @@ class SharedEngine:
             try:
                 results.append(handle.result())
             except WorkerLost as error:
-                self._roster.lose(member, error)
+                self._lose(member, error)
         return results

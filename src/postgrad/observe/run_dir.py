@@ -43,6 +43,7 @@ OURS = (  # what a run writes, and --overwrite true removes
     "eval.jsonl",
     *(f"{name}{packed}" for name in SAMPLES for packed in ("", SUFFIX)),
     "events.jsonl",
+    "schedule.jsonl",
     "stacks.txt",
     "tensorboard",
     "wandb",

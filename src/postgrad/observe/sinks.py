@@ -22,7 +22,7 @@ from postgrad.observe.run_dir import SAMPLES
 MOST_WAITING = 2**28  # bytes in memory for a disk that stays full
 
 FILES = (
-    *("metrics.jsonl", "eval.jsonl", "events.jsonl"),
+    *("metrics.jsonl", "eval.jsonl", "events.jsonl", "schedule.jsonl"),
     *(f"{name}{packed}" for name in SAMPLES for packed in ("", SUFFIX)),
 )
 
@@ -122,6 +122,10 @@ class Logs:
     def metric(self, line: Mapping[str, Any]) -> None:
         """Appends a step to metrics.jsonl."""
         self._write("metrics.jsonl", [line])
+
+    def schedule(self, line: Mapping[str, Any]) -> None:
+        """Appends what engines did in a step to schedule.jsonl."""
+        self._write("schedule.jsonl", [line])
 
     def evaluation(self, line: Mapping[str, Any]) -> None:
         """Appends one evaluation of one set to eval.jsonl."""

@@ -274,6 +274,7 @@ def engine_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
             "in model.dtype: leave it out",
         )
     yield from _adapter_alone(recipe)
+    yield from _schedule(recipe)
     workers = recipe.cluster.type != "local" and recipe.cluster.engines(recipe.learner.ranks)
     if rollout.transport != "auto" and not workers and rollout.type != "vllm":
         yield (
@@ -283,6 +284,46 @@ def engine_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
         )
     if rollout.type == "openai":
         yield from _openai(recipe)
+
+
+def _schedule(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Engines that shall go as soon as they can, or as they went, and cannot."""
+    rollout = recipe.rollout
+    if rollout.schedule_path is not None and rollout.schedule != "replay":
+        yield ("rollout", "schedule_path"), 'is read only where schedule = "replay"'
+    if rollout.schedule == "fixed":
+        return
+    place, stated = ("rollout", "schedule"), f'"{rollout.schedule}"'
+    if not recipe.samples_while_learning:
+        yield (
+            place,
+            f"{stated} is of engines that sample while the policy learns, and these do not: give "
+            "rollout.max_staleness of 1 or more, [cluster.rollout] and devices that are not the "
+            "ranks', or leave it out",
+        )
+    if not rollout.in_flight_updates:
+        yield (
+            place,
+            f"{stated} cuts samples where they are when the policy has learned, and "
+            "in_flight_updates = false lets none be cut: leave one of the two out",
+        )
+    if rollout.schedule == "replay" and rollout.type != "local":
+        yield (
+            place,
+            f'"replay" with type = "{rollout.type}": no engine but the built-in one samples the '
+            'same tokens again; source = "replay" trains on those that were recorded',
+        )
+    if rollout.schedule == "replay" and rollout.schedule_path is None:
+        yield (
+            ("rollout", "schedule_path"),
+            'schedule = "replay" needs the run directory whose schedule.jsonl is repeated',
+        )
+    workers = recipe.cluster.rollout
+    if rollout.schedule == "replay" and workers is not None and workers.least is not None:
+        yield (
+            ("cluster", "rollout", "least"),
+            'a replay repeats what each of all workers did: leave this out with schedule = "replay"',
+        )
 
 
 def _adapter_alone(recipe: AnsweringSections) -> Iterator[RecipeProblem]:

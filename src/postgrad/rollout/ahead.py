@@ -92,7 +92,7 @@ class OverlappedSource:
         """Source.next. Returns at once where the step's groups have ended before `pause`."""
         began = time.perf_counter()
         with self._progress.shown():
-            taken = self._thread.submit(self._live.take, step, cursor, state, pending).result()
+            taken = self._thread.submit(self._take, step, cursor, state, pending).result()
         self._learner_waited = time.perf_counter() - began
         return taken
 
@@ -111,7 +111,7 @@ class OverlappedSource:
         with self._progress.shown():
             if ahead is not None:
                 began, ended = ahead.result()
-            paused = self._thread.submit(self._live.cut).result()
+            paused = self._thread.submit(self._cut).result()
         waited = self._learner_waited + max(0.0, ended - called)
         metrics = {
             "overlap/learner_wait_seconds": waited,
@@ -122,5 +122,16 @@ class OverlappedSource:
 
     def _sample(self) -> tuple[float, float]:
         began = time.perf_counter()
-        self._live.sample_ahead()
+        self._sample_ahead()
         return began, time.perf_counter()
+
+    # The parts of a step, in the thread.
+
+    def _take(self, step: int, cursor: Cursor, state: State, pending: PendingArrays) -> Sampled:
+        return self._live.take(step, cursor, state, pending)
+
+    def _sample_ahead(self) -> None:
+        self._live.sample_ahead()
+
+    def _cut(self) -> Paused:
+        return self._live.cut()

@@ -208,6 +208,20 @@ class Engine(Protocol):
         ...
 
 
+class HaltingEngine(Engine, Protocol):
+    """An engine that stops between two tokens: in a rollout worker."""
+
+    def completed(
+        self, awaited: Collection[int] | None = None, *, halt: Callable[[], bool] = lambda: False
+    ) -> list[Completion]:
+        """As Engine.completed. Once `halt` is true it returns what there is, often []."""
+        ...
+
+    def wake(self) -> None:
+        """From any thread: a `completed` that waits asks `halt` again."""
+        ...
+
+
 def joined(
     first: Sequence[tuple[int, int]], second: Sequence[tuple[int, int]]
 ) -> tuple[tuple[int, int], ...]:

@@ -36,6 +36,10 @@ class Drawing:
     max_len: int | None = None  # tokens of prompt and all turns together; None: no bound
 
 
+class Starved(RunError):
+    """An engine has stopped while samples are awaited."""
+
+
 class GroupSampler:
     """Groups that an engine samples side by side, each scored when it is asked for (`finish`).
 
@@ -58,6 +62,7 @@ class GroupSampler:
         self._tokenizer = tokenizer
         self._on_done = on_done
         self.groups: dict[int, OpenGroup] = {}  # by ticket, in the order in which they began
+        self._asked: set[int] = set()  # of these, those that the scorer was given
         self._scored: dict[int, ScoredGroup] = {}  # of these, as far as their scores are there
 
     def start(self, prompts: Sequence[Prompt]) -> None:
@@ -79,6 +84,7 @@ class GroupSampler:
         scored = self.fill(tickets)
         for ticket in tickets:
             del self.groups[ticket], self._scored[ticket]
+        self._asked.difference_update(tickets)
         return scored
 
     def fill(self, tickets: Sequence[int]) -> list[ScoredGroup]:
@@ -88,32 +94,44 @@ class GroupSampler:
         A group is scored once, as soon as its last sample has ended, while others are still
         decoding. Raises RunError where a group does not come back from the scorer.
         """
-        asked = {ticket for ticket in tickets if ticket not in self._scored}
-        for ticket in tickets:
-            if ticket in asked and self.groups[ticket].ended:
-                self._submit(self.groups[ticket])
+        self._submit(tickets)
+        wanted = frozenset(tickets)
         for ended in self._decode(tickets):
-            for group in ended:
-                if group.prompt.ticket in asked:
-                    self._submit(group)
+            self._submit(ended & wanted)
             self._collect(wait=False)
-        while missing := len(asked - self._scored.keys()):
-            if not self._collect(wait=True):
-                raise RunError(f"{missing} groups never came back from the scorer")
+        self._await_scores()
         return [self._scored[ticket] for ticket in tickets]
+
+    def sample_on(self, tickets: Sequence[int]) -> None:
+        """Samples all groups as far as the engine goes. Those of `tickets` that end are scored."""
+        self._submit(tickets)
+        wanted = frozenset(tickets)
+        while completions := self._engine.completed():
+            self._submit(self._count(completions) & wanted)
+            self._collect(wait=False)
+        self._await_scores()
 
     def decode(self, tickets: Iterable[int]) -> None:
         """Samples until all of `tickets` have ended, and scores nothing."""
         for _ in self._decode(tickets):
             pass
 
-    def _decode(self, tickets: Iterable[int]) -> Iterator[list["OpenGroup"]]:
-        """Samples until all of `tickets` have ended. Gives the groups that end, as they do."""
+    def _decode(self, tickets: Iterable[int]) -> Iterator[set[int]]:
+        """Samples until all of `tickets` have ended. Gives the tickets of the turns that end, as
+        they do.
+        """
         while awaited := {ticket for ticket in tickets if not self.groups[ticket].ended}:
             completions = self._engine.completed(awaited)
-            yield self._take(completions)
-            samples = [self.groups[done.ticket].samples[done.sample] for done in completions]
-            self._on_done(sum(sample.request is None for sample in samples))
+            if not completions:
+                raise Starved("the engine has nothing to do, and samples are missing")
+            yield self._count(completions)
+
+    def _count(self, completions: Sequence[Completion]) -> set[int]:
+        """Hands turns to their samples, and counts the samples that end. Returns the tickets."""
+        self._take(completions)
+        samples = [self.groups[done.ticket].samples[done.sample] for done in completions]
+        self._on_done(sum(sample.request is None for sample in samples))
+        return {completion.ticket for completion in completions}
 
     def _collect(self, *, wait: bool) -> int:
         """Keeps the groups whose scores are there. Returns how many came."""
@@ -124,6 +142,7 @@ class GroupSampler:
     def forget(self) -> None:
         """Forgets all groups and scores. The engine must have been cut, or be idle."""
         self.groups.clear()
+        self._asked.clear()
         self._scored.clear()
 
     def cut(self) -> None:
@@ -136,25 +155,30 @@ class GroupSampler:
                 sample = self.groups[request.ticket].samples[number]
                 sample.request = replace(request, sample_ids=(number,))
 
-    def _take(self, completions: Sequence[Completion], *, submit: bool = True) -> list["OpenGroup"]:
-        """Hands turns to their samples. Returns the groups whose last sample has ended now."""
-        if not completions:
-            raise RunError("the engine has nothing to do, and samples are missing")
-        ended: list[OpenGroup] = []
+    def _take(self, completions: Sequence[Completion], *, submit: bool = True) -> None:
+        """Hands turns to their samples, whose next ones are asked for: submit."""
         for completion in completions:
             group = self.groups[completion.ticket]
             next_request = group.samples[completion.sample].take(completion)
             if next_request is None:
                 group.left -= 1
-                if group.ended:
-                    ended.append(group)
             elif submit:
                 self._engine.submit(next_request)
-        return ended
 
-    def _submit(self, group: "OpenGroup") -> None:
-        rollouts = [sample.rollout(self._tokenizer) for sample in group.samples]
-        self._scorer.submit(group.prompt, rollouts)
+    def _submit(self, tickets: Iterable[int]) -> None:
+        """Asks for the scores of the groups that have ended, once."""
+        for ticket in tickets:
+            group = self.groups[ticket]
+            if group.ended and ticket not in self._asked:
+                self._asked.add(ticket)
+                rollouts = [sample.rollout(self._tokenizer) for sample in group.samples]
+                self._scorer.submit(group.prompt, rollouts)
+
+    def _await_scores(self) -> None:
+        """Waits for all scores that were asked for."""
+        while missing := len(self._asked - self._scored.keys()):
+            if not self._collect(wait=True):
+                raise RunError(f"{missing} groups never came back from the scorer")
 
 
 def sample_groups(

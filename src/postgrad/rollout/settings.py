@@ -108,6 +108,9 @@ class RolloutSettings(SamplingSettings):
     trains on it. 0: each step samples with its own weights. Otherwise the prompts of as many steps
     ahead are sampled beside a step's own, and new weights arrive while they are being written
     (docs/async.md). in_flight_updates = false: a sample ends with the weights that began it.
+    schedule, of engines that sample while the policy learns: "fixed" cuts them where samples have
+    ended, so that the clock decides nothing; "free" where the learner is ready, and records it;
+    "replay" where a recorded run was cut.
 
     `slots`: sequences decoded together; `cache_tokens`: token places in the key-value cache. Both
     are chosen at start where they are left out, and kept as run state. slots = "auto": as many as
@@ -127,6 +130,8 @@ class RolloutSettings(SamplingSettings):
     curriculum: CurriculumSettings = CurriculumSettings()
     max_staleness: int = Field(default=0, ge=0, le=64)
     in_flight_updates: bool = True
+    schedule: Literal["fixed", "free", "replay"] = "fixed"
+    schedule_path: str | None = None  # run directory whose schedule.jsonl is repeated
     slots: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     cache_tokens: int | None = Field(default=None, ge=16)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -44,6 +44,7 @@ class Paused:
 
     pending: PendingArrays = field(default_factory=dict[str, NDArray[Any]])
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    schedule: Mapping[str, Any] | None = None  # the step's line of schedule.jsonl: rollout/free.py
 
 
 class Source(Protocol):
@@ -215,6 +216,12 @@ class LiveSource:
                 break
             awaited = wider
         self._drain()
+
+    def sample_on(self) -> None:
+        """As `sample_ahead`, where the engine decides how far: samples of all tickets that have
+        begun. The next step's are scored.
+        """
+        self._sampler.sample_on(self._schedule.front if self._scores_ahead else ())
 
     def cut(self) -> Paused:
         """Empties the engine at the end of a step. What is under way goes on in the next one."""

@@ -20,12 +20,12 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.core.seeds import permutation, uniform
 from postgrad.observe.console import Console
 from postgrad.observe.follow import read_lines
-from postgrad.observe.run_dir import SAMPLES
+from postgrad.observe.run_dir import RECIPE, SAMPLES
 
 STEPS = 6  # of the short run, where the command says nothing else
 LENGTHS = ("--steps", "--epochs", "--total_episodes")
 TIMED = ("_seconds", "_bytes", "_per_second")
-LOGS = ("metrics.jsonl", "eval.jsonl", *SAMPLES)
+LOGS = ("metrics.jsonl", "eval.jsonl", "schedule.jsonl", *SAMPLES)
 POLL_SECONDS = 0.002  # a save of a small model takes a few times as long
 
 
@@ -48,7 +48,9 @@ def verify_resume(
     """Runs the recipe once, and once with `kills` SIGKILLs at steps drawn from `seed`: every second
     one during a save, the others within a step.
 
-    Compares the last checkpoint's files and the logs without times. Raises UsageError where the run
+    Compares the last checkpoint's files and the logs without times. Where the clock decides what
+    engines do (rollout.schedule = "free") the killed run is compared with a replay of its schedule
+    that nobody kills. Raises UsageError where the run
     has too few steps for the kills; RunError where it ended before all of them, and where files
     differ, by name.
     """
@@ -67,6 +69,10 @@ def verify_resume(
         console.note(f"a run without kills: {time.monotonic() - began:.1f} s")
         planned = _planned(unbroken, kills, seed)
         _run_with_kills(recipe, killed, words, planned, console)
+        if _is_free(unbroken):
+            unbroken = Path(folder) / "replayed"
+            replay = ["--rollout.schedule", "replay", "--rollout.schedule_path", str(killed)]
+            _end(_start(recipe, unbroken, [*words, *replay]))
         expected, resumed = fingerprint(unbroken), fingerprint(killed)
     different = sorted(
         name for name in {*expected, *resumed} if expected.get(name) != resumed.get(name)
@@ -78,6 +84,12 @@ def verify_resume(
     if different:
         raise RunError(f"a killed and resumed run differs in {', '.join(different)}")
     return {"kills": kills, "same": sorted(expected)}
+
+
+def _is_free(run: Path) -> bool:
+    """Whether two runs of a recipe differ, without any kill."""
+    recipe = json.loads((run / RECIPE).read_text("utf-8"))
+    return recipe.get("rollout", {}).get("schedule") == "free"
 
 
 def _planned(unbroken: Path, kills: int, seed: int) -> list[Kill]:

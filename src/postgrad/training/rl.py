@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -37,6 +37,7 @@ from postgrad.recipe.recipe import RLRecipe
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.ahead import OverlappedSource, Progress, sampling_thread
 from postgrad.rollout.engine import Engine
+from postgrad.rollout.free import FreeEngine, FreeSource, Recorded
 from postgrad.rollout.replay import ReplaySource
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.source import LiveSource, Paused, Sampled, Source
@@ -132,6 +133,8 @@ class RLJob:
         with run.phase("log"):
             shown = parts.tokenizer.decode, batch, credit, learned, run.recipe.observe.samples
             run.logs.samples(step_samples(sampled.all, sampled.reasons, number, *shown))
+            if paused.schedule is not None:
+                run.logs.schedule(paused.schedule)
         following = replace(
             state,
             step=number,
@@ -384,4 +387,8 @@ def _source(
     )
     if thread is None or progress is None:
         return live
-    return OverlappedSource(live, thread, progress)
+    if recipe.rollout.schedule == "fixed":
+        return OverlappedSource(live, thread, progress)
+    path = recipe.rollout.schedule_path
+    recorded = None if path is None else Recorded(path)
+    return FreeSource(live, thread, progress, cast(FreeEngine, engine), recorded)

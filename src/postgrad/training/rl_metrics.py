@@ -12,7 +12,7 @@ from postgrad.core.records import RolloutBatch
 from postgrad.evaluation.answers import sample_metrics
 from postgrad.learner.role import UpdateResult
 from postgrad.learner.update import Update
-from postgrad.observe.sentinels.mismatch import differences, drift
+from postgrad.observe.sentinels.mismatch import DRIFT, differences, drift
 from postgrad.observe.sentinels.on_policy import ratio_distance
 from postgrad.observe.sentinels.watch import of_samples
 from postgrad.rollout.settings import RolloutSettings
@@ -71,8 +71,8 @@ def compared_logprobs(
 ) -> dict[str, float]:
     """For sentinels: the policy's first update against old logprobs that were computed apart, and
     the learner against the sampler, on the tokens that the learner computed: those of the policy's
-    own weights apart from those of older ones, whose logprobs differ by right. step: the number of
-    steps before this one, which is the version of the policy's weights.
+    own weights apart from those of older ones, whose logprobs differ by right, together and by age.
+    step: the number of steps before this one, which is the version of the policy's weights.
 
     With top-p, top-k or min-p the sampler drew from another distribution, and `dropout` makes each
     update's policy another one: nothing to compare.
@@ -87,8 +87,12 @@ def compared_logprobs(
     mask = mask & ~np.isnan(learned)
     if batch.versions is None:
         return metrics | differences(learned, sampled, mask)
-    stale = mask & (batch.versions.take(credit.rows).values < step)
+    ages = step - batch.versions.take(credit.rows).values.astype(np.int64)
+    stale = mask & (ages > 0)
     metrics |= differences(learned, sampled, mask & ~stale)
+    for age in np.unique(ages[stale]):
+        of_age = drift(learned, sampled, mask & (ages == age))
+        metrics[f"staleness/drift_{age}"] = of_age[DRIFT]
     return metrics | drift(learned, sampled, stale)
 
 

@@ -244,6 +244,21 @@ def revision(draft: Draft, name: Any) -> None:
     draft.put("model.revision", branch(name))
 
 
+def samples_ahead(draft: Draft, steps: int, comment: str, top_p: float) -> None:
+    """rollout.max_staleness, and what corrects for older samples where the source does not. top_p:
+    of sampling. To be called when algorithm.correction is known.
+    """
+    draft.put("rollout.max_staleness", steps, comment)
+    if draft.get("algorithm.correction", "off") != "off":
+        return
+    why = "older samples need one of two corrections: docs/async.md"
+    if top_p < 1.0:
+        draft.put("algorithm.correction", "tis", why)
+        draft.put("algorithm.correction_with_filters", True, "rollout.top_p biases it")
+    else:
+        draft.put("algorithm.old_logprobs", "sampled", why)
+
+
 def run_dir(draft: Draft, directory: Any, comment: str = "") -> None:
     """Where the run writes: the source's output directory, else runs/JOB."""
     path = str(directory or "").strip().rstrip("/")

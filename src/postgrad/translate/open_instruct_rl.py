@@ -39,10 +39,23 @@ def answers(draft: Draft, options: Options, program: str) -> None:
         _ppo(draft, options)
     else:
         _grpo(draft, options)
+    _ahead(draft, options)
     if not _environment(draft, options):
         _rewards(draft, options, program)
     _non_stop(draft, options, program)
     _times(draft, options)
+
+
+def _ahead(draft: Draft, options: Options) -> None:
+    """Samples ahead of the policy, where the source says how far."""
+    steps = options.number("async_steps", 0) if flag(options.take("async_mode", True)) else 0
+    in_flight = flag(options.take("inflight_updates", False))
+    if steps < 1:
+        return
+    top_p = decimal(options.stated.get("vllm_top_p", 1.0))
+    common.samples_ahead(draft, steps, "async_steps; nothing is dropped here", top_p)
+    if not in_flight:
+        draft.put("rollout.in_flight_updates", False)
 
 
 def ranks(draft: Draft, options: Options, launched: int | None) -> None:

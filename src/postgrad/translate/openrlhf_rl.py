@@ -75,6 +75,12 @@ def algorithm(draft: Draft, options: Options) -> None:
     _critic(draft, options, name)
     _kl(draft, options)
     _correction(draft, options)
+    if flag(options.take("train.async_enable", False)):
+        batches = options.number("train.async_queue_size")
+        top_p = decimal(options.stated.get("rollout.top_p", 1.0))
+        common.samples_ahead(draft, batches, "train.async_queue_size", top_p)
+        if not flag(options.take("train.partial_rollout_enable", False)):
+            draft.put("rollout.in_flight_updates", False, "a lock keeps weights from them there")
     if flag(options.take("algo.dynamic_filtering_enable", False)):
         above, below = options.pair("algo.dynamic_filtering_range") or (0.0, 1.0)
         draft.put("rollout.dynamic_sampling", True,

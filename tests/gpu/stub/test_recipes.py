@@ -57,6 +57,7 @@ DESIGN = {
     "rlhf_tiny": "A",
     "preferences": "B",
     "algorithms": "B",
+    "async": "A",
     "gsm8k_sft": "B",
     "gsm8k_grpo": "A",
     "hh_reward": "A",

@@ -4,6 +4,8 @@ import hashlib
 import json
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -536,3 +538,21 @@ def test_an_adapter_that_vllm_refuses_ends_all_processes(make_engine):
     with pytest.raises(RunError, match="out of memory"):
         engine.load_weights(adapter().items(), 1)
     assert [process.alive for process in engine._processes] == [False, False]
+
+
+def test_who_waits_for_samples_that_never_end_is_woken_and_they_can_be_cut(make_engine):
+    engine = make_engine("waits")
+    engine.submit(request(3))
+    halted, asked = threading.Event(), threading.Event()
+
+    def halt() -> bool:
+        asked.set()
+        return halted.is_set()
+
+    with ThreadPoolExecutor(1) as executor:
+        waiting = executor.submit(engine.completed, halt=halt)
+        assert asked.wait(60.0)
+        halted.set()
+        engine.wake()
+        assert waiting.result(60.0) == []
+    assert [(r.sample_ids, r.position) for r in engine.cut()] == [((0,), 2), ((1,), 2)]

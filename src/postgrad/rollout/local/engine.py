@@ -11,7 +11,7 @@ waits for the host: a row that has ended computes one more token, which is throw
 
 import heapq
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,12 +110,21 @@ class LocalEngine:
         self._submitted += 1
         heapq.heappush(self._waiting, (order, request))
 
-    def completed(self, awaited: Collection[int] | None = None) -> list[Completion]:
-        """Decode until at least one sample has ended; [] where none is open."""
+    def completed(
+        self, awaited: Collection[int] | None = None, *, halt: Callable[[], bool] = lambda: False
+    ) -> list[Completion]:
+        """Decode until at least one sample has ended; [] where none is open, and once `halt` is
+        true, which is asked before each decode step.
+        """
         done: list[Completion] = []
         while not done and (self._rows.count or self._waiting or self._prefilled or self._ended):
+            if halt():
+                break
             done = self.advance()
         return done
+
+    def wake(self) -> None:
+        """Nothing: `completed` waits for nobody."""
 
     @torch.inference_mode()
     def advance(self) -> list[Completion]:

@@ -6,7 +6,7 @@ to rounding, not on the rest of the batch.
 """
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -103,12 +103,14 @@ class VLLMEngine:
             }
         )
 
-    def completed(self, awaited: Collection[int] | None = None) -> list[Completion]:
-        """Wait for at least one completion, then take all that have arrived. Raises RunError where
-        the logprobs of one are not finite.
+    def completed(
+        self, awaited: Collection[int] | None = None, *, halt: Callable[[], bool] = lambda: False
+    ) -> list[Completion]:
+        """Wait for at least one completion, or until `halt` is true, then take all that have
+        arrived. Raises RunError where the logprobs of one are not finite.
         """
         started = time.perf_counter()
-        while self._open and not self._arrived:
+        while self._open and not self._arrived and not halt():
             self._receive()
         self.stats.decode_seconds += time.perf_counter() - started
         while not self._inbox.empty():
@@ -117,6 +119,10 @@ class VLLMEngine:
         for _, _, number, sampled in arrived:
             self._sums.end(number, len(sampled.tokens))
         return [self._model.completion(request, n, sampled) for request, n, _, sampled in arrived]
+
+    def wake(self) -> None:
+        """HaltingEngine.wake, by a message of this side."""
+        self._inbox.put(Arrived(0, {"woken": True}))
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Sent:
         """Replace all weights, or the adapter; keys and values of samples in flight are computed
@@ -329,6 +335,8 @@ class VLLMEngine:
             raise process.died()
         if "failed" in message:
             raise process.error(f"failed: {message['failed']}")
+        if "woken" in message:
+            return
         if "ready" in message:
             self._values[(process.number, -1)] = message["ready"]
         elif "done" in message:

@@ -129,8 +129,6 @@ RULES: dict[str, Rule] = {
     "use_8bit_optimizer": to("learner.optimizer_state", "AdamW's moments of matrices",
                              lambda value: "8bit" if flag(value) else None),
     "concatenated_forward": needless("a pair always lies in one forward pass"),
-    "async_steps": missing("a step samples with the weights that the last one made"),
-    "inflight_updates": missing("weights do not change while an answer is written"),
     "mask_truncated_completions": to("algorithm.mask_truncated_completions", read=on),
     "apply_r1_style_format_reward": missing('add [[rewards]] type = "format"'),
     "additive_format_reward": missing('add [[rewards]] type = "format"'),

@@ -176,8 +176,9 @@ RULES: dict[str, Rule] = {
     "rollout.top_p": to("rollout.top_p", read=decimal),
     "actor.dual_clip": to("algorithm.dual_clip", read=decimal),
     "actor.entropy_coef": to("algorithm.entropy_coef", read=decimal),
-    "train.async_enable": missing("a step samples with the weights that the last one made"),
-    "train.partial_rollout_enable": missing("answers are written to their end before training"),
+    "train.partial_rollout_enable": missing("answers under way are kept for the next step where "
+                                            "train.async_enable says that they may be older"),
+    "train.async_queue_size": needless("train.async_enable is off"),
     "ckpt.best_metric_key": missing('say checkpoint.best_metric, such as "eval/accuracy"'),
     "data.dataset_probs": missing("say how much of an epoch a set is: weight in [[data.sets]]"),
     "data.prompt_data_probs": missing("say how much of an epoch a set is: weight in [[data.sets]]"),

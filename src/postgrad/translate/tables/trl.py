@@ -39,7 +39,8 @@ OTHERS = {
     "openenv/.*|openreward/.*|harbor/.*|grpo_agent|grpo_2048|carla.*": "an agent's world is an "
     "environment: docs/environments.md",
     "sft_diffusion_gemma": "models that denoise text are not here",
-    "async_grpo": "a step samples with the weights that the last one made",
+    "async_grpo": "translate its settings as trl grpo, and give rollout.max_staleness: "
+    "docs/async.md",
     "gkd|gold|distillation|sdft|sdpo|minillm|ssd|ssd_eval": "distillation is not here",
     "prm": 'reward models of single steps are not here; job = "reward" scores answers',
     "bco|tpo|nash_md|xpo|online_dpo": "this trainer is not here: of preferences dpo, ipo, simpo, "
