@@ -20,7 +20,7 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.core.seeds import permutation, uniform
 from postgrad.observe.console import Console
 from postgrad.observe.follow import read_lines
-from postgrad.observe.run_dir import RECIPE, SAMPLES
+from postgrad.observe.run_dir import SAMPLES, RunDirectory
 
 STEPS = 6  # of the short run, where the command says nothing else
 LENGTHS = ("--steps", "--epochs", "--total_episodes")
@@ -50,9 +50,8 @@ def verify_resume(
 
     Compares the last checkpoint's files and the logs without times. Where the clock decides what
     engines do (rollout.schedule = "free") the killed run is compared with a replay of its schedule
-    that nobody kills. Raises UsageError where the run
-    has too few steps for the kills; RunError where it ended before all of them, and where files
-    differ, by name.
+    that nobody kills. Raises UsageError where the run has too few steps for the kills; RunError
+    where it ended before all of them, and where files differ, by name.
     """
     if kills < 1:
         raise UsageError(f"--kills {kills}: 1 or more is expected")
@@ -88,8 +87,7 @@ def verify_resume(
 
 def _is_free(run: Path) -> bool:
     """Whether two runs of a recipe differ, without any kill."""
-    recipe = json.loads((run / RECIPE).read_text("utf-8"))
-    return recipe.get("rollout", {}).get("schedule") == "free"
+    return RunDirectory.open(run).recipe().get("rollout", {}).get("schedule") == "free"
 
 
 def _planned(unbroken: Path, kills: int, seed: int) -> list[Kill]:
