@@ -64,17 +64,18 @@ export class Leader {
 
   update() {
     const { store, view } = this;
-    if (!store.many) return;
+    this.element.hidden = store.runs.length < 2;
+    if (this.element.hidden) return;
     const all = measures(store.runs).filter((one) => ranked(store.runs, one).length > 1);
     const measure = all.find((one) => one.name === view.get("by")) ?? all[0];
     const rows = measure ? ranked(store.runs, measure) : store.runs.map((run) => ({ run }));
     const shape = JSON.stringify([all.map((one) => one.name), measure?.name, rows.map(({ run, ...rest }) => [run.name, rest]), store.runs.map((run) => run.number)]);
     if (shape === this.shape) return;
     this.shape = shape;
-    const select = choice(all.map((one) => [one.name, one.name]), measure?.name, (name) => view.set({ by: name === all[0].name ? null : name }));
+    const select = () => choice(all.map((one) => [one.name, one.name]), measure.name, (name) => view.set({ by: name === all[0].name ? null : name }));
     this.element.replaceChildren(
       h("p", { className: "verdict" }, ...(measure ? verdict(rows, measure) : ["There is nothing yet by which these runs can be compared."])),
-      all.length > 1 ? h("div", { className: "tools" }, field("Compare by", select)) : "",
+      all.length > 1 ? h("div", { className: "tools" }, field("Compare by", select())) : "",
       this.#table(rows, measure),
     );
   }
@@ -110,7 +111,7 @@ function interval(run, { value, low, high }, [from, to]) {
   const x = (at) => 6 + ((WIDTH - 12) * (at - from)) / (to - from || 1);
   return svg(
     "svg",
-    { width: WIDTH, height: 14, class: `c${run.number}`, "aria-hidden": "true" },
+    { viewBox: `0 0 ${WIDTH} 14`, class: `c${run.number}`, "aria-hidden": "true" },
     svg("path", { class: "grid", d: `M2 7H${WIDTH - 2}` }),
     typeof low === "number" ? svg("path", { class: "whisker", d: `M${x(low)} 7H${x(high)}` }) : "",
     svg("circle", { class: "dot still", cx: x(value), cy: 7, r: 3.5 }),

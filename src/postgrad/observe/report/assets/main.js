@@ -65,7 +65,10 @@ function build(contents, fetchBody) {
     event.preventDefault();
     samples.search.focus();
   });
-  return { store, status, restore: () => sections.find((one) => one.id === view.section)?.scrollIntoView({ behavior: "instant" }) };
+  let moved = false; // a person who scrolls while the page loads is left where they are
+  for (const kind of ["wheel", "pointerdown", "keydown"]) addEventListener(kind, () => (moved = true), { once: true });
+  const restore = () => moved || !view.section || sections.find((one) => one.id === view.section)?.scrollIntoView({ behavior: "instant" });
+  return { store, status, restore };
 }
 
 /** Bodies of the page's own blocks; the last few stay unpacked. */
@@ -83,6 +86,7 @@ function fromBlocks(contents) {
 async function load(contents) {
   const { store, restore } = build(contents, fromBlocks(contents));
   store.add(await unpack("runs", true));
+  restore();
   for (const block of contents.rows) store.add(await unpack(block, true));
   restore();
 }

@@ -8,7 +8,7 @@ export class RunBar {
     Object.assign(this, { store, view, zoom });
     this.renaming = null;
     this.runs = h("div", { className: "chips", role: "group", "aria-label": "Runs" });
-    this.zoomed = h("button", { type: "button", className: "chip zoomed", click: () => zoom.reset() });
+    this.zoomed = h("button", { type: "button", className: "chip zoomed", title: "Reset zoom", click: () => zoom.reset() });
     this.element = h("div", { className: "bar second" }, this.runs, this.zoomed);
     store.listen((told) => (told.has("run") ? this.update() : 0));
     view.listen(["zoom", "over"], () => this.update());
@@ -18,7 +18,8 @@ export class RunBar {
   update() {
     const range = this.zoom.range(this.zoom.axis);
     this.zoomed.hidden = !range;
-    if (range) this.zoomed.textContent = `${this.zoom.axis === "step" ? "steps" : "seconds"} ${count(range[0])} to ${count(range[1])} ✕ reset zoom`;
+    const [from, to] = (range ?? []).map(count);
+    this.zoomed.textContent = range ? `${this.zoom.axis === "step" ? "steps" : "seconds"} ${from} to ${to} ✕ reset zoom` : "no zoom";
     this.runs.hidden = !this.store.many;
     this.element.hidden = !range && !this.store.many;
     if (this.store.many && this.renaming === null) this.runs.replaceChildren(...this.store.all.map((run) => this.#chip(run)));
@@ -53,8 +54,9 @@ export class RunBar {
     };
     input.addEventListener("blur", () => end(input.value));
     input.addEventListener("keydown", (event) => {
-      if (event.key === "Enter") close(input.value);
-      else if (event.key === "Escape") close(null);
+      if (event.key !== "Enter" && event.key !== "Escape") return;
+      event.preventDefault(); // else Enter would press the button that gets the focus
+      close(event.key === "Enter" ? input.value : null);
     });
     chip.replaceChildren(input);
     input.select();

@@ -170,8 +170,9 @@ function hit(text, wanted, most) {
   const at = text.toLowerCase().indexOf(wanted.toLowerCase());
   if (at < 0) return null;
   const from = at < most / 3 ? 0 : at - 12;
-  const [before, found] = [text.slice(from, at), text.slice(at, at + wanted.length)].map((part) => part.replace(/\s+/g, " "));
-  return [`${from ? "…" : ""}${before}`, h("mark", {}, found.slice(0, most)), preview(text.slice(at + wanted.length), most)];
+  const parts = [text.slice(from, at), text.slice(at, at + wanted.length), text.slice(at + wanted.length, at + most)];
+  const [before, found, after] = parts.map((part) => part.replace(/\s+/g, " "));
+  return [`${from ? "…" : ""}${before}`, h("mark", {}, found), after];
 }
 
 function account(run, many, live) {

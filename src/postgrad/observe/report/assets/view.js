@@ -85,10 +85,10 @@ export class Zoom {
     if (axis === this.axis && ends[0] < ends[1]) this.view.set({ zoom: ends.join("..") });
   }
 
-  /** Divides the width by `factor` around x, within the whole [from, to]. */
+  /** Divides the width by `factor` within the whole [from, to]; closer around x, wider around the middle. */
   by(axis, factor, x, [from, to]) {
     const [left, right] = this.range(axis) ?? [from, to];
-    const middle = x ?? (left + right) / 2;
+    const middle = factor > 1 && x !== null ? x : (left + right) / 2;
     const ends = [middle - (middle - left) / factor, middle + (right - middle) / factor];
     if (ends[0] <= from && ends[1] >= to) this.reset();
     else this.set(axis, Math.max(from, Math.floor(ends[0])), Math.min(to, Math.ceil(ends[1])));
