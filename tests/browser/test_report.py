@@ -68,7 +68,8 @@ def test_every_part_of_a_run_is_shown(opened: Open, one: str) -> None:
     assert page.locator("h1").inner_text() == "run-a"
     headings = page.locator("h2").all_inner_texts()
     assert headings[1:] == [
-        "Curves", "Distributions", "Time and memory", "Evaluations", "Samples", "Events", "Batch", "Recipe",
+        "Curves", "Distributions", "Time and memory", "Evaluations", "Samples", "Events", "Batch",
+        "Recipe",
     ]  # fmt: skip
     overview = page.locator("#overview").inner_text()
     assert "30 of 100 steps" in overview

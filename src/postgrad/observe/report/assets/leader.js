@@ -55,7 +55,9 @@ export function ranked(runs, measure) {
 export class Leader {
   constructor(store, view, differences) {
     Object.assign(this, { store, view });
-    this.differences = differences.filter(([key]) => key !== "run_dir");
+    // critic.learner.lr, say, follows learner.lr unless it is set: where both are equal one is enough
+    const follows = ([key, ...values]) => differences.some(([other, ...others]) => key.endsWith(`.${other}`) && JSON.stringify(values) === JSON.stringify(others));
+    this.differences = differences.filter((row) => row[0] !== "run_dir" && !follows(row));
     this.element = h("div", { className: "leader" });
     this.shape = "";
     store.listen(() => this.update());

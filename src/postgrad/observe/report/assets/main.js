@@ -17,6 +17,7 @@ import { unpack } from "./unpack.js";
 import { View, Zoom } from "./view.js";
 
 const POLL = 2000; // milliseconds
+const SHOWN_EVERY = 300; // milliseconds, while a page is unpacked: each time all of it is drawn anew
 const KEPT_BLOCKS = 8;
 const NAMED = 3; // runs in the heading
 
@@ -87,7 +88,15 @@ async function load(contents) {
   const { store, restore } = build(contents, fromBlocks(contents));
   store.add(await unpack("runs", true));
   restore();
-  for (const block of contents.rows) store.add(await unpack(block, true));
+  let waiting = [];
+  let shown = performance.now();
+  for (const block of contents.rows) {
+    waiting.push(...(await unpack(block, true)));
+    if (performance.now() - shown < SHOWN_EVERY) continue;
+    store.add(waiting.splice(0));
+    shown = performance.now();
+  }
+  store.add(waiting);
   restore();
 }
 

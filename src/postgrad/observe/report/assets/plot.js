@@ -251,7 +251,10 @@ export class Enlarged {
   /** Opens or closes as the view says; a plot may appear only with its data. */
   update() {
     const key = this.view.get("big");
-    if (key === this.key) return;
+    if (key === (this.key ?? "")) {
+      this.plot?.refresh();
+      return;
+    }
     if (this.plot) this.cursor.plots.delete(this.plot);
     this.plot = this.key = null;
     const small = [...this.cursor.plots].find((plot) => plot.key === key);

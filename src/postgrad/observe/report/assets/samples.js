@@ -60,7 +60,7 @@ export class Samples {
     this.none.hidden = some;
     this.tools.hidden = this.body.hidden = this.account.hidden = !some;
     if (!some) return;
-    this.account.textContent = this.store.runs.map((run) => account(run, this.store.many, this.live)).join(" ");
+    this.account.textContent = account(this.store.runs, this.store.many, this.live);
     this.query = queryOf(this.view);
     this.#controls(rows);
     const found = select(rows, this.query);
@@ -175,10 +175,11 @@ function hit(text, wanted, most) {
   return [`${from ? "…" : ""}${before}`, h("mark", {}, found), after];
 }
 
-function account(run, many, live) {
-  const { samples, shown } = run.counts;
-  const name = many ? `${run.name}: ` : "";
-  if (shown >= samples) return `${name}All ${counted(samples, "sample")}.`;
+/** How many samples are on the page, of how many. */
+function account(runs, many, live) {
+  const of = ({ name, counts: { samples, shown } }) => `${shown >= samples ? "all" : `${count(shown)} of`} ${counted(samples, "sample")}${many ? ` of ${name}` : ""}`;
+  const text = runs.map(of).join(", ");
+  const all = runs.every(({ counts: { samples, shown } }) => shown >= samples);
   const way = live ? "" : " postgrad report --all takes all of them.";
-  return `${name}${count(shown)} of ${counted(samples, "sample")}, spread evenly over the steps, whole groups, and the same prompts where they come again.${way}`;
+  return text[0].toUpperCase() + text.slice(1) + (all ? "." : `: whole groups, spread evenly over the steps, the same prompts where they come again.${way}`);
 }

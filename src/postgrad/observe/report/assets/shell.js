@@ -30,15 +30,21 @@ export function shell({ title, live }, view, second, sections) {
     h("header", { className: "top" }, h("div", { className: "bar" }, h("span", { className: "brand" }, "postgrad"), nav, live ? status : null, theme), second),
     h("main", { id: "main", tabIndex: -1 }, heading, ...sections),
   ];
+  const visible = new Set();
+  const mark = () => {
+    const current = sections.findIndex((one) => visible.has(one));
+    links.forEach((link, i) => {
+      if (i !== current) link.removeAttribute("aria-current");
+      else if (!link.hasAttribute("aria-current")) {
+        link.setAttribute("aria-current", "true");
+        nav.scrollLeft = link.offsetLeft - nav.offsetLeft - nav.clientWidth / 3;
+      }
+    });
+  };
   const seen = new IntersectionObserver(
     (entries) => {
-      for (const entry of entries) {
-        if (!entry.isIntersecting) continue;
-        links.forEach((link, i) => {
-          if (sections[i] === entry.target) link.setAttribute("aria-current", "true");
-          else link.removeAttribute("aria-current");
-        });
-      }
+      for (const { target, isIntersecting } of entries) visible[isIntersecting ? "add" : "delete"](target);
+      mark();
     },
     { rootMargin: "-20% 0px -70% 0px" },
   );
