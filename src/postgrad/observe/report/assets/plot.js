@@ -90,7 +90,7 @@ export class Plot {
     const root = svg("svg", { width: this.width, height: this.height, "aria-hidden": "true" });
     this.#grid(root, low, high);
     // its own coordinates are those of the whole; what lies outside the axes is cut
-    const cut = svg("svg", { class: "cut", ...inner, viewBox: `${inner.x} ${inner.y} ${inner.width} ${inner.height}` });
+    const cut = svg("svg", { class: "cut", "aria-hidden": "true", ...inner, viewBox: `${inner.x} ${inner.y} ${inner.width} ${inner.height}` });
     this.paint(cut);
     for (const x of data.marks ?? []) {
       if (x > from && x < to) cut.append(svg("path", { class: "resume", d: `M${this.px(x)} ${TOP}v${inner.height}` }));
