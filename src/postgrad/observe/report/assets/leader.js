@@ -1,7 +1,7 @@
 // Several runs: which one leads, in what, how surely, and in which keys of their recipes they differ.
 
 import { choice, field, h, svg, table } from "./dom.js";
-import { count, number, plain } from "./format.js";
+import { count, counted, number, plain } from "./format.js";
 import { last } from "./series.js";
 
 const FIRST = ["accuracy", "greedy_accuracy", "margin", "loss"];
@@ -93,7 +93,7 @@ export class Leader {
       ...keys.map(([, ...values]) => h("code", { className: "wraps" }, plain(values[run.number] ?? "–"))),
     ]);
     const more = this.differences.length - keys.length;
-    const rest = h("p", { className: "quiet" }, this.differences.length ? (more > 0 ? `They differ in ${count(more)} more keys: see Recipe.` : "") : "Their recipes are equal.");
+    const rest = h("p", { className: "quiet" }, this.differences.length ? (more > 0 ? `They differ in ${counted(more, "more key")}: see Recipe.` : "") : "Their recipes are equal.");
     return h("div", {}, table("The runs, the best first, and what differs between them", columns, cells, { hidden: true }), rest);
   }
 }
