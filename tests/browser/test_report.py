@@ -68,7 +68,8 @@ def test_every_part_of_a_run_is_shown(opened: Open, one: str) -> None:
     assert page.locator("h1").inner_text() == "run-a"
     headings = page.locator("h2").all_inner_texts()
     assert headings[1:] == [
-        "Curves", "Time and memory", "Evaluations", "Samples", "Events", "Batch", "Recipe",
+        "Curves", "Distributions", "Time and memory", "Evaluations", "Samples", "Events", "Batch",
+        "Recipe",
     ]  # fmt: skip
     overview = page.locator("#overview").inner_text()
     assert "30 of 100 steps" in overview
@@ -315,7 +316,10 @@ def test_two_runs_stand_side_by_side(opened: Open, two: str) -> None:
     ]
     choose(page, "Run", "1")
     status(page, "48 of 96 samples")
-    assert page.get_by_role("slider", name="reward", exact=True).locator("path.line").count() == 2
+    reward = page.get_by_role("slider", name="reward", exact=True)
+    reward.scroll_into_view_if_needed()
+    reward.locator("path.line").nth(1).wait_for(state="attached")
+    assert reward.locator("path.line").count() == 2
     page.locator(ROW).first.click()
     table = page.get_by_role("table", name="The same prompt over steps and runs")
     runs = [text.split("\t")[1] for text in table.locator("tbody tr").all_inner_texts()]

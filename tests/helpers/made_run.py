@@ -93,10 +93,14 @@ def written(step: int, ticket: int, number: int) -> str:
 
 
 def add_step(
-    logs: Logs, step: int, groups: int, text: Callable[[int, int, int], str] = written
+    logs: Logs,
+    step: int,
+    groups: int,
+    text: Callable[[int, int, int], str] = written,
+    more: Callable[[int], dict[str, Any]] = lambda step: {},
 ) -> None:
-    """The lines of one step."""
-    logs.metric(metric(step))
+    """The lines of one step. more: further metrics of a step."""
+    logs.metric(metric(step) | more(step))
     tickets = range((step - 1) * groups, step * groups)
     logs.samples(sample(step, t, n, text(step, t, n)) for t in tickets for n in range(GROUP))
 
@@ -107,6 +111,7 @@ def made_run(
     groups: int = 2,
     text: Callable[[int, int, int], str] = written,
     overrides: tuple[str, ...] = (),
+    more: Callable[[int], dict[str, Any]] = lambda step: {},
 ) -> Path:
     """Writes a run into `path`: its files, and a tokenizer where a fresh model has it."""
     recipe = load_recipe(RECIPES / "gsm8k_grpo.toml", ["--run_dir", str(path), *overrides])
@@ -120,7 +125,7 @@ def made_run(
     logs.event("started", "step 0", step=0, micro_train_tokens=8192)
     logs.evaluation(evaluation(0))
     for step in range(1, steps + 1):
-        add_step(logs, step, groups, text)
+        add_step(logs, step, groups, text, more)
     logs.evaluation(evaluation(steps))
     spoken = {"sentinel": "grad_norm", "action": "warn", "step": steps}
     logs.event("sentinel", "the gradient norm jumped", **spoken)

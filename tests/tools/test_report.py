@@ -10,7 +10,7 @@ from postgrad.cli.main import main
 from postgrad.observe.console import Console
 from postgrad.observe.report.selection import Cap
 from postgrad.recipe.load import load_recipe
-from postgrad.tools.pages import about, difference_rows, report
+from postgrad.tools.pages import about, contents, difference_rows, report
 
 QUIET = Console("quiet")
 
@@ -42,7 +42,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     for arguments, message in (
         ([str(tmp_path)], "it is not a run directory"),
         ([str(tmp_path / "gone")], "is no directory"),
-        ([str(run)] * 7, "at most 6 side by side"),
+        ([str(run)] * 13, "at most 12 side by side"),
         ([str(run), "--to", str(tmp_path)], "name a file in it"),
     ):
         assert main(["report", *arguments]) == 2
@@ -71,3 +71,9 @@ def test_batch_numbers_come_with_their_formulas() -> None:
     problem = about({**recipe, "job": "of another version"})
     assert problem["batch"] == []
     assert "not one of this version" in problem["batch_problem"]
+
+
+def test_a_title_names_up_to_three_runs(tmp_path: Path) -> None:
+    runs = [made_run(tmp_path / name, steps=1) for name in "abcd"]
+    assert contents(runs[:3])["title"] == "a against b against c"
+    assert contents(runs)["title"] == "4 runs"

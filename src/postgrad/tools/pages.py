@@ -54,7 +54,8 @@ def is_own(hosts: frozenset[str], requested: list[str]) -> bool:
     return len(requested) == 1 and requested[0].strip().lower() in hosts
 
 
-MOST_RUNS = 6  # colours that can be told apart
+MOST_RUNS = 12  # colours that can be told apart
+NAMED = 3  # runs in a title
 EVERYTHING = Cap(float("inf"), float("inf"))
 REPORT = "report.html"
 
@@ -109,7 +110,7 @@ def contents(run_dirs: Sequence[Path]) -> dict[str, Any]:
     recipes = [RunDirectory(path).recipe() for path in run_dirs]
     names = [path.resolve().name for path in run_dirs]
     return {
-        "title": " against ".join(names),
+        "title": " against ".join(names) if len(names) <= NAMED else f"{len(names)} runs",
         "runs": len(run_dirs),
         "differences": difference_rows(recipes),
     }

@@ -1,9 +1,9 @@
 // The curves: a chart for each metric that moves, by what they tell.
 
-import { choice, field, h, settled, table } from "./dom.js";
+import { choice, field, h, searchBox, table } from "./dom.js";
 import { measured } from "./format.js";
 import { Chart } from "./chart.js";
-import { last, moves } from "./series.js";
+import { last, moves, nearest } from "./series.js";
 
 const GROUPS = [
   ["Result", /^(reward$|reward\/|eval\/|loss$|policy\/(accuracy|reward_margin)$|reward_model\/(accuracy|margin)$)/],
@@ -36,6 +36,11 @@ const ABOUT = {
 };
 const ELSEWHERE = /^(step|update|episodes)$|_seconds$|_bytes$|^foreseen\//;
 const PARTS = /_(low|high)(\/|$)/;
+const WEIGHT = 0.6; // of the moving average, unless a person chooses another
+const HEAVIEST = 0.98;
+const HINTS = [["+", "−", "0"], " zoom, ", ["←", "→"], " move, ", ["Enter"], " samples."].flatMap((part) =>
+  Array.isArray(part) ? part.map((key) => h("kbd", {}, key)) : [part],
+);
 const NOT_CURVES = new Set(["step", "update", "set", "rows", "failed", "evaluate_seconds"]);
 
 export class Curves {
@@ -44,30 +49,44 @@ export class Curves {
     this.charts = new Map();
     this.body = h("div", {});
     this.element = h("div", {}, this.#tools(), this.body);
-    store.listen((kinds) => kinds.has("metrics") || kinds.has("evaluations") || kinds.has("reset") || kinds.has("events") ? this.update() : 0);
+    const kinds = ["metrics", "evaluations", "reset", "events"];
+    store.listen((told) => (kinds.some((kind) => told.has(kind)) ? this.update() : 0));
+    view.listen(["metric"], () => this.update());
+  }
+
+  get weight() {
+    const weight = this.view.number("smooth");
+    return weight >= 0 && weight <= HEAVIEST ? weight : WEIGHT;
   }
 
   #tools() {
-    const redraw = () => this.charts.forEach((chart) => chart.refresh());
-    const slider = h("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: this.view.weight });
-    slider.addEventListener("input", () => {
-      this.view.weight = Number(slider.value);
-      redraw();
+    const { view } = this;
+    const slider = h("input", { type: "range", min: 0, max: HEAVIEST, step: 0.02 });
+    slider.addEventListener("input", () => view.set({ smooth: slider.value }));
+    const log = h("input", { type: "checkbox", change: () => view.set({ log: log.checked ? 1 : null }) });
+    const axis = choice([["", "steps"], ["seconds", "seconds of the run"]], "", (value) => view.set({ over: value, zoom: null }));
+    const show = () => {
+      slider.value = this.weight;
+      log.checked = view.get("log") !== "";
+      axis.value = view.get("over") === "seconds" ? "seconds" : "";
+    };
+    show();
+    view.listen(["smooth", "log", "over", "zoom"], () => {
+      show();
+      this.cursor.refresh();
     });
-    const log = h("input", { type: "checkbox", change: () => ((this.view.log = log.checked), redraw()) });
-    const axis = choice([["step", "steps"], ["seconds", "seconds of the run"]], "step", (value) => {
-      this.view.axis = value;
-      redraw();
-    });
-    const search = h("input", { type: "search", placeholder: "policy/…", autocomplete: "off", spellcheck: false });
-    search.addEventListener("input", settled(() => ((this.wanted = search.value.trim().toLowerCase()), this.update()), 120));
     return h(
       "div",
-      { className: "tools" },
-      field("Smooth", slider),
-      field("Over", axis),
-      h("label", { className: "tick-box" }, log, "Log scale"),
-      field("Find a metric", search),
+      {},
+      h(
+        "div",
+        { className: "tools" },
+        field("Smooth", slider),
+        field("Over", axis),
+        h("label", { className: "tick-box" }, log, "Log scale"),
+        field("Find a metric", searchBox(view, "metric", "policy/…")),
+      ),
+      h("p", { className: "quiet hint" }, "Drag to zoom, click for the samples of a step. Keys: ", ...HINTS),
     );
   }
 
@@ -81,7 +100,8 @@ export class Curves {
     const shape = JSON.stringify(groups);
     if (shape !== this.shape) {
       this.shape = shape;
-      this.body.replaceChildren(...groups.filter((one) => one.moving.length || one.still.length).map((one) => this.#group(one)), this.numbers = h("div", {}));
+      const parts = groups.filter((one) => one.moving.length || one.still.length).map((one) => this.#group(one));
+      this.body.replaceChildren(...(parts.length ? parts : [h("p", { className: "quiet" }, "No metric has such a name.")]), this.numbers = h("div", {}));
     }
     this.charts.forEach((chart) => chart.refresh());
     this.numbers.replaceChildren(this.#numbers(names));
@@ -89,17 +109,17 @@ export class Curves {
 
   #names() {
     const found = new Set();
-    for (const run of this.store.runs) {
+    for (const run of this.store.all) {
       for (const name of run.names()) if (!ELSEWHERE.test(name)) found.add(name);
       for (const name of evaluated(run)) found.add(name);
     }
-    const wanted = this.wanted ?? "";
+    const wanted = this.view.get("metric").trim().toLowerCase();
     const place = (name) => (FIRST.includes(name) ? FIRST.indexOf(name) : FIRST.length);
     return [...found].filter((name) => name.toLowerCase().includes(wanted)).sort((a, b) => place(a) - place(b));
   }
 
   #moves(name) {
-    return this.store.runs.some((run) => moves(seriesOf(run, name, "step").ys));
+    return this.store.all.some((run) => moves(seriesOf(run, name, "step").ys));
   }
 
   #group({ title, moving, still }) {
@@ -119,22 +139,30 @@ export class Curves {
   #chart(name) {
     let chart = this.charts.get(name);
     if (!chart) {
-      const read = () => ({
-        series: this.store.runs.flatMap((run) => {
-          const own = { ...seriesOf(run, name, this.view.axis), colour: run.number, name: run.name };
-          const foreseen = seriesOf(run, `foreseen/${name}`, this.view.axis);
-          const told = foreseen.ys.some((value) => !Number.isNaN(value));
-          return told ? [own, { ...foreseen, colour: run.number, name: "foreseen", dashed: true }] : [own];
-        }).filter((one) => one.xs.length),
-        marks: this.view.axis === "step" ? this.store.runs.flatMap((run) => run.resumes()) : [],
-        weight: this.view.weight,
-        log: this.view.log,
-        xName: this.view.axis,
-      });
+      const read = () => this.#data(name);
       chart = new Chart({ title: name, about: ABOUT[name], format: (v) => measured(name, v), cursor: this.cursor, read });
       this.charts.set(name, chart);
     }
     return chart;
+  }
+
+  #data(name) {
+    const { runs } = this.store;
+    const axis = this.cursor.zoom.axis;
+    const [first] = runs;
+    return {
+      series: runs.flatMap((run) => {
+        const own = { ...seriesOf(run, name, axis), colour: run.number, name: run.name };
+        const foreseen = seriesOf(run, `foreseen/${name}`, axis);
+        const told = foreseen.ys.some((value) => !Number.isNaN(value));
+        return told ? [own, { ...foreseen, colour: run.number, name: "foreseen", dashed: true }] : [own];
+      }).filter((one) => one.xs.length),
+      marks: axis === "step" ? runs.flatMap((run) => run.resumes()) : [],
+      weight: this.weight,
+      log: this.view.get("log") !== "",
+      xName: axis,
+      stepAt: (x) => (axis === "step" ? x : first.column("step")[nearest(first.axis(axis), x)]),
+    };
   }
 
   #numbers(names) {

@@ -33,7 +33,7 @@ export class Detail {
     if (this.row !== row) return; // another was opened meanwhile
     this.element.removeAttribute("aria-busy");
     this.found = found;
-    this.tokens = flatTokens(found.body, found.vocab);
+    this.tokens = flatTokens(found.body, found.vocab, this.row.group);
     this.content.replaceChildren(...this.#parts().filter(Boolean));
   }
 
@@ -57,14 +57,14 @@ export class Detail {
     const { row } = this;
     const versions = (this.found.body.policy_version ?? []).map(([version]) => version);
     const facts = [
-      this.store.runs.length > 1 ? h("span", { className: `run-name c${row.run}` }, this.store.runs[row.run].name) : null,
+      this.store.many ? h("span", { className: `run-name c${row.run}` }, this.store.all[row.run].name) : null,
       counted(row.tokens, "token"),
       row.finish === "length" ? "truncated at the token limit" : plain(row.finish),
       row.group.filtered ? `group filtered: ${plain(row.group.filtered)}` : null,
       row.group.evaluated ? `evaluation${row.group.set ? ` on ${plain(row.group.set)}` : ""}` : row.kept === false ? "dropped" : row.trained ? "trained on" : "not trained on",
       row.correct === undefined ? null : row.correct ? "right" : "wrong",
       row.greedy ? "greedy" : null,
-      versions.length ? `policy ${[...new Set(versions)].join(", ")}` : null,
+      versions.length ? `policy ${[...new Set(versions)].map(count).join(", ")}` : null,
       row.group.dataset ? `${plain(row.group.dataset)}, row ${plain(row.group.row)}` : null,
     ];
     return h("p", { className: "lead" }, facts.filter(Boolean).map((fact) => h("span", {}, fact)));
@@ -90,8 +90,10 @@ export class Detail {
     const spoken = found.body.turns.map((turn) => plain(turn.text ?? "")).join("\n");
     const text = row.text ?? spoken;
     const untold = tokens.some((token) => token.text === null);
-    const view = h("div", {}, tokenView(tokens, found.body.turns, this.colour));
-    const select = choice(COLOURS, this.colour, (colour) => {
+    // those of an evaluation have no advantages
+    const colour = this.colour === "advantage" && row.group.evaluated ? "logprob" : this.colour;
+    const view = h("div", {}, tokenView(tokens, found.body.turns, colour));
+    const select = choice(COLOURS.filter(([name]) => name !== "version" || tokens.some((token) => token.version !== undefined)), colour, (colour) => {
       this.colour = colour;
       view.replaceChildren(tokenView(tokens, found.body.turns, colour));
     });

@@ -69,12 +69,22 @@ export function field(label, control) {
   return h("div", { className: "field" }, h("label", { for: control.id }, label), control);
 }
 
-/** A <select> of [value, text] pairs. */
+/** A <select> of [value, text] pairs; of an unknown value it shows the first. */
 export function choice(pairs, value, changed) {
   const options = pairs.map(([key, text]) => h("option", { value: key }, text));
   const element = h("select", { change: () => changed(element.value) }, options);
-  element.value = value;
+  element.value = pairs.some(([key]) => key === value) ? value : pairs[0][0];
   return element;
+}
+
+/** A search box that is kept in the view under `key`. */
+export function searchBox(view, key, placeholder) {
+  const input = h("input", { type: "search", value: view.get(key), placeholder, autocomplete: "off", spellcheck: false });
+  input.addEventListener("input", settled(() => view.set({ [key]: input.value }), 120));
+  view.listen([key], () => {
+    if (document.activeElement !== input) input.value = view.get(key);
+  });
+  return input;
 }
 
 /** Runs `work` once `wait` milliseconds after the last call. */

@@ -71,16 +71,21 @@ export class VirtualList {
     });
   }
 
-  /** Makes a place the active one, in view. */
+  /** Makes a place the active one, in view, and chooses it. */
   move(place, entered = false) {
     if (!this.items.length) return;
     this.active = Math.min(this.items.length - 1, Math.max(0, place));
+    this.reveal();
+    this.chosen(this.items[this.active], this.active, entered);
+  }
+
+  /** Scrolls to the active place. */
+  reveal() {
     const top = this.active * this.height;
     const { clientHeight, scrollTop } = this.element;
     if (top < scrollTop) this.element.scrollTop = top;
     else if (top + this.height > scrollTop + clientHeight) this.element.scrollTop = top + this.height - clientHeight;
     this.paint();
-    this.chosen(this.items[this.active], this.active, entered);
   }
 
   #key(event) {

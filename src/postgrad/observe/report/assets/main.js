@@ -1,55 +1,75 @@
 // Puts the page together, then feeds it: from its own blocks, or from the server of `postgrad watch`.
 
-import { Cursor } from "./chart.js";
+import { Cursor, Enlarged } from "./plot.js";
 import { Curves } from "./curves.js";
 import { h } from "./dom.js";
 import { count } from "./format.js";
 import { Overview } from "./overview.js";
 import { Phases } from "./phases.js";
+import { RunBar } from "./runs.js";
 import { Samples } from "./samples.js";
 import { section, shell } from "./shell.js";
 import { Store } from "./store.js";
+import { Strips } from "./strips.js";
 import { batchTables, evaluationTables, Events, Recipes } from "./tables.js";
+import { Timelines } from "./timeline.js";
 import { unpack } from "./unpack.js";
+import { View, Zoom } from "./view.js";
 
 const POLL = 2000; // milliseconds
+const SHOWN_EVERY = 300; // milliseconds, while a page is unpacked: each time all of it is drawn anew
 const KEPT_BLOCKS = 8;
+const NAMED = 3; // runs in the heading
 
 function redrawn(store, kinds, draw, empty) {
   const element = h("div", {});
   store.listen((told) => {
     if (!kinds.some((kind) => told.has(kind))) return;
-    const parts = store.runs.flatMap((run) => draw(run, store.runs.length > 1));
+    const parts = store.runs.flatMap((run) => draw(run, store.many));
     element.replaceChildren(...(parts.length ? parts : [h("p", { className: "quiet" }, empty)]));
   });
   return element;
 }
 
 function build(contents, fetchBody) {
-  const store = new Store(contents.runs);
-  const cursor = new Cursor();
-  const view = { axis: "step", weight: 0.6, log: false };
-  const overview = new Overview(store);
-  const samples = new Samples(store, fetchBody, contents.live);
+  const view = new View();
+  const zoom = new Zoom(view);
+  const store = new Store(contents.runs, view);
+  const samples = new Samples(store, fetchBody, contents.live, view);
+  const cursor = new Cursor(zoom, (key) => view.set({ big: key }), (step) => {
+    view.set({ big: null });
+    if (samples.showStep(step)) samples.body.scrollIntoView({ behavior: "instant" });
+  });
+  const timelines = new Timelines(store, view, zoom);
   const sections = [
-    section("overview", "Overview", overview.element),
+    section("overview", "Overview", new Overview(store, view, contents.differences).element),
     section("curves", "Curves", new Curves(store, cursor, view).element),
-    section("phases", "Time and memory", new Phases(store, cursor).element),
+    section("distributions", "Distributions", new Strips(store, cursor).element),
+    section("phases", "Time and memory", new Phases(store, cursor, timelines.element).element),
     section("evaluations", "Evaluations", redrawn(store, ["evaluations", "reset"], evaluationTables, "Nothing was evaluated.")),
     section("samples", "Samples", samples.element),
-    section("events", "Events", new Events(store).element),
+    section("events", "Events", new Events(store, view).element),
     section("batch", "Batch", redrawn(store, ["run", "events"], batchTables, "")),
-    section("recipe", "Recipe", new Recipes(store, contents.differences).element),
+    section("recipe", "Recipe", new Recipes(store, view, contents.differences).element),
   ];
-  const { parts, status } = shell(contents.title, contents.live, sections);
-  document.body.append(...parts);
+  const { parts, status, heading } = shell(contents, view, new RunBar(store, view, zoom).element, sections);
+  const enlarged = new Enlarged(view, cursor);
+  document.body.append(...parts, enlarged.element);
+  store.listen((told) => {
+    enlarged.update();
+    const names = store.all.map((run) => run.name);
+    if (told.has("chosen") && names.length <= NAMED) heading.textContent = names.join(" against ");
+  });
   document.addEventListener("keydown", (event) => {
     const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
-    if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || !samples.search) return;
+    if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || samples.body.hidden) return;
     event.preventDefault();
     samples.search.focus();
   });
-  return { store, status };
+  let moved = false; // a person who scrolls while the page loads is left where they are
+  for (const kind of ["wheel", "pointerdown", "keydown"]) addEventListener(kind, () => (moved = true), { once: true });
+  const restore = () => moved || !view.section || sections.find((one) => one.id === view.section)?.scrollIntoView({ behavior: "instant" });
+  return { store, status, restore };
 }
 
 /** Bodies of the page's own blocks; the last few stay unpacked. */
@@ -65,9 +85,19 @@ function fromBlocks(contents) {
 }
 
 async function load(contents) {
-  const { store } = build(contents, fromBlocks(contents));
+  const { store, restore } = build(contents, fromBlocks(contents));
   store.add(await unpack("runs", true));
-  for (const block of contents.rows) store.add(await unpack(block, true));
+  restore();
+  let waiting = [];
+  let shown = performance.now();
+  for (const block of contents.rows) {
+    waiting.push(...(await unpack(block, true)));
+    if (performance.now() - shown < SHOWN_EVERY) continue;
+    store.add(waiting.splice(0));
+    shown = performance.now();
+  }
+  store.add(waiting);
+  restore();
 }
 
 async function ask(path, query) {
@@ -83,7 +113,8 @@ async function follow(contents) {
     if (!bodies[id]) throw new Error("the run does not have it any more");
     return { vocab, body: bodies[id] };
   };
-  const { store, status } = build(contents, fetchBody);
+  const { store, status, restore } = build(contents, fetchBody);
+  let restored = false;
   let next = 0;
   let generation = "";
   for (;;) {
@@ -92,9 +123,11 @@ async function follow(contents) {
       if (generation && told.generation !== generation) location.reload();
       ({ generation, next } = told);
       store.add(told.messages);
-      status.textContent = `live, step ${count(store.runs[0].steps)}`;
+      status.textContent = `live, step ${count(store.all[0].steps)}`;
       status.classList.remove("lost");
       if (told.more) continue;
+      if (!restored) restore();
+      restored = true;
     } catch (error) {
       status.textContent = `no answer: ${error.message}`;
       status.classList.add("lost");

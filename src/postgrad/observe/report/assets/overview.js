@@ -2,25 +2,27 @@
 
 import { h, table } from "./dom.js";
 import { bytes, count, fixed, number, plain, seconds } from "./format.js";
+import { Leader } from "./leader.js";
 import { last, median } from "./series.js";
 
 export class Overview {
-  constructor(store) {
+  constructor(store, view, differences) {
     this.store = store;
-    this.element = h("div", {});
+    this.body = h("div", {});
+    this.element = h("div", {}, new Leader(store, view, differences).element, this.body);
     store.listen(() => this.update());
   }
 
   update() {
-    const { runs } = this.store;
+    const { runs, many } = this.store;
     const parts = [
-      ...runs.map((run) => lead(run, runs.length > 1)),
+      ...runs.map((run) => lead(run, many)),
       runs.length > 1 ? compared(runs) : figures(runs[0]),
-      ...runs.flatMap((run) => health(run, runs.length > 1)),
+      ...runs.flatMap((run) => health(run, many)),
       ...runs.flatMap((run) => run.troubles.map((text) => h("p", { className: "trouble", role: "status" }, `${run.name}: ${text}`))),
     ];
     const shape = parts.map((part) => part.textContent).join("\n");
-    if (shape !== this.shape) this.element.replaceChildren(...parts);
+    if (shape !== this.shape) this.body.replaceChildren(...parts);
     this.shape = shape;
   }
 }

@@ -13,7 +13,7 @@ const BARS = 140;
 
 /** Stacked bars of the phases of a run, and a table of them. */
 export class Phases {
-  constructor(store, cursor) {
+  constructor(store, cursor, timelines) {
     this.store = store;
     this.element = h("div", {});
     this.cursor = cursor;
@@ -21,13 +21,13 @@ export class Phases {
     this.times = h("div", {});
     this.memory = h("div", { className: "charts" });
     this.table = h("div", {});
-    this.element.append(h("h3", {}, "Time"), this.times, h("h3", {}, "Memory"), this.memory, this.table);
-    store.listen((kinds) => (kinds.has("metrics") || kinds.has("run") || kinds.has("reset") ? this.update() : 0));
+    this.element.append(h("h3", {}, "Time"), this.times, timelines, h("h3", {}, "Memory"), this.memory, this.table);
+    store.listen((kinds) => (["metrics", "run", "reset"].some((kind) => kinds.has(kind)) ? this.update() : 0));
   }
 
   update() {
     const { runs } = this.store;
-    this.times.replaceChildren(...runs.map((run) => timeline(run, runs.length > 1)));
+    this.times.replaceChildren(...runs.map((run) => timeline(run, this.store.many)));
     this.table.replaceChildren(...runs.filter((run) => run.about.plan?.memory).map(memoryPlan));
     for (const name of new Set(runs.flatMap((run) => run.names().filter((one) => MEMORY.test(one))))) {
       if (this.charts.has(name)) continue;
@@ -38,7 +38,7 @@ export class Phases {
   }
 
   #chart(name) {
-    const { runs } = this.store;
+    const { store } = this;
     const whole = name === "peak_memory_bytes";
     const series = (run, key, more) => ({ name: run.name, colour: run.number, xs: run.axis("step"), ys: run.column(key), ...more });
     return new Chart({
@@ -48,12 +48,12 @@ export class Phases {
       byFormat: true,
       cursor: this.cursor,
       read: () => ({
-        series: runs.flatMap((run) => {
+        series: store.runs.flatMap((run) => {
           const foreseen = `foreseen/${name}`;
           return run.names().includes(foreseen) ? [series(run, name), series(run, foreseen, { dashed: true, name: "foreseen" })] : [series(run, name)];
         }),
-        references: whole ? runs.filter((run) => !run.names().includes(`foreseen/${name}`)).flatMap(peakOf) : [],
-        marks: runs.flatMap((run) => run.resumes()),
+        references: whole ? store.runs.filter((run) => !run.names().includes(`foreseen/${name}`)).flatMap(peakOf) : [],
+        marks: store.runs.flatMap((run) => run.resumes()),
         fromZero: true,
         xName: "step",
       }),

@@ -32,13 +32,29 @@ const TESTS = {
   filtered: (row) => Boolean(row.group.filtered),
 };
 
-export function emptyQuery() {
-  return { text: "", run: "", state: "", finish: "", component: "total", low: NaN, high: NaN, from: NaN, to: NaN, sort: "step" };
+/** What is wanted, from the address: whatever is not known there means no filter. */
+export function queryOf(view) {
+  const known = (pairs, key, otherwise) => (pairs.some(([name]) => name === view.get(key)) ? view.get(key) : otherwise);
+  return {
+    text: view.get("find"),
+    run: view.get("run"),
+    state: known(STATES, "state", ""),
+    finish: view.get("ended"),
+    component: view.get("score") || "total",
+    low: view.number("low"),
+    high: view.number("high"),
+    from: view.number("from"),
+    to: view.number("to"),
+    sort: known(SORTS, "sort", "step"),
+  };
 }
+
+/** Keys of the address that leave samples out. */
+export const FILTERS = ["find", "run", "state", "ended", "low", "high", "from", "to"];
 
 /** The score of a component, the total where it is "total"; null where there is none. */
 export function scoreOf(row, component) {
-  const value = component === "total" ? row.total : row.rewards?.[component];
+  const value = component === "total" ? row.total : Object.entries(row.rewards ?? {}).find(([name]) => name === component)?.[1];
   return typeof value === "number" ? value : null;
 }
 

@@ -8,7 +8,7 @@ const MOST = 60;
 /** The other samples of the group; `open(row)` shows one. */
 export function groupTable(store, row, open) {
   const { group } = row;
-  const rows = store.runs[row.run].rows.slice(group.first, group.first + group.size);
+  const rows = store.all[row.run].rows.slice(group.first, group.first + group.size);
   if (rows.length < 2) return null;
   const columns = [{ name: "sample" }, { name: "reward", number: true }, { name: "advantage", number: true }, { name: "response" }];
   const cells = rows.map((one) => [

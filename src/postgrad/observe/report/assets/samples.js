@@ -1,35 +1,39 @@
 // The browser of samples: filters, the list, and the one that is open.
 
-import { choice, field, h, settled } from "./dom.js";
+import { choice, field, h, searchBox, settled } from "./dom.js";
 import { count, counted, fixed, preview } from "./format.js";
 import { VirtualList } from "./list.js";
 import { Detail } from "./detail.js";
-import { emptyQuery, scoreOf, select, SORTS, STATES } from "./query.js";
+import { FILTERS, queryOf, scoreOf, select, SORTS, STATES } from "./query.js";
 
 const ROW = 58; // pixels
 const NARROW = "(max-width: 860px)";
 
 export class Samples {
-  constructor(store, fetchBody, live) {
-    this.store = store;
-    this.live = live;
-    this.query = emptyQuery();
+  constructor(store, fetchBody, live, view) {
+    Object.assign(this, { store, live, view });
+    this.query = queryOf(view);
     this.list = new VirtualList({
       label: "Samples",
       height: ROW,
       draw: (row) => this.#row(row),
-      chosen: (row, _, entered) => this.#open(row, entered),
+      chosen: (row, _, entered) => this.#choose(row, entered),
     });
     this.detail = new Detail(store, fetchBody, () => this.#back());
     this.status = h("p", { className: "status quiet", role: "status" });
+    this.clear = h("button", { type: "button", className: "link", click: () => this.#clear() }, "Clear filters");
     this.account = h("p", { className: "quiet" });
-    this.tools = h("form", { className: "tools", role: "search", "aria-label": "Filter samples" });
+    this.search = searchBox(view, "find", "in question, answer, response");
+    this.tools = h("form", { className: "tools", "aria-label": "Filter samples" });
     this.tools.addEventListener("submit", (event) => event.preventDefault());
-    this.body = h("div", { className: "browser" }, h("div", { className: "side" }, this.status, this.list.element), this.detail.element);
+    const found = h("div", { className: "found" }, this.status, this.clear);
+    const side = h("div", { className: "side", role: "search" }, field(["Search ", h("kbd", {}, "/")], this.search), found, this.list.element);
+    this.body = h("div", { className: "browser" }, side, this.detail.element);
     this.none = h("p", { className: "quiet" }, "There are no samples: a run records those that it learns from (job = \"rl\") and those of evaluations with rewards.");
     this.element = h("div", {}, this.account, this.tools, this.body, this.none);
     const later = settled(() => this.update(), 60);
     store.listen((kinds) => (["groups", "counts", "reset", "run"].some((kind) => kinds.has(kind)) ? later() : 0));
+    view.listen([...FILTERS, "score", "sort", "open"], () => this.update());
     this.update();
   }
 
@@ -38,57 +42,81 @@ export class Samples {
     return runs.length === 1 ? runs[0].rows : runs.flatMap((run) => run.rows);
   }
 
+  /** The samples of a step, or of the nearest that has some, in place of the filters; false: none. */
+  showStep(step) {
+    const steps = this.rows.map((row) => row.group.step);
+    if (!steps.length) return false;
+    const near = steps.reduce((best, one) => (Math.abs(one - step) < Math.abs(best - step) ? one : best));
+    const none = Object.fromEntries(FILTERS.map((key) => [key, null]));
+    this.view.set({ ...none, from: near, to: near, open: null }, { push: true, section: "samples" });
+    this.list.move(0);
+    this.list.element.focus({ preventScroll: true });
+    return true;
+  }
+
   update() {
     const rows = this.rows;
     const some = rows.length > 0;
     this.none.hidden = some;
     this.tools.hidden = this.body.hidden = this.account.hidden = !some;
     if (!some) return;
-    this.account.textContent = this.store.runs.map((run) => account(run, this.store.runs.length > 1, this.live)).join(" ");
+    this.account.textContent = account(this.store.runs, this.store.many, this.live);
+    this.query = queryOf(this.view);
     this.#controls(rows);
     const found = select(rows, this.query);
     this.status.textContent = found.length === rows.length ? counted(found.length, "sample") : `${count(found.length)} of ${counted(rows.length, "sample")}`;
-    this.list.show(found, this.detail.row);
-    if (!this.detail.row && found.length) this.#open(found[0], false);
+    this.clear.hidden = FILTERS.every((key) => this.view.get(key) === "");
+    const wanted = this.view.get("open");
+    const open = wanted && (!this.detail.row || address(this.detail.row) !== wanted) ? rows.find((row) => address(row) === wanted) : undefined;
+    this.list.show(found, open ?? this.detail.row);
+    if (open) {
+      this.detail.open(open);
+      if (found.includes(open)) this.list.reveal();
+    } else if (!this.detail.row && found.length) this.detail.open(found[0]);
+  }
+
+  #clear() {
+    this.view.set(Object.fromEntries(FILTERS.map((key) => [key, null])));
+    this.search.value = "";
+    this.search.focus();
   }
 
   #controls(rows) {
     const components = [...new Set(rows.flatMap((row) => Object.keys(row.rewards ?? {})))];
     const finishes = [...new Set(rows.map((row) => row.finish).filter((one) => typeof one === "string"))];
-    const shape = JSON.stringify([components, finishes, this.store.runs.map((run) => run.name)]);
-    if (shape === this.shape) return;
-    this.shape = shape;
+    const runs = this.store.runs.map((run) => [String(run.number), run.name]);
+    const shape = JSON.stringify([components, finishes, runs]);
+    if (shape !== this.shape) {
+      this.shape = shape;
+      this.controls = new Map();
+      this.tools.replaceChildren(...this.#fields(components, finishes, runs));
+    }
     const { query } = this;
-    const set = (key) => (value) => {
-      query[key] = value;
-      this.update();
-    };
-    const typed = settled(() => this.update(), 150);
-    const numeric = (key, label) => {
-      const input = h("input", { type: "number", step: "any", inputMode: "decimal", value: Number.isNaN(query[key]) ? "" : query[key], "aria-label": label });
-      input.addEventListener("input", () => {
-        query[key] = input.value === "" ? NaN : Number(input.value);
-        typed();
-      });
+    const shown = { run: query.run, state: query.state, ended: query.finish, score: query.component, sort: query.sort };
+    for (const [key, control] of this.controls) {
+      if (document.activeElement !== control) control.value = key in shown ? shown[key] : this.view.get(key);
+    }
+  }
+
+  #fields(components, finishes, runs) {
+    const { view, controls } = this;
+    const kept = (key, control) => (controls.set(key, control), control);
+    const select = (key, pairs, first = "") => kept(key, choice(pairs, first, (value) => view.set({ [key]: value === first ? null : value })));
+    const typed = (key, label) => {
+      const input = kept(key, h("input", { type: "number", step: "any", inputMode: "decimal", "aria-label": label }));
+      input.addEventListener("input", settled(() => view.set({ [key]: input.value }), 150));
       return input;
     };
-    this.search = h("input", { type: "search", value: query.text, placeholder: "in question, answer, response", autocomplete: "off", spellcheck: false });
-    this.search.addEventListener("input", () => {
-      query.text = this.search.value;
-      typed();
-    });
     const between = (label, low, high) => h("div", { className: "field", role: "group", "aria-label": label }, h("span", {}, label), h("span", { className: "pair" }, low, " to ", high));
-    const runs = this.store.runs.map((run) => [String(run.number), run.name]);
-    this.tools.replaceChildren(
-      field(["Search ", h("kbd", {}, "/")], this.search),
-      ...(runs.length > 1 ? [field("Run", choice([["", "all"], ...runs], query.run, set("run")))] : []),
-      field("State", choice(STATES, query.state, set("state"))),
-      ...(finishes.length > 1 ? [field("Ended by", choice([["", "any"], ...finishes.map((one) => [one, one])], query.finish, set("finish")))] : []),
-      between("Steps", numeric("from", "first step"), numeric("to", "last step")),
-      field("Score", choice([["total", "reward"], ...components.map((one) => [one, one])], query.component, set("component"))),
-      between("Between", numeric("low", "least score"), numeric("high", "highest score")),
-      field("Sort", choice(SORTS, query.sort, set("sort"))),
-    );
+    return [
+      ...(runs.length > 1 ? [field("Run", select("run", [["", "all"], ...runs]))] : []),
+      field("State", select("state", STATES)),
+      ...(finishes.length > 1 ? [field("Ended by", select("ended", [["", "any"], ...finishes.map((one) => [one, one])]))] : []),
+      between("Steps", typed("from", "first step"), typed("to", "last step")),
+      field("Score", select("score", [["total", "reward"], ...components.map((one) => [one, one])], "total")),
+      between("Between", typed("low", "least score"), typed("high", "highest score")),
+      field("Sort", select("sort", SORTS, "step")),
+    ];
   }
 
   #row(row) {
@@ -104,19 +132,20 @@ export class Samples {
     ];
     return [
       h("span", { className: "score" }, fixed(score, 2)),
-      h("span", { className: "response-line mono" }, preview(row.text, 120) || "(empty)"),
+      h("span", { className: "response-line mono" }, hit(row.text, this.query.text, 120) ?? (preview(row.text, 120) || "(empty)")),
       h(
         "span",
         { className: "about-line" },
-        this.store.runs.length > 1 ? h("span", { className: `run-name c${row.run}` }, this.store.runs[row.run].name) : null,
+        this.store.many ? h("span", { className: `run-name c${row.run}` }, this.store.all[row.run].name) : null,
         h("span", {}, `step ${count(group.step)}`),
         marks.filter(Boolean).map((mark) => h("span", { className: "mark" }, mark)),
-        h("span", { className: "ask" }, preview(group.question, 110)),
+        h("span", { className: "ask" }, hit(group.question, this.query.text, 110) ?? preview(group.question, 110)),
       ),
     ];
   }
 
-  async #open(row, entered) {
+  async #choose(row, entered) {
+    this.view.set({ open: address(row) });
     await this.detail.open(row);
     if (!entered) return;
     this.detail.title.focus({ preventScroll: true });
@@ -129,10 +158,28 @@ export class Samples {
   }
 }
 
-function account(run, many, live) {
-  const { samples, shown } = run.counts;
-  const name = many ? `${run.name}: ` : "";
-  if (shown >= samples) return `${name}All ${counted(samples, "sample")}.`;
+/** What a link says of a sample. */
+function address(row) {
+  const { step, ticket, evaluated, set } = row.group;
+  return [row.run, step, ticket, row.sample, ...(evaluated ? ["evaluation", set ?? ""] : [])].join("-");
+}
+
+/** A text around the first place where it has what was searched; null where it does not. */
+function hit(text, wanted, most) {
+  if (!wanted || typeof text !== "string") return null;
+  const at = text.toLowerCase().indexOf(wanted.toLowerCase());
+  if (at < 0) return null;
+  const from = at < most / 3 ? 0 : at - 12;
+  const parts = [text.slice(from, at), text.slice(at, at + wanted.length), text.slice(at + wanted.length, at + most)];
+  const [before, found, after] = parts.map((part) => part.replace(/\s+/g, " "));
+  return [`${from ? "…" : ""}${before}`, h("mark", {}, found), after];
+}
+
+/** How many samples are on the page, of how many. */
+function account(runs, many, live) {
+  const of = ({ name, counts: { samples, shown } }) => `${shown >= samples ? "all" : `${count(shown)} of`} ${counted(samples, "sample")}${many ? ` of ${name}` : ""}`;
+  const text = runs.map(of).join(", ");
+  const all = runs.every(({ counts: { samples, shown } }) => shown >= samples);
   const way = live ? "" : " postgrad report --all takes all of them.";
-  return `${name}${count(shown)} of ${counted(samples, "sample")}, spread evenly over the steps, whole groups, and the same prompts where they come again.${way}`;
+  return text[0].toUpperCase() + text.slice(1) + (all ? "." : `: whole groups, spread evenly over the steps, the same prompts where they come again.${way}`);
 }

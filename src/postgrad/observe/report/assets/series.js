@@ -80,6 +80,18 @@ function digitsOf(value, step) {
   return Math.max(0, Math.min(4, apart));
 }
 
+/** The values whose x is in [from, to], and those of the line at both ends; xs is ascending. */
+export function within(xs, ys, from, to) {
+  const found = [];
+  for (let i = 0; i < xs.length; i += 1) {
+    if (xs[i] >= from && xs[i] <= to) found.push(ys[i]);
+    for (const end of [from, to]) {
+      if (i && xs[i - 1] < end && xs[i] > end) found.push(ys[i - 1] + ((ys[i] - ys[i - 1]) * (end - xs[i - 1])) / (xs[i] - xs[i - 1]));
+    }
+  }
+  return found;
+}
+
 /** The index whose x is nearest; x is ascending. */
 export function nearest(xs, x) {
   let low = 0;

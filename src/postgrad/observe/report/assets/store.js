@@ -1,14 +1,21 @@
 // What is known of the runs. Messages of Python (observe/report/run.py) come in, views read.
 
 const PHASE = /^[a-z]+_seconds$/;
+const LONGEST_NAME = 60; // characters
+const KINDS = ["run", "metrics", "evaluations", "events", "groups", "counts", "reset"];
 
 /** One run: recipe, lines of its logs, samples as flat rows. */
 export class Run {
   constructor(number) {
     this.number = number;
-    this.name = `run ${number + 1}`;
+    this.ownName = `run ${number + 1}`;
+    this.given = "";
     this.about = {};
     this.forget();
+  }
+
+  get name() {
+    return this.given || this.ownName;
   }
 
   forget() {
@@ -64,11 +71,45 @@ export class Run {
   }
 }
 
-/** All runs of the page, and who wants to hear of changes. */
+/** All runs of the page, and who wants to hear of changes. The view hides and renames runs. */
 export class Store {
-  constructor(runs) {
-    this.runs = Array.from({ length: runs }, (_, number) => new Run(number));
+  constructor(runs, view) {
+    this.view = view;
+    this.all = Array.from({ length: runs }, (_, number) => new Run(number));
     this.listeners = [];
+    this.#chosen();
+    view.listen(["hide", "name*"], () => {
+      this.#chosen();
+      this.#tell(new Set([...KINDS, "chosen"]));
+    });
+  }
+
+  /** Several runs are told apart by name and colour, even where only one is shown. */
+  get many() {
+    return this.all.length > 1;
+  }
+
+  /** Hides a run or shows it again; the last one that is shown stays. */
+  hide(run, hidden) {
+    const others = this.all.filter((one) => one !== run && !this.runs.includes(one));
+    const now = hidden ? [...others, run] : others;
+    if (now.length < this.all.length) this.view.set({ hide: now.map((one) => one.number).sort((a, b) => a - b).join(",") });
+  }
+
+  rename(run, name) {
+    const text = name.trim().slice(0, LONGEST_NAME);
+    this.view.set({ [`name${run.number}`]: text === run.ownName ? null : text });
+  }
+
+  #chosen() {
+    const hidden = new Set(this.view.get("hide").split(",").filter(Boolean).map(Number));
+    const shown = this.all.filter((run) => !hidden.has(run.number));
+    this.runs = shown.length ? shown : this.all;
+    for (const run of this.all) run.given = this.view.get(`name${run.number}`).slice(0, LONGEST_NAME);
+  }
+
+  #tell(kinds) {
+    for (const heard of this.listeners) heard(kinds);
   }
 
   /** `heard(kinds)` is called after messages of these kinds came in. */
@@ -80,9 +121,9 @@ export class Store {
     const kinds = new Set();
     for (const message of messages) {
       kinds.add(message.kind);
-      take(this.runs[message.run], message);
+      take(this.all[message.run], message);
     }
-    if (kinds.size) for (const heard of this.listeners) heard(kinds);
+    if (kinds.size) this.#tell(kinds);
   }
 }
 
@@ -90,7 +131,7 @@ function take(run, message) {
   if (message.kind === "reset") run.forget();
   else if (message.kind === "run") {
     run.about = message;
-    run.name = message.name;
+    run.ownName = message.name;
   } else if (message.kind === "counts") run.counts = message;
   else if (message.kind === "trouble") run.troubles.push(message.message);
   else if (message.kind === "groups") for (const group of message.groups) flatten(run, group);

@@ -1,6 +1,6 @@
 // Batch numbers, evaluations, events and recipes.
 
-import { choice, field, h, settled, svg, table } from "./dom.js";
+import { choice, field, h, searchBox, svg, table } from "./dom.js";
 import { count, fixed, plain, seconds } from "./format.js";
 
 const LOUD = new Set(["sentinel", "warning", "failure", "failed", "error"]);
@@ -67,30 +67,27 @@ function bar(low, value, high, [from, to]) {
 
 /** What happened, in the order of time; equal lines but for their numbers once, with how often. */
 export class Events {
-  constructor(store) {
-    this.store = store;
-    this.kind = "";
+  constructor(store, view) {
+    Object.assign(this, { store, view });
     this.all = false;
     this.list = h("div", {});
     this.filter = h("span", {});
     this.element = h("div", {}, h("div", { className: "tools" }, this.filter), this.list);
     store.listen((kinds) => (kinds.has("events") || kinds.has("reset") ? this.update() : 0));
+    view.listen(["event"], () => this.update());
   }
 
   update() {
     const events = this.store.runs.flatMap((run) => run.events.map((event) => ({ run, event })));
     events.sort((a, b) => plain(a.event.time).localeCompare(plain(b.event.time)));
     const kinds = [...new Set(events.map(({ event }) => plain(event.event)))];
-    if (!kinds.includes(this.kind)) this.kind = "";
-    const select = choice([["", `all (${events.length})`], ...kinds.map((kind) => [kind, kind])], this.kind, (kind) => {
-      this.kind = kind;
-      this.update();
-    });
+    const chosen = kinds.includes(this.view.get("event")) ? this.view.get("event") : "";
+    const select = choice([["", `all (${events.length})`], ...kinds.map((kind) => [kind, kind])], chosen, (kind) => this.view.set({ event: kind }));
     this.filter.replaceChildren(field("Kind", select));
-    const wanted = events.filter(({ event }) => !this.kind || event.event === this.kind);
+    const wanted = events.filter(({ event }) => !chosen || event.event === chosen);
     const rows = together(wanted);
     const shown = this.all ? rows : rows.slice(0, SHOWN);
-    const many = this.store.runs.length > 1;
+    const { many } = this.store;
     const columns = [{ name: "time" }, ...(many ? [{ name: "run" }] : []), { name: "event" }, { name: "what happened" }];
     const cells = shown.map(({ run, event, all }) => [
       h("time", { dateTime: plain(event.time) }, plain(event.time).slice(0, 19).replace("T", " ")),
@@ -131,32 +128,31 @@ function described(event) {
 
 /** One run's recipe, key by key; of several runs what differs. */
 export class Recipes {
-  constructor(store, differences) {
-    this.store = store;
-    this.differences = differences;
-    this.wanted = "";
-    this.search = h("input", { type: "search", placeholder: "learner.lr", autocomplete: "off", spellcheck: false });
-    this.search.addEventListener("input", settled(() => ((this.wanted = this.search.value.trim().toLowerCase()), this.update()), 120));
-    this.element = h("div", {});
+  constructor(store, view, differences) {
+    Object.assign(this, { store, view, differences });
+    this.search = searchBox(view, "key", "learner.lr");
     this.whole = h("div", {});
+    this.every = h("details", { open: view.get("key") !== "" }, h("summary", {}, "Every key, resolved"), h("div", { className: "tools" }, field("Find a key", this.search)), this.whole);
+    this.element = h("div", {});
     store.listen((kinds) => (kinds.has("run") ? this.draw() : 0));
+    view.listen(["key"], () => this.update());
   }
 
   draw() {
-    const many = this.store.runs.length > 1;
-    const columns = [{ name: "key" }, ...this.store.runs.map((run) => ({ name: run.name }))];
-    const rows = this.differences.map(([key, ...values]) => [h("code", {}, key), ...values.map(shown)]);
+    const { many, runs } = this.store;
+    const columns = [{ name: "key" }, ...runs.map((run) => ({ name: run.name }))];
+    const rows = this.differences.map(([key, ...values]) => [h("code", {}, key), ...runs.map((run) => shown(values[run.number]))]);
     this.element.replaceChildren(
       many ? h("h3", {}, "What differs") : "",
       many ? (rows.length ? table("Differences of the recipes", columns, rows, { hidden: true }) : h("p", { className: "quiet" }, "The recipes are equal.")) : "",
-      h("details", {}, h("summary", {}, "Every key, resolved"), h("div", { className: "tools" }, field("Find a key", this.search)), this.whole),
+      this.every,
     );
     this.update();
   }
 
   update() {
     const flats = this.store.runs.map((run) => flat({ ...run.about.recipe, versions: run.about.versions ?? {} }));
-    const keys = [...new Set(flats.flatMap((one) => [...one.keys()]))].filter((key) => key.toLowerCase().includes(this.wanted));
+    const keys = [...new Set(flats.flatMap((one) => [...one.keys()]))].filter((key) => key.toLowerCase().includes(this.view.get("key").trim().toLowerCase()));
     const columns = [{ name: "key" }, ...this.store.runs.map((run) => ({ name: run.name }))];
     this.whole.replaceChildren(table("Resolved recipe", columns, keys.map((key) => [h("code", {}, key), ...flats.map((one) => shown(one.get(key)))]), { hidden: true }));
   }

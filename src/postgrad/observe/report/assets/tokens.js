@@ -1,7 +1,7 @@
 // A sample's tokens in colour: what each weighed, and how sure the policy was.
 
 import { h } from "./dom.js";
-import { fixed, number, plain } from "./format.js";
+import { count, counted, fixed, number, plain } from "./format.js";
 
 export const COLOURS = [
   ["advantage", "advantage"],
@@ -9,6 +9,7 @@ export const COLOURS = [
   ["difference", "logprob difference"],
   ["ratio", "ratio"],
   ["mask", "mask"],
+  ["version", "policy version"],
   ["none", "no colour"],
 ];
 const LEVELS = 8;
@@ -18,13 +19,27 @@ const HINT = "Point at a token, or go through them with the arrow keys, to read 
 const LOGPROB_UNIT = 1e-3;
 const DIFFERENCE_UNIT = 1e-5;
 
-/** Flat tokens of a body: {id, text, author, logprob, difference, advantage, mask}. */
-export function flatTokens(body, vocab) {
+const VERSIONS = 6; // colours; older ones begin anew
+
+/** Flat tokens of a body: {id, text, author, logprob, difference, advantage, mask, version, age}.
+ *
+ * The spans of policy_version are of the policy's tokens alone. Step k, counted from 1, trains with
+ * version k - 1. group: for its step; the tokens of an evaluation have no age. */
+export function flatTokens(body, vocab, group) {
   const found = [];
+  const spans = (Array.isArray(body.policy_version) ? body.policy_version : []).filter((span) => Array.isArray(span) && span.every(Number.isInteger));
+  let [span, left] = [0, spans[0]?.[1] ?? 0];
+  const versionOf = (author) => {
+    if (author !== "policy") return undefined;
+    while (span < spans.length && left <= 0) left = spans[(span += 1)]?.[1] ?? 0;
+    left -= 1;
+    return spans[span]?.[0];
+  };
   const at = (values, place) => (Array.isArray(values) ? values[place] : values);
   for (const turn of body.turns) {
     turn.ids.forEach((id, i) => {
       const place = found.length;
+      const version = versionOf(turn.author);
       found.push({
         id,
         text: turn.texts?.[i] ?? vocab[id] ?? null,
@@ -33,6 +48,8 @@ export function flatTokens(body, vocab) {
         difference: scaled(turn.differences?.[i], DIFFERENCE_UNIT),
         advantage: at(body.advantages, place),
         mask: at(body.mask, place),
+        version,
+        age: version === undefined || group.evaluated ? undefined : group.step - 1 - version,
       });
     });
   }
@@ -65,7 +82,21 @@ export function scaleOf(colour, tokens) {
     return { ends, value: known("difference", (v) => v / limit) };
   }
   if (colour === "mask") return { legend: "coloured: in the loss", value: (token) => (token.mask ? 0.6 : null) };
+  if (colour === "version") return versionScale(tokens);
   return { legend: "", value: () => null };
+}
+
+/** A colour for each version of the weights, in the order in which they wrote. */
+function versionScale(tokens) {
+  const known = tokens.filter((token) => token.version !== undefined);
+  const found = [...new Set(known.map((token) => token.version))];
+  const named = (version) => {
+    const of = known.filter((token) => token.version === version);
+    const age = of[0].age === undefined ? "" : of[0].age === 0 ? ", this step's own" : `, ${counted(of[0].age, "step")} old`;
+    return `version ${count(version)}${age}: ${counted(of.length, "token")}`;
+  };
+  const of = (version) => `v${found.indexOf(version) % VERSIONS}`;
+  return { versions: found.map((version) => [of(version), named(version)]), of, value: () => null };
 }
 
 /** The class of a value from -1 to 1. */
@@ -117,6 +148,7 @@ export function tokenView(tokens, turns, colour) {
 }
 
 function legend(scale) {
+  if (scale.versions) return h("p", { className: "legend" }, scale.versions.map(([name, text]) => h("span", { className: `t ${name}` }, text)));
   if (!scale.ends) return h("p", { className: "legend" }, scale.legend);
   const both = scale.ends[0] !== "likely";
   const steps = Array.from({ length: 9 }, (_, i) => h("i", { className: shade(both ? (i - 4) / 4 : -(i / 8)) }));
@@ -127,7 +159,8 @@ function piece(token, place, scale) {
   const text = token.text ?? `${token.id} `;
   const faded = token.author !== "policy" || token.mask === 0 ? " faded" : "";
   const visible = text === "" ? "·" : text.replace(/\n/g, "↵\n");
-  return h("span", { className: `t ${shade(scale.value(token))}${faded}`, "data-place": place }, visible);
+  const colour = scale.of && token.version !== undefined ? scale.of(token.version) : shade(scale.value(token));
+  return h("span", { className: `t ${colour}${faded}`, "data-place": place }, visible);
 }
 
 function described(token, place) {
@@ -137,5 +170,6 @@ function described(token, place) {
   if (token.difference !== undefined) parts.push(`learner ${fixed(token.difference, 5)}, ratio ${fixed(Math.exp(token.difference), 5)}`);
   if (typeof token.advantage === "number") parts.push(`advantage ${fixed(token.advantage, 3)}`);
   if (token.mask !== undefined && !Array.isArray(token.mask)) parts.push(token.mask ? "in the loss" : "not in the loss");
+  if (token.version !== undefined) parts.push(`policy version ${count(token.version)}${token.age === undefined ? "" : `, ${counted(token.age, "step")} old`}`);
   return parts.join(" · ");
 }

@@ -1,0 +1,97 @@
+"""Numbers that the page computes itself, against values worked out by hand."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from postgrad.observe.report.page import program
+
+
+@pytest.fixture(scope="module")
+def called(chromium: Any) -> Iterator[Any]:
+    """called(module, text of a function of its exports) gives what the function returns."""
+    page = chromium.new_page()
+    modules = program().split('modules["main.js"]')[0]
+    yield lambda name, body: page.evaluate(
+        f'() => {{ {modules} return ({body})(modules["{name}.js"]); }}'
+    )
+    page.close()
+
+
+def test_a_histogram_spreads_a_part_over_the_bins_it_covers(called: Any) -> None:
+    parts = "[[0, 0, 1], [1, 1, 1], [0.25, 0.75, 2]]"
+    bins = "{ low: 0, high: 1, bins: 4 }"
+    shares = called("strips", f"(s) => s.binned({parts}, {bins})")
+    assert shares == pytest.approx([0.25, 0.25, 0.25, 0.25])
+    assert called("strips", f"(s) => s.binned([], {bins})") == [0, 0, 0, 0]
+
+
+def test_a_quantile_is_the_value_below_which_its_part_of_the_weight_lies(called: Any) -> None:
+    points = "[[3, 3, 1], [1, 1, 1], [2, 2, 1]]"
+    assert called("strips", f"(s) => [0, 0.5, 1].map((q) => s.quantile({points}, q))") == [1, 2, 3]
+    assert called("strips", "(s) => s.quantile([[0, 10, 4]], 0.25)") == 2.5
+    assert called("strips", "(s) => s.quantile([], 0.5)") is None
+
+
+def test_a_zoomed_curve_counts_the_line_where_it_is_cut(called: Any) -> None:
+    found = called("series", "(s) => s.within([0, 10, 20], [0, 1, 3], 5, 15)")
+    assert sorted(found) == pytest.approx([0.5, 1, 2])
+    assert called("series", "(s) => s.within([0, 10], [2, 4], 4, 6)") == pytest.approx([2.8, 3.2])
+
+
+STEP = (
+    '{ sample_seconds: 3, train_seconds: 4, publish_seconds: 1, log_seconds: 0.5, "engine_x": 9%s }'
+)
+
+
+def lanes(called: Any, more: str, first: str = "false") -> dict[str, list[Any]]:
+    found = called("timeline", f"(t) => t.lanes({STEP % more}, {first})")
+    assert found["seconds"] == 8.5
+    timed = {name: [one for one in parts if one[1] > 0] for name, parts in found["lanes"]}
+    assert all(sum(part[1] for part in parts) == 8.5 for parts in timed.values())
+    return timed
+
+
+def test_engine_and_learner_take_turns_in_a_synchronous_step(called: Any) -> None:
+    assert lanes(called, "") == {
+        "engine": [["sampling", 3], ["waiting", 4], ["publishing", 1], ["waiting", 0.5]],
+        "learner": [["waiting", 3], ["learning", 4], ["publishing", 1], ["logging", 0.5]],
+    }
+
+
+def test_samples_drawn_beside_learning_are_told_from_waiting(called: Any) -> None:
+    slow_engine = ', "overlap/sample_seconds": 4, "overlap/engine_wait_seconds": 0'
+    assert lanes(called, slow_engine) == {
+        "engine": [["sampling", 4], ["sampling", 3], ["publishing", 1], ["waiting", 0.5]],
+        "learner": [["learning", 4], ["waiting", 3], ["publishing", 1], ["logging", 0.5]],
+    }
+    fast_engine = ', "overlap/sample_seconds": 1, "overlap/engine_wait_seconds": 3'
+    assert lanes(called, fast_engine)["engine"][:2] == [["sampling", 4], ["waiting", 3]]
+    assert lanes(called, slow_engine, "true")["learner"][0] == ["waiting", 3]
+
+
+def test_an_engine_is_busy_no_longer_than_samples_were_drawn(called: Any) -> None:
+    timed = lanes(called, ', "engine/0/busy_seconds": 2, "engine/1/busy_seconds": 9')
+    assert timed["engine 0"][:2] == [["sampling", 2], ["waiting", 5]]
+    assert timed["engine 1"][:2] == [["sampling", 3], ["waiting", 4]]
+
+
+RUN = '{ evaluations: [%s], names: () => ["reward"], column: (n) => n === "step" ? [1, 2, 3] : %s }'
+
+
+def test_the_runs_are_ranked_by_their_last_evaluation_or_by_recent_steps(called: Any) -> None:
+    line = "{ step: %d, set: null, accuracy: %s, accuracy_low: 0.1, accuracy_high: 0.9, loss: %s }"
+    worse = RUN % (f"{line % (0, '0.9', '9')}, {line % (5, '0.4', '1')}", "[1, 2, 3]")
+    better = RUN % (line % (5, "0.5", "2"), "[NaN, 1, 1]")
+    body = f"""(l) => {{
+        const runs = [{worse}, {better}];
+        return l.measures(runs).map((one) => [one.name, ...l.ranked(runs, one).map(({{ run, value, low, high }}) => [runs.indexOf(run), value, low, high])]);
+    }}"""  # noqa: E501
+    accuracy, loss, reward = called("leader", body)
+    assert accuracy == ["eval/accuracy", [1, 0.5, 0.1, 0.9], [0, 0.4, 0.1, 0.9]]
+    assert [loss[0], loss[1][:2], loss[2][:2]] == ["eval/loss", [0, 1], [1, 2]]  # less is better
+    margin = 1.96 / 3**0.5  # values 1, 2, 3: deviation 1, standard error 1 / sqrt(3)
+    assert reward[:1] == ["reward"]
+    assert reward[1] == pytest.approx([0, 2, 2 - margin, 2 + margin])
+    assert reward[2][:2] == [1, 1]
