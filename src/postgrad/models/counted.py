@@ -66,7 +66,7 @@ def _count(config: Mapping[str, Any], path: str) -> ModelShape:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from postgrad.models.load import reading, skeleton
-    from postgrad.models.supported import require_supported
+    from postgrad.models.supported import require_interface, require_supported
 
     kind = stated_type(config, path)
     if kind not in CONFIG_MAPPING:
@@ -74,10 +74,12 @@ def _count(config: Mapping[str, Any], path: str) -> ModelShape:
     with reading(f"no shape of {path}", "take the config.json that belongs to the weights"):
         parsed: Any = CONFIG_MAPPING[kind].from_dict(dict(config))
     require_supported(parsed, path)
-    return _shape_of(skeleton(parsed, AutoModelForCausalLM, path), path)
+    lm = skeleton(parsed, AutoModelForCausalLM, path)
+    require_interface(lm, path)
+    return _shape_of(lm)
 
 
-def _shape_of(lm: Any, path: str) -> ModelShape:
+def _shape_of(lm: Any) -> ModelShape:
     """The shape of a model on the meta device."""
     from postgrad.models.attention import layers_of
 

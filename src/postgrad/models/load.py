@@ -15,19 +15,23 @@ import torch
 from torch import nn
 from transformers import (
     CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     GenerationConfig,
 )
 from transformers import __version__ as transformers_version
+from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.utils.hub import cached_file, cached_files
 
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.hub import pretrained
 from postgrad.models import files
 from postgrad.models.adapter_reader import HEAD, merge_adapter, read_adapter
-from postgrad.models.attention import ATTENTION_NAME
+from postgrad.models.attention import ATTENTION_NAME, carry_context
 from postgrad.models.config_check import require_config
 from postgrad.models.decoder import move_together
 from postgrad.models.four_bits import Quantize, loading_arguments
@@ -40,6 +44,7 @@ from postgrad.models.stored import of_tensors, real, stored_tensors
 from postgrad.models.supported import is_tested, require_interface, require_supported
 from postgrad.parallel.ranks import ALONE, Ranks
 
+RANDOM_KEYS = ("dropout", "pdrop", "jitter")  # of config.json: shares of what is drawn anew
 SCALE_KEYS = ("reward_mean", "reward_std")  # in config.json of a reward model
 LONGEST = 400  # characters of a library's message that are shown
 
@@ -122,6 +127,8 @@ def place(lm: Any, path: str, how: "Loading", *, gradient_checkpointing: bool) -
     fuse_norms(lm, how.device)
     hold_frequencies(lm, path)
     lm.eval()
+    if not is_tested(lm.config):
+        carry_context(lm)
     if how.ranks.rank == 0 and not is_tested(lm.config):
         require_same_outputs(lm, path)
     if gradient_checkpointing:
@@ -149,7 +156,7 @@ def load_config(path: str) -> Any:
         config: Any = AutoConfig.from_pretrained(name, trust_remote_code=False, **at)
     require_supported(config, path)
     for key, value in config.to_dict().items():
-        if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float):
+        if any(word in key for word in RANDOM_KEYS) and isinstance(value, float):
             setattr(config, key, 0.0)  # a mask drawn from a generator could not be resumed
     for key in SCALE_KEYS if is_merged else ():
         config.__dict__.pop(key, None)  # of the base's scores, which the adapter changes
@@ -300,9 +307,26 @@ def skeleton(config: Any, kind: Any, path: str) -> Any:
     """The model of a config as `kind`, an Auto class, on the meta device: shapes without memory.
     Raises UsageError where transformers cannot make one.
     """
+    if kind is AutoModelForSequenceClassification:
+        give_score_class(config)
     problem = f"transformers makes no model of {path}/{files.CONFIG}"
     with reading(problem, "take the config.json that belongs to the weights"), torch.device("meta"):
         return kind.from_config(copy.deepcopy(config))
+
+
+def give_score_class(config: Any) -> None:
+    """Registers a model for sequence classification of the config's type with transformers, in this
+    process, where it has none: the type's decoder with transformers' own generic `score` head.
+    """
+    kind, score_classes = type(config), MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    if kind in score_classes or kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
+    of_type = next(base for base in causal.__mro__ if base.__name__.endswith("PreTrainedModel"))
+    name = f"{of_type.__name__.removesuffix('PreTrainedModel')}ForSequenceClassification"
+    bases = (GenericForSequenceClassification, of_type)
+    members = {"base_model_prefix": of_type.base_model_prefix, "__module__": causal.__module__}
+    AutoModelForSequenceClassification.register(kind, type(name, bases, members))
 
 
 def require_whole(

@@ -2,12 +2,17 @@
 
 Samples are packed into one forward and attend through transformers' attention interface. A token
 mixer that bypasses the interface would let samples see each other, and ours would ignore arguments
-beside queries, keys and values.
+beside queries, keys and values. types.toml has the outcome for every type of transformers, and why
+a type is refused; tests/contracts/test_model_types.py holds it to the truth.
 """
 
 import inspect
 import re
-from typing import Any, get_args
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal, get_args
 
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -19,7 +24,9 @@ from postgrad.models.config_check import REMEDY, rope_tables
 from postgrad.models.files import CONFIG
 from postgrad.models.settings import ModelType
 
-TESTED = ", ".join(get_args(ModelType))
+Reason = Literal[
+    "media", "encoder", "state", "attention", "arguments", "mask", "layers", "outputs", "broken"
+]  # the tables of types.toml
 # Words in the names of layers that keep a state along the sequence, which samples of one layout
 # would share.
 RECURRENT_LAYERS = ("linear_attention", "mamba", "recurrent", "conv", "ssm")
@@ -36,8 +43,35 @@ FOREIGN_ARGUMENTS = re.compile(
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 
 
+class UnsupportedModel(UsageError):
+    """A model that cannot be trained here, for one of the reasons of types.toml."""
+
+    def __init__(self, message: str, reason: Reason) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@cache
+def refused_types() -> Mapping[str, Mapping[str, Any]]:
+    """types.toml: for each reason {"because": the end of a sentence, "types": names}; "works" is
+    the list of types that run.
+    """
+    return tomllib.loads(files("postgrad.models").joinpath("types.toml").read_text("utf-8"))
+
+
+def unsupported(model_type: str, path: str, reason: Reason, detail: str = "") -> UnsupportedModel:
+    """The error for a model that cannot run here. detail: what it is in this model."""
+    because = refused_types()[reason]["because"]
+    found = f" ({detail})" if detail else ""
+    return UnsupportedModel(
+        f"{path} is a {model_type} model, which is not supported because {because}{found}. "
+        "docs/models.md lists the types that run",
+        reason,
+    )
+
+
 def is_tested(config: Any) -> bool:
-    """True for the types whose logits, gradients and samples tests compare with transformers'."""
+    """True for the types whose logits, gradients and samples need no probe when they are loaded."""
     return config.model_type.removesuffix("_text") in get_args(ModelType)
 
 
@@ -45,23 +79,22 @@ def require_supported(config: Any, path: str) -> None:
     """Raises UsageError for a config that transformers has a model for, but that cannot be trained
     here.
     """
+    kind = config.model_type
     if getattr(config, "is_encoder_decoder", False):
-        raise UsageError(
-            f"{path} is a {config.model_type} model, an encoder with a decoder: only decoders "
-            "that predict the next token are trained here"
-        )
-    if config.get_text_config() is not config:
-        raise UsageError(
-            f"{path} is a {config.model_type} model, which reads more than text: take the text "
-            "model of the family"
-        )
+        raise unsupported(kind, path, "encoder")
+    parts = [part for part in config.sub_configs if "vision" in part or "audio" in part]
+    if config.get_text_config() is not config or parts:
+        raise unsupported(kind, path, "media")
     kinds = [str(kind) for key in LAYER_KEYS for kind in getattr(config, key, None) or []]
     recurrent = [kind for kind in kinds if any(word in kind for word in RECURRENT_LAYERS)]
     if recurrent or not hasattr(config, "num_attention_heads"):
-        feature = f"{recurrent[0]} layers" if recurrent else "no attention heads"
-        raise refusal(config.model_type, path, feature)
+        raise unsupported(
+            kind, path, "state", f"{recurrent[0]} layers" if recurrent else "no attention heads"
+        )
     if masked := [kind for kind in kinds if kind in MASKED_LAYERS]:
-        raise refusal(config.model_type, path, f"{masked[0]} layers")
+        raise unsupported(kind, path, "mask", f"{masked[0]} layers")
+    if getattr(config, "alibi", False) is True:
+        raise unsupported(kind, path, "attention", "alibi, a bias on positions")
     ahead = [key for key in ("use_bidirectional_attention",) if getattr(config, key, False) is True]
     if getattr(config, "is_causal", True) is False:
         ahead.append("is_causal")
@@ -81,33 +114,25 @@ def require_interface(lm: Any, path: str) -> None:
     decoder = getattr(lm, "get_decoder", lambda: None)()  # a score model has one too
     module = None if decoder is None else inspect.getmodule(type(decoder))
     if module is None or decoder is lm:
-        raise UsageError(
-            f"{path} is a {kind} model, which is not supported because its decoder is not a module "
-            f"apart from its output head. Tested types: {TESTED}"
-        )
-    layers_of(lm)
+        raise unsupported(kind, path, "layers", "its decoder is not apart from its output head")
     source = inspect.getsource(module)
     mixers = {
         type(inner).__name__
         for name, inner in lm.named_modules()
         if name.rpartition(".")[2] in MIXERS
     }
-    if "ALL_ATTENTION_FUNCTIONS" not in source or mixers:
-        feature = f"{', '.join(sorted(mixers))}" if mixers else "attention of its own"
-        raise refusal(kind, path, feature)
+    if mixers:
+        raise unsupported(kind, path, "state", ", ".join(sorted(mixers)))
+    if "ALL_ATTENTION_FUNCTIONS" not in source:
+        raise unsupported(kind, path, "attention")
     if foreign := FOREIGN_ARGUMENTS.search(source):
-        raise UsageError(
-            f"{path} is a {kind} model, whose attention takes {foreign[1]} beside queries, keys "
-            f"and values: it would be left out here. Tested types: {TESTED}"
-        )
-
-
-def refusal(model_type: str, path: str, feature: str) -> UsageError:
-    """The error for a model with a `feature` ("mamba layers") that bypasses our attention."""
-    return UsageError(
-        f"{path} is a {model_type} model with {feature}, which bypasses transformers' attention "
-        f"interface: samples packed into one forward would see each other. Tested types: {TESTED}"
-    )
+        raise unsupported(kind, path, "arguments", foreign[1])
+    if hasattr(decoder, "encoder"):
+        raise unsupported(kind, path, "encoder")
+    try:
+        layers_of(lm)
+    except LookupError as error:
+        raise unsupported(kind, path, "layers", str(error)) from error
 
 
 def experts_of(config: Any) -> int:
