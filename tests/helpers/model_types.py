@@ -24,7 +24,8 @@ SIZES: dict[str, Any] = {
     "shared_expert_intermediate_size": 16, "expert_ffn_hidden_size": 16, "first_k_dense_replace": 1,
     "n_group": 1, "topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 8, "qk_head_dim": 16, "v_head_dim": 8, "dim_model_base": WIDTH,
-    "is_decoder": True, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0, "laurel_rank": 4,
+    "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0, "laurel_rank": 4,
+    "is_decoder": True,
 }  # fmt: skip
 # Keys that a type cannot do without, or cannot have, beside them.
 ALL_HEADS = {"num_key_value_heads": HEADS}

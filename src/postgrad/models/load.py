@@ -15,8 +15,6 @@ import torch
 from torch import nn
 from transformers import (
     CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -24,7 +22,6 @@ from transformers import (
     GenerationConfig,
 )
 from transformers import __version__ as transformers_version
-from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.utils.hub import cached_file, cached_files
 
 from postgrad.core.errors import PostgradError, UsageError
@@ -41,7 +38,12 @@ from postgrad.models.probe import require_same_outputs
 from postgrad.models.rope import hold_frequencies
 from postgrad.models.settings import looks_local
 from postgrad.models.stored import of_tensors, real, stored_tensors
-from postgrad.models.supported import is_tested, require_interface, require_supported
+from postgrad.models.supported import (
+    give_score_class,
+    is_tested,
+    require_interface,
+    require_supported,
+)
 from postgrad.parallel.ranks import ALONE, Ranks
 
 RANDOM_KEYS = ("dropout", "pdrop", "jitter")  # of config.json: shares of what is drawn anew
@@ -312,21 +314,6 @@ def skeleton(config: Any, kind: Any, path: str) -> Any:
     problem = f"transformers makes no model of {path}/{files.CONFIG}"
     with reading(problem, "take the config.json that belongs to the weights"), torch.device("meta"):
         return kind.from_config(copy.deepcopy(config))
-
-
-def give_score_class(config: Any) -> None:
-    """Registers a model for sequence classification of the config's type with transformers, in this
-    process, where it has none: the type's decoder with transformers' own generic `score` head.
-    """
-    kind, score_classes = type(config), MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
-    if kind in score_classes or kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return
-    causal = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
-    of_type = next(base for base in causal.__mro__ if base.__name__.endswith("PreTrainedModel"))
-    name = f"{of_type.__name__.removesuffix('PreTrainedModel')}ForSequenceClassification"
-    bases = (GenericForSequenceClassification, of_type)
-    members = {"base_model_prefix": of_type.base_model_prefix, "__module__": causal.__module__}
-    AutoModelForSequenceClassification.register(kind, type(name, bases, members))
 
 
 def require_whole(

@@ -166,7 +166,11 @@ def _window(config: Any) -> int | None:
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     longest = getattr(config, "max_position_embeddings", None)
-    if not window or (longest and window >= longest) or getattr(config, "use_sliding_window", True) is False:
+    if (
+        not window
+        or (longest and window >= longest)
+        or getattr(config, "use_sliding_window", True) is False
+    ):
         return None
     if kinds is not None and not any("sliding" in kind for kind in kinds):
         return None

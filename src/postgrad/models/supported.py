@@ -14,7 +14,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal, get_args
 
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoModelForSequenceClassification,
+)
 from transformers.activations import ACT2FN
+from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from postgrad.core.errors import UsageError
@@ -89,7 +95,10 @@ def require_supported(config: Any, path: str) -> None:
     recurrent = [kind for kind in kinds if any(word in kind for word in RECURRENT_LAYERS)]
     if recurrent or not hasattr(config, "num_attention_heads"):
         raise unsupported(
-            kind, path, "state", f"{recurrent[0]} layers" if recurrent else "no attention heads"
+            kind,
+            path,
+            "layers" if config.sub_configs else "state",
+            f"{recurrent[0]} layers" if recurrent else "no attention heads",
         )
     if masked := [kind for kind in kinds if kind in MASKED_LAYERS]:
         raise unsupported(kind, path, "mask", f"{masked[0]} layers")
@@ -133,6 +142,26 @@ def require_interface(lm: Any, path: str) -> None:
         layers_of(lm)
     except LookupError as error:
         raise unsupported(kind, path, "layers", str(error)) from error
+
+
+def give_score_class(config: Any) -> None:
+    """Registers a model for sequence classification of the config's type with transformers, in this
+    process, where it has none: the type's decoder with transformers' own generic `score` head.
+    """
+    kind, score_classes = type(config), MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    if kind in score_classes or kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
+    of_type = next(base for base in causal.__mro__ if base.__name__.endswith("PreTrainedModel"))
+    name = f"{of_type.__name__.removesuffix('PreTrainedModel')}ForSequenceClassification"
+    bases = (GenericForSequenceClassification, of_type)
+    members = {
+        "base_model_prefix": of_type.base_model_prefix,
+        "config_class": kind,
+        "__module__": causal.__module__,
+    }
+    # exist_ok: without it transformers passes over configs of its own in silence
+    AutoModelForSequenceClassification.register(kind, type(name, bases, members), exist_ok=True)
 
 
 def experts_of(config: Any) -> int:
