@@ -36,7 +36,8 @@ MORE: dict[str, dict[str, Any]] = {
     "deepseek_v3": ALL_HEADS,
     "glm4_moe_lite": ALL_HEADS,
     "minicpm3": ALL_HEADS,
-    "youtu": ALL_HEADS,
+    # with a padding token transformers clears its embedding whenever it loads the model
+    "youtu": {**ALL_HEADS, "pad_token_id": None},
     "axk1": ALL_HEADS,
     "dots3_note_text": ALL_HEADS,
     "zaya": {"num_experts_per_tok": 1},
@@ -48,6 +49,7 @@ MORE: dict[str, dict[str, Any]] = {
     "roc_bert": {"shape_vocab_size": 90, "pronunciation_vocab_size": 90},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"]},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"]},
+    "gpt_bigcode": {"num_key_value_heads": 1},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), ROPE),
@@ -83,7 +85,7 @@ def config_of(kind: str, vocabulary: int) -> Any:
     chosen |= {key: value for key, value in MORE.get(kind, {}).items() if key not in names}
     chosen |= FIRST.get(kind, {})
     return AutoConfig.for_model(
-        kind, **{**chosen, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        kind, **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **chosen}
     )
 
 
@@ -105,5 +107,8 @@ def make_model(kind: str, tokenizer: Path, vocabulary: int, to: Path) -> Path:
     assert size < LARGEST, f"a {kind} model has {size} weights: a size of its own is not in SIZES"
     torch.manual_seed(0)
     lm: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, buffer in lm.named_buffers():
+        if name in lm.state_dict() and buffer.is_floating_point():
+            buffer.mul_(1.25).add_(0.01)  # stored numbers that a fresh model does not have
     lm.save_pretrained(to)
     return to

@@ -397,6 +397,11 @@ def _checkpoint_activations(lm: Any) -> None:
     enable = (
         getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
     )
+    if not lm.supports_gradient_checkpointing:
+        raise UsageError(
+            f"model.gradient_checkpointing: transformers does not support it for a "
+            f"{lm.config.model_type} model; leave it out"
+        )
     try:
         enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     except TypeError:
