@@ -12,6 +12,7 @@ from helpers.hostile_models import edit
 from helpers.model_types import config_of, make_model
 from postgrad.core.errors import UsageError
 from postgrad.models.load import load_model, load_tokenizer
+from postgrad.models.settings import ModelSettings
 from postgrad.models.supported import experts_of
 
 Make = Callable[[str], Path]
@@ -62,16 +63,20 @@ def test_a_mixture_of_experts_is_told_of_its_missing_auxiliary_loss(make: Make) 
 
     events: list[tuple[str, str, dict[str, Any]]] = []
     warnings: list[str] = []
+    recipe = SimpleNamespace(model=ModelSettings(router_aux_loss_coef=0.0))
     run: Any = SimpleNamespace(
+        recipe=recipe,
         logs=SimpleNamespace(event=lambda kind, text, **more: events.append((kind, text, more))),
         console=SimpleNamespace(warn=warnings.append),
     )
     tell_of_experts(run, str(make("mixtral")))
     ((kind, text, more),) = events
     assert (kind, more) == ("no_auxiliary_loss", {"experts": 4})
-    assert "a mixtral model with 4 experts a layer: it is trained without an auxiliary" in text
+    assert "a mixtral model with 4 experts a layer: it is trained without a balance" in text
     assert warnings == [text]
     tell_of_experts(run, str(make("phi3")))
+    recipe.model = ModelSettings()  # mixtral's config has a coefficient
+    tell_of_experts(run, str(make("mixtral")))
     assert len(events) == 1
 
 

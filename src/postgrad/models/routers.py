@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from postgrad.core.errors import UsageError
 from postgrad.models.settings import ModelSettings
@@ -81,26 +82,33 @@ def _routers(lm: Any) -> list[tuple[nn.Module, int]]:
     return [(module, index) for module in lm.modules() if isinstance(module, kind)]
 
 
+def balance_of(config: Any, settings: ModelSettings) -> float:
+    """The coefficient of the balance loss: that of the recipe, or where it names none of the
+    model's config. Raises UsageError for one of a type that transformers has no balance loss for.
+    """
+    stated = settings.router_aux_loss_coef
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if not hasattr(inspect.getmodule(causal), "load_balancing_loss_func"):
+        if stated:
+            raise UsageError(
+                f"model.router_aux_loss_coef = {stated:g}: transformers has no balance loss for a "
+                f"{config.model_type} model; leave it out"
+            )
+        return 0.0
+    return float(getattr(config, "router_aux_loss_coef", 0.0) if stated is None else stated)
+
+
 def routers_of(lm: Any, settings: ModelSettings, *, compiled: bool) -> Routers | None:
     """The routers of a model that is trained, with the coefficients of the recipe, or where it
     names none of the model's config; None of a dense model, and of layers that are compiled, whose
     routers cannot be watched. Raises UsageError for a coefficient that this model has no loss for.
     """
     kind, routers = lm.config.model_type, _routers(lm)
-    module = inspect.getmodule(type(lm.get_decoder()))
-    balances = bool(routers) and hasattr(module, "load_balancing_loss_func")
-    balance, z = settings.router_aux_loss_coef, settings.router_z_loss_coef
-    if balance and not balances:
-        raise UsageError(
-            f"model.router_aux_loss_coef = {balance:g}: transformers has no balance loss for a "
-            f"{kind} model; leave it out"
-        )
+    balance, z = balance_of(lm.config, settings), settings.router_z_loss_coef
     if z and not routers:
         raise UsageError(
             f"model.router_z_loss_coef = {z:g}: a {kind} model has no routers here; leave it out"
         )
-    if balance is None:
-        balance = float(getattr(lm.config, "router_aux_loss_coef", None) or 0.0) if balances else 0
     if compiled and (balance or z):
         raise UsageError(
             "model.compile: the routers of compiled layers cannot be watched: set "
