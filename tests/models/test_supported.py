@@ -69,14 +69,15 @@ def test_a_mixture_of_experts_is_told_of_its_missing_auxiliary_loss(make: Make) 
         logs=SimpleNamespace(event=lambda kind, text, **more: events.append((kind, text, more))),
         console=SimpleNamespace(warn=warnings.append),
     )
-    tell_of_experts(run, str(make("mixtral")))
+    folder = str(make("mixtral"))
+    tell_of_experts(run, folder)
     ((kind, text, more),) = events
     assert (kind, more) == ("no_auxiliary_loss", {"experts": 4})
     assert "a mixtral model with 4 experts a layer: it is trained without a balance" in text
     assert warnings == [text]
     tell_of_experts(run, str(make("phi3")))
     recipe.model = ModelSettings()  # mixtral's config has a coefficient
-    tell_of_experts(run, str(make("mixtral")))
+    tell_of_experts(run, folder)
     assert len(events) == 1
 
 

@@ -43,8 +43,8 @@ class Router(Sentinel):
         after, message = {"first": first, "row": row}, None
         if row == self.steps:
             message = (
-                f"routers collapse: {now:.0%} of the experts get no token, {start:.0%} in the first "
-                f"steps (limit {self.rise:.0%} more): raise model.router_aux_loss_coef, set "
+                f"routers collapse: {now:.0%} of the experts get no token, {start:.0%} in the "
+                f"first steps (limit {self.rise:.0%} more): raise model.router_aux_loss_coef, set "
                 "model.router_z_loss_coef, or lower learner.lr"
             )
         return Look(after, now - start, message)
