@@ -179,7 +179,8 @@ def test_greedy_samples_are_those_of_generate(kind: str, make: Make) -> None:
     samples: list[Any] = []
     while len(samples) < 2 * len(prompts):
         samples += engine.completed()
-    plain = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    plain.eval()
     for ticket, prompt in enumerate(prompts):
         ids = torch.from_numpy(prompt)[None]
         out = plain.generate(

@@ -16,14 +16,14 @@ from postgrad.core.errors import UsageError
 from postgrad.core.records import Experience
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.role import PolicyLearner
-from postgrad.learner.routing import Routing
 from postgrad.learner.settings import LearnerSettings
-from postgrad.learner.update import Update
+from postgrad.learner.update import Routing, Update
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.routers import Routed, Routers, loss_of, routers_of, sums_of
 from postgrad.models.settings import ModelSettings
 from postgrad.parallel.ranks import ALONE
 
+balance_of_transformers: Any = load_balancing_loss_func
 MIXTURES = ("qwen3_moe", "mixtral", "olmoe")
 ALL = np.arange(9)
 COEFFICIENTS = (0.5, 0.02)  # of balance and z
@@ -93,7 +93,7 @@ def test_losses_and_gradients_are_those_of_transformers_over_the_whole_batch(
     found, metrics = packed(backbone_of(mixture(kind), MicroBatch(max_sequences=2)), update)
     lm = mixture(kind)
     logits, mask = padded(lm, experience, update.rows_with_gradient)
-    theirs = load_balancing_loss_func(logits, 4, 2, mask)
+    theirs = balance_of_transformers(logits, 4, 2, mask)
     assert metrics["policy/router_balance"] == pytest.approx(theirs.item(), rel=1e-5)
     real = [layer[mask.flatten().bool()] for layer in logits]
     together = torch.cat(real)

@@ -19,9 +19,8 @@ from postgrad.core.records import Sequences
 from postgrad.layout.layout import Layout, ReadPosition
 from postgrad.learner.backbone import Backbone, Outputs
 from postgrad.learner.optimizer import MasterOptimizer
-from postgrad.learner.routing import Routing
 from postgrad.learner.settings import LearnerSettings, learning_rate
-from postgrad.learner.update import FlatColumns, Update
+from postgrad.learner.update import FlatColumns, Routing, Update
 from postgrad.parallel.sharding import TensorPiece, assembled, whole_tensor
 
 if TYPE_CHECKING:
@@ -145,11 +144,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         flat = FlatColumns(update, self._weights(update, algorithm), self.backbone.device)
         routing = Routing(self.backbone, update)
         if routing.counts_first:
-            for layout in self._layouts(update, algorithm):
-                dropping = self.backbone.dropping(layout, self.optimizer.updates)
-                with torch.no_grad(), dropping, routing.watching(layout):
-                    self._outputs(layout)
-            routing.have_counted()
+            self._count_choices(update, algorithm, routing)
         metrics = {f"{self.name}/loss": torch.zeros((), device=self.backbone.device)}
         entry_outputs = Outputs()
         computed = 0
@@ -191,6 +186,15 @@ class Learner(ABC, Generic[AnyAlgorithm]):
             f"{self.name}/skipped_samples": len(update.rows) - len(update.rows_with_gradient),
         }
         return UpdateResult(report | routing.metrics(self.name), outputs)
+
+    @torch.no_grad()
+    def _count_choices(self, update: Update, algorithm: AnyAlgorithm, routing: Routing) -> None:
+        """One more forward pass over an update, for the experts that its tokens are sent to."""
+        for layout in self._layouts(update, algorithm):
+            dropping = self.backbone.dropping(layout, self.optimizer.updates)
+            with dropping, routing.watching(layout):
+                self._outputs(layout)
+        routing.have_counted()
 
     def _layouts(self, update: Update, algorithm: AnyAlgorithm) -> Iterator[Layout]:
         """The micro-batches of an update."""

@@ -39,6 +39,7 @@ from postgrad.models.rope import hold_frequencies
 from postgrad.models.settings import looks_local
 from postgrad.models.stored import of_tensors, real, stored_tensors
 from postgrad.models.supported import (
+    checkpoint_activations,
     give_score_class,
     is_tested,
     require_interface,
@@ -134,7 +135,7 @@ def place(lm: Any, path: str, how: "Loading", *, gradient_checkpointing: bool) -
     if how.ranks.rank == 0 and not is_tested(lm.config):
         require_same_outputs(lm, path)
     if gradient_checkpointing:
-        _checkpoint_activations(lm)
+        checkpoint_activations(lm)
         lm.train()
 
 
@@ -390,19 +391,3 @@ def _weight_files(path: str) -> list[Path]:
             )
         shards = cached_files(name, files.shard_names(Path(index)), **at)
     return [Path(file) for file in shards or ()]
-
-
-def _checkpoint_activations(lm: Any) -> None:
-    # transformers 5.23 renamed it; the old name goes on to work in the versions before
-    enable = (
-        getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
-    )
-    if not lm.supports_gradient_checkpointing:
-        raise UsageError(
-            f"model.gradient_checkpointing: transformers does not support it for a "
-            f"{lm.config.model_type} model; leave it out"
-        )
-    try:
-        enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    except TypeError:
-        enable()

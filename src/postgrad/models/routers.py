@@ -33,13 +33,13 @@ class Routers:
     """Records what the routers of a model give. balance, z: the coefficients of the two losses."""
 
     def __init__(self, lm: Any, balance: float = 0.0, z: float = 0.0) -> None:
-        found = _routers(lm)
+        pairs = _routers(lm)
         self.balance = balance
         self.z = z
-        self.layers = len(found)
+        self.layers = len(pairs)
         self._each = int(getattr(lm.config, "num_experts_per_tok", None) or 1)
         self._recorded: list[Routed] | None = None
-        for module, index in found:
+        for module, index in pairs:
             module.register_forward_hook(partial(self._record, index))
 
     @contextmanager
@@ -67,8 +67,8 @@ class Routers:
 
 def _is_choice(part: Any, rows: int) -> bool:
     """Whether a part of what a router returns are the experts [T, k] that it chose."""
-    whole = isinstance(part, Tensor) and not part.is_floating_point()
-    return whole and part.ndim == 2 and len(part) == rows
+    integers = isinstance(part, Tensor) and not part.is_floating_point()
+    return integers and part.ndim == 2 and len(part) == rows
 
 
 def _routers(lm: Any) -> list[tuple[nn.Module, int]]:

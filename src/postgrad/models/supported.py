@@ -30,8 +30,8 @@ from postgrad.models.config_check import REMEDY, rope_tables
 from postgrad.models.files import CONFIG
 from postgrad.models.settings import ModelType
 
-Reason = Literal[
-    "media", "encoder", "state", "attention", "arguments", "mask", "layers", "outputs", "broken"
+RefusalReason = Literal[
+    "media", "encoder", "state", "attention", "arguments", "mask", "layers", "outputs"
 ]  # the tables of types.toml
 # Words in the names of layers that keep a state along the sequence, which samples of one layout
 # would share.
@@ -52,25 +52,27 @@ ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 class UnsupportedModel(UsageError):
     """A model that cannot be trained here, for one of the reasons of types.toml."""
 
-    def __init__(self, message: str, reason: Reason) -> None:
+    def __init__(self, message: str, reason: RefusalReason) -> None:
         super().__init__(message)
         self.reason = reason
 
 
 @cache
-def refused_types() -> Mapping[str, Mapping[str, Any]]:
+def refused_types() -> Mapping[str, Any]:
     """types.toml: for each reason {"because": the end of a sentence, "types": names}; "works" is
     the list of types that run.
     """
     return tomllib.loads(files("postgrad.models").joinpath("types.toml").read_text("utf-8"))
 
 
-def unsupported(model_type: str, path: str, reason: Reason, detail: str = "") -> UnsupportedModel:
+def unsupported(
+    model_type: str, path: str, reason: RefusalReason, detail: str = ""
+) -> UnsupportedModel:
     """The error for a model that cannot run here. detail: what it is in this model."""
     because = refused_types()[reason]["because"]
-    found = f" ({detail})" if detail else ""
+    shown = f" ({detail})" if detail else ""
     return UnsupportedModel(
-        f"{path} is a {model_type} model, which is not supported because {because}{found}. "
+        f"{path} is a {model_type} model, which is not supported because {because}{shown}. "
         "docs/models.md lists the types that run",
         reason,
     )
@@ -151,7 +153,7 @@ def give_score_class(config: Any) -> None:
     kind, score_classes = type(config), MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
     if kind in score_classes or kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return
-    causal = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
+    causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
     of_type = next(base for base in causal.__mro__ if base.__name__.endswith("PreTrainedModel"))
     name = f"{of_type.__name__.removesuffix('PreTrainedModel')}ForSequenceClassification"
     bases = (GenericForSequenceClassification, of_type)
@@ -162,6 +164,23 @@ def give_score_class(config: Any) -> None:
     }
     # exist_ok: without it transformers passes over configs of its own in silence
     AutoModelForSequenceClassification.register(kind, type(name, bases, members), exist_ok=True)
+
+
+def checkpoint_activations(lm: Any) -> None:
+    """Turns gradient checkpointing on. Raises UsageError where a type has none in transformers."""
+    # transformers 5.23 renamed it; the old name goes on to work in the versions before
+    enable = (
+        getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
+    )
+    if not lm.supports_gradient_checkpointing:
+        raise UsageError(
+            f"model.gradient_checkpointing: transformers does not support it for a "
+            f"{lm.config.model_type} model; leave it out"
+        )
+    try:
+        enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    except TypeError:
+        enable()
 
 
 def experts_of(config: Any) -> int:
