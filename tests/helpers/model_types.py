@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from postgrad.core.errors import UsageError
+from postgrad.models.supported import require_supported
+
 WIDTH, LAYERS, HEADS = 32, 2, 4
 SIZES: dict[str, Any] = {
     "hidden_size": WIDTH, "n_embd": WIDTH, "d_model": WIDTH, "word_embed_proj_dim": WIDTH,
@@ -22,22 +25,57 @@ SIZES: dict[str, Any] = {
     "n_group": 1, "topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 8, "qk_head_dim": 16, "v_head_dim": 8, "dim_model_base": WIDTH,
     "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0, "laurel_rank": 4,
+    "is_decoder": True,
 }  # fmt: skip
 # Keys that a type cannot do without, or cannot have, beside them.
+ALL_HEADS = {"num_key_value_heads": HEADS}
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8}
 MORE: dict[str, dict[str, Any]] = {
-    "deepseek_v2": {"num_key_value_heads": 4},
-    "deepseek_v3": {"num_key_value_heads": 4},
-    "glm4_moe_lite": {"num_key_value_heads": 4},
-    "minicpm3": {"num_key_value_heads": 4},
-    "youtu": {"num_key_value_heads": 4},
-    "axk1": {"num_key_value_heads": 4},
+    "deepseek_v2": ALL_HEADS,
+    "deepseek_v3": ALL_HEADS,
+    "glm4_moe_lite": ALL_HEADS,
+    "minicpm3": ALL_HEADS,
+    # with a padding token transformers clears its embedding whenever it loads the model
+    "youtu": {**ALL_HEADS, "pad_token_id": None},
+    "axk1": ALL_HEADS,
+    "dots3_note_text": ALL_HEADS,
     "zaya": {"num_experts_per_tok": 1},
+    "bamba": MAMBA,
+    "granitemoehybrid": MAMBA,
+    "mamba2": {"num_heads": 8, "n_groups": 1},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 8},
+    "reformer": {"attn_layers": ["local", "lsh"], "axial_pos_embds_dim": (8, 24)},
+    "roc_bert": {"shape_vocab_size": 90, "pronunciation_vocab_size": 90},
+    "zamba": {"layers_block_type": ["linear_attention", "hybrid"]},
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"]},
+    "gpt_bigcode": {"num_key_value_heads": 1},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), ROPE),
+    },
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8},
+        "ffn_config": {"hidden_size": WIDTH, "ffn_hidden_size": 48, "moe_top_k": 2},
+        "max_seq_len": 128,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
 }
+
+
+# Keys without which transformers makes no config of a type at all.
+FIRST: dict[str, dict[str, Any]] = {
+    "gemma4_assistant": {
+        "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+    },
+}
+LARGEST = 5_000_000  # weights of a tiny model: a size that SIZES does not name is told, not made
 
 
 def config_of(kind: str, vocabulary: int) -> Any:
     """A config of a type with small sizes, those that it has a key for."""
-    plain = AutoConfig.for_model(kind)
+    plain = AutoConfig.for_model(kind, **FIRST.get(kind, {}))
     known = plain.to_dict()
     names = getattr(plain, "attribute_map", {})
     sizes = {**SIZES, **MORE.get(kind, {}), "vocab_size": vocabulary}
@@ -45,17 +83,32 @@ def config_of(kind: str, vocabulary: int) -> Any:
     chosen = {names.get(key, key): size for key, size in sizes.items()}
     chosen = {key: size for key, size in chosen.items() if key in known}
     chosen |= {key: value for key, value in MORE.get(kind, {}).items() if key not in names}
+    chosen |= FIRST.get(kind, {})
     return AutoConfig.for_model(
-        kind, **{**chosen, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        kind, **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **chosen}
     )
 
 
 def make_model(kind: str, tokenizer: Path, vocabulary: int, to: Path) -> Path:
-    """A directory with a fresh model of a type, and the tokenizer of another directory."""
+    """A directory with a fresh model of a type, and the tokenizer of another directory. Of a type
+    that is refused by its config alone there are no weights.
+    """
     shutil.copytree(tokenizer, to)
     for name in ("model.safetensors", "config.json", "generation_config.json"):
         (to / name).unlink(missing_ok=True)
+    config = config_of(kind, vocabulary)
+    config.save_pretrained(to)
+    try:
+        require_supported(config, kind)
+        with torch.device("meta"):
+            size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+    except (UsageError, AttributeError):  # AttributeError: transformers cannot make it
+        return to
+    assert size < LARGEST, f"a {kind} model has {size} weights: a size of its own is not in SIZES"
     torch.manual_seed(0)
-    lm: Any = AutoModelForCausalLM.from_config(config_of(kind, vocabulary), dtype=torch.float32)
+    lm: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, buffer in lm.named_buffers():
+        if name in lm.state_dict() and buffer.is_floating_point():
+            buffer.mul_(1.25).add_(0.01)  # stored numbers that a fresh model does not have
     lm.save_pretrained(to)
     return to

@@ -26,6 +26,7 @@ from postgrad.models import linear
 from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.linear import speed_up
+from postgrad.models.routers import Routers
 from postgrad.models.score import _draw, in_float32
 from postgrad.models.settings import LoraSettings
 from postgrad.parallel.ranks import Grid, Ranks
@@ -64,9 +65,14 @@ class Case(NamedTuple):
         return "-".join(str(part) for part in (*self[:-1], grid))
 
 
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+
 def model(case: Case) -> Any:
+    experts = EXPERTS if case.type.endswith("_moe") else {}
     config = AutoConfig.for_model(
-        case.type, vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        case.type, **experts, vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48,
+        num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, initializer_range=0.1,
         tie_word_embeddings=case.tied, num_labels=1, pad_token_id=0,
     )  # fmt: skip
@@ -131,6 +137,8 @@ def learner(case: Case, ranks: Ranks, **settings: Any) -> Learner[Any]:
     backbone = backbone_of(case, lm)
     if case.lora:
         backbone.adapter = add_adapter(lm, LoraSettings(rank=4, alpha=8, dropout=0.1), seed=1)
+    if case.type.endswith("_moe"):
+        backbone.routers = Routers(lm, balance=0.5, z=0.01)
     backbone.divide(ranks, case.stage, offload=case.offload)  # type: ignore[arg-type]
     wanted = {"lr": 1e-2, "eps": 1e-6, "ema_decay": 0.5, "optimizer": case.optimizer, **settings}
     all_settings = LearnerSettings(**wanted)

@@ -34,18 +34,21 @@ TWO = [
     Case("zero2", optimizer="muon"),
     Case("zero3", checkpointing=True, compiled=True),
     Case("zero3", lora=True, beside=True, compiled=True),
+    Case("zero2", type="qwen3_moe", checkpointing=True),
 ]
 FOUR = [
     Case("zero1", groups=1),
     Case("zero3", kind="reward", groups=2),  # two pairs, four ranks: two have nothing to do
     Case("zero3", lora=True, tied=False),
     Case("none", kind="sft", groups=5),
+    Case("none", type="qwen3_moe", groups=1),  # three ranks have nothing to do
 ]
 SHARED = [  # both ranks have a run of each sequence's rows
     Case("none", kind="gspo", tied=False),
     Case("zero3", kind="reward", checkpointing=True),
     Case("zero2", lora=True),
     Case("zero1", checkpointing=True, groups=1),
+    Case("none", type="qwen3_moe"),
 ]
 MATRICES = [  # both ranks have a part of each matrix
     Case("none", type="qwen2"),  # with biases

@@ -153,7 +153,7 @@ def test_notes_on_muon_and_mixtures_of_experts_say_what_is_here() -> None:
     assert found.problem is None
     why = {one.name: one.why for one in found.draft.missing}
     assert "learner.muon_lr is Muon's rate" in why["muon.lr"]
-    assert "router has no loss" in why["model.aux_loss_coef"]
+    assert found.recipe["model"]["router_aux_loss_coef"] == 0.01
     assert found.recipe["learner"]["muon_momentum"] == 0.9
 
 

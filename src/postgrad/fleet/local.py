@@ -28,6 +28,7 @@ from postgrad.models.adapters import add_adapter
 from postgrad.models.fresh import make_fresh
 from postgrad.models.load import load_model
 from postgrad.models.rope import require_length
+from postgrad.models.routers import routers_of
 from postgrad.models.save import model_hash
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelSettings
@@ -230,6 +231,7 @@ class LocalFleet:
         """With an adapter where the settings say so: the weights under it never change."""
         recipe = self._site.recipe
         backbone = load(recipe, settings, path, self._site.choices, self._ranks)
+        backbone.routers = routers_of(backbone.lm, settings, compiled=backbone.compiler is not None)
         if settings.lora is not None:
             require_unchanged(self._site, role, path)
             seed = integer(recipe.seed, "adapter")

@@ -34,6 +34,7 @@ class Layout:
     subtree_end: NDArray[np.int64]  # [T] the row after the last one below the token's segment
     segment_start: NDArray[np.int64]  # [G + 1] first row of each segment; last: T
     parent: NDArray[np.int64]  # [G] the segment above each; -1 for a root
+    copies: NDArray[np.float32]  # [T] sequences that the token is of; 0 of a layout without any
     hidden_row: NDArray[np.int64]  # [E] row whose hidden state the entry reads
     target: NDArray[np.int64]  # [E] token id that the loss is about
     sequence: NDArray[np.int64]  # [E] number of the entry's sequence, 0 .. n_sequences - 1
@@ -66,6 +67,7 @@ def empty_layout() -> Layout:
         subtree_end=zero + 1,
         segment_start=np.arange(2),
         parent=zero - 1,
+        copies=np.zeros(1, np.float32),
         hidden_row=zero,
         target=zero,
         sequence=zero,
@@ -85,6 +87,7 @@ def plain_layout(count: int, length: int) -> Layout:
         subtree_end=np.repeat(starts[1:], length),
         segment_start=starts,
         parent=np.full(count, -1),
+        copies=np.zeros(n, np.float32),
     )
 
 
@@ -122,6 +125,7 @@ class _Builder:
         self.starts = [0]
         self.parents: list[int] = []
         self.entries: list[tuple[NDArray[np.int64], ...]] = []
+        self.paths: list[NDArray[np.int64]] = []  # of each sequence, its rows
 
     def add_tree(self, members: list[int], min_shared: int) -> None:
         rows = [self.sequences.tokens.row(row) for row in members]
@@ -134,7 +138,8 @@ class _Builder:
             self.parents.append(segment.parent + first if segment.parent >= 0 else -1)
         for row, path in zip(members, tree.paths, strict=True):
             spans = [np.arange(self.starts[first + s], self.starts[first + s + 1]) for s in path]
-            self._add_entries(row, np.concatenate(spans))
+            self.paths.append(np.concatenate(spans))
+            self._add_entries(row, self.paths[-1])
 
     def _add_entries(self, row: int, hidden: NDArray[np.int64]) -> None:
         targets = np.flatnonzero(self.sequences.loss_mask.row(row))
@@ -164,6 +169,7 @@ class _Builder:
             subtree_end=np.repeat(ends, np.diff(starts)),
             segment_start=starts,
             parent=np.array(self.parents, np.int64),
+            copies=np.bincount(np.concatenate(self.paths)).astype(np.float32),
             hidden_row=hidden,
             target=target,
             sequence=sequence,

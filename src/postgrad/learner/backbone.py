@@ -39,6 +39,7 @@ from postgrad.models.attention import (
     to_device,
     windows_of,
 )
+from postgrad.models.routers import Routers
 from postgrad.models.stored import realise
 from postgrad.models.tree import FlexAttention, TreeAttention
 from postgrad.parallel.ranks import ALONE, Ranks
@@ -128,6 +129,7 @@ class Backbone:
         self.device = device
         self.micro = micro
         self.adapter = adapter
+        self.routers: Routers | None = None  # of a mixture of experts that is trained
         self.ranks = ALONE
         self.sharding: Sharding | None = None
         self._forward = PackedForward(lm)
@@ -228,6 +230,12 @@ class Backbone:
         rank_rows = self._rows_of_rank(layout)
         scores = self._run(layout, rank_rows, head.scores)
         return scores if rank_rows is None else rank_rows.outputs(scores, layout, self.ranks)
+
+    def copies(self, layout: Layout) -> Tensor:
+        """[L] how many sequences each of this rank's rows of a layout is of: Layout.copies."""
+        rank_rows = self._rows_of_rank(layout)
+        copies = layout.copies if rank_rows is None else rank_rows.copies(layout, self.ranks)
+        return to_device(copies, self.device)
 
     def as_base(self) -> AbstractContextManager[None]:
         """Inside, the adapter is off and the frozen weights give their own bits: a reference beside

@@ -49,6 +49,12 @@ class RankRows:
         """[e + 1] token ids that the entries predict; 0 for the extra entry."""
         return np.append(layout.target[self.entries], 0)
 
+    def copies(self, layout: Layout, ranks: Ranks) -> NDArray[np.float32]:
+        """[L] Layout.copies of this rank's rows, 0 of padding."""
+        start = ranks.sharer * len(self.rows)
+        there = np.arange(start, start + len(self.rows)) < layout.n_tokens
+        return np.where(there, layout.copies[self.rows], np.float32(0.0))
+
     def outputs(self, rank_outputs: Tensor, layout: Layout, ranks: Ranks) -> Tensor:
         """The outputs [E] of the whole layout, from this rank's [e + 1] and those of the others."""
         places = to_device(self.entries, rank_outputs.device)

@@ -20,7 +20,7 @@ from postgrad.layout.layout import Layout, ReadPosition
 from postgrad.learner.backbone import Backbone, Outputs
 from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.settings import LearnerSettings, learning_rate
-from postgrad.learner.update import FlatColumns, Update
+from postgrad.learner.update import FlatColumns, Routing, Update
 from postgrad.parallel.sharding import TensorPiece, assembled, whole_tensor
 
 if TYPE_CHECKING:
@@ -157,23 +157,24 @@ class Learner(ABC, Generic[AnyAlgorithm]):
     def _update(self, update: Update, algorithm: AnyAlgorithm) -> UpdateResult:
         experience = update.experience
         flat = FlatColumns(update, self._weights(update, algorithm), self.backbone.device)
+        routing = Routing(self.backbone, update)
+        if routing.counts_first:
+            self._count_choices(update, algorithm, routing)
         metrics = {f"{self.name}/loss": torch.zeros((), device=self.backbone.device)}
         entry_outputs = Outputs()
         computed = 0
-        for layout in self.backbone.micro_batches(
-            experience.sequences,
-            update.rows_with_gradient,
-            reads=self.reads,
-            whole_groups=algorithm.level in ("pair", "group"),
-        ):
+        for layout in self._layouts(update, algorithm):
             if not layout.n_sequences:  # other ranks still compute: take part in their collectives
                 # with dropout as they do: without, compiled layers would gather weights once more
                 with self.backbone.dropping(layout, self.optimizer.updates):
-                    (self._outputs(layout) * 0.0).sum().backward()
+                    with routing.watching(layout):
+                        unread = self._outputs(layout)
+                    (unread * 0.0).sum().backward()
                 continue
             with self.backbone.dropping(layout, self.optimizer.updates):
-                loss_output, of_layout = self._loss(layout, flat, algorithm)
-                loss_output.loss.backward()
+                with routing.watching(layout):  # not backward, which may compute layers again
+                    loss_output, of_layout = self._loss(layout, flat, algorithm)
+                (loss_output.loss + routing.loss(layout)).backward()
             terms = {f"{self.name}/loss": loss_output.loss, **loss_output.metrics}
             for name, value in terms.items():
                 value = value.detach()
@@ -199,7 +200,25 @@ class Learner(ABC, Generic[AnyAlgorithm]):
             f"{self.name}/computed_tokens": int(ranks.sum(computed)) // ranks.grid.sharers,
             f"{self.name}/skipped_samples": len(update.rows) - len(update.rows_with_gradient),
         }
-        return UpdateResult(report, outputs)
+        return UpdateResult(report | routing.metrics(self.name), outputs)
+
+    @torch.no_grad()
+    def _count_choices(self, update: Update, algorithm: AnyAlgorithm, routing: Routing) -> None:
+        """One more forward pass over an update, for the experts that its tokens are sent to."""
+        for layout in self._layouts(update, algorithm):
+            dropping = self.backbone.dropping(layout, self.optimizer.updates)
+            with dropping, routing.watching(layout):
+                self._outputs(layout)
+        routing.have_counted()
+
+    def _layouts(self, update: Update, algorithm: AnyAlgorithm) -> Iterator[Layout]:
+        """The micro-batches of an update."""
+        return self.backbone.micro_batches(
+            update.experience.sequences,
+            update.rows_with_gradient,
+            reads=self.reads,
+            whole_groups=algorithm.level in ("pair", "group"),
+        )
 
     @property
     def pieces(self) -> Mapping[str, TensorPiece]:

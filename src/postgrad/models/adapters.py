@@ -58,7 +58,8 @@ def add_adapter(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Already found a `peft_config`")  # several are meant
         # low_cpu_mem_usage: PEFT draws no weights, and so touches no generator
-        peft.inject_adapter_in_model(config, lm, name, low_cpu_mem_usage=True)
+        with _without_type(lm):
+            peft.inject_adapter_in_model(config, lm, name, low_cpu_mem_usage=True)
     adapter_layers.own_layers(lm)
     adapter_layers.give_weights(_adapted_layers(lm, name), name, settings.rank, seed)
     _adapted.pop(lm)
@@ -71,6 +72,19 @@ def add_adapter(
     for parameter in adapter.parameters().values():
         parameter.requires_grad_(True)
     return adapter
+
+
+@contextmanager
+def _without_type(lm: Any) -> Generator[None]:
+    """Inside, PEFT does not know the model's type. Of a mixture it would take the names of a dense
+    layer's matrices for those of experts as transformers 4 had them, and adapt the experts.
+    """
+    kind = lm.config.model_type
+    lm.config.model_type = ""
+    try:
+        yield
+    finally:
+        lm.config.model_type = kind
 
 
 def target_layers(lm: nn.Module, settings: LoraSettings) -> list[str]:

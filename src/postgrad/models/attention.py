@@ -6,6 +6,8 @@ each layer's queries, keys and values to it: the learner's context attends over 
 the rollout engine's over its key-value cache. The models' code is not changed.
 """
 
+import inspect
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -76,6 +78,40 @@ def _attention(
 AttentionInterface.register(ATTENTION_NAME, _attention)
 
 
+def carry_context(lm: nn.Module) -> None:
+    """Hands the attention context to every attention module of a model whose layers get it and do
+    not pass it on (stablelm, nemotron).
+
+    A layer keeps it while it runs. Gradient checkpointing runs a layer again, and its hooks with
+    it.
+    """
+    for layer in layers_of(lm):
+        kept: list[AttentionContext | None] = [None]
+        layer.register_forward_pre_hook(partial(_keep, kept), with_kwargs=True)
+        for module in layer.modules():
+            if hasattr(module, "layer_idx") and _takes_any_name(module.forward):
+                module.register_forward_pre_hook(partial(_give, kept), with_kwargs=True)
+
+
+def _takes_any_name(function: Any) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _keep(
+    kept: list[AttentionContext | None], _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+) -> None:
+    kept[0] = named.get("attention_context")
+
+
+def _give(
+    kept: list[AttentionContext | None], _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    if kept[0] is None or "attention_context" in named:
+        return None
+    return args, {**named, "attention_context": kept[0]}
+
+
 def attend_folded(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scale: float, softcap: float | None
 ) -> Tensor:
@@ -112,18 +148,15 @@ def hidden_states(
 
 
 def layers_of(lm: nn.Module) -> nn.ModuleList:
-    """The decoder's layers, whatever the model type calls them (layers, h). Raises UsageError where
-    they are not in one list: tensor parallelism, sharding and adapters need it.
+    """The decoder's layers, whatever the model type calls them (layers, h). Raises LookupError
+    where they are not in one list: tensor parallelism, sharding and adapters need it.
     """
     decoder = lm.get_decoder()  # pyright: ignore[reportCallIssue]
     count = lm.config.num_hidden_layers  # pyright: ignore[reportAttributeAccessIssue]
     for _, child in decoder.named_children():
         if isinstance(child, nn.ModuleList) and len(child) == count:
             return child
-    raise UsageError(
-        f"a {lm.config.model_type} model is not supported because its decoder has no list of "  # pyright: ignore[reportAttributeAccessIssue]
-        f"{count} layers"
-    )
+    raise LookupError(f"its decoder has no list of {count} layers")
 
 
 def windows_of(lm: nn.Module) -> tuple[int | None, ...]:

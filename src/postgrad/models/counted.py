@@ -23,6 +23,7 @@ from postgrad.models.shapes import CountedWeights, ModelShape, stated_type
 CHILD_SECONDS = 120.0  # torch and transformers are imported in 5 to 40, on a busy machine
 ROUTED = re.compile(r"(?:^|\.)experts(?:\.(\d+))?\.")  # in the names of weights of routed experts
 EACH_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+REPEATED = ("jetmoe",)  # types that repeat keys for all query heads before they attend
 GATED = 3  # matrices of a feed-forward, which ModelShape.intermediate_size stands for
 
 
@@ -66,7 +67,7 @@ def _count(config: Mapping[str, Any], path: str) -> ModelShape:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from postgrad.models.load import reading, skeleton
-    from postgrad.models.supported import require_supported
+    from postgrad.models.supported import require_interface, require_supported
 
     kind = stated_type(config, path)
     if kind not in CONFIG_MAPPING:
@@ -74,10 +75,12 @@ def _count(config: Mapping[str, Any], path: str) -> ModelShape:
     with reading(f"no shape of {path}", "take the config.json that belongs to the weights"):
         parsed: Any = CONFIG_MAPPING[kind].from_dict(dict(config))
     require_supported(parsed, path)
-    return _shape_of(skeleton(parsed, AutoModelForCausalLM, path), path)
+    lm = skeleton(parsed, AutoModelForCausalLM, path)
+    require_interface(lm, path)
+    return _shape_of(lm)
 
 
-def _shape_of(lm: Any, path: str) -> ModelShape:
+def _shape_of(lm: Any) -> ModelShape:
     """The shape of a model on the meta device."""
     from postgrad.models.attention import layers_of
 
@@ -92,6 +95,8 @@ def _shape_of(lm: Any, path: str) -> ModelShape:
     active = {name: _size(shape) * _share(name, shape, config) for name, shape in matrices.items()}
     attending = sum(size for name, size in active.items() if "attn" in name or "attention" in name)
     hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
+    widths = [_kv_heads(each) * _head_dim(each, hidden // heads) for each in layer_configs(config)]
+    kv_heads = _kv_heads(layer_configs(config)[0])
     head = lm.get_output_embeddings().weight
     tied = head is lm.get_input_embeddings().weight
     every = sum(weight.numel() for weight in lm.parameters())
@@ -102,8 +107,8 @@ def _shape_of(lm: Any, path: str) -> ModelShape:
         intermediate_size=round((sum(active.values()) - attending) / len(layers) / GATED / hidden),
         layers=len(layers),
         heads=heads,
-        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-        head_dim=_head_dim(config, hidden // heads),
+        kv_heads=kv_heads,
+        head_dim=round(sum(widths) / len(widths) / kv_heads),
         tied=tied,
         max_positions=getattr(config, "max_position_embeddings", None),
         counted=CountedWeights(
@@ -115,6 +120,24 @@ def _shape_of(lm: Any, path: str) -> ModelShape:
             linears=_linears(layers[-1]),
         ),
     )
+
+
+def layer_configs(config: Any) -> list[Any]:
+    """The config of each layer: where layers differ (gemma4) transformers refuses to read what they
+    differ in from the config of all.
+    """
+    layers = int(config.num_hidden_layers)
+    if getattr(config, "_heterogeneity_spec", None) is None:
+        return [config] * layers
+    return [config.per_layer_config[layer] for layer in range(layers)]
+
+
+def _kv_heads(config: Any) -> int:
+    """Heads of keys as they reach attention."""
+    heads = int(config.num_attention_heads)
+    if config.model_type in REPEATED:
+        return heads
+    return int(getattr(config, "num_key_value_heads", None) or heads)
 
 
 def _head_dim(config: Any, default: int) -> int:

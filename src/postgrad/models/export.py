@@ -22,10 +22,13 @@ from postgrad.core.files import write_json
 from postgrad.models.files import INDEX, SUFFIX, WEIGHTS
 from postgrad.models.headers import require_room
 from postgrad.models.load import (
+    Loading,
     load_config,
     load_generation_config,
     load_tokenizer,
     read_plain,
+    read_weights,
+    reading,
     skeleton,
 )
 from postgrad.models.named_templates import with_template
@@ -74,7 +77,7 @@ def export_hf(
         _describe_scores(config, tokenizer, base, scale)
     meta = skeleton(config, kind, base)
     require_room(meta, sum(parameter.nbytes for parameter in meta.parameters()), base)  # buffers
-    lm = _model_of(weights, meta, dtype)
+    lm = _model_of(weights, _buffers(meta, base, config, kind, dtype), meta, dtype)
     if scale is None:
         lm.generation_config = _generation_config(base, tokenizer)
     save_model(
@@ -95,7 +98,22 @@ def _describe_scores(config: Any, tokenizer: Any, base: str, scale: RewardScale)
     setattr(config, STD, scale.std)
 
 
-def _model_of(weights: Mapping[str, Tensor], meta: Any, dtype: torch.dtype) -> Any:
+def _buffers(meta: Any, base: str, config: Any, kind: Any, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What the base's files hold beside weights, and no update changes: the bias that a router
+    chooses experts by (DeepSeek), constants of activations (Apertus).
+    """
+    parameters = dict(meta.named_parameters(remove_duplicate=False))
+    names = [name for name in meta.state_dict() if name not in parameters]
+    if not names:
+        return {}
+    lm, _ = read_weights(base, config, kind, Loading(dtype, CPU, in_files=True))
+    held = dict(lm.named_buffers())
+    return {name: real(held[name]) for name in names}
+
+
+def _model_of(
+    weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor], meta: Any, dtype: torch.dtype
+) -> Any:
     """A model like `meta`, whose weights are taken from `weights` each time that they are needed,
     and never held.
     """
@@ -105,11 +123,13 @@ def _model_of(weights: Mapping[str, Tensor], meta: Any, dtype: torch.dtype) -> A
     missing = [name for name, parameter in parameters.items() if parameter not in present]
     if unknown or missing:
         raise _another_model(unknown, missing, [])
-    stored: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = dict(buffers)
     for name in weights:
         shape = parameters[name].shape
         stored[name] = StoredTensor(shape, dtype, CPU, partial(_block, weights, name, shape))
-    lm, _ = of_tensors(type(meta), meta.config, dtype, stored, meta.config._attn_implementation)
+    problem = f"transformers cannot hold the weights of this {meta.config.model_type} model"
+    with reading(problem, "they are still in the run's checkpoints"):
+        lm, _ = of_tensors(type(meta), meta.config, dtype, stored, meta.config._attn_implementation)
     lm._weight_conversions = None  # so that transformers converts them as the hub has them
     return lm.eval()
 

@@ -236,7 +236,7 @@ class OneDNNLinear(nn.Linear):
         plain = input.dtype == self.weight.dtype == torch.float32 and input.device.type == "cpu"
         if not plain or not input.numel():
             return super().forward(input)
-        return _Product.apply(input, self.weight, self.bias)  # pyright: ignore[reportReturnType]
+        return _product(input, self.weight, self.bias)
 
 
 def multiply(x: Tensor, weight: Tensor) -> Tensor:
@@ -244,7 +244,7 @@ def multiply(x: Tensor, weight: Tensor) -> Tensor:
     on a CPU are those of `uses_onednn`.
     """
     if x.numel() and _is_fast(x, weight):
-        return _Product.apply(x, weight, None)  # pyright: ignore[reportReturnType]
+        return _product(x, weight, None)
     return nn.functional.linear(x, weight)
 
 
@@ -320,6 +320,14 @@ def from_outputs(gradient: Tensor, weight: Tensor) -> Tensor:
 def _is_fast(x: Tensor, weight: Tensor) -> bool:
     """Whether a product of `x` with a matrix is oneDNN's."""
     return x.device.type == "cpu" and x.dtype == torch.float32 and uses_onednn(weight)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x: [..., in]; returns [..., out]. The function gets rows: what it returns must not be a view,
+    which a model could not write over (gemma3n does).
+    """
+    out: Any = _Product.apply(x.reshape(-1, x.shape[-1]), weight, bias)
+    return out.view(*x.shape[:-1], len(weight))
 
 
 class _Product(torch.autograd.Function):

@@ -17,6 +17,7 @@ from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     GenerationConfig,
 )
@@ -27,7 +28,7 @@ from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.hub import pretrained
 from postgrad.models import files
 from postgrad.models.adapter_reader import HEAD, merge_adapter, read_adapter
-from postgrad.models.attention import ATTENTION_NAME
+from postgrad.models.attention import ATTENTION_NAME, carry_context
 from postgrad.models.config_check import require_config
 from postgrad.models.decoder import move_together
 from postgrad.models.four_bits import Quantize, loading_arguments
@@ -37,9 +38,16 @@ from postgrad.models.probe import require_same_outputs
 from postgrad.models.rope import hold_frequencies
 from postgrad.models.settings import looks_local
 from postgrad.models.stored import of_tensors, real, stored_tensors
-from postgrad.models.supported import is_tested, require_interface, require_supported
+from postgrad.models.supported import (
+    checkpoint_activations,
+    give_score_class,
+    is_tested,
+    require_interface,
+    require_supported,
+)
 from postgrad.parallel.ranks import ALONE, Ranks
 
+RANDOM_KEYS = ("dropout", "pdrop", "jitter")  # of config.json: shares of what is drawn anew
 SCALE_KEYS = ("reward_mean", "reward_std")  # in config.json of a reward model
 LONGEST = 400  # characters of a library's message that are shown
 
@@ -122,10 +130,12 @@ def place(lm: Any, path: str, how: "Loading", *, gradient_checkpointing: bool) -
     fuse_norms(lm, how.device)
     hold_frequencies(lm, path)
     lm.eval()
+    if not is_tested(lm.config):
+        carry_context(lm)
     if how.ranks.rank == 0 and not is_tested(lm.config):
         require_same_outputs(lm, path)
     if gradient_checkpointing:
-        _checkpoint_activations(lm)
+        checkpoint_activations(lm)
         lm.train()
 
 
@@ -149,7 +159,7 @@ def load_config(path: str) -> Any:
         config: Any = AutoConfig.from_pretrained(name, trust_remote_code=False, **at)
     require_supported(config, path)
     for key, value in config.to_dict().items():
-        if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float):
+        if any(word in key for word in RANDOM_KEYS) and isinstance(value, float):
             setattr(config, key, 0.0)  # a mask drawn from a generator could not be resumed
     for key in SCALE_KEYS if is_merged else ():
         config.__dict__.pop(key, None)  # of the base's scores, which the adapter changes
@@ -300,6 +310,8 @@ def skeleton(config: Any, kind: Any, path: str) -> Any:
     """The model of a config as `kind`, an Auto class, on the meta device: shapes without memory.
     Raises UsageError where transformers cannot make one.
     """
+    if kind is AutoModelForSequenceClassification:
+        give_score_class(config)
     problem = f"transformers makes no model of {path}/{files.CONFIG}"
     with reading(problem, "take the config.json that belongs to the weights"), torch.device("meta"):
         return kind.from_config(copy.deepcopy(config))
@@ -379,14 +391,3 @@ def _weight_files(path: str) -> list[Path]:
             )
         shards = cached_files(name, files.shard_names(Path(index)), **at)
     return [Path(file) for file in shards or ()]
-
-
-def _checkpoint_activations(lm: Any) -> None:
-    # transformers 5.23 renamed it; the old name goes on to work in the versions before
-    enable = (
-        getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
-    )
-    try:
-        enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    except TypeError:
-        enable()

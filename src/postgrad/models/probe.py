@@ -20,7 +20,7 @@ from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout, lay_out
 from postgrad.models.attention import ATTENTION_NAME, AttentionContext, ContextLost, hidden_states
 from postgrad.models.head import full_logits
-from postgrad.models.supported import TESTED
+from postgrad.models.supported import unsupported
 from postgrad.models.tree import TreeAttention
 
 SHARED, LENGTHS = 7, (15, 11, 13)  # tokens: two sequences of one prompt, and another
@@ -35,7 +35,7 @@ def require_same_outputs(lm: Any, path: str) -> None:
     Raises UsageError where its outputs over packed sequences with a common prompt are not those
     that transformers' own attention gives for each sequence alone.
     """
-    sequences = probe_sequences(lm)
+    kind, sequences = lm.config.model_type, probe_sequences(lm)
     watched = _Windows()
     try:
         packed = _packed(lm, sequences, watched)
@@ -44,27 +44,22 @@ def require_same_outputs(lm: Any, path: str) -> None:
     except (ContextLost, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        problem = (
-            "its layers do not pass the forward's arguments on to their attention"
+        detail = (
+            "its layers do not pass the forward's arguments on"
             if isinstance(error, ContextLost)
             else f"a short packed forward ends with {type(error).__name__}: {error}"
         )
-        raise unsupported(lm, path, problem) from error
+        raise unsupported(kind, path, "attention", detail) from error
     if not all(bool(outputs.isfinite().all()) for outputs in plain):
         raise UsageError(
             f"{path} gives outputs that are no finite numbers for a short text: its weights are "
             "damaged, or too large for this dtype; try --model.dtype float32"
         )
     if not same(packed, plain, spread(plain), lm.dtype):
-        problem = (
-            "its packed forward differs from transformers' own: its attention, or its output head, "
-            "does more than its interface says"
-        )
-        raise unsupported(lm, path, problem)
+        raise unsupported(kind, path, "outputs")
     window = _window(lm.config)
     if window is not None and window not in watched.seen:
-        problem = f"its layers do not pass their sliding window of {window} on to the attention"
-        raise unsupported(lm, path, problem)
+        raise unsupported(kind, path, "mask", f"a sliding window of {window}")
 
 
 def probe_sequences(lm: Any) -> list[NDArray[np.int32]]:
@@ -106,14 +101,6 @@ def same(
     pairs = zip(outputs, expected, strict=True)
     errors = [(output - correct).abs().amax(-1).median() for output, correct in pairs]
     return bool(torch.stack(errors).max() <= TOLERANCE.get(dtype, 1e-3) * scale)
-
-
-def unsupported(lm: Any, path: str, problem: str) -> UsageError:
-    """The error for a model type that cannot run here; problem: why, the end of a sentence."""
-    return UsageError(
-        f"{path} is a {lm.config.model_type} model, which is not supported because {problem}. "
-        f"Tested types: {TESTED}"
-    )
 
 
 class _Windows:
@@ -178,7 +165,12 @@ def _window(config: Any) -> int | None:
     """The sliding window that some layer has to have; None where none has one."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
-    if not window or getattr(config, "use_sliding_window", True) is False:
+    longest = getattr(config, "max_position_embeddings", None)
+    if (
+        not window
+        or (longest and window >= longest)
+        or getattr(config, "use_sliding_window", True) is False
+    ):
         return None
     if kinds is not None and not any("sliding" in kind for kind in kinds):
         return None

@@ -72,6 +72,11 @@ def load_score_model(
     tokenizer = load_tokenizer(path)
     how = Loading(dtype, device or torch.device("cpu"), quantize, ranks, in_files)
     lm, missing = read_weights(path, config, AutoModelForSequenceClassification, how)
+    if not hasattr(lm, "score"):
+        raise UsageError(
+            f"{path} cannot be a critic or reward model: transformers' model for sequence "
+            f"classification of type {config.model_type} has no linear head named score"
+        )
     require_whole(path, missing=[name for name in missing if name != HEAD])
     if missing and not fresh_head:
         raise UsageError(

@@ -106,6 +106,9 @@ class ModelSettings(Settings):
     # for the tested types. One graph for all layers and lengths, compiled in the first step.
     compile: bool | Literal["auto"] = False
     gradient_checkpointing: bool = False  # compute activations again in the backward pass
+    # Of a mixture of experts: the weight of its balance loss; left out, that of the model's config.
+    router_aux_loss_coef: float | None = Field(default=None, ge=0.0)
+    router_z_loss_coef: float = Field(default=0.0, ge=0.0)  # of the squared log Z of router logits
     lora: LoraSettings | None = None
     quantize: Literal["none", "4bit"] = "none"
 

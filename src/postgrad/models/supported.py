@@ -2,14 +2,25 @@
 
 Samples are packed into one forward and attend through transformers' attention interface. A token
 mixer that bypasses the interface would let samples see each other, and ours would ignore arguments
-beside queries, keys and values.
+beside queries, keys and values. types.toml has the outcome for every type of transformers, and why
+a type is refused; tests/contracts/test_model_types.py holds it to the truth.
 """
 
 import inspect
 import re
-from typing import Any, get_args
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal, get_args
 
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoModelForSequenceClassification,
+)
 from transformers.activations import ACT2FN
+from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from postgrad.core.errors import UsageError
@@ -19,7 +30,9 @@ from postgrad.models.config_check import REMEDY, rope_tables
 from postgrad.models.files import CONFIG
 from postgrad.models.settings import ModelType
 
-TESTED = ", ".join(get_args(ModelType))
+RefusalReason = Literal[
+    "media", "encoder", "state", "attention", "arguments", "mask", "layers", "outputs"
+]  # the tables of types.toml
 # Words in the names of layers that keep a state along the sequence, which samples of one layout
 # would share.
 RECURRENT_LAYERS = ("linear_attention", "mamba", "recurrent", "conv", "ssm")
@@ -36,8 +49,37 @@ FOREIGN_ARGUMENTS = re.compile(
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 
 
+class UnsupportedModel(UsageError):
+    """A model that cannot be trained here, for one of the reasons of types.toml."""
+
+    def __init__(self, message: str, reason: RefusalReason) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@cache
+def refused_types() -> Mapping[str, Any]:
+    """types.toml: for each reason {"because": the end of a sentence, "types": names}; "works" is
+    the list of types that run.
+    """
+    return tomllib.loads(files("postgrad.models").joinpath("types.toml").read_text("utf-8"))
+
+
+def unsupported(
+    model_type: str, path: str, reason: RefusalReason, detail: str = ""
+) -> UnsupportedModel:
+    """The error for a model that cannot run here. detail: what it is in this model."""
+    because = refused_types()[reason]["because"]
+    shown = f" ({detail})" if detail else ""
+    return UnsupportedModel(
+        f"{path} is a {model_type} model, which is not supported because {because}{shown}. "
+        "docs/models.md lists the types that run",
+        reason,
+    )
+
+
 def is_tested(config: Any) -> bool:
-    """True for the types whose logits, gradients and samples tests compare with transformers'."""
+    """True for the types whose logits, gradients and samples need no probe when they are loaded."""
     return config.model_type.removesuffix("_text") in get_args(ModelType)
 
 
@@ -45,23 +87,25 @@ def require_supported(config: Any, path: str) -> None:
     """Raises UsageError for a config that transformers has a model for, but that cannot be trained
     here.
     """
+    kind = config.model_type
     if getattr(config, "is_encoder_decoder", False):
-        raise UsageError(
-            f"{path} is a {config.model_type} model, an encoder with a decoder: only decoders "
-            "that predict the next token are trained here"
-        )
-    if config.get_text_config() is not config:
-        raise UsageError(
-            f"{path} is a {config.model_type} model, which reads more than text: take the text "
-            "model of the family"
-        )
+        raise unsupported(kind, path, "encoder")
+    parts = [part for part in config.sub_configs if "vision" in part or "audio" in part]
+    if config.get_text_config() is not config or parts:
+        raise unsupported(kind, path, "media")
     kinds = [str(kind) for key in LAYER_KEYS for kind in getattr(config, key, None) or []]
     recurrent = [kind for kind in kinds if any(word in kind for word in RECURRENT_LAYERS)]
     if recurrent or not hasattr(config, "num_attention_heads"):
-        feature = f"{recurrent[0]} layers" if recurrent else "no attention heads"
-        raise refusal(config.model_type, path, feature)
+        raise unsupported(
+            kind,
+            path,
+            "layers" if config.sub_configs else "state",
+            f"{recurrent[0]} layers" if recurrent else "no attention heads",
+        )
     if masked := [kind for kind in kinds if kind in MASKED_LAYERS]:
-        raise refusal(config.model_type, path, f"{masked[0]} layers")
+        raise unsupported(kind, path, "mask", f"{masked[0]} layers")
+    if getattr(config, "alibi", False) is True:
+        raise unsupported(kind, path, "attention", "alibi, a bias on positions")
     ahead = [key for key in ("use_bidirectional_attention",) if getattr(config, key, False) is True]
     if getattr(config, "is_causal", True) is False:
         ahead.append("is_causal")
@@ -81,33 +125,62 @@ def require_interface(lm: Any, path: str) -> None:
     decoder = getattr(lm, "get_decoder", lambda: None)()  # a score model has one too
     module = None if decoder is None else inspect.getmodule(type(decoder))
     if module is None or decoder is lm:
-        raise UsageError(
-            f"{path} is a {kind} model, which is not supported because its decoder is not a module "
-            f"apart from its output head. Tested types: {TESTED}"
-        )
-    layers_of(lm)
+        raise unsupported(kind, path, "layers", "its decoder is not apart from its output head")
     source = inspect.getsource(module)
     mixers = {
         type(inner).__name__
         for name, inner in lm.named_modules()
         if name.rpartition(".")[2] in MIXERS
     }
-    if "ALL_ATTENTION_FUNCTIONS" not in source or mixers:
-        feature = f"{', '.join(sorted(mixers))}" if mixers else "attention of its own"
-        raise refusal(kind, path, feature)
+    if mixers:
+        raise unsupported(kind, path, "state", ", ".join(sorted(mixers)))
+    if "ALL_ATTENTION_FUNCTIONS" not in source:
+        raise unsupported(kind, path, "attention")
     if foreign := FOREIGN_ARGUMENTS.search(source):
-        raise UsageError(
-            f"{path} is a {kind} model, whose attention takes {foreign[1]} beside queries, keys "
-            f"and values: it would be left out here. Tested types: {TESTED}"
-        )
+        raise unsupported(kind, path, "arguments", foreign[1])
+    if hasattr(decoder, "encoder"):
+        raise unsupported(kind, path, "encoder")
+    try:
+        layers_of(lm)
+    except LookupError as error:
+        raise unsupported(kind, path, "layers", str(error)) from error
 
 
-def refusal(model_type: str, path: str, feature: str) -> UsageError:
-    """The error for a model with a `feature` ("mamba layers") that bypasses our attention."""
-    return UsageError(
-        f"{path} is a {model_type} model with {feature}, which bypasses transformers' attention "
-        f"interface: samples packed into one forward would see each other. Tested types: {TESTED}"
+def give_score_class(config: Any) -> None:
+    """Registers a model for sequence classification of the config's type with transformers, in this
+    process, where it has none: the type's decoder with transformers' own generic `score` head.
+    """
+    kind, score_classes = type(config), MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    if kind in score_classes or kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
+    of_type = next(base for base in causal.__mro__ if base.__name__.endswith("PreTrainedModel"))
+    name = f"{of_type.__name__.removesuffix('PreTrainedModel')}ForSequenceClassification"
+    bases = (GenericForSequenceClassification, of_type)
+    members = {
+        "base_model_prefix": of_type.base_model_prefix,
+        "config_class": kind,
+        "__module__": causal.__module__,
+    }
+    # exist_ok: without it transformers passes over configs of its own in silence
+    AutoModelForSequenceClassification.register(kind, type(name, bases, members), exist_ok=True)
+
+
+def checkpoint_activations(lm: Any) -> None:
+    """Turns gradient checkpointing on. Raises UsageError where a type has none in transformers."""
+    # transformers 5.23 renamed it; the old name goes on to work in the versions before
+    enable = (
+        getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
     )
+    if not lm.supports_gradient_checkpointing:
+        raise UsageError(
+            f"model.gradient_checkpointing: transformers does not support it for a "
+            f"{lm.config.model_type} model; leave it out"
+        )
+    try:
+        enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    except TypeError:
+        enable()
 
 
 def experts_of(config: Any) -> int:

@@ -16,6 +16,7 @@ from postgrad.observe.sentinels.no_gradient import NoGradient
 from postgrad.observe.sentinels.on_policy import OnPolicy
 from postgrad.observe.sentinels.publish import Publish
 from postgrad.observe.sentinels.repetition import Repetition
+from postgrad.observe.sentinels.router import Router
 from postgrad.observe.sentinels.stall import Stall
 from postgrad.observe.sentinels.truncation import Truncation
 from postgrad.observe.sentinels.verifier import VerifierFailures
@@ -33,6 +34,7 @@ class SentinelSettings(Settings):
     publish: Publish = Publish()
     gradient: Gradient = Gradient()
     entropy: Entropy = Entropy()
+    router: Router = Router()
     kl: KL = KL()
     evaluation: Evaluation = Evaluation()
     length: Length = Length()

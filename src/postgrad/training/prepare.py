@@ -21,6 +21,7 @@ from postgrad.fleet.local import LocalFleet, base_model
 from postgrad.fleet.ranked import ClusterSession, RankedFleet, device_of
 from postgrad.learner.settings import horizon, shortened_warmup
 from postgrad.models.load import load_config
+from postgrad.models.routers import balance_of
 from postgrad.models.supported import experts_of
 from postgrad.observe.console import Console
 from postgrad.observe.run_dir import RunDirectory
@@ -63,15 +64,16 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
 
 
 def tell_of_experts(run: Run, path: str) -> None:
-    """A mixture of experts trains, and nothing keeps its router balanced."""
+    """Warns where a mixture of experts trains and nothing keeps its routers balanced."""
     config = load_config(path)
-    if not (experts := experts_of(config)):
+    experts = experts_of(config)
+    if not experts or balance_of(config, run.recipe.model) > 0:
         return
     text = (
         f"{path} is a {config.model_type} model with {experts} experts a layer: it is trained "
-        "without an auxiliary loss, so that nothing keeps its router from using few of them, and "
-        "without replaying the engine's routing; watch it, keep learner.lr low, or train a dense "
-        "model"
+        "without a balance loss, so that nothing keeps its routers from using few of them: set "
+        "model.router_aux_loss_coef if its type has one (docs/models.md), watch "
+        "policy/router_unused, and keep learner.lr low"
     )
     run.logs.event("no_auxiliary_loss", text, experts=experts)
     run.console.warn(text)

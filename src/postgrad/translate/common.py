@@ -15,7 +15,7 @@ HPZ = "copies of the weights by machine; learner.shard_groups copies all of the 
 CUT_BY_TOKENS = "what is only computed, not trained, is cut by tokens"
 SO_HERE = "a run here does so, or has no such part"
 KERNELS = "Liger's fused kernels are not here: layers are torch's, or compiled (model.compile)"
-ROUTER = "a mixture's router has no loss of its own here: nothing keeps its experts in balance"
+ROUTER = "set model.router_aux_loss_coef; left out, the model's config has it"
 PACKED = "padding is never computed here"
 LAUNCH = "how processes are launched"
 # transformers' names, also after "paged_", which lets moments swap to the host

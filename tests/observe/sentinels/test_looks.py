@@ -23,6 +23,7 @@ from postgrad.observe.sentinels.no_gradient import NoGradient, stuck
 from postgrad.observe.sentinels.on_policy import OnPolicy, ratio_distance
 from postgrad.observe.sentinels.publish import Publish, probed
 from postgrad.observe.sentinels.repetition import Repetition, repeated
+from postgrad.observe.sentinels.router import Router
 from postgrad.observe.sentinels.truncation import Truncation
 from postgrad.observe.sentinels.verifier import VerifierFailures, failed
 from postgrad.observe.settings import SentinelSettings
@@ -343,3 +344,14 @@ def test_staleness_speaks_of_a_drift_that_lasts() -> None:
     history = [{"sentinel/drift": drift} for drift in (1.2, 1.6, 1.7, 1.4, 1.6, 1.6, 1.6, math.nan)]
     assert speaks(Staleness(), history) == [6, 7]
     assert speaks(Staleness(limit=2.0), history[:-1]) == []
+
+
+def test_a_rise_of_unused_experts_over_the_first_steps_is_a_collapse() -> None:
+    """A level is none: many experts are unused from the start where updates are small."""
+    shares = [0.5, 0.6, 0.7, 0.7, 0.81, 0.81, 0.79, 0.81, 0.9, 1.0]
+    history = [{"policy/router_unused": share, "critic/router_unused": 0.1} for share in shares]
+    assert speaks(Router(steps=3, rise=0.2), history) == [9]  # 0.6 at first: over 0.8 three times
+    assert speaks(Router(steps=2, rise=0.2), history) == [5, 6, 7, 8, 9]
+    (look, *_) = looks(Router(), history[:1])
+    assert look is not None
+    assert look.value is None

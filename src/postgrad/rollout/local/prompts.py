@@ -16,7 +16,8 @@ from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout, lay_out
 from postgrad.models.attention import AttentionContext, to_device
 from postgrad.models.decoder import Decoder, ModuleDecoder
-from postgrad.models.probe import own_attention, probe_sequences, same, spread, unsupported
+from postgrad.models.probe import own_attention, probe_sequences, same, spread
+from postgrad.models.supported import unsupported
 from postgrad.models.tree import TreeAttention, attention_over
 from postgrad.rollout.engine import Completion, Engine, Request
 from postgrad.rollout.local.cache import LayerShape, Stretches
@@ -191,8 +192,8 @@ def require_same_samples(engine: Engine, lm: Any) -> None:
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        problem = f"the built-in engine cannot decode it: {type(error).__name__}: {error}"
-        raise unsupported(lm, path, problem) from error
+        problem = f"the built-in engine ends with {type(error).__name__}: {error}"
+        raise unsupported(lm.config.model_type, path, "layers", problem) from error
     with own_attention(lm):
         logits = [_logits(lm, prompts[completion.ticket], completion) for completion in done]
     expected = [
@@ -203,10 +204,8 @@ def require_same_samples(engine: Engine, lm: Any) -> None:
     ]
     sampled = [torch.from_numpy(completion.logprobs)[:, None] for completion in done]
     if not same(sampled, expected, spread(logits), lm.dtype):
-        problem = (
-            "the built-in engine's samples are not drawn from what transformers gives for them"
-        )
-        raise unsupported(lm, path, problem)
+        problem = "the built-in engine's samples are not those that transformers gives"
+        raise unsupported(lm.config.model_type, path, "layers", problem)
 
 
 def _logits(lm: Any, prompt: Any, completion: Completion) -> torch.Tensor:

@@ -138,7 +138,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # where OpenRLHF does something else th
 RULES: dict[str, Rule] = {
     "model.model_name_or_path": to("model.path"),
     "model.gradient_checkpointing_enable": to("model.gradient_checkpointing", read=flag),
-    "model.aux_loss_coef": missing(common.ROUTER),
+    "model.aux_loss_coef": to("model.router_aux_loss_coef", read=decimal),
     "model.beta": to("algorithm.beta", read=decimal),
     "model.label_smoothing": to("algorithm.label_smoothing", read=decimal),
     "model.nll_loss_coef": to("algorithm.nll_coef", read=decimal),

@@ -177,7 +177,7 @@ RULES: dict[str, Rule] = {
     "tf32": missing("products in float32 are whole; model.dtype = \"bfloat16\" is faster"),
     "activation_offloading": missing("activations stay on their device; "
                                      "model.gradient_checkpointing computes them again"),
-    "router_aux_loss_coef": missing(common.ROUTER),
+    "router_aux_loss_coef": to("model.router_aux_loss_coef", read=decimal),
     "torch_compile": common.compiled,
     **family("", "bf16 gradient_checkpointing_kwargs ddp_timeout deepspeed fsdp accelerate_config "
              "lora_task_type bnb_4bit_quant_type use_bnb_nested_quant disable_dropout "
