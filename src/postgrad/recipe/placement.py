@@ -322,7 +322,7 @@ def _schedule(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     if rollout.schedule == "replay" and workers is not None and workers.least is not None:
         yield (
             ("cluster", "rollout", "least"),
-            'a replay repeats what each of all workers did: leave this out',
+            "a replay repeats what each of all workers did: leave this out",
         )
 
 
