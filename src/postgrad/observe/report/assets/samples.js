@@ -13,6 +13,7 @@ export class Samples {
   constructor(store, fetchBody, live, view) {
     Object.assign(this, { store, live, view });
     this.query = queryOf(view);
+    this.typing = new Set(); // keys of fields that a person is changing
     this.list = new VirtualList({
       label: "Samples",
       height: ROW,
@@ -94,7 +95,7 @@ export class Samples {
     const { query } = this;
     const shown = { run: query.run, state: query.state, ended: query.finish, score: query.component, sort: query.sort };
     for (const [key, control] of this.controls) {
-      if (document.activeElement !== control) control.value = key in shown ? shown[key] : this.view.get(key);
+      if (document.activeElement !== control && !this.typing.has(key)) control.value = key in shown ? shown[key] : this.view.get(key);
     }
   }
 
@@ -104,7 +105,14 @@ export class Samples {
     const select = (key, pairs, first = "") => kept(key, choice(pairs, first, (value) => view.set({ [key]: value === first ? null : value })));
     const typed = (key, label) => {
       const input = kept(key, h("input", { type: "number", step: "any", inputMode: "decimal", "aria-label": label }));
-      input.addEventListener("input", settled(() => view.set({ [key]: input.value }), 150));
+      const settle = settled(() => {
+        this.typing.delete(key);
+        view.set({ [key]: input.value });
+      }, 150);
+      input.addEventListener("input", () => {
+        this.typing.add(key); // until then the view does not know it, and must not overwrite it
+        settle();
+      });
       return input;
     };
     const between = (label, low, high) => h("div", { className: "field", role: "group", "aria-label": label }, h("span", {}, label), h("span", { className: "pair" }, low, " to ", high));
