@@ -103,7 +103,7 @@ class TickingShared(SharedEngine):
                 self._engine = engine
 
         class Site(EngineSite):
-            def start(self, number: int) -> Any:
+            def start(self, number: int, *, patient: bool = False) -> Any:
                 raise RunError("it is not started again")
 
         members: Any = [

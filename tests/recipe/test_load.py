@@ -370,7 +370,7 @@ def test_sft_needs_no_algorithm(write: Write) -> None:
     text = 'job = "sft"\nrun_dir = "a"\nepochs = 1.5\n[model]\npath = "m"\n[data]\npath = "d"\n'
     recipe = load_recipe(write(text=text))
     assert isinstance(recipe, SFTRecipe)
-    assert recipe.dump()["algorithm"] == {"type": "sft", "aggregation": "token"}
+    assert recipe.dump()["algorithm"] == {"type": "sft", "aggregation": "token", "loss": "nll"}
 
 
 def test_several_sets_of_data_take_what_they_leave_out_from_data(write: Write) -> None:

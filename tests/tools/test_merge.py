@@ -289,7 +289,7 @@ def test_a_wrong_request_is_one_message(
         ),
         (LINEAR + "models: [{model: a}]\ntokenizer_source: union", "tokenizer_source"),
         (LINEAR + "model: [{model: a}]", "did you mean models"),
-        ("- 1", "a table of settings is wanted"),
+        ("- 1", "a table of settings is expected"),
     ],
 )  # fmt: skip
 def test_what_a_file_asks_for_and_is_not_done_is_one_message(

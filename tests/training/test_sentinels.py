@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.model_types import make_model
 from helpers.runs import assert_same_run, lines, tensors, train_until_killed
 from helpers.tiny_runs import MakeRecipe
 from postgrad.checkpoint.state import RunState
@@ -21,6 +22,7 @@ from postgrad.core.process import done
 from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.role import PolicyLearner
 from postgrad.models.fresh import PRINTABLE
+from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.observe.sentinels.base import SentinelStop
 from postgrad.observe.sentinels.stall import Stall
@@ -87,6 +89,21 @@ def outlier_batch(patch: Patch) -> None:
         return right(self, rate)
 
     patch.setattr(MasterOptimizer, "step", step)
+
+
+def collapsed_routers(patch: Patch) -> None:
+    """From the seventh update on routers prefer nothing, and all tokens go to the first experts."""
+    right = MasterOptimizer._publish
+
+    def publish(self: Any) -> None:
+        if self.updates >= 7:
+            with torch.no_grad():
+                for name, master in self.master.items():
+                    if name.endswith("mlp.gate.weight"):
+                        master.zero_()
+        right(self)
+
+    patch.setattr(MasterOptimizer, "_publish", publish)
 
 
 def hanging_engine(patch: Patch) -> None:
@@ -244,6 +261,7 @@ ILLNESSES = [
         "verifier",
         recipe={"rewards": pays("sometimes_broken"), "scoring": {"max_failed_fraction": 1.0}},
     ),
+    Illness("router", collapsed_routers, "sft", {"steps": 16, **SLOW}),
     Illness("stall", hanging_engine, recipe={"sentinels": {"stall": {"seconds": 0.2}}}),
 ]
 
@@ -254,11 +272,20 @@ def test_every_sentinel_has_its_illness() -> None:
 
 @pytest.mark.parametrize("illness", ILLNESSES, ids=lambda one: one.sentinel)
 def test_a_sick_run_makes_its_sentinel_speak_and_no_other(
-    illness: Illness, make_recipe: Any, console: Console, monkeypatch: Patch
+    illness: Illness,
+    make_recipe: Any,
+    models: Callable[[int], str],
+    console: Console,
+    tmp_path: Path,
+    monkeypatch: Patch,
 ) -> None:
     if illness.plant is not None:
         illness.plant(monkeypatch)
-    usual = {"rollout": ENDS} if illness.job == "rl" else {}
+    usual: dict[str, Any] = {"rollout": ENDS} if illness.job == "rl" else {}
+    if illness.sentinel == "router":
+        vocabulary = len(load_tokenizer(models(0)))
+        mixture = make_model("qwen3_moe", Path(models(0)), vocabulary, tmp_path / "mixture")
+        usual["model"] = {"path": str(mixture), "init": None}
     recipe = make_recipe(illness.job, **(usual | illness.recipe))
     train(recipe, console)
     assert {name for name, _ in spoken(recipe.run_dir)} == {illness.sentinel}

@@ -112,9 +112,8 @@ class RLJob:
             with run.clock.timed("train/columns"):
                 old, ref, values, entropy = self._columns(batch)
             with run.clock.timed("train/credit"):
-                credit = parts.algorithm.credit(
-                    batch, old, ref, values, state.algorithm, entropy=entropy
-                )
+                columns = old, ref, values, state.algorithm
+                credit = parts.algorithm.credit(batch, *columns, entropy=entropy)
             with run.clock.timed("train/update"):
                 cut = self._cut(credit.experience, state.step)
                 results = self._update(cut, state)
@@ -133,8 +132,6 @@ class RLJob:
         with run.phase("log"):
             shown = parts.tokenizer.decode, batch, credit, learned, run.recipe.observe.samples
             run.logs.samples(step_samples(sampled.all, sampled.reasons, number, *shown))
-            if paused.schedule is not None:
-                run.logs.schedule(paused.schedule)
         following = replace(
             state,
             step=number,
@@ -195,6 +192,8 @@ class RLJob:
         run, parts = self._run, self._parts
         with run.phase("sample", run.geometry.samples_per_step):
             paused = parts.source.pause()
+        if paused.schedule is not None:
+            run.logs.schedule(paused.schedule)
         waited, before = self._sampling
         spent = named(np.subtract(parts.engine.stats.row, before).tolist())
         run.clock.add("sample/score", parts.scorer.seconds - waited)

@@ -88,7 +88,7 @@ def test_a_run_dir_that_goes_on_is_no_problem(report: Report, make_recipe: Any) 
     (directory.path / "metrics.jsonl").write_text("{}\n", "utf-8")
     ahead.check_run_dir(report, recipe)
     assert report.problems == []
-    assert "goes on" in report.checks[0].detail
+    assert "continues after step 0" in report.checks[0].detail
 
 
 def test_a_run_dir_under_a_file_is_found(report: Report, make_recipe: Any, tmp_path: Path) -> None:
