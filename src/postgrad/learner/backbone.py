@@ -281,6 +281,8 @@ class Backbone:
         if mode in self._compiled_modes:
             return
         self._compiled_modes.add(mode)
+        if self.adapter is not None and self.sharding is None:
+            self.adapter.join_frozen()
         tokens = min(self.micro.max_tokens or COMPILED_TOKENS, COMPILED_TOKENS)
         count = max(1, tokens // 256) * (256 // COMPILED_LENGTH) + 1  # an odd number of squares
         layout = plain_layout(count, COMPILED_LENGTH)

@@ -29,7 +29,6 @@ CHUNK_ROWS = {"cpu": 1, "gpu": 1024}
 BLOCK_VALUES = 2**17  # of them in one elementwise step on a CPU: 512 KiB, half a second-level cache
 
 
-
 def shaped_by(config: Any) -> tuple[float | None, float | None, float | None]:
     """What a config says of logits after the product: Cohere's factor, Granite's divisor, and
     Gemma's soft-cap.
