@@ -109,7 +109,7 @@ class Backbone:
     `lm` is a transformers model loaded with our attention, on `device`: a causal one, or a body
     with a `score` head. `attention` is the recipe's choice: "sdpa", "flex", or "auto" (flex on
     CUDA). adapter: the adapter on `lm`, whose own weights are frozen then. compiler: the backend of
-    torch.compile for decoder layers and output head (models/compiled.py); None: they run as they are.
+    torch.compile for decoder layers and output head (models/compiled.py); None: without.
 
     On several ranks (`divide`) every rank gets the same sequences, runs its share of them, and
     has the results of all afterwards.

@@ -25,8 +25,8 @@ Shaped = tuple[float | None, float | None, float | None]  # what models.head.sha
 
 _LAYER = re.compile(r"(?:^|\.)layers\.\d+\.")
 GRAPHS = 64  # most graphs of one kind of layer, for all roles together
-# Rows of logits that the head's kernels are compiled for, whatever number of them comes first: torch
-# chooses kernels for the size that it sees, and a resumed run sees another one.
+# Rows of logits that the head's kernels are compiled for, whatever number of them comes first:
+# torch chooses kernels for the size that it sees, and a resumed run sees another one.
 COMPILED_ROWS = 1024
 
 
