@@ -122,9 +122,9 @@ class HeadKernels:
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Logprobs of targets [N], log Z [N], and entropies: [N], or [0] without; all float32."""
-        settings = shaped, temperature, with_entropy
-        self._prepare(products, settings)
-        return self._read(*_any_rows(products, targets), *settings)
+        self._prepare(products, (shaped, temperature, with_entropy))
+        _any_rows(products, targets)
+        return self._read(products, targets, shaped, temperature, with_entropy)
 
     def write_gradient(
         self, products: Tensor, columns: Sequence[Tensor], shaped: Shaped, temperature: float
@@ -135,7 +135,8 @@ class HeadKernels:
         with_entropy = len(columns[2]) > 0
         self._prepare(products, (shaped, temperature, with_entropy))
         kept = columns if with_entropy else (columns[0], columns[1], columns[3])
-        self._write(*_any_rows(products, *kept), shaped=shaped, temperature=temperature)
+        _any_rows(products, *kept)
+        self._write(products, *kept, shaped=shaped, temperature=temperature)
         return products
 
     def _prepare(self, like: Tensor, settings: tuple[Shaped, float, bool]) -> None:
@@ -158,11 +159,10 @@ def head_kernels(backend: str) -> HeadKernels:
     return HeadKernels(backend)
 
 
-def _any_rows(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _any_rows(*tensors: Tensor) -> None:
     """Tells torch's compiler that the number of rows changes from call to call."""
     for tensor in tensors:
         torch._dynamo.maybe_mark_dynamic(tensor, 0)
-    return tensors
 
 
 def _logits(products: Tensor, shaped: Shaped) -> Tensor:

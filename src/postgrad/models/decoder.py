@@ -253,9 +253,9 @@ def joined(parameters: Sequence[nn.Parameter]) -> Tensor:
     ends = [start + p.numel() for start, p in zip(starts, parameters, strict=True)]
     together = all(p.untyped_storage().data_ptr() == storage for p in parameters)
     if not together or starts[1:] != ends[:-1]:
-        whole = torch.cat([p.detach() for p in parameters])
+        concatenated = torch.cat([p.detach() for p in parameters])
         for parameter, part in zip(
-            parameters, whole.split([len(p) for p in parameters]), strict=True
+            parameters, concatenated.split([len(p) for p in parameters]), strict=True
         ):
             parameter.data = part
     first = parameters[0].detach()
