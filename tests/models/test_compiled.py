@@ -180,7 +180,7 @@ def test_adapters_are_compiled_and_switched_off() -> None:
 def test_attention_in_blocks_stays_outside() -> None:
     backbone, plain = both("qwen3", "sdpa")
     require_same(backbone, plain, range(4))
-    assert graphs() <= 8
+    assert graphs() <= 10  # two of them of the head
 
 
 def test_graphs_are_made_for_the_same_sizes_whatever_comes_first() -> None:
