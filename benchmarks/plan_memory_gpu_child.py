@@ -6,9 +6,10 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,8 +24,10 @@ from postgrad.fleet.local import LocalFleet
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.fresh import make_fresh
 from postgrad.models.known_shapes import shape_of_model
+from postgrad.models.load import Loading
 from postgrad.models.score import HEAD
 from postgrad.models.settings import ModelInit, ModelSettings
+from postgrad.models.stored import Box, StoredTensor, of_tensors
 from postgrad.observe.console import Console
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.parallel.device import Placement, apply
@@ -105,16 +108,29 @@ def write_rows(model: Path, tokens: int, count: int, *, answered: bool, to: Path
     to.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
 
 
-def on_device(
-    path: str, config: Any, dtype: torch.dtype, kind: Any, more: Mapping[str, Any]
-) -> tuple[Any, list[str]]:
-    """models.load.read_weights, of weights as the device has them."""
-    with torch.device("cuda"):
-        lm = kind.from_config(config, attn_implementation=ATTENTION_NAME, dtype=dtype)
-    return lm, [HEAD] if hasattr(lm, "score") else []
+def on_device(path: str, config: Any, kind: Any, how: Loading) -> tuple[Any, list[str]]:
+    """models.load.read_weights, of weights as the device has them; of zeros where ranks divide them
+    as they are read.
+    """
+    with torch.device("meta" if how.stored else "cuda"):
+        lm = kind.from_config(config, attn_implementation=ATTENTION_NAME, dtype=how.dtype)
+    missing = [HEAD] if hasattr(lm, "score") else []
+    if how.stored:
+        device = torch.empty(0, device=how.device).device
+        weights = {
+            name: StoredTensor(weight.shape, weight.dtype, device, partial(_zeros, weight.dtype))
+            for name, weight in lm.named_parameters()
+            if name not in missing
+        }
+        lm, _ = of_tensors(type(lm), config, how.dtype, weights, ATTENTION_NAME)
+    return lm, missing
 
 
-def fleet(run: Any, stack: ExitStack, *, again: bool) -> LocalFleet:
+def _zeros(dtype: torch.dtype, box: Box) -> torch.Tensor:
+    return torch.zeros([count for _, count in box], dtype=dtype)
+
+
+def fleet(run: Any, stack: ExitStack, session: Any) -> LocalFleet:
     """prepare._fleet: every model in this process, also where it is one of several ranks."""
     count = run.recipe.learner.ranks
     if count == 1:
@@ -124,14 +140,15 @@ def fleet(run: Any, stack: ExitStack, *, again: bool) -> LocalFleet:
     return LocalFleet(run, OneOfRanks(0, count, "cuda", dist.HashStore()), run.directory.path)
 
 
-def unlike(completed: Callable[[LocalEngine], list[Completion]]) -> Any:
+def unlike(completed: Callable[..., list[Completion]]) -> Any:
     """LocalEngine.completed, with other tokens for each sample: on the stub all are the same, and
     equal answers would be computed once.
     """
 
-    def changed(self: LocalEngine) -> list[Completion]:
+    def changed(self: LocalEngine, awaited: Collection[int] | None = None) -> list[Completion]:
         return [
-            replace(completion, token_ids=_letters(completion)) for completion in completed(self)
+            replace(completion, token_ids=_letters(completion))
+            for completion in completed(self, awaited)
         ]
 
     return changed

@@ -221,5 +221,43 @@ def test_siblings_share_one_product_and_keep_nothing_after_a_forward(
     assert of_a == 2 * [(12, WIDTH), (4, WIDTH), (8, WIDTH), (4, INNER)]
     for layer in lm.modules():
         if isinstance(layer, AdaptedLinear):
-            assert layer.siblings._input is None
-            assert not any(part is not None for part in layer.siblings._parts)
+            for shared in (layer.siblings._rows, layer.siblings._results):
+                assert shared._input is None
+                assert not any(part is not None for part in shared._parts)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_frozen_matrices_that_are_joined_give_pefts_results_and_stay_the_models_own(
+    bias: bool,
+) -> None:
+    lm = Small(torch.float64, bias)
+    adapter = add_adapter(lm, LoraSettings(rank=4, alpha=6), seed=0)
+    fill(adapter, seed=1)
+    lm.double()
+    before = {name: p.detach().clone() for name, p in lm.named_parameters()}
+    own = outcome(lm, torch.float64)
+    products: list[tuple[int, ...]] = []
+    adapter.join_frozen()
+    linear = nn.functional.linear
+
+    def noted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        products.append(tuple(weight.shape))
+        return linear(x, weight, bias)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.functional, "linear", noted)
+        joined = outcome(lm, torch.float64)
+    assert [shape for shape in products if shape[0] in (2 * WIDTH, 2 * INNER)] == 2 * [
+        (2 * WIDTH, WIDTH),
+        (2 * INNER, WIDTH),
+    ]
+    assert require_same(lm, torch.float64, 1e-14) == 1 + 2 * 2 * 7
+    for name, tensor in joined.items():
+        torch.testing.assert_close(tensor, own[name], rtol=1e-13, atol=1e-13)
+    assert {n: p.shape for n, p in lm.named_parameters()} == {n: p.shape for n, p in before.items()}
+    assert all(torch.equal(p, before[name]) for name, p in lm.named_parameters())
+    block: Any = lm.model.layers[0]  # pyright: ignore[reportIndexIssue]
+    with torch.no_grad():  # what is written into a parameter arrives in the product
+        block.k_proj.base_layer.weight.zero_()
+    changed = outcome(lm, torch.float64)["out"]
+    assert not torch.equal(changed, joined["out"])

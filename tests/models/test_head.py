@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.models import head
+from postgrad.models.compiled import head_kernels
 from postgrad.models.linear import sum_gradients_in
 
 VOCABULARY, HIDDEN, ENTRIES = 37, 12, 23
@@ -149,3 +150,37 @@ def test_a_head_that_is_more_than_a_matrix_has_the_same_gradients(
     torch.testing.assert_close(hooked, plain)
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+@pytest.mark.parametrize("shaped", [{}, {"final_logit_softcapping": 1.5}, {"logit_scale": 0.4}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_of_compiled_heads_give_what_plain_heads_give(
+    dtype: torch.dtype, shaped: dict[str, float], with_entropy: bool
+) -> None:
+    """In bfloat16 their gradient is nearer to float64, for soft-caps are not rounded on the way."""
+    torch._dynamo.reset()
+    head_kernels.cache_clear()
+    torch.manual_seed(0)
+    plain = Model().to(dtype)
+    plain.config = SimpleNamespace(vocab_size=VOCABULARY, **shaped)
+    rows = torch.randn(ENTRIES, HIDDEN, dtype=dtype)
+    targets, coming = torch.randint(0, VOCABULARY, (ENTRIES,)), torch.randn(2, ENTRIES)
+
+    def outcome(compiler: str | None, model: Model) -> list[Tensor]:
+        hidden = rows.to(model.head.weight.dtype).requires_grad_()
+        logprobs, entropy = head.target_logprobs(
+            model, hidden, targets, temperature=0.7, with_entropy=with_entropy, compiler=compiler
+        )
+        read = (coming[0] * logprobs).sum()
+        read = read if entropy is None else read + (coming[1] * entropy).sum()
+        gradients = torch.autograd.grad(read, [hidden, model.head.weight])
+        return [logprobs.detach(), *([] if entropy is None else [entropy.detach()]), *gradients]
+
+    got, wanted = outcome("aot_eager", plain), outcome(None, plain)
+    exact = outcome(None, plain.double())
+    for one, other, true in zip(got, wanted, exact, strict=True):
+        assert one.dtype == other.dtype
+        tolerance = 1e-6 if dtype == torch.float32 else 0.02
+        assert (one - true).norm() <= tolerance * true.norm()
+        assert (one - true).norm() <= 1.5 * (other - true).norm() + 1e-6 * true.norm()

@@ -110,7 +110,7 @@ class Backbone:
     `lm` is a transformers model loaded with our attention, on `device`: a causal one, or a body
     with a `score` head. `attention` is the recipe's choice: "sdpa", "flex", or "auto" (flex on
     CUDA). adapter: the adapter on `lm`, whose own weights are frozen then. compiler: the backend of
-    torch.compile for the decoder layers (models/compiled.py); None: they run as they are.
+    torch.compile for decoder layers and output head (models/compiled.py); None: without.
 
     On several ranks (`divide`) every rank gets the same sequences, runs its share of them, and
     has the results of all afterwards.
@@ -218,6 +218,7 @@ class Backbone:
                 targets=to_device(targets, self.device),
                 temperature=temperature,
                 with_entropy=with_entropy,
+                compiler=self.compiler,
             ),
         )
         if rank_rows is not None:
@@ -288,6 +289,8 @@ class Backbone:
         if mode in self._compiled_modes:
             return
         self._compiled_modes.add(mode)
+        if self.adapter is not None and self.sharding is None:
+            self.adapter.join_frozen()
         tokens = min(self.micro.max_tokens or COMPILED_TOKENS, COMPILED_TOKENS)
         count = max(1, tokens // 256) * (256 // COMPILED_LENGTH) + 1  # an odd number of squares
         layout = plain_layout(count, COMPILED_LENGTH)

@@ -2,10 +2,11 @@
 
 PEFT's forward converts the input and multiplies it by A once for each of q/k/v and of gate/up, in
 torch's products. Here sibling layers that read the same input share one product with all their A,
-and on a CPU products are those of models.linear. Modules, parameters and their names are PEFT's.
+where layers are compiled also one with their own matrices, and on a CPU products are those of
+models.linear. Modules, parameters and their names are PEFT's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,43 +18,90 @@ from torch import Tensor, nn
 from postgrad.core import seeds
 from postgrad.models.adapter_dropout import CounterDropout, RowMasks
 from postgrad.models.attention import to_device
+from postgrad.models.decoder import joined
 from postgrad.models.linear import multiply
 from postgrad.models.score import in_float32
 from postgrad.models.settings import SIBLINGS
 from postgrad.models.stored import Box, StoredTensor, whole_box
 
 
-class SiblingRows:
-    """The products x A^T of layers that read the same x, computed when the first is called. A layer
-    looks whether it was given the input that its sibling had: where an architecture gives others,
-    that costs products and changes no result.
+class _SharedParts:
+    """Results of one product for layers that read the same x, computed when the first is called. A
+    layer looks whether it was given the input that its sibling had: where an architecture gives
+    others, that costs products and changes no result.
     """
 
-    def __init__(self, layers: "list[AdaptedLinear]") -> None:
-        self._layers = layers
+    def __init__(self, count: int) -> None:
+        self._count = count
         self._forget()
 
     def _forget(self) -> None:
         self._input: Tensor | None = None
-        self._parts: list[Tensor | None] = [None] * len(self._layers)
+        self._parts: list[Tensor | None] = [None] * self._count
 
-    def of(self, place: int, name: str, x: Tensor) -> Tensor:
-        """x A^T [..., rank] of the layer at `place`, in the dtype of A. x: [..., in]."""
+    def of(self, place: int, x: Tensor, parts: Callable[[Tensor], dict[int, Tensor]]) -> Tensor:
+        """The part of the layer at `place`, which `parts` gives for some of the layers."""
         if self._input is not x or self._parts[place] is None:
+            computed = parts(x)
+            self._forget()
+            self._input = x
+            for number, part in computed.items():
+                self._parts[number] = part
+        part, self._parts[place] = self._parts[place], None
+        assert part is not None
+        if all(other is None for other in self._parts):
+            self._forget()  # nothing of a forward is held after it
+        return part
+
+
+class Siblings:
+    """Layers of one block that read the same x. They share the product x A^T with all their A, and
+    the product x W^T once their matrices are joined.
+    """
+
+    def __init__(self, layers: "list[AdaptedLinear]") -> None:
+        self._layers = layers
+        self._rows, self._results = _SharedParts(len(layers)), _SharedParts(len(layers))
+        self._joined: tuple[Tensor, Tensor | None] | None = None
+
+    def rows(self, place: int, name: str, x: Tensor) -> Tensor:
+        """x A^T [..., rank] of the layer at `place`, in the dtype of A. x: [..., in]."""
+
+        def parts(x: Tensor) -> dict[int, Tensor]:
             members = [n for n, layer in enumerate(self._layers) if name in layer.lora_A]
             matrices = [self._layers[n].matrices(name)[0] for n in members]
             stacked = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
             products = multiply(x.to(stacked.dtype), stacked)
-            parts = products.split([len(matrix) for matrix in matrices], -1)
-            self._forget()
-            self._input = x
-            for n, part in zip(members, parts, strict=True):
-                self._parts[n] = part
-        rows, self._parts[place] = self._parts[place], None
-        assert rows is not None
-        if all(part is None for part in self._parts):
-            self._forget()  # nothing of a forward is held after it
-        return rows
+            split = products.split([len(matrix) for matrix in matrices], -1)
+            return dict(zip(members, split, strict=True))
+
+        return self._rows.of(place, x, parts)
+
+    def result(self, place: int, x: Tensor) -> Tensor:
+        """W x + b [..., out] of the layer at `place`."""
+        if self._joined is None:
+            return self._layers[place].base_layer(x)
+        weight, bias = self._joined
+
+        def parts(x: Tensor) -> dict[int, Tensor]:
+            products = nn.functional.linear(x, weight, bias)
+            split = products.split([layer.out_features for layer in self._layers], -1)
+            return dict(enumerate(split))
+
+        return self._results.of(place, x, parts)
+
+    def join(self) -> None:
+        """Puts the frozen matrices side by side, as views of one, where all of them are plain."""
+        bases: list[Any] = [layer.base_layer for layer in self._layers]
+        biases = [base.bias for base in bases if base.bias is not None]
+        tensors = [base.weight for base in bases] + biases
+        alike = len({(t.dtype, t.device) for t in tensors}) == 1
+        plain = all(type(base) is nn.Linear for base in bases) and all(
+            type(t) is nn.Parameter and not t.requires_grad for t in tensors
+        )
+        if len(bases) > 1 and plain and alike and len(biases) in (0, len(bases)):
+            weight = joined([base.weight for base in bases])
+            self._joined = weight, joined(biases) if biases else None
 
 
 class AdaptedLinear(Linear):
@@ -61,7 +109,7 @@ class AdaptedLinear(Linear):
     B. At most one adapter acts, and it is never merged.
     """
 
-    siblings: SiblingRows
+    siblings: Siblings
     place: int
 
     def matrices(self, name: str) -> tuple[Tensor, Tensor]:
@@ -72,7 +120,7 @@ class AdaptedLinear(Linear):
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         """x: [..., in]; returns [..., out] in the dtype of the base's result."""
-        result = self.base_layer(x)
+        result = self.siblings.result(self.place, x)
         name = self.active_adapters[0]
         if self.disable_adapters or name not in self.lora_A:
             return result
@@ -81,7 +129,7 @@ class AdaptedLinear(Linear):
         if isinstance(dropout, CounterDropout) and dropout.acts:  # every layer drops other inputs
             rows = multiply(dropout(x.to(a.dtype)), a)
         else:
-            rows = self.siblings.of(self.place, name, x)
+            rows = self.siblings.rows(self.place, name, x)
         change = multiply(rows, b)
         return torch.add(result, change, alpha=self.scaling[name]).to(result.dtype)
 
@@ -102,10 +150,19 @@ def own_layers(lm: nn.Module) -> None:
                 for name in names
                 if isinstance(getattr(block, name, None), Linear)
             ]
-            siblings = SiblingRows(layers)
+            siblings = Siblings(layers)
             for place, layer in enumerate(layers):
                 layer.__class__ = AdaptedLinear
                 layer.siblings, layer.place = siblings, place
+
+
+def join_siblings(lm: nn.Module) -> None:
+    """From now on frozen matrices of layers that read the same input are one product. To be called
+    once the weights have their places: whoever puts other tensors there has to call it again.
+    """
+    layers = [layer for layer in lm.modules() if isinstance(layer, AdaptedLinear)]
+    for siblings in {id(layer.siblings): layer.siblings for layer in layers}.values():
+        siblings.join()
 
 
 @torch.no_grad()

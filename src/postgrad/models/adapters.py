@@ -155,6 +155,12 @@ class Adapter:
         with _acts(self.lm, None):
             yield
 
+    def join_frozen(self) -> None:
+        """Frozen matrices that read the same input become one product (adapter_layers)."""
+        from postgrad.models.adapter_layers import join_siblings
+
+        join_siblings(self.lm)
+
     @property
     def drops(self) -> bool:
         """Whether dropout acts now."""

@@ -4,12 +4,13 @@ products become a few kernels, and flex attention a part of the same graph.
 One graph serves all layers of a model and every number of tokens. There are others for what changes
 the code of a layer: gradients on or off, another window, an adapter that acts or not.
 
-What is left beside the products is adding up gradients over micro-batches (`LayerSums`): a kernel
-for each layer instead of one for each weight.
+What is left beside the products is the output head between its two products (`HeadKernels`: two or
+three kernels in place of fifty), and adding up gradients over micro-batches (`LayerSums`: a kernel
+for each layer instead of one for each weight).
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -20,8 +21,13 @@ from torch.utils.checkpoint import checkpoint
 
 from postgrad.models.attention import AttentionContext, layers_of
 
+Shaped = tuple[float | None, float | None, float | None]  # what models.head.shaped_by gives
+
 _LAYER = re.compile(r"(?:^|\.)layers\.\d+\.")
 GRAPHS = 64  # most graphs of one kind of layer, for all roles together
+# Rows of logits that the head's kernels are compiled for, whatever number of them comes first:
+# torch chooses kernels for the size that it sees, and a resumed run sees another one.
+COMPILED_ROWS = 1024
 
 
 @cache
@@ -33,6 +39,11 @@ def settle() -> None:
     settings.recompile_limit = GRAPHS
     # Beyond the limit torch would go on without compiling, with other bits.
     settings.fail_on_recompile_limit_hit = True
+
+
+def _options(backend: str) -> dict[str, Any] | None:
+    """Kernels that do not need each other, as those of queries and of keys, are launched as one."""
+    return {"combo_kernels": True} if backend == "inductor" else None
 
 
 class OutsideGraph:
@@ -70,7 +81,9 @@ def compile_layers(lm: nn.Module, backend: str = "inductor") -> None:
     for layer in layers_of(lm):
         kind = type(layer)
         if kind not in compiled:
-            compiled[kind] = torch.compile(kind.forward, dynamic=True, backend=backend)
+            compiled[kind] = torch.compile(
+                kind.forward, dynamic=True, backend=backend, options=_options(backend)
+            )
         checkpointed = bool(getattr(layer, "gradient_checkpointing", False))
         layer.gradient_checkpointing = False  # pyright: ignore[reportArgumentType]
         layer.forward = partial(_forward, compiled[kind], layer, checkpointed)
@@ -84,6 +97,123 @@ def _forward(
     if checkpointed and layer.training:
         return checkpoint(run, hidden, *args, use_reentrant=False, preserve_rng_state=False)
     return run(hidden, *args)
+
+
+class HeadKernels:
+    """What an output head does between the product that gives its logits and those that take their
+    gradient. products: [N, V] in the head's dtype, without soft-cap and scaling, which `shaped` is.
+
+    Logits are float32 within a kernel, and nowhere in memory: the gradient is written over the
+    products. Its sums are those of models.head up to rounding.
+    """
+
+    def __init__(self, backend: str) -> None:
+        settle()
+        self._ready: set[Any] = set()
+        self._read = torch.compile(_read_products, backend=backend)
+        self._write = torch.compile(_write_gradient, backend=backend)
+
+    def read(
+        self,
+        products: Tensor,
+        targets: Tensor,
+        shaped: Shaped,
+        temperature: float,
+        with_entropy: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Logprobs of targets [N], log Z [N], and entropies: [N], or [0] without; all float32."""
+        self._prepare(products, (shaped, temperature, with_entropy))
+        _any_rows(products, targets)
+        return self._read(products, targets, shaped, temperature, with_entropy)
+
+    def write_gradient(
+        self, products: Tensor, columns: Sequence[Tensor], shaped: Shaped, temperature: float
+    ) -> Tensor:
+        """The gradient of the products, written over them. columns: targets, log Z and entropies as
+        `read` gives them, and the gradients of logprobs and entropies.
+        """
+        with_entropy = len(columns[2]) > 0
+        self._prepare(products, (shaped, temperature, with_entropy))
+        kept = columns if with_entropy else (columns[0], columns[1], columns[3])
+        _any_rows(products, *kept)
+        self._write(products, *kept, shaped=shaped, temperature=temperature)
+        return products
+
+    def _prepare(self, like: Tensor, settings: tuple[Shaped, float, bool]) -> None:
+        """Compiles both kernels of this kind for COMPILED_ROWS rows, once."""
+        kind = like.shape[1], like.dtype, like.device, settings
+        if kind in self._ready:
+            return
+        self._ready.add(kind)
+        shaped, temperature, with_entropy = settings
+        products = like.new_zeros(COMPILED_ROWS, like.shape[1])
+        targets = torch.zeros(COMPILED_ROWS, dtype=torch.int64, device=like.device)
+        logprobs, log_z, entropy = self.read(products, targets, shaped, temperature, with_entropy)
+        columns = targets, log_z, entropy, logprobs, entropy
+        self.write_gradient(products, columns, shaped, temperature)
+
+
+@cache
+def head_kernels(backend: str) -> HeadKernels:
+    """Those of this process: heads of one width share their graphs."""
+    return HeadKernels(backend)
+
+
+def _any_rows(*tensors: Tensor) -> None:
+    """Tells torch's compiler that the number of rows changes from call to call."""
+    for tensor in tensors:
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
+
+
+def _logits(products: Tensor, shaped: Shaped) -> Tensor:
+    scale, divisor, cap = shaped
+    logits = products.float()
+    if scale is not None:
+        logits = logits * scale
+    if divisor is not None:
+        logits = logits / divisor
+    return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def _read_products(
+    products: Tensor, targets: Tensor, shaped: Shaped, temperature: float, with_entropy: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    scaled = _logits(products, shaped) / temperature
+    log_z = torch.logsumexp(scaled, -1)
+    # Of the products at the targets alone: logits are not kept for it.
+    of_targets = _logits(products.gather(-1, targets[:, None])[:, 0], shaped) / temperature
+    if not with_entropy:
+        return of_targets - log_z, log_z, log_z.new_zeros(0)
+    probs = torch.exp(scaled - log_z[:, None])
+    return of_targets - log_z, log_z, log_z - (probs * scaled).sum(-1)
+
+
+def _write_gradient(
+    products: Tensor,
+    targets: Tensor,
+    log_z: Tensor,
+    *more: Tensor,
+    shaped: Shaped,
+    temperature: float,
+) -> None:
+    """more: the gradients of logprobs; or entropies, and the gradients of logprobs and of them."""
+    scale, divisor, cap = shaped
+    logits = _logits(products, shaped)
+    log_p = logits / temperature - log_z[:, None]
+    if len(more) == 1:
+        of_logprob = more[0] / temperature
+        factor = -of_logprob[:, None]
+    else:
+        entropy, of_logprob, of_entropy = more[0], more[1] / temperature, more[2] / temperature
+        factor = -of_entropy[:, None] * (log_p + entropy[:, None]) - of_logprob[:, None]
+    columns = torch.arange(products.shape[1], device=products.device)
+    at_target = torch.where(columns == targets[:, None], of_logprob[:, None], 0.0)
+    gradient = log_p.exp() * factor + at_target
+    if cap is not None:
+        gradient = gradient * (1.0 - (logits / cap).square())
+    if divisor is not None:
+        gradient = gradient / divisor
+    products.copy_(gradient if scale is None else gradient * scale)
 
 
 class LayerSums:

@@ -126,7 +126,7 @@ class _Linear:
 
     def _join(self) -> tuple[Tensor, Tensor | None]:
         """Weight [M, K] and bias [M]: the parameters are views into them."""
-        return _joined(self._weights), None if self._biases is None else _joined(self._biases)
+        return joined(self._weights), None if self._biases is None else joined(self._biases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ def _norm(module: Any) -> _RMSNorm:
 
 
 @torch.no_grad()
-def _joined(parameters: Sequence[nn.Parameter]) -> Tensor:
+def joined(parameters: Sequence[nn.Parameter]) -> Tensor:
     """The parameters concatenated along dimension 0. They become views into the result, where they
     are not yet.
     """
@@ -253,9 +253,9 @@ def _joined(parameters: Sequence[nn.Parameter]) -> Tensor:
     ends = [start + p.numel() for start, p in zip(starts, parameters, strict=True)]
     together = all(p.untyped_storage().data_ptr() == storage for p in parameters)
     if not together or starts[1:] != ends[:-1]:
-        joined = torch.cat([p.detach() for p in parameters])
+        concatenated = torch.cat([p.detach() for p in parameters])
         for parameter, part in zip(
-            parameters, joined.split([len(p) for p in parameters]), strict=True
+            parameters, concatenated.split([len(p) for p in parameters]), strict=True
         ):
             parameter.data = part
     first = parameters[0].detach()

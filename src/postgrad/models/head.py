@@ -3,12 +3,13 @@
 The final soft-cap and logit scaling that some models have belong to the head. Logprobs and
 entropies are computed in chunks of entries (`chunk_rows`). With more than one chunk,
 logits are not kept for the backward pass but computed again there, and their gradient overwrites
-them: memory is one chunk's [chunk, V], whatever the batch.
+them: memory is one chunk's [chunk, V], whatever the batch. Where layers are compiled, what lies
+between the products is compiled too (models/compiled.py).
 """
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,9 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from postgrad.models.linear import MatrixGradient, OneDNNLinear, from_outputs, project
+
+if TYPE_CHECKING:
+    from postgrad.models.compiled import HeadKernels
 
 # Float32 logits that the output head has at a time, and rows, of which it takes at least so many.
 # A GPU reads the output matrix and its gradient once for each chunk, which takes longer than the
@@ -25,8 +29,13 @@ CHUNK_ROWS = {"cpu": 1, "gpu": 1024}
 BLOCK_VALUES = 2**17  # of them in one elementwise step on a CPU: 512 KiB, half a second-level cache
 
 
-# What a config says of logits after the product: Cohere's factor, Granite's divisor, Gemma's cap.
-SHAPED_BY = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+def shaped_by(config: Any) -> tuple[float | None, float | None, float | None]:
+    """What a config says of logits after the product: Cohere's factor, Granite's divisor, and
+    Gemma's soft-cap.
+    """
+    keys = "logit_scale", "logits_scaling", "final_logit_softcapping"
+    factor, divisor, cap = (getattr(config, key, None) for key in keys)
+    return factor, divisor, cap
 
 
 def full_logits(lm: nn.Module, hidden: Tensor) -> Tensor:
@@ -36,7 +45,7 @@ def full_logits(lm: nn.Module, hidden: Tensor) -> Tensor:
 
 def _finished(logits: Tensor, config: Any) -> Tensor:
     """Float32 logits from the products with the output matrix."""
-    scale, divisor, cap = (getattr(config, key, None) for key in SHAPED_BY)
+    scale, divisor, cap = shaped_by(config)
     if scale is not None:
         logits = logits * scale
     if divisor is not None:
@@ -152,14 +161,21 @@ class _HeadLogprobs(torch.autograd.Function):
         with_entropy: bool,
         size: int,
         keep: bool,
+        kernels: "HeadKernels | None",
     ) -> tuple[Tensor, Tensor]:
         read: list[tuple[Tensor, Tensor, Tensor]] = []
         kept: list[Tensor] = []
         for rows in _runs(len(hidden), size):
             products = project(hidden[rows], weight, bias)
-            read.append(
-                _read(_finished(products, config), targets[rows], temperature, with_entropy)
-            )
+            if kernels is None:
+                logits = _finished(products, config)
+                read.append(_read(logits, targets[rows], temperature, with_entropy))
+                del logits
+            else:
+                shaped = shaped_by(config)
+                read.append(
+                    kernels.read(products, targets[rows], shaped, temperature, with_entropy)
+                )
             if keep:
                 kept.append(products)
             del products  # before the next ones are there
@@ -167,7 +183,7 @@ class _HeadLogprobs(torch.autograd.Function):
         ctx.of_weight = MatrixGradient(weight) if ctx.needs_input_grad[1] else None
         read_again = None if keep and ctx.of_weight is None else hidden
         ctx.save_for_backward(read_again, weight, bias, targets, log_z, entropy, *kept)
-        ctx.config, ctx.temperature, ctx.size = config, temperature, size
+        ctx.config, ctx.temperature, ctx.size, ctx.kernels = config, temperature, size, kernels
         return logprobs, entropy
 
     @staticmethod
@@ -182,7 +198,12 @@ class _HeadLogprobs(torch.autograd.Function):
         for rows in reversed(list(_runs(len(targets), ctx.size))):
             products = kept[0] if kept else project(hidden[rows], weight, bias)
             columns = [column[rows] for column in (targets, log_z, entropy, *gradients)]
-            gradient = _of_products(products, columns, ctx.config, ctx.temperature)
+            if ctx.kernels is None:
+                gradient = _of_products(products, columns, ctx.config, ctx.temperature)
+            else:
+                gradient = ctx.kernels.write_gradient(
+                    products, columns, shaped_by(ctx.config), ctx.temperature
+                )
             del products
             narrow = gradient.to(weight.dtype)
             if gradient.device.type != "cpu":
@@ -198,7 +219,7 @@ class _HeadLogprobs(torch.autograd.Function):
             del gradient, narrow
         for_weight = ctx.of_weight.rest() if ctx.of_weight is not None else None
         for_bias = functools.reduce(torch.add, of_bias).to(bias.dtype) if of_bias else None
-        return of_hidden, for_weight, for_bias, *[None] * 6
+        return of_hidden, for_weight, for_bias, *[None] * 7
 
 
 def _of_products(
@@ -207,7 +228,7 @@ def _of_products(
     """The gradient of the output matrix's products [N, V], which are overwritten where they are the
     logits. columns: what `_write_gradient` takes after the logits.
     """
-    if all(getattr(config, key, None) is None for key in SHAPED_BY):
+    if all(shape is None for shape in shaped_by(config)):
         return _write_gradient(products.float(), columns, temperature)
     products = products.detach().requires_grad_()
     with torch.enable_grad():
@@ -258,11 +279,12 @@ def target_logprobs(
     *,
     temperature: float = 1.0,
     with_entropy: bool = False,
+    compiler: str | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Logprobs of `targets` and, with_entropy, the entropies of the distributions over tokens.
 
     hidden: [E, hidden], one row for each loss entry; targets: [E] int64. Both results are [E]
-    float32, at logits / temperature, whatever the model's dtype.
+    float32, at logits / temperature, whatever the model's dtype. compiler: as a Backbone has it.
     """
     if not len(targets):
         empty = hidden.sum() * 0.0  # keeps the graph: all ranks take part in every collective
@@ -274,12 +296,20 @@ def target_logprobs(
     if _is_plain(matrix):
         logprobs, entropy = _HeadLogprobs.apply(
             hidden, matrix.weight, matrix.bias, targets, config,
-            temperature, with_entropy, size, trains and len(targets) <= size,
+            temperature, with_entropy, size, trains and len(targets) <= size, _kernels(compiler),
         )  # fmt: skip  # pyright: ignore[reportGeneralTypeIssues]
     else:
         again = trains and len(targets) > size
         logprobs, entropy = _by_module(lm, hidden, targets, temperature, with_entropy, size, again)
     return logprobs, entropy if with_entropy else None
+
+
+def _kernels(compiler: str | None) -> "HeadKernels | None":
+    if compiler is None:
+        return None
+    from postgrad.models.compiled import head_kernels  # torch's compiler takes seconds
+
+    return head_kernels(compiler)
 
 
 def _is_plain(head: Any) -> bool:

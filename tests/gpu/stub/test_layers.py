@@ -50,15 +50,16 @@ def test_so_does_one_within_an_update_with_its_head_and_its_sum_of_gradients(
     assert updates[kind]["waits"] == updates[kind]["pageable"] == 0
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the goal is not met: 2 374 launches, 3 247 checkpointed, with torch 2.13"
-)
-@pytest.mark.parametrize("kind", ["whole, LoRA", "checkpointed, LoRA"])
-def test_so_does_one_with_adapters(updates: dict[str, Any], kind: str) -> None:
-    """A layer takes 33 products of float32 for its adapters (44 checkpointed), 14 (21) in bfloat16
-    for its frozen matrices, and 27 (40) generated kernels; 300 launches lie outside of layers.
+def test_so_does_one_with_adapters(updates: dict[str, Any]) -> None:
+    assert updates["whole, LoRA"]["launches"] <= 2000
+
+
+@pytest.mark.xfail(strict=True, reason="the goal is not met with activations computed again")
+def test_so_does_one_with_adapters_and_checkpointing(updates: dict[str, Any]) -> None:
+    """A layer takes 44 products of float32 for its adapters and 12 in bfloat16 for its frozen
+    matrices, which are 1 568 launches, before any generated kernel.
     """
-    assert updates[kind]["launches"] <= 2000
+    assert updates["checkpointed, LoRA"]["launches"] <= 2000
 
 
 def test_a_fresh_adapter_is_copied_from_pinned_memory(updates: dict[str, Any]) -> None:
@@ -67,10 +68,9 @@ def test_a_fresh_adapter_is_copied_from_pinned_memory(updates: dict[str, Any]) -
     assert asked["pageable"] == asked["waits"] == 0
 
 
-@pytest.mark.parametrize(("kind", "most"), [("whole, LoRA", 2_400), ("checkpointed, LoRA", 3_280)])
+@pytest.mark.parametrize(("kind", "most"), [("whole, LoRA", 1_950), ("checkpointed, LoRA", 2_620)])
 def test_adapters_on_layers_of_one_input_share_products(
     updates: dict[str, Any], kind: str, most: int
 ) -> None:
-    """42 products a layer, each with its own cast, would be 2 512 and 3 415 launches."""
     assert updates[kind]["launches"] <= most
     assert updates[kind]["waits"] == updates[kind]["pageable"] == 0

@@ -196,6 +196,8 @@ class LocalEngine:
     ) -> list[NDArray[np.float32]]:
         """[T] nats for each sequence, 0 for its first token, by packed forwards of the weights."""
         self._require_whole()
+        if self._device.type == "cuda":  # what computing prompts left has no room for logits
+            give_back(self._device)
         scored: list[NDArray[np.float32]] = []
         batch: list[NDArray[np.int32]] = []
         for number, sequence in enumerate(sequences):
