@@ -75,11 +75,18 @@ def _routers(lm: Any) -> list[tuple[nn.Module, int]]:
     """The routers of a model in the order of its layers, each with the place of the logits in what
     it returns; [] of a dense model. transformers says where it records router logits.
     """
-    recorder = (getattr(lm.get_decoder(), "_can_record_outputs", None) or {}).get("router_logits")
-    if recorder is None:
-        return []
-    kind, index = getattr(recorder, "target_class", recorder), getattr(recorder, "index", 0)
-    return [(module, index) for module in lm.modules() if isinstance(module, kind)]
+    recorders = (getattr(lm.get_decoder(), "_can_record_outputs", None) or {}).get("router_logits")
+    places = {
+        getattr(recorder, "target_class", recorder): getattr(recorder, "index", 0)
+        for recorder in (recorders if isinstance(recorders, list | tuple) else [recorders])
+        if recorder is not None
+    }
+    routers = [module for module in lm.modules() if type(module) in places]
+    return [  # not what passes on the logits of a router within it (jetmoe's attention)
+        (module, places[type(module)])
+        for module in routers
+        if sum(type(inner) in places for inner in module.modules()) == 1
+    ]
 
 
 def balance_of(config: Any, settings: ModelSettings) -> float:
