@@ -40,7 +40,8 @@ from postgrad.rollout.environment import SingleTurn
 from postgrad.rollout.environments.base import build
 from postgrad.rollout.environments.chat import Dialogue, dialogue
 from postgrad.rollout.records_json import Json, group_to_json
-from postgrad.rollout.sampling import Drawing, mean_counts, sample_groups
+from postgrad.rollout.samples import Drawing, mean_counts
+from postgrad.rollout.sampling import sample_groups
 from postgrad.rollout.settings import EnvironmentSettings, SamplingSettings
 
 AnyData = TypeVar("AnyData", DataSettings, MixSettings)

@@ -59,6 +59,7 @@ class SharedEngine:
         self.stats: EngineStats = SharedStats(members=self._members)
         self._dtype = dtype
         self._exact = exact
+        self.streams = len(members) if exact else 0
         self._most = most
         self._version: int | None = None  # None: no weights were loaded
         self._probe: Probe | None = None  # of the weights that are loaded

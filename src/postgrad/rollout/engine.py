@@ -163,6 +163,9 @@ class Engine(Protocol):
     """A sampler with weights of its own."""
 
     stats: EngineStats
+    # What shares a batch follows from requests and token counts alone, for each of so many parts of
+    # the tickets (ticket % streams) by itself. 0: it depends on the clock.
+    streams: int
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises UsageError where it is longer than the engine can hold."""

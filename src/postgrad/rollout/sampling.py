@@ -1,16 +1,24 @@
-"""From prompts to scored groups: sampling, environments and verifiers overlap in time."""
+"""From prompts to scored groups: sampling, environments and verifiers overlap in time.
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+While environments are at work on some samples, the engine decodes others. When a sample's next turn
+enters the engine decides what shares a batch with it, and so the last bits of its numbers. Where
+the engine gives the same bits for the same requests (Engine.streams) and the environment is
+deterministic, this never depends on how long a step of the environment takes: at most `concurrent`
+samples wait beside the engine; where there are more, it stands still until the oldest of them have
+their observations, and where none is left to decode, until all have. Elsewhere a turn enters as
+soon as its observation is there.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import numpy as np
-
 from postgrad.core.errors import RunError
-from postgrad.core.records import FinishReason, Prompt, Rollout, ScoredGroup, Turn
-from postgrad.rollout.engine import Completion, Engine, Request, Written, joined
-from postgrad.rollout.environment import Environment, Episode, SingleTurn
-from postgrad.rollout.settings import SamplingSettings
+from postgrad.core.records import Prompt, Rollout, ScoredGroup
+from postgrad.rollout.engine import Completion, Engine
+from postgrad.rollout.environment import Step
+from postgrad.rollout.samples import Drawing, OpenGroup
 
 
 class Scoring(Protocol):
@@ -26,21 +34,23 @@ class Scoring(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
-    """How each prompt is sampled."""
+class _OpenStep:
+    """A sample that waits for its environment."""
 
-    samples: int  # of each prompt
-    sampling: SamplingSettings
-    seed: int  # of the run
-    environment: Environment = field(default_factory=SingleTurn)
-    max_len: int | None = None  # tokens of prompt and all turns together; None: no bound
+    ticket: int
+    sample: int
+    work: Step
+
+    @property
+    def ended(self) -> bool:
+        return self.work.handle.done()
 
 
 class GroupSampler:
     """Groups that an engine samples side by side, each scored when it is asked for (`finish`).
 
     What is drawn depends on which groups are open and on the engine's steps, never on how long
-    scoring takes: the engine stands still while scores are waited for.
+    scoring takes: the engine stands still while scores are waited for. Environments: see above.
     """
 
     def __init__(
@@ -59,6 +69,9 @@ class GroupSampler:
         self._on_done = on_done
         self.groups: dict[int, OpenGroup] = {}  # by ticket, in the order in which they began
         self._scored: dict[int, ScoredGroup] = {}  # of these, as far as their scores are there
+        self._streams = max(1, engine.streams)
+        self._exact = engine.streams > 0 and drawing.environment.deterministic
+        self._steps: list[_OpenStep] = []  # of environments, in the order in which they began
 
     def start(self, prompts: Sequence[Prompt]) -> None:
         """Samples these prompts too."""
@@ -67,7 +80,7 @@ class GroupSampler:
             raise ValueError("two prompts have the same ticket")
         self.go_on(began.values())
 
-    def go_on(self, groups: Iterable["OpenGroup"]) -> None:
+    def go_on(self, groups: Iterable[OpenGroup]) -> None:
         """Samples groups from where they are: new ones, or those of a `cut`."""
         for group in groups:
             self.groups[group.prompt.ticket] = group
@@ -107,13 +120,51 @@ class GroupSampler:
         for _ in self._decode(tickets):
             pass
 
-    def _decode(self, tickets: Iterable[int]) -> Iterator[list["OpenGroup"]]:
+    def _decode(self, tickets: Iterable[int]) -> Iterator[list[OpenGroup]]:
         """Samples until all of `tickets` have ended. Gives the groups that end, as they do."""
+        tickets = tuple(tickets)
         while awaited := {ticket for ticket in tickets if not self.groups[ticket].ended}:
-            completions = self._engine.completed(awaited)
-            yield self._take(completions)
-            samples = [self.groups[done.ticket].samples[done.sample] for done in completions]
-            self._on_done(sum(sample.request is None for sample in samples))
+            due = self._due(awaited)
+            ready = [steps for steps in due if all(step.ended for step in steps)]
+            if ready:
+                yield self._observe([step for steps in ready for step in steps])
+                continue
+            held = {self._stream(step.ticket) for steps in due for step in steps}
+            asked = {
+                ticket
+                for ticket in awaited
+                if self.groups[ticket].decoding and self._stream(ticket) not in held
+            }
+            if asked or not due:
+                self._take(self._engine.completed(asked))
+                continue
+            open_steps = [step.work.handle for steps in due for step in steps if not step.ended]
+            wait(open_steps, return_when=FIRST_COMPLETED)
+
+    def _stream(self, ticket: int) -> int:
+        return ticket % self._streams
+
+    def _due(self, awaited: Collection[int]) -> list[list["_OpenStep"]]:
+        """The steps of environments whose observations enter the engine next: all of an inner list
+        at once, before anything else is decoded in their stream.
+        """
+        if not self._exact:
+            ended = [step for step in self._steps if step.ended]
+            if ended or any(self.groups[ticket].decoding for ticket in awaited):
+                return [ended] if ended else []
+            return [[step] for step in self._steps]
+        by_stream: dict[int, list[_OpenStep]] = {}
+        for step in self._steps:
+            by_stream.setdefault(self._stream(step.ticket), []).append(step)
+        due: list[list[_OpenStep]] = []
+        for stream, steps in by_stream.items():
+            decodes = any(
+                self.groups[ticket].decoding for ticket in awaited if self._stream(ticket) == stream
+            )
+            kept = self._drawing.environment.concurrent if decodes else 0
+            if len(steps) > kept:
+                due.append(steps[: len(steps) - kept])
+        return due
 
     def _collect(self, *, wait: bool) -> int:
         """Keeps the groups whose scores are there. Returns how many came."""
@@ -123,36 +174,54 @@ class GroupSampler:
 
     def forget(self) -> None:
         """Forgets all groups and scores. The engine must have been cut, or be idle."""
+        assert not self._steps
         self.groups.clear()
         self._scored.clear()
 
     def cut(self) -> None:
-        """Stops the engine: `groups` have what was written so far, and can go on from there."""
+        """Stops the engine: `groups` have what was written so far, and can go on from there. Waits
+        for environments that are at work.
+        """
         requests = self._engine.cut()
         while completions := self._engine.completed():  # they ended before
-            self._take(completions, submit=False)
+            self._take(completions)
+        self._observe(list(self._steps), submit=False)
         for request in requests:
             for number in request.sample_ids:
                 sample = self.groups[request.ticket].samples[number]
                 sample.request = replace(request, sample_ids=(number,))
 
-    def _take(self, completions: Sequence[Completion], *, submit: bool = True) -> list["OpenGroup"]:
-        """Hands turns to their samples. Returns the groups whose last sample has ended now."""
+    def _take(self, completions: Sequence[Completion]) -> None:
+        """Hands turns to their samples, whose environments begin to work on them."""
         if not completions:
             raise RunError("the engine has nothing to do, and samples are missing")
-        ended: list[OpenGroup] = []
         for completion in completions:
             group = self.groups[completion.ticket]
-            next_request = group.samples[completion.sample].take(completion)
+            work = group.samples[completion.sample].take(completion)
+            group.stepping += 1
+            self._steps.append(_OpenStep(completion.ticket, completion.sample, work))
+
+    def _observe(self, steps: Sequence["_OpenStep"], *, submit: bool = True) -> list[OpenGroup]:
+        """Hands observations to their samples. Returns the groups whose last sample has ended."""
+        ended: list[OpenGroup] = []
+        samples = 0
+        for step in steps:
+            group = self.groups[step.ticket]
+            next_request = group.samples[step.sample].observe(step.work.result())
+            group.stepping -= 1
             if next_request is None:
+                samples += 1
                 group.left -= 1
                 if group.ended:
                     ended.append(group)
             elif submit:
                 self._engine.submit(next_request)
+        taken = set(map(id, steps))
+        self._steps = [step for step in self._steps if id(step) not in taken]
+        self._on_done(samples)
         return ended
 
-    def _submit(self, group: "OpenGroup") -> None:
+    def _submit(self, group: OpenGroup) -> None:
         rollouts = [sample.rollout(self._tokenizer) for sample in group.samples]
         self._scorer.submit(group.prompt, rollouts)
 
@@ -171,130 +240,3 @@ def sample_groups(
     sampler = GroupSampler(engine, scorer, drawing, tokenizer, on_done)
     sampler.start(prompts)
     return sampler.finish([prompt.ticket for prompt in prompts])
-
-
-class OpenGroup:
-    """A prompt whose samples are in progress."""
-
-    def __init__(self, prompt: Prompt, drawing: Drawing) -> None:
-        self.prompt = prompt
-        self.samples = [OpenSample(prompt, i, drawing) for i in range(drawing.samples)]
-        self.left = drawing.samples  # samples that have not ended
-
-    @property
-    def ended(self) -> bool:
-        """Whether all samples have ended."""
-        return not self.left
-
-    def requests(self) -> Iterator[Request]:
-        """What an engine has to do: a request for all samples that have not begun, then one for
-        each that goes on.
-        """
-        waiting = [sample.request for sample in self.samples if sample.request is not None]
-        fresh = [r for r in waiting if not r.turn and r.written is None]
-        if fresh:
-            numbers = tuple(number for request in fresh for number in request.sample_ids)
-            yield replace(fresh[0], sample_ids=numbers)
-        yield from (request for request in waiting if request.turn or request.written is not None)
-
-
-def mean_counts(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """The counts of environments as means over the samples, 0 where a sample lacks one."""
-    names = dict.fromkeys(name for rollout in rollouts for name in rollout.counts)
-    return {
-        name: float(np.mean([rollout.counts.get(name, 0.0) for rollout in rollouts]))
-        for name in sorted(names)
-    }
-
-
-class OpenSample:
-    """A sample in progress: its turns so far and its episode."""
-
-    def __init__(self, prompt: Prompt, number: int, drawing: Drawing) -> None:
-        self.prompt = prompt
-        self._number = number
-        self._drawing = drawing
-        self._episode: Episode = drawing.environment.reset(prompt, number)
-        self._turns: list[Turn] = []
-        self.completions: list[Completion] = []  # the policy's turns
-        self._rewards: list[float] = []  # one a turn
-        self._counts: dict[str, float] = {}
-        self._finish: FinishReason = "stop"
-        # What an engine has to do next; None: the sample has ended.
-        self.request: Request | None = Request(
-            prompt.ticket, (number,), prompt.token_ids, drawing.sampling, 0, drawing.seed,
-            messages=prompt.messages,
-        )  # fmt: skip
-
-    def take(self, completion: Completion) -> Request | None:
-        """Add the policy's newest turn; the request for the next one, or None at the end."""
-        self.request = self._after(completion)
-        return self.request
-
-    def go_on(self, turn: Written) -> None:
-        """Sets what was written of the turn under way."""
-        assert self.request is not None
-        self.request = self.request.cut_after(self._number, turn)
-
-    def _after(self, completion: Completion) -> Request | None:
-        self._turns.append(Turn("policy", completion.token_ids, completion.logprobs))
-        self.completions.append(completion)
-        self._finish = completion.finish_reason
-        observation = self._episode.step(completion)
-        self._rewards.append(observation.reward)
-        for name, count in observation.counts.items():
-            self._counts[name] = self._counts.get(name, 0.0) + count
-        if observation.done:
-            return None
-        seen = np.asarray(observation.token_ids, np.int32)
-        history = [self.prompt.token_ids, *(turn.token_ids for turn in self._turns), seen]
-        prefix = np.concatenate(history).astype(np.int32)
-        sampling = self._sampling_after(len(prefix))
-        if sampling is None:
-            self._finish = "length"
-            return None
-        self._turns.append(Turn("environment", seen, np.zeros(len(seen), np.float32)))
-        self._rewards.append(0.0)
-        return Request(
-            self.prompt.ticket,
-            (self._number,),
-            prefix,
-            sampling,
-            completion.turn + 1,
-            self._drawing.seed,
-        )
-
-    def _sampling_after(self, tokens: int) -> SamplingSettings | None:
-        sampling = self._drawing.sampling
-        if self._drawing.max_len is None:
-            return sampling
-        room = self._drawing.max_len - tokens
-        if room < 1:
-            return None
-        return sampling.model_copy(update={"max_new_tokens": min(room, sampling.max_new_tokens)})
-
-    def rollout(self, tokenizer: Any) -> Rollout:
-        """The record of the ended sample. Where any turn has a reward, the column turn_rewards has
-        it at the turn's last token, 0 elsewhere.
-        """
-        tokens = np.concatenate([turn.token_ids for turn in self._turns])
-        columns: dict[str, Any] = {}
-        if any(self._rewards):
-            ends = np.cumsum([len(turn.token_ids) for turn in self._turns]) - 1
-            turn_rewards = np.zeros(len(tokens), np.float32)
-            turn_rewards[ends] = self._rewards
-            columns["turn_rewards"] = turn_rewards
-        one_turn = len(self._turns) == 1
-        return Rollout(
-            ticket=self.prompt.ticket,
-            sample=self._number,
-            turns=tuple(self._turns),
-            finish_reason=self._finish,
-            versions=joined((), [span for turn in self.completions for span in turn.versions]),
-            text=self.completions[0].text
-            if one_turn
-            else tokenizer.decode(tokens.tolist(), skip_special_tokens=True),
-            columns=columns,
-            answer=None if one_turn else self.completions[-1].text,
-            counts=self._counts,
-        )

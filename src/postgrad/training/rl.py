@@ -34,6 +34,7 @@ from postgrad.learner.update import Update, updates
 from postgrad.models.load import load_tokenizer, require_same_tokens
 from postgrad.observe.samples import step_samples
 from postgrad.recipe.recipe import RLRecipe
+from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.ahead import OverlappedSource, Progress, sampling_thread
 from postgrad.rollout.engine import Engine
@@ -172,8 +173,9 @@ class RLJob:
             )
         for group in sampled.all:
             for failure in group.failures:
+                of_environment = failure.component == ENVIRONMENT
                 run.logs.event(
-                    "verifier_failed",
+                    "environment_failed" if of_environment else "verifier_failed",
                     failure.message,
                     step=state.step + 1,
                     ticket=group.prompt.ticket,
