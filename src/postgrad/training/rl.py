@@ -38,6 +38,7 @@ from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.ahead import OverlappedSource, Progress, sampling_thread
 from postgrad.rollout.engine import Engine
+from postgrad.rollout.environment import Environment
 from postgrad.rollout.replay import ReplaySource
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.source import LiveSource, Paused, Sampled, Source
@@ -303,7 +304,7 @@ def assemble(
     memory.try_tokens(run, roles.learners, [roles.reference, learned and learned.role])
     step = checkpoint.step if checkpoint else 0
     run.sentinels.at_once(0, publish(step))  # proves the weights of a resumed run too
-    source = _source(run, recipe, prompts, engine, scorer, tokenizer, thread)
+    source = _source(run, recipe, prompts, engine, scorer, tokenizer, thread, stack)
     return RLJob(
         run,
         Parts(
@@ -349,6 +350,18 @@ def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None)
     return roles
 
 
+def _tell_exactness(run: Run, environment: Environment) -> None:
+    """Records that an environment makes the run one that cannot be repeated, where it does."""
+    if environment.deterministic:
+        return
+    text = (
+        "the environment is not deterministic (environment.deterministic): a second run, or a run "
+        "that is killed and resumed, does not have the same bits as this one"
+    )
+    run.logs.event("not_exact", text, exact=False, cause="environment")
+    run.console.note(text)
+
+
 def _source(
     run: Run,
     recipe: RLRecipe,
@@ -357,13 +370,18 @@ def _source(
     scorer: Scorer,
     tokenizer: object,
     thread: ThreadPoolExecutor | None,
+    stack: ExitStack,
 ) -> Source:
     """Where the groups of each step come from. thread: samples while the policy learns, where the
-    recipe overlaps the two.
+    recipe overlaps the two. stack: ends the environment's processes.
     """
     if recipe.rollout.source == "replay":
         assert recipe.rollout.replay_path is not None  # a recipe without it is refused
         return ReplaySource(recipe.rollout.replay_path)
+    environment = environment_of(recipe.environment, recipe.data, tokenizer)
+    if environment is not None:
+        stack.callback(environment.close)
+        _tell_exactness(run, environment)
     progress = None if thread is None else Progress(run.advance)
     live = LiveSource(
         engine,
@@ -374,7 +392,7 @@ def _source(
         samples_per_prompt=recipe.batch.n_samples_per_prompt,
         sampling=recipe.rollout,
         tokenizer=tokenizer,
-        environment=environment_of(recipe.environment, recipe.data, tokenizer),
+        environment=environment,
         max_len=recipe.data.max_len,
         correctness=recipe.eval.component,
         scores_ahead=not recipe.asks_reward_model,  # they are asked of the learner's ranks

@@ -121,14 +121,15 @@ class SideBySide:
     ) -> Timed:
         async with self._places:
             began = time.perf_counter()
-            task = asyncio.ensure_future(_awaited(step))
-            await asyncio.wait({task}, timeout=seconds)
+            if seconds > 0.0:
+                task = asyncio.ensure_future(_awaited(step))
+                await asyncio.wait({task}, timeout=seconds)
+                if task.done():
+                    return task.result(), time.perf_counter() - began
+                task.cancel()  # it is not waited for: it may refuse to end
+                self._given_up.add(task)
+                task.add_done_callback(self._given_up.discard)
             taken = time.perf_counter() - began
-            if task.done():
-                return task.result(), taken
-            task.cancel()  # it is not waited for: it may refuse to end
-            self._given_up.add(task)
-            task.add_done_callback(self._given_up.discard)
             message = f"no reply after {taken:.1f} s ({limit})"
             return EpisodeFailure("wall_clock", message), taken
 

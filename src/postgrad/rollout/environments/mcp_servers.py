@@ -91,16 +91,8 @@ def _listed(name: str, settings: str) -> str:
             tools = thread.submit(asyncio.run, _list(server)).result()
         except UsageError:
             raise
-        except TimeoutError as error:
-            raise UsageError(
-                f"environment.mcp.{name}: it did not say which tools it has within start_seconds = "
-                f"{server.start_seconds:g}"
-            ) from error
         except Exception as error:
-            raise UsageError(
-                f"environment.mcp.{name}: {' '.join(server.command) or server.url} does not answer "
-                f"as an MCP server: {_cause(error)}"
-            ) from error
+            raise _unanswered(name, server, error) from error
     names = [tool["function"]["name"] for tool in tools]
     for wanted in server.tools or ():
         if wanted not in names:
@@ -112,6 +104,18 @@ def _listed(name: str, settings: str) -> str:
     if not chosen:
         raise UsageError(f"environment.mcp.{name}: it has no tools")
     return json.dumps(chosen)
+
+
+def _unanswered(name: str, server: MCPServer, error: Exception) -> UsageError:
+    if isinstance(error, TimeoutError):
+        return UsageError(
+            f"environment.mcp.{name}: it did not answer within start_seconds = "
+            f"{server.start_seconds:g}"
+        )
+    return UsageError(
+        f"environment.mcp.{name}: {' '.join(server.command) or server.url} does not answer as an "
+        f"MCP server: {_cause(error)}"
+    )
 
 
 async def _list(server: MCPServer) -> list[dict[str, Any]]:
@@ -140,6 +144,17 @@ class ServerSessions:
         self._servers = servers
         self._sessions: dict[str, _Session] = {}
         self._ending: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Starts all sessions, so that no call waits for it. Raises UsageError where one cannot."""
+        for name, server in self._servers.items():
+            session = self._sessions[name] = _Session(server)
+            try:
+                async with asyncio.timeout(server.start_seconds):
+                    await asyncio.shield(session.client)
+            except Exception as error:
+                await self.close()
+                raise _unanswered(name, server, error) from error
 
     async def call(self, server: str, tool: str, arguments: Mapping[str, Any]) -> str:
         """The text of a tool's result. Raises ValueError with what the server calls an error, which

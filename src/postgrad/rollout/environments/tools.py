@@ -226,6 +226,7 @@ class Tools(ChatEnvironment):
         """With processes for functions and sessions of servers."""
         self._workers, self._sessions = FunctionWorkers(self.env), ServerSessions(self.mcp)
         try:
+            await self._sessions.open()
             yield
         finally:
             self._workers.close()
