@@ -22,6 +22,7 @@ from postgrad.data.chat_format import Message
 from postgrad.rollout.settings import EnvironmentSettings
 
 ENVIRONMENTS = {
+    "agent": "postgrad.rollout.environments.agent:Agent",
     "guess_number": "postgrad.rollout.environments.guess_number:GuessNumber",
     "tools": "postgrad.rollout.environments.tools:Tools",
 }
@@ -63,7 +64,11 @@ def failure_of(error: Exception) -> EpisodeFailure:
 
 
 class Course(Protocol):
-    """One sample's way through the environment: its state between turns."""
+    """One sample's way through the environment: its state between turns.
+
+    A course may have a method `close`: called where an environment that waits has to end an episode
+    before a reply did, for a limit of turns or tokens, or a failure.
+    """
 
     def step(self, text: str) -> Reply | Awaitable[Reply]:
         """The reply to a turn of the policy. It is not called for a turn cut by its token limit.

@@ -83,6 +83,11 @@ class SideBySide:
         work.add_done_callback(lambda ended: self._hand_over(ended, handle))
         return handle
 
+    def later(self, call: Callable[[], object]) -> None:
+        """Calls something in the thread, where there is one."""
+        if self._thread is not None and not self._closed.is_set():
+            self._opened.result().call_soon_threadsafe(call)
+
     def close(self) -> None:
         """Cancels all steps, closes what they share, and ends the thread."""
         self._closed.set()

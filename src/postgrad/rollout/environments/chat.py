@@ -147,6 +147,7 @@ class _Episode:
         """
         self._turns += 1
         if response.finish_reason == "length":
+            self._close()
             counts = {"turns": 1.0, "out_of_turns": 0.0}
             return at_once(Observation(_TOKENS, done=True, counts=counts))
         text = self._dialogue.text(response)
@@ -165,12 +166,18 @@ class _Episode:
                 seconds, limit = left, "environment.episode_seconds"
         return dialogue.beside.begin(lambda: step(text), seconds, limit)
 
+    def _close(self) -> None:
+        close = getattr(self._course, "close", None)
+        if close is not None and self._dialogue.chat.waits:
+            self._dialogue.beside.later(close)
+
     def _observed(self, response: Completion, timed: Timed) -> Observation:
         """The environment's reply as tokens."""
         template = self._dialogue.template
         reply, seconds = timed
         self._seconds += seconds
         if isinstance(reply, EpisodeFailure):
+            self._close()
             counts = {"turns": 1.0, "out_of_turns": 0.0}
             return Observation(_TOKENS, done=True, counts=counts, failure=reply)
         if not math.isfinite(reply.reward):
@@ -180,6 +187,8 @@ class _Episode:
             )
         last = not reply.done and self._turns == self._dialogue.settings.max_turns
         counts = {"turns": 1.0, "out_of_turns": float(last), **reply.counts}
+        if last:
+            self._close()
         if reply.done or last:
             return Observation(_TOKENS, done=True, reward=reply.reward, counts=counts)
         seen = template.after(reply.messages, closed=template.closed(response.token_ids))
