@@ -13,7 +13,7 @@ from helpers.rollouts import Numbers, Words
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError
 from postgrad.rollout.pending import to_groups
-from postgrad.rollout.samples import Drawing
+from postgrad.rollout.sampling import Drawing
 from postgrad.rollout.settings import RolloutSettings
 
 

@@ -135,11 +135,11 @@ class Scorer:
             raise ValueError(f"ticket {prompt.ticket}: a group without rollouts")
         began = time.perf_counter()
         names = self._applying(prompt)
-        whole = [place for place, rollout in enumerate(rollouts) if rollout.failure is None]
-        group = _Group(prompt, tuple(rollouts), names, len(whole) * len(names))
+        unbroken = [place for place, rollout in enumerate(rollouts) if rollout.failure is None]
+        group = _Group(prompt, tuple(rollouts), names, len(unbroken) * len(names))
         prompt_text = _prompt_text(prompt)
         jobs: list[ScoreJob] = []
-        for place in whole:
+        for place in unbroken:
             rollout = rollouts[place]
             text = protocol.rollout_text(_rollout_view(rollout))
             for number, name in enumerate(names):
@@ -149,9 +149,9 @@ class Scorer:
         self._pool.submit(jobs)  # so that workers score while the models here do
         for number, name in enumerate(names):
             if name in self._learned:
-                scored = [rollouts[place] for place in whole]
+                scored = [rollouts[place] for place in unbroken]
                 for outcome in self._learned[name].outcomes(prompt, scored) if scored else ():
-                    group.outcomes[number, whole[outcome.key]] = outcome
+                    group.outcomes[number, unbroken[outcome.key]] = outcome
                     group.missing -= 1
         if not group.missing:
             self._finish(group)

@@ -89,7 +89,7 @@ class SingleTurn:
     def resume(
         self, prompt: Prompt, sample: int, recorded: Sequence[tuple[Completion, Observation]]
     ) -> "SingleTurn":
-        """This object itself."""
+        """This object itself: there is nothing to go on from."""
         return self
 
     def step(self, response: Completion) -> Step:

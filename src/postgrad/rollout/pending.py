@@ -19,7 +19,7 @@ from postgrad.core.records import EpisodeFailure, FinishReason, Prompt
 from postgrad.core.untrusted import parse_json
 from postgrad.rollout.engine import Completion, Request, Written
 from postgrad.rollout.environment import Observation, Step
-from postgrad.rollout.samples import Drawing, OpenGroup, OpenSample
+from postgrad.rollout.sampling import Drawing, OpenGroup, OpenSample
 
 PendingArrays = Mapping[str, NDArray[Any]]
 ENDS: tuple[FinishReason | None, ...] = (None, "stop", "length")  # None: the turn goes on
@@ -71,9 +71,9 @@ def to_arrays(
                 rows.add(ticket, number, 0, sample.request.written)
     tickets = [(ticket, begun[ticket]) for ticket in groups]
     text = json.dumps(rows.replies).encode()
-    said = {REPLIES: np.frombuffer(text, np.uint8).copy()} if replies else {}
+    recorded = {REPLIES: np.frombuffer(text, np.uint8).copy()} if replies else {}
     return {
-        **said,
+        **recorded,
         "tickets": np.array(tickets, np.int64).reshape(-1, 2),
         "turns": np.array(rows.turns, np.int64).reshape(-1, 5),
         "spans": np.array(rows.spans, np.int64).reshape(-1, 2),
@@ -153,15 +153,15 @@ def _step_again(turns: Iterable[_Turn], groups: Mapping[int, OpenGroup]) -> None
         left.setdefault((turn.ticket, turn.sample), deque()).append(turn)
     while left:
         begun: list[tuple[OpenGroup, OpenSample, Step]] = []
-        for (ticket, number), own in list(left.items()):
-            turn, group = own.popleft(), groups[ticket]
+        for (ticket, number), later in list(left.items()):
+            turn, group = later.popleft(), groups[ticket]
             sample = group.samples[number]
             request = _open_request(sample, ticket)
             if turn.finish is None:
                 sample.go_on(turn.written)
             else:
                 begun.append((group, sample, sample.take(turn.completion(request.turn))))
-            if not own:
+            if not later:
                 del left[ticket, number]
         for group, sample, step in begun:
             group.left -= sample.observe(step.result()) is None
@@ -173,7 +173,7 @@ def _recalled(
     """Gives samples the turns and observations as recorded. Returns (ticket, sample) of those whose
     environment cannot go on.
     """
-    said = iter(replies)
+    left = iter(replies)
     recalled: dict[tuple[int, int], OpenSample] = {}
     for turn in turns:
         group = groups[turn.ticket]
@@ -182,7 +182,7 @@ def _recalled(
         if turn.finish is None:
             sample.go_on(turn.written)
             continue
-        observation = next(said, None)
+        observation = next(left, None)
         if observation is None:
             raise _unfit("fewer replies of the environment than turns")
         sample.recall(turn.completion(request.turn), observation)

@@ -38,7 +38,7 @@ from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.ahead import OverlappedSource, Progress, sampling_thread
 from postgrad.rollout.engine import Engine
-from postgrad.rollout.environment import Environment
+from postgrad.rollout.environments.chat import NOT_EXACT
 from postgrad.rollout.replay import ReplaySource
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.source import LiveSource, Paused, Sampled, Source
@@ -350,18 +350,6 @@ def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None)
     return roles
 
 
-def _tell_exactness(run: Run, environment: Environment) -> None:
-    """Records that an environment makes the run one that cannot be repeated, where it does."""
-    if environment.deterministic:
-        return
-    text = (
-        "the environment is not deterministic (environment.deterministic): a second run, or a run "
-        "that is killed and resumed, does not have the same bits as this one"
-    )
-    run.logs.event("not_exact", text, exact=False, cause="environment")
-    run.console.note(text)
-
-
 def _source(
     run: Run,
     recipe: RLRecipe,
@@ -381,7 +369,9 @@ def _source(
     environment = environment_of(recipe.environment, recipe.data, tokenizer)
     if environment is not None:
         stack.callback(environment.close)
-        _tell_exactness(run, environment)
+        if not environment.deterministic:
+            run.logs.event("not_exact", NOT_EXACT, cause="environment")
+            run.console.note(NOT_EXACT)
     progress = None if thread is None else Progress(run.advance)
     live = LiveSource(
         engine,

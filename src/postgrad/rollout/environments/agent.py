@@ -208,8 +208,7 @@ class _Conversation:
             asking.cancel()
 
     def _added(self, messages: list[dict[str, Any]]) -> list[Message]:
-        said = self._said
-        for place, message in enumerate(said):
+        for place, message in enumerate(self._said):
             if place >= len(messages) or messages[place] != message:
                 has = json.dumps(messages[place])[:200] if place < len(messages) else "nothing"
                 raise StepFailed(
@@ -217,7 +216,7 @@ class _Conversation:
                     f"the agent's request does not go on with the conversation: message {place} is "
                     f"{has}, and was {json.dumps(message)[:200]}",
                 )
-        new = messages[len(said) :]
+        new = messages[len(self._said) :]
         if not self._turns and new:
             raise StepFailed("error", "the agent's first request is not the row's messages alone")
         if self._turns and (not new or any(m["role"] == "assistant" for m in new)):
@@ -346,7 +345,7 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
 def _called(call: Any) -> list[Any]:
     """Name and arguments of a call, the latter as JSON has them."""
     function = call.get("function", {}) if isinstance(call, Mapping) else {}
-    arguments = function.get("arguments")
+    arguments: Any = function.get("arguments")
     with suppress(ValueError, TypeError):
         arguments = json.loads(arguments)
     return [function.get("name"), arguments]

@@ -26,6 +26,10 @@ from postgrad.rollout.environments.base import ChatEnvironment, Course, build
 from postgrad.rollout.environments.beside import SideBySide, Timed, at_once_replied
 from postgrad.rollout.settings import EnvironmentSettings
 
+NOT_EXACT = (
+    "the environment is not deterministic: another run, or one that is killed and resumed, does "
+    "not have the same bits"
+)
 _QUESTION: Message = {"role": "user", "content": "?"}
 _TURN = "@turn@"  # stands for what the policy wrote
 _TOKENS: NDArray[np.int32] = np.zeros(0, np.int32)
@@ -112,7 +116,7 @@ class Dialogue:
         self.settings = settings
         self.deterministic = chat.deterministic if stated is None else stated
         self.concurrent = settings.concurrent if chat.waits else 0
-        self.turn_tokens = settings.turn_tokens
+        self.turn_tokens: Sequence[int] = settings.turn_tokens
         self.beside = SideBySide(chat.running, settings.concurrent)
         self.close = weakref.finalize(self, self.beside.close)
 

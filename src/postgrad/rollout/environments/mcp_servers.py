@@ -182,7 +182,7 @@ class ServerSessions:
         return text
 
     async def close(self) -> None:
-        """Ends all sessions."""
+        """Ends all sessions, and the programs of their servers."""
         for server, session in list(self._sessions.items()):
             self._retire(server, session)
             session.stop.set()

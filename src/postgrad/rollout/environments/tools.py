@@ -283,9 +283,9 @@ class _Course:
         except TOLD as error:
             return f"Error: {error}"[: self._rules.longest_result], True
         except StepFailed as error:
-            raise StepFailed(error.cause, f"{_told(call)}: {error}") from error
+            raise StepFailed(error.cause, f"{_failed_call(call)}: {error}") from error
         except Exception as error:
-            raise StepFailed("error", f"{_told(call)}: {error!r}") from error
+            raise StepFailed("error", f"{_failed_call(call)}: {error!r}") from error
         return _text(call.name, result)[: self._rules.longest_result], False
 
     def _wrong(self, call: Call) -> str | None:
@@ -294,7 +294,7 @@ class _Course:
         return self._tools[call.name].wrong(call.arguments)
 
 
-def _told(call: Call) -> str:
+def _failed_call(call: Call) -> str:
     return f"the tool {call.name!r} failed on {json.dumps(call.arguments)[:500]}"
 
 

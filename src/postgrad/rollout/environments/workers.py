@@ -15,6 +15,7 @@ from typing import Any
 
 from postgrad.core.process import inherited
 from postgrad.rewards.descendants import end_with_descendants
+from postgrad.rollout.environments import function_worker
 from postgrad.rollout.environments.base import StepFailed
 
 _VARIABLES = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -29,8 +30,8 @@ class FunctionWorkers:
         """variables: names of the environment variables that the processes get, beside those by
         which programs and libraries are found.
         """
-        found = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # what is importable here
-        self._environment = inherited(variables) | _VARIABLES | found
+        paths = os.pathsep.join(filter(None, sys.path))  # what is importable here is there too
+        self._environment = inherited(variables) | _VARIABLES | {"PYTHONPATH": paths}
         self._idle: list[_Process] = []
         self._busy: set[_Process] = set()
 
@@ -42,13 +43,13 @@ class FunctionWorkers:
         """
         process = self._idle.pop() if self._idle else await _Process.start(self._environment)
         self._busy.add(process)
-        answer = None
         try:
             answer = await process.ask({"function": function, "arguments": dict(arguments)})
+        except BaseException:  # it was cancelled, or the process is gone
+            process.end()
+            raise
         finally:
             self._busy.discard(process)
-            if answer is None:  # it was cancelled, or the process is gone
-                process.end()
         self._idle.append(process)
         if "told" in answer:
             raise ValueError(answer["told"])
@@ -57,7 +58,7 @@ class FunctionWorkers:
         return answer["value"]
 
     def close(self) -> None:
-        """Kills all processes."""
+        """Kills all processes, busy ones too."""
         for process in (*self._idle, *self._busy):
             process.end()
         self._idle, self._busy = [], set()
@@ -78,7 +79,7 @@ class _Process:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "postgrad.rollout.environments.function_worker"],
+            [sys.executable, "-m", function_worker.__name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -88,6 +89,7 @@ class _Process:
         )
         self._answers = asyncio.StreamReader(limit=_MOST_BYTES)
         self._printed = _Tail()
+        self._writing: asyncio.WriteTransport | None = None
         self._transports: list[asyncio.BaseTransport] = []
 
     @classmethod
@@ -104,8 +106,9 @@ class _Process:
         process._transports = [reading, printing, writing]
         return process
 
-    async def ask(self, message: Mapping[str, Any]) -> dict[str, Any] | None:
+    async def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request. Raises StepFailed where the process ends without one."""
+        assert self._writing is not None  # since it was started
         self._writing.write(json.dumps(message).encode() + b"\n")
         try:
             line = await self._answers.readline()
