@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,7 @@ from postgrad.fleet.members import EngineSite
 from postgrad.fleet.shared import SharedEngine
 from postgrad.rollout.ahead import OverlappedSource, Progress
 from postgrad.rollout.engine import Completion, EngineStats, Request, in_order
-from postgrad.rollout.environment import Observation
+from postgrad.rollout.environment import Observation, Step, at_once
 from postgrad.rollout.free import FreeSource, Recorded
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.source import LiveSource, Sampled
@@ -29,6 +29,10 @@ from postgrad.rollout.source import LiveSource, Sampled
 
 class Turns:
     """An environment of `turns` answers; each is told which one it was."""
+
+    deterministic = True
+    concurrent = 0
+    turn_tokens: Sequence[int] = ()
 
     def __init__(self, turns: int) -> None:
         self.turns = turns
@@ -40,10 +44,11 @@ class Turns:
         def __init__(self, turns: int) -> None:
             self.left = turns
 
-        def step(self, response: Completion) -> Observation:
+        def step(self, response: Completion) -> Step:
             self.left -= 1
             told = np.array([7, self.left], np.int32)
-            return Observation(told, not self.left, reward=float(len(response.token_ids)))
+            reward = float(len(response.token_ids))
+            return at_once(Observation(told, not self.left, reward=reward))
 
 
 class Dealt:
@@ -55,6 +60,7 @@ class Dealt:
         """seconds: that a turn lasts at most."""
         self.stats = EngineStats()
         self._members = members
+        self.streams = len(members)
         self._order = order
         self._seconds = seconds
         self._open: set[tuple[int, int]] = set()
@@ -194,6 +200,7 @@ class Life:
             prompts_per_step=self.groups,
             samples_per_prompt=self.samples,
             sampling=RolloutSettings(
+                schedule="free" if self.free else "fixed",
                 max_new_tokens=30,
                 max_staleness=self.staleness,
                 in_flight_updates=self.in_flight,

@@ -14,6 +14,8 @@ from postgrad.rollout.stats import EngineStats
 class Answers:
     """An engine: every sample is one token, its own number."""
 
+    streams = 1
+
     def __init__(self) -> None:
         self.stats = EngineStats()
         self.sampled: list[int] = []  # tickets, in the order in which they came
@@ -102,6 +104,8 @@ class Ticking:
 
     The token of position p is 100 * version + p, its logprob -p - version / 8.
     """
+
+    streams = 1
 
     def __init__(
         self,

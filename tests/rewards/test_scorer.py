@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.records import Rollout, Turn
+from postgrad.core.records import EpisodeFailure, Failure, Rollout, Turn
 from postgrad.rewards.scorer import Scorer
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
 
@@ -247,3 +247,34 @@ def test_verifiers_read_the_last_of_several_turns(make_scorer, make_prompt, make
     rollouts = [replace(right, answer="#### 7"), replace(wrong, answer="it is")]
     (group,) = make_scorer(GSM8K).score([(make_prompt(), rollouts)])
     assert group.total.tolist() == [1.0, 0.0]
+
+
+def test_a_sample_whose_environment_failed_has_no_reward_and_no_verifier_reads_it(
+    make_prompt, make_rollouts
+):
+    rollouts = make_rollouts(["#### 7", "#### 7", "#### 8"])
+    rollouts[1] = replace(rollouts[1], failure=EpisodeFailure("wall_clock", "no reply"))
+    groups = {}
+    for policy in ("drop_sample", "drop_group"):
+        with Scorer((GSM8K,), ScoringSettings(workers=1), environment=1.0, broken=policy) as scorer:
+            (groups[policy],) = scorer.score([(make_prompt(), rollouts)])
+    dropped, group = groups["drop_group"], groups["drop_sample"]
+    np.testing.assert_array_equal(group.rewards["gsm8k"], [1.0, np.nan, 0.0])
+    np.testing.assert_array_equal(group.rewards["environment"], [0.0, np.nan, 0.0])
+    np.testing.assert_array_equal(group.total, [1.0, np.nan, 0.0])
+    assert group.kept.tolist() == [True, False, True]
+    assert group.failures == (Failure(1, "environment", "wall_clock", "no reply"),)
+    assert not dropped.kept.any()
+
+
+def test_failures_of_environments_can_stop_the_run_and_count_in_a_step(make_prompt, make_rollouts):
+    failed = [
+        replace(one, failure=EpisodeFailure("crash", "it fell")) for one in make_rollouts(["a"])
+    ]
+    stops = Scorer((), ScoringSettings(), environment=1.0, broken="stop_run")
+    with stops, pytest.raises(RunError, match=r"'environment' is stop_run.*crash: it fell"):
+        stops.score([(make_prompt(), failed)])
+    counts = Scorer((), ScoringSettings(), environment=1.0)
+    too_many = r"failed on 1 of 1 samples of this step \(environment: crash x1\)"
+    with counts, pytest.raises(RunError, match=too_many), counts.step():
+        counts.score([(make_prompt(), failed)])

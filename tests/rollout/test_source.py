@@ -6,11 +6,12 @@ import pytest
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError
 from postgrad.core.records import Prompt, Rollout, RolloutBatch, ScoredGroup, Turn
+from postgrad.evaluation.answers import mean_counts
 from postgrad.layout.tree import grow
 from postgrad.rollout.engine import Completion
-from postgrad.rollout.environment import Observation
+from postgrad.rollout.environment import Observation, at_once
 from postgrad.rollout.local.engine import LocalEngine
-from postgrad.rollout.sampling import Drawing, mean_counts, sample_groups
+from postgrad.rollout.sampling import Drawing, sample_groups
 from postgrad.rollout.settings import RolloutSettings, SamplingSettings
 from postgrad.rollout.source import LiveSource
 
@@ -46,6 +47,8 @@ class LengthScorer:
 class AskTwice:
     """Says "ab" to the first answer and rewards it, then ends."""
 
+    deterministic, concurrent, turn_tokens = True, 0, ()
+
     def reset(self, prompt, sample):
         return self._Episode()
 
@@ -57,7 +60,7 @@ class AskTwice:
             self.turns += 1
             ids = np.array([2, 3], np.int32)
             counts = {"turns": 1.0, "long": float(len(response.token_ids) > 3)}
-            return Observation(ids, self.turns == 2, float(self.turns), counts)
+            return at_once(Observation(ids, self.turns == 2, float(self.turns), counts))
 
 
 def live(engine, tokenizer, scorer=None, n=3, **changes):

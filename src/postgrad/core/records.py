@@ -53,6 +53,14 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodeFailure:
+    """Why an environment gave no reply to a turn: a fault of the environment, not of the policy."""
+
+    cause: str  # one word: "error", "wall_clock", "crash"
+    message: str  # for people
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
     """One sample of a prompt, as the engine wrote it. Its response has R tokens."""
 
@@ -69,6 +77,7 @@ class Rollout:
     answer: str | None = None
     # What an environment counted: {"turns": 2.0, "calls": 1.0}.
     counts: Mapping[str, float] = field(default_factory=dict[str, float])
+    failure: EpisodeFailure | None = None  # of the last turn's reply; then no reward counts
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
@@ -90,7 +99,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A verifier that gave no score for a sample."""
+    """A verifier that gave no score for a sample, or an environment that gave no reply."""
 
     sample: int  # number among the samples of the prompt
     component: str  # the reward's name in the recipe, as in ScoredGroup.rewards

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
-from postgrad.core.records import Prompt, ScoredGroup
+from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.core.seeds import integer
 from postgrad.data.draws import Draws
 from postgrad.data.overlap import Selection
@@ -40,7 +40,7 @@ from postgrad.rollout.environment import SingleTurn
 from postgrad.rollout.environments.base import build
 from postgrad.rollout.environments.chat import Dialogue, dialogue
 from postgrad.rollout.records_json import Json, group_to_json
-from postgrad.rollout.sampling import Drawing, mean_counts, sample_groups
+from postgrad.rollout.sampling import Drawing, sample_groups
 from postgrad.rollout.settings import EnvironmentSettings, SamplingSettings
 
 AnyData = TypeVar("AnyData", DataSettings, MixSettings)
@@ -251,6 +251,15 @@ def sample_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         scored = scores[~np.isnan(scores)]
         metrics[f"reward/{name}"] = float(scored.mean()) if len(scored) else math.nan
     return metrics
+
+
+def mean_counts(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """The counts of environments as means over the samples, 0 where a sample lacks one."""
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.counts)
+    return {
+        name: float(np.mean([rollout.counts.get(name, 0.0) for rollout in rollouts]))
+        for name in sorted(names)
+    }
 
 
 def environment_of(

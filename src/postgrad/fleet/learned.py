@@ -78,4 +78,6 @@ def scorer_of(recipe: Answering, learned: LearnedReward | None = None) -> Scorer
     """
     rewards = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
     learned_scores = _by_component(recipe.rewards, learned)
-    return Scorer(rewards, recipe.scoring, recipe.environment_weight, learned_scores)
+    environment = recipe.environment
+    broken = "drop_sample" if environment is None else environment.on_failure
+    return Scorer(rewards, recipe.scoring, recipe.environment_weight, learned_scores, broken)

@@ -79,6 +79,11 @@ class SharedEngine:
         self._followed: FreePace | None = None  # the newest one
 
     @property
+    def streams(self) -> int:
+        """Engine.streams: the processes that tickets are dealt to."""
+        return len(self._roster.dealt) if self._exact else 0
+
+    @property
     def size(self) -> int:
         """How many processes there are."""
         return len(self._members)

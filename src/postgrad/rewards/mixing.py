@@ -11,7 +11,7 @@ import numpy as np
 from postgrad.core.errors import RunError
 from postgrad.core.records import Failure, Prompt, Rollout, ScoredGroup
 from postgrad.rewards.protocol import Outcome
-from postgrad.rewards.settings import RewardSettings
+from postgrad.rewards.settings import FailurePolicy, RewardSettings
 
 ENVIRONMENT = "environment"  # the component of turn rewards
 
@@ -21,13 +21,15 @@ def mix(
     rollouts: Sequence[Rollout],
     components: Mapping[str, RewardSettings],
     outcomes: Mapping[tuple[int, int], Outcome],
+    broken: FailurePolicy = "drop_sample",
 ) -> ScoredGroup:
     """The scored group of n rollouts.
 
     components: by name, those that apply to the prompt. outcomes: (index of the component, index of
-    the rollout) -> outcome, for every pair. A failed component is NaN in `rewards`. With on_failure
-    = "score" its failure_score enters the total instead; with "drop_group" no sample of the group
-    is kept; otherwise its own sample is not kept.
+    the rollout) -> outcome, for every pair of a rollout whose environment did not fail. A failed
+    component is NaN in `rewards`. With on_failure = "score" its failure_score enters the total
+    instead; with "drop_group" no sample of the group is kept; otherwise its own sample is not kept.
+    A rollout whose environment failed has no rewards; `broken` is the policy for it.
     """
     n = len(rollouts)
     kept = np.ones(n, np.bool_)
@@ -36,6 +38,13 @@ def mix(
     totals = np.full(n, math.nan)
     failures: list[Failure] = []
     for place, rollout in enumerate(rollouts):
+        if rollout.failure is not None:
+            cause, message = rollout.failure.cause, rollout.failure.message
+            failures.append(Failure(rollout.sample, ENVIRONMENT, cause, message))
+            kept[place] = False
+            if broken == "drop_group":
+                kept[:] = False
+            continue
         scores: list[float] = []
         for c, (name, reward) in enumerate(components.items()):
             outcome = outcomes[c, place]
@@ -81,7 +90,10 @@ def add_turn_rewards(group: ScoredGroup, weight: float) -> ScoredGroup:
     The rewards by turn stay in the rollouts' column "turn_rewards", and `turn_weight` of the group
     is their weight: some algorithms credit a turn only with the rewards that came after it.
     """
-    sums = [float(r.columns.get("turn_rewards", np.zeros(0)).sum()) for r in group.rollouts]
+    sums = [
+        math.nan if r.failure else float(r.columns.get("turn_rewards", np.zeros(0)).sum())
+        for r in group.rollouts
+    ]
     earned = np.array(sums, np.float64)
     rewards = {**group.rewards, ENVIRONMENT: earned}
     total = group.total + weight * earned
@@ -111,14 +123,14 @@ class Tally:
             return
         causes = ", ".join(f"{cause} x{n}" for cause, n in sorted(self._causes.items()))
         raise RunError(
-            f"verifiers failed on {self.failed} of {self.samples} samples of this step ({causes}), "
-            f"more than scoring.max_failed_fraction = {max_failed_fraction:g}; the first is "
-            f"{self._examples[min(self._examples)]}"
+            f"verifiers or the environment failed on {self.failed} of {self.samples} samples of "
+            f"this step ({causes}), more than scoring.max_failed_fraction = "
+            f"{max_failed_fraction:g}; the first is {self._examples[min(self._examples)]}"
         )
 
 
 def describe(prompt: Prompt, failure: Failure) -> str:
-    """One line: the sample and row on which a verifier failed, its component, cause and message."""
+    """One line: the sample and row of a failure, its component, cause and message."""
     return (
         f"sample {failure.sample} of ticket {prompt.ticket} (row {prompt.row} of "
         f"{prompt.dataset}): {failure.component}: {failure.cause}: {failure.message}"

@@ -13,7 +13,7 @@ from postgrad.rewards.mixing import ENVIRONMENT, Tally, add_turn_rewards, descri
 from postgrad.rewards.pool import Lane, Lanes, lane
 from postgrad.rewards.protocol import Outcome, ScoreJob
 from postgrad.rewards.registry import component_names, controller_verifier
-from postgrad.rewards.settings import RewardSettings, ScoringSettings
+from postgrad.rewards.settings import FailurePolicy, RewardSettings, ScoringSettings
 from postgrad.rewards.verifier import PromptView, RolloutView
 
 
@@ -44,10 +44,12 @@ class Scorer:
         scoring: ScoringSettings,
         environment: float | None = None,
         learned: Mapping[str, Learned] | None = None,
+        broken: FailurePolicy = "drop_sample",
     ) -> None:
         """Starts the workers.
 
-        environment: the weight of an environment's rewards; None where there are none. learned:
+        environment: the weight of an environment's rewards; None where there are none. broken: what
+        becomes of a sample whose environment failed (environment.on_failure). learned:
         the models of components of type "reward_model", by component name.
 
         Raises UsageError where names, keys or values are wrong, RunError where no server of a
@@ -57,6 +59,7 @@ class Scorer:
         reward_names = component_names(rewards) if rewards or environment is None else []
         self.names = reward_names if environment is None else [*reward_names, ENVIRONMENT]
         self._environment = environment
+        self._broken: FailurePolicy = broken
         self._max_failed = scoring.max_failed_fraction
         verifiers = dict(zip(reward_names, map(controller_verifier, rewards), strict=True))
         self._components = {
@@ -132,10 +135,12 @@ class Scorer:
             raise ValueError(f"ticket {prompt.ticket}: a group without rollouts")
         began = time.perf_counter()
         names = self._applying(prompt)
-        group = _Group(prompt, tuple(rollouts), names, len(rollouts) * len(names))
+        unbroken = [place for place, rollout in enumerate(rollouts) if rollout.failure is None]
+        group = _Group(prompt, tuple(rollouts), names, len(unbroken) * len(names))
         prompt_text = _prompt_text(prompt)
         jobs: list[ScoreJob] = []
-        for place, rollout in enumerate(rollouts):
+        for place in unbroken:
+            rollout = rollouts[place]
             text = protocol.rollout_text(_rollout_view(rollout))
             for number, name in enumerate(names):
                 if name in self._worked:
@@ -144,8 +149,9 @@ class Scorer:
         self._pool.submit(jobs)  # so that workers score while the models here do
         for number, name in enumerate(names):
             if name in self._learned:
-                for outcome in self._learned[name].outcomes(prompt, rollouts):
-                    group.outcomes[number, outcome.key] = outcome
+                scored = [rollouts[place] for place in unbroken]
+                for outcome in self._learned[name].outcomes(prompt, scored) if scored else ():
+                    group.outcomes[number, unbroken[outcome.key]] = outcome
                     group.missing -= 1
         if not group.missing:
             self._finish(group)
@@ -225,7 +231,7 @@ class Scorer:
 
     def _finish(self, group: _Group) -> None:
         components = {name: self._components[name] for name in group.names}
-        scored = mix(group.prompt, group.rollouts, components, group.outcomes)
+        scored = mix(group.prompt, group.rollouts, components, group.outcomes, self._broken)
         if self._environment is not None:
             scored = add_turn_rewards(scored, self._environment)
         if self._tally is not None:
@@ -235,7 +241,9 @@ class Scorer:
 
     def _stop_if_asked(self, group: ScoredGroup) -> None:
         for failure in group.failures:
-            if self._components[failure.component].on_failure == "stop_run":
+            component = self._components.get(failure.component)  # None: the environment
+            policy = self._broken if component is None else component.on_failure
+            if policy == "stop_run":
                 raise RunError(
                     f"rewards: on_failure of {failure.component!r} is stop_run, and it failed on "
                     f"{describe(group.prompt, failure)}"

@@ -164,6 +164,13 @@ class Engine(Protocol):
 
     stats: EngineStats
 
+    @property
+    def streams(self) -> int:
+        """What shares a batch follows from requests and token counts alone, for each of so many
+        parts of the tickets (ticket % streams) by itself. 0: it depends on the clock.
+        """
+        ...
+
     def submit(self, request: Request) -> None:
         """Queue a request. Raises UsageError where it is longer than the engine can hold."""
         ...

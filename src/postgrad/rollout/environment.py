@@ -4,14 +4,15 @@ A question with one answer is the trivial environment; games and tools are other
 the loop knows the difference: an observation is a turn whose author is "environment".
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.core.records import Prompt
+from postgrad.core.process import Handle, done
+from postgrad.core.records import EpisodeFailure, Prompt
 from postgrad.rollout.engine import Completion
 
 
@@ -24,33 +25,76 @@ class Observation:
     reward: float = 0.0  # for this turn alone
     # For metrics, {"calls": 1.0}; summed over the episode.
     counts: Mapping[str, float] = field(default_factory=dict[str, float])
+    failure: EpisodeFailure | None = None  # then the episode ends, and its sample has no reward
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The environment's work on one turn, which may go on beside the caller."""
+
+    handle: Handle[Any]  # finished when the work has ended
+    observe: Callable[[Any], Observation]  # what the handle gave -> the observation
+
+    def result(self) -> Observation:
+        """Waits for the observation. What the environment raised passes through."""
+        return self.observe(self.handle.result())
+
+
+def at_once(observation: Observation) -> Step:
+    """A step that has ended."""
+    return Step(done(observation), lambda ended: ended)
 
 
 class Episode(Protocol):
-    """One sample's way through an environment. It must be deterministic: the same responses give
-    the same observations, so no clock and no random generator.
-    """
+    """One sample's way through an environment."""
 
-    def step(self, response: Completion) -> Observation:
-        """The observation that follows the policy's newest turn."""
+    def step(self, response: Completion) -> Step:
+        """Begins the observation that follows the policy's newest turn. No step of the same episode
+        is under way.
+        """
         ...
 
 
 class Environment(Protocol):
     """Starts episodes. One object serves all samples, so it keeps nothing of any of them."""
 
+    deterministic: bool  # the same prompt and the same turns always give the same observations
+    concurrent: int  # steps that may be under way while the engine decodes others; 0: none
+    turn_tokens: Sequence[int]  # most tokens of turn 1, 2, ...; the last one holds for all later
+
     def reset(self, prompt: Prompt, sample: int) -> Episode:
         """A new episode for sample number `sample` of `prompt`."""
+        ...
+
+    def resume(
+        self, prompt: Prompt, sample: int, recorded: Sequence[tuple[Completion, Observation]]
+    ) -> Episode | None:
+        """An episode behind turns that another process had, which are not stepped again; None where
+        that cannot be done. It is asked only where the environment is not deterministic.
+        """
         ...
 
 
 class SingleTurn:
     """The trivial environment: the episode ends with the first answer."""
 
+    deterministic = True
+    concurrent = 0
+    turn_tokens: Sequence[int] = ()
+
     def reset(self, prompt: Prompt, sample: int) -> "SingleTurn":
         """This object itself: there is no state."""
         return self
 
-    def step(self, response: Completion) -> Observation:
+    def resume(
+        self, prompt: Prompt, sample: int, recorded: Sequence[tuple[Completion, Observation]]
+    ) -> "SingleTurn":
+        """This object itself: there is nothing to go on from."""
+        return self
+
+    def step(self, response: Completion) -> Step:
         """An empty observation that ends the episode."""
-        return Observation(np.zeros(0, np.int32), done=True)
+        return _ENDED
+
+
+_ENDED = at_once(Observation(np.zeros(0, np.int32), done=True))

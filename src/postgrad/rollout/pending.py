@@ -1,10 +1,13 @@
 """Samples that a checkpoint finds under way: written so far, to be continued by the next process.
 
 They are arrays by name, which a checkpoint holds as a safetensors file (docs/checkpoint-format.md).
-Only the policy's turns are in them: environments are deterministic and are stepped again.
+Only the policy's turns are in them where the environment is deterministic: it is stepped again. One
+that is not would go another way, so what it said is in them too, as "replies".
 """
 
-from collections.abc import Callable, Mapping
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import RunError
-from postgrad.core.records import FinishReason, Prompt
-from postgrad.rollout.engine import Completion, Written
-from postgrad.rollout.sampling import Drawing, OpenGroup
+from postgrad.core.records import EpisodeFailure, FinishReason, Prompt
+from postgrad.core.untrusted import parse_json
+from postgrad.rollout.engine import Completion, Request, Written
+from postgrad.rollout.environment import Observation, Step
+from postgrad.rollout.sampling import Drawing, OpenGroup, OpenSample
 
 PendingArrays = Mapping[str, NDArray[Any]]
 ENDS: tuple[FinishReason | None, ...] = (None, "stop", "length")  # None: the turn goes on
@@ -26,6 +31,9 @@ TYPES = {
     "tokens": (np.int32, None),  # [N] of the turns end to end
     "logprobs": (np.float32, None),  # [N] nats, as sampled
 }
+# Of environments that are not deterministic: UTF-8 text of a JSON list with an object for each turn
+# that has ended, in the order of "turns" (_recorded).
+REPLIES = "replies"
 
 
 @dataclass(slots=True)
@@ -36,6 +44,7 @@ class _Turns:
     spans: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     tokens: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])
     logprobs: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
+    replies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def add(self, ticket: int, sample: int, end: int, turn: Written | Completion) -> None:
         self.turns.append((ticket, sample, end, len(turn.token_ids), len(turn.versions)))
@@ -44,21 +53,27 @@ class _Turns:
         self.logprobs.append(turn.logprobs)
 
 
-def to_arrays(groups: Mapping[int, OpenGroup], begun: Mapping[int, int]) -> PendingArrays:
+def to_arrays(
+    groups: Mapping[int, OpenGroup], begun: Mapping[int, int], *, replies: bool = False
+) -> PendingArrays:
     """The groups, which no engine works on. begun: the version at which each ticket was begun; {}
-    where there are no groups.
+    where there are no groups. replies: with what the environment said.
     """
     if not groups:
         return {}
     rows = _Turns()
     for ticket, group in groups.items():
         for number, sample in enumerate(group.samples):
+            rows.replies += map(_recorded, sample.observations)
             for turn in sample.completions:
                 rows.add(ticket, number, ENDS.index(turn.finish_reason), turn)
             if sample.request is not None and sample.request.written is not None:
                 rows.add(ticket, number, 0, sample.request.written)
     tickets = [(ticket, begun[ticket]) for ticket in groups]
+    text = json.dumps(rows.replies).encode()
+    recorded = {REPLIES: np.frombuffer(text, np.uint8).copy()} if replies else {}
     return {
+        **recorded,
         "tickets": np.array(tickets, np.int64).reshape(-1, 2),
         "turns": np.array(rows.turns, np.int64).reshape(-1, 5),
         "spans": np.array(rows.spans, np.int64).reshape(-1, 2),
@@ -77,14 +92,47 @@ def begun_of(arrays: PendingArrays) -> dict[int, int]:
 
 def to_groups(
     arrays: PendingArrays, draw: Callable[[int], Prompt], drawing: Drawing, tokenizer: Any
-) -> list[OpenGroup]:
-    """The groups of `to_arrays`: prompts are drawn and environments are stepped again.
+) -> tuple[list[OpenGroup], int]:
+    """The groups of `to_arrays`: prompts are drawn, and environments are stepped again, or go on
+    behind what they said. Returns too how many samples are drawn from their start, because their
+    environment can do neither.
 
     Raises RunError where the arrays are not those of such groups.
     """
     groups = {ticket: OpenGroup(draw(ticket), drawing) for ticket in begun_of(arrays)}
+    if not arrays:
+        return [], 0
+    _require_place(arrays, groups)
+    if REPLIES not in arrays:
+        if not drawing.environment.deterministic:
+            raise _unfit("it lacks what the environment said, which is not deterministic")
+        _step_again(_turns_of(arrays, tokenizer), groups)
+        return list(groups.values()), 0
+    redrawn = _recalled(_turns_of(arrays, tokenizer), groups, _replies(arrays))
+    for ticket, number in redrawn:
+        groups[ticket].samples[number] = OpenSample(groups[ticket].prompt, number, drawing)
+    return list(groups.values()), len(redrawn)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    ticket: int
+    sample: int
+    finish: FinishReason | None
+    written: Written
+    text: str
+
+    def completion(self, number: int) -> Completion:
+        """The turn as the policy's turn `number` of its sample."""
+        assert self.finish is not None
+        written = self.written
+        turn = (written.token_ids, written.logprobs, self.finish, written.versions, self.text)
+        return Completion(self.ticket, self.sample, number, *turn)
+
+
+def _turns_of(arrays: PendingArrays, tokenizer: Any) -> Iterator[_Turn]:
     first_token = first_span = 0
-    for ticket, number, end, tokens, spans in arrays["turns"].tolist() if arrays else ():
+    for ticket, number, end, tokens, spans in arrays["turns"].tolist():
         token, span = slice(first_token, first_token + tokens), slice(first_span, None)
         first_token, first_span = token.stop, first_span + spans
         written = Written(
@@ -92,28 +140,106 @@ def to_groups(
             arrays["logprobs"][token],
             tuple((int(v), int(n)) for v, n in arrays["spans"][span][:spans]),
         )
-        group = groups.get(ticket)
-        if group is None or number >= len(group.samples):
-            raise _unfit(f"a turn of sample {number} of ticket {ticket}, which is not under way")
-        request = group.samples[number].request
-        if request is None or sum(n for _, n in written.versions) != tokens:
-            raise _unfit(f"a turn too many, or with other spans, of ticket {ticket}")
-        finish = ENDS[end]
-        if finish is None:
-            group.samples[number].go_on(written)
-            continue
+        if sum(n for _, n in written.versions) != tokens:
+            raise _unfit(f"a turn with other spans, of ticket {ticket}")
         text = tokenizer.decode(written.token_ids.tolist(), skip_special_tokens=True)
-        turn = (written.token_ids, written.logprobs, finish, written.versions, text)
-        if group.samples[number].take(Completion(ticket, number, request.turn, *turn)) is None:
-            group.left -= 1
-    return list(groups.values())
+        yield _Turn(ticket, number, ENDS[end], written, text)
+
+
+def _step_again(turns: Iterable[_Turn], groups: Mapping[int, OpenGroup]) -> None:
+    """Steps the environments of all samples side by side, each through its own turns in order."""
+    left: dict[tuple[int, int], deque[_Turn]] = {}
+    for turn in turns:
+        left.setdefault((turn.ticket, turn.sample), deque()).append(turn)
+    while left:
+        begun: list[tuple[OpenGroup, OpenSample, Step]] = []
+        for (ticket, number), later in list(left.items()):
+            turn, group = later.popleft(), groups[ticket]
+            sample = group.samples[number]
+            request = _open_request(sample, ticket)
+            if turn.finish is None:
+                sample.go_on(turn.written)
+            else:
+                begun.append((group, sample, sample.take(turn.completion(request.turn))))
+            if not later:
+                del left[ticket, number]
+        for group, sample, step in begun:
+            group.left -= sample.observe(step.result()) is None
+
+
+def _recalled(
+    turns: Iterable[_Turn], groups: Mapping[int, OpenGroup], replies: Sequence[Observation]
+) -> list[tuple[int, int]]:
+    """Gives samples the turns and observations as recorded. Returns (ticket, sample) of those whose
+    environment cannot go on.
+    """
+    left = iter(replies)
+    recalled: dict[tuple[int, int], OpenSample] = {}
+    for turn in turns:
+        group = groups[turn.ticket]
+        sample = group.samples[turn.sample]
+        request = _open_request(sample, turn.ticket)
+        if turn.finish is None:
+            sample.go_on(turn.written)
+            continue
+        observation = next(left, None)
+        if observation is None:
+            raise _unfit("fewer replies of the environment than turns")
+        sample.recall(turn.completion(request.turn), observation)
+        recalled[turn.ticket, turn.sample] = sample
+        group.left -= sample.request is None
+    return [
+        place
+        for place, sample in recalled.items()
+        if sample.request is not None and not sample.resume()
+    ]
+
+
+def _open_request(sample: OpenSample, ticket: int) -> Request:
+    if sample.request is None:
+        raise _unfit(f"a turn too many of ticket {ticket}")
+    return sample.request
+
+
+def _recorded(observation: Observation) -> dict[str, Any]:
+    failure = observation.failure
+    return {
+        "token_ids": observation.token_ids.tolist(),
+        "done": observation.done,
+        "reward": observation.reward,
+        "counts": dict(observation.counts),
+        "failure": None if failure is None else [failure.cause, failure.message],
+    }
+
+
+def _replies(arrays: PendingArrays) -> list[Observation]:
+    try:
+        return [
+            Observation(
+                np.array(reply["token_ids"], np.int32),
+                bool(reply["done"]),
+                float(reply["reward"]),
+                {str(name): float(count) for name, count in reply["counts"].items()},
+                None if reply["failure"] is None else EpisodeFailure(*map(str, reply["failure"])),
+            )
+            for reply in parse_json(arrays[REPLIES].tobytes())
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unfit(f"its replies of the environment cannot be read: {error!r}") from error
+
+
+def _require_place(arrays: PendingArrays, groups: Mapping[int, OpenGroup]) -> None:
+    for ticket, number, *_ in arrays["turns"].tolist():
+        if ticket not in groups or number >= len(groups[ticket].samples):
+            raise _unfit(f"a turn of sample {number} of ticket {ticket}, which is not under way")
 
 
 def _check(arrays: PendingArrays) -> None:
     """Names, types and sizes: the file may come from anywhere."""
-    if arrays.keys() != TYPES.keys():
+    types = TYPES | ({REPLIES: (np.uint8, None)} if REPLIES in arrays else {})
+    if arrays.keys() != types.keys():
         raise _unfit(f"it has {sorted(arrays)} and not {sorted(TYPES)}")
-    for name, (dtype, columns) in TYPES.items():
+    for name, (dtype, columns) in types.items():
         array = arrays[name]
         if array.dtype != dtype or array.shape[1:] != (() if columns is None else (columns,)):
             raise _unfit(f"{name} is {array.dtype} {list(array.shape)}")

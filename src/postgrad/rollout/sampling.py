@@ -1,15 +1,25 @@
-"""From prompts to scored groups: sampling, environments and verifiers overlap in time."""
+"""From prompts to scored groups: sampling, environments and verifiers overlap in time.
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+While environments are at work on some samples, the engine decodes others. When a sample's next turn
+enters the engine decides what shares a batch with it, and so the last bits of its numbers. Where
+the engine gives the same bits for the same requests (Engine.streams) and the environment is
+deterministic, this never depends on how long a step of the environment takes: at most `concurrent`
+samples wait beside the engine; where there are more, it stands still until the oldest of them have
+their observations, and where none is left to decode, until all have. Elsewhere a turn enters as
+soon as its observation is there.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from postgrad.core.errors import RunError
-from postgrad.core.records import FinishReason, Prompt, Rollout, ScoredGroup, Turn
+from postgrad.core.records import EpisodeFailure, FinishReason, Prompt, Rollout, ScoredGroup, Turn
 from postgrad.rollout.engine import Completion, Engine, Request, Written, joined
-from postgrad.rollout.environment import Environment, Episode, SingleTurn
+from postgrad.rollout.environment import Environment, Episode, Observation, SingleTurn, Step
 from postgrad.rollout.settings import SamplingSettings
 
 
@@ -35,6 +45,27 @@ class Drawing:
     environment: Environment = field(default_factory=SingleTurn)
     max_len: int | None = None  # tokens of prompt and all turns together; None: no bound
 
+    def turn_sampling(self, turn: int) -> SamplingSettings:
+        """How turn number `turn` of the policy is sampled: with the environment's limit, if any."""
+        limits = self.environment.turn_tokens
+        if not limits:
+            return self.sampling
+        most = min(limits[min(turn, len(limits) - 1)], self.sampling.max_new_tokens)
+        return self.sampling.model_copy(update={"max_new_tokens": most})
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenStep:
+    """A sample that waits for its environment."""
+
+    ticket: int
+    sample: int
+    work: Step
+
+    @property
+    def ended(self) -> bool:
+        return self.work.handle.done()
+
 
 class Starved(RunError):
     """An engine has stopped while samples are awaited."""
@@ -44,7 +75,7 @@ class GroupSampler:
     """Groups that an engine samples side by side, each scored when it is asked for (`finish`).
 
     What is drawn depends on which groups are open and on the engine's steps, never on how long
-    scoring takes: the engine stands still while scores are waited for.
+    scoring takes: the engine stands still while scores are waited for. Environments: see above.
     """
 
     def __init__(
@@ -54,8 +85,13 @@ class GroupSampler:
         drawing: Drawing,
         tokenizer: Any,
         on_done: Callable[[int], None] = lambda samples: None,
+        *,
+        beside: bool = True,
     ) -> None:
-        """on_done: called with the number of samples that have just ended."""
+        """on_done: called with the number of samples that have just ended. beside: environments
+        work while other samples are decoded; False: the engine gets nothing to do before they have
+        answered, so that where it is recorded it can be repeated.
+        """
         self._engine = engine
         self._scorer = scorer
         self._drawing = drawing
@@ -64,6 +100,14 @@ class GroupSampler:
         self.groups: dict[int, OpenGroup] = {}  # by ticket, in the order in which they began
         self._asked: set[int] = set()  # of these, those that the scorer was given
         self._scored: dict[int, ScoredGroup] = {}  # of these, as far as their scores are there
+        self._beside = beside
+        self._exact = engine.streams > 0 and drawing.environment.deterministic
+        self._steps: list[_OpenStep] = []  # of environments, in the order in which they began
+
+    @property
+    def _streams(self) -> int:
+        """Between how many batches of the engine tickets are dealt."""
+        return max(1, self._engine.streams)
 
     def start(self, prompts: Sequence[Prompt]) -> None:
         """Samples these prompts too."""
@@ -103,11 +147,14 @@ class GroupSampler:
         return [self._scored[ticket] for ticket in tickets]
 
     def sample_on(self, tickets: Sequence[int]) -> None:
-        """Samples all groups as far as the engine goes. Those of `tickets` that end are scored."""
+        """Samples all groups as far as the engine goes. Those of `tickets` that end are scored. No
+        environment works beside the engine then.
+        """
+        assert not self._beside
         self._submit(tickets)
         wanted = frozenset(tickets)
         while completions := self._engine.completed():
-            self._submit(self._count(completions) & wanted)
+            self._submit(self._answered(completions) & wanted)
             self._collect(wait=False)
         self._await_scores()
 
@@ -120,18 +167,50 @@ class GroupSampler:
         """Samples until all of `tickets` have ended. Gives the tickets of the turns that end, as
         they do.
         """
+        tickets = tuple(tickets)
         while awaited := {ticket for ticket in tickets if not self.groups[ticket].ended}:
-            completions = self._engine.completed(awaited)
-            if not completions:
-                raise Starved("the engine has nothing to do, and samples are missing")
-            yield self._count(completions)
+            due = self._due(awaited)
+            ready = [steps for steps in due if all(step.ended for step in steps)]
+            if ready:
+                yield self._observe([step for steps in ready for step in steps])
+                continue
+            held = {step.ticket % self._streams for steps in due for step in steps}
+            decoding = (ticket for ticket in awaited if self.groups[ticket].decoding)
+            asked = {ticket for ticket in decoding if ticket % self._streams not in held}
+            if asked or not due:
+                completions = self._engine.completed(asked)
+                if not completions:
+                    raise Starved("the engine has nothing to do, and samples are missing")
+                if ended := self._answered(completions):
+                    yield ended
+                continue
+            open_steps = [step.work.handle for steps in due for step in steps if not step.ended]
+            wait(open_steps, return_when=FIRST_COMPLETED)
 
-    def _count(self, completions: Sequence[Completion]) -> set[int]:
-        """Hands turns to their samples, and counts the samples that end. Returns the tickets."""
+    def _answered(self, completions: Sequence[Completion]) -> set[int]:
+        """Takes turns; where environments do not work beside the engine, waits for what they answer
+        and returns the tickets.
+        """
         self._take(completions)
-        samples = [self.groups[done.ticket].samples[done.sample] for done in completions]
-        self._on_done(sum(sample.request is None for sample in samples))
-        return {completion.ticket for completion in completions}
+        return set() if self._beside else self._observe(list(self._steps))
+
+    def _due(self, awaited: Collection[int]) -> list[list["_OpenStep"]]:
+        """The steps of environments whose observations enter the engine next: all of an inner list
+        at once, before anything else is decoded in their stream.
+        """
+        if not self._exact:
+            ended = [step for step in self._steps if step.ended]
+            if ended or any(self.groups[ticket].decoding for ticket in awaited):
+                return [ended] if ended else []
+            return [[step] for step in self._steps]
+        decodes = {ticket % self._streams for ticket in awaited if self.groups[ticket].decoding}
+        due: list[list[_OpenStep]] = []
+        for stream in dict.fromkeys(step.ticket % self._streams for step in self._steps):
+            steps = [step for step in self._steps if step.ticket % self._streams == stream]
+            kept = self._drawing.environment.concurrent if stream in decodes else 0
+            if len(steps) > kept:
+                due.append(steps[: len(steps) - kept])
+        return due
 
     def _collect(self, *, wait: bool) -> int:
         """Keeps the groups whose scores are there. Returns how many came."""
@@ -141,29 +220,50 @@ class GroupSampler:
 
     def forget(self) -> None:
         """Forgets all groups and scores. The engine must have been cut, or be idle."""
+        assert not self._steps
         self.groups.clear()
         self._asked.clear()
         self._scored.clear()
 
     def cut(self) -> None:
-        """Stops the engine: `groups` have what was written so far, and can go on from there."""
+        """Stops the engine: `groups` have what was written so far, and can go on from there. Waits
+        for environments that are at work.
+        """
         requests = self._engine.cut()
         while completions := self._engine.completed():  # they ended before
-            self._take(completions, submit=False)
+            self._take(completions)
+        self._observe(list(self._steps), submit=False)
         for request in requests:
             for number in request.sample_ids:
                 sample = self.groups[request.ticket].samples[number]
                 sample.request = replace(request, sample_ids=(number,))
 
-    def _take(self, completions: Sequence[Completion], *, submit: bool = True) -> None:
-        """Hands turns to their samples, whose next ones are asked for: submit."""
+    def _take(self, completions: Sequence[Completion]) -> None:
+        """Hands turns to their samples, whose environments begin to work on them."""
         for completion in completions:
             group = self.groups[completion.ticket]
-            next_request = group.samples[completion.sample].take(completion)
+            work = group.samples[completion.sample].take(completion)
+            group.stepping += 1
+            self._steps.append(_OpenStep(completion.ticket, completion.sample, work))
+
+    def _observe(self, steps: Sequence["_OpenStep"], *, submit: bool = True) -> set[int]:
+        """Hands observations to their samples, whose next turns are asked for: submit. Returns the
+        tickets.
+        """
+        samples = 0
+        for step in steps:
+            group = self.groups[step.ticket]
+            next_request = group.samples[step.sample].observe(step.work.result())
+            group.stepping -= 1
             if next_request is None:
+                samples += 1
                 group.left -= 1
             elif submit:
                 self._engine.submit(next_request)
+        taken = set(map(id, steps))
+        self._steps = [step for step in self._steps if id(step) not in taken]
+        self._on_done(samples)
+        return {step.ticket for step in steps}
 
     def _submit(self, tickets: Iterable[int]) -> None:
         """Asks for the scores of the groups that have ended, once."""
@@ -204,11 +304,17 @@ class OpenGroup:
         self.prompt = prompt
         self.samples = [OpenSample(prompt, i, drawing) for i in range(drawing.samples)]
         self.left = drawing.samples  # samples that have not ended
+        self.stepping = 0  # of these, those that wait for their environment
 
     @property
     def ended(self) -> bool:
         """Whether all samples have ended."""
         return not self.left
+
+    @property
+    def decoding(self) -> int:
+        """Samples that an engine has."""
+        return self.left - self.stepping
 
     def requests(self) -> Iterator[Request]:
         """What an engine has to do: a request for all samples that have not begun, then one for
@@ -222,15 +328,6 @@ class OpenGroup:
         yield from (request for request in waiting if request.turn or request.written is not None)
 
 
-def mean_counts(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """The counts of environments as means over the samples, 0 where a sample lacks one."""
-    names = dict.fromkeys(name for rollout in rollouts for name in rollout.counts)
-    return {
-        name: float(np.mean([rollout.counts.get(name, 0.0) for rollout in rollouts]))
-        for name in sorted(names)
-    }
-
-
 class OpenSample:
     """A sample in progress: its turns so far and its episode."""
 
@@ -241,18 +338,28 @@ class OpenSample:
         self._episode: Episode = drawing.environment.reset(prompt, number)
         self._turns: list[Turn] = []
         self.completions: list[Completion] = []  # the policy's turns
+        self.observations: list[Observation] = []  # what followed each of them
         self._rewards: list[float] = []  # one a turn
         self._counts: dict[str, float] = {}
         self._finish: FinishReason = "stop"
+        self._failure: EpisodeFailure | None = None
         # What an engine has to do next; None: the sample has ended.
         self.request: Request | None = Request(
-            prompt.ticket, (number,), prompt.token_ids, drawing.sampling, 0, drawing.seed,
+            prompt.ticket, (number,), prompt.token_ids, drawing.turn_sampling(0), 0, drawing.seed,
             messages=prompt.messages,
         )  # fmt: skip
 
-    def take(self, completion: Completion) -> Request | None:
-        """Add the policy's newest turn; the request for the next one, or None at the end."""
-        self.request = self._after(completion)
+    def take(self, completion: Completion) -> Step:
+        """Adds the policy's newest turn. Returns the environment's work on it, which is under way;
+        `observe` takes what it gives.
+        """
+        self.request = None
+        self._add(completion)
+        return self._episode.step(completion)
+
+    def observe(self, observation: Observation) -> Request | None:
+        """Adds the environment's answer. Returns the request for the next turn; None at the end."""
+        self.request = self._after(observation)
         return self.request
 
     def go_on(self, turn: Written) -> None:
@@ -260,11 +367,27 @@ class OpenSample:
         assert self.request is not None
         self.request = self.request.cut_after(self._number, turn)
 
-    def _after(self, completion: Completion) -> Request | None:
+    def recall(self, completion: Completion, observation: Observation) -> None:
+        """As `take` and `observe`, without the environment: both are as recorded."""
+        self._add(completion)
+        self.observe(observation)
+
+    def resume(self) -> bool:
+        """After `recall`: whether the environment can go on from there. It was not stepped."""
+        recorded = list(zip(self.completions, self.observations, strict=True))
+        episode = self._drawing.environment.resume(self.prompt, self._number, recorded)
+        if episode is not None:
+            self._episode = episode
+        return episode is not None
+
+    def _add(self, completion: Completion) -> None:
         self._turns.append(Turn("policy", completion.token_ids, completion.logprobs))
         self.completions.append(completion)
         self._finish = completion.finish_reason
-        observation = self._episode.step(completion)
+
+    def _after(self, observation: Observation) -> Request | None:
+        self.observations.append(observation)
+        self._failure = observation.failure
         self._rewards.append(observation.reward)
         for name, count in observation.counts.items():
             self._counts[name] = self._counts.get(name, 0.0) + count
@@ -273,23 +396,18 @@ class OpenSample:
         seen = np.asarray(observation.token_ids, np.int32)
         history = [self.prompt.token_ids, *(turn.token_ids for turn in self._turns), seen]
         prefix = np.concatenate(history).astype(np.int32)
-        sampling = self._sampling_after(len(prefix))
+        turn = len(self.completions)
+        sampling = self._sampling_after(turn, len(prefix))
         if sampling is None:
             self._finish = "length"
             return None
         self._turns.append(Turn("environment", seen, np.zeros(len(seen), np.float32)))
         self._rewards.append(0.0)
-        return Request(
-            self.prompt.ticket,
-            (self._number,),
-            prefix,
-            sampling,
-            completion.turn + 1,
-            self._drawing.seed,
-        )
+        place = self.prompt.ticket, (self._number,)
+        return Request(*place, prefix, sampling, turn, self._drawing.seed)
 
-    def _sampling_after(self, tokens: int) -> SamplingSettings | None:
-        sampling = self._drawing.sampling
+    def _sampling_after(self, turn: int, tokens: int) -> SamplingSettings | None:
+        sampling = self._drawing.turn_sampling(turn)
         if self._drawing.max_len is None:
             return sampling
         room = self._drawing.max_len - tokens
@@ -321,4 +439,5 @@ class OpenSample:
             columns=columns,
             answer=None if one_turn else self.completions[-1].text,
             counts=self._counts,
+            failure=self._failure,
         )

@@ -174,7 +174,14 @@ class EnvironmentSettings(Settings):
     """What answers the policy. Further keys are the environment's extra_settings settings.
 
     `type` is an environment's name or "package.module:Class". `weight` is that of its rewards among
-    [[rewards]]. An episode ends after `max_turns` turns of the policy.
+    [[rewards]]. An episode ends after `max_turns` turns of the policy; turn i has at most
+    turn_tokens[i] tokens, later ones as many as the last one that is named, and none more than
+    rollout.max_new_tokens.
+
+    Steps of environments that wait for something run side by side, up to `concurrent` at once. A
+    reply that is not there after `step_seconds`, or after all replies of an episode have taken
+    `episode_seconds`, is a failure: `on_failure` says what becomes of the sample. `deterministic`
+    overrides what the environment says of itself.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", validate_default=True)
@@ -182,6 +189,12 @@ class EnvironmentSettings(Settings):
     type: str
     weight: float = 1.0
     max_turns: int = Field(default=8, ge=1)
+    turn_tokens: tuple[Annotated[int, Field(ge=1)], ...] = ()  # (): rollout.max_new_tokens each
+    concurrent: int = Field(default=16, ge=1, le=1024)
+    step_seconds: float = Field(default=60.0, gt=0.0)  # of one reply, from when it has a place
+    episode_seconds: float | None = Field(default=None, gt=0.0)  # None: no limit
+    deterministic: bool | None = None
+    on_failure: Literal["drop_sample", "drop_group", "stop_run"] = "drop_sample"
 
     @property
     def extra_settings(self) -> dict[str, Any]:

@@ -132,9 +132,13 @@ class LiveSource:
         )
         self._tokenizer = tokenizer
         self._scores_ahead = scores_ahead
-        self._sampler = GroupSampler(engine, scorer, self._drawing, tokenizer, on_done)
+        beside = sampling.schedule == "fixed"
+        self._sampler = GroupSampler(
+            engine, scorer, self._drawing, tokenizer, on_done, beside=beside
+        )
         self._schedule = Schedule(prompts_per_step, sampling.max_staleness)  # of the last step
         self._paused = Paused()  # after the last step of this process
+        self._redrawn = 0  # samples that a resume has drawn from their start
 
     def next(
         self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NOTHING
@@ -189,6 +193,9 @@ class LiveSource:
         missing = self._prompts_per_step - len(schedule.take(short=dynamic))
         groups = [scored[ticket] for ticket in sorted(scored)]
         metrics = self._metrics(rounds, len(groups), missing, reasons) if dynamic else {}
+        if not self._drawing.environment.deterministic and self._settings.max_staleness:
+            metrics |= {"ahead/redrawn_samples": float(self._redrawn)}
+            self._redrawn = 0
         next_state = state
         if self._curriculum is not None:
             epochs = {ticket: self._epoch(ticket) for ticket in scored}
@@ -229,7 +236,8 @@ class LiveSource:
             self._drain()
             self._sampler.cut()
             groups = self._sampler.groups
-            pending = to_arrays(groups, self._schedule.open)
+            replies = not self._drawing.environment.deterministic
+            pending = to_arrays(groups, self._schedule.open, replies=replies)
             self._paused = Paused(pending, _ahead(groups, pending))
         return self._paused
 
@@ -252,7 +260,7 @@ class LiveSource:
         groups = list(self._sampler.groups.values())
         if pending is not self._paused.pending:  # of another process, before a resume
             self._sampler.forget()
-            groups = to_groups(
+            groups, self._redrawn = to_groups(
                 pending,
                 lambda ticket: self._prompts.draw(ticket, self._seed),
                 self._drawing,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from postgrad.core.errors import RunError
 from postgrad.core.files import finite, write_json
 from postgrad.core.records import Author, Prompt
 from postgrad.core.text import fixed
@@ -84,7 +85,9 @@ def _answer(writer: "_Writer", world: Environment, prompt: Prompt) -> Answer:
     while True:
         written = writer.write(ids, prompt.ticket, len(turns) // 2)
         turns.append(("policy", written.text.strip()))
-        seen = episode.step(written)
+        seen = episode.step(written).result()
+        if seen.failure is not None:
+            raise RunError(f"the environment gave no reply: {seen.failure.message}")
         ids += [*written.token_ids.tolist(), *seen.token_ids.tolist()]
         if seen.done or not writer.room(ids):
             return Answer(prompt.question, prompt.answer, tuple(turns))

@@ -34,9 +34,11 @@ from postgrad.learner.update import Update, updates
 from postgrad.models.load import load_tokenizer, require_same_tokens
 from postgrad.observe.samples import step_samples
 from postgrad.recipe.recipe import RLRecipe
+from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.ahead import OverlappedSource, Progress, sampling_thread
 from postgrad.rollout.engine import Engine
+from postgrad.rollout.environments.chat import NOT_EXACT
 from postgrad.rollout.free import FreeEngine, FreeSource, Recorded
 from postgrad.rollout.replay import ReplaySource
 from postgrad.rollout.settings import RolloutSettings
@@ -174,8 +176,9 @@ class RLJob:
             )
         for group in sampled.all:
             for failure in group.failures:
+                of_environment = failure.component == ENVIRONMENT
                 run.logs.event(
-                    "verifier_failed",
+                    "environment_failed" if of_environment else "verifier_failed",
                     failure.message,
                     step=state.step + 1,
                     ticket=group.prompt.ticket,
@@ -307,7 +310,7 @@ def assemble(
     memory.try_tokens(run, roles.learners, [roles.reference, learned and learned.role])
     step = checkpoint.step if checkpoint else 0
     run.sentinels.at_once(0, publish(step))  # proves the weights of a resumed run too
-    source = _source(run, recipe, prompts, engine, scorer, tokenizer, thread)
+    source = _source(run, recipe, prompts, engine, scorer, tokenizer, thread, stack)
     return RLJob(
         run,
         Parts(
@@ -361,13 +364,20 @@ def _source(
     scorer: Scorer,
     tokenizer: object,
     thread: ThreadPoolExecutor | None,
+    stack: ExitStack,
 ) -> Source:
     """Where the groups of each step come from. thread: samples while the policy learns, where the
-    recipe overlaps the two.
+    recipe overlaps the two. stack: ends the environment's processes.
     """
     if recipe.rollout.source == "replay":
         assert recipe.rollout.replay_path is not None  # a recipe without it is refused
         return ReplaySource(recipe.rollout.replay_path)
+    environment = environment_of(recipe.environment, recipe.data, tokenizer)
+    if environment is not None:
+        stack.callback(environment.close)
+        if not environment.deterministic:
+            run.logs.event("not_exact", NOT_EXACT, cause="environment")
+            run.console.note(NOT_EXACT)
     progress = None if thread is None else Progress(run.advance)
     live = LiveSource(
         engine,
@@ -378,7 +388,7 @@ def _source(
         samples_per_prompt=recipe.batch.n_samples_per_prompt,
         sampling=recipe.rollout,
         tokenizer=tokenizer,
-        environment=environment_of(recipe.environment, recipe.data, tokenizer),
+        environment=environment,
         max_len=recipe.data.max_len,
         correctness=recipe.eval.component,
         scores_ahead=not recipe.asks_reward_model,  # they are asked of the learner's ranks

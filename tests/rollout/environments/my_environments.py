@@ -1,5 +1,10 @@
 """Environments and tools as a user would write them."""
 
+import asyncio
+import os
+import time
+from typing import ClassVar
+
 from postgrad.rollout.environments.base import ChatEnvironment, Reply
 
 
@@ -57,3 +62,70 @@ def fails(how: str) -> str:
 
 def undescribed(text: str) -> str:
     return text
+
+
+def sleeps(seconds: float) -> str:
+    """Sleeps.
+
+    Args:
+        seconds: How long.
+    """
+    time.sleep(seconds)
+    return "awake"
+
+
+def dies(code: int) -> str:
+    """Ends its process.
+
+    Args:
+        code: The exit code.
+    """
+    print("last words", flush=True)
+    os._exit(code)
+
+
+def variable(name: str) -> str:
+    """Reads an environment variable.
+
+    Args:
+        name: Its name.
+    """
+    return os.environ.get(name, "nothing")
+
+
+def prints(text: str) -> int:
+    """Prints, and says in which process.
+
+    Args:
+        text: What to print.
+    """
+    print(text)
+    return os.getpid()
+
+
+class Awaiting(ChatEnvironment):
+    """Replies when `kind` lets it: see `step`."""
+
+    waits: ClassVar[bool] = True
+    deterministic: ClassVar[bool] = False
+    kind: str = "soon"
+
+    def start(self, prompt, sample):
+        return self
+
+    async def step(self, text):
+        if self.kind == "never":
+            await asyncio.Event().wait()
+        if self.kind == "stubborn":
+            while True:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    if text == "end":
+                        raise
+        if self.kind == "blocks":
+            time.sleep(1.0)
+        if self.kind == "raises":
+            raise OSError("the disk is gone")
+        await asyncio.sleep(0)
+        return Reply((({"role": "user", "content": text}),), reward=1.0)

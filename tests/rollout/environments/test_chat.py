@@ -92,27 +92,29 @@ def test_variables_reach_every_observation():
 def test_an_episode_answers_until_it_is_done():
     tokenizer = FAMILIES["chatml"][0]
     episode = started(tokenizer)
-    first = episode.step(completion(tokenizer, "hello"))
+    first = episode.step(completion(tokenizer, "hello")).result()
     assert tokenizer.decode(first.token_ids) == (
         "\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     )
     assert (first.done, first.reward) == (False, 0.5)
     assert first.counts == {"turns": 1.0, "out_of_turns": 0.0, "heard": 5.0}
-    last = episode.step(completion(tokenizer, "bye"))
+    last = episode.step(completion(tokenizer, "bye")).result()
     assert (last.done, last.reward, len(last.token_ids)) == (True, 1.0, 0)
 
 
 def test_the_last_turn_that_is_allowed_is_heard_and_ends_the_episode():
     tokenizer = FAMILIES["chatml"][0]
     episode = started(tokenizer, max_turns=2)
-    assert not episode.step(completion(tokenizer, "a")).done
-    last = episode.step(completion(tokenizer, "b"))
+    assert not episode.step(completion(tokenizer, "a")).result().done
+    last = episode.step(completion(tokenizer, "b")).result()
     assert (last.done, last.reward, last.counts["out_of_turns"]) == (True, 0.5, 1.0)
 
 
 def test_a_turn_that_was_cut_ends_the_episode_unheard():
     tokenizer = FAMILIES["chatml"][0]
-    seen = started(tokenizer).step(completion(tokenizer, "bye", end=False, finish="length"))
+    seen = (
+        started(tokenizer).step(completion(tokenizer, "bye", end=False, finish="length")).result()
+    )
     assert (seen.done, seen.reward) == (True, 0.0)
 
 
@@ -120,7 +122,7 @@ def test_a_reward_that_is_no_number_stops_the_run():
     tokenizer = FAMILIES["chatml"][0]
     episode = started(tokenizer, type="my_environments:Broken")
     with pytest.raises(RunError, match="turn 1 of sample 0 of ticket 5 is nan"):
-        episode.step(completion(tokenizer, "a"))
+        episode.step(completion(tokenizer, "a")).result()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Tools: what a call does, and what the model is told of one that is wrong."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -7,10 +8,10 @@ import numpy as np
 import pytest
 
 from helpers.chat import HERMES, LLAMA, LLAMA_SPECIAL, chat_tokenizer
-from postgrad.core.errors import RunError, UsageError
+from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.models.fresh import TEMPLATE
-from postgrad.rollout.environments.base import build
+from postgrad.rollout.environments.base import StepFailed, build
 from postgrad.rollout.environments.chat import dialogue
 from postgrad.rollout.environments.tools import load_tool
 from postgrad.rollout.settings import EnvironmentSettings
@@ -35,7 +36,13 @@ def call(name, **arguments):
 
 def said(text, **own):
     """What the tools reply to one turn, and the reply itself."""
-    reply = tools(**own).start(PROMPT, 0).step(text)
+
+    async def replied():
+        world = tools(**own)
+        async with world.running():
+            return await world.start(PROMPT, 0).step(text)
+
+    reply = asyncio.run(replied())
     return [message["content"] for message in reply.messages], reply
 
 
@@ -82,8 +89,8 @@ def test_a_call_that_is_wrong_is_told_so_and_counted(turn, told):
     assert (reply.done, reply.reward) == (False, -0.5)
 
 
-def test_what_else_a_tool_raises_stops_the_run():
-    with pytest.raises(RunError, match=r"'fails' failed on \{\"how\": \"type\"\}: TypeError"):
+def test_what_else_a_tool_raises_is_a_failure_of_its_sample():
+    with pytest.raises(StepFailed, match=r"'fails' failed on \{\"how\": \"type\"\}: .*TypeError"):
         said(call("fails", how="type"))
 
 
@@ -107,7 +114,7 @@ def test_the_prompt_shows_the_schemas_and_results_come_through_the_templates_too
     ids = np.array(tokenizer(turn, add_special_tokens=False)["input_ids"], np.int32)
     text = world.template.text(ids)
     assert text == turn.removesuffix("<|eot_id|>")
-    reply = world.chat.start(PROMPT, 0).step(text)
+    reply = asyncio.run(world.chat.start(PROMPT, 0).step(text))
     seen = tokenizer.decode(world.template.after(reply.messages, closed=True))
     assert seen == (
         '<|start_header_id|>ipython<|end_header_id|>\n\n"0.125"<|eot_id|>'
@@ -130,10 +137,10 @@ def test_a_template_without_a_known_format_is_refused_unless_one_is_named():
     ("own", "why"),
     [
         ({"tools": ["calculater"]}, "no tool is called 'calculater': did you mean 'calculator'"),
-        ({"tools": []}, "at least 1 item"),
+        ({"tools": []}, "a function in `tools`, or a server in `mcp`, is wanted"),
         ({"tools": ["calculator", "calculator"]}, "2 tools are called 'calculator'"),
         ({"tools": ["my_environments:Echo"]}, "is no Python function"),
-        ({}, "tools is missing"),
+        ({}, "a function in `tools`, or a server in `mcp`, is wanted"),
         ({"tools": ["calculator"], "tool_fromat": "llama"}, "did you mean 'tool_format'"),
         ({"tools": ["calculator"], "malformed_reward": 1.0}, "less than or equal to 0"),
     ],

@@ -24,8 +24,8 @@ class VerifierFailures(Level):
     def tell(self, value: float, seen: Seen) -> str:
         return (
             f"verifiers gave no score to {value:.1%} of the samples (limit {self.limit:.1%}): "
-            "their causes are in events.jsonl (verifier_failed); fix the verifier, or give it "
-            "more cpu_seconds or wall_seconds"
+            "their causes are in events.jsonl (verifier_failed, environment_failed); fix the "
+            "verifier, or give it more cpu_seconds or wall_seconds"
         )
 
 

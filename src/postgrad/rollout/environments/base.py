@@ -4,21 +4,25 @@ chat.py turns their messages into tokens with the chat template.
 """
 
 import json
+import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any, ClassVar, Protocol, Self
 
 from pydantic import ValidationError
 
-from postgrad.core.errors import UsageError
-from postgrad.core.records import Prompt
+from postgrad.core.errors import PostgradError, UsageError
+from postgrad.core.records import EpisodeFailure, Prompt
 from postgrad.core.settings import Settings
 from postgrad.core.text import nearest, resolve
 from postgrad.data.chat_format import Message
 from postgrad.rollout.settings import EnvironmentSettings
 
 ENVIRONMENTS = {
+    "agent": "postgrad.rollout.environments.agent:Agent",
     "guess_number": "postgrad.rollout.environments.guess_number:GuessNumber",
     "tools": "postgrad.rollout.environments.tools:Tools",
 }
@@ -35,23 +39,60 @@ class Reply:
     counts: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
-class Course(Protocol):
-    """One sample's way through the environment: its state between turns."""
+class StepFailed(Exception):
+    """A course could not reply, by a fault that is not the policy's: its sample gets no reward.
 
-    def step(self, text: str) -> Reply:
-        """The reply to a turn of the policy. It is not called for a turn cut by its token limit."""
+    cause: one word, "error", "wall_clock" or "crash". message: for people.
+    """
+
+    def __init__(self, cause: str, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+def failure_of(error: Exception) -> EpisodeFailure:
+    """What a step raised, as the record of a failure. Errors of postgrad's own are raised again:
+    they end the run.
+    """
+    if isinstance(error, PostgradError):
+        raise error
+    if isinstance(error, StepFailed):
+        return EpisodeFailure(error.cause, str(error))
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({PurePath(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return EpisodeFailure("error", f"{type(error).__name__}: {str(error)[:500]}{where}")
+
+
+class Course(Protocol):
+    """One sample's way through the environment: its state between turns.
+
+    A course may have a method `close`: called where an environment that waits has to end an episode
+    before a reply did, for a limit of turns or tokens, or a failure.
+    """
+
+    def step(self, text: str) -> Reply | Awaitable[Reply]:
+        """The reply to a turn of the policy. It is not called for a turn cut by its token limit.
+
+        A plain function runs in the run's process while everything else stands still. Where the
+        environment `waits` it is an `async def`. What it raises is recorded as a failure of its
+        sample.
+        """
         ...
 
 
 class ChatEnvironment(Settings, ABC):
     """Starts courses. An environment *is* its settings: its fields are keys of [environment].
 
-    It must be deterministic: the same prompt and the same turns give the same replies, so no clock,
-    no generator of random numbers, nothing remembered from other samples.
+    deterministic: the same prompt and the same turns always give the same replies: no clock, no
+    generator of random numbers, nothing remembered from other samples. Only then a run is exact.
+    waits: its steps are `async def` and wait for something, so that they run side by side, while
+    the engine decodes other samples; all of them in one thread, in the context `running`.
     """
 
     role: ClassVar[str] = "user"  # of its messages in the chat template
     special_tokens: ClassVar[bool] = False  # whether `text` of Course.step keeps special tokens
+    deterministic: ClassVar[bool] = True
+    waits: ClassVar[bool] = False
 
     @property
     def gives_rewards(self) -> bool:
@@ -72,6 +113,19 @@ class ChatEnvironment(Settings, ABC):
     def check(self, prompt: Prompt) -> str | None:
         """Why no course can start from the prompt's row, or None where it can."""
         del prompt
+        return None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Around all steps of an environment that waits: opens and closes what they share."""
+        yield
+
+    def resume(self, prompt: Prompt, sample: int, turns: Sequence[str]) -> Course | None:
+        """A course behind `turns` of the policy, which another process has replied to; None where
+        that is not possible: then the sample is drawn from its start. Asked only where the
+        environment is not deterministic; a deterministic one is stepped again.
+        """
+        del prompt, sample, turns
         return None
 
     @abstractmethod
@@ -101,6 +155,8 @@ def _line(name: str, accepted: Sequence[str], problem: Any) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "missing":
         return f"environment.{key} is missing: {name!r} needs it"
+    if not key:
+        return f"environment {name!r}: {str(problem['msg']).removeprefix('Value error, ')}"
     if problem["type"] != "extra_forbidden":
         text = str(problem["msg"]).removeprefix("Value error, ")
         return f"environment.{key} = {problem['input']!r} of {name!r}: {text}"

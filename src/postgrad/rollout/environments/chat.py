@@ -6,6 +6,7 @@ template writes them after an assistant's turn, and tokenised once.
 
 import json
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -14,15 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.records import Prompt
+from postgrad.core.process import Handle, done
+from postgrad.core.records import EpisodeFailure, Prompt
 from postgrad.data.answer_spans import Unmarkable
 from postgrad.data.chat_format import Message
 from postgrad.data.templates import Unencodable, encode, render, turn_ends
 from postgrad.rollout.engine import Completion
-from postgrad.rollout.environment import Observation
+from postgrad.rollout.environment import Observation, Step, at_once
 from postgrad.rollout.environments.base import ChatEnvironment, Course, build
+from postgrad.rollout.environments.beside import SideBySide, Timed, at_once_replied
 from postgrad.rollout.settings import EnvironmentSettings
 
+NOT_EXACT = (
+    "the environment is not deterministic: another run, or one that is killed and resumed, does "
+    "not have the same bits"
+)
 _QUESTION: Message = {"role": "user", "content": "?"}
 _TURN = "@turn@"  # stands for what the policy wrote
 _TOKENS: NDArray[np.int32] = np.zeros(0, np.int32)
@@ -96,42 +103,96 @@ class Dialogue:
     """A ChatEnvironment as an Environment: messages outside, tokens inside.
 
     A turn that is cut by its token limit ends the episode and does not reach the environment. Turn
-    number `max_turns` reaches it and ends the episode too.
+    number `max_turns` reaches it and ends the episode too. The thread and the processes of its
+    steps end with `close`, or with the object.
     """
 
-    def __init__(self, chat: ChatEnvironment, template: Template, max_turns: int) -> None:
+    def __init__(
+        self, chat: ChatEnvironment, template: Template, settings: EnvironmentSettings
+    ) -> None:
+        stated = settings.deterministic
         self.chat = chat
         self.template = template
-        self.max_turns = max_turns
+        self.settings = settings
+        self.deterministic = chat.deterministic if stated is None else stated
+        self.concurrent = settings.concurrent if chat.waits else 0
+        self.turn_tokens: Sequence[int] = settings.turn_tokens
+        self.beside = SideBySide(chat.running, settings.concurrent)
+        self.close = weakref.finalize(self, self.beside.close)
 
     def reset(self, prompt: Prompt, sample: int) -> "_Episode":
         """A new episode around a new course of the environment."""
         return _Episode(self, self.chat.start(prompt, sample))
 
+    def resume(
+        self, prompt: Prompt, sample: int, recorded: Sequence[tuple[Completion, Observation]]
+    ) -> "_Episode | None":
+        """Environment.resume, where the chat environment can."""
+        course = self.chat.resume(prompt, sample, [self.text(turn) for turn, _ in recorded])
+        return None if course is None else _Episode(self, course, len(recorded))
+
+    def text(self, response: Completion) -> str:
+        """A turn of the policy as the environment reads it."""
+        if self.chat.special_tokens:
+            return self.template.text(response.token_ids)
+        return response.text
+
 
 class _Episode:
-    def __init__(self, dialogue: Dialogue, course: Course) -> None:
+    def __init__(self, dialogue: Dialogue, course: Course, turns: int = 0) -> None:
         self._dialogue = dialogue
         self._course = course
-        self._turns = 0
+        self._turns = turns
+        self._seconds = 0.0  # that replies have taken
 
-    def step(self, response: Completion) -> Observation:
-        """The environment's reply as tokens. Raises RunError where its reward is not finite."""
-        template = self._dialogue.template
+    def step(self, response: Completion) -> Step:
+        """Begins the environment's reply, which becomes tokens where its result is asked for. That
+        raises RunError where the reply's reward is not finite.
+        """
         self._turns += 1
         if response.finish_reason == "length":
-            return Observation(_TOKENS, done=True, counts={"turns": 1.0, "out_of_turns": 0.0})
-        if self._dialogue.chat.special_tokens:
-            reply = self._course.step(template.text(response.token_ids))
-        else:
-            reply = self._course.step(response.text)
+            self._close()
+            counts = {"turns": 1.0, "out_of_turns": 0.0}
+            return at_once(Observation(_TOKENS, done=True, counts=counts))
+        text = self._dialogue.text(response)
+        replied = self._replied(text)
+        return Step(replied, lambda answer: self._observed(response, answer))
+
+    def _replied(self, text: str) -> Handle[Timed]:
+        dialogue, step = self._dialogue, self._course.step
+        if not dialogue.chat.waits:
+            return done(at_once_replied(step, text))
+        settings = dialogue.settings
+        seconds, limit = settings.step_seconds, "environment.step_seconds"
+        if settings.episode_seconds is not None:
+            left = max(0.0, settings.episode_seconds - self._seconds)
+            if left < seconds:
+                seconds, limit = left, "environment.episode_seconds"
+        return dialogue.beside.begin(lambda: step(text), seconds, limit)
+
+    def _close(self) -> None:
+        close = getattr(self._course, "close", None)
+        if close is not None and self._dialogue.chat.waits:
+            self._dialogue.beside.later(close)
+
+    def _observed(self, response: Completion, timed: Timed) -> Observation:
+        """The environment's reply as tokens."""
+        template = self._dialogue.template
+        reply, seconds = timed
+        self._seconds += seconds
+        if isinstance(reply, EpisodeFailure):
+            self._close()
+            counts = {"turns": 1.0, "out_of_turns": 0.0}
+            return Observation(_TOKENS, done=True, counts=counts, failure=reply)
         if not math.isfinite(reply.reward):
             raise RunError(
                 f"the environment's reward for turn {self._turns} of sample {response.sample} of "
                 f"ticket {response.ticket} is {reply.reward}: a finite number is expected"
             )
-        last = not reply.done and self._turns == self._dialogue.max_turns
+        last = not reply.done and self._turns == self._dialogue.settings.max_turns
         counts = {"turns": 1.0, "out_of_turns": float(last), **reply.counts}
+        if last:
+            self._close()
         if reply.done or last:
             return Observation(_TOKENS, done=True, reward=reply.reward, counts=counts)
         seen = template.after(reply.messages, closed=template.closed(response.token_ids))
@@ -155,7 +216,7 @@ def dialogue(
     chat = chat.for_template(text)
     template = Template(tokenizer, {**variables, **chat_variables})
     template.after([{"role": chat.role, "content": "0"}], closed=True)  # refused here, if at all
-    return Dialogue(chat, template, settings.max_turns)
+    return Dialogue(chat, template, settings)
 
 
 def _refused(messages: Sequence[Message], why: str) -> UsageError:

@@ -5,20 +5,30 @@ A turn without a call is the answer, which [[rewards]] score.
 
 import inspect
 import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from postgrad.core.errors import PostgradError, RunError, UsageError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Prompt
 from postgrad.core.text import resolve
 from postgrad.rewards.sandbox.choice import shared
 from postgrad.rewards.sandbox.client import Limits, Program, SandboxError
-from postgrad.rollout.environments.base import ChatEnvironment, Course, Reply
+from postgrad.rollout.environments.base import ChatEnvironment, Course, Reply, StepFailed
+from postgrad.rollout.environments.function_worker import TOLD
+from postgrad.rollout.environments.mcp_servers import MCPServer, ServerSessions, tools_of
+from postgrad.rollout.environments.tool_calls import (
+    Call,
+    Malformed,
+    ToolFormat,
+    calls_in,
+    format_of,
+)
+from postgrad.rollout.environments.workers import FunctionWorkers
 
 LIMITS = Limits()
 STOPPED = {
@@ -27,8 +37,6 @@ STOPPED = {
     "output": f"it wrote more than {LIMITS.output_bytes >> 20} MiB",
     "signal": "it crashed, or ran out of memory",
 }
-
-ToolFormat = Literal["hermes", "llama"]
 
 TOOLS = {
     "calculator": "postgrad.rollout.environments.calculator:calculator",
@@ -70,91 +78,13 @@ def python(code: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A call of a tool."""
-
-    name: str  # of the tool
-    arguments: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Malformed:
-    """Text that was meant as a call and is none."""
-
-    reason: str  # shown to the model
-
-
-def format_of(template: str) -> ToolFormat | None:
-    """The format of tool calls in a chat template's text; None where it has none of these two."""
-    json_key = r'\\?"{}\\?":'  # GLM and Qwen 3.5 have the same mark around another format
-    if "<tool_call>" in template and re.search(json_key.format("arguments"), template):
-        return "hermes"
-    if "ipython" in template and re.search(json_key.format("parameters"), template):
-        return "llama"
-    return None
-
-
-def calls_in(text: str, style: ToolFormat) -> list[Call | Malformed]:
-    """The calls of a turn in order; [] where it is an answer. Text up to </think> is ignored."""
-    reply = text.rpartition("</think>")[2]
-    return _hermes(reply) if style == "hermes" else _llama(reply)
-
-
-def _hermes(text: str) -> list[Call | Malformed]:
-    calls: list[Call | Malformed] = []
-    for part in text.split("<tool_call>")[1:]:
-        inside, closed, _ = part.partition("</tool_call>")
-        if not closed:
-            calls.append(Malformed("a <tool_call> is not closed with </tool_call>"))
-            continue
-        calls.append(_call(inside, "arguments"))
-    return calls
-
-
-def _llama(text: str) -> list[Call | Malformed]:
-    reply = text.strip()
-    marked = reply.startswith("<|python_tag|>")
-    reply = reply.removeprefix("<|python_tag|>").strip()
-    if not marked and not re.match(r'\{\s*"(name|type)"', reply):
-        return []
-    decoder, place = json.JSONDecoder(), 0
-    calls: list[Call | Malformed] = []
-    while place < len(reply):
-        try:
-            value, end = decoder.raw_decode(reply, place)
-        except (ValueError, RecursionError) as error:
-            return [*calls, Malformed(f"the call is not JSON: {error}")]
-        calls.append(_checked(value, "parameters"))
-        rest = re.compile(r"\s*;?\s*").match(reply, end)
-        place = rest.end() if rest else end
-    return calls or [Malformed("the call is empty")]
-
-
-def _call(text: str, key: str) -> Call | Malformed:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return Malformed(f"the call is not JSON: {error}")
-    return _checked(value, key)
-
-
-def _checked(value: Any, key: str) -> Call | Malformed:
-    if not isinstance(value, dict):
-        return Malformed(f'a call is an object {{"name": ..., "{key}": {{...}}}}')
-    name, arguments = value.get("name"), value.get(key)
-    if not isinstance(name, str):
-        return Malformed('the call has no "name" of a tool')
-    if not isinstance(arguments, dict):
-        return Malformed(f'the call has no object "{key}"')
-    return Call(name, arguments)
-
-
-@dataclass(frozen=True, slots=True)
 class Tool:
-    """A Python function that a model may call."""
+    """What a model may call: a Python function, or a tool of an MCP server."""
 
-    function: Callable[..., Any]
     schema: Mapping[str, Any]  # JSON schema that the chat template shows to the model
+    path: str = ""  # "package.module:function"
+    function: Callable[..., Any] | None = None  # None: of a server
+    server: str = ""  # its name in environment.mcp
 
     @property
     def name(self) -> str:
@@ -192,7 +122,7 @@ def load_tool(name: str) -> Tool:
     refused = (schemas.DocstringParsingException, schemas.TypeHintParsingException)
     function = _function(name)
     try:
-        return Tool(function, schemas.get_json_schema(function))
+        return Tool(schemas.get_json_schema(function), TOOLS.get(name, name), function)
     except refused as error:
         raise UsageError(
             f"environment.tools: {name!r} has no schema: {error}; give the function type hints and "
@@ -208,22 +138,30 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 class Tools(ChatEnvironment):
-    """`tools`: names of TOOLS, or functions as "package.module:function".
+    """`tools`: names of TOOLS, or functions as "package.module:function". `mcp`: servers by name.
 
     A tool takes JSON values and returns one; a string is shown as it is, cut to `longest_result`
     characters. What it raises as ValueError, ArithmeticError or LookupError is told to the model,
     and so is a call that is malformed, of no known tool, or with wrong arguments: each of these has
-    `malformed_reward`. Anything else that a tool raises stops the run. Tools run in the run's own
-    process, one call after the other; the same arguments must always give the same result.
+    `malformed_reward`. Anything else that a tool raises is a failure of its sample.
+
+    `calculator` runs in the run's process. An `async def` is awaited there; every other function is
+    called in a process of its own, with the variables that `env` names. The calls of a turn run in
+    their order.
     """
 
     role: ClassVar[str] = "tool"
     special_tokens: ClassVar[bool] = True
 
-    tools: tuple[str, ...] = Field(min_length=1)
+    tools: tuple[str, ...] = ()
+    mcp: dict[str, MCPServer] = {}
     tool_format: Literal["auto", "hermes", "llama"] = "auto"
     malformed_reward: float = Field(default=0.0, le=0.0)
     longest_result: int = Field(default=2000, ge=1)
+    env: tuple[str, ...] = ()  # names of environment variables that the tools' processes get
+
+    _workers: FunctionWorkers | None = PrivateAttr(default=None)
+    _sessions: ServerSessions | None = PrivateAttr(default=None)
 
     @field_validator("tools")
     @classmethod
@@ -234,12 +172,40 @@ class Tools(ChatEnvironment):
                 raise ValueError(f"{function_names.count(name)} tools are called {name!r}")
         return names
 
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if not self.tools and not self.mcp:
+            raise ValueError("a function in `tools`, or a server in `mcp`, is wanted")
+        return self
+
+    @property
+    def deterministic(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Functions are taken to be; programs that a model wrote, and servers, are not."""
+        return not self.mcp and "python" not in self.tools
+
+    @property
+    def waits(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether there is a tool that does not run at once."""
+        return bool(self.mcp) or any(name != "calculator" for name in self.tools)
+
     @property
     def gives_rewards(self) -> bool:
         return self.malformed_reward != 0.0
 
+    def all_tools(self) -> dict[str, Tool]:
+        """All tools by name. Raises UsageError where two have the same, or a server has none."""
+        every = [load_tool(name) for name in self.tools]
+        for name, server in self.mcp.items():
+            every += [Tool(schema, server=name) for schema in tools_of(name, server)]
+        by_name = {tool.name: tool for tool in every}
+        if len(by_name) < len(every):
+            names = [tool.name for tool in every]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UsageError(f"environment: {names.count(twice)} tools are called {twice!r}")
+        return by_name
+
     def variables(self) -> Mapping[str, Any]:
-        return {"tools": [dict(load_tool(name).schema) for name in self.tools]}
+        return {"tools": [dict(tool.schema) for tool in self.all_tools().values()]}
 
     def for_template(self, template: str) -> Self:
         if "python" in self.tools:
@@ -255,22 +221,50 @@ class Tools(ChatEnvironment):
             )
         return self.model_copy(update={"tool_format": tool_format})
 
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """With processes for functions and sessions of servers."""
+        self._workers, self._sessions = FunctionWorkers(self.env), ServerSessions(self.mcp)
+        try:
+            await self._sessions.open()
+            yield
+        finally:
+            self._workers.close()
+            await self._sessions.close()
+
     def start(self, prompt: Prompt, sample: int) -> Course:
         if self.tool_format == "auto":
             raise ValueError("for_template has not been called")
         return _Course(self, self.tool_format)
+
+    def resume(self, prompt: Prompt, sample: int, turns: Sequence[str]) -> Course | None:
+        """A new course: tools keep nothing between turns."""
+        return self.start(prompt, sample)
+
+    async def result(self, tool: Tool, arguments: Mapping[str, Any]) -> Any:
+        """What a call returns. Raises TOLD with what the model is told, else StepFailed."""
+        if tool.server:
+            assert self._sessions is not None  # within `running`
+            return await self._sessions.call(tool.server, tool.name, arguments)
+        assert tool.function is not None
+        if inspect.iscoroutinefunction(tool.function):
+            return await tool.function(**arguments)
+        if tool.path == TOOLS["calculator"]:
+            return tool.function(**arguments)
+        assert self._workers is not None
+        return await self._workers.call(tool.path, arguments)
 
 
 class _Course:
     def __init__(self, rules: Tools, style: ToolFormat) -> None:
         self._rules = rules
         self._style: ToolFormat = style
-        self._tools = {tool.name: tool for tool in map(load_tool, rules.tools)}
+        self._tools = rules.all_tools()
 
-    def step(self, text: str) -> Reply:
+    async def step(self, text: str) -> Reply:
         """The results of the turn's calls as messages; a turn without calls ends the episode."""
         calls = calls_in(text, self._style)
-        answers = [self._answer(call) for call in calls]
+        answers = [await self._answer(call) for call in calls]
         malformed = sum(wrong for _, wrong in answers)
         return Reply(
             messages=tuple({"role": "tool", "content": content} for content, _ in answers),
@@ -279,28 +273,29 @@ class _Course:
             counts={"calls": float(len(calls)), "malformed_calls": float(malformed)},
         )
 
-    def _answer(self, call: Call | Malformed) -> tuple[str, bool]:
-        """(text for the model, whether the call counts as malformed). RunError if a tool fails."""
+    async def _answer(self, call: Call | Malformed) -> tuple[str, bool]:
+        """(text for the model, whether it counts as malformed). StepFailed if a tool fails."""
         wrong = call.reason if isinstance(call, Malformed) else self._wrong(call)
         if isinstance(call, Malformed) or wrong is not None:
             return f"Error: {wrong}", True
         try:
-            result = self._tools[call.name].function(**call.arguments)
-        except (ValueError, ArithmeticError, LookupError) as error:
+            result = await self._rules.result(self._tools[call.name], call.arguments)
+        except TOLD as error:
             return f"Error: {error}"[: self._rules.longest_result], True
-        except PostgradError:  # has its own message: the sandbox of `python`
-            raise
+        except StepFailed as error:
+            raise StepFailed(error.cause, f"{_failed_call(call)}: {error}") from error
         except Exception as error:
-            raise RunError(
-                f"the tool {call.name!r} failed on {json.dumps(call.arguments)[:500]}: {error!r}; "
-                "raise ValueError for what the model should be told"
-            ) from error
+            raise StepFailed("error", f"{_failed_call(call)}: {error!r}") from error
         return _text(call.name, result)[: self._rules.longest_result], False
 
     def _wrong(self, call: Call) -> str | None:
         if call.name not in self._tools:
             return f"there is no tool {call.name[:60]!r}; there is: {', '.join(self._tools)}"
         return self._tools[call.name].wrong(call.arguments)
+
+
+def _failed_call(call: Call) -> str:
+    return f"the tool {call.name!r} failed on {json.dumps(call.arguments)[:500]}"
 
 
 def _valid_function(name: str) -> Callable[..., Any]:
@@ -316,6 +311,7 @@ def _text(name: str, result: Any) -> str:
     try:
         return json.dumps(result, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise RunError(
-            f"the tool {name!r} returned {type(result).__name__}, which is not JSON: {error}"
+        kind = type(result).__name__
+        raise StepFailed(
+            "error", f"the tool {name!r} returned {kind}, which is not JSON"
         ) from error

@@ -49,6 +49,8 @@ class LocalEngine:
     Weights are version 0 until others are loaded.
     """
 
+    streams = 1
+
     def __init__(
         self,
         lm: nn.Module,

@@ -40,6 +40,8 @@ class ServerReply:
 class OpenAIEngine:
     """The part of the Engine protocol that a server can do: it samples single answers."""
 
+    streams = 0
+
     def __init__(self, settings: OpenAISettings, model: str, tokenizer: Any) -> None:
         """model: its name on the server. Raises UsageError where the key's variable is not set."""
         assert settings.base_url is not None  # a recipe without it is refused

@@ -39,6 +39,8 @@ class VLLMEngine:
     Whatever fails on this way ends all processes, so that none is left asleep or half awake.
     """
 
+    streams = 0
+
     def __init__(
         self,
         processes: Sequence[VLLMProcess],

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from helpers.chat import HERMES, LLAMA
 from postgrad.models.fresh import TEMPLATE
-from postgrad.rollout.environments.tools import Call, Malformed, calls_in, format_of
+from postgrad.rollout.environments.tool_calls import Call, Malformed, calls_in, format_of
 
 ADD = {"a": 1, "b": [2.5, None]}
 JSON_VALUES = st.recursive(

@@ -1,0 +1,355 @@
+"""An agent as the environment: it asks the policy through an address with OpenAI's interface.
+
+    agent --POST /v1/chat/completions--> this process --Request--> the run's engine
+
+The agent holds the conversation in messages, the run in tokens. A request must repeat the
+conversation so far, word for word, and add messages to it: only these are rendered and tokenised.
+The policy's own turns stay the tokens that were sampled. An agent that rewrites what was said
+before, or talks on another branch, is told so, and its sample is a failure.
+"""
+
+import asyncio
+import importlib.util
+import inspect
+import json
+import math
+import secrets
+import socket
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import PrivateAttr, field_validator
+
+from postgrad.core.errors import UsageError
+from postgrad.core.records import Prompt
+from postgrad.core.text import resolve
+from postgrad.core.untrusted import parse_json
+from postgrad.data.chat_format import Message
+from postgrad.rollout.environments.base import ChatEnvironment, Course, Reply, StepFailed
+from postgrad.rollout.environments.tool_calls import Call, ToolFormat, calls_in, format_of
+from postgrad.rollout.environments.workers import FunctionWorkers
+
+MODEL = "policy"  # what agents may call it; any name is taken
+_HOST = "127.0.0.1"
+_MOST_BYTES = 2**24  # of a request
+_NOT_DONE = ("stream", "logprobs", "top_logprobs")  # options of a request that are refused
+
+
+class Agent(ChatEnvironment):
+    """`agent`: "package.module:function", called for every sample with the keywords base_url,
+    api_key, model and row ({"question", "answer", "messages", and the row's other columns}).
+
+    An `async def` runs in the run's process, any other function in a process of its own, with the
+    variables that `env` names. It returns the sample's reward, or None. `tools`: JSON schemas that
+    the chat template shows to the policy, whose calls the agent gets as `tool_calls`.
+    """
+
+    deterministic: ClassVar[bool] = False
+    waits: ClassVar[bool] = True
+
+    agent: str
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_format: Literal["auto", "hermes", "llama"] = "auto"
+    env: tuple[str, ...] = ()
+    rewards: bool = True  # whether what the agent returns is a reward
+
+    _workers: FunctionWorkers | None = PrivateAttr(default=None)
+    _desk: "Desk | None" = PrivateAttr(default=None)
+
+    @field_validator("agent")
+    @classmethod
+    def _resolvable(cls, name: str) -> str:
+        try:
+            function = resolve(name, {}, "agent")
+        except UsageError as error:
+            raise ValueError(str(error)) from error
+        if not inspect.isfunction(function):
+            raise ValueError(f"{name!r} is no Python function")
+        return name
+
+    @property
+    def special_tokens(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Marks of tool calls may be special tokens."""
+        return bool(self.tools)
+
+    @property
+    def gives_rewards(self) -> bool:
+        return self.rewards
+
+    def variables(self) -> Mapping[str, Any]:
+        return {"tools": [dict(tool) for tool in self.tools]} if self.tools else {}
+
+    def for_template(self, template: str) -> Self:
+        for package in ("starlette", "uvicorn"):
+            if importlib.util.find_spec(package) is None:
+                raise UsageError(
+                    f"environment 'agent' needs {package}: pip install 'postgrad[serve]'"
+                )
+        if not self.tools or self.tool_format != "auto":
+            return self
+        tool_format = format_of(template)
+        if tool_format is None:
+            raise UsageError(
+                "environment.tool_format: the tokenizer's chat template teaches no format of tool "
+                'calls that is known here: say tool_format = "hermes" or "llama"'
+            )
+        return self.model_copy(update={"tool_format": tool_format})
+
+    @property
+    def call_format(self) -> ToolFormat | None:
+        """How the policy writes calls; None where it has no tools."""
+        return self.tool_format if self.tools and self.tool_format != "auto" else None
+
+    def check(self, prompt: Prompt) -> str | None:
+        return None if prompt.messages else "an agent needs a prompt of chat messages"
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """With the server that agents ask, and processes for agents that are plain functions."""
+        self._workers, self._desk = FunctionWorkers(self.env), Desk()
+        try:
+            async with self._desk.open():
+                yield
+        finally:
+            self._workers.close()
+
+    def start(self, prompt: Prompt, sample: int) -> Course:
+        return _Conversation(self, prompt)
+
+    async def play(self, conversation: "_Conversation", row: Mapping[str, Any]) -> float | None:
+        """Runs the agent for one sample. Returns what it returns, as a number."""
+        assert self._workers is not None  # within `running`
+        assert self._desk is not None
+        function: Callable[..., Any] = resolve(self.agent, {}, "agent")
+        with self._desk.seat(conversation) as key:
+            asked = {"base_url": self._desk.url, "api_key": key, "model": MODEL, "row": dict(row)}
+            if inspect.iscoroutinefunction(function):
+                returned = await function(**asked)
+            else:
+                returned = await self._workers.call(self.agent, asked)
+        if returned is None or not self.rewards:
+            return None
+        if isinstance(returned, bool) or not isinstance(returned, int | float):
+            raise StepFailed("error", f"the agent returned {type(returned).__name__}, no number")
+        if not math.isfinite(returned):
+            raise StepFailed("error", f"the agent returned {returned}, which is no reward")
+        return float(returned)
+
+
+class _Conversation:
+    """One sample's conversation with the agent. Everything happens in one event loop."""
+
+    def __init__(self, rules: Agent, prompt: Prompt) -> None:
+        self._rules = rules
+        self._row = {
+            "question": prompt.question,
+            "answer": prompt.answer,
+            "messages": [dict(message) for message in prompt.messages],
+            **prompt.metadata,
+        }
+        self._said: list[dict[str, Any]] = [_plain(message) for message in prompt.messages]
+        self._agent: asyncio.Task[float | None] | None = None
+        self._asked: asyncio.Queue[list[dict[str, Any]]] = asyncio.Queue()
+        self._answer: asyncio.Future[dict[str, Any]] | None = None  # of the request that waits
+        self._turns = 0  # of the policy
+
+    async def step(self, text: str) -> Reply:
+        """Answers the agent's request with a turn of the policy, and waits for its next one."""
+        if self._agent is None:
+            self._agent = asyncio.create_task(self._rules.play(self, self._row))
+            await self._next()  # the prompt, which the policy has read
+        if self._answer is None:
+            raise StepFailed("error", "the agent has ended without asking the policy")
+        message = self._message(text)
+        self._said.append(_plain(message))
+        self._turns += 1
+        answer, self._answer = self._answer, None
+        if not answer.done():
+            answer.set_result(message)
+        new = await self._next()
+        if new is None:
+            reward = self._agent.result()
+            return Reply(done=True, reward=reward or 0.0)
+        return Reply(tuple(new))
+
+    def close(self) -> None:
+        """The episode has ended without the agent: ends it."""
+        if self._agent is not None:
+            self._agent.cancel()
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(ValueError("the sample has ended"))
+
+    async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The policy's next message, for a request. Raises ValueError where it is none that can be
+        answered; the sample is a failure then.
+        """
+        if self._answer is not None:
+            raise ValueError("a request of this sample is already open: ask one after the other")
+        self._answer = asyncio.get_running_loop().create_future()
+        answer = self._answer
+        await self._asked.put([_plain(message) for message in body["messages"]])
+        return await answer
+
+    async def _next(self) -> list[Message] | None:
+        """The messages that the agent's next request adds; None where the agent has ended."""
+        assert self._agent is not None
+        asking = asyncio.ensure_future(self._asked.get())
+        try:
+            await asyncio.wait({asking, self._agent}, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                self._agent.result()  # raises what the agent raised
+                return None
+            return self._added(asking.result())
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            asking.cancel()
+
+    def _added(self, messages: list[dict[str, Any]]) -> list[Message]:
+        for place, message in enumerate(self._said):
+            if place >= len(messages) or messages[place] != message:
+                has = json.dumps(messages[place])[:200] if place < len(messages) else "nothing"
+                raise StepFailed(
+                    "error",
+                    f"the agent's request does not go on with the conversation: message {place} is "
+                    f"{has}, and was {json.dumps(message)[:200]}",
+                )
+        new = messages[len(self._said) :]
+        if not self._turns and new:
+            raise StepFailed("error", "the agent's first request is not the row's messages alone")
+        if self._turns and (not new or any(m["role"] == "assistant" for m in new)):
+            raise StepFailed("error", "the agent's request adds no messages of its own to the last")
+        self._said += new
+        return [{"role": m["role"], "content": m["content"]} for m in new]
+
+    def _message(self, text: str) -> dict[str, Any]:
+        """A turn of the policy as an assistant's message of OpenAI's interface."""
+        style = self._rules.call_format
+        calls = [call for call in calls_in(text, style) if isinstance(call, Call)] if style else []
+        if not calls:
+            return {"role": "assistant", "content": text}
+        before = text.partition("<tool_call>")[0].strip() if style == "hermes" else ""
+        number = sum(len(message.get("calls", ())) for message in self._said)
+        return {
+            "role": "assistant",
+            "content": before or None,
+            "tool_calls": [
+                {
+                    "id": f"call_{number + place}",
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+                }
+                for place, call in enumerate(calls)
+            ],
+        }
+
+
+class Desk:
+    """The server: where an agent's key says which sample it speaks for."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self._seats: dict[str, _Conversation] = {}
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[None]:
+        """Serves on a free port of this machine."""
+        import uvicorn  # an extra
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+
+        app = Starlette(routes=[Route("/v1/chat/completions", self._complete, methods=["POST"])])
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+        server = uvicorn.Server(config)
+        with socket.socket() as listening:
+            listening.bind((_HOST, 0))
+            self.url = f"http://{_HOST}:{listening.getsockname()[1]}/v1"
+            serving = asyncio.create_task(server.serve(sockets=[listening]))
+            try:
+                yield
+            finally:
+                server.should_exit = server.force_exit = True
+                with suppress(asyncio.CancelledError):
+                    await serving
+
+    def seat(self, conversation: _Conversation) -> "_Seat":
+        """A key for a sample, while its agent runs."""
+        return _Seat(self._seats, conversation)
+
+    async def _complete(self, request: Any) -> Any:
+        from starlette.responses import JSONResponse
+
+        kind, _, key = request.headers.get("authorization", "").partition(" ")
+        conversation = self._seats.get(key) if kind.lower() == "bearer" else None
+        if conversation is None:
+            return JSONResponse(_error("this key is of no sample that is being played"), 401)
+        try:
+            message = await conversation.ask(await _body(request))
+        except ValueError as error:
+            return JSONResponse(_error(str(error)), 400)
+        reason = "tool_calls" if "tool_calls" in message else "stop"
+        choice = {"index": 0, "message": message, "finish_reason": reason}
+        about = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion"}
+        return JSONResponse({**about, "created": 0, "model": MODEL, "choices": [choice]})
+
+
+class _Seat:
+    def __init__(self, seats: dict[str, _Conversation], conversation: _Conversation) -> None:
+        self._seats, self._conversation = seats, conversation
+        self._key = secrets.token_urlsafe(24)
+
+    def __enter__(self) -> str:
+        self._seats[self._key] = self._conversation
+        return self._key
+
+    def __exit__(self, *error: object) -> None:
+        del self._seats[self._key]
+
+
+async def _body(request: Any) -> dict[str, Any]:
+    """The checked JSON of a request. Raises ValueError where it cannot be answered."""
+    raw = bytearray()
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > _MOST_BYTES:
+            raise ValueError(f"a request has at most {_MOST_BYTES} bytes")
+    body = parse_json(bytes(raw))
+    if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
+        raise ValueError("a request is an object with messages")
+    for name in _NOT_DONE:
+        if body.get(name):
+            raise ValueError(f"{name!r} is not possible here")
+    if body.get("n", 1) != 1:
+        raise ValueError("n = 1 is the only number of answers here")
+    if not all(isinstance(message, dict) for message in body["messages"]):
+        raise ValueError("messages are objects")
+    return body
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Role, text and calls of a message, in one form whoever wrote it."""
+    content = message.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        content = "".join(
+            str(part.get("text", "")) for part in content if isinstance(part, Mapping)
+        )
+    plain: dict[str, Any] = {"role": str(message.get("role")), "content": content or ""}
+    calls = message.get("tool_calls") or ()
+    if calls:
+        plain["calls"] = [_called(call) for call in calls]
+    return plain
+
+
+def _called(call: Any) -> list[Any]:
+    """Name and arguments of a call, the latter as JSON has them."""
+    function = call.get("function", {}) if isinstance(call, Mapping) else {}
+    arguments: Any = function.get("arguments")
+    with suppress(ValueError, TypeError):
+        arguments = json.loads(arguments)
+    return [function.get("name"), arguments]
+
+
+def _error(message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "invalid_request_error"}}

@@ -1,0 +1,77 @@
+"""Agents as a user would write them: they know OpenAI's interface and nothing else."""
+
+import asyncio
+import json
+import urllib.request
+
+ENDED: list[str] = []
+
+
+def ask(base_url, api_key, messages, **more):
+    """The message of a chat completion."""
+    body = json.dumps({"model": "policy", "messages": messages, **more}).encode()
+    headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{base_url}/chat/completions", body, headers)
+    with urllib.request.urlopen(request) as reply:
+        return json.load(reply)["choices"][0]
+
+
+async def counts(base_url, api_key, model, row):
+    """Asks until it hears "stop", and is worth the number of answers."""
+    messages = list(row["messages"])
+    heard = 0
+    try:
+        while True:
+            message = (await asyncio.to_thread(ask, base_url, api_key, messages))["message"]
+            heard += 1
+            if message["content"] == "stop":
+                return heard
+            messages += [message, {"role": "user", "content": f"heard {heard}"}]
+    finally:
+        ENDED.append(row["question"])
+
+
+def plain(base_url, api_key, model, row):
+    """Asks twice, from a process of its own."""
+    messages = list(row["messages"])
+    first = ask(base_url, api_key, messages)["message"]
+    messages += [first, {"role": "user", "content": [{"type": "text", "text": "and?"}]}]
+    return 0.5 if ask(base_url, api_key, messages)["message"]["content"] == "b" else 0.0
+
+
+def forgets(base_url, api_key, model, row):
+    """Rewrites what the policy has said."""
+    messages = list(row["messages"])
+    ask(base_url, api_key, messages)
+    messages += [{"role": "assistant", "content": "other"}, {"role": "user", "content": "on"}]
+    ask(base_url, api_key, messages)
+
+
+def silent(base_url, api_key, model, row):
+    """Never asks."""
+    return 1.0
+
+
+def words(base_url, api_key, model, row):
+    """Returns no number."""
+    ask(base_url, api_key, list(row["messages"]))
+    return "good"
+
+
+def streams(base_url, api_key, model, row):
+    """Wants what there is not."""
+    ask(base_url, api_key, list(row["messages"]), stream=True)
+
+
+def uses_tools(base_url, api_key, model, row):
+    """Runs one tool for the policy."""
+    messages = list(row["messages"])
+    choice = ask(base_url, api_key, messages)
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "tool_calls"
+    number = json.loads(call["function"]["arguments"])["n"] + 1
+    messages += [
+        choice["message"],
+        {"role": "tool", "tool_call_id": call["id"], "content": str(number)},
+    ]
+    return float(ask(base_url, api_key, messages)["message"]["content"])

@@ -1,0 +1,156 @@
+"""Agents that ask the policy over HTTP: tokens stay as sampled, whatever the agent does."""
+
+import re
+import time
+
+import numpy as np
+import pytest
+
+from helpers import agents
+from helpers.chat import HERMES, chat_tokenizer
+from postgrad.core.errors import UsageError
+from postgrad.core.records import Prompt
+from postgrad.rollout.engine import Completion
+from postgrad.rollout.environments.base import build
+from postgrad.rollout.environments.chat import dialogue
+from postgrad.rollout.settings import EnvironmentSettings
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+MESSAGES = ({"role": "user", "content": "begin"},)
+PROMPT = Prompt(5, np.array([4], np.int32), "begin", "7", "rows", 0, {"level": 3}, MESSAGES)
+TOKENIZER = chat_tokenizer()
+SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "next",
+        "description": "The next number.",
+        "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}},
+    },
+}
+
+
+def world(agent, tokenizer=TOKENIZER, **own):
+    settings = {"type": "agent", "agent": f"helpers.agents:{agent}", **own}
+    return dialogue(EnvironmentSettings.model_validate(settings), tokenizer, {})
+
+
+def turn(text, number=0, tokenizer=TOKENIZER, finish="stop"):
+    ids = tokenizer(text + tokenizer.eos_token, add_special_tokens=False)["input_ids"]
+    array = np.array(ids, np.int32)
+    logprobs = np.zeros(len(ids), np.float32)
+    return Completion(5, 0, number, array, logprobs, finish, ((0, len(ids)),), text)
+
+
+def told(observation, tokenizer=TOKENIZER):
+    return tokenizer.decode(observation.token_ids)
+
+
+def test_an_agent_talks_with_the_policy_until_it_ends_and_says_the_reward():
+    played = world("counts")
+    assert (played.deterministic, played.concurrent) == (False, 16)
+    episode = played.reset(PROMPT, 0)
+    first = episode.step(turn("a")).result()
+    assert told(first) == "\n<|im_start|>user\nheard 1<|im_end|>\n<|im_start|>assistant\n"
+    assert (first.done, first.reward, first.failure) == (False, 0.0, None)
+    last = episode.step(turn("stop", 1)).result()
+    assert (last.done, last.reward, last.failure) == (True, 2.0, None)
+    played.close()
+
+
+def test_samples_of_several_agents_do_not_mix():
+    played = world("counts")
+    episodes = [played.reset(PROMPT, sample) for sample in range(4)]
+    begun = [episode.step(turn(f"{number}")) for number, episode in enumerate(episodes)]
+    assert all("heard 1" in told(step.result()) for step in begun)
+    steps = [episode.step(turn("stop", 1)) for episode in reversed(episodes[:2])]
+    assert [step.result().reward for step in steps] == [2.0, 2.0]
+    on = [episode.step(turn("x", 1)).result() for episode in episodes[2:]]
+    assert all("heard 2" in told(seen) for seen in on)
+    played.close()
+
+
+def test_an_agent_that_is_a_plain_function_has_a_process_of_its_own():
+    played = world("plain")
+    episode = played.reset(PROMPT, 0)
+    assert "and?" in told(episode.step(turn("a")).result())
+    last = episode.step(turn("b", 1)).result()
+    assert (last.done, last.reward) == (True, 0.5)
+    played.close()
+
+
+def test_calls_of_tools_are_given_to_the_agent_and_results_come_back_through_the_template():
+    tokenizer = chat_tokenizer(HERMES)
+    played = world("uses_tools", tokenizer, tools=[SCHEMA])
+    assert played.chat.variables() == {"tools": [SCHEMA]}
+    episode = played.reset(PROMPT, 0)
+    call = 'So.<tool_call>{"name": "next", "arguments": {"n": 6}}</tool_call>'
+    seen = episode.step(turn(call, 0, tokenizer)).result()
+    assert seen.failure is None
+    assert "7" in told(seen, tokenizer)
+    last = episode.step(turn("7", 1, tokenizer)).result()
+    assert (last.done, last.reward) == (True, 7.0)
+    played.close()
+
+
+@pytest.mark.parametrize(
+    ("agent", "why"),
+    [
+        ("forgets", "does not go on with the conversation: message 1 is .*other"),
+        ("silent", "ended without asking"),
+        ("words", "returned str, no number"),
+        ("streams", "HTTP Error 400"),
+    ],
+)
+def test_an_agent_that_does_something_else_is_a_failure_of_its_sample(agent, why):
+    played = world(agent)
+    episode = played.reset(PROMPT, 0)
+    seen = episode.step(turn("a")).result()
+    assert seen.failure is not None
+    assert seen.failure.cause == "error"
+    assert re.search(why, seen.failure.message)
+    played.close()
+
+
+def test_an_agent_ends_where_the_episode_does():
+    played = world("counts", max_turns=1)
+    before = len(agents.ENDED)
+    seen = played.reset(PROMPT, 0).step(turn("a")).result()
+    assert (seen.done, seen.counts["out_of_turns"], seen.failure) == (True, 1.0, None)
+    deadline = time.monotonic() + 30.0
+    while len(agents.ENDED) == before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(agents.ENDED) == before + 1
+    played.close()
+
+
+def test_only_a_sample_that_is_played_has_a_key():
+    played = world("counts")
+    played.reset(PROMPT, 0).step(turn("a")).result()
+    url = played.chat._desk.url
+    assert url.startswith("http://127.0.0.1:")
+    with pytest.raises(Exception, match="401"):
+        agents.ask(url, "guessed", list(MESSAGES))
+    played.close()
+
+
+@pytest.mark.parametrize(
+    ("own", "why"),
+    [
+        ({"agent": "helpers.agents:nobody"}, "has no 'nobody'"),
+        ({"agent": "helpers.agents:ENDED"}, "is no Python function"),
+        ({}, "agent is missing"),
+    ],
+)
+def test_settings_that_are_wrong_are_told(own, why):
+    with pytest.raises(UsageError, match=why):
+        build(EnvironmentSettings.model_validate({"type": "agent", **own}))
+
+
+def test_a_row_without_messages_is_refused():
+    chat = build(
+        EnvironmentSettings.model_validate({"type": "agent", "agent": "helpers.agents:plain"})
+    )
+    assert chat.check(PROMPT) is None
+    bare = Prompt(5, PROMPT.token_ids, "begin", "7", "rows", 0)
+    assert chat.check(bare) == "an agent needs a prompt of chat messages"

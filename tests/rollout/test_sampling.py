@@ -1,0 +1,262 @@
+"""Environments beside the engine: how long they take does not change what is decoded together."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.lives import Dealt
+from helpers.rollouts import Chosen, Numbers, Ticking, Words
+from postgrad.core.process import done
+from postgrad.core.records import EpisodeFailure, Prompt
+from postgrad.rollout.engine import Completion, Request
+from postgrad.rollout.environment import Observation, Step
+from postgrad.rollout.local.engine import LocalEngine
+from postgrad.rollout.sampling import Drawing, GroupSampler, sample_groups
+from postgrad.rollout.settings import SamplingSettings
+
+SAMPLING = SamplingSettings(max_new_tokens=40)
+
+
+class Replies:
+    """An environment of `turns` replies, each of which `begin` gives as a future."""
+
+    turn_tokens: Sequence[int] = ()
+
+    def __init__(
+        self,
+        begin: Callable[[Completion, Observation], Future[Observation]],
+        turns: int = 3,
+        concurrent: int = 16,
+        deterministic: bool = True,
+    ) -> None:
+        self.begin, self.turns = begin, turns
+        self.concurrent, self.deterministic = concurrent, deterministic
+
+    def reset(self, prompt: Prompt, sample: int) -> "Replies":
+        return self
+
+    def step(self, response: Completion) -> Step:
+        last = response.turn + 1 == self.turns
+        told = np.array([5 + response.turn], np.int32)
+        reply = Observation(told, last, reward=1.0, counts={"turns": 1.0})
+        return Step(self.begin(response, reply), lambda ended: ended)
+
+
+def at_once(response: Completion, reply: Observation) -> Future[Observation]:
+    return done(reply)
+
+
+class Late:
+    """Gives replies from threads, each after a time drawn by `order`."""
+
+    def __init__(self, order: random.Random, most: float = 0.002) -> None:
+        self._order, self._most = order, most
+        self._threads = ThreadPoolExecutor(16)
+
+    def __call__(self, response: Completion, reply: Observation) -> Future[Observation]:
+        return self._threads.submit(self._give, reply, self._order.random() * self._most)
+
+    @staticmethod
+    def _give(reply: Observation, seconds: float) -> Observation:
+        time.sleep(seconds)
+        return reply
+
+
+class Traced(Ticking):
+    """Notes at which step each turn came."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.came: list[tuple[int, int, tuple[int, ...], int]] = []
+
+    def submit(self, request: Request) -> None:
+        self.came.append((self.steps, request.ticket, request.sample_ids, request.turn))
+        super().submit(request)
+
+
+def length_of(seed: int) -> Callable[[int, int, int], int]:
+    return lambda ticket, sample, turn: (
+        1 + random.Random(f"{seed} {ticket} {sample} {turn}").randrange(12)
+    )
+
+
+def sampled(engine: Any, environment: Any, tickets: int = 4, samples: int = 4) -> list[Any]:
+    prompts = [Numbers(100).draw(ticket, 0) for ticket in range(tickets)]
+    drawing = Drawing(samples, SAMPLING, 0, environment)
+    return sample_groups(engine, Chosen(lambda t, s: 1.0), prompts, drawing, Words())
+
+
+def shown(groups: Sequence[Any]) -> list[Any]:
+    return [
+        [
+            (r.token_ids.tolist(), r.logprobs.tolist(), r.versions, dict(r.counts))
+            for r in group.rollouts
+        ]
+        for group in groups
+    ]
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 999), concurrent=st.sampled_from([0, 1, 3, 16]), parts=st.integers(1, 3))
+def test_turns_enter_the_engine_at_the_same_steps_however_long_replies_take(
+    seed, concurrent, parts
+):
+    traces: list[Any] = []
+    for late in (None, 1, 2):
+        begin = at_once if late is None else Late(random.Random(f"{seed} {late}"))
+        members = [Traced(length_of(seed)) for _ in range(parts)]
+        engine = members[0] if parts == 1 else Dealt(members, random.Random(f"{seed} {late}"))
+        groups = sampled(engine, Replies(begin, concurrent=concurrent), tickets=5)
+        traces.append((shown(groups), [member.came for member in members]))
+    assert traces[0] == traces[1] == traces[2]
+
+
+def test_all_samples_that_wait_are_replied_to_at_the_same_time():
+    everybody = threading.Barrier(16)
+    threads = ThreadPoolExecutor(16)
+
+    def together(response: Completion, reply: Observation) -> Future[Observation]:
+        def give() -> Observation:
+            if response.turn == 0:
+                everybody.wait(30.0)  # opens when 16 calls are inside
+            return reply
+
+        return threads.submit(give)
+
+    groups = sampled(Ticking(length_of(1)), Replies(together, turns=2))
+    assert not everybody.broken
+    assert all(rollout.counts["turns"] == 2.0 for group in groups for rollout in group.rollouts)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_the_engine_decodes_others_while_a_reply_is_awaited(deterministic):
+    waiting: list[tuple[Future[Observation], Observation]] = []
+
+    def after_another(response: Completion, reply: Observation) -> Future[Observation]:
+        if response.sample == 0 and response.turn == 0:
+            waiting.append((Future(), reply))
+            return waiting[0][0]
+        if response.sample == 1 and waiting and not waiting[0][0].done():
+            waiting[0][0].set_result(waiting[0][1])  # not before the other one's turn has ended
+        return done(reply)
+
+    engine = Traced(lambda ticket, sample, turn: 2 if sample == 0 else 9)
+    environment = Replies(after_another, turns=2, concurrent=1, deterministic=deterministic)
+    (group,) = sampled(engine, environment, tickets=1, samples=2)
+    assert [len(rollout.turns) for rollout in group.rollouts] == [3, 3]
+    assert (9, 0, (0,), 1) in engine.came  # the other turn was nine tokens long
+
+
+def test_at_most_as_many_samples_as_are_allowed_wait_beside_a_decoding_engine():
+    open_now, most = 0, 0
+
+    class Counting(Ticking):
+        def completed(self, awaited=None):
+            nonlocal most
+            most = max(most, open_now)
+            return super().completed(awaited)
+
+    def counted(response: Completion, reply: Observation) -> Future[Observation]:
+        nonlocal open_now
+        if response.turn:
+            return done(reply)
+        with lock:
+            open_now += 1
+        return threads.submit(leave, reply)
+
+    def leave(reply: Observation) -> Observation:
+        nonlocal open_now
+        time.sleep(0.001)
+        with lock:
+            open_now -= 1
+        return reply
+
+    threads, lock = ThreadPoolExecutor(1), threading.Lock()
+    sampled(Counting(lambda ticket, sample, turn: 1 + sample), Replies(counted, concurrent=2))
+    assert 1 <= most <= 2
+
+
+def test_where_nothing_is_exact_a_turn_enters_as_soon_as_its_reply_is_there():
+    slow: Future[Observation] = Future()
+
+    def begin(response: Completion, reply: Observation) -> Future[Observation]:
+        if response.sample == 0 and response.turn == 0:
+            slow.reply = reply  # type: ignore[attr-defined]
+            return slow
+        if response.sample == 1 and response.turn == 1:
+            slow.set_result(slow.reply)  # type: ignore[attr-defined]
+        return done(reply)
+
+    engine = Traced(lambda ticket, sample, turn: 3)
+    (group,) = sampled(engine, Replies(begin, 2, 16, False), tickets=1, samples=2)
+    assert [turn for _, _, samples, turn in engine.came if samples == (0,)] == [1]
+    assert engine.came[1:] == [(3, 0, (1,), 1), (6, 0, (0,), 1)]
+    assert [len(rollout.turns) for rollout in group.rollouts] == [3, 3]
+
+
+def test_a_failure_ends_its_sample_and_is_in_its_record():
+    broken = EpisodeFailure("wall_clock", "no reply")
+
+    def begin(response: Completion, reply: Observation) -> Future[Observation]:
+        if response.sample == 1 and response.turn == 1:
+            return done(Observation(reply.token_ids, done=True, failure=broken))
+        return done(reply)
+
+    (group,) = sampled(Ticking(length_of(3)), Replies(begin), tickets=1, samples=2)
+    assert [rollout.failure for rollout in group.rollouts] == [None, broken]
+    assert [len(rollout.turns) for rollout in group.rollouts] == [5, 3]
+
+
+def test_a_cut_waits_for_replies_and_goes_on_behind_them():
+    late = Late(random.Random(0), most=0.02)
+    engine = Traced(lambda ticket, sample, turn: 2 + 4 * sample)
+    drawing = Drawing(3, SAMPLING, 0, Replies(late))
+    sampler = GroupSampler(engine, Chosen(lambda t, s: 1.0), drawing, Words())
+    sampler.start([Numbers(100).draw(0, 0), Numbers(100).draw(1, 0)])
+    sampler._take(engine.completed())
+    sampler.cut()
+    asked = [sample.request for group in sampler.groups.values() for sample in group.samples]
+    assert [request.turn for request in asked] == [1, 0, 0, 1, 0, 0]
+    sampler.go_on(list(sampler.groups.values()))
+    cut = sampler.finish([0, 1])
+    assert shown(cut) == shown(sampled(Ticking(engine._length), Replies(at_once), 2, 3))
+
+
+def test_turns_have_the_environments_limits_of_tokens():
+    class Short(Replies):
+        turn_tokens = (7, 3)
+
+    limits: list[int] = []
+
+    class Limits(Ticking):
+        def submit(self, request: Request) -> None:
+            limits.append(request.sampling.max_new_tokens)
+            super().submit(request)
+
+    sampled(Limits(lambda ticket, sample, turn: 2), Short(at_once, turns=3), 1, 1)
+    assert limits == [7, 3, 3]
+
+
+def test_the_built_in_engine_gives_the_same_bits_however_long_replies_take(
+    model, tokenizer, prompt
+):
+    lm = model("qwen3")
+    results = []
+    for late in (1, 2, 3):
+        engine = LocalEngine(lm, tokenizer, slots=6, cache_tokens=6 * 96)
+        environment = Replies(Late(random.Random(late), most=0.01), turns=2, concurrent=3)
+        prompts = [Prompt(t, prompt(t, 5), "?", None, "rows", t) for t in range(3)]
+        drawing = Drawing(4, SamplingSettings(max_new_tokens=12), 3, environment)
+        groups = sample_groups(engine, Chosen(lambda t, s: 1.0), prompts, drawing, tokenizer)
+        results.append(
+            [(r.token_ids.tobytes(), r.logprobs.tobytes()) for g in groups for r in g.rollouts]
+        )
+    assert results[0] == results[1] == results[2]
