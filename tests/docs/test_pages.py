@@ -47,6 +47,8 @@ def complete(part: dict[str, Any], job: str) -> dict[str, Any]:
     if "tools" in merged.get("environment", {}):
         theirs = [one for one in part["environment"]["tools"] if not one.startswith(PAGE_OWN)]
         merged["environment"] = {**part["environment"], "tools": theirs}
+    if merged.get("environment", {}).get("agent", "").startswith(PAGE_OWN):
+        merged["environment"] = {**merged["environment"], "agent": "json:loads"}
     kind = merged.get("algorithm", {}).get("type", "")
     if kind.startswith(PAGE_OWN):
         merged["algorithm"] = {"type": "grpo"}

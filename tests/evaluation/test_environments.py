@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.chat import HERMES, chat_tokenizer
-from helpers.runs import assert_same_run, lines
+from helpers.runs import Killed, assert_same_run, kill_after, lines
 from postgrad.core.errors import UsageError
 from postgrad.evaluation.answers import Evaluator, environment_of, with_tools
 from postgrad.fleet.choices import choose
@@ -21,6 +21,7 @@ from postgrad.observe.console import Console
 from postgrad.tools.evaluate import evaluate
 from postgrad.tools.export import export
 from postgrad.tools.pipeline import ask
+from postgrad.training.rl import RLJob
 from postgrad.training.start import train
 
 ROWS = "postgrad.rollout.environments.guess_number:rows"
@@ -53,6 +54,10 @@ def game(make_recipe: Any) -> Any:
     def make(run_dir: str = "run", job: str = "rl", **changes: Any) -> Any:
         merged = dict(GAME)
         for name, value in changes.items():
+            other = isinstance(value, dict) and value.get("type", "").startswith("helpers.")
+            if other:  # another environment, with keys of its own
+                merged[name] = value
+                continue
             merged[name] = {**GAME.get(name, {}), **value} if isinstance(value, dict) else value
         return make_recipe(job, run_dir, **merged)
 
@@ -151,7 +156,7 @@ def test_tools_stand_in_every_prompt(make_recipe: Any) -> None:
     assert [tool["function"]["name"] for tool in kwargs["tools"]] == ["calculator"]
     world = environment_of(recipe.environment, recipe.data, chat_tokenizer(HERMES))
     assert world is not None
-    assert world.max_turns == 8
+    assert world.settings.max_turns == 8
     taken = make_recipe(
         "rl",
         environment={"type": "tools", "tools": ["calculator"]},
@@ -181,3 +186,65 @@ def test_without_an_environment_nothing_changes(make_recipe: Any) -> None:
     recipe = make_recipe("rl")
     assert environment_of(recipe.environment, recipe.data, None) is None
     assert with_tools(recipe.environment, recipe.data) is recipe.data
+
+
+TALKS = list(string.printable.strip())  # every turn stops by itself, and is replied to
+
+
+def late(kind: str, **own: Any) -> dict[str, Any]:
+    """The change of a game to an environment of helpers/courses.py."""
+    environment = {"type": f"helpers.courses:{kind}", "max_turns": 3, **own}
+    return {"environment": environment}
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_replies_that_take_another_time_in_each_run_change_no_bit(
+    staleness: int, game: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {"algorithm": {"correction": "tis"}} if staleness else {}
+    changes["rollout"] = {"stop": TALKS, "max_staleness": staleness, "slots": 5}
+    one, two = (game(name, **late("Late", concurrent=3), **changes) for name in ("one", "two"))
+    train(one, console)
+    with monkeypatch.context() as killing:
+        kill_after(killing, RLJob, 1)
+        with pytest.raises(Killed):
+            train(two, console)
+    train(two, console)
+    assert_same_run(one, two, 3)
+    turns = [len(line["turns"]) for line in lines(Path(one.run_dir) / "samples.jsonl")]
+    assert max(turns) == 5
+    events = lines(Path(one.run_dir) / "events.jsonl")
+    assert not [event for event in events if event["event"] == "not_exact"]
+
+
+def test_a_run_that_cannot_be_exact_says_so_and_records_failures(
+    game: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = game(
+        **late("Moody"),
+        scoring={"max_failed_fraction": 1.0, "workers": 1},
+        rollout={"stop": TALKS, "max_staleness": 2, "slots": 5},
+        algorithm={"correction": "tis"},
+    )
+    with monkeypatch.context() as killing:
+        kill_after(killing, RLJob, 1)
+        with pytest.raises(Killed):
+            train(recipe, console)
+    train(recipe, console)
+    run = Path(recipe.run_dir)
+    events = lines(run / "events.jsonl")
+    causes = [event["cause"] for event in events if event["event"] == "not_exact"]
+    assert causes == ["environment"] * 2  # the run, and its resume
+    redrawn = [line["ahead/redrawn_samples"] for line in lines(run / "metrics.jsonl")]
+    assert redrawn[0] == redrawn[2] == 0.0
+    failed = [event for event in events if event["event"] == "environment_failed"]
+    samples = lines(run / "samples.jsonl")
+    broken = [line for line in samples if line["failures"]]
+    assert broken
+    places = {(event["step"], event["ticket"], event["sample"]) for event in failed}
+    assert places >= {(line["step"], line["ticket"], line["sample"]) for line in broken}
+    for line in broken:
+        assert line["total"] is None
+        assert not line["kept"]
+        assert line["failures"][0]["component"] == "environment"
+        assert "not today" in line["failures"][0]["message"]

@@ -53,3 +53,12 @@ def test_a_run_that_ends_before_a_kill_is_an_error(
     kills = [module.Kill(1, None)]
     with pytest.raises(RunError, match="ended before kill 1 of 1"):
         module._run_with_kills(tmp_path, tmp_path, [], kills, Console("quiet"))
+
+
+def test_a_run_that_says_it_is_not_exact_is_told_with_its_reason(tmp_path: Path) -> None:
+    events = tmp_path / "events.jsonl"
+    events.write_text('{"event": "started", "message": "step 0"}\n')
+    assert module._not_exact(tmp_path) is None
+    with events.open("a") as file:
+        file.write('{"event": "not_exact", "message": "the environment is not deterministic"}\n')
+    assert module._not_exact(tmp_path) == "the environment is not deterministic"
