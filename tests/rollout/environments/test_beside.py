@@ -177,6 +177,8 @@ def test_closing_ends_open_steps_the_context_and_the_thread():
     assert not side._thread.is_alive()
     with pytest.raises(RunError, match="was closed"):
         handle.result()
+    with pytest.raises(RunError, match="was closed"):
+        side.begin(never, 60.0, "limit")
 
 
 def test_an_environment_that_is_forgotten_ends_its_thread():

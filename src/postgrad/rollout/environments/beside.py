@@ -71,8 +71,10 @@ class SideBySide:
     ) -> Handle[Timed]:
         """Begins a step. seconds: how long it may have a place; limit: the recipe key that says so.
 
-        Raises what opening the context raised, when it is the first one.
+        Raises what opening the context raised, when it is the first one; RunError after `close`.
         """
+        if self._closed.is_set():
+            raise RunError("the environment was closed")
         if self._thread is None:
             self._start()
         loop = self._opened.result()
