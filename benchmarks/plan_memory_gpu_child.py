@@ -6,10 +6,10 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -145,10 +145,11 @@ def unlike(completed: Callable[..., list[Completion]]) -> Any:
     equal answers would be computed once.
     """
 
-    def changed(self: LocalEngine, awaited: Collection[int] | None = None) -> list[Completion]:
+    @wraps(completed)
+    def changed(self: LocalEngine, *arguments: Any, **named: Any) -> list[Completion]:
         return [
             replace(completion, token_ids=_letters(completion))
-            for completion in completed(self, awaited)
+            for completion in completed(self, *arguments, **named)
         ]
 
     return changed

@@ -10,9 +10,9 @@ from postgrad.core.errors import RunError
 from postgrad.core.process import done
 from postgrad.core.records import EpisodeFailure, Prompt
 from postgrad.rollout.engine import Completion
-from postgrad.rollout.environment import Environment, Observation, Step
+from postgrad.rollout.environment import Drawing, Environment, Observation, Step
 from postgrad.rollout.pending import REPLIES, to_arrays, to_groups
-from postgrad.rollout.sampling import Drawing, GroupSampler
+from postgrad.rollout.sampling import GroupSampler
 from postgrad.rollout.settings import SamplingSettings
 
 SAMPLING = SamplingSettings(max_new_tokens=40)

@@ -9,9 +9,9 @@ from postgrad.core.records import Prompt, Rollout, RolloutBatch, ScoredGroup, Tu
 from postgrad.evaluation.answers import mean_counts
 from postgrad.layout.tree import grow
 from postgrad.rollout.engine import Completion
-from postgrad.rollout.environment import Observation, at_once
+from postgrad.rollout.environment import Drawing, Observation, at_once
 from postgrad.rollout.local.engine import LocalEngine
-from postgrad.rollout.sampling import Drawing, sample_groups
+from postgrad.rollout.sampling import sample_groups
 from postgrad.rollout.settings import RolloutSettings, SamplingSettings
 from postgrad.rollout.source import LiveSource
 

@@ -12,8 +12,8 @@ from helpers.lives import Life, Turns, shown
 from helpers.rollouts import Numbers, Words
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError
+from postgrad.rollout.environment import Drawing
 from postgrad.rollout.pending import to_groups
-from postgrad.rollout.sampling import Drawing
 from postgrad.rollout.settings import RolloutSettings
 
 

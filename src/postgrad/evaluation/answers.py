@@ -36,11 +36,11 @@ from postgrad.recipe.recipe import Answering
 from postgrad.recipe.settings import EvalSet, EvalSettings
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
-from postgrad.rollout.environment import SingleTurn
+from postgrad.rollout.environment import Drawing, SingleTurn
 from postgrad.rollout.environments.base import build
 from postgrad.rollout.environments.chat import Dialogue, dialogue
 from postgrad.rollout.records_json import Json, group_to_json
-from postgrad.rollout.sampling import Drawing, sample_groups
+from postgrad.rollout.sampling import sample_groups
 from postgrad.rollout.settings import EnvironmentSettings, SamplingSettings
 
 AnyData = TypeVar("AnyData", DataSettings, MixSettings)

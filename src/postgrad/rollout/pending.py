@@ -18,8 +18,7 @@ from postgrad.core.errors import RunError
 from postgrad.core.records import EpisodeFailure, FinishReason, Prompt
 from postgrad.core.untrusted import parse_json
 from postgrad.rollout.engine import Completion, Request, Written
-from postgrad.rollout.environment import Observation, Step
-from postgrad.rollout.sampling import Drawing, OpenGroup, OpenSample
+from postgrad.rollout.environment import Drawing, Observation, OpenGroup, OpenSample, Step
 
 PendingArrays = Mapping[str, NDArray[Any]]
 ENDS: tuple[FinishReason | None, ...] = (None, "stop", "length")  # None: the turn goes on

@@ -12,9 +12,9 @@ from postgrad.core.errors import RunError
 from postgrad.core.records import Prompt, ScoredGroup
 from postgrad.rollout.curriculum import Curriculum, Reason, reason_to_filter
 from postgrad.rollout.engine import Engine
-from postgrad.rollout.environment import Environment, SingleTurn
+from postgrad.rollout.environment import Drawing, Environment, OpenGroup, SingleTurn
 from postgrad.rollout.pending import PendingArrays, begun_of, to_arrays, to_groups
-from postgrad.rollout.sampling import Drawing, GroupSampler, OpenGroup, Scoring
+from postgrad.rollout.sampling import GroupSampler, Scoring
 from postgrad.rollout.settings import RolloutSettings
 
 State = Mapping[str, Any]  # JSON values that a source keeps between steps

@@ -33,9 +33,9 @@ from postgrad.observe.sinks import fast_json
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
-from postgrad.rollout.environment import SingleTurn
+from postgrad.rollout.environment import Drawing, SingleTurn
 from postgrad.rollout.records_json import Json, group_to_json
-from postgrad.rollout.sampling import Drawing, sample_groups
+from postgrad.rollout.sampling import sample_groups
 from postgrad.tools.evaluate import read_from
 from postgrad.training.pinned import pin, require_unchanged
 from postgrad.training.rows import held_out, print_rows
@@ -184,6 +184,8 @@ class _Sampler:
     def drawing(self, samples: int) -> Drawing:
         recipe = self._recipe
         environment = environment_of(recipe.environment, recipe.data, self.tokenizer)
+        if environment is not None:
+            self._stack.callback(environment.close)
         return Drawing(
             samples, recipe.rollout, recipe.seed, environment or SingleTurn(), recipe.data.max_len
         )

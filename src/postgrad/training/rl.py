@@ -18,7 +18,7 @@ from postgrad.core.process import Handle, trim_heap
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Prompt, RolloutBatch
 from postgrad.data.draws import Draws
-from postgrad.evaluation.answers import Evaluator, check_answers, check_rows, environment_of
+from postgrad.evaluation.answers import Evaluator, check_answers, check_rows
 from postgrad.evaluation.results import Result
 from postgrad.fleet.learned import learned_reward, scorer_of
 from postgrad.learner.protocols import (
@@ -38,7 +38,6 @@ from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.ahead import OverlappedSource, Progress, sampling_thread
 from postgrad.rollout.engine import Engine
-from postgrad.rollout.environments.chat import NOT_EXACT
 from postgrad.rollout.free import FreeEngine, FreeSource, Recorded
 from postgrad.rollout.replay import ReplaySource
 from postgrad.rollout.settings import RolloutSettings
@@ -372,12 +371,7 @@ def _source(
     if recipe.rollout.source == "replay":
         assert recipe.rollout.replay_path is not None  # a recipe without it is refused
         return ReplaySource(recipe.rollout.replay_path)
-    environment = environment_of(recipe.environment, recipe.data, tokenizer)
-    if environment is not None:
-        stack.callback(environment.close)
-        if not environment.deterministic:
-            run.logs.event("not_exact", NOT_EXACT, cause="environment")
-            run.console.note(NOT_EXACT)
+    environment = rows.environment(run, recipe, tokenizer, stack)
     progress = None if thread is None else Progress(run.advance)
     live = LiveSource(
         engine,

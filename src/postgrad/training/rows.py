@@ -3,6 +3,7 @@ that account for them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from postgrad.checkpoint.store import Checkpoint
@@ -15,12 +16,19 @@ from postgrad.data.mixture import training_conversations, training_prompts
 from postgrad.data.pairs import Labelled, Pair, training_labelled, training_pairs
 from postgrad.evaluation import answers, losses
 from postgrad.evaluation import pairs as pair_sets
-from postgrad.evaluation.answers import Evaluator, check_answers, check_rows, with_tools
+from postgrad.evaluation.answers import (
+    Evaluator,
+    check_answers,
+    check_rows,
+    environment_of,
+    with_tools,
+)
 from postgrad.learner.protocols import Learns
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Answering, Comparing, Recipe, RLRecipe, SFTRecipe
 from postgrad.recipe.settings import RowKind
 from postgrad.rewards.scorer import Scorer
+from postgrad.rollout.environments.chat import NOT_EXACT, Dialogue
 from postgrad.training.run import Run
 
 
@@ -46,6 +54,19 @@ def restore(learner: Learns, checkpoint: Checkpoint | None) -> None:
     """Goes on from a checkpoint where there is one."""
     if checkpoint is not None:
         learner.load(checkpoint.tensors)
+
+
+def environment(
+    run: Run, recipe: Answering, tokenizer: object, stack: ExitStack
+) -> Dialogue | None:
+    """What answers the policy's turns, closed with `stack`; None where an episode is one answer."""
+    dialogue = environment_of(recipe.environment, recipe.data, tokenizer)
+    if dialogue is not None:
+        stack.callback(dialogue.close)
+        if not dialogue.deterministic:
+            run.logs.event("not_exact", NOT_EXACT, cause="environment")
+            run.console.note(NOT_EXACT)
+    return dialogue
 
 
 def show_rows(run: Run, accounts: Sequence[RowAccount], purpose: str = "training") -> None:
