@@ -33,7 +33,7 @@ def written(to: Path, workers: int, staleness: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("workers", "staleness"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("workers", "staleness"), [(1, 1), (2, 2), (2, 1), (1, 2)])
 def test_a_run_killed_within_steps_and_saves_ends_with_the_same_bits(
     workers: int, staleness: int, tmp_path: Path
 ) -> None:
@@ -44,7 +44,7 @@ def test_a_run_killed_within_steps_and_saves_ends_with_the_same_bits(
     assert same | {"state.json", "metrics.jsonl", "samples.jsonl"} <= set(report["same"])
 
 
-@pytest.mark.parametrize(("workers", "staleness"), [(2, 2)])
+@pytest.mark.parametrize(("workers", "staleness"), [(2, 2), (1, 1)])
 def test_a_free_run_killed_within_steps_and_saves_has_the_bits_of_a_replay_of_its_schedule(
     workers: int, staleness: int, tmp_path: Path
 ) -> None:
