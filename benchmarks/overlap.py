@@ -16,7 +16,6 @@ the wall time.
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.speed.report import machine
 from postgrad.checkpoint.state import RunState
 from postgrad.observe.console import Console
 from postgrad.observe.follow import read_lines
@@ -159,7 +159,9 @@ def pin(run: Run) -> dict[str, int]:
     return where
 
 
-def sides(run: Run, job: Any, state: RunState, lengths: AnswerLengths) -> tuple[Side, Side]:
+def sides(
+    run: Run, job: Any, state: RunState, lengths: AnswerLengths, stack: ExitStack
+) -> tuple[Side, Side]:
     """(overlapped, synchronous) steps of one run with the same processes and tickets."""
     parts, recipe = job._parts, run.recipe
     engine: Any = Drawn(parts.engine, lengths)
@@ -169,7 +171,7 @@ def sides(run: Run, job: Any, state: RunState, lengths: AnswerLengths) -> tuple[
         rollout = recipe.rollout.model_copy(update={"max_staleness": staleness})
         source = rl._source(
             run, recipe.model_copy(update={"rollout": rollout}), live._prompts, engine,
-            parts.scorer, parts.tokenizer, thread if staleness else None,
+            parts.scorer, parts.tokenizer, thread if staleness else None, stack,
         )  # fmt: skip
         own = replace(parts, source=source, sampling=rollout)
         made.append(Side(rl.RLJob(run, own), run, state))
@@ -189,7 +191,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     with ExitStack() as stack:
         run, job, _, state = prepare(recipe, directory, Console("quiet"), stack)
         cores = pin(run)
-        overlapped, synchronous = sides(run, job, state, lengths)
+        overlapped, synchronous = sides(run, job, state, lengths, stack)
         for pair in range(options.warm + options.pairs):
             both = (overlapped, synchronous) if pair % 2 else (synchronous, overlapped)
             for side in both:
@@ -201,7 +203,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     ratios = [alone / beside for alone, beside in walls]
     return {
         "command": " ".join(["python", *sys.argv]),
-        "machine": {"cores": os.cpu_count(), "processor": platform.processor()},
+        "machine": machine(),
         "cores": cores,
         "pairs": options.pairs,
         "ratio": round(statistics.median(ratios), 3),
