@@ -2,12 +2,12 @@
 
     PYTHONPATH=tests:. python benchmarks/soak.py --hours 2 --to benchmarks/results/soak.json
 
-For each max_staleness of 1, 2 and 4 a run of --steps steps is trained once undisturbed. Then runs of
-the same recipes begin in turn, each killed again and again after a random time of at most --life
-seconds, and resumed, until it ends. Each must have every sample of every ticket once, and the
-weights, optimizer, state and logs of the undisturbed run to the bit; the first that has not ends the
-soak with exit code 1. Memory is that of the training process, looked at every second: the median of
-each tenth of the time. Needs Linux and a C compiler, as the fault tests do.
+For each max_staleness of 1, 2 and 4 a run of --steps steps is trained once undisturbed. Then runs
+of the same recipes begin in turn, each killed again and again after a random time of at most
+--life seconds, and resumed, until it ends. Each must have every sample of every ticket once, and
+the weights, optimizer, state and logs of the undisturbed run to the bit; the first that has not
+ends the soak with exit code 1. Memory is that of the training process, looked at every second:
+the median of each tenth of the time. Needs Linux and a C compiler, as the fault tests do.
 """
 
 import argparse
