@@ -95,3 +95,19 @@ def test_the_runs_are_ranked_by_their_last_evaluation_or_by_recent_steps(called:
     assert reward[:1] == ["reward"]
     assert reward[1] == pytest.approx([0, 2, 2 - margin, 2 + margin])
     assert reward[2][:2] == [1, 1]
+
+
+def test_intervals_of_one_quantity_share_a_scale_and_those_of_another_do_not(called: Any) -> None:
+    accuracy = "{ set: null, step: %d, accuracy: %s, accuracy_low: %s, accuracy_high: %s, %s }"
+    loss = "loss: 3, loss_low: 2, loss_high: 4"
+    hard = '"accuracy/hard": 0.2, "accuracy_low/hard": 0.1, "accuracy_high/hard": 0.3'
+    one = f"{{ name: 'a', evaluations: [{accuracy % (0, 0.4, 0.3, 0.5, loss)}] }}"
+    other = f"{{ name: 'b', evaluations: [{accuracy % (0, 0.8, 0.7, 0.9, hard)}] }}"
+    body = f"""(t) => [{one}, {other}].map((run, place, runs) =>
+        t.evaluationTables(run, true, runs).map((table) =>
+            [...table.querySelectorAll(".whisker")].map((path) =>
+                path.getAttribute("d").match(/[0-9.]+/g).map(Number))))"""
+    # 54 pixels from 3 on: accuracies of both runs lie between 0.1 and 0.9, the loss between 2 and 4
+    (one_table,), (other_table,) = called("tables", body)
+    assert one_table == [pytest.approx([16.5, 5, 30]), pytest.approx([3, 5, 57])]
+    assert other_table == [pytest.approx([43.5, 5, 57]), pytest.approx([3, 5, 16.5])]

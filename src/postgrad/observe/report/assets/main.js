@@ -25,7 +25,7 @@ function redrawn(store, kinds, draw, empty) {
   const element = h("div", {});
   store.listen((told) => {
     if (!kinds.some((kind) => told.has(kind))) return;
-    const parts = store.runs.flatMap((run) => draw(run, store.many));
+    const parts = store.runs.flatMap((run) => draw(run, store.many, store.runs));
     element.replaceChildren(...(parts.length ? parts : [h("p", { className: "quiet" }, empty)]));
   });
   return element;

@@ -25,8 +25,8 @@ export function batchTables(run, many) {
   );
 }
 
-/** One table for each set: a row an evaluation, intervals drawn. */
-export function evaluationTables(run, many) {
+/** One table for each set: a row an evaluation, intervals drawn, each quantity's on one scale in all runs. */
+export function evaluationTables(run, many, runs) {
   const sets = [...new Set(run.evaluations.map((line) => line.set))];
   return sets.map((set) => {
     const lines = run.evaluations.filter((line) => line.set === set);
@@ -34,24 +34,35 @@ export function evaluationTables(run, many) {
       (key) => !/^(step|update|set)$|^rows\//.test(key) && !PARTS.test(key) && lines.some((line) => typeof line[key] === "number"),
     );
     const columns = [{ name: "step", number: true }, ...keys.map((name) => ({ name: name.replace("_seconds", ""), number: true }))];
-    const ends = lines.flatMap((line) => Object.keys(line).filter((key) => PARTS.test(key)).map((key) => line[key]));
-    const range = [Math.min(...ends), Math.max(...ends)];
-    const rows = lines.map((line) => [count(line.step), ...keys.map((key) => cell(line, key, range))]);
+    const ranges = scales(runs.flatMap((other) => other.evaluations).filter((line) => line.set === set));
+    const rows = lines.map((line) => [count(line.step), ...keys.map((key) => cell(line, key, ranges))]);
     const name = [many ? run.name : null, set].filter((one) => one !== null && one !== undefined).join(": ");
     return table(name ? `Evaluations of ${name}` : "Evaluations", columns, rows, { hidden: !many && sets.length === 1 });
   });
 }
 
-function cell(line, key, range) {
+/** Quantity, such as accuracy -> [lowest, highest] end of its intervals: a loss and an accuracy share no scale. */
+function scales(lines) {
+  const ranges = new Map();
+  for (const [key, end] of lines.flatMap(Object.entries)) {
+    if (!PARTS.test(key) || typeof end !== "number") continue;
+    const quantity = key.split(PARTS)[0];
+    const [low, high] = ranges.get(quantity) ?? [end, end];
+    ranges.set(quantity, [Math.min(low, end), Math.max(high, end)]);
+  }
+  return ranges;
+}
+
+function cell(line, key, ranges) {
   const value = line[key];
   if (typeof value !== "number") return "–";
-  const [what, ...by] = key.split("/");
-  const [low, high] = ["low", "high"].map((end) => line[[`${what}_${end}`, ...by].join("/")]);
+  const [quantity, ...by] = key.split("/");
+  const [low, high] = ["low", "high"].map((end) => line[[`${quantity}_${end}`, ...by].join("/")]);
   if (typeof low !== "number" || typeof high !== "number") {
     if (key.endsWith("_seconds")) return seconds(value);
     return Number.isInteger(value) ? count(value) : fixed(value, 3);
   }
-  return h("span", { className: "interval" }, bar(low, value, high, range), fixed(value, 3), h("span", { className: "quiet" }, ` ${fixed(low, 3)}–${fixed(high, 3)}`));
+  return h("span", { className: "interval" }, bar(low, value, high, ranges.get(quantity)), fixed(value, 3), h("span", { className: "quiet" }, ` ${fixed(low, 3)}–${fixed(high, 3)}`));
 }
 
 function bar(low, value, high, [from, to]) {
