@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from random import Random
 from threading import Event, Lock, Timer
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -59,9 +60,15 @@ class Shared:
         loading = Lock()  # transformers loads one model at a time in a process
 
         class Site(EngineSite):
-            def start(self, number: int, *, patient: bool = False) -> Any:
-                while not room[number].wait(0.01 if patient else 0.0):
-                    if not patient or self.closed.is_set():
+            patience: ClassVar[list[tuple[int, float]]] = []  # of each start: its number, seconds
+
+            def has_place(self, number: int) -> bool:
+                return room[number].is_set()
+
+            def start(self, number: int, seconds: float) -> Any:
+                self.patience.append((number, seconds))
+                while not room[number].wait(0.01 if seconds == inf else 0.0):
+                    if seconds < inf or self.closed.is_set():
                         raise NoPlace("no machine of the cluster had room for it")
                 lives[number] = lives.get(number, 0) + 1
                 kills = dies.get(number, later) if lives[number] == 1 else later
@@ -80,7 +87,7 @@ class Shared:
         self.site = Site(
             recipe, site.choices, reservation, None, logs, folder, path, 8, 32
         )  # fmt: skip
-        members = [self.site.start(number) for number in range(size)]
+        members = [self.site.start(number, 0.0) for number in range(size)]
         dtype = str(site.choices.rollout_dtype)
         how = {"exact": True, "most": 3, "later": more, **how}
         self.workers = members
