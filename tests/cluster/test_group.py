@@ -188,7 +188,9 @@ def test_a_worker_that_is_alone_and_is_stopped_is_ended_and_counts_as_lost(
     name = "helpers.rank_workers:Meeting"
     alone = Workers("rollout worker", name, (), 1, SETTINGS, held, "policy")
     ((_, pid),) = alone.places
-    told = rf"^rollout worker 0 \(pid {pid} on .*\) hangs: .* it uses no processor; was it stopped\?$"
+    told = (
+        rf"^rollout worker 0 \(pid {pid} on .*\) hangs: .* it uses no processor; was it stopped\?$"
+    )
     try:
         with pytest.raises(WorkerLost, match=told):
             alone.call("is_stopped", 0.0).result()

@@ -310,7 +310,9 @@ class Roster:
         so do those that are being started and have a place. False where there is none.
         """
         waiting = [member for member in self.members if not member.takes_part]
-        called = [m for m in waiting if m.workers or (m.starting and self._site.has_place(m.number))]
+        called = [
+            m for m in waiting if m.workers or (m.starting and self._site.has_place(m.number))
+        ]
         for member in called:
             member.takes_part = True
             if member.workers is not None:

@@ -122,7 +122,9 @@ def timing(
         return _updating(role, samples, geometry, sizes, costs) if role.learner else 0.0
 
     step["update"] = _at_once(ranks, costs, updating)
-    return Timing(step, geometry.steps, once, devices, overlaps(recipe), staleness, longest, publish)
+    return Timing(
+        step, geometry.steps, once, devices, overlaps(recipe), staleness, longest, publish
+    )
 
 
 def _reading(
