@@ -28,7 +28,6 @@ from postgrad.fleet.shared import SharedEngine
 from postgrad.rollout.engine import Completion, Request, WeightHandover, generate
 from postgrad.rollout.settings import SamplingSettings
 
-
 LOADING = Lock()  # transformers loads one model at a time in a process
 
 
