@@ -13,7 +13,7 @@ from postgrad.cluster import connection, pulse, workers
 from postgrad.cluster.connection import MARK, Reservation
 from postgrad.cluster.placing import RoleRequest
 from postgrad.cluster.settings import ClusterSettings
-from postgrad.cluster.workers import RankGroup
+from postgrad.cluster.workers import RankGroup, Workers
 from postgrad.core.errors import RunError, UsageError, WorkerLost
 
 pytest.importorskip("ray")
@@ -175,6 +175,32 @@ def test_a_rank_that_is_stopped_is_told_and_ended(meeting: RankGroup) -> None:
     while psutil.pid_exists(pid) and time.monotonic() < end:
         time.sleep(0.1)
     assert not psutil.pid_exists(pid)
+
+
+def test_a_worker_that_is_alone_and_is_stopped_is_ended_and_counts_as_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So another takes its place, as for one that died. Those of a group of ranks end the run."""
+    monkeypatch.setattr(pulse, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(pulse, "STILL_SECONDS", STILL)
+    monkeypatch.setattr(pulse, "OUTSIDE_SECONDS", 1.0)
+    held = reserve(1)
+    name = "helpers.rank_workers:Meeting"
+    alone = Workers("rollout worker", name, (), 1, SETTINGS, held, "policy")
+    ((_, pid),) = alone.places
+    told = (
+        rf"^rollout worker 0 \(pid {pid} on .*\) hangs: .* it uses no processor; was it stopped\?$"
+    )
+    try:
+        with pytest.raises(WorkerLost, match=told):
+            alone.call("is_stopped", 0.0).result()
+        end = time.monotonic() + 60.0
+        while psutil.pid_exists(pid) and time.monotonic() < end:
+            time.sleep(0.1)
+        assert not psutil.pid_exists(pid)
+    finally:
+        alone.close()
+        held.close()
 
 
 def test_a_rank_that_is_slow_is_waited_for(meeting: RankGroup) -> None:

@@ -1,5 +1,6 @@
-"""A run whose rollout workers are killed at random moments, again and again: it ends by itself with
-the samples of an undisturbed run. 5 kills; more with --fault-points, up to 50.
+"""A run whose rollout workers are killed at random moments, again and again, and now and then
+stopped, so that they hang: it ends by itself with the samples of an undisturbed run. 5 kills; more
+with --fault-points, up to 50.
 """
 
 import json
@@ -14,6 +15,7 @@ import pytest
 
 from helpers.runs import lines, timeless
 from helpers.tiny_runs import console, make_recipe, reward_on_path
+from postgrad.cluster import pulse
 from postgrad.observe.console import Console
 from postgrad.training.rl import RLJob
 from postgrad.training.start import train
@@ -22,6 +24,8 @@ __all__ = ["console", "make_recipe", "reward_on_path"]
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 MOST, EACH = 50, 2  # kills, and how many of them in one step
+STOPPED = 5  # one of so many is stopped instead
+STILL = 10.0  # seconds after which one that says nothing is looked at
 CHANGES: dict[str, Any] = {
     "batch": {"rollout_batch_size": 6, "n_samples_per_prompt": 4},
     "learner": {"lr": 1e-3, "threads": 1},
@@ -69,7 +73,8 @@ class Killer:
             alive = sorted(set(newest.values()) - set(self.killed))
             if alive:
                 self.killed.append(self._random.choice(alive))
-                os.kill(self.killed[-1], signal.SIGKILL)
+                stops = len(self.killed) % STOPPED == 1
+                os.kill(self.killed[-1], signal.SIGSTOP if stops else signal.SIGKILL)
                 return
             threading.Event().wait(0.2)  # all are being replaced
 
@@ -89,6 +94,7 @@ def test_a_run_ends_however_often_its_engines_are_killed(
 
     with monkeypatch.context() as patch:
         patch.setattr(RLJob, "step", disturbed)
+        patch.setattr(pulse, "STILL_SECONDS", STILL)
         train(lossy, console)
 
     folder = Path(lossy.run_dir)
@@ -96,6 +102,8 @@ def test_a_run_ends_however_often_its_engines_are_killed(
     assert len(set(killer.killed)) == kills
     lost = [event for event in events if event["event"] == "engine_lost"]
     assert len(lost) == kills
+    hung = [event for event in lost if "it has not answered, and it uses no" in event["message"]]
+    assert len(hung) == -(-kills // STOPPED)
     assert sum(max(e["losses"] for e in lost if e["engine"] == n) for n in range(3)) == kills
     assert "restarted" not in {event["event"] for event in events}
     drawn = sorted((s["ticket"], s["sample"]) for s in lines(folder / "samples.jsonl"))

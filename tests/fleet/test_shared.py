@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from random import Random
 from threading import Event, Lock, Timer
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -26,6 +27,8 @@ from postgrad.fleet.remote import RankedWeights
 from postgrad.fleet.shared import SharedEngine
 from postgrad.rollout.engine import Completion, Request, WeightHandover, generate
 from postgrad.rollout.settings import SamplingSettings
+
+LOADING = Lock()  # transformers loads one model at a time in a process
 
 
 class FakePolicy:
@@ -56,12 +59,17 @@ class Shared:
         later: Dies = how.pop("later", lambda method, number: False)
         first: dict[int, Any] = how.pop("first", {})  # recipes of first lives
         lives: dict[int, int] = {}
-        loading = Lock()  # transformers loads one model at a time in a process
 
         class Site(EngineSite):
-            def start(self, number: int, *, patient: bool = False) -> Any:
-                while not room[number].wait(0.01 if patient else 0.0):
-                    if not patient or self.closed.is_set():
+            patience: ClassVar[list[tuple[int, float]]] = []  # of each start: its number, seconds
+
+            def has_place(self, number: int) -> bool:
+                return room[number].is_set()
+
+            def start(self, number: int, seconds: float) -> Any:
+                self.patience.append((number, seconds))
+                while not room[number].wait(0.01 if seconds == inf else 0.0):
+                    if seconds < inf or self.closed.is_set():
                         raise NoPlace("no machine of the cluster had room for it")
                 lives[number] = lives.get(number, 0) + 1
                 kills = dies.get(number, later) if lives[number] == 1 else later
@@ -69,7 +77,7 @@ class Shared:
                     raise RunError("1 of 1 rollout workers did not start")
                 own = first.get(number, recipe) if lives[number] == 1 else recipe
                 worker = EngineWorker(own.dump(), site.choices)
-                with loading:
+                with LOADING:
                     worker.build(path, self.choices, 8, 32, str(folder))
                 return FakeWorkers(worker, kills)
 
@@ -80,7 +88,7 @@ class Shared:
         self.site = Site(
             recipe, site.choices, reservation, None, logs, folder, path, 8, 32
         )  # fmt: skip
-        members = [self.site.start(number) for number in range(size)]
+        members = [self.site.start(number, 0.0) for number in range(size)]
         dtype = str(site.choices.rollout_dtype)
         how = {"exact": True, "most": 3, "later": more, **how}
         self.workers = members
@@ -425,6 +433,65 @@ def test_a_process_whose_place_is_gone_leaves_and_comes_back_at_a_publish(shared
         each.publish(weights, 2)
     assert [event["engine"] for event in shrinking.logs.of("engine_joined")] == [1]
     assert bits(generate(shrinking.engine, requests())) == bits(generate(whole.engine, requests()))
+
+
+def test_samples_wait_for_a_place_only_where_nobody_else_could_write_them(shared: Any) -> None:
+    """Before, they waited cluster.start_seconds for the lost machine while others served."""
+    two, one = (shared(size, {0: dies_in("turn", 1)}) for size in (2, 1))
+    for lossy in (two, one):
+        lossy.site.patience.clear()
+        assert len(generate(lossy.engine, requests())) == 35
+    assert two.site.patience == [(0, 0.0)]
+    assert one.site.patience == [(0, one.site.recipe.cluster.start_seconds)]
+
+
+def test_where_processes_may_come_later_samples_of_a_lost_one_go_on_at_once(shared: Any) -> None:
+    """They do not wait for its replacement, which repeats a lost one's turns elsewhere."""
+    starts = Event()
+    later: Dies = lambda method, number: method == "start" and not starts.wait(60.0)  # noqa: E731
+    expected = tokens(generate(shared(2).engine, requests()))
+    never: Dies = lambda method, number: False  # noqa: E731
+    growing = shared(2, {0: never, 1: dies_in("turn", 1)}, more=1, later=later)
+    try:
+        assert tokens(generate(growing.engine, requests())) == expected
+        assert len(growing.logs.of("engine_lost")) == 1
+        assert growing.logs.of("engine_joined") == []
+    finally:
+        starts.set()
+
+
+@pytest.mark.parametrize("proved", [False, True])
+def test_a_process_that_waits_for_a_publish_is_called_in_where_the_last_other_has_ended(
+    shared: Any, proved: bool
+) -> None:
+    """Before, the run ended though a process was there."""
+    expected, growing = shared(1), shared(1, {0: dies_in("turn", 1)}, more=1, most=0)
+    weights = [(n, t + 0.01) for n, t in new_weights(growing)]
+    for each in (expected, growing):
+        each.publish(weights, 3)
+        if proved:
+            each.engine.logprobs([request.token_ids for request in requests()], 1.0)
+    started(growing, 1)
+    if proved:  # it is up, and not only started
+        growing.engine.rest()
+    assert tokens(generate(growing.engine, requests())) == tokens(
+        done := generate(expected.engine, requests())
+    )
+    assert {version for c in done for version, _ in c.versions} == {3}
+    (left,), (joined,) = growing.logs.of("engine_left"), growing.logs.of("engine_joined")
+    assert (left["engine"], left["returns"], joined["engine"]) == (0, False, 1)
+    assert (joined["version"], joined["serving"]) == (3, 1)
+    assert growing.engine.stats.by_engine()["engine/1/response_tokens"] > 0.0
+
+
+def test_a_run_ends_where_the_process_that_was_called_in_dies_too(shared: Any) -> None:
+    dying: Dies = lambda method, number: (method, number) == ("turn", 1)  # noqa: E731
+    growing = shared(1, {0: dying, 1: dying}, more=1, most=0)
+    growing.publish(new_weights(growing), 1)
+    started(growing, 1)
+    with pytest.raises(RunError, match=r"max_restarts = 0: .* there is no other rollout worker"):
+        generate(growing.engine, requests())
+    assert [event["engine"] for event in growing.logs.of("engine_left")] == [0]
 
 
 def test_the_only_process_does_not_leave_and_ends_the_run_where_its_place_stays_away(

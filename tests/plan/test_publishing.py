@@ -9,6 +9,7 @@ from postgrad.models.known_shapes import shape_of_model
 from postgrad.plan.engines import VLLMShare
 from postgrad.plan.hardware import Hardware
 from postgrad.plan.lengths import RowLengths
+from postgrad.plan.page import Page
 from postgrad.plan.plan import Facts, Outlook, outlook
 from postgrad.plan.publishing import HOST_LINK, publish_bytes
 from postgrad.recipe.load import parse_recipe
@@ -80,6 +81,39 @@ def test_an_adapter_alone_is_a_hundredth_of_the_bytes() -> None:
     merged = planned({"ranks": 2}, {"rollout": {"workers": 2}}, model=model, type="vllm")
     assert publish_bytes(merged.recipe, of.roles[0], cpu=False) == 2 * WEIGHTS  # type: ignore[arg-type]
     assert seconds(of) < seconds(merged) / 10
+
+
+def test_a_plan_says_the_way_and_the_seconds_that_falling_back_to_the_host_costs() -> None:
+    """Two ranks, two engines: 0.99 GB up to the host and down, at 25 GB/s, beside the packing."""
+    packed, host = 4 * 2 * WEIGHTS / READ, 2 * 2 * WEIGHTS / 25e9
+    link = 2 * WEIGHTS / SENT
+    ways = {
+        "ipc": ({"policy": {"colocate": "rollout"}}, {}, 0.0),
+        "nccl": ({"rollout": {"workers": 2}}, {}, link),
+        "memory": ({"rollout": {"workers": 2}}, {"transport": "memory"}, host),
+    }
+    for way, (cluster, more, sent) in ways.items():
+        of = planned({"ranks": 2}, cluster, **more)
+        told = Page(of, ()).to_json()["publish"]
+        assert (told["way"], told["bytes"]) == (way, 2 * WEIGHTS)
+        assert told["seconds"] == pytest.approx(packed + sent, abs=1e-6)
+        assert told["host_memory_seconds"] == pytest.approx(packed + host, abs=1e-6)
+        assert seconds(of) == pytest.approx(packed + sent)
+    assert Page(planned({}, {}), ()).to_json()["publish"]["way"] == "none"
+
+
+def test_the_way_of_a_publish_is_a_sentence_of_the_plan() -> None:
+    """2 x 494 032 768 weights: 0.00395 s of packing, 0.0790 through the host, 0.988 by link."""
+    colocated = planned({"ranks": 2}, {"policy": {"colocate": "rollout"}})
+    (note,) = (note for note in Page(colocated, ()).notes() if note.startswith("a publish"))
+    assert note == (
+        "a publish sends 1.0 GB to each engine by CUDA IPC: 0.00395 s of a step; where versions "
+        "or drivers do not allow that, through the host's memory: 0.083 s"
+    )
+    by_host = planned({"ranks": 2}, {"rollout": {"workers": 2}}, transport="memory")
+    (note,) = (note for note in Page(by_host, ()).notes() if note.startswith("a publish"))
+    assert note.endswith("to each engine through the host's memory: 0.083 s of a step")
+    assert not [note for note in Page(planned({}, {}), ()).notes() if "a publish" in note]
 
 
 def test_vllm_keeps_room_for_an_adapter_of_the_next_rank_that_it_knows() -> None:

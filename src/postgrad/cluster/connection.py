@@ -202,13 +202,14 @@ class Reservation:
         not within so many seconds, or where it is given up.
         """
         end = time.monotonic() + seconds
-        group, bundle = self._place(role, number)
-        while not _is_up(group, bundle):
-            if time.monotonic() > end or given_up.wait(LOOK_SECONDS):
-                raise NoPlace(
-                    f"no machine of the cluster had room for it within {seconds:g} seconds "
-                    "(cluster.start_seconds)"
-                )
+        while not self.has_place(role, number):
+            if time.monotonic() >= end or given_up.wait(LOOK_SECONDS):
+                within = f" within {seconds:g} seconds (cluster.start_seconds)" if seconds else ""
+                raise NoPlace(f"no machine of the cluster had room for it{within}")
+
+    def has_place(self, role: str, number: int) -> bool:
+        """Whether the place of a process is on a machine that is up."""
+        return _is_up(*self._place(role, number))
 
     def close(self) -> None:
         """Releases the places of all roles."""

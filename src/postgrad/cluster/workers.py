@@ -37,6 +37,10 @@ GONE = (
 class Workers:
     """`size` actors, each with an object of one class, in the places reserved for `role`."""
 
+    # The error of one that hangs. Nobody waits for it in a collective, so it is ended and counts as
+    # lost: another one takes its place.
+    hang_error: type[RunError] = WorkerLost
+
     def __init__(
         self,
         title: str,
@@ -180,7 +184,7 @@ class Workers:
     def _require_none_hangs(self) -> None:
         if (hang := self._watch.look()) is not None:
             numbers, message = hang
-            raise RunError(f"{self._named(numbers)} hangs: {message}")
+            raise self.hang_error(f"{self._named(numbers)} hangs: {message}")
 
     def _of_death(self, number: int, error: Exception) -> Exception:
         """The error of a process that NCCL's watchdog ended, which Ray calls lost; others as they
@@ -360,6 +364,8 @@ def _use_interface_of(address: str) -> None:
 
 class RankGroup(Workers):
     """`size` ranks in one process group. The worker's class has to have `join`."""
+
+    hang_error = RunError  # it would recur: the run ends
 
     def __init__(
         self,

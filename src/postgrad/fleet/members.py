@@ -45,16 +45,18 @@ class EngineSite:
     publisher: int | None = None  # the thread that published them
     closed: threading.Event = field(default_factory=threading.Event)  # nobody needs engines
 
-    def start(self, number: int, *, patient: bool = False) -> Workers:
-        """A process with an engine of the run's first weights, in its place on the cluster.
-        patient: waits for that place however long it takes. Raises NoPlace where there is none
-        within cluster.start_seconds.
+    def start(self, number: int, seconds: float) -> Workers:
+        """A process with an engine of the run's first weights, in its place on the cluster. Raises
+        NoPlace where no machine has room for it within so many seconds.
         """
-        seconds = inf if patient else self.recipe.cluster.start_seconds
         self.reservation.wait_for(ROLLOUT, number, seconds, self.closed)
         workers = self.spawn(number)
         self.build(workers, number)
         return workers
+
+    def has_place(self, number: int) -> bool:
+        """Whether the place of a process is on a machine that is up."""
+        return self.reservation.has_place(ROLLOUT, number)
 
     def spawn(self, number: int) -> Workers:
         """A process without its engine."""
@@ -263,13 +265,20 @@ class Roster:
             self.other_than(member, request.ticket).give(request, self._exact)
 
     def start(self, member: Member) -> None:
-        """Starts a process, beside the others. One that takes no part comes when there is room."""
-        patient = not member.takes_part
-        member.starting = self._starter.submit(self._started, member.number, patient=patient)
+        """Starts a process, beside the others. One that takes no part comes when there is room,
+        however long that takes. Samples do not wait for a place where others could write them.
+        """
+        seconds = self._site.recipe.cluster.start_seconds
+        if not member.takes_part:
+            seconds = inf
+        elif self.stats.serving:
+            seconds = 0.0
+        member.starting = self._starter.submit(self._started, member.number, seconds)
 
     def lose(self, member: Member, error: Exception) -> None:
         """A process was lost, or could not be started again. It is started again, or leaves: until
-        there is a place for it, or for good. Raises RunError where none is left.
+        there is a place for it, or for good. Raises RunError where none is left, and none has come
+        that only waits for a publish.
         """
         if member.workers is not None:
             member.workers.close()
@@ -278,6 +287,8 @@ class Roster:
         member.lost += 1
         member.losses += not has_no_place
         ends, others = member.lost > self._most, any(m.workers or m.starting for m in self.dealt)
+        if member.takes_part and (ends or has_no_place) and not others:
+            others = self._call_in()
         if ends and member.takes_part and not others:
             raise RunError(
                 f"{error}; cluster.max_restarts = {self._most}: it is not started again, and there "
@@ -293,6 +304,22 @@ class Roster:
             self.start(member)
         if leaves or not member.repeats:
             self.ask_again(member)
+
+    def _call_in(self) -> bool:
+        """Those that have come and wait for a publish take part at once, as in a lost one's place;
+        so do those that are being started and have a place. False where there is none.
+        """
+        waiting = [member for member in self.members if not member.takes_part]
+        called = [
+            m for m in waiting if m.workers or (m.starting and self._site.has_place(m.number))
+        ]
+        for member in called:
+            member.takes_part = True
+            if member.workers is not None:
+                member.starting = Future()
+                member.starting.set_result(member.workers)
+                member.workers, member.absent = None, False
+        return bool(called)
 
     def tell(self, kind: str, member: Member, text: str, **more: Any) -> None:
         """Logs what became of a process, and how many sample from now on."""
@@ -325,8 +352,8 @@ class Roster:
             returns=not ends,
         )
 
-    def _started(self, number: int, *, patient: bool) -> Workers:
-        workers = self._site.start(number, patient=patient)
+    def _started(self, number: int, seconds: float) -> Workers:
+        workers = self._site.start(number, seconds)
         if self._site.closed.is_set():
             workers.close()
         return workers

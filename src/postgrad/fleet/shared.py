@@ -8,10 +8,11 @@ only some tickets are awaited, a process stops after the turn that ends the last
 samples, so a cut finds it at the same token in every run.
 
 A process that dies is started again beside the others. The built-in engine then repeats its turns
-since it was idle, and gives the bits that it would have given. For other engines, and where weights
-came meanwhile, the open samples are asked again from their beginning, of the others if there are
-any. A sample is taken once. One that dies after a turn and before a cut, or in a thread that cannot
-ask the policy, has its samples written again from where they were cut last.
+since it was idle, and gives the bits that it would have given. For other engines, where weights
+came meanwhile, and where processes may come later, the open samples are asked again from their
+beginning, of the others if there are any. A sample is taken once. One that dies after a turn and
+before a cut, or in a thread that cannot ask the policy, has its samples written again from where
+they were cut last.
 
 Processes may come later and leave (cluster.rollout.least). One that the cluster has room for while
 the run goes on joins at the next publish: it gets weights there, and tickets are dealt to it from
@@ -63,7 +64,10 @@ class SharedEngine:
         many processes come when the cluster has room for them. transport: rollout.transport.
         """
         self._site = site
-        self._roster = Roster(site, members, later, exact=exact, most=most)
+        # Where the number of processes changes by itself no bits are promised, and the samples of a
+        # lost one go on in the others at once.
+        self._repeats = exact and not later
+        self._roster = Roster(site, members, later, exact=self._repeats, most=most)
         self._members = self._roster.members
         self.stats: EngineStats = self._roster.stats
         self._dtype = dtype
@@ -105,9 +109,9 @@ class SharedEngine:
         """Engine.submit. A request that is too long is refused by `completed`."""
         dealt = self._roster.dealt
         member = dealt[request.ticket % len(dealt)]
-        if not member.serves and not (self._exact and member.coming):
+        if not member.serves and not (self._repeats and member.coming):
             member = self._roster.other_than(member, request.ticket)
-        member.give(request, self._exact)
+        member.give(request, self._repeats)
 
     def completed(self, awaited: Collection[int] | None = None) -> list[Completion]:
         """Completions of whichever processes have some, by ticket and sample. Raises RunError where

@@ -11,6 +11,7 @@ from postgrad.plan.engines import FULLEST, EnginePlaces, dealt
 from postgrad.plan.held import PHASES
 from postgrad.plan.memory import Memory
 from postgrad.plan.plan import Outlook, full_logits_bytes
+from postgrad.plan.publishing import PlannedPublish
 from postgrad.plan.sampling import SampledShare
 from postgrad.plan.sizes import ahead_bytes
 from postgrad.recipe.recipe import Recipe
@@ -197,6 +198,8 @@ class Page:
                 "engines sample later steps while the learner works: a step takes the longer of "
                 "the two, and the publish"
             )
+        if outlook.timing.publish and (way := _publish(outlook.timing.publish)):
+            yield way
         if note := _no_place(outlook):
             yield note
         if self.advice and not self.advice[-1].after.fits:
@@ -226,6 +229,7 @@ class Page:
             "cards_bytes": total_bytes(outlook.cards),
             "problems": list(outlook.problems),
             "time": outlook.timing.to_json(),
+            "publish": outlook.timing.publish and outlook.timing.publish.to_json(),
             "batch": batch_json(outlook),
             "sizes": _sizes(outlook),
             "auto": dict(outlook.auto),
@@ -284,6 +288,21 @@ def _no_place(outlook: Outlook) -> str | None:
         "the engine has no place of its own, and a run on GPUs refuses that; it is planned on card "
         "0. Let engines share the ranks' cards (--cluster.policy.colocate rollout), or give them "
         "their own (--cluster.rollout.workers 1)"
+    )
+
+
+def _publish(publish: PlannedPublish) -> str | None:
+    """Which way weights go to the engines, and its seconds; None where they stay in a process."""
+    if publish.way in ("none", "copy"):
+        return None
+    sent = f"a publish sends {gigabytes(publish.size)} to each engine"
+    by_host = f"through the host's memory: {digits(publish.host_seconds)} s"
+    if publish.way == "memory":
+        return f"{sent} {by_host} of a step"
+    name = "CUDA IPC" if publish.way == "ipc" else "NCCL"
+    return (
+        f"{sent} by {name}: {digits(publish.seconds)} s of a step; where versions or drivers do "
+        f"not allow that, {by_host}"
     )
 
 

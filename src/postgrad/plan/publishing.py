@@ -1,8 +1,9 @@
 """What a publish takes: bytes that each engine gets, seconds, and memory on the learner's cards."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import ceil
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.engines import EnginePlaces, engine_width, shares_weights
@@ -43,11 +44,34 @@ def publish_bytes(recipe: RLRecipe, policy: PlannedRole, *, cpu: bool) -> int:
     return policy.shape.parameters() * engine_width(recipe.rollout, policy, cpu=cpu)
 
 
-def publish_seconds(
+PlannedWay = Literal["none", "copy", "ipc", "nccl", "memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPublish:
+    """The way of the policy's weights to the engines, and what it takes."""
+
+    # "none": the engine reads the learner's weights; "copy": it is in the learner's process;
+    # "ipc": within a card; "nccl": over the cards' link; "memory": through the host's memory.
+    way: PlannedWay = "none"
+    size: int = 0  # bytes that each engine gets
+    seconds: float = 0.0  # from the first parcel to the commit of all engines
+    host_seconds: float = 0.0  # the same through the host's memory, where a run may fall back to it
+
+    def to_json(self) -> dict[str, Any]:
+        """The value of "publish" in plan.json."""
+        return {
+            "way": self.way,
+            "bytes": self.size,
+            "seconds": round(self.seconds, 6),
+            "host_memory_seconds": round(self.host_seconds, 6),
+        }
+
+
+def planned_publish(
     recipe: RLRecipe, policy: PlannedRole, costs: LearnerCosts, places: EnginePlaces
-) -> float:
-    """Seconds from the first parcel to the commit of all engines; 0 where an engine in the
-    learner's process takes no copy.
+) -> PlannedPublish:
+    """How weights go to the engines after a step.
 
     Ranks gather what is divided, in the dtype in which it lies. Then payloads go by the fastest way
     that the cards have (rollout.transport.route.choose; a plan knows no versions): within a card
@@ -56,7 +80,7 @@ def publish_seconds(
     """
     cpu, sharing, lora = costs.device.is_cpu, costs.sharing, policy.model.lora
     if not places.engines or shares_weights(recipe, policy, cpu=cpu):
-        return 0.0
+        return PlannedPublish()
     size = publish_bytes(recipe, policy, cpu=cpu)
     in_file = lora is not None and recipe.rollout.sends_adapter
     count = adapter_parameters(policy.shape, lora) if in_file and lora else policy.parameters
@@ -64,16 +88,20 @@ def publish_seconds(
     divided = sharing.divided if lora is None or in_file or sharing.gathers else 1
     seconds = costs.sends(count * each * (1 - 1 / (divided * sharing.tensor)))
     if not places.apart:
-        return seconds + costs.reads(2 * size)
+        return PlannedPublish("copy", size, seconds + costs.reads(2 * size))
     workers = recipe.cluster.engines(recipe.learner.ranks)
     senders = min(places.engines, recipe.learner.ranks if workers else 1)
     in_turn = ceil(places.engines / senders)  # engines of the rank that has most
     seconds += costs.reads(PASSES * size)
     if cpu:
-        return seconds
-    if in_file or recipe.rollout.transport == "memory":
-        return seconds + size / HOST_LINK + size * in_turn / HOST_LINK
-    return seconds + (0.0 if places.shared_cards else costs.sends(size * in_turn))
+        return PlannedPublish("memory", size, seconds, seconds)
+    by_host = seconds + size / HOST_LINK + size * in_turn / HOST_LINK
+    transport = recipe.rollout.transport
+    if in_file or transport == "memory":
+        return PlannedPublish("memory", size, by_host, by_host)
+    if places.shared_cards and transport != "broadcast":
+        return PlannedPublish("ipc", size, seconds, by_host)
+    return PlannedPublish("nccl", size, seconds + costs.sends(size * in_turn), by_host)
 
 
 def publish_lines(

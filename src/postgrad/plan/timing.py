@@ -12,7 +12,7 @@ from postgrad.core.batch import BatchGeometry
 from postgrad.plan.costs import HOST_LINK, HOST_MEMORY, CostModel
 from postgrad.plan.engines import EnginePlaces
 from postgrad.plan.lengths import RowLengths
-from postgrad.plan.publishing import publish_seconds
+from postgrad.plan.publishing import PlannedPublish, planned_publish
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sampling import EngineCosts
 from postgrad.plan.sizes import PlannedRanks, Sizes, width
@@ -34,6 +34,7 @@ class Timing:
     overlaps: bool = False  # engines sample later steps while learners work on this one
     staleness: int = 0  # steps that samples may be ahead: rollout.max_staleness
     longest: float = 0.0  # seconds in which the longest answer is decoded
+    publish: PlannedPublish | None = None  # of the job that samples; before a calibration
 
     @property
     def step_seconds(self) -> float:
@@ -102,13 +103,14 @@ def timing(
     once: dict[str, float] = {}
     step: dict[str, float] = {}
     samples = Samples.of(recipe, geometry, lengths)
-    staleness, longest = 0, 0.0
+    staleness, longest, publish = 0, 0.0, None
     if isinstance(recipe, RLRecipe):
         policy = ranks[0].roles[0]
         engine = EngineCosts.of(recipe, policy, ranks[0].sizes, lengths, costs, places)
         step["sample"] = engine.sampling(geometry) if engine else 0.0
         step |= _reading(recipe, geometry, ranks, samples, costs)
-        step["publish"] = publish_seconds(recipe, policy, costs, places)
+        publish = planned_publish(recipe, policy, costs, places)
+        step["publish"] = publish.seconds
         staleness, longest = recipe.rollout.max_staleness, engine.longest() if engine else 0.0
     elif ("reference", "model") in recipe.loaded_models:
         there = ranks[-1]
@@ -120,7 +122,9 @@ def timing(
         return _updating(role, samples, geometry, sizes, costs) if role.learner else 0.0
 
     step["update"] = _at_once(ranks, costs, updating)
-    return Timing(step, geometry.steps, once, devices, overlaps(recipe), staleness, longest)
+    return Timing(
+        step, geometry.steps, once, devices, overlaps(recipe), staleness, longest, publish
+    )
 
 
 def _reading(
