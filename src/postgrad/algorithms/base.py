@@ -42,6 +42,7 @@ class Needs:
     old_logprobs: bool = False
     # The loss takes the sampler's logprobs for those of the policy before the step.
     sampled_is_old: bool = False
+    ratio: bool = True  # the loss reads logprobs of the policy before the step
     entropy: bool = False  # of the policy's distribution at each loss entry
     old_entropy: bool = False  # of the policy's before the step, at each loss token, for credit
     critic: bool = False  # values of a critic, which is trained too
@@ -157,6 +158,12 @@ class RolloutAlgorithm(PolicyAlgorithm):
     def for_rollout(self, max_new_tokens: int) -> Self:
         """These settings, completed with the rollout's max_new_tokens where they need it."""
         return self
+
+    def trained_samples(self, sampled: int, of_prompt: int) -> int:
+        """How many of `sampled` samples, `of_prompt` of each prompt, are trained on where none was
+        dropped.
+        """
+        return sampled
 
     @abstractmethod
     def credit(

@@ -22,6 +22,7 @@ ALGORITHMS = {
     "maxrl": "postgrad.algorithms.maxrl:MaxRL",
     "pass_at_k": "postgrad.algorithms.pass_at_k:PassAtK",
     "ppo": "postgrad.algorithms.ppo:PPO",
+    "online_dpo": "postgrad.algorithms.online_dpo:OnlineDPO",
     "bradley_terry": "postgrad.algorithms.bradley_terry:BradleyTerry",
     "dpo": "postgrad.algorithms.dpo:DPO",
     "ipo": "postgrad.algorithms.ipo:IPO",

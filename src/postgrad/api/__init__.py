@@ -21,6 +21,7 @@ from postgrad.algorithms.gspo import GSPO
 from postgrad.algorithms.ipo import IPO
 from postgrad.algorithms.kto import KTO
 from postgrad.algorithms.maxrl import MaxRL
+from postgrad.algorithms.online_dpo import OnlineDPO
 from postgrad.algorithms.opo import OPO
 from postgrad.algorithms.orpo import ORPO
 from postgrad.algorithms.pass_at_k import PassAtK
@@ -59,6 +60,7 @@ __all__ = [
     "BradleyTerry",
     "DrGRPO",
     "MaxRL",
+    "OnlineDPO",
     "PassAtK",
     "PostgradError",
     "PreferenceAlgorithm",

@@ -123,6 +123,11 @@ def group_size(algorithm: RolloutAlgorithm, batch: RolloutBatchSettings) -> Iter
             ("batch", "n_samples_per_prompt"),
             f"{n} is too few for a baseline among a prompt's samples: at least {least}",
         )
+    if algorithm.level == "pair" and (batch.micro_train_batch_size or 2) < 2:
+        yield (
+            ("batch", "micro_train_batch_size"),
+            "1 cannot hold both samples of a pair, which share a forward pass: at least 2",
+        )
 
 
 def _replay(rollout: RolloutSettings) -> Iterator[RecipeProblem]:
@@ -163,7 +168,7 @@ def stale_samples(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iter
         "off",
         "metrics",
     )
-    if rollout.max_staleness and not (sampled_is_old or corrects):
+    if rollout.max_staleness and algorithm.needs().ratio and not (sampled_is_old or corrects):
         yield (
             ("rollout", "max_staleness"),
             f"{rollout.max_staleness} trains on samples of older weights, and nothing corrects for "

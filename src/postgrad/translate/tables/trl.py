@@ -27,9 +27,10 @@ JOBS = {
     "grpo": ("rl", "grpo"),
     "rloo": ("rl", "rloo"),
     "ppo": ("rl", "ppo"),
+    "online_dpo": ("rl", "online_dpo"),
 }
 SCRIPTS = {"reward_modeling": "reward", "gspo": "grpo", "ppo_tldr": "ppo", "sft_gpt_oss": "sft",
-            "sft_gemma3": "sft", "sft_nemotron_3": "sft", "rloo_tldr": "rloo",
+           "dpo_online": "online_dpo", "sft_gemma3": "sft", "sft_nemotron_3": "sft", "rloo_tldr": "rloo",
            "grpo_continuous_batching": "grpo",
            "sft_tiny_aya_tool_calling": "sft"}  # fmt: skip
 OTHERS = {
@@ -43,8 +44,8 @@ OTHERS = {
     "docs/async.md",
     "gkd|gold|distillation|sdft|sdpo|minillm|ssd|ssd_eval": "distillation is not here",
     "prm": 'reward models of single steps are not here; job = "reward" scores answers',
-    "bco|tpo|nash_md|xpo|online_dpo": "this trainer is not here: of preferences dpo, ipo, simpo, "
-    "cpo, kto and orpo are",
+    "bco|tpo": "this trainer is not here: of preferences dpo, ipo, simpo, cpo, kto and orpo are",
+    "nash_md|xpo": "they sample with the reference too: online_dpo samples with the policy alone",
 }
 
 # Of transformers' TrainingArguments and TRL's base.
@@ -70,6 +71,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
              "epsilon": 0.2, **_SAMPLED},
     "rloo": {"learning_rate": 1e-6, "num_generations": 2, "beta": 0.05, "epsilon": 0.2,
              **_SAMPLED},
+    "online_dpo": {"learning_rate": 5e-7, "beta": [0.1], "max_new_tokens": 64, "max_length": 512,
+                   "temperature": 0.9, "vllm_gpu_memory_utilization": 0.55},
     "ppo": {"learning_rate": 3e-6, "num_ppo_epochs": 4, "num_mini_batches": 1, "kl_coef": 0.05,
             "kl_estimator": "k1", "cliprange": 0.2, "cliprange_value": 0.2, "gamma": 1.0,
             "lam": 0.95, "response_length": 53, "temperature": 0.7, "max_length": None},
