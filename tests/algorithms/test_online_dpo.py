@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.layouts import split, total, whole
-from postgrad.algorithms.online_dpo import OnlineDPO
+from postgrad.algorithms import online_dpo
 from postgrad.core.errors import UsageError
 from postgrad.ops.advantages import best_and_worst
 from postgrad.recipe.recipe import PreferenceRecipe, RLRecipe
 
+OnlineDPO: Any = online_dpo.OnlineDPO
+COMPARING = ("run_dir", "steps", "model", "data", "algorithm")
 GROUP = [0, 0, 0, 1, 1, 2, 2, 3]
 REWARDS = [0.5, 2.0, 0.0, 1.0, 1.0, 0.2, 0.6, 9.0]  # group 1 is a tie, group 3 has one sample
 REF = [[-1.0] * 3, [-1.0] * 2, [-2.0], [-1.0], [-1.0], [-1.0] * 2, [-1.0], [-1.0]]
@@ -115,10 +117,7 @@ def test_it_is_for_rl_alone_and_a_micro_batch_holds_a_pair() -> None:
     with pytest.raises(UsageError, match="both samples of a pair"):
         RLRecipe(**SECTIONS, batch={"micro_train_batch_size": 1})
     with pytest.raises(UsageError, match="'online_dpo' is not for this job; known: dpo"):
-        PreferenceRecipe(
-            run_dir="run", steps=1, model={"path": "m"}, data={"path": "p"},
-            algorithm={"type": "online_dpo"},
-        )  # fmt: skip
+        PreferenceRecipe(**{key: SECTIONS[key] for key in COMPARING})
 
 
 @pytest.mark.slow

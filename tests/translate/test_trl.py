@@ -210,3 +210,10 @@ def test_online_dpo_counts_prompts_and_samples_two_of_each() -> None:
     assert [reward["type"] for reward in recipe["rewards"]] == ["reward_model", "stop_properly"]
     assert recipe["reward_model"]["model"]["path"] == "rm"
     assert recipe["rollout"] == {"max_new_tokens": 64, "temperature": 0.9}
+
+
+def test_rewards_that_are_normalised_before_they_are_added_are_gdpo() -> None:
+    algorithm = of("--multi_objective_aggregation", "normalize_then_sum").recipe["algorithm"]
+    assert algorithm["type"] == "gdpo"
+    other = of("--multi_objective_aggregation", "normalize_then_sum", "--loss_type", "sapo")
+    assert "multi_objective_aggregation" in str(other.draft.missing)

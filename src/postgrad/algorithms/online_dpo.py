@@ -12,7 +12,7 @@ from pydantic import Field
 from postgrad.algorithms.base import Credit, Needs, RolloutAlgorithm
 from postgrad.algorithms.dpo import DPO
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import RolloutBatch, Sequences
+from postgrad.core.records import RolloutBatch
 from postgrad.ops.advantages import best_and_worst, group_stds
 
 
@@ -50,7 +50,7 @@ class OnlineDPO(RolloutAlgorithm, DPO):
             raise ValueError("a kept sample has a reward that is not finite")
         every = batch.sequences
         rows = best_and_worst(batch.rewards, every.group)
-        pairs = Sequences(every.tokens.take(rows), every.loss_mask.take(rows), every.group[rows])
+        pairs = every.take(rows)
         preferred = np.arange(len(rows)) % 2 == 0
         experience = self.experience(pairs, preferred, ref and ref.take(rows), None)
         apart = batch.rewards[rows[0::2]] - batch.rewards[rows[1::2]]

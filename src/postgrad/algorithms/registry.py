@@ -21,6 +21,8 @@ ALGORITHMS = {
     "opo": "postgrad.algorithms.opo:OPO",
     "maxrl": "postgrad.algorithms.maxrl:MaxRL",
     "pass_at_k": "postgrad.algorithms.pass_at_k:PassAtK",
+    "gdpo": "postgrad.algorithms.gdpo:GDPO",
+    "remax": "postgrad.algorithms.remax:ReMax",
     "ppo": "postgrad.algorithms.ppo:PPO",
     "online_dpo": "postgrad.algorithms.online_dpo:OnlineDPO",
     "bradley_terry": "postgrad.algorithms.bradley_terry:BradleyTerry",

@@ -14,6 +14,7 @@ from postgrad.algorithms.cpo import CPO
 from postgrad.algorithms.dapo import DAPO
 from postgrad.algorithms.dpo import DPO
 from postgrad.algorithms.dr_grpo import DrGRPO
+from postgrad.algorithms.gdpo import GDPO
 from postgrad.algorithms.gmpo import GMPO
 from postgrad.algorithms.gpg import GPG
 from postgrad.algorithms.grpo import GRPO
@@ -28,6 +29,7 @@ from postgrad.algorithms.pass_at_k import PassAtK
 from postgrad.algorithms.ppo import PPO
 from postgrad.algorithms.reinforce_pp import ReinforcePP
 from postgrad.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
+from postgrad.algorithms.remax import ReMax
 from postgrad.algorithms.rloo import RLOO
 from postgrad.algorithms.sapo import SAPO
 from postgrad.algorithms.sft import SFT
@@ -44,6 +46,7 @@ __all__ = [
     "CPO",
     "DAPO",
     "DPO",
+    "GDPO",
     "GMPO",
     "GPG",
     "GRPO",
@@ -66,6 +69,7 @@ __all__ = [
     "PreferenceAlgorithm",
     "PreferenceRecipe",
     "RLRecipe",
+    "ReMax",
     "ReinforcePP",
     "ReinforcePPBaseline",
     "RewardAlgorithm",

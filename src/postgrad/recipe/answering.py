@@ -130,6 +130,26 @@ def group_size(algorithm: RolloutAlgorithm, batch: RolloutBatchSettings) -> Iter
         )
 
 
+def components_apart(
+    recipe: AnsweringSections, algorithm: RolloutAlgorithm
+) -> Iterator[RecipeProblem]:
+    """Rewards that are no addends, where the algorithm reads each of them apart."""
+    for number, reward in enumerate(recipe.rewards if algorithm.needs().components else ()):
+        for key in ("gate", "multiply"):
+            if getattr(reward, key):
+                yield (
+                    ("rewards", number, key),
+                    "rules over the other rewards, and the algorithm reads each of them apart: "
+                    "leave it out",
+                )
+        if reward.on_failure == "score":
+            yield (
+                ("rewards", number, "on_failure"),
+                '"score" gives the total a score, and the algorithm reads each reward apart: take '
+                '"drop_sample", "drop_group" or "stop"',
+            )
+
+
 def _replay(rollout: RolloutSettings) -> Iterator[RecipeProblem]:
     """Keys that choose which prompts are sampled, in a replay that samples none."""
     if rollout.source != "replay":

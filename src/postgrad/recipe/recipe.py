@@ -178,6 +178,7 @@ class RLRecipe(_Recipe, AnsweringSections):
             *answering.stale_samples(self.algorithm, self.rollout),
             *checks.moving_reference(self.reference, self.model, self.algorithm),
             *answering.group_size(self.algorithm, self.batch),
+            *answering.components_apart(self, self.algorithm),
         ]
         raise_problems("recipe", problems)
         return self

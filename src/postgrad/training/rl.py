@@ -311,7 +311,9 @@ def assemble(
         run,
         Parts(
             roles=roles,
-            algorithm=recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens),
+            algorithm=recipe.algorithm.for_rollout(
+                recipe.rollout.max_new_tokens, recipe.reward_weights
+            ),
             engine=engine,
             publish=publish,
             source=source,
@@ -382,6 +384,7 @@ def _source(
         environment=environment,
         max_len=recipe.data.max_len,
         correctness=recipe.eval.component,
+        greedy=recipe.algorithm.needs().greedy,
         scores_ahead=not recipe.asks_reward_model,  # they are asked of the learner's ranks
         on_done=run.advance if progress is None else progress.count,
     )

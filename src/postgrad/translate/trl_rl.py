@@ -195,6 +195,12 @@ def _advantages(draft: Draft, options: Options, program: str) -> None:
             name, aggregation = "dr_grpo", aggregation or "sequence"
         elif scale.lower() == "batch":
             draft.miss("scale_rewards", scale, "rewards are divided by their group's deviation")
+        if options.take("multi_objective_aggregation") == "normalize_then_sum":
+            if name == "grpo":
+                name = "gdpo"
+            else:
+                why = f"is the type gdpo here, which is not {name}"
+                draft.miss("multi_objective_aggregation", "normalize_then_sum", why)
         draft.put("algorithm.type", name, f"loss_type {loss}")
         if undivided and name != "dr_grpo":
             draft.put("algorithm.std_norm", False, f"scale_rewards {scale}")
@@ -229,7 +235,12 @@ def _cispo_bound(draft: Draft, high: float) -> None:
 
 def _aggregated(draft: Draft, name: str, aggregation: str | None) -> None:
     """algorithm.aggregation, where it is not the algorithm's default."""
-    default = {"dr_grpo": "constant", "grpo": "sequence", "gspo": "sequence"}.get(name)
+    default = {
+        "dr_grpo": "constant",
+        "grpo": "sequence",
+        "gdpo": "sequence",
+        "gspo": "sequence",
+    }.get(name)
     if aggregation and aggregation != default:
         draft.put("algorithm.aggregation", aggregation)
 

@@ -30,8 +30,8 @@ JOBS = {
     "online_dpo": ("rl", "online_dpo"),
 }
 SCRIPTS = {"reward_modeling": "reward", "gspo": "grpo", "ppo_tldr": "ppo", "sft_gpt_oss": "sft",
-           "dpo_online": "online_dpo", "sft_gemma3": "sft", "sft_nemotron_3": "sft", "rloo_tldr": "rloo",
-           "grpo_continuous_batching": "grpo",
+           "dpo_online": "online_dpo", "sft_gemma3": "sft", "sft_nemotron_3": "sft",
+           "rloo_tldr": "rloo", "grpo_continuous_batching": "grpo",
            "sft_tiny_aya_tool_calling": "sft"}  # fmt: skip
 OTHERS = {
     "vllm-serve": "the run starts its engines itself: rollout.vllm and cluster.rollout",
@@ -125,7 +125,6 @@ RULES: dict[str, Rule] = {
     "repetition_penalty": missing("tokens are drawn from the policy's own distribution"),
     "generation_kwargs": missing("sampling is temperature, top_p, top_k, min_p"),
     "top_entropy_quantile": to("algorithm.top_entropy_fraction", read=decimal),
-    "multi_objective_aggregation": missing("a reward is the weighted sum of its components"),
     "off_policy_mask_threshold": to("algorithm.off_policy_threshold", read=decimal),
     "use_bias_correction_kl": to("algorithm.kl_corrected", read=on),
     "sapo_temperature_pos": to("algorithm.gate_positive", read=decimal),
