@@ -31,7 +31,7 @@ MOST_COLUMNS, MOST_POINTS = 8, 70
 ONE = ("0",)
 SAMPLED = (
     "grpo dr_grpo dapo gspo cispo sapo gmpo vespo gpg opo maxrl pass_at_k rloo reinforce_pp "
-    "reinforce_pp_baseline"
+    "reinforce_pp_baseline online_dpo gdpo remax"
 )
 
 

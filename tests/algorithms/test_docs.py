@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from postgrad.algorithms.base import RolloutAlgorithm
+from postgrad.algorithms.policy_gradient import PolicyGradient
 from postgrad.algorithms.registry import ALGORITHMS, algorithm_class
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "algorithms"
@@ -37,7 +38,12 @@ def page(name: str) -> str:
 
 
 def is_sampled(name: str) -> bool:
-    """Reinforcement learning without a critic: their settings stand in one shared table."""
+    """A policy gradient without a critic: their settings stand in one shared table."""
+    algorithm = algorithm_class(name)
+    return issubclass(algorithm, PolicyGradient) and not algorithm().needs().critic
+
+
+def is_rollout(name: str) -> bool:
     algorithm = algorithm_class(name)
     return issubclass(algorithm, RolloutAlgorithm) and not algorithm().needs().critic
 
@@ -78,7 +84,7 @@ def test_every_algorithm_has_a_page(name):
     assert "## What to watch" in text
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if is_sampled(name)])
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if is_rollout(name)])
 def test_every_algorithm_has_a_recipe(name):
     recipe = tomllib.loads((RECIPES / f"{name}.toml").read_text("utf-8"))
     assert recipe["algorithm"]["type"] == name

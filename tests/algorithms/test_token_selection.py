@@ -136,3 +136,39 @@ def test_settings_that_select_nothing_are_refused() -> None:
         GRPO(top_entropy_fraction=1.5)
     assert GRPO(covariance="kl").needs().old_logprobs
     assert not GRPO(covariance="kl", old_logprobs="sampled").needs().old_logprobs
+
+
+def test_the_entropy_coefficient_rises_below_the_target_and_falls_above_it(
+    make_batch: Any, over_responses: Any
+) -> None:
+    algorithm = GRPO(
+        entropy_target=0.5, entropy_coef=0.001, entropy_coef_step=0.001, entropy_coef_max=0.0025
+    )
+    batch = make_batch([0, 0], [1.0, 0.0], [1, 2])
+    state: Any = {}
+    used: list[float] = []
+    after: list[float] = []
+    for entropies in ([0.2, 0.2, 0.2], [0.2, 0.4, 0.3], [0.4, 0.4, 0.4], [0.9, 0.9, 0.9]):
+        column = over_responses([entropies[:1], entropies[1:]])
+        credit = algorithm.credit(batch, None, None, None, state, entropy=column)
+        state = credit.state
+        used.append(credit.metrics["entropy/coefficient"])
+        after.append(state["entropy_coef"])
+        at_loss = credit.experience.columns["entropy_coef"].values
+        assert sorted(set(at_loss.tolist())) == pytest.approx(sorted({0.0, used[-1]}))
+    assert used == pytest.approx([0.001, 0.002, 0.0025, 0.0])
+    assert after == pytest.approx([0.002, 0.0025, 0.0025, 0.0015])
+    assert credit.metrics["entropy/mean"] == pytest.approx(0.9)
+
+
+def test_the_loss_takes_the_adapted_coefficient(make_inputs: Any) -> None:
+    algorithm = GRPO(entropy_target=0.5)
+    logprobs = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    entropy = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    columns = {"advantages": [0.0, 0.0], "entropy_coef": [0.25, 0.25]}
+    output = algorithm.policy_loss(make_inputs(logprobs, [0.5, 0.5], entropy, **columns))
+    assert output.loss.item() == -0.5
+    assert algorithm.needs().entropy
+    assert algorithm.needs().old_entropy
+    with pytest.raises(UsageError, match="entropy_coef_max"):
+        GRPO(entropy_target=0.5, entropy_coef=0.1)

@@ -196,3 +196,24 @@ def test_masks_and_the_corrected_kl_are_settings_of_every_algorithm() -> None:
     assert algorithm["top_entropy_fraction"] == 0.2
     assert algorithm["off_policy_threshold"] == 0.5
     assert algorithm["kl_corrected"] is True
+
+
+def test_online_dpo_counts_prompts_and_samples_two_of_each() -> None:
+    words = ["--model_name_or_path", "m", "--dataset_name", "d", "--beta", "0.2"]
+    batch = ["--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2"]
+    rest = ["--reward_model_path", "rm", "--missing_eos_penalty", "1.0"]
+    recipe = translate("trl", ["examples/scripts/dpo_online.py", *words, *batch, *rest]).recipe
+    assert recipe["algorithm"] == {"type": "online_dpo", "beta": 0.2}
+    assert recipe["batch"] == {
+        "rollout_batch_size": 8, "n_samples_per_prompt": 2, "micro_train_batch_size": 8
+    }  # fmt: skip
+    assert [reward["type"] for reward in recipe["rewards"]] == ["reward_model", "stop_properly"]
+    assert recipe["reward_model"]["model"]["path"] == "rm"
+    assert recipe["rollout"] == {"max_new_tokens": 64, "temperature": 0.9}
+
+
+def test_rewards_that_are_normalised_before_they_are_added_are_gdpo() -> None:
+    algorithm = of("--multi_objective_aggregation", "normalize_then_sum").recipe["algorithm"]
+    assert algorithm["type"] == "gdpo"
+    other = of("--multi_objective_aggregation", "normalize_then_sum", "--loss_type", "sapo")
+    assert "multi_objective_aggregation" in str(other.draft.missing)

@@ -42,9 +42,12 @@ class Needs:
     old_logprobs: bool = False
     # The loss takes the sampler's logprobs for those of the policy before the step.
     sampled_is_old: bool = False
+    ratio: bool = True  # the loss reads logprobs of the policy before the step
     entropy: bool = False  # of the policy's distribution at each loss entry
     old_entropy: bool = False  # of the policy's before the step, at each loss token, for credit
     critic: bool = False  # values of a critic, which is trained too
+    greedy: bool = False  # sample 0 of each prompt is greedy: a baseline, which is not trained on
+    components: bool = False  # the rewards' components apart, each with its weight
     mismatched: bool = False  # logprobs of each prompt with another sample's answer (KTO)
 
 
@@ -154,9 +157,19 @@ class RolloutAlgorithm(PolicyAlgorithm):
 
     min_group_size: ClassVar[int] = 1  # a prompt with fewer samples is dropped
 
-    def for_rollout(self, max_new_tokens: int) -> Self:
-        """These settings, completed with the rollout's max_new_tokens where they need it."""
+    def for_rollout(
+        self, max_new_tokens: int, reward_weights: Mapping[str, float] | None = None
+    ) -> Self:
+        """These settings, completed where they need it with the rollout's max_new_tokens and with
+        the weights of the rewards' components.
+        """
         return self
+
+    def trained_samples(self, sampled: int, of_prompt: int) -> int:
+        """How many of `sampled` samples, `of_prompt` of each prompt, are trained on where none was
+        dropped.
+        """
+        return sampled
 
     @abstractmethod
     def credit(

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from postgrad.algorithms.base import Credit, LossInputs, LossOutput, Needs
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.algorithms.reward_scaling import RewardScaling
-from postgrad.algorithms.token_selection import TokenSelection
+from postgrad.algorithms.token_selection import EntropyBonus
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, RolloutBatch, Sequences
 from postgrad.ops import kl, losses
@@ -35,9 +35,11 @@ class Earned:
     charges: Ragged  # float64 per token: beta * KL, to be subtracted; zeros without KL in rewards
     truncated: NDArray[np.bool_]  # [S] cut off by the token limit
     values: Ragged | None  # float32 per token, the critic's; None without a critic
+    greedy: NDArray[np.bool_]  # [S] the baselines that needs().greedy asks for
+    components: Mapping[str, NDArray[np.float64]]  # [S] each, as of RolloutBatch
 
 
-class PolicyGradient(RewardScaling, TokenSelection, BehaviourCorrection):
+class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
     """Subclasses define a sample's advantage. Groups of fewer than `min_group_size` are dropped.
 
     KL in the reward: beta * (sum of the sequence's token KLs) is subtracted from its reward before
@@ -66,7 +68,6 @@ class PolicyGradient(RewardScaling, TokenSelection, BehaviourCorrection):
     kl_corrected: bool = False
     kl_target: float | None = Field(None, gt=0.0)
     kl_horizon: int = Field(10_000, ge=1)  # samples
-    entropy_coef: float = Field(0.0, ge=0.0)
     dual_clip: float | None = Field(None, gt=1.0)  # None: off
     aggregation: Aggregation = "sequence"
     constant_length: int | None = Field(None, ge=1)  # tokens; rollout.max_new_tokens if left out
@@ -147,11 +148,13 @@ class PolicyGradient(RewardScaling, TokenSelection, BehaviourCorrection):
             reference=self.kl_coef > 0,
             old_logprobs=self._kl_in_reward or (self.covariance != "off" and not sampled_is_old),
             sampled_is_old=sampled_is_old,
-            entropy=self.entropy_coef > 0,
-            old_entropy=self.top_entropy_fraction < 1.0,
+            entropy=self.has_entropy_bonus,
+            old_entropy=self.top_entropy_fraction < 1.0 or self.entropy_target is not None,
         )
 
-    def for_rollout(self, max_new_tokens: int) -> Self:
+    def for_rollout(
+        self, max_new_tokens: int, reward_weights: Mapping[str, float] | None = None
+    ) -> Self:
         if self.aggregation != "constant" or self.constant_length is not None:
             return self
         return self.model_copy(update={"constant_length": max_new_tokens})
@@ -175,8 +178,12 @@ class PolicyGradient(RewardScaling, TokenSelection, BehaviourCorrection):
         """
         if not np.isfinite(batch.rewards).all():
             raise ValueError("a kept sample has a reward that is not finite")
-        rows = np.flatnonzero(group_sizes(batch.sequences.group) >= self.min_group_size)
-        sequences = _take(batch.sequences, rows)
+        every, first = batch.sequences.group, (batch.sample == 0) & self.needs().greedy
+        complete = group_sizes(every) >= self.min_group_size
+        if self.needs().greedy:  # a group without its baseline compares nothing
+            complete &= np.isin(every, every[first])
+        rows = np.flatnonzero(complete)
+        sequences = batch.sequences.take(rows)
         metrics = self._group_metrics(batch, rows)
         old, ref, values = (column and column.take(rows) for column in (old, ref, values))
         charges = sequences.tokens.like(np.zeros(len(sequences.tokens.values)))
@@ -187,9 +194,11 @@ class PolicyGradient(RewardScaling, TokenSelection, BehaviourCorrection):
             batch.rewards[rows], batch.turn_rewards.take(rows), state
         )
         cut = batch.truncated[rows]
-        masked = cut & self.mask_truncated_completions
-        sequences = without_loss(sequences, masked)
-        earned = Earned(sequences, rewards, turns, charges, cut, values)
+        greedy = first[rows]
+        masked = cut & ~greedy & self.mask_truncated_completions
+        sequences = without_loss(sequences, masked | greedy)
+        components = {name: column[rows] for name, column in batch.components.items()}
+        earned = Earned(sequences, rewards, turns, charges, cut, values, greedy, components)
         token_columns, state, more = self.token_credit(earned, state)
         metrics |= scaling
         columns = {
@@ -201,10 +210,14 @@ class PolicyGradient(RewardScaling, TokenSelection, BehaviourCorrection):
             columns["ref_logprobs"] = required(ref, "'ref' logprobs")
         if self._selects:
             metrics |= self._select(columns, sequences.loss_mask, batch, rows, entropy)
+        if self.entropy_target is not None:
+            bonus, state, adapted = self.entropy_bonus(sequences.loss_mask, entropy, rows, state)
+            columns["entropy_coef"], metrics = bonus, metrics | adapted
         if self.mask_truncated_completions:
             metrics["masked_samples"] = float(masked.sum())
-            kept = np.flatnonzero(~masked)
-            sequences, rows = _take(sequences, kept), rows[kept]
+        if (masked | greedy).any():
+            kept = np.flatnonzero(~(masked | greedy))
+            sequences, rows = sequences.take(kept), rows[kept]
             columns = {name: column.take(kept) for name, column in columns.items()}
         experience = Experience(sequences, columns, self._moves(columns))
         return Credit(experience, rows, state, metrics | more)
@@ -241,7 +254,10 @@ class PolicyGradient(RewardScaling, TokenSelection, BehaviourCorrection):
         """[S] False for samples without gradient; none where there is a critic, or a KL or entropy
         in the loss.
         """
-        everywhere = self._kl_in_loss or self.entropy_coef > 0 or self.needs().critic
+        bonus = self.entropy_coef > 0
+        if "entropy_coef" in columns:
+            bonus = columns["entropy_coef"].values.any()
+        everywhere = self._kl_in_loss or bonus or self.needs().critic
         moving = columns["advantages"]
         pushed = moving.values != 0
         if "selected" in columns:
@@ -316,7 +332,8 @@ class PolicyGradient(RewardScaling, TokenSelection, BehaviourCorrection):
             metrics["policy/kl"] = (inputs.token_weight * token_kl.detach()).sum()
             metrics["policy/bounded_exponents"] += kl.overflows(self.kl_estimator, d).sum()
         if inputs.entropy is not None:
-            token_loss = token_loss - self.entropy_coef * inputs.entropy
+            coefficient = inputs.columns.get("entropy_coef", self.entropy_coef)
+            token_loss = token_loss - coefficient * inputs.entropy
             metrics["policy/entropy"] = (inputs.token_weight * inputs.entropy.detach()).sum()
         return LossOutput((inputs.weight * token_loss).sum(), metrics)
 
@@ -378,11 +395,3 @@ def without_loss(sequences: Sequences, rows: NDArray[np.bool_]) -> Sequences:
     mask = sequences.loss_mask
     kept = mask.like(mask.values & ~mask.spread(rows).values)
     return Sequences(sequences.tokens, kept, sequences.group)
-
-
-def _take(sequences: Sequences, rows: NDArray[np.int64]) -> Sequences:
-    if len(rows) == len(sequences):
-        return sequences
-    return Sequences(
-        sequences.tokens.take(rows), sequences.loss_mask.take(rows), sequences.group[rows]
-    )

@@ -1,10 +1,11 @@
-"""Which tokens of a step bear the policy loss: all, those of high entropy, or all but those whose
-gradient makes the policy's entropy collapse.
+"""What keeps a policy's entropy: which tokens of a step bear the policy loss (all, those of high
+entropy, or all but those whose gradient makes it collapse), and a bonus for entropy.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +106,56 @@ class TokenSelection(RolloutAlgorithm):
         distance from the policy before the step. It has no gradient in a step's first update.
         """
         return self.covariance_kl_coef * inputs.columns["penalised"] * (inputs.logprobs - old).abs()
+
+
+class EntropyBonus(TokenSelection):
+    """entropy_coef * entropy is subtracted from the loss. With `entropy_target` the coefficient
+    adapts (Skywork-OR1, arXiv:2505.22312): after a step whose policy had less entropy than the
+    target it grows by `entropy_coef_step`, else it falls by as much, between 0 and
+    `entropy_coef_max`; and only steps at or below the target have a bonus. It begins with
+    `entropy_coef`, and is run state.
+    """
+
+    entropy_coef: float = Field(0.0, ge=0.0)
+    entropy_target: float | None = Field(None, gt=0.0)  # nats per token; None: it stays as it is
+    entropy_coef_step: float = Field(1e-4, gt=0.0)
+    entropy_coef_max: float = Field(5e-3, gt=0.0)
+
+    @property
+    def has_entropy_bonus(self) -> bool:
+        """Whether a loss reads the policy's entropy."""
+        return self.entropy_coef > 0 or self.entropy_target is not None
+
+    @model_validator(mode="after")
+    def _begins_within_its_bounds(self) -> Self:
+        if self.entropy_target is not None and self.entropy_coef > self.entropy_coef_max:
+            raise ValueError(
+                f"entropy_coef {self.entropy_coef:g} is above entropy_coef_max "
+                f"{self.entropy_coef_max:g}, at which entropy_target stops: raise that"
+            )
+        return self
+
+    def entropy_bonus(
+        self,
+        mask: Ragged,
+        entropy: Ragged | None,
+        rows: NDArray[np.int64],
+        state: Mapping[str, Any],
+    ) -> tuple[Ragged, Mapping[str, Any], dict[str, float]]:
+        """(the coefficient at every token, the next state, metrics). mask: of the loss tokens;
+        entropy: of the policy before the step, of a batch with `rows`.
+        """
+        if entropy is None or self.entropy_target is None:
+            raise ValueError("credit needs the policy's entropies, see needs()")
+        before = float(state.get("entropy_coef", self.entropy_coef))
+        values = entropy.take(rows).values[mask.values].astype(np.float64)
+        mean = float(values.mean()) if len(values) else self.entropy_target
+        change = self.entropy_coef_step * float(np.sign(self.entropy_target - mean))
+        after = min(max(before + change, 0.0), self.entropy_coef_max)
+        used = before if mean <= self.entropy_target else 0.0
+        column = mask.like((used * mask.values).astype(np.float32))
+        metrics = {"entropy/mean": mean, "entropy/coefficient": used}
+        return column, {**state, "entropy_coef": after}, metrics
 
 
 def covariances(

@@ -14,6 +14,7 @@ from postgrad.algorithms.cpo import CPO
 from postgrad.algorithms.dapo import DAPO
 from postgrad.algorithms.dpo import DPO
 from postgrad.algorithms.dr_grpo import DrGRPO
+from postgrad.algorithms.gdpo import GDPO
 from postgrad.algorithms.gmpo import GMPO
 from postgrad.algorithms.gpg import GPG
 from postgrad.algorithms.grpo import GRPO
@@ -21,12 +22,14 @@ from postgrad.algorithms.gspo import GSPO
 from postgrad.algorithms.ipo import IPO
 from postgrad.algorithms.kto import KTO
 from postgrad.algorithms.maxrl import MaxRL
+from postgrad.algorithms.online_dpo import OnlineDPO
 from postgrad.algorithms.opo import OPO
 from postgrad.algorithms.orpo import ORPO
 from postgrad.algorithms.pass_at_k import PassAtK
 from postgrad.algorithms.ppo import PPO
 from postgrad.algorithms.reinforce_pp import ReinforcePP
 from postgrad.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
+from postgrad.algorithms.remax import ReMax
 from postgrad.algorithms.rloo import RLOO
 from postgrad.algorithms.sapo import SAPO
 from postgrad.algorithms.sft import SFT
@@ -43,6 +46,7 @@ __all__ = [
     "CPO",
     "DAPO",
     "DPO",
+    "GDPO",
     "GMPO",
     "GPG",
     "GRPO",
@@ -59,11 +63,13 @@ __all__ = [
     "BradleyTerry",
     "DrGRPO",
     "MaxRL",
+    "OnlineDPO",
     "PassAtK",
     "PostgradError",
     "PreferenceAlgorithm",
     "PreferenceRecipe",
     "RLRecipe",
+    "ReMax",
     "ReinforcePP",
     "ReinforcePPBaseline",
     "RewardAlgorithm",

@@ -139,6 +139,10 @@ class Sequences:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def take(self, rows: NDArray[np.int64]) -> "Sequences":
+        """Sequences `rows`, in this order."""
+        return Sequences(self.tokens.take(rows), self.loss_mask.take(rows), self.group[rows])
+
     def at_last(self) -> "Sequences":
         """The same sequences with loss at their last tokens alone, where a reward model scores."""
         mask = np.zeros(len(self.tokens.values), np.bool_)
@@ -163,6 +167,10 @@ class RolloutBatch:
     truncated: NDArray[np.bool_]  # [S] True where finish_reason is "length"
     # int32 [N] the policy version that drew each token, -1 where loss_mask is False; None: unknown.
     versions: Ragged | None = None
+    # [S] each, by component: what it gave before its weight; NaN where it does not apply or failed.
+    components: Mapping[str, NDArray[np.float64]] = field(
+        default_factory=dict[str, NDArray[np.float64]]
+    )
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -173,7 +181,7 @@ class RolloutBatch:
         RunError where a sampled logprob is not finite, whoever sampled or recorded it.
         """
         rows = [
-            (number, group, rollout, float(group.total[i]))
+            (number, group, rollout, i)
             for number, group in enumerate(groups)
             for i, rollout in enumerate(group.rollouts)
             if group.kept[i] and rollout.policy_mask.any()
@@ -200,12 +208,21 @@ class RolloutBatch:
             ),
             sampled_logprobs=column([r.logprobs for r in rollouts], np.float32),
             turn_rewards=column([_turn_rewards(group, r) for _, group, r, _ in rows], np.float64),
-            rewards=np.array([reward for *_, reward in rows], np.float64),
+            rewards=np.array([group.total[i] for _, group, _, i in rows], np.float64),
             ticket=np.array([r.ticket for r in rollouts], np.int64),
             sample=np.array([r.sample for r in rollouts], np.int64),
             truncated=np.array([r.finish_reason == "length" for r in rollouts], np.bool_),
             versions=_versions(rollouts, at_prompt),
+            components={
+                name: np.array([_component(group, name, i) for _, group, _, i in rows], np.float64)
+                for name in dict.fromkeys(name for group in groups for name in group.rewards)
+            },
         )
+
+
+def _component(group: ScoredGroup, name: str, place: int) -> float:
+    """What a component gave the sample at `place`; NaN where it does not apply to the prompt."""
+    return float(group.rewards[name][place]) if name in group.rewards else np.nan
 
 
 def _require_finite(rollout: Rollout) -> None:

@@ -123,6 +123,21 @@ def _extremes(rewards: Floats, group: Ints) -> tuple[Floats, Floats]:
     return lowest[place], highest[place]
 
 
+def best_and_worst(rewards: Floats, group: Ints) -> Ints:
+    """[2 groups] of each group of at least two samples the first with the highest reward, then the
+    first other one with the lowest. Groups in ascending order.
+    """
+    rows: list[int] = []
+    for number in np.unique(group):
+        places = np.flatnonzero(group == number)
+        if len(places) < 2:
+            continue
+        best = places[np.argmax(rewards[places])]
+        others = places[places != best]
+        rows += [int(best), int(others[np.argmin(rewards[others])])]
+    return np.array(rows, np.int64)
+
+
 def to_go(rewards: Floats, charges: Ragged, turn_rewards: Ragged) -> Floats:
     """The reward to go at each token: the sequence's reward, minus the turn rewards before the
     token and the charges from it on.

@@ -199,7 +199,7 @@ def _readers(
     """The roles that compute logprobs or values of a step's samples before the update."""
     for role in roles:
         needs = recipe.algorithm.needs()
-        several = geometry.updates_per_step > 1 and not needs.sampled_is_old
+        several = needs.ratio and geometry.updates_per_step > 1 and not needs.sampled_is_old
         needed = needs.old_logprobs or needs.old_entropy or several
         if not role.judges and (role.name != "policy" or needed):
             yield role.name

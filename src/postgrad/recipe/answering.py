@@ -123,6 +123,31 @@ def group_size(algorithm: RolloutAlgorithm, batch: RolloutBatchSettings) -> Iter
             ("batch", "n_samples_per_prompt"),
             f"{n} is too few for a baseline among a prompt's samples: at least {least}",
         )
+    if algorithm.level == "pair" and (batch.micro_train_batch_size or 2) < 2:
+        yield (
+            ("batch", "micro_train_batch_size"),
+            "1 cannot hold both samples of a pair, which share a forward pass: at least 2",
+        )
+
+
+def components_apart(
+    recipe: AnsweringSections, algorithm: RolloutAlgorithm
+) -> Iterator[RecipeProblem]:
+    """Rewards that are no addends, where the algorithm reads each of them apart."""
+    for number, reward in enumerate(recipe.rewards if algorithm.needs().components else ()):
+        for key in ("gate", "multiply"):
+            if getattr(reward, key):
+                yield (
+                    ("rewards", number, key),
+                    "rules over the other rewards, and the algorithm reads each of them apart: "
+                    "leave it out",
+                )
+        if reward.on_failure == "score":
+            yield (
+                ("rewards", number, "on_failure"),
+                '"score" gives the total a score, and the algorithm reads each reward apart: take '
+                '"drop_sample", "drop_group" or "stop"',
+            )
 
 
 def _replay(rollout: RolloutSettings) -> Iterator[RecipeProblem]:
@@ -163,7 +188,7 @@ def stale_samples(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iter
         "off",
         "metrics",
     )
-    if rollout.max_staleness and not (sampled_is_old or corrects):
+    if rollout.max_staleness and algorithm.needs().ratio and not (sampled_is_old or corrects):
         yield (
             ("rollout", "max_staleness"),
             f"{rollout.max_staleness} trains on samples of older weights, and nothing corrects for "

@@ -60,11 +60,20 @@ def _algorithm(base: type[Algorithm]) -> Callable[[Any], Algorithm]:
             raise ValueError('a table with a `type` is expected, such as type = "grpo"')
         knobs = dict(cast(Mapping[str, Any], value))
         type_name = knobs.pop("type", None)
-        names = [name for name in ALGORITHMS if issubclass(algorithm_class(name), base)]
+        names = [name for name in ALGORITHMS if _fits(algorithm_class(name), base)]
         kind = _class(type_name, base, names)
         return kind.model_validate_json(checks.as_json(knobs), strict=True)
 
     return build
+
+
+def _fits(kind: type[Algorithm], base: type[Algorithm]) -> bool:
+    """Whether an algorithm is for the job whose algorithms are of `base`. One that needs rollouts
+    is for RL alone, also where its loss is one of pairs.
+    """
+    return issubclass(kind, base) and issubclass(kind, RolloutAlgorithm) <= issubclass(
+        base, RolloutAlgorithm
+    )
 
 
 def _class(name: Any, base: type[Algorithm], names: list[str]) -> type[Algorithm]:
@@ -74,9 +83,9 @@ def _class(name: Any, base: type[Algorithm], names: list[str]) -> type[Algorithm
         kind = algorithm_class(name) if isinstance(name, str) else None
     except UsageError as error:
         kind, message = None, str(error)
-    if kind is not None and not issubclass(kind, base):
+    if kind is not None and not _fits(kind, base):
         message = f"{name!r} is not for this job; known: {', '.join(names)}"
-    if kind is None or not issubclass(kind, base):
+    if kind is None or not _fits(kind, base):
         raise_problems("algorithm", [(("type",), message)])
         raise AssertionError  # raise_problems has raised
     return kind
@@ -169,6 +178,7 @@ class RLRecipe(_Recipe, AnsweringSections):
             *answering.stale_samples(self.algorithm, self.rollout),
             *checks.moving_reference(self.reference, self.model, self.algorithm),
             *answering.group_size(self.algorithm, self.batch),
+            *answering.components_apart(self, self.algorithm),
         ]
         raise_problems("recipe", problems)
         return self
@@ -213,6 +223,10 @@ class RLRecipe(_Recipe, AnsweringSections):
     def sampled_tokens(self) -> int:
         """Never the whole of data.max_len: a prompt has at least one token."""
         return min(self.rollout.max_new_tokens, self.data.max_len - 1)
+
+    @property
+    def min_micro_tokens(self) -> int:
+        return self.data.max_len * (2 if self.algorithm.level == "pair" else 1)
 
     @property
     def logprob_temperature(self) -> float:

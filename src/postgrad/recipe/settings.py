@@ -344,6 +344,15 @@ class AnsweringSections(CommonSections):
         return self.environment.weight
 
     @property
+    def reward_weights(self) -> dict[str, float]:
+        """The weight of each component of the reward, the environment's too, in a recipe without
+        errors.
+        """
+        names, environment = self.reward_components or [], self.environment_weight
+        weights = [reward.weight for reward in self.rewards]
+        return dict(zip(names, [*weights, environment or 0.0], strict=False))
+
+    @property
     def reward_components(self) -> list[str] | None:
         """The names of a sample's rewards, the environment's last; None where [[rewards]] or
         [environment] have an error, which the checks report.

@@ -111,14 +111,17 @@ class Drawing:
     seed: int  # of the run
     environment: Environment = field(default_factory=SingleTurn)
     max_len: int | None = None  # tokens of prompt and all turns together; None: no bound
+    greedy: bool = False  # sample 0 of each prompt is drawn at temperature 0
 
-    def turn_sampling(self, turn: int) -> SamplingSettings:
-        """How turn number `turn` of the policy is sampled: with the environment's limit, if any."""
-        limits = self.environment.turn_tokens
-        if not limits:
-            return self.sampling
-        most = min(limits[min(turn, len(limits) - 1)], self.sampling.max_new_tokens)
-        return self.sampling.model_copy(update={"max_new_tokens": most})
+    def turn_sampling(self, turn: int, sample: int) -> SamplingSettings:
+        """How turn number `turn` of a sample is drawn: with the environment's limit, if any."""
+        changes: dict[str, float] = {}
+        if limits := self.environment.turn_tokens:
+            most = min(limits[min(turn, len(limits) - 1)], self.sampling.max_new_tokens)
+            changes["max_new_tokens"] = most
+        if self.greedy and sample == 0:
+            changes["temperature"] = 0.0
+        return self.sampling.model_copy(update=changes) if changes else self.sampling
 
 
 class OpenGroup:
@@ -141,14 +144,17 @@ class OpenGroup:
         return self.left - self.stepping
 
     def requests(self) -> Iterator[Request]:
-        """What an engine has to do: a request for all samples that have not begun, then one for
-        each that goes on.
+        """What an engine has to do: a request for all samples that have not begun (two, where one
+        of them is greedy), then one for each that goes on.
         """
         waiting = [sample.request for sample in self.samples if sample.request is not None]
         fresh = [r for r in waiting if not r.turn and r.written is None]
-        if fresh:
-            numbers = tuple(number for request in fresh for number in request.sample_ids)
-            yield replace(fresh[0], sample_ids=numbers)
+        greedy = [r for r in fresh if r.sampling.temperature == 0.0]
+        drawn = [r for r in fresh if r.sampling.temperature > 0.0]
+        for alike in (greedy, drawn):
+            if alike:
+                numbers = tuple(number for request in alike for number in request.sample_ids)
+                yield replace(alike[0], sample_ids=numbers)
         yield from (request for request in waiting if request.turn or request.written is not None)
 
 
@@ -169,8 +175,8 @@ class OpenSample:
         self._failure: EpisodeFailure | None = None
         # What an engine has to do next; None: the sample has ended.
         self.request: Request | None = Request(
-            prompt.ticket, (number,), prompt.token_ids, drawing.turn_sampling(0), 0, drawing.seed,
-            messages=prompt.messages,
+            prompt.ticket, (number,), prompt.token_ids, drawing.turn_sampling(0, number), 0,
+            drawing.seed, messages=prompt.messages,
         )  # fmt: skip
 
     def take(self, completion: Completion) -> Step:
@@ -231,7 +237,7 @@ class OpenSample:
         return Request(*place, prefix, sampling, turn, self._drawing.seed)
 
     def _sampling_after(self, turn: int, tokens: int) -> SamplingSettings | None:
-        sampling = self._drawing.turn_sampling(turn)
+        sampling = self._drawing.turn_sampling(turn, self._number)
         if self._drawing.max_len is None:
             return sampling
         room = self._drawing.max_len - tokens

@@ -114,11 +114,12 @@ class LiveSource:
         max_len: int | None = None,
         correctness: str | None = None,
         scores_ahead: bool = True,
+        greedy: bool = False,
         on_done: Callable[[int], None] = lambda samples: None,
     ) -> None:
         """max_len: tokens of prompt and all turns together. correctness: the component of
         [[rewards]] that judges groups where `filter_on` is left out. scores_ahead: scores may be
-        asked for while the policy learns. on_done: as of sample_groups.
+        asked for while the policy learns. greedy: as of Drawing. on_done: as of sample_groups.
         """
         self._prompts = prompts
         self._seed = seed
@@ -128,7 +129,7 @@ class LiveSource:
         curriculum = Curriculum(sampling.curriculum, self._judged_by)
         self._curriculum = curriculum if curriculum.active else None
         self._drawing = Drawing(
-            samples_per_prompt, sampling, seed, environment or SingleTurn(), max_len
+            samples_per_prompt, sampling, seed, environment or SingleTurn(), max_len, greedy
         )
         self._tokenizer = tokenizer
         self._scores_ahead = scores_ahead

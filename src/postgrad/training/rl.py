@@ -210,7 +210,7 @@ class RLJob:
         A step of one update begins with the policy itself: its old logprobs are the current ones.
         """
         roles, needs = self._parts.roles, self._parts.algorithm.needs()
-        several = self._run.geometry.updates_per_step > 1
+        several = needs.ratio and self._run.geometry.updates_per_step > 1
         old = ref = values = entropy = None  # all are asked before any is waited for
         if needs.old_logprobs or (several and not needs.sampled_is_old):
             old = roles.policy.logprobs(batch.sequences)
@@ -228,28 +228,25 @@ class RLJob:
         """Cuts the experience into the step's updates. Where samples were dropped, an event says
         how the others are spread over the updates.
         """
-        run, geometry = self._run, self._run.geometry
+        run, geometry, algorithm = self._run, self._run.geometry, self._parts.algorithm
         per_pass = geometry.updates_per_step // geometry.epochs_per_rollout
+        each = geometry.n_samples_per_prompt or 1
+        size = algorithm.trained_samples(geometry.train_batch_size, each)
         cut = list(
             updates(
-                experience,
-                geometry.train_batch_size,
-                per_pass,
-                geometry.epochs_per_rollout,
-                run.recipe.seed,
-                step,
-                whole_groups=self._parts.algorithm.level in ("group", "pair"),
+                experience, size, per_pass, geometry.epochs_per_rollout, run.recipe.seed, step,
+                whole_groups=algorithm.level in ("group", "pair"),
             )
-        )
-        n, planned, sizes = len(experience), geometry.samples_per_step, sizes_of(cut)
+        )  # fmt: skip
+        planned = algorithm.trained_samples(geometry.samples_per_step, each)
+        n, sizes = len(experience), sizes_of(cut)
         if per_pass > 1 and n != planned:
             made_per_pass = len(cut) // geometry.epochs_per_rollout
             least, most = sizes["updates/smallest"], sizes["updates/largest"]
             run.logs.event(
                 "samples_spread",
                 f"{n} of {planned} samples are trained on: a pass is {made_per_pass} of {per_pass} "
-                f"updates, with {least:.0f} to {most:.0f} samples in place of "
-                f"{geometry.train_batch_size}",
+                f"updates, with {least:.0f} to {most:.0f} samples in place of {size}",
                 step=step + 1,
             )
         return cut
@@ -314,7 +311,9 @@ def assemble(
         run,
         Parts(
             roles=roles,
-            algorithm=recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens),
+            algorithm=recipe.algorithm.for_rollout(
+                recipe.rollout.max_new_tokens, recipe.reward_weights
+            ),
             engine=engine,
             publish=publish,
             source=source,
@@ -385,6 +384,7 @@ def _source(
         environment=environment,
         max_len=recipe.data.max_len,
         correctness=recipe.eval.component,
+        greedy=recipe.algorithm.needs().greedy,
         scores_ahead=not recipe.asks_reward_model,  # they are asked of the learner's ranks
         on_done=run.advance if progress is None else progress.count,
     )

@@ -1,4 +1,4 @@
-"""GRPO, RLOO and PPO of TRL: engines, batches, advantages, rewards."""
+"""GRPO, RLOO, PPO and online DPO of TRL: engines, batches, advantages, rewards."""
 
 from postgrad.translate import common, places
 from postgrad.translate.draft import Draft
@@ -63,6 +63,9 @@ def _vllm_correction(draft: Draft, options: Options) -> None:
 
 def answers(draft: Draft, options: Options, program: str, devices: int) -> None:
     """Everything of an RL job but data and learner: rollout, batch, algorithm and rewards."""
+    if program == "online_dpo":
+        _sampled_pairs(draft, options, devices)
+        return
     new = options.number("response_length" if program == "ppo" else "max_completion_length")
     draft.put("rollout.max_new_tokens", new)
     room = options.take("max_prompt_length")
@@ -75,14 +78,43 @@ def answers(draft: Draft, options: Options, program: str, devices: int) -> None:
         named = options.take("model_name_or_path")  # there of the tokenizer
         draft.put("model.path", options.take("sft_model_path", named), "sft_model_path")
         draft.reward("reward_model")
-        missed = options.take("missing_eos_penalty")
-        if missed is not None and decimal(missed):
-            draft.reward("stop_properly", "missing_eos_penalty is taken from what was cut off",
-                        penalty=-decimal(missed))  # fmt: skip
+        _unfinished(draft, options)
         return
     _generation_batch(draft, options, devices)
     _advantages(draft, options, program)
     _rewards(draft, options)
+
+
+def _unfinished(draft: Draft, options: Options) -> None:
+    missed = options.take("missing_eos_penalty")
+    if missed is not None and decimal(missed):
+        draft.reward("stop_properly", "missing_eos_penalty is taken from what was cut off",
+                    penalty=-decimal(missed))  # fmt: skip
+
+
+def _sampled_pairs(draft: Draft, options: Options, devices: int) -> None:
+    """online_dpo: two completions of a prompt are a pair; a micro-batch counts prompts."""
+    draft.put("rollout.max_new_tokens", options.number("max_new_tokens"))
+    draft.put("data.max_len", options.number("max_length"), "prompt and response")
+    micro = options.number("per_device_train_batch_size")
+    accumulation = options.number("gradient_accumulation_steps")
+    prompts = micro * accumulation * devices
+    draft.put("batch.rollout_batch_size", prompts,
+              f"per device {micro} * accumulation {accumulation} * devices {devices}")  # fmt: skip
+    draft.put("batch.n_samples_per_prompt", 2)
+    common.micro_batch(draft, 2 * micro, "completions")
+    betas = options.numbers("beta")
+    draft.put("algorithm.beta", betas[0])
+    if len(betas) > 1:
+        draft.miss("beta", betas, "beta stays the same over all epochs")
+    loss = str(options.take("loss_type", "sigmoid"))
+    if loss != "sigmoid":
+        draft.miss("loss_type", loss, "of its losses sigmoid is here")
+    path = options.take("reward_model_path")
+    if path and not options.states("reward_model_name_or_path"):
+        options.stated["reward_model_name_or_path"] = path
+    _rewards(draft, options)
+    _unfinished(draft, options)
 
 
 def _generation_batch(draft: Draft, options: Options, devices: int) -> None:
@@ -163,6 +195,12 @@ def _advantages(draft: Draft, options: Options, program: str) -> None:
             name, aggregation = "dr_grpo", aggregation or "sequence"
         elif scale.lower() == "batch":
             draft.miss("scale_rewards", scale, "rewards are divided by their group's deviation")
+        if options.take("multi_objective_aggregation") == "normalize_then_sum":
+            if name == "grpo":
+                name = "gdpo"
+            else:
+                why = f"is the type gdpo here, which is not {name}"
+                draft.miss("multi_objective_aggregation", "normalize_then_sum", why)
         draft.put("algorithm.type", name, f"loss_type {loss}")
         if undivided and name != "dr_grpo":
             draft.put("algorithm.std_norm", False, f"scale_rewards {scale}")
@@ -197,7 +235,12 @@ def _cispo_bound(draft: Draft, high: float) -> None:
 
 def _aggregated(draft: Draft, name: str, aggregation: str | None) -> None:
     """algorithm.aggregation, where it is not the algorithm's default."""
-    default = {"dr_grpo": "constant", "grpo": "sequence", "gspo": "sequence"}.get(name)
+    default = {
+        "dr_grpo": "constant",
+        "grpo": "sequence",
+        "gdpo": "sequence",
+        "gspo": "sequence",
+    }.get(name)
     if aggregation and aggregation != default:
         draft.put("algorithm.aggregation", aggregation)
 

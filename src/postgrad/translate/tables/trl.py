@@ -27,10 +27,11 @@ JOBS = {
     "grpo": ("rl", "grpo"),
     "rloo": ("rl", "rloo"),
     "ppo": ("rl", "ppo"),
+    "online_dpo": ("rl", "online_dpo"),
 }
 SCRIPTS = {"reward_modeling": "reward", "gspo": "grpo", "ppo_tldr": "ppo", "sft_gpt_oss": "sft",
-            "sft_gemma3": "sft", "sft_nemotron_3": "sft", "rloo_tldr": "rloo",
-           "grpo_continuous_batching": "grpo",
+           "dpo_online": "online_dpo", "sft_gemma3": "sft", "sft_nemotron_3": "sft",
+           "rloo_tldr": "rloo", "grpo_continuous_batching": "grpo",
            "sft_tiny_aya_tool_calling": "sft"}  # fmt: skip
 OTHERS = {
     "vllm-serve": "the run starts its engines itself: rollout.vllm and cluster.rollout",
@@ -43,8 +44,8 @@ OTHERS = {
     "docs/async.md",
     "gkd|gold|distillation|sdft|sdpo|minillm|ssd|ssd_eval": "distillation is not here",
     "prm": 'reward models of single steps are not here; job = "reward" scores answers',
-    "bco|tpo|nash_md|xpo|online_dpo": "this trainer is not here: of preferences dpo, ipo, simpo, "
-    "cpo, kto and orpo are",
+    "bco|tpo": "this trainer is not here: of preferences dpo, ipo, simpo, cpo, kto and orpo are",
+    "nash_md|xpo": "they sample with the reference too: online_dpo samples with the policy alone",
 }
 
 # Of transformers' TrainingArguments and TRL's base.
@@ -70,6 +71,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
              "epsilon": 0.2, **_SAMPLED},
     "rloo": {"learning_rate": 1e-6, "num_generations": 2, "beta": 0.05, "epsilon": 0.2,
              **_SAMPLED},
+    "online_dpo": {"learning_rate": 5e-7, "beta": [0.1], "max_new_tokens": 64, "max_length": 512,
+                   "temperature": 0.9, "vllm_gpu_memory_utilization": 0.55},
     "ppo": {"learning_rate": 3e-6, "num_ppo_epochs": 4, "num_mini_batches": 1, "kl_coef": 0.05,
             "kl_estimator": "k1", "cliprange": 0.2, "cliprange_value": 0.2, "gamma": 1.0,
             "lam": 0.95, "response_length": 53, "temperature": 0.7, "max_length": None},
@@ -122,7 +125,6 @@ RULES: dict[str, Rule] = {
     "repetition_penalty": missing("tokens are drawn from the policy's own distribution"),
     "generation_kwargs": missing("sampling is temperature, top_p, top_k, min_p"),
     "top_entropy_quantile": to("algorithm.top_entropy_fraction", read=decimal),
-    "multi_objective_aggregation": missing("a reward is the weighted sum of its components"),
     "off_policy_mask_threshold": to("algorithm.off_policy_threshold", read=decimal),
     "use_bias_correction_kl": to("algorithm.kl_corrected", read=on),
     "sapo_temperature_pos": to("algorithm.gate_positive", read=decimal),
