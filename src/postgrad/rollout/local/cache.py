@@ -240,6 +240,7 @@ class Decoding:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """query [H, N, D], key [KV, N, D], value [KV, N, Dv]; returns [N, H, Dv].
 
@@ -277,7 +278,11 @@ class Decoding:
         from_prompts = _by_row(from_prompts, lanes_of_rows, from_responses.shape)
         prompt_sum = _by_row(prompt_sum, lanes_of_rows, response_sum.shape)
         share = torch.sigmoid(prompt_sum - response_sum).to(from_responses.dtype)
-        return torch.lerp(from_responses, from_prompts, share).view(rows, heads, value_dim)
+        out = torch.lerp(from_responses, from_prompts, share).view(rows, heads, value_dim)
+        if sinks is None:
+            return out
+        log_sum = torch.logaddexp(prompt_sum, response_sum).view(rows, heads, 1)
+        return out * torch.sigmoid(log_sum - sinks[:, None]).to(out.dtype)
 
 
 def _by_row(results: Tensor, lanes_of_rows: Tensor, shape: torch.Size) -> Tensor:
