@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Mxfp4Config
+from transformers import AutoModelForCausalLM
+from transformers.utils.quantization_config import Mxfp4Config
 
 from helpers.model_types import make_model
 from helpers.tiny_runs import MODEL

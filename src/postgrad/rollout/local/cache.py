@@ -242,9 +242,8 @@ class Decoding:
         softcap: float | None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """query [H, N, D], key [KV, N, D], value [KV, N, Dv]; returns [N, H, Dv].
-
-        Stores the new keys and values in the cache first.
+        """query [H, N, D], key [KV, N, D], value [KV, N, Dv]; returns [N, H, Dv]. Stores the new
+        keys and values in the cache first.
         """
         heads, rows, dim = query.shape
         kv_heads, value_dim = value.shape[0], value.shape[2]
@@ -279,10 +278,13 @@ class Decoding:
         prompt_sum = _by_row(prompt_sum, lanes_of_rows, response_sum.shape)
         share = torch.sigmoid(prompt_sum - response_sum).to(from_responses.dtype)
         out = torch.lerp(from_responses, from_prompts, share).view(rows, heads, value_dim)
-        if sinks is None:
-            return out
-        log_sum = torch.logaddexp(prompt_sum, response_sum).view(rows, heads, 1)
-        return out * torch.sigmoid(log_sum - sinks[:, None]).to(out.dtype)
+        return out if sinks is None else _less_sinks(out, prompt_sum, response_sum, sinks)
+
+
+def _less_sinks(out: Tensor, prompt_sum: Tensor, response_sum: Tensor, sinks: Tensor) -> Tensor:
+    """out: [N, H, Dv], without the part of each softmax that goes to the sinks [H]."""
+    log_sum = torch.logaddexp(prompt_sum, response_sum).view(*out.shape[:2], 1)
+    return out * torch.sigmoid(log_sum - sinks[:, None]).to(out.dtype)
 
 
 def _by_row(results: Tensor, lanes_of_rows: Tensor, shape: torch.Size) -> Tensor:

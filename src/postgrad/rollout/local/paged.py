@@ -272,9 +272,8 @@ class PagedDecoding:
         softcap: float | None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """query [H, N, D], key [KV, N, D], value [KV, N, Dv]; returns [N, H, Dv].
-
-        Stores the new keys and values in the cache first.
+        """query [H, N, D], key [KV, N, D], value [KV, N, Dv]; returns [N, H, Dv]. Stores the new
+        keys and values in the cache first.
         """
         heads, rows, dim = query.shape
         kv_heads, _, value_dim = value.shape
@@ -299,10 +298,8 @@ class PagedDecoding:
             "WINDOW": window is not None, "SOFTCAP": softcap is not None,
             "GROUPS": heads // kv_heads, "PARTS": count, **sizes,
         }  # fmt: skip
-        for stretches, first, split in (
-            (prompts, 0, of_prompts),
-            (responses, of_prompts, of_responses),
-        ):
+        runs = (prompts, 0, of_prompts), (responses, of_prompts, of_responses)
+        for stretches, first, split in runs:
             self._attend(layer, query, stretches, parts, sums, first, split, how)
         out = query.new_empty(rows, heads, value_dim)
         _merge[(rows * heads,)](  # pyright: ignore[reportIndexIssue]
