@@ -35,23 +35,26 @@ def layout_of(shared: int) -> Layout:
 @pytest.mark.parametrize("shared", [16, 130])
 @pytest.mark.parametrize("window", [None, 12])
 @pytest.mark.parametrize("softcap", [None, 20.0])
+@pytest.mark.parametrize("sinks", [False, True])
 def test_flex_attention_equals_the_batched_blocks(
-    shared: int, window: int | None, softcap: float | None
+    shared: int, window: int | None, softcap: float | None, sinks: bool
 ) -> None:
     device, layout = torch.device("cuda"), layout_of(shared)
     torch.manual_seed(0)
     shapes = [(HEADS, layout.n_tokens, DIM)] + [(KV_HEADS, layout.n_tokens, DIM)] * 2
     out_weight = torch.randn(layout.n_tokens, HEADS, DIM, device=device)
     values: list[torch.Tensor] = []
+    shapes += [(HEADS,)] * sinks
     inputs = [torch.randn(shape, device=device) for shape in shapes]
     for context in (
         TreeAttention(plan_blocks(layout), device),
         FlexAttention(layout, device),
     ):
         leaves = [one.clone().requires_grad_() for one in inputs]
-        out = context.attend(0, *leaves, scale=DIM**-0.5, window=window, softcap=softcap)
+        how = {"scale": DIM**-0.5, "window": window, "softcap": softcap}
+        out = context.attend(0, *leaves[:3], **how, sinks=leaves[3] if sinks else None)
         (out * out_weight).sum().backward()
         gradients = [leaf.grad.flatten() for leaf in leaves if leaf.grad is not None]
-        assert len(gradients) == 3
+        assert len(gradients) == len(leaves)
         values.append(torch.cat([out.flatten(), *gradients]))
     torch.testing.assert_close(values[1], values[0], atol=2e-3, rtol=2e-3)

@@ -70,6 +70,8 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 
 def model(case: Case) -> Any:
     experts = EXPERTS if case.type.endswith("_moe") else {}
+    if case.type == "gpt_oss":
+        experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
     config = AutoConfig.for_model(
         case.type, **experts, vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48,
         num_hidden_layers=2,
@@ -137,7 +139,7 @@ def learner(case: Case, ranks: Ranks, **settings: Any) -> Learner[Any]:
     backbone = backbone_of(case, lm)
     if case.lora:
         backbone.adapter = add_adapter(lm, LoraSettings(rank=4, alpha=8, dropout=0.1), seed=1)
-    if case.type.endswith("_moe"):
+    if case.type.endswith(("_moe", "_oss")):
         backbone.routers = Routers(lm, balance=0.5, z=0.01)
     backbone.divide(ranks, case.stage, offload=case.offload)  # type: ignore[arg-type]
     wanted = {"lr": 1e-2, "eps": 1e-6, "ema_decay": 0.5, "optimizer": case.optimizer, **settings}

@@ -49,6 +49,7 @@ SHARED = [  # both ranks have a run of each sequence's rows
     Case("zero2", lora=True),
     Case("zero1", checkpointing=True, groups=1),
     Case("none", type="qwen3_moe"),
+    Case("none", type="gpt_oss"),  # each rank has the sinks of its heads
 ]
 MATRICES = [  # both ranks have a part of each matrix
     Case("none", type="qwen2"),  # with biases

@@ -86,6 +86,31 @@ def test_published_models_have_their_published_sizes(
     assert (computed + outside) / 1e9 == pytest.approx(active, rel=0.03)
 
 
+# The hub's config.json of gpt-oss-20b, where transformers' default is that of gpt-oss-120b.
+GPT_OSS_20B = {"num_hidden_layers": 24, "num_local_experts": 32}
+GPT_OSS_120B = {"num_hidden_layers": 36, "num_local_experts": 128}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "billions", "active"), [(GPT_OSS_20B, 20.91, 3.61), (GPT_OSS_120B, 116.83, 5.13)]
+)
+def test_gpt_oss_has_the_sizes_of_its_model_card(
+    sizes: dict[str, int], billions: float, active: float
+) -> None:
+    """arXiv:2508.10925, table 1, which counts the embedding as not active. Layers alternate between
+    a window and none; the cache keeps keys and values of all tokens in both.
+    """
+    packed = {"quantization_config": {"quant_method": "mxfp4"}}
+    config = published("gpt_oss") | sizes | {"layer_types": None} | packed
+    shape = any_shape(config, "gpt_oss")
+    assert shape.counted is not None
+    assert shape.parameters() / 1e9 == pytest.approx(billions, abs=0.01)
+    assert (shape.counted.active + shape.embedding_parameters) / 1e9 == pytest.approx(
+        active, abs=0.01
+    )
+    assert shape.cache_bytes_per_token(2) == sizes["num_hidden_layers"] * 2 * 8 * 64 * 2
+
+
 def test_a_token_of_mixtral_passes_two_of_eight_experts() -> None:
     """By hand: attention 2 x 4096 x (4096 + 1024), a router, and two of 3 x 4096 x 14336."""
     shape = any_shape(published("mixtral"), "mixtral")

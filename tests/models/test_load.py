@@ -95,7 +95,7 @@ SMALL = {
             {"d_model": 32, "n_heads": 4, "n_layers": 1},
             "not go through transformers. attention interface",
         ),
-        ("gpt_oss", {"num_local_experts": 2}, "takes more than queries, keys and values"),
+        ("hy_v4", {"num_experts": 2}, "takes more than queries, keys and values"),
     ],
 )
 def test_a_model_whose_attention_ours_cannot_stand_for_is_refused_by_name(

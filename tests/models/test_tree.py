@@ -33,6 +33,7 @@ TYPES = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         **SHORT_WINDOW,
     },
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, **SHORT_WINDOW},
 }
 UNSHARED = 10**9
 

@@ -82,14 +82,17 @@ class SharedAttention:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """AttentionContext.attend for this rank's rows alone."""
         if self._size > 1:
             key, value = (self._shared(each) for each in (key, value))
             query, key, value = (heads_from_rows(x, self._group) for x in (query, key, value))
+            if sinks is not None:
+                sinks = sinks.chunk(self._size)[torch.distributed.get_rank(self._group)]
         query, key, value = (x[:, : self._tokens] for x in (query, key, value))
         attended = self._inner.attend(
-            layer, query, key, value, scale=scale, window=window, softcap=softcap
+            layer, query, key, value, scale=scale, window=window, softcap=softcap, sinks=sinks
         )
         attended = torch.nn.functional.pad(attended, (0, 0, 0, 0, 0, self._padding))
         if self._size == 1:

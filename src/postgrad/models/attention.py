@@ -38,11 +38,14 @@ class AttentionContext(Protocol):
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """query: [H, T, D]; key, value: [KV, T, D], rotated; returns [T, H, D].
 
         A token sees itself and at most `window - 1` positions before it (None: all of them).
-        `softcap` bounds scores to `softcap * tanh(score / softcap)`, after scaling.
+        `softcap` bounds scores to `softcap * tanh(score / softcap)`, after scaling. `sinks`: [H],
+        the score of one more key of each head, whose value is zero (learned sinks, as gpt_oss has
+        them; Xiao et al. 2023, arXiv:2309.17453, section 3.3): a part of each softmax goes nowhere.
         """
         ...
 
@@ -58,6 +61,7 @@ def _attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """transformers' calling convention: query [1, H, T, D]; returns [1, T, H, D]."""
@@ -71,6 +75,7 @@ def _attention(
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=sliding_window,
         softcap=softcap,
+        sinks=s_aux,
     )
     return out.unsqueeze(0), None
 
@@ -113,19 +118,35 @@ def _give(
 
 
 def attend_folded(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scale: float, softcap: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    *,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention over a batch of equal shapes, grouped queries as extra query rows.
 
     query: [B, KV, G * Q, D], the Q rows of the first of a key head's G query heads first; key,
     value: [B, KV, K, D]; mask: [B, 1, G * Q, K] what is added to the scores, in the query's dtype,
-    with at least one finite value a row. Returns [B, KV, G * Q, D]. It avoids repeating keys, which
-    costs 3 to 20 times as much on CPUs.
+    with at least one finite value a row; sinks: [KV * G]. Returns [B, KV, G * Q, D]. It avoids
+    repeating keys, which costs 3 to 20 times as much on CPUs.
     """
-    if softcap is None:
+    if softcap is None and sinks is None:
         return nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scale)
-    scores = torch.tanh(query @ key.transpose(-1, -2) * (scale / softcap)) * softcap + mask
-    return torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype) @ value
+    scores = query @ key.transpose(-1, -2)
+    scores = scores * scale if softcap is None else torch.tanh(scores * (scale / softcap)) * softcap
+    scores = scores + mask
+    if sinks is None:
+        return torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype) @ value
+    batch, kv_heads, rows, _ = scores.shape
+    groups = len(sinks) // kv_heads
+    column = sinks.view(kv_heads, groups, 1).expand(batch, kv_heads, groups, rows // groups)
+    scores = torch.cat([scores, column.reshape(batch, kv_heads, rows, 1)], -1)
+    weights = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    return weights[..., :-1].to(value.dtype) @ value
 
 
 def hidden_states(

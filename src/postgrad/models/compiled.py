@@ -63,9 +63,10 @@ class OutsideGraph:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         return self._inner.attend(
-            layer, query, key, value, scale=scale, window=window, softcap=softcap
+            layer, query, key, value, scale=scale, window=window, softcap=softcap, sinks=sinks
         )
 
 

@@ -95,7 +95,10 @@ def _shape_of(lm: Any) -> ModelShape:
     active = {name: _size(shape) * _share(name, shape, config) for name, shape in matrices.items()}
     attending = sum(size for name, size in active.items() if "attn" in name or "attention" in name)
     hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
-    widths = [_kv_heads(each) * _head_dim(each, hidden // heads) for each in layer_configs(config)]
+    widths = [
+        _key_width(layer, each, hidden // heads)
+        for layer, each in zip(layers, layer_configs(config), strict=True)
+    ]
     kv_heads = _kv_heads(layer_configs(config)[0])
     head = lm.get_output_embeddings().weight
     tied = head is lm.get_input_embeddings().weight
@@ -138,6 +141,17 @@ def _kv_heads(config: Any) -> int:
     if config.model_type in REPEATED:
         return heads
     return int(getattr(config, "num_key_value_heads", None) or heads)
+
+
+def _key_width(layer: Any, config: Any, default: int) -> int:
+    """Numbers in the keys of a token, and in its values: their mean where they differ. Where a
+    config has a width of values alone (mimo_v2_flash), layers differ in heads too: the modules say.
+    """
+    if getattr(config, "v_head_dim", None) and not getattr(config, "qk_head_dim", None):
+        outputs = {name.rpartition(".")[2]: number for name, _, number in _linears(layer)}
+        if {"k_proj", "v_proj"} <= set(outputs):
+            return (outputs["k_proj"] + outputs["v_proj"]) // 2
+    return _kv_heads(config) * _head_dim(config, default)
 
 
 def _head_dim(config: Any, default: int) -> int:

@@ -1,6 +1,6 @@
 """What the headers of safetensors files say of a model's weights, before any weight is read."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,3 +82,16 @@ def require_room(lm: Any, held: int, path: str) -> None:
             f"{path}/{CONFIG} describes a model of {size}, and its files hold {held:,} bytes: they "
             "are not of one model; take the config.json that belongs to the weights"
         )
+
+
+def require_whole(
+    path: str, *, missing: Sequence[str] = (), mismatched: Sequence[str] = ()
+) -> None:
+    """Raises UsageError for weights that transformers would draw at random with only a warning."""
+    for fault, names in {"missing": missing, "of another shape": mismatched}.items():
+        if names:
+            raise UsageError(
+                f"the model {path} is not whole: {len(names)} weights are {fault} "
+                f"({', '.join(sorted(names)[:3])}); its config.json and its weights have to be of "
+                "one model"
+            )

@@ -5,7 +5,7 @@ models.config_check), and any error that a library raises over them becomes one 
 """
 
 import copy
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,12 +32,19 @@ from postgrad.models.attention import ATTENTION_NAME, carry_context
 from postgrad.models.config_check import require_config
 from postgrad.models.decoder import move_together
 from postgrad.models.four_bits import Quantize, loading_arguments
-from postgrad.models.headers import read_headers, require_fit
+from postgrad.models.headers import read_headers, require_fit, require_whole
 from postgrad.models.linear import fuse_norms, speed_up
 from postgrad.models.probe import require_same_outputs
 from postgrad.models.rope import hold_frequencies
 from postgrad.models.settings import looks_local
-from postgrad.models.stored import of_tensors, real, stored_tensors
+from postgrad.models.stored import (
+    mxfp4_weights,
+    of_tensors,
+    real,
+    realise,
+    stored_tensors,
+    unpacked_mxfp4,
+)
 from postgrad.models.supported import (
     checkpoint_activations,
     give_score_class,
@@ -157,6 +164,8 @@ def load_config(path: str) -> Any:
             )
         name, at = pretrained(path)
         config: Any = AutoConfig.from_pretrained(name, trust_remote_code=False, **at)
+    if (stated.get("quantization_config") or {}).get("quant_method") == "mxfp4":
+        del config.quantization_config  # weights are read as numbers (models.stored)
     require_supported(config, path)
     for key, value in config.to_dict().items():
         if any(word in key for word in RANDOM_KEYS) and isinstance(value, float):
@@ -241,9 +250,17 @@ def read_weights(path: str, config: Any, kind: Any, how: Loading) -> tuple[Any, 
     wanted = "it takes a config and weights as safetensors in the layout of Hugging Face"
     name, at = pretrained(path)
     with reading(f"the model {path} cannot be loaded", wanted):
-        if how.stored:
-            weights = stored_tensors(_weight_files(path), how.device)
+        packed = bool(mxfp4_weights(read_headers(_weight_files(path))))
+        if packed and how.quantize != "none":
+            raise UsageError(
+                f"model.quantize: {path} has experts in MXFP4, which are read as {how.dtype}, and "
+                "the experts of a mixture are not held in four bits here; leave it out"
+            )
+        if how.stored or packed:
+            weights = unpacked_mxfp4(stored_tensors(_weight_files(path), how.device))
             read: Any = of_tensors(type(meta), config, how.dtype, weights, ATTENTION_NAME)
+            if not how.stored:
+                realise(read[0])
         else:
             read = kind.from_pretrained(
                 name,
@@ -315,19 +332,6 @@ def skeleton(config: Any, kind: Any, path: str) -> Any:
     problem = f"transformers makes no model of {path}/{files.CONFIG}"
     with reading(problem, "take the config.json that belongs to the weights"), torch.device("meta"):
         return kind.from_config(copy.deepcopy(config))
-
-
-def require_whole(
-    path: str, *, missing: Sequence[str] = (), mismatched: Sequence[str] = ()
-) -> None:
-    """Raises UsageError for weights that transformers would draw at random with only a warning."""
-    for fault, names in {"missing": missing, "of another shape": mismatched}.items():
-        if names:
-            raise UsageError(
-                f"the model {path} is not whole: {len(names)} weights are {fault} "
-                f"({', '.join(sorted(names)[:3])}); its config.json and its weights have to be of "
-                "one model"
-            )
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from transformers import AutoModelForSequenceClassification
 from postgrad.core.errors import UsageError
 from postgrad.core.seeds import integer
 from postgrad.models.four_bits import Quantize
+from postgrad.models.headers import require_whole
 from postgrad.models.load import (
     SCALE_KEYS,
     LoadedModel,
@@ -25,7 +26,6 @@ from postgrad.models.load import (
     load_tokenizer,
     place,
     read_weights,
-    require_whole,
 )
 from postgrad.models.stored import realise
 from postgrad.parallel.ranks import ALONE, Ranks

@@ -40,11 +40,11 @@ LAYER_KEYS = ("layer_types", "layers_block_type", "block_types")  # where config
 # Kinds of attention that differ only by their mask; ours gets no mask.
 MASKED_LAYERS = ("chunked_attention",)
 MIXERS = ("linear_attn", "mamba", "mixer", "ssm", "conv", "temporal_block")
-# Arguments that some types pass to the attention interface beside queries, keys and values (learned
-# sinks, chosen keys, biases). Ours would silently ignore them.
+# Arguments that some types pass to the attention interface beside queries, keys and values (chosen
+# keys, biases, sinks of each query). Ours would silently ignore them; it takes a head's (s_aux).
 FOREIGN_ARGUMENTS = re.compile(
     r"attention_interface\((?:[^()]|\([^()]*\))*\b"
-    r"(s_aux|sinks|indices|block_indices|position_bias)="
+    r"(sinks|indices|block_indices|position_bias)="
 )
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from postgrad.layout.blocks import Block, BlockPlan, block_table, plan_blocks
 from postgrad.layout.layout import Layout
@@ -87,11 +87,14 @@ class TreeAttention:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         if query.device.type == "cpu" and query.dtype == torch.bfloat16:
             # torch's kernel takes up to half as long again in bfloat16 there, most of it backward.
             wide = (each.float() for each in (query, key, value))
-            out = self.attend(layer, *wide, scale=scale, window=window, softcap=softcap)
+            out = self.attend(
+                layer, *wide, scale=scale, window=window, softcap=softcap, sinks=sinks
+            )
             return out.to(query.dtype)
         heads, _, dim = query.shape
         kv_heads, value_dim = value.shape[0], value.shape[2]
@@ -114,6 +117,7 @@ class TreeAttention:
                 block.mask(window, groups, query.dtype),
                 scale=scale,
                 softcap=softcap,
+                sinks=sinks,
             )
             by_row = out.unflatten(2, (groups, rows)).permute(0, 3, 1, 2, 4)
             outputs.append(by_row.reshape(count * rows, heads, value_dim))
@@ -224,11 +228,12 @@ class FlexAttention:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         width = max(query.shape[-1], value.shape[-1])
         if min(query.shape[-1], value.shape[-1]) < NARROWEST:
             return self._narrow.attend(
-                layer, query, key, value, scale=scale, window=window, softcap=softcap
+                layer, query, key, value, scale=scale, window=window, softcap=softcap, sinks=sinks
             )
 
         def cap(score: Tensor, *_: Tensor) -> Tensor:
@@ -237,7 +242,7 @@ class FlexAttention:
 
         # Inside a compiled layer it is a part of that layer's graph.
         kernel: Any = flex_attention if torch.compiler.is_compiling() else _kernel()
-        out = kernel(
+        out: Any = kernel(
             query.view(1, *query.shape),
             key.view(1, *key.shape),
             value.view(1, *value.shape),
@@ -246,7 +251,12 @@ class FlexAttention:
             scale=scale,
             enable_gqa=query.shape[0] != key.shape[0],
             kernel_options=kernel_options(width, query.dtype, self._roomy),
+            **({} if sinks is None else {"return_aux": AuxRequest(lse=True)}),
         )
+        if sinks is not None:  # their share of each softmax, from the log of its sum
+            out, sums = out
+            share = torch.sigmoid(sums.lse - sinks[:, None])
+            out = out * share[..., None].to(out.dtype)
         return out.squeeze(0).transpose(0, 1)
 
 

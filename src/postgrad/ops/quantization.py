@@ -1,5 +1,6 @@
 """Numbers in four and eight bits: NF4 with doubly quantised scales (Dettmers et al. 2023, QLoRA,
-arXiv:2305.14314), and block-wise dynamic eight bits (Dettmers et al. 2022, arXiv:2110.02861).
+arXiv:2305.14314), block-wise dynamic eight bits (Dettmers et al. 2022, arXiv:2110.02861), and MXFP4
+(OCP Microscaling Formats, version 1.0), which is only read.
 
 Plain torch on any device, every number by itself: the same input gives the same bits however it is
 cut into chunks of blocks. Layout and tables are those of bitsandbytes.
@@ -20,6 +21,9 @@ NF4 = (
     0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
+# The magnitudes of E2M1, MXFP4's elements, by code; codes from 8 on are the same, negative.
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E8M0_BIAS = 127  # of MXFP4's scales, which are powers of two
 BLOCK = 64  # weights that share a scale in four bits
 WIDE_BLOCK = 256  # numbers that share a scale in eight bits: moments, and the scales of four bits
 DECADES = 7  # powers of ten that eight bits span
@@ -102,6 +106,17 @@ def dequantize_4bit(packed: FourBits, shape: torch.Size, dtype: torch.dtype) -> 
     expand = _compiled() if device.type == "cuda" else _expanded
     values = expand(*packed, _pairs(device), _table(device, signed=True), dtype)
     return values[: shape.numel()].view(shape)
+
+
+def dequantize_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """blocks: [..., G, B] uint8, two numbers in each byte, the first in the low four bits; scales:
+    [..., G] uint8, of each group of 2 B numbers. Returns [..., G * 2 B] in `dtype`: exact in
+    float32 and in bfloat16 above their smallest normal number.
+    """
+    table = torch.tensor((*E2M1, *(-value for value in E2M1)), dtype=dtype, device=blocks.device)
+    codes = torch.stack((blocks & 0x0F, blocks >> 4), -1).flatten(-2).int()
+    exponents = scales.int()[..., None] - E8M0_BIAS
+    return torch.ldexp(table[codes], exponents).to(dtype).flatten(-2)
 
 
 def _expanded(

@@ -27,6 +27,8 @@ CASES: dict[str, dict[str, Any]] = {
     "narrow window": {"window": 1},
     "soft-cap": {"softcap": 1.5},
     "window and soft-cap": {"window": 30, "softcap": 1.5},
+    "sinks": {"sinks": (-1.0, 0.0, 2.0, 9.0)},
+    "narrow window and sinks": {"window": 1, "sinks": (-1.0, 0.0, 2.0, 9.0)},
     "heads of 24 and 8": {"dim": 24, "value_dim": 8},
     "one query a key": {"groups": 1},
     "seven queries a key": {"groups": 7},
@@ -35,20 +37,30 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def by_hand(
-    query: Any, keys: Any, values: Any, scale: float, window: int | None, softcap: float | None
+    query: Any,
+    keys: Any,
+    values: Any,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Any,
 ) -> Any:
     """One row in float64: query [KV, G, D], keys and values [KV, tokens, D]. [KV, G, Dv]."""
     first = 0 if window is None else max(0, keys.shape[1] - window)
     scores = query @ keys[:, first:].transpose(1, 2) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    return scores.softmax(-1) @ values[:, first:]
+    if sinks is None:
+        return scores.softmax(-1) @ values[:, first:]
+    column = sinks.double().view(*scores.shape[:2], 1)
+    return torch.cat([scores, column], -1).softmax(-1)[..., :-1] @ values[:, first:]
 
 
 def case(
     *,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: tuple[float, ...] | None = None,
     dim: int = 16,
     value_dim: int = 16,
     groups: int = 2,
@@ -94,7 +106,10 @@ def case(
     key, value = (
         torch.randn(ROWS, kv_heads, d).to(dtype).transpose(0, 1) for d in (dim, value_dim)
     )
-    result = context.attend(1, query, key, value, scale=0.3, window=window, softcap=softcap)
+    learned = None if sinks is None else torch.tensor(sinks).to(dtype)
+    result = context.attend(
+        1, query, key, value, scale=0.3, window=window, softcap=softcap, sinks=learned
+    )
     errors = []
     for row in range(count):
         new, old = int(response[row]), int(place[STRETCHES[row]])
@@ -109,7 +124,7 @@ def case(
         assert torch.equal(cache.responses.keys[1][new, :, end - 1], key[:, row])
         assert torch.equal(cache.responses.values[1][new, :, end - 1], value[:, row])
         asked = query[:, row].double().view(kv_heads, groups, dim)
-        expected = by_hand(asked, keys, values, 0.3, window, softcap).view(-1, value_dim)
+        expected = by_hand(asked, keys, values, 0.3, window, softcap, learned).view(-1, value_dim)
         errors.append((result[row].double() - expected).abs().max().item())
     changed = (cache.responses.keys[1] != before).any(-1).any(1).nonzero().tolist()
     places = [[int(response[row]), place] for row, place in enumerate([*PLACES, 0, 0])]

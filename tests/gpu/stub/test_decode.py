@@ -98,7 +98,7 @@ def interpreted(stub: Stub) -> dict[str, Any]:
 
 
 def test_attention_is_that_of_float64(interpreted: dict[str, Any]) -> None:
-    assert len(interpreted["attended"]) == 9
+    assert len(interpreted["attended"]) == 11
     for name, case in interpreted["attended"].items():
         assert case["error"] < (2e-3 if name == "float16" else 2e-6), name
         assert case["finite"], name

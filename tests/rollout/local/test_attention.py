@@ -47,7 +47,7 @@ def decoding(cache, stretches, lengths, places):
     )
 
 
-def by_hand(query, keys, values, position, scale, window, softcap):
+def by_hand(query, keys, values, position, scale, window, softcap, sinks):
     """One row's attention in float64: query [H, D], keys [KV, places, D]; returns [H, Dv]."""
     first = 0 if window is None else max(0, position - window + 1)
     out = []
@@ -56,21 +56,26 @@ def by_hand(query, keys, values, position, scale, window, softcap):
         scores = keys[kv, first : position + 1] @ query[head] * scale
         if softcap is not None:
             scores = softcap * np.tanh(scores / softcap)
-        weights = np.exp(scores - scores.max())
-        out.append(weights / weights.sum() @ values[kv, first : position + 1])
+        weights = np.exp(scores)
+        total = weights.sum() + (0.0 if sinks is None else np.exp(sinks[head]))
+        out.append(weights / total @ values[kv, first : position + 1])
     return np.stack(out)
 
 
+@pytest.mark.parametrize("sinks", [None, [-1.0, 0.0, 2.0, 9.0]])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("window", [None, 3, 9, 100])
-def test_every_row_attends_to_its_prompt_its_response_and_its_new_token(window, softcap):
+def test_every_row_attends_to_its_prompt_its_response_and_its_new_token(window, softcap, sinks):
     cache = filled_cache()
     places = [5, 0, 9, 2, 5]
     torch.manual_seed(1)
     query = torch.randn(HEADS, 5, DIM)
     key, value = torch.randn(KV, 5, DIM), torch.randn(KV, 5, VALUE_DIM)
     context = decoding(cache, STRETCHES, PROMPTS, places)
-    found = context.attend(1, query, key, value, scale=0.3, window=window, softcap=softcap)
+    learned = None if sinks is None else torch.tensor(sinks)
+    found = context.attend(
+        1, query, key, value, scale=0.3, window=window, softcap=softcap, sinks=learned
+    )
     for row, (stretch, place) in enumerate(zip(STRETCHES, places, strict=True)):
         torch.testing.assert_close(cache.responses.keys[1][row, :, place], key[:, row])
         keys, values = (
@@ -88,6 +93,7 @@ def test_every_row_attends_to_its_prompt_its_response_and_its_new_token(window, 
             0.3,
             window,
             softcap,
+            sinks,
         )
         np.testing.assert_allclose(found[row].numpy(), expected, atol=1e-5)
 
@@ -124,7 +130,7 @@ def test_idle_rows_change_nothing_for_others_and_write_their_first_place_alone(w
 
 def test_recording_hands_on_and_keeps_what_every_layer_saw():
     class Inner:
-        def attend(self, layer, query, key, value, *, scale, window, softcap):
+        def attend(self, layer, query, key, value, *, scale, window, softcap, sinks):
             return torch.full((1,), layer * scale * window)
 
     recording = Recording(Inner())

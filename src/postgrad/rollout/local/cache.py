@@ -240,10 +240,10 @@ class Decoding:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """query [H, N, D], key [KV, N, D], value [KV, N, Dv]; returns [N, H, Dv].
-
-        Stores the new keys and values in the cache first.
+        """query [H, N, D], key [KV, N, D], value [KV, N, Dv]; returns [N, H, Dv]. Stores the new
+        keys and values in the cache first.
         """
         heads, rows, dim = query.shape
         kv_heads, value_dim = value.shape[0], value.shape[2]
@@ -277,7 +277,14 @@ class Decoding:
         from_prompts = _by_row(from_prompts, lanes_of_rows, from_responses.shape)
         prompt_sum = _by_row(prompt_sum, lanes_of_rows, response_sum.shape)
         share = torch.sigmoid(prompt_sum - response_sum).to(from_responses.dtype)
-        return torch.lerp(from_responses, from_prompts, share).view(rows, heads, value_dim)
+        out = torch.lerp(from_responses, from_prompts, share).view(rows, heads, value_dim)
+        return out if sinks is None else _less_sinks(out, prompt_sum, response_sum, sinks)
+
+
+def _less_sinks(out: Tensor, prompt_sum: Tensor, response_sum: Tensor, sinks: Tensor) -> Tensor:
+    """out: [N, H, Dv], without the part of each softmax that goes to the sinks [H]."""
+    log_sum = torch.logaddexp(prompt_sum, response_sum).view(*out.shape[:2], 1)
+    return out * torch.sigmoid(log_sum - sinks[:, None]).to(out.dtype)
 
 
 def _by_row(results: Tensor, lanes_of_rows: Tensor, shape: torch.Size) -> Tensor:

@@ -198,15 +198,22 @@ def _attend(
 
 @triton.jit
 def _merge(
-    parts, sums, out,
-    PARTS: tl.constexpr, BLOCK_P: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr,
+    parts, sums, sinks, out,
+    HEADS: tl.constexpr, SINKS: tl.constexpr, PARTS: tl.constexpr, BLOCK_P: tl.constexpr,
+    DV: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64)
     p, dv = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_DV)
     log_sum = tl.load(sums + at * PARTS + p, mask=p < PARTS, other=float("-inf"))
     top = tl.max(log_sum, 0)
-    weights = tl.exp(log_sum - tl.where(top == float("-inf"), 0.0, top))
+    if SINKS:
+        sink = tl.load(sinks + at % HEADS).to(tl.float32)
+        top = tl.maximum(top, sink)
+    level = tl.where(top == float("-inf"), 0.0, top)
+    weights = tl.exp(log_sum - level)
     total = tl.sum(weights, 0)
+    if SINKS:
+        total += tl.exp(sink - level)
     sought = tl.load(
         parts + (at * PARTS + p)[:, None] * DV + dv[None, :],
         mask=(p < PARTS)[:, None] & (dv < DV)[None, :],
@@ -263,10 +270,10 @@ class PagedDecoding:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """query [H, N, D], key [KV, N, D], value [KV, N, Dv]; returns [N, H, Dv].
-
-        Stores the new keys and values in the cache first.
+        """query [H, N, D], key [KV, N, D], value [KV, N, Dv]; returns [N, H, Dv]. Stores the new
+        keys and values in the cache first.
         """
         heads, rows, dim = query.shape
         kv_heads, _, value_dim = value.shape
@@ -291,16 +298,15 @@ class PagedDecoding:
             "WINDOW": window is not None, "SOFTCAP": softcap is not None,
             "GROUPS": heads // kv_heads, "PARTS": count, **sizes,
         }  # fmt: skip
-        for stretches, first, split in (
-            (prompts, 0, of_prompts),
-            (responses, of_prompts, of_responses),
-        ):
+        runs = (prompts, 0, of_prompts), (responses, of_prompts, of_responses)
+        for stretches, first, split in runs:
             self._attend(layer, query, stretches, parts, sums, first, split, how)
         out = query.new_empty(rows, heads, value_dim)
-        merging = {"DV": value_dim, "BLOCK_DV": _tile(value_dim)}
         _merge[(rows * heads,)](  # pyright: ignore[reportIndexIssue]
-            parts, sums, out, PARTS=count, BLOCK_P=triton.next_power_of_2(count), **merging
-        )
+            parts, sums, sums if sinks is None else sinks, out, HEADS=heads,
+            SINKS=sinks is not None, PARTS=count, BLOCK_P=triton.next_power_of_2(count),
+            DV=value_dim, BLOCK_DV=_tile(value_dim),
+        )  # fmt: skip
         return out
 
     def _attend(

@@ -51,6 +51,7 @@ class Recording:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """The inner context's attention. It keeps copies: views would hold the whole projection,
         queries included.
@@ -58,7 +59,7 @@ class Recording:
         self.keys.append(key.contiguous())
         self.values.append(value.contiguous())
         return self._inner.attend(
-            layer, query, key, value, scale=scale, window=window, softcap=softcap
+            layer, query, key, value, scale=scale, window=window, softcap=softcap, sinks=sinks
         )
 
 
