@@ -23,6 +23,7 @@ ALGORITHMS = {
     "pass_at_k": "postgrad.algorithms.pass_at_k:PassAtK",
     "ppo": "postgrad.algorithms.ppo:PPO",
     "bradley_terry": "postgrad.algorithms.bradley_terry:BradleyTerry",
+    "process_reward": "postgrad.algorithms.process_reward:ProcessReward",
     "dpo": "postgrad.algorithms.dpo:DPO",
     "ipo": "postgrad.algorithms.ipo:IPO",
     "simpo": "postgrad.algorithms.simpo:SimPO",

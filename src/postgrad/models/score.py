@@ -1,18 +1,21 @@
 """Decoders with a linear head `score` in place of the output head: critics and reward models.
 
 They are transformers' models for sequence classification with one label: plain transformers reads a
-reward model that was trained here, and the other way round.
+reward model that was trained here, and the other way round. A process reward model is written as
+one for token classification with two labels, wrong and right, as TRL's is: the softmax of two
+scores is the logistic function of their difference, so that here its head is one row all the same.
 """
 
 import math
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
-from transformers import AutoModelForSequenceClassification
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from postgrad.core.errors import UsageError
 from postgrad.core.seeds import integer
@@ -27,10 +30,13 @@ from postgrad.models.load import (
     read_weights,
     require_whole,
 )
-from postgrad.models.stored import realise
+from postgrad.models.stored import real, realise
 from postgrad.parallel.ranks import ALONE, Ranks
 
 HEAD = "score.weight"
+BIAS = "score.bias"
+STEP_LABELS = ("wrong", "right")  # of a process reward model, by index
+SEPARATOR = "step_separator"  # in its config.json: what stands between two steps
 MEAN, STD = SCALE_KEYS
 
 
@@ -63,15 +69,22 @@ def load_score_model(
     """
     config = load_config(path)
     kind = (config.architectures or [""])[0]
+    of_steps = judges_steps(config)
     if "SequenceClassification" in kind and config.num_labels != 1:
         raise UsageError(
             f"{path} gives {config.num_labels} labels: a reward model has one "
             "(num_labels in config.json)"
         )
-    config.num_labels = 1
+    if of_steps and config.num_labels != len(STEP_LABELS):
+        raise UsageError(
+            f"{path} gives {config.num_labels} labels to a token: a process reward model has two, "
+            "wrong and right (num_labels in config.json)"
+        )
+    auto = AutoModelForTokenClassification if of_steps else AutoModelForSequenceClassification
+    config.num_labels = len(STEP_LABELS) if of_steps else 1
     tokenizer = load_tokenizer(path)
     how = Loading(dtype, device or torch.device("cpu"), quantize, ranks, in_files)
-    lm, missing = read_weights(path, config, AutoModelForSequenceClassification, how)
+    lm, missing = read_weights(path, config, auto, how)
     if not hasattr(lm, "score"):
         raise UsageError(
             f"{path} cannot be a critic or reward model: transformers' model for sequence "
@@ -85,9 +98,54 @@ def load_score_model(
     if missing:
         _draw(lm.score, seed)
     realise(lm.score)  # small, and changed here
+    if of_steps:
+        lm.score = _one_row(lm.score, path, trained=fresh_head)
     in_float32(lm.score.to(how.device))
     place(lm, path, how, gradient_checkpointing=gradient_checkpointing)
     return LoadedModel(lm, tokenizer, config, path)
+
+
+def judges_steps(config: Any) -> bool:
+    """Whether a config is of a process reward model: one with labels for tokens."""
+    return "TokenClassification" in (config.architectures or [""])[0]
+
+
+def separator_of(config: Any) -> str:
+    """What stands between two steps, as a process reward model's config says; else an empty
+    line.
+    """
+    stated = getattr(config, SEPARATOR, None)
+    return stated if isinstance(stated, str) and stated else "\n\n"
+
+
+@torch.no_grad()
+def _one_row(head: nn.Linear, path: str, *, trained: bool) -> nn.Linear:
+    """The head whose only output is that of "right" less that of "wrong". Raises UsageError where
+    that has a bias, which heads that are trained here do not have.
+    """
+    difference = head.weight[1] - head.weight[0]
+    bias = None if head.bias is None else head.bias[1] - head.bias[0]
+    biased = bias is not None and float(bias) != 0.0
+    if biased and trained:
+        raise UsageError(
+            f"the head of {path} has a bias (score.bias), and a head that is trained here has none: "
+            "train from the model that it came from, or use it as it is"
+        )
+    one = nn.Linear(head.in_features, 1, bias=biased, device=head.weight.device)
+    one.weight.copy_(difference[None])
+    if bias is not None and biased:
+        one.bias.copy_(bias[None])
+    return one
+
+
+def two_labels(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The weights of a process reward model as they are written, by name: the head has a row of
+    zeros for "wrong" and its own row for "right", and a bias of zeros, which transformers' class
+    for token classification has.
+    """
+    row = real(weights[HEAD]).detach().cpu()
+    zeros = torch.zeros(len(STEP_LABELS), dtype=row.dtype)
+    return ChainMap({HEAD: torch.cat([torch.zeros_like(row), row]), BIAS: zeros}, dict(weights))
 
 
 def in_float32(head: nn.Module) -> None:

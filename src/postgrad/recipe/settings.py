@@ -27,7 +27,7 @@ from postgrad.rollout.environments.base import build as build_environment
 from postgrad.rollout.settings import EnvironmentSettings, RolloutSettings
 
 # What a row of the training data becomes: the records of data/.
-RowKind = Literal["conversation", "prompt", "pair", "labelled"]
+RowKind = Literal["conversation", "prompt", "pair", "labelled", "steps"]
 
 
 class ReferenceSettings(Settings):
@@ -358,7 +358,7 @@ class AnsweringSections(CommonSections):
 
 class ComparingSections(CommonSections):
     """Jobs that learn which of two answers is preferred: a sample is a pair, or one answer with a
-    label.
+    label, or with a label for each of its steps.
     """
 
     data: PairMixSettings
@@ -366,7 +366,7 @@ class ComparingSections(CommonSections):
 
     @property
     def min_micro_tokens(self) -> int:
-        return 2 * self.data.max_len
+        return (1 if self.row_kind == "steps" else 2) * self.data.max_len
 
 
 Sections = AnsweringSections | ComparingSections
