@@ -101,7 +101,11 @@ def load_steps(
         ]
         fates = [fate for fate, _ in answers]
         kept = [answer for _, answer in answers if answer is not None]
-        fate: Fate = fates[0] if not kept else "kept" if {*fates} == {"kept"} else "truncated"
+        fate = fates[0]
+        if kept and any(each != "kept" for each in fates):
+            fate = "truncated"
+        elif kept:
+            fate = "kept"
         if kept and selection.repeats(_compared(row)):
             fate, kept = "duplicate", []
         book.add(fate, row.row)
@@ -119,14 +123,15 @@ def step_ends(tokenizer: Any, ids: NDArray[np.int32], separator: str) -> NDArray
     the answer. Where nothing is written between two ends there is no step.
     """
     stream = DecodeStream(skip_special_tokens=True)
-    text, ends, begin, after = "", [], 0, -1
+    text, begin = "", 0
+    ends: list[int] = []
     for place, token in enumerate(ids.tolist()):
         text += stream.step(tokenizer.backend_tokenizer, token) or ""
         while (found := text.find(separator, begin)) >= 0:
             if text[begin:found].strip():
                 ends.append(place)
-            begin, after = found + len(separator), place
-    if len(ids) and (text[begin:].strip() or not ends) and after < len(ids) - 1:
+            begin = found + len(separator)
+    if len(ids) and (text[begin:].strip() or not ends):
         ends.append(len(ids) - 1)
     return np.array(sorted(set(ends)), np.int64)
 
@@ -252,18 +257,23 @@ def _answer(
     for place, label in zip(places, labels, strict=True):
         if label is not None:
             mask[place], values[place] = True, label
-    return fate, Stepwise(
-        ticket=0,  # its place is known once all are read
-        row=row.row.index,
-        token_ids=ids[:limit],
-        loss_mask=mask[:limit],
-        labels=values[:limit],
-        gaps=False in said[: len(said) - said[::-1].index(True)],
-        prompt_tokens=int(np.argmax(answer)),
-        metadata={
-            name: value for name, value in row.row.values.items() if isinstance(value, str | int)
-        },
-        path=number,
+    return (
+        fate,
+        Stepwise(
+            ticket=0,  # its place is known once all are read
+            row=row.row.index,
+            token_ids=ids[:limit],
+            loss_mask=mask[:limit],
+            labels=values[:limit],
+            gaps=False in said[: len(said) - said[::-1].index(True)],
+            prompt_tokens=int(np.argmax(answer)),
+            metadata={
+                name: value
+                for name, value in row.row.values.items()
+                if isinstance(value, str | int)
+            },
+            path=number,
+        ),
     )
 
 

@@ -223,7 +223,9 @@ def _benchmark(row: Row, settings: PairSettings) -> tuple[list[Message], list[St
         wanted = f"the index of one of {len(steps)} steps is expected, or -1"
         raise _refuse(row, settings.label, first, wanted, "data.label")
     right = len(steps) if first == NO_ERROR else first
-    labels = [1.0 if place < right else 0.0 if place == right else None for place in range(len(steps))]
+    labels = [
+        1.0 if place < right else 0.0 if place == right else None for place in range(len(steps))
+    ]
     prompt: list[Message] = [{"role": "user", "content": problem}]
     return prompt, [StepPath(steps, tuple(labels))]
 

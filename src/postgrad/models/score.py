@@ -19,6 +19,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from postgrad.core.errors import UsageError
 from postgrad.core.seeds import integer
+from postgrad.models.files import weights_source
 from postgrad.models.four_bits import Quantize
 from postgrad.models.load import (
     SCALE_KEYS,
@@ -29,6 +30,7 @@ from postgrad.models.load import (
     place,
     read_weights,
     require_whole,
+    skeleton,
 )
 from postgrad.models.stored import real, realise
 from postgrad.parallel.ranks import ALONE, Ranks
@@ -110,6 +112,20 @@ def judges_steps(config: Any) -> bool:
     return "TokenClassification" in (config.architectures or [""])[0]
 
 
+def require_step_labels(path: str) -> None:
+    """Raises UsageError where a process reward model from this model could not be written: where
+    transformers' own class for token classification calls its head otherwise (GPT-2, Falcon).
+    """
+    config = load_config(path)
+    config.num_labels = len(STEP_LABELS)
+    lm = skeleton(config, AutoModelForTokenClassification, weights_source(path))
+    if not isinstance(getattr(lm, "score", None), nn.Linear):
+        raise UsageError(
+            f"{path} cannot be a process reward model: transformers' model for token "
+            f"classification of type {config.model_type} has no linear head named score"
+        )
+
+
 def separator_of(config: Any) -> str:
     """What stands between two steps, as a process reward model's config says; else an empty
     line.
@@ -128,8 +144,8 @@ def _one_row(head: nn.Linear, path: str, *, trained: bool) -> nn.Linear:
     biased = bias is not None and float(bias) != 0.0
     if biased and trained:
         raise UsageError(
-            f"the head of {path} has a bias (score.bias), and a head that is trained here has none: "
-            "train from the model that it came from, or use it as it is"
+            f"the head of {path} has a bias (score.bias), and a head that is trained here has "
+            "none: train from the model that it came from, or use it as it is"
         )
     one = nn.Linear(head.in_features, 1, bias=biased, device=head.weight.device)
     one.weight.copy_(difference[None])
@@ -145,7 +161,8 @@ def two_labels(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """
     row = real(weights[HEAD]).detach().cpu()
     zeros = torch.zeros(len(STEP_LABELS), dtype=row.dtype)
-    return ChainMap({HEAD: torch.cat([torch.zeros_like(row), row]), BIAS: zeros}, dict(weights))
+    others: Any = weights  # left as it is: it may read or gather them one by one
+    return ChainMap({HEAD: torch.cat([torch.zeros_like(row), row]), BIAS: zeros}, others)
 
 
 def in_float32(head: nn.Module) -> None:

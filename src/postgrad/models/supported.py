@@ -17,7 +17,8 @@ from typing import Any, Literal, get_args
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    AutoModelForSequenceClassification,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    AutoModelForTokenClassification,
 )
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import (

@@ -19,7 +19,7 @@ from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import ModelSettings
 from postgrad.observe.settings import ObserveSettings, SentinelSettings
 from postgrad.recipe.lines import KeyPath
-from postgrad.rewards.learned import REWARD_MODEL
+from postgrad.rewards.learned import REWARD_MODELS
 from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rewards.registry import component_names
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
@@ -331,8 +331,8 @@ class AnsweringSections(CommonSections):
 
     @property
     def asks_reward_model(self) -> bool:
-        """True where one of [[rewards]] is the score of the model in [reward_model]."""
-        return any(reward.type == REWARD_MODEL for reward in self.rewards)
+        """True where one of [[rewards]] is a score of the model in [reward_model]."""
+        return any(reward.type in REWARD_MODELS for reward in self.rewards)
 
     @property
     def environment_weight(self) -> float | None:

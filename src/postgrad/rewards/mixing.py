@@ -14,6 +14,7 @@ from postgrad.rewards.protocol import Outcome
 from postgrad.rewards.settings import FailurePolicy, RewardSettings
 
 ENVIRONMENT = "environment"  # the component of turn rewards
+STEP_REWARDS = "step_rewards"  # a rollout's column: see RolloutBatch.turn_rewards
 
 
 def mix(
@@ -63,8 +64,37 @@ def mix(
         if len(scores) == len(components):
             totals[place] = total(list(components.values()), scores)
     totals[~kept] = math.nan
+    rollouts = [
+        _with_parts(
+            rollout,
+            list(components.values()),
+            [outcomes.get((c, place)) for c in range(len(components))],
+        )
+        for place, rollout in enumerate(rollouts)
+    ]
     noted = {name: tuple(d) for name, d in details.items() if any(x is not None for x in d)}
     return ScoredGroup(prompt, tuple(rollouts), rewards, totals, kept, tuple(failures), noted)
+
+
+def _with_parts(
+    rollout: Rollout, components: Sequence[RewardSettings], outcomes: Sequence[Outcome | None]
+) -> Rollout:
+    """The rollout with the column "step_rewards": the parts of its reward by token, weighted. A
+    recorded sample may have one of other rewards, which goes.
+    """
+    columns = {name: c for name, c in rollout.columns.items() if name != STEP_REWARDS}
+    parts = [
+        component.weight * outcome.parts
+        for component, outcome in zip(components, outcomes, strict=True)
+        if outcome is not None and outcome.parts is not None
+    ]
+    if parts:
+        columns[STEP_REWARDS] = np.sum(parts, axis=0).astype(np.float32)
+    return (
+        replace(rollout, columns=columns)
+        if columns.keys() != rollout.columns.keys() or parts
+        else rollout
+    )
 
 
 def total(rewards: Sequence[RewardSettings], scores: Sequence[float]) -> float:

@@ -27,7 +27,14 @@ from postgrad.evaluation.answers import (
 )
 from postgrad.learner.protocols import Learns
 from postgrad.observe.console import Console
-from postgrad.recipe.recipe import Answering, Comparing, Recipe, RLRecipe, SFTRecipe
+from postgrad.recipe.recipe import (
+    Answering,
+    Comparing,
+    Recipe,
+    RewardRecipe,
+    RLRecipe,
+    SFTRecipe,
+)
 from postgrad.recipe.settings import RowKind
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.environments.chat import NOT_EXACT, Dialogue
@@ -134,7 +141,7 @@ def training(recipe: Recipe, tokenizer: Any) -> Draws[Any]:
 
 def evaluated(recipe: Recipe, place: int, tokenizer: Any) -> DrawnSet[Any]:
     """The evaluation set number `place`."""
-    if recipe.row_kind == "steps":
+    if isinstance(recipe, RewardRecipe) and recipe.row_kind == "steps":
         return step_sets.read_set(recipe.eval.sets[place], tokenizer)
     if not isinstance(recipe, Answering):
         return pair_sets.read_set(recipe.eval.sets[place], tokenizer)

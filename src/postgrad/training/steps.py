@@ -12,6 +12,7 @@ from postgrad.evaluation.steps import StepEvaluator, sequences_of
 from postgrad.learner.protocols import ScoringRole
 from postgrad.learner.score import step_scores
 from postgrad.models.load import load_tokenizer
+from postgrad.models.score import require_step_labels
 from postgrad.recipe.recipe import RewardRecipe
 from postgrad.training import memory, rows
 from postgrad.training.run import Run
@@ -51,6 +52,7 @@ def assemble(
     run: Run, recipe: RewardRecipe, path: str, checkpoint: Checkpoint | None
 ) -> StepRewardJob:
     """The job, from a checkpoint where there is one. See train.prepare.assemble."""
+    require_step_labels(path)
     tokenizer = load_tokenizer(path)
     answers = rows.steps(recipe, tokenizer)
     rows.show_rows(run, answers.accounts)
