@@ -21,7 +21,7 @@ from postgrad.data.draws import DrawnSet, Draws
 from postgrad.data.functions import prepared_rows
 from postgrad.data.mixture import mixture_of, selection_and_cache
 from postgrad.data.overlap import HeldOut, Selection
-from postgrad.data.rows import dataset_name
+from postgrad.data.rows import Row, dataset_name
 from postgrad.data.settings import PairMixSettings, PairSettings
 from postgrad.data.steps import StepPath, StepRow, boundaries, steps_of
 from postgrad.data.templates import (
@@ -99,7 +99,7 @@ def load_steps(
             _answer(row, number, path, *next(encoded), settings)
             for number, path in enumerate(row.paths)
         ]
-        fates = [fate for fate, _ in answers]
+        fates: list[Fate] = [fate for fate, _ in answers]
         kept = [answer for _, answer in answers if answer is not None]
         fate = fates[0]
         if kept and any(each != "kept" for each in fates):
@@ -127,10 +127,10 @@ def step_ends(tokenizer: Any, ids: NDArray[np.int32], separator: str) -> NDArray
     ends: list[int] = []
     for place, token in enumerate(ids.tolist()):
         text += stream.step(tokenizer.backend_tokenizer, token) or ""
-        while (found := text.find(separator, begin)) >= 0:
-            if text[begin:found].strip():
+        while (edge := text.find(separator, begin)) >= 0:
+            if text[begin:edge].strip():
                 ends.append(place)
-            begin = found + len(separator)
+            begin = edge + len(separator)
     if len(ids) and (text[begin:].strip() or not ends):
         ends.append(len(ids) - 1)
     return np.array(sorted(set(ends)), np.int64)
@@ -235,46 +235,44 @@ def _answer(
     """The fate of one answer, and its record where it is used. Raises UsageError where it is too
     long and data.on_too_long = "error".
     """
-    limit = settings.max_len
-    fate: Fate = "kept"
-    if len(ids) > limit:
-        if settings.on_too_long == "error":
-            raise UsageError(
-                f"{row.row.place}: a conversation of row {row.row.index} has {len(ids)} tokens, "
-                f"data.max_len is {limit}; raise it, or say data.on_too_long = "
-                '"drop" or "truncate"'
-            )
-        if settings.on_too_long == "drop":
-            return "too_long", None
-        fate = "truncated"
+    fate = _fate(row.row, len(ids), settings)
     places = np.flatnonzero(ends)
-    places = places[places < limit]
+    places = places[places < settings.max_len]
     labels = list(path.labels)[: len(places)]
-    said = [label is not None for label in labels]
-    if not any(said):
-        return "no_loss", None
+    labelled = [label is not None for label in labels]
+    if fate == "too_long" or not any(labelled):
+        return "no_loss" if fate != "too_long" else fate, None
     mask, values = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.float32)
-    for place, label in zip(places, labels, strict=True):
-        if label is not None:
-            mask[place], values[place] = True, label
+    mask[places] = labelled
+    values[places] = [label or 0.0 for label in labels]
+    last = int(np.flatnonzero(labelled)[-1])
+    columns = row.row.values.items()
+    cut = slice(settings.max_len)
     return (
         fate,
         Stepwise(
             ticket=0,  # its place is known once all are read
             row=row.row.index,
-            token_ids=ids[:limit],
-            loss_mask=mask[:limit],
-            labels=values[:limit],
-            gaps=False in said[: len(said) - said[::-1].index(True)],
+            token_ids=ids[cut],
+            loss_mask=mask[cut],
+            labels=values[cut],
+            gaps=not all(labelled[:last]),
             prompt_tokens=int(np.argmax(answer)),
-            metadata={
-                name: value
-                for name, value in row.row.values.items()
-                if isinstance(value, str | int)
-            },
+            metadata={name: value for name, value in columns if isinstance(value, str | int)},
             path=number,
         ),
     )
+
+
+def _fate(row: Row, tokens: int, settings: PairSettings) -> Fate:
+    if tokens <= settings.max_len:
+        return "kept"
+    if settings.on_too_long == "error":
+        raise UsageError(
+            f"{row.place}: a conversation of row {row.index} has {tokens} tokens, data.max_len is "
+            f'{settings.max_len}; raise it, or say data.on_too_long = "drop" or "truncate"'
+        )
+    return "truncated" if settings.on_too_long == "truncate" else "too_long"
 
 
 def _compared(row: StepRow) -> list[Any]:

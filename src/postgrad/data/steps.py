@@ -199,8 +199,8 @@ def _candidates(
         if chosen is None and human is not None:
             chosen = len(listed)
             listed.append((human if isinstance(human, str) else human["text"], 1))
-        known = all(isinstance(t, str) and r in (None, *RATINGS) for t, r in listed)
-        if not known or not (chosen is None or 0 <= chosen < len(listed)):
+        readable = all(isinstance(t, str) and r in (None, *RATINGS) for t, r in listed)
+        if not readable or not (chosen is None or 0 <= chosen < len(listed)):
             raise ValueError("ratings are -1, 0 and 1, and the chosen one is of the list")
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(

@@ -18,10 +18,10 @@ from postgrad.data.account import RowAccount
 from postgrad.data.overlap import Selection
 from postgrad.data.step_tokens import Stepwise, StepwiseSet, load_steps
 from postgrad.evaluation.results import EvaluatedProblem, Result, by_dataset, rates
+from postgrad.ops.advantages import Floats
 from postgrad.ops.intervals import Interval, harmonic_interval, mean_interval, ratio_interval
 from postgrad.recipe.settings import PairEvalSet, PairEvalSettings
 
-Floats = NDArray[np.float64]
 # the scores of each sequence at its loss tokens, [steps]
 ScoreSteps = Callable[[Sequences], list[Floats]]
 
@@ -95,14 +95,14 @@ class StepEvaluator:
         ]
         overall, parts = rates(problems, (1,)), by_dataset(problems, (1,))
         of_steps = step_rates(scored)
-        known = {**of_steps, "accuracy": overall["accuracy"], **parts}
+        measured = {**of_steps, "accuracy": overall["accuracy"], **parts}
         return Result(
             name=name,
             rows=len(rows),
             failed=len(rows) - len(scored),
-            metrics={metric: rate for metric, (rate, _) in known.items()},
+            metrics={metric: rate for metric, (rate, _) in measured.items()},
             seconds=time.perf_counter() - began,
-            intervals={metric: ends for metric, (_, ends) in known.items() if ends},
+            intervals={metric: ends for metric, (_, ends) in measured.items() if ends},
             problems=problems,
         )
 

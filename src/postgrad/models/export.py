@@ -85,8 +85,7 @@ def export_hf(
     config = load_config(base)
     kind: Any = AutoModelForCausalLM
     if separator is not None:
-        kind, weights = AutoModelForTokenClassification, two_labels(weights)
-        _describe_steps(config, separator)
+        kind, weights = _describe_steps(config, separator), two_labels(weights)
     elif scale is not None:
         kind = AutoModelForSequenceClassification
         _describe_scores(config, tokenizer, base, scale)
@@ -113,12 +112,13 @@ def _describe_scores(config: Any, tokenizer: Any, base: str, scale: RewardScale)
     setattr(config, STD, scale.std)
 
 
-def _describe_steps(config: Any, separator: str) -> None:
-    """Labels are read at the last token of each step."""
+def _describe_steps(config: Any, separator: str) -> Any:
+    """The Auto class of a process reward model: its labels are read at the last token of a step."""
     config.num_labels = len(STEP_LABELS)
     config.id2label = dict(enumerate(STEP_LABELS))
     config.label2id = {label: number for number, label in enumerate(STEP_LABELS)}
     setattr(config, SEPARATOR, separator)
+    return AutoModelForTokenClassification
 
 
 def _buffers(meta: Any, base: str, config: Any, kind: Any, dtype: torch.dtype) -> dict[str, Tensor]:

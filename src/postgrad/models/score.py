@@ -70,20 +70,7 @@ def load_score_model(
     computes in: a bfloat16 score has two digits, and differences of scores are what is learned.
     """
     config = load_config(path)
-    kind = (config.architectures or [""])[0]
-    of_steps = judges_steps(config)
-    if "SequenceClassification" in kind and config.num_labels != 1:
-        raise UsageError(
-            f"{path} gives {config.num_labels} labels: a reward model has one "
-            "(num_labels in config.json)"
-        )
-    if of_steps and config.num_labels != len(STEP_LABELS):
-        raise UsageError(
-            f"{path} gives {config.num_labels} labels to a token: a process reward model has two, "
-            "wrong and right (num_labels in config.json)"
-        )
-    auto = AutoModelForTokenClassification if of_steps else AutoModelForSequenceClassification
-    config.num_labels = len(STEP_LABELS) if of_steps else 1
+    of_steps, auto = judges_steps(config), _class_of(config, path)
     tokenizer = load_tokenizer(path)
     how = Loading(dtype, device or torch.device("cpu"), quantize, ranks, in_files)
     lm, missing = read_weights(path, config, auto, how)
@@ -147,11 +134,11 @@ def _one_row(head: nn.Linear, path: str, *, trained: bool) -> nn.Linear:
             f"the head of {path} has a bias (score.bias), and a head that is trained here has "
             "none: train from the model that it came from, or use it as it is"
         )
-    one = nn.Linear(head.in_features, 1, bias=biased, device=head.weight.device)
-    one.weight.copy_(difference[None])
+    row = nn.Linear(head.in_features, 1, bias=biased, device=head.weight.device)
+    row.weight.copy_(difference[None])
     if bias is not None and biased:
-        one.bias.copy_(bias[None])
-    return one
+        row.bias.copy_(bias[None])
+    return row
 
 
 def two_labels(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -163,6 +150,25 @@ def two_labels(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     zeros = torch.zeros(len(STEP_LABELS), dtype=row.dtype)
     others: Any = weights  # left as it is: it may read or gather them one by one
     return ChainMap({HEAD: torch.cat([torch.zeros_like(row), row]), BIAS: zeros}, others)
+
+
+def _class_of(config: Any, path: str) -> Any:
+    """The Auto class that reads the files of a config, whose number of labels is made that class's.
+    Raises UsageError where a reward model has another number.
+    """
+    kind, of_steps = (config.architectures or [""])[0], judges_steps(config)
+    if "SequenceClassification" in kind and config.num_labels != 1:
+        raise UsageError(
+            f"{path} gives {config.num_labels} labels: a reward model has one "
+            "(num_labels in config.json)"
+        )
+    if of_steps and config.num_labels != len(STEP_LABELS):
+        raise UsageError(
+            f"{path} gives {config.num_labels} labels to a token: a process reward model has two, "
+            "wrong and right (num_labels in config.json)"
+        )
+    config.num_labels = len(STEP_LABELS) if of_steps else 1
+    return AutoModelForTokenClassification if of_steps else AutoModelForSequenceClassification
 
 
 def in_float32(head: nn.Module) -> None:

@@ -11,12 +11,12 @@ from pydantic import Field
 
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt, Rollout
+from postgrad.ops.advantages import Floats
 from postgrad.rewards.learned import AskedHere, Learned, asked
 from postgrad.rewards.protocol import Outcome
 from postgrad.rewards.settings import RewardSettings
 
 Aggregate = Literal["min", "product", "mean", "last", "sum"]
-Floats = NDArray[np.float64]
 
 
 class StepScores(AskedHere):
@@ -58,8 +58,10 @@ def so_far(scores: Floats, aggregate: Aggregate) -> Floats:
         return np.cumprod(scores)
     if aggregate == "last":
         return scores
-    sums: Floats = np.cumsum(scores)
-    return sums if aggregate == "sum" else sums / np.arange(1, len(scores) + 1, dtype=np.float64)
+    sums = np.cumsum(scores)
+    if aggregate == "mean":
+        sums /= np.arange(1, len(scores) + 1)
+    return sums
 
 
 class StepComponent:

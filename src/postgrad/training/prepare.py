@@ -29,7 +29,7 @@ from postgrad.observe.sentinels.watch import Sentinels
 from postgrad.observe.sinks import Logs
 from postgrad.observe.watchdog import Watchdog
 from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RewardRecipe, RLRecipe, SFTRecipe
-from postgrad.training import foreseen, memory, pairs, rl, sft, steps
+from postgrad.training import foreseen, memory, pairs, rl, sft
 from postgrad.training.loop import Job
 from postgrad.training.peaks import Gauge, Peaks, gauges_for
 from postgrad.training.pinned import require_unchanged
@@ -53,8 +53,6 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
         match recipe:
             case SFTRecipe():
                 job = sft.assemble(run, recipe, path, stack, checkpoint)
-            case RewardRecipe() if recipe.row_kind == "steps":
-                job = steps.assemble(run, recipe, path, checkpoint)
             case RewardRecipe():
                 job = pairs.reward(run, recipe, path, checkpoint)
             case PreferenceRecipe():

@@ -32,7 +32,8 @@ from postgrad.tools.serve.metrics import Metrics
 from postgrad.tools.serve.wire import Refusal, ServerLimits
 
 # of one sequence: a number, or [steps] of a process reward model
-Score = np.float64 | NDArray[np.float64]
+SequenceScore = np.float64 | NDArray[np.float64]
+ScoreList = list[NDArray[np.float64]] | NDArray[np.float64]  # of several sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +48,12 @@ class ServedModel:
     max_tokens: int | None  # the positions that the model knows; None where it knows any
     separator: str | None = None  # of steps, if it is a process reward model
 
-    def score(self, sequences: Sequence[NDArray[np.int32]]) -> Sequence[Score]:
+    def score(self, sequences: Sequence[NDArray[np.int32]]) -> ScoreList:
         """The score at each last token; see score_sequences. Of a process reward model the
         probabilities that the steps are right: a sequence is [tokens, 2] then, see wire.Encoder.
         """
         if self.separator is None:
-            return list(score_sequences(self.role, sequences))
+            return score_sequences(self.role, sequences)
         marked = Sequences(
             Ragged.of([each[:, 0] for each in sequences], np.int32),
             Ragged.of([each[:, 1] > 0 for each in sequences], np.bool_),
@@ -100,7 +101,7 @@ _LONGEST_RETRY = 60  # seconds
 class SequenceScorer(Protocol):
     """A model that gives every sequence a number, or one for each of its steps."""
 
-    def score(self, sequences: Sequence[NDArray[np.int32]]) -> Sequence[Score]:
+    def score(self, sequences: Sequence[NDArray[np.int32]]) -> ScoreList:
         """The score of each sequence of [tokens], at least one, read at its last token."""
         ...
 
@@ -138,8 +139,8 @@ class _WaitingRequest:
 
     sequences: Sequence[NDArray[np.int32]]  # [tokens] of token ids each
     loop: asyncio.AbstractEventLoop  # where `done` is waited for
-    done: asyncio.Future[list[Score]]
-    scores: list[Score]  # of each sequence, NaN where there is none yet
+    done: asyncio.Future[list[SequenceScore]]
+    scores: list[SequenceScore]  # of each sequence, NaN where there is none yet
     since: float  # seconds, of time.monotonic
     taken: int = 0  # sequences that are in a batch already
     missing: int = 0  # sequences that have neither a score nor a failure
@@ -181,8 +182,8 @@ class Batcher:
             self._changed.notify()
         self._thread.join(seconds)
 
-    async def score(self, sequences: Sequence[NDArray[np.int32]]) -> list[Score]:
-        """The finite scores of each sequence. Cancelling it takes what still waits out of the queue.
+    async def score(self, sequences: Sequence[NDArray[np.int32]]) -> list[SequenceScore]:
+        """The finite scores of each sequence. Cancelling takes what still waits out of the queue.
 
         Raises Refusal: 503 where the queue is full or the server is stopping, 500 where the model
         fails on a sequence or gives it no finite score, naming which.
@@ -269,7 +270,7 @@ class Batcher:
                     self._waiting.append(request)
             return batch
 
-    def _scored(self, sequences: Sequence[NDArray[np.int32]]) -> list[Score | Exception]:
+    def _scored(self, sequences: Sequence[NDArray[np.int32]]) -> list[SequenceScore | Exception]:
         """The score of each sequence, or the exception that the model raised for it.
 
         A batch on which it fails is halved, so that one bad sequence costs its neighbours time and
@@ -286,7 +287,9 @@ class Batcher:
             return self._scored(sequences[:half]) + self._scored(sequences[half:])
         return list(scores)
 
-    def _settle(self, request: _WaitingRequest, place: int, result: Score | Exception) -> None:
+    def _settle(
+        self, request: _WaitingRequest, place: int, result: SequenceScore | Exception
+    ) -> None:
         if isinstance(result, Exception):
             request.failures[place] = ("model_failed", f"the model failed: {type(result).__name__}")
         elif not np.isfinite(result).all():
