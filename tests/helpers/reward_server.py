@@ -39,6 +39,7 @@ class FakeModel:
     mean: float | None = 10.0
     std: float | None = 4.0
     max_tokens: int | None = None
+    separator: str | None = None
     seconds: float = 0.0
     gate: threading.Event | None = None
     entered: threading.Event = field(default_factory=threading.Event)

@@ -16,6 +16,7 @@ class FakeLearned:
 
     mean: float | None = 1.0
     std: float | None = 4.0
+    separator: str | None = None
 
     def __init__(self, values=None, error=None):
         self.calls = []

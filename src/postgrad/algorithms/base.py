@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from postgrad.ops.preferences import AnswerSums
 
-LossLevel = Literal["token", "sequence", "pair", "group"]
+LossLevel = Literal["token", "step", "sequence", "pair", "group"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class ScoreInputs:
     """
 
     # [E] float32 with gradient: a critic's value of the state before each loss token, or a reward
-    # model's score at the last token of each sequence.
+    # model's score: at the last token of each sequence, or of each step.
     scores: Tensor
     columns: Mapping[str, Tensor]
     sequence: Tensor
@@ -216,12 +216,14 @@ class PreferenceAlgorithm(PolicyAlgorithm):
 
 
 class RewardAlgorithm(ScoreAlgorithm):
-    """An algorithm that learns a reward model from pairs."""
+    """An algorithm that learns a reward model: from pairs, or from steps with labels."""
 
     @abstractmethod
-    def experience(self, sequences: Sequences, margins: NDArray[np.float64]) -> Experience:
-        """The pairs of one update, with loss at the last token of each sequence alone.
+    def experience(self, sequences: Sequences, targets: NDArray[np.float64]) -> Experience:
+        """The samples of one update, with loss where the model scores alone.
 
-        margins: [S / 2] by how much each chosen answer is better, in the data's units; zeros where
-        the data has none. Sequences that are not pairs are a ValueError.
+        With level "pair" that is the last token of each sequence, and targets [S / 2] say by how
+        much each chosen answer is better, in the data's units; zeros where the data has none. With
+        level "step" it is the last token of each labelled step, where sequences.loss_mask is True
+        already, and targets [N] are the labels there. Anything else is a ValueError.
         """

@@ -38,11 +38,11 @@ class BradleyTerry(RewardAlgorithm):
             raise ValueError("the log_exp loss has no margin: set loss = 'log_sigmoid'")
         return self
 
-    def experience(self, sequences: Sequences, margins: NDArray[np.float64]) -> Experience:
+    def experience(self, sequences: Sequences, targets: NDArray[np.float64]) -> Experience:
         check_pairs(sequences)
-        if 2 * len(margins) != len(sequences) or not np.isfinite(margins).all():
+        if 2 * len(targets) != len(sequences) or not np.isfinite(targets).all():
             raise ValueError("each pair has one margin, a finite number")
-        columns = {"margins": sequences.tokens.spread(np.repeat(margins, 2))}
+        columns = {"margins": sequences.tokens.spread(np.repeat(targets, 2))}
         return Experience(sequences.at_last(), columns, np.ones(len(sequences), np.bool_))
 
     def entry_weights(self, sequences: Sequences, rows: NDArray[np.int64]) -> Ragged:

@@ -26,6 +26,7 @@ ALGORITHMS = {
     "ppo": "postgrad.algorithms.ppo:PPO",
     "online_dpo": "postgrad.algorithms.online_dpo:OnlineDPO",
     "bradley_terry": "postgrad.algorithms.bradley_terry:BradleyTerry",
+    "process_reward": "postgrad.algorithms.process_reward:ProcessReward",
     "dpo": "postgrad.algorithms.dpo:DPO",
     "ipo": "postgrad.algorithms.ipo:IPO",
     "simpo": "postgrad.algorithms.simpo:SimPO",

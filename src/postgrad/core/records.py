@@ -71,7 +71,8 @@ class Rollout:
     # Which policy version wrote how many tokens, in order: ((3, 120), (4, 16)).
     versions: tuple[tuple[int, int], ...]
     text: str  # all turns decoded, without special tokens
-    # More values per token, [R] each: "turn_rewards".
+    # More values per token, [R] each: "turn_rewards" of an environment, not weighted, and
+    # "step_rewards", the weighted parts of the total that belong to single steps.
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
     # What verifiers read after several turns, the text of the last one; None: they read `text`.
     answer: str | None = None
@@ -159,7 +160,7 @@ class RolloutBatch:
     sequences: Sequences
     sampled_logprobs: Ragged  # float32 [N] nats; zeros where loss_mask is False
     # float64 [N]: what the environment gave for a turn, weighted, at the last token that the policy
-    # wrote in the turn; zeros elsewhere.
+    # wrote in the turn, and what a process reward gave for a step at its last token; else zeros.
     turn_rewards: Ragged
     rewards: NDArray[np.float64]  # [S] the total of each sample, turn rewards included
     ticket: NDArray[np.int64]  # [S]
@@ -251,11 +252,14 @@ def _versions(rollouts: Sequence[Rollout], at_prompt: Sequence[NDArray[Any]]) ->
 
 
 def _turn_rewards(group: ScoredGroup, rollout: Rollout) -> NDArray[np.float64]:
-    """[R] the environment's rewards of the turns, times their weight in the group's total."""
-    earned = rollout.columns.get("turn_rewards") if group.turn_weight else None
-    if earned is None:
-        return np.zeros(len(rollout.token_ids))
-    return group.turn_weight * earned.astype(np.float64)
+    """[R] the environment's rewards of the turns, times their weight in the group's total, and the
+    rewards of steps.
+    """
+    rewards = np.zeros(len(rollout.token_ids))
+    for name, weight in (("turn_rewards", group.turn_weight), ("step_rewards", 1.0)):
+        if weight and name in rollout.columns:
+            rewards += weight * rollout.columns[name].astype(np.float64)
+    return rewards
 
 
 @dataclass(frozen=True, slots=True)

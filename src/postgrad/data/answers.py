@@ -214,7 +214,7 @@ def _of_texts(
     if all(is_transcript(text, settings.speakers) for text in texts.values()):
         chats = [turns_of(text, settings.speakers) for text in texts.values()]
         return f"transcripts ({user}:, {assistant}:)", chats, None
-    prompt = _prompt(row, settings)
+    prompt = prompt_before(row, settings)
     if prompt is None:
         raise UsageError(
             f"{row.place}: row {row.index}: {' and '.join(map(repr, texts))} are text that does "
@@ -244,7 +244,7 @@ def _of_messages(
             f"{row.place}: row {row.index}: of {' and '.join(map(repr, values))} one begins with "
             "the assistant, the other does not"
         )
-    prompt = _prompt(row, settings)
+    prompt = prompt_before(row, settings)
     if prompt is None:
         raise UsageError(
             f"{row.place}: row {row.index}: {' and '.join(map(repr, values))} begin with the "
@@ -254,7 +254,7 @@ def _of_messages(
     return f"messages that answer {name!r}", [[*before, *chat] for chat in chats], len(before)
 
 
-def _prompt(row: Row, settings: PairSettings) -> tuple[list[Message], str, bool] | None:
+def prompt_before(row: Row, settings: PairSettings) -> tuple[list[Message], str, bool] | None:
     """(messages that are answered, name of their column, whether it held a transcript); None where
     the row has no such column.
     """

@@ -20,6 +20,7 @@ from postgrad.data.overlap import HeldOut, Selection
 from postgrad.data.prompts import load_prompts
 from postgrad.data.rows import Row
 from postgrad.data.settings import DataSettings, MixSettings, PairSettings, Share, Together
+from postgrad.data.steps import is_stepwise, steps_of
 
 
 class Mixture(Generic[Drawn]):
@@ -128,5 +129,9 @@ def dataset_texts(settings: DataSettings | PairSettings) -> Iterator[str]:
 
 def _messages_of(row: Row, settings: DataSettings | PairSettings) -> list[Message]:
     if isinstance(settings, PairSettings):
+        if is_stepwise(row, settings):
+            answers = steps_of(row, settings)
+            main, *_ = answers.paths
+            return answers.messages(main, settings.separator)
         return labelled_of(row, settings).messages
     return prompt_of(row, settings) if settings.answer == "" else conversation_of(row, settings)

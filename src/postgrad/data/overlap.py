@@ -17,6 +17,7 @@ from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import asked_in, prompt_of
 from postgrad.data.rows import Row
 from postgrad.data.settings import DataSettings, HeldOutBy, PairSettings, RowSettings
+from postgrad.data.steps import is_stepwise, steps_of
 
 # Chinese and Japanese are written without spaces: each of their characters counts as a word.
 _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -116,6 +117,8 @@ def keys(settings: DataSettings | PairSettings) -> frozenset[str]:
 
 def _questions(row: Row, settings: DataSettings | PairSettings) -> list[str]:
     if isinstance(settings, PairSettings):
+        if is_stepwise(row, settings):
+            return steps_of(row, settings).question
         return labelled_of(row, settings).question
     return asked_in(row, prompt_of(row, settings), settings)
 

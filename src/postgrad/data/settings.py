@@ -169,7 +169,8 @@ class MixSettings(Together, DataSettings):
 
 
 class PairSettings(RowSettings):
-    """One dataset in which one answer is preferred to another, or each answer has a label.
+    """One dataset in which one answer is preferred to another, or each answer or each of its steps
+    has a label.
 
     A row's own columns say which of the shapes in docs/data.md it has. `max_len` counts the tokens
     of one conversation, prompt and answer. "" is none.
@@ -182,10 +183,16 @@ class PairSettings(RowSettings):
     completion: str = "completion"  # rows with one answer and a label (KTO)
     label: str = "label"  # true: desirable
     speakers: tuple[str, str] = ("Human", "Assistant")  # of transcripts: the user, the assistant
+    completions: str = "completions"  # rows of steps (process rewards): a list of texts
+    labels: str = "labels"  # of each step: true or false, or a number from 0 to 1
+    separator: str = Field(default="\n\n", min_length=1)  # written between two steps
+    step_mark: str = Field(default="ки", min_length=1)  # ends a step in Math-Shepherd's texts
+    neutral: float = Field(default=1.0, ge=0.0, le=1.0)  # the label of PRM800K's rating 0
 
     @model_validator(mode="after")
     def _columns_differ(self) -> Self:
         named = [self.chosen, self.rejected, self.completion, self.label, self.margin, self.prompt]
+        named += [self.completions, self.labels]
         columns = [name for name in named if name]
         if self.on_too_long == "split":
             raise ValueError(_ONLY_TEXT)

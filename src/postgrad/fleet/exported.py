@@ -16,7 +16,7 @@ from postgrad.models.four_bits import Quantize
 from postgrad.models.score import RewardScale, scale_of_state
 from postgrad.models.settings import LoraSettings
 from postgrad.parallel.device import compute_dtype
-from postgrad.recipe.recipe import Recipe, RLRecipe
+from postgrad.recipe.recipe import Recipe, RewardRecipe, RLRecipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class ExportedRole:
     scores: bool  # it has a score head
     template: str = ""  # the recipe's data.chat_template
     quantize: Quantize = "none"  # of the frozen base under its adapter
+    separator: str | None = None  # of steps, if it is a process reward model
 
     def export(
         self,
@@ -52,7 +53,7 @@ class ExportedRole:
                 self.base, weights, self.lora, quantize=self.quantize, dtype=dtype
             )
         scale = None
-        if self.scores:
+        if self.scores and self.separator is None:
             trained = self.stem.startswith("reward_model.")
             scale = scale_of_state(state) if trained else RewardScale()
         export_hf(
@@ -61,6 +62,7 @@ class ExportedRole:
             to,
             dtype=dtype,
             scale=scale,
+            separator=self.separator,
             overwrite=overwrite,
             chat_template=self.template,
             card=card,
@@ -72,6 +74,11 @@ class ExportedRole:
         """Writes the adapter alone. Raises UsageError where the role has none."""
         if self.lora is None:
             raise UsageError("--adapter: this role was trained whole, without [model.lora]")
+        if self.separator is not None:
+            raise UsageError(
+                "--adapter: PEFT's files do not say that a head judges steps: leave it out, and "
+                "the model is written with the adapter merged"
+            )
         write_adapter(weights, self.lora, self.base, to, chat_template=self.template, card=card)
 
 
@@ -104,7 +111,10 @@ def roles_of(recipe: Recipe, base: str) -> dict[str, ExportedRole]:
         return ExportedRole(stem, base, lora, scores, template, recipe.model.quantize)
 
     if recipe.trained_role == "reward_model":
-        return {"reward_model": of_base("reward_model.weights", scores=True)}
+        role = of_base("reward_model.weights", scores=True)
+        if isinstance(recipe, RewardRecipe) and recipe.row_kind == "steps":
+            role = replace(role, separator=recipe.data.separator)
+        return {"reward_model": role}
     by_stem = {"policy": of_base("policy.weights", scores=False)}
     if isinstance(recipe, RLRecipe):
         if recipe.reference.moves:

@@ -1,4 +1,4 @@
-"""The reward model of a run, as [[rewards]] of type "reward_model" ask it."""
+"""The reward model of a run, as [[rewards]] of type "reward_model" or "process_reward" ask it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,12 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.data.step_tokens import step_ends
 from postgrad.learner.protocols import Scores
-from postgrad.learner.score import score_sequences
+from postgrad.learner.score import probabilities, score_sequences, step_scores
 from postgrad.models.load import load_config, require_same_tokens
-from postgrad.models.score import scale_of
+from postgrad.models.score import judges_steps, scale_of, separator_of
 from postgrad.recipe.recipe import Answering
-from postgrad.rewards.learned import REWARD_MODEL
+from postgrad.rewards.learned import REWARD_MODELS
 from postgrad.rewards.registry import component_names, for_rollout
 from postgrad.rewards.scorer import Scorer
 from postgrad.rewards.settings import RewardSettings
@@ -28,7 +31,10 @@ class LearnedReward:
         serve = f'serve it with postgrad serve-reward {path} and ask it with type = "remote"'
         require_same_tokens(path, "reward_model.model.path", tokenizer, remedy=serve)
         self.path = path
-        self._scale = scale_of(load_config(path))
+        config = load_config(path)
+        self._tokenizer = tokenizer
+        self._scale = scale_of(config)
+        self.separator = separator_of(config) if judges_steps(config) else None
         self.role: Scores | None = None
 
     @property
@@ -45,6 +51,22 @@ class LearnedReward:
         """[S] the score at each last token; see score_sequences."""
         assert self.role is not None  # given before anything is sampled
         return score_sequences(self.role, sequences)
+
+    def step_ends(self, ids: NDArray[np.int32], separator: str) -> NDArray[np.int64]:
+        """[steps] the places of the last token of each step of a turn [R]; see data.step_ends."""
+        return step_ends(self._tokenizer, ids, separator)
+
+    def score_steps(
+        self, sequences: Sequence[NDArray[np.int32]], masks: Sequence[NDArray[np.bool_]]
+    ) -> list[NDArray[np.float64]]:
+        """The probability that a step is right, [steps] of each sequence of one prompt. masks: True
+        at the last tokens of steps.
+        """
+        assert self.role is not None  # given before anything is sampled
+        tokens = Ragged.of(sequences, np.int32)
+        group = np.zeros(len(tokens), np.int64)  # a layout shares openings within a group
+        marked = Sequences(tokens, Ragged.of(masks, np.bool_), group)
+        return [probabilities(scores) for scores in step_scores(self.role, marked)]
 
 
 def learned_reward(recipe: Answering, tokenizer: Any) -> LearnedReward | None:
@@ -68,7 +90,7 @@ def _by_component(
     if learned is None:
         return {}
     names = zip(component_names(rewards), rewards, strict=True)
-    return {name: learned for name, reward in names if reward.type == REWARD_MODEL}
+    return {name: learned for name, reward in names if reward.type in REWARD_MODELS}
 
 
 def scorer_of(recipe: Answering, learned: LearnedReward | None = None) -> Scorer:

@@ -82,6 +82,18 @@ def score_sequences(model: Scores, sequences: Sequence[NDArray[np.int32]]) -> ND
     return last_scores(model, Sequences(tokens, no_loss, one_group))
 
 
+def step_scores(model: Scores, sequences: Sequences) -> list[NDArray[np.float64]]:
+    """The scores of each sequence at its loss tokens: [steps] of a process reward model."""
+    scores = model.scores(sequences).result()
+    rows = zip(scores, sequences.loss_mask, strict=True)
+    return [values[mask].astype(np.float64) for values, mask in rows]
+
+
+def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """That a step is right, by its score: the logistic function, also of scores far from 0."""
+    return np.exp(-np.logaddexp(0.0, -scores))
+
+
 def last_scores(model: Scores, sequences: Sequences) -> NDArray[np.float64]:
     """[S] the score of each whole sequence: that of its last token."""
     marked = sequences.at_last()

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     GenerationConfig,
 )
@@ -34,7 +35,15 @@ from postgrad.models.load import (
 from postgrad.models.named_templates import with_template
 from postgrad.models.rendering import Unrenderable, rendered
 from postgrad.models.save import save_model
-from postgrad.models.score import MEAN, STD, RewardScale, require_padding
+from postgrad.models.score import (
+    MEAN,
+    SEPARATOR,
+    STD,
+    STEP_LABELS,
+    RewardScale,
+    require_padding,
+    two_labels,
+)
 from postgrad.models.stored import Box, StoredTensor, of_tensors, real
 
 PROBE = "The quick brown fox jumps over the lazy dog."
@@ -50,6 +59,7 @@ def export_hf(
     *,
     dtype: torch.dtype,
     scale: RewardScale | None = None,
+    separator: str | None = None,
     overwrite: bool = False,
     chat_template: str = "",
     card: str | None = None,
@@ -59,7 +69,9 @@ def export_hf(
     weights: by hub name, a tied one once; each is asked for when it is written, and again for the
     check, so that a mapping may gather or read them one by one. base: the directory or hub id of
     the model that they were trained from. scale: of a critic or reward model, which is written as a
-    model for sequence classification with one label; None for a policy. chat_template:
+    model for sequence classification with one label; None for a policy. separator: between two
+    steps, of a process reward model, which is written as a model for token classification with two
+    labels, and has no scale. chat_template:
     data.chat_template, which replaces the tokenizer's; "" keeps it. card: the text of the model
     card.
 
@@ -71,14 +83,16 @@ def export_hf(
         raise UsageError(f"{to} already exists: choose another --to")
     tokenizer = with_template(load_tokenizer(base), chat_template)
     config = load_config(base)
-    kind = AutoModelForCausalLM
-    if scale is not None:
+    kind: Any = AutoModelForCausalLM
+    if separator is not None:
+        kind, weights = _describe_steps(config, separator), two_labels(weights)
+    elif scale is not None:
         kind = AutoModelForSequenceClassification
         _describe_scores(config, tokenizer, base, scale)
     meta = skeleton(config, kind, base)
     require_room(meta, sum(parameter.nbytes for parameter in meta.parameters()), base)  # buffers
     lm = _model_of(weights, _buffers(meta, base, config, kind, dtype), meta, dtype)
-    if scale is None:
+    if kind is AutoModelForCausalLM:
         lm.generation_config = _generation_config(base, tokenizer)
     save_model(
         _Saver(lm),
@@ -96,6 +110,15 @@ def _describe_scores(config: Any, tokenizer: Any, base: str, scale: RewardScale)
     config.pad_token_id = tokenizer.pad_token_id  # what transformers finds the last token by
     setattr(config, MEAN, scale.mean)
     setattr(config, STD, scale.std)
+
+
+def _describe_steps(config: Any, separator: str) -> Any:
+    """The Auto class of a process reward model: its labels are read at the last token of a step."""
+    config.num_labels = len(STEP_LABELS)
+    config.id2label = dict(enumerate(STEP_LABELS))
+    config.label2id = {label: number for number, label in enumerate(STEP_LABELS)}
+    setattr(config, SEPARATOR, separator)
+    return AutoModelForTokenClassification
 
 
 def _buffers(meta: Any, base: str, config: Any, kind: Any, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -198,6 +221,8 @@ def _generation_config(base: str, tokenizer: Any) -> GenerationConfig:
 def _compare(lm: Any, tokenizer: Any, written: Path) -> None:
     read_tokenizer: Any = AutoTokenizer.from_pretrained(written)
     kind: Any = AutoModelForSequenceClassification if hasattr(lm, "score") else AutoModelForCausalLM
+    if type(lm).__name__.endswith("ForTokenClassification"):
+        kind = AutoModelForTokenClassification
     read = read_plain(str(written), kind, lm.dtype)
     text = _probe(tokenizer)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -18,6 +18,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     GenerationConfig,
 )
@@ -327,8 +328,8 @@ def skeleton(config: Any, kind: Any, path: str) -> Any:
     """The model of a config as `kind`, an Auto class, on the meta device: shapes without memory.
     Raises UsageError where transformers cannot make one.
     """
-    if kind is AutoModelForSequenceClassification:
-        give_score_class(config)
+    if kind in (AutoModelForSequenceClassification, AutoModelForTokenClassification):
+        give_score_class(config, kind)
     problem = f"transformers makes no model of {path}/{files.CONFIG}"
     with reading(problem, "take the config.json that belongs to the weights"), torch.device("meta"):
         return kind.from_config(copy.deepcopy(config))

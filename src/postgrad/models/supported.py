@@ -17,10 +17,14 @@ from typing import Any, Literal, get_args
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    AutoModelForSequenceClassification,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    AutoModelForTokenClassification,
 )
 from transformers.activations import ACT2FN
-from transformers.modeling_layers import GenericForSequenceClassification
+from transformers.modeling_layers import (
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from postgrad.core.errors import UsageError
@@ -146,24 +150,31 @@ def require_interface(lm: Any, path: str) -> None:
         raise unsupported(kind, path, "layers", str(error)) from error
 
 
-def give_score_class(config: Any) -> None:
-    """Registers a model for sequence classification of the config's type with transformers, in this
-    process, where it has none: the type's decoder with transformers' own generic `score` head.
+def give_score_class(config: Any, auto: Any) -> None:
+    """Registers a model for classification of the config's type with transformers, in this process,
+    where it has none: the type's decoder with transformers' own generic `score` head. auto: the
+    Auto class, for sequence or for token classification.
     """
-    kind, score_classes = type(config), MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    of_tokens = auto is AutoModelForTokenClassification
+    generic: Any = GenericForTokenClassification if of_tokens else GenericForSequenceClassification
+    score_classes: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    if of_tokens:
+        score_classes = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
+    kind = type(config)
     if kind in score_classes or kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return
     causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
     of_type = next(base for base in causal.__mro__ if base.__name__.endswith("PreTrainedModel"))
-    name = f"{of_type.__name__.removesuffix('PreTrainedModel')}ForSequenceClassification"
-    bases = (GenericForSequenceClassification, of_type)
+    ending = generic.__name__.removeprefix("Generic")
+    name = f"{of_type.__name__.removesuffix('PreTrainedModel')}{ending}"
+    bases = (generic, of_type)
     members = {
         "base_model_prefix": of_type.base_model_prefix,
         "config_class": kind,
         "__module__": causal.__module__,
     }
     # exist_ok: without it transformers passes over configs of its own in silence
-    AutoModelForSequenceClassification.register(kind, type(name, bases, members), exist_ok=True)
+    auto.register(kind, type(name, bases, members), exist_ok=True)
 
 
 def checkpoint_activations(lm: Any) -> None:

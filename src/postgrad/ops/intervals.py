@@ -188,3 +188,29 @@ def _digits(words: NDArray[np.uint64], n: int) -> NDArray[np.uint8]:
     """[numbers, n] the n lowest binary digits of [numbers, words], the first word lowest."""
     octets = words.astype("<u8").view(np.uint8)
     return np.unpackbits(octets, axis=1, count=n, bitorder="little")
+
+
+def harmonic_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, Interval]:
+    """The harmonic mean 2ab / (a + b) of two rates a, b over different problems, each with a value
+    in {0, 1}, and its interval. NaN where one of them has no problem; 0 where both are 0.
+
+    The mean grows with either rate. Each end is reached from the estimate by moving the rates to
+    their Wilson bounds one by one and adding the two distances in squares (the square-and-add
+    method of Zou and Donner 2008): valid near 0 and 1, where a standard error is not.
+    """
+    if not first or not second:
+        return math.nan, NOTHING
+    a, b = sum(first) / len(first), sum(second) / len(second)
+    bounds_a, bounds_b = wilson(a, len(first)), wilson(b, len(second))
+    mean = _harmonic(a, b)
+    if mean == 0:  # a rate of 0 holds the mean at 0 however far the other one moves
+        return 0.0, Interval(0.0, _harmonic(bounds_a.high, bounds_b.high))
+    down, up = (
+        math.hypot(_harmonic(moved_a, b) - mean, _harmonic(a, moved_b) - mean)
+        for moved_a, moved_b in zip(bounds_a, bounds_b, strict=True)
+    )
+    return mean, Interval(max(0.0, mean - down), min(1.0, mean + up))
+
+
+def _harmonic(a: float, b: float) -> float:
+    return 2 * a * b / (a + b) if a + b > 0 else 0.0

@@ -17,6 +17,7 @@ from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import conversation_of, prompt_of
 from postgrad.data.rows import Row, parse_split
 from postgrad.data.settings import DataSettings, PairSettings, RowSettings, Share
+from postgrad.data.steps import steps_of
 from postgrad.models.files import require_regular
 from postgrad.models.settings import ModelSettings
 from postgrad.recipe.recipe import Recipe
@@ -147,7 +148,12 @@ def _counted(
         return around + sum(count(text) for message in messages for text in texts_of(message))
 
     opening = OPENING + count("assistant")  # the answer's first tokens, which are not learned
-    if isinstance(settings, PairSettings):
+    if recipe.row_kind == "steps" and isinstance(settings, PairSettings):
+        answers = steps_of(row, settings)
+        for path in answers.paths:
+            *prompt, answer = answers.messages(path, settings.separator)
+            yield tokens(prompt) + opening, tokens([answer]) - opening - 1
+    elif isinstance(settings, PairSettings):
         paired = recipe.row_kind == "pair"
         sample = pair_of(row, settings) if paired else labelled_of(row, settings)
         replies = [messages[sample.first :] for messages in sample.conversations]

@@ -14,7 +14,7 @@ from postgrad.recipe.checks import evaluation_lengths, token_budget
 from postgrad.recipe.lines import RecipeProblem
 from postgrad.recipe.placement import engine_problems
 from postgrad.recipe.settings import AnsweringSections
-from postgrad.rewards.learned import REWARD_MODEL
+from postgrad.rewards.learned import REWARD_MODELS
 from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rewards.registry import build as build_verifier
 from postgrad.rewards.registry import component_names, for_rollout
@@ -273,19 +273,25 @@ def _reward_model(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     """[[rewards]] that ask a reward model which the recipe does not name."""
     model = recipe.model_tables.get(("reward_model", "model"))
     for place, reward in enumerate(recipe.rewards):
-        if reward.type != REWARD_MODEL:
+        if reward.type not in REWARD_MODELS:
             continue
+        by_step = reward.verifier_settings.get("credit") == "step"
+        if by_step and any(other.gate or other.multiply for other in recipe.rewards):
+            yield (
+                ("rewards", place, "credit"),
+                '"step" gives parts of a sum to steps, and with gate or multiply the reward is no '
+                "sum: leave them out",
+            )
         if model is None:
             yield (
                 ("rewards", place, "type"),
-                f'"{REWARD_MODEL}" is the reward model of an RL job; leave it out, or serve the '
+                f'"{reward.type}" is the reward model of an RL job; leave it out, or serve the '
                 'model and ask it with type = "remote"',
             )
         elif model.path is None:
             yield (
                 ("reward_model", "model", "path"),
-                f'[[rewards]] of type "{REWARD_MODEL}" ask this model: give its directory or hub '
-                "id",
+                f'[[rewards]] of type "{reward.type}" ask this model: give its directory or hub id',
             )
 
 

@@ -238,7 +238,9 @@ class RLRecipe(_Recipe, AnsweringSections):
 
 
 class RewardRecipe(_Recipe, ComparingSections):
-    """A reward model from pairs: a step is one update of `train_batch_size` pairs."""
+    """A reward model: a step is one update of `train_batch_size` pairs, or of as many answers with
+    labelled steps for an algorithm of level "step" (process rewards).
+    """
 
     job: Literal["reward"] = "reward"
     algorithm: Annotated[
@@ -298,7 +300,8 @@ class PreferenceRecipe(_Recipe, ComparingSections):
 
 
 def _row_kind(algorithm: RewardAlgorithm | PreferenceAlgorithm) -> RowKind:
-    return "pair" if algorithm.level == "pair" else "labelled"
+    kinds: dict[str, RowKind] = {"pair": "pair", "step": "steps"}
+    return kinds.get(algorithm.level, "labelled")
 
 
 Answering = SFTRecipe | RLRecipe

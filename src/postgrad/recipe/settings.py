@@ -19,7 +19,7 @@ from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import ModelSettings
 from postgrad.observe.settings import ObserveSettings, SentinelSettings
 from postgrad.recipe.lines import KeyPath
-from postgrad.rewards.learned import REWARD_MODEL
+from postgrad.rewards.learned import REWARD_MODELS
 from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rewards.registry import component_names
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
@@ -27,7 +27,7 @@ from postgrad.rollout.environments.base import build as build_environment
 from postgrad.rollout.settings import EnvironmentSettings, RolloutSettings
 
 # What a row of the training data becomes: the records of data/.
-RowKind = Literal["conversation", "prompt", "pair", "labelled"]
+RowKind = Literal["conversation", "prompt", "pair", "labelled", "steps"]
 
 
 class ReferenceSettings(Settings):
@@ -331,8 +331,8 @@ class AnsweringSections(CommonSections):
 
     @property
     def asks_reward_model(self) -> bool:
-        """True where one of [[rewards]] is the score of the model in [reward_model]."""
-        return any(reward.type == REWARD_MODEL for reward in self.rewards)
+        """True where one of [[rewards]] is a score of the model in [reward_model]."""
+        return any(reward.type in REWARD_MODELS for reward in self.rewards)
 
     @property
     def environment_weight(self) -> float | None:
@@ -367,7 +367,7 @@ class AnsweringSections(CommonSections):
 
 class ComparingSections(CommonSections):
     """Jobs that learn which of two answers is preferred: a sample is a pair, or one answer with a
-    label.
+    label, or with a label for each of its steps.
     """
 
     data: PairMixSettings
@@ -375,7 +375,7 @@ class ComparingSections(CommonSections):
 
     @property
     def min_micro_tokens(self) -> int:
-        return 2 * self.data.max_len
+        return (1 if self.row_kind == "steps" else 2) * self.data.max_len
 
 
 Sections = AnsweringSections | ComparingSections

@@ -17,14 +17,18 @@ from postgrad.rewards.protocol import Outcome
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import Verifier
 
-REWARD_MODEL = "reward_model"  # its type in [[rewards]]
+# types of [[rewards]] that ask it: for the score of a sample, or of each of its steps
+REWARD_MODELS = ("reward_model", "process_reward")
 _WORKERS = ("cpu_seconds", "wall_seconds", "waits")  # settings of components that have workers
 
 
 class Learned(Protocol):
     """A model that scores sequences. mean, std: of its scores on its training data, None where they
-    are not known.
+    are not known. separator: of the steps that it judges; None of a model that judges no steps.
     """
+
+    @property
+    def separator(self) -> str | None: ...
 
     @property
     def mean(self) -> float | None: ...
@@ -36,11 +40,40 @@ class Learned(Protocol):
         """Scores [S] of S sequences of token ids, each read at its last token."""
         ...
 
+    def step_ends(self, ids: NDArray[np.int32], separator: str) -> NDArray[np.int64]:
+        """[steps] the places of the last token of each step of a turn [R]."""
+        ...
 
-class RewardModel(Verifier):
+    def score_steps(
+        self, sequences: Sequence[NDArray[np.int32]], masks: Sequence[NDArray[np.bool_]]
+    ) -> list[NDArray[np.float64]]:
+        """The probability that a step is right, [steps] of each sequence. masks: True at the last
+        tokens of steps.
+        """
+        ...
+
+
+class AskedHere(Verifier):
+    """A verifier whose scores the run's own reward model gives, in this process."""
+
+    def component(self, name: str, reward: RewardSettings, learned: Learned | None) -> "Component":
+        """What scores groups. Raises UsageError where the model cannot."""
+        raise NotImplementedError
+
+
+class RewardModel(AskedHere):
     """The score of the run's own reward model."""
 
     normalise: bool = False  # (score - mean) / std, with the scale that is kept with the model
+
+    def component(self, name: str, reward: RewardSettings, learned: Learned | None) -> "Component":
+        model = asked(name, reward, learned)
+        if model.separator is not None:
+            raise UsageError(
+                f"rewards: {name!r} asks a process reward model, which scores steps: say type = "
+                '"process_reward"'
+            )
+        return Component(name, self, model)
 
     def scale(self, name: str, learned: Learned) -> tuple[float, float]:
         """(mean, std) for scaling its scores; (0, 1) without `normalise`.
@@ -64,25 +97,26 @@ class RewardModel(Verifier):
         return mean, std
 
 
+def asked(name: str, reward: RewardSettings, learned: Learned | None) -> Learned:
+    """The model that a component asks. Raises UsageError where the run has none, or the component
+    has settings of a worker.
+    """
+    for key in _WORKERS:  # a recipe in recipe.json has every default, hence no check of presence
+        if getattr(reward, key) != RewardSettings.model_fields[key].default:
+            raise UsageError(f"rewards.{key}: {name!r} runs in no worker, leave it out")
+    if learned is None:
+        raise UsageError(
+            f"rewards: {name!r} needs a reward model and there is none: give one in "
+            '[reward_model], or ask a server with type = "remote"'
+        )
+    return learned
+
+
 class Component:
     """A component that the run's reward model scores in this process, group by group."""
 
-    def __init__(
-        self, name: str, reward: RewardSettings, settings: RewardModel, learned: Learned | None
-    ) -> None:
-        """learned: None where the run has no such model. Raises UsageError where it is None, or the
-        component has settings of a worker.
-        """
-        for (
-            key
-        ) in _WORKERS:  # a recipe in recipe.json has every default, hence no check of presence
-            if getattr(reward, key) != RewardSettings.model_fields[key].default:
-                raise UsageError(f"rewards.{key}: {name!r} runs in no worker, leave it out")
-        if learned is None:
-            raise UsageError(
-                f"rewards: {name!r} needs a reward model and there is none: give one in "
-                '[reward_model], or ask a server with type = "remote"'
-            )
+    def __init__(self, name: str, settings: RewardModel, learned: Learned) -> None:
+        """Raises UsageError where the scores are to be scaled and their scale is not known."""
         self._name, self._learned = name, learned
         self._mean, self._std = settings.scale(name, learned)
         self._normalise = settings.normalise

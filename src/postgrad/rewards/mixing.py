@@ -14,6 +14,7 @@ from postgrad.rewards.protocol import Outcome
 from postgrad.rewards.settings import FailurePolicy, RewardSettings
 
 ENVIRONMENT = "environment"  # the component of turn rewards
+STEP_REWARDS = "step_rewards"  # a rollout's column: see RolloutBatch.turn_rewards
 
 
 def mix(
@@ -63,8 +64,32 @@ def mix(
         if len(scores) == len(components):
             totals[place] = total(list(components.values()), scores)
     totals[~kept] = math.nan
-    noted = {name: tuple(d) for name, d in details.items() if any(x is not None for x in d)}
-    return ScoredGroup(prompt, tuple(rollouts), rewards, totals, kept, tuple(failures), noted)
+    noted = {name: (*d,) for name, d in details.items() if any(x is not None for x in d)}
+    with_steps = _with_step_rewards(rollouts, list(components.values()), outcomes)
+    return ScoredGroup(prompt, with_steps, rewards, totals, kept, tuple(failures), noted)
+
+
+def _with_step_rewards(
+    rollouts: Sequence[Rollout],
+    components: Sequence[RewardSettings],
+    outcomes: Mapping[tuple[int, int], Outcome],
+) -> tuple[Rollout, ...]:
+    """The rollouts, with the weighted parts of their rewards by token as a column where there are
+    any. A recorded sample may have such a column of other rewards, which goes.
+    """
+    credited: list[Rollout] = []
+    for place, rollout in enumerate(rollouts):
+        columns = {name: c for name, c in rollout.columns.items() if name != STEP_REWARDS}
+        weighted = [
+            reward.weight * outcome.parts
+            for c, reward in enumerate(components)
+            if (outcome := outcomes.get((c, place))) and outcome.parts is not None
+        ]
+        if weighted:
+            columns[STEP_REWARDS] = np.sum(weighted, axis=0).astype(np.float32)
+        changed = weighted or STEP_REWARDS in rollout.columns
+        credited.append(replace(rollout, columns=columns) if changed else rollout)
+    return tuple(credited)
 
 
 def total(rewards: Sequence[RewardSettings], scores: Sequence[float]) -> float:

@@ -27,7 +27,7 @@ from typing import Any, Literal, get_args
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.rewards import protocol
-from postgrad.rewards.learned import RewardModel
+from postgrad.rewards.learned import AskedHere
 from postgrad.rewards.process import WorkerProcess, environment
 from postgrad.rewards.protocol import Outcome, ScoreJob
 from postgrad.rewards.registry import controller_verifier
@@ -131,7 +131,7 @@ def worker_bytes(rewards: Sequence[RewardSettings], scoring: ScoringSettings) ->
     """
     every = [(reward, controller_verifier(reward)) for reward in rewards]
     worked = [
-        (reward, verifier) for reward, verifier in every if not isinstance(verifier, RewardModel)
+        (reward, verifier) for reward, verifier in every if not isinstance(verifier, AskedHere)
     ]
     imports = [verifier.imports_bytes for _, verifier in worked]
     lanes: list[Lane] = [lane(reward, verifier) for reward, verifier in worked]

@@ -20,6 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from postgrad.core.settings import Settings
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView, RolloutView
@@ -49,6 +52,8 @@ class Outcome:
     detail: Any = None  # JSON value of the verifier; of a check the reason, or None
     cause: str | None = None  # "error", "cpu_time", "wall_clock" or "crash"; None: no failure
     message: str = ""  # of a failure
+    # [R] the parts of `value` by response token; None: all of it is of the whole sample
+    parts: NDArray[np.float64] | None = None
 
 
 def hello(rewards: Sequence[Settings], sandboxed: bool) -> bytes:

@@ -29,6 +29,7 @@ VERIFIERS = {
     "judge": "postgrad.rewards.judge:Judge",
     "remote": "postgrad.rewards.remote:Remote",
     "reward_model": "postgrad.rewards.learned:RewardModel",
+    "process_reward": "postgrad.rewards.process_reward:StepScores",
     "reasoning_gym": "postgrad.rewards.reasoning_gym:ReasoningGym",
     "code": "postgrad.rewards.code:Code",
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.rewards import protocol
-from postgrad.rewards.learned import Component, Learned, RewardModel
+from postgrad.rewards.learned import AskedHere, Learned
 from postgrad.rewards.mixing import ENVIRONMENT, Tally, add_turn_rewards, describe, mix
 from postgrad.rewards.pool import Lane, Lanes, lane
 from postgrad.rewards.protocol import Outcome, ScoreJob
@@ -67,9 +67,9 @@ class Scorer:
             for name, reward in zip(reward_names, rewards, strict=True)
         }
         self._learned = {
-            name: Component(name, self._components[name], verifier, (learned or {}).get(name))
+            name: verifier.component(name, self._components[name], (learned or {}).get(name))
             for name, verifier in verifiers.items()
-            if isinstance(verifier, RewardModel)
+            if isinstance(verifier, AskedHere)
         }
         self._worked = {n: r for n, r in self._components.items() if n not in self._learned}
         self._place_of = {name: place for place, name in enumerate(self._worked)}

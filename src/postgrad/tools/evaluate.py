@@ -30,11 +30,12 @@ from postgrad.evaluation.results import (
     ends,
     plus_minus,
 )
+from postgrad.evaluation.steps import StepEvaluator
 from postgrad.fleet.choices import Choices, choose
 from postgrad.fleet.engines import build_engine
 from postgrad.fleet.learned import learned_reward, scorer_of
 from postgrad.fleet.local import frozen_policy, frozen_reward_model
-from postgrad.learner.score import last_scores
+from postgrad.learner.score import last_scores, step_scores
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.observe.sinks import fast_json
@@ -312,6 +313,8 @@ def evaluate_pairs(
     """Results by set: of a reward model by its scores, of a policy by the implicit rewards of its
     loss.
     """
+    if recipe.row_kind == "steps":
+        return evaluate_steps(recipe, model, choices, console)
     evaluator = PairEvaluator(recipe.eval, load_tokenizer(model.path))
     print_rows(console, evaluator.accounts, f"rows of the evaluation data, read by {model.name}")
     with console.phase(f"evaluate {model.name}"):
@@ -319,6 +322,17 @@ def evaluate_pairs(
             role = frozen_reward_model(recipe, recipe.model, model.path, choices)
             return evaluator(lambda sequences: last_scores(role, sequences))
         return evaluator(_scores_of_policy(recipe, model.path, choices))
+
+
+def evaluate_steps(
+    recipe: Comparing, model: Evaluated, choices: Choices, console: Console
+) -> list[Result]:
+    """Results by set, of a process reward model."""
+    evaluator = StepEvaluator(recipe.eval, load_tokenizer(model.path))
+    print_rows(console, evaluator.accounts, f"rows of the evaluation data, read by {model.name}")
+    with console.phase(f"evaluate {model.name}"):
+        role = frozen_reward_model(recipe, recipe.model, model.path, choices)
+        return evaluator(lambda sequences: step_scores(role, sequences))
 
 
 def _scores_of_policy(

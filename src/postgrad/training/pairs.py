@@ -1,5 +1,6 @@
 """The jobs on preferences, from their assembly to their steps: `RewardJob` trains a reward model,
-`PreferenceJob` a policy without one. Both read pairs, or answers with labels one at a time.
+`StepRewardJob` one that judges steps, `PreferenceJob` a policy without one. They read pairs, or
+answers with labels one at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,15 +20,18 @@ from postgrad.core.records import Experience, Sequences
 from postgrad.data.cache import cache_folder
 from postgrad.data.draws import Drawn, Draws
 from postgrad.data.pairs import Labelled, Pair
+from postgrad.data.step_tokens import Stepwise
 from postgrad.evaluation.pairs import PairEvaluator, sequences_of
 from postgrad.evaluation.results import Result
+from postgrad.evaluation.steps import StepEvaluator
+from postgrad.evaluation.steps import sequences_of as steps_as_sequences
 from postgrad.fleet.local import require_unchanged
 from postgrad.learner.protocols import PolicyRole, ScoringRole
 from postgrad.learner.reference import ReferenceLogprobs
 from postgrad.learner.role import UpdateResult
-from postgrad.learner.score import last_scores
+from postgrad.learner.score import last_scores, step_scores
 from postgrad.models.load import load_tokenizer, require_same_tokens
-from postgrad.models.score import require_padding, scale_of_state
+from postgrad.models.score import require_padding, require_step_labels, scale_of_state
 from postgrad.ops.preferences import AnswerSums
 from postgrad.recipe.recipe import Comparing, PreferenceRecipe, RewardRecipe
 from postgrad.training import memory, rows
@@ -183,19 +187,58 @@ class RewardJob(SupervisedJob[Pair]):
             return self._evaluator(lambda sequences: last_scores(self._model, sequences))
 
 
-def reward(run: Run, recipe: RewardRecipe, path: str, checkpoint: Checkpoint | None) -> RewardJob:
+class StepRewardJob(SupervisedJob[Stepwise]):
+    """Trains a process reward model on answers whose steps have labels; evaluates it on held-out
+    ones.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        algorithm: RewardAlgorithm,
+        model: ScoringRole,
+        answers: Draws[Stepwise],
+        evaluator: StepEvaluator | None,
+    ) -> None:
+        super().__init__(run, model, algorithm, answers)
+        self._reward = algorithm
+        self._model = model
+        self._evaluator = evaluator
+
+    def experience(self, drawn: list[Stepwise]) -> Experience:
+        labels = np.concatenate([answer.labels for answer in drawn]).astype(np.float64)
+        return self._reward.experience(steps_as_sequences(drawn), labels)
+
+    def evaluate(self) -> list[Result]:
+        assert self._evaluator is not None
+        with self._run.phase("evaluate"):
+            return self._evaluator(lambda sequences: step_scores(self._model, sequences))
+
+
+def reward(
+    run: Run, recipe: RewardRecipe, path: str, checkpoint: Checkpoint | None
+) -> RewardJob | StepRewardJob:
     """The job, from a checkpoint where there is one. See train.prepare.assemble."""
-    tokenizer = load_tokenizer(path)
-    require_padding(tokenizer, path)
-    pairs = rows.pairs(recipe, tokenizer)
-    rows.show_rows(run, pairs.accounts)
-    evaluator = _evaluator(run, recipe, tokenizer)
-    run.count_rows(len(pairs))
+    tokenizer, by_step = load_tokenizer(path), recipe.row_kind == "steps"
+    if by_step:
+        require_step_labels(path)
+    else:
+        require_padding(tokenizer, path)
+    draws: Any = rows.training(recipe, tokenizer)
+    rows.show_rows(run, draws.accounts)
+    evaluator: Any = None
+    if by_step and recipe.eval.sets:
+        evaluator = StepEvaluator(recipe.eval, tokenizer)
+        rows.show_rows(run, evaluator.accounts, "evaluation")
+    elif not by_step:
+        evaluator = _evaluator(run, recipe, tokenizer)
+    run.count_rows(len(draws))
     model = run.fleet.reward_model(path)
     foresee_disk(run, model.state_bytes())
     memory.try_tokens(run, [model])
     rows.restore(model, checkpoint)
-    return RewardJob(run, recipe.algorithm, model, pairs, evaluator)
+    kind = StepRewardJob if by_step else RewardJob
+    return kind(run, recipe.algorithm, model, draws, evaluator)
 
 
 def preference(

@@ -14,8 +14,10 @@ from postgrad.data.conversations import Conversation
 from postgrad.data.draws import DrawnSet, Draws
 from postgrad.data.mixture import training_conversations, training_prompts
 from postgrad.data.pairs import Labelled, Pair, training_labelled, training_pairs
+from postgrad.data.step_tokens import Stepwise, training_steps
 from postgrad.evaluation import answers, losses
 from postgrad.evaluation import pairs as pair_sets
+from postgrad.evaluation import steps as step_sets
 from postgrad.evaluation.answers import (
     Evaluator,
     check_answers,
@@ -25,7 +27,14 @@ from postgrad.evaluation.answers import (
 )
 from postgrad.learner.protocols import Learns
 from postgrad.observe.console import Console
-from postgrad.recipe.recipe import Answering, Comparing, Recipe, RLRecipe, SFTRecipe
+from postgrad.recipe.recipe import (
+    Answering,
+    Comparing,
+    Recipe,
+    RewardRecipe,
+    RLRecipe,
+    SFTRecipe,
+)
 from postgrad.recipe.settings import RowKind
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.environments.chat import NOT_EXACT, Dialogue
@@ -111,11 +120,17 @@ def labelled(recipe: Comparing, tokenizer: Any) -> Draws[Labelled]:
     return training_labelled(recipe.data, tokenizer, exclude=held_out(recipe))
 
 
+def steps(recipe: Comparing, tokenizer: Any) -> Draws[Stepwise]:
+    """What a process reward model learns from."""
+    return training_steps(recipe.data, tokenizer, exclude=held_out(recipe))
+
+
 READERS: Mapping[RowKind, Callable[[Any, Any], Draws[Any]]] = {
     "conversation": conversations,
     "prompt": prompts,
     "pair": pairs,
     "labelled": labelled,
+    "steps": steps,
 }
 
 
@@ -126,6 +141,8 @@ def training(recipe: Recipe, tokenizer: Any) -> Draws[Any]:
 
 def evaluated(recipe: Recipe, place: int, tokenizer: Any) -> DrawnSet[Any]:
     """The evaluation set number `place`."""
+    if isinstance(recipe, RewardRecipe) and recipe.row_kind == "steps":
+        return step_sets.read_set(recipe.eval.sets[place], tokenizer)
     if not isinstance(recipe, Answering):
         return pair_sets.read_set(recipe.eval.sets[place], tokenizer)
     read_set = answers.read_set if recipe.samples_answers else losses.read_set

@@ -15,7 +15,7 @@ from postgrad.evaluation.answers import check_answers
 from postgrad.fleet.learned import learned_reward, scorer_of
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Answering
-from postgrad.rewards.learned import REWARD_MODEL
+from postgrad.rewards.learned import REWARD_MODELS
 from postgrad.rewards.registry import component_names, controller_verifier, for_rollout
 from postgrad.rewards.scorer import Scorer
 from postgrad.rewards.settings import RewardSettings
@@ -69,7 +69,7 @@ def try_answers(
     verifiers = {
         name: reward
         for name, reward in _components(recipe)
-        if reward.type != REWARD_MODEL  # it scores in the small run's step
+        if reward.type not in REWARD_MODELS  # it scores in the small run's step
     }
     if not verifiers or not check.ok:
         return

@@ -15,6 +15,7 @@ from postgrad.data.pairs import Labelled, Pair, load_labelled, load_pairs
 from postgrad.data.prompts import load_prompts
 from postgrad.data.rows import read_rows
 from postgrad.data.settings import RowSettings
+from postgrad.data.step_tokens import Stepwise, load_steps
 from postgrad.evaluation.answers import check_rows, with_tools
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
 from postgrad.tools.dry_run.outcome import Check, Report
@@ -158,6 +159,8 @@ def key_of(record: Any) -> Key:
     """
     if isinstance(record, Conversation):
         return record.row, record.text
+    if isinstance(record, Stepwise):
+        return record.row, record.path
     return record.row, record.desirable if isinstance(record, Labelled) else None
 
 
@@ -172,6 +175,8 @@ def _load(recipe: Recipe, settings: Any, part: DrawnSet[Any], tokenizer: Any) ->
         return load_conversations(settings, tokenizer)
     if isinstance(first, Labelled):
         return load_labelled(settings, tokenizer)
+    if isinstance(first, Stepwise):
+        return load_steps(settings, tokenizer)
     return load_pairs(settings, tokenizer)
 
 

@@ -12,6 +12,7 @@ from postgrad.core.records import Prompt
 from postgrad.data.conversations import Conversation
 from postgrad.data.draws import DrawnSet
 from postgrad.data.pairs import Labelled, Pair
+from postgrad.data.step_tokens import Stepwise
 from postgrad.observe.console import Console
 
 SHOWN = 10
@@ -129,6 +130,9 @@ def _sequences(record: Any) -> Iterator[tuple[str, Ids, NDArray[np.bool_] | None
         yield "prompt", record.token_ids, None
     elif isinstance(record, Conversation):
         yield "conversation", record.token_ids, record.loss_mask
+    elif isinstance(record, Stepwise):
+        steps = ", ".join(f"{label:.3g}" for label in record.labels[record.loss_mask])
+        yield f"steps {steps}", record.token_ids, record.loss_mask
     elif isinstance(record, Labelled):
         label = "desirable" if record.desirable else "undesirable"
         yield label, record.token_ids, record.loss_mask

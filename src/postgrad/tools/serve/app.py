@@ -38,12 +38,13 @@ class Pages:
     ) -> None:
         self.limits, self.metrics = limits, metrics
         self.batcher = Batcher(model, limits, metrics)
-        self._encoder = wire.Encoder(model.tokenizer, limits.input_tokens)
+        self._encoder = wire.Encoder(model.tokenizer, limits.input_tokens, model.separator)
         self._encoding = ThreadPoolExecutor(1)  # tokenizers are for one thread at a time
         self._about_model = {"model": model.hash, "mean": model.mean, "std": model.std}
         self._info = {
             "name": name,
             **self._about_model,
+            "step_separator": model.separator,
             "tokenizer": tokenizer_hash(model.tokenizer),
             "limits": limits.to_json(),
         }
@@ -104,10 +105,10 @@ class Pages:
             raise Refusal(408, "slow_request", message) from None
         return JSONResponse({"scores": scores, **self._about_model})
 
-    async def _scores(self, body: bytes) -> list[float]:
+    async def _scores(self, body: bytes) -> list[Any]:
         loop = asyncio.get_running_loop()
         sequences = await loop.run_in_executor(self._encoding, self._sequences, body)
-        return (await self.batcher.score(sequences)).tolist()
+        return [score.tolist() for score in await self.batcher.score(sequences)]
 
     def _sequences(self, body: bytes) -> list[Any]:
         return self._encoder.encode(wire.parse(body, self.limits).inputs)

@@ -19,15 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import RunError, UsageError
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
 from postgrad.learner.backbone import Backbone, MicroBatch
-from postgrad.learner.score import ScoreRole, score_sequences
+from postgrad.learner.score import ScoreRole, probabilities, score_sequences, step_scores
 from postgrad.models.load import load_config
 from postgrad.models.rope import max_positions
 from postgrad.models.save import model_hash
-from postgrad.models.score import load_score_model, scale_of
+from postgrad.models.score import judges_steps, load_score_model, scale_of, separator_of
 from postgrad.parallel import device as devices
 from postgrad.tools.serve.metrics import Metrics
 from postgrad.tools.serve.wire import Refusal, ServerLimits
+
+# of one sequence: a number, or [steps] of a process reward model
+SequenceScore = np.float64 | NDArray[np.float64]
+ScoreList = list[NDArray[np.float64]] | NDArray[np.float64]  # of several sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +46,20 @@ class ServedModel:
     mean: float | None  # of the scores on data like the training data; None where no file says it
     std: float | None  # of the same scores
     max_tokens: int | None  # the positions that the model knows; None where it knows any
+    separator: str | None = None  # of steps, if it is a process reward model
 
-    def score(self, sequences: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
-        """[len(sequences)] the score at each last token; see score_sequences."""
-        return score_sequences(self.role, sequences)
+    def score(self, sequences: Sequence[NDArray[np.int32]]) -> ScoreList:
+        """The score at each last token; see score_sequences. Of a process reward model the
+        probabilities that the steps are right: a sequence is [tokens, 2] then, see wire.Encoder.
+        """
+        if self.separator is None:
+            return score_sequences(self.role, sequences)
+        marked = Sequences(
+            Ragged.of([each[:, 0] for each in sequences], np.int32),
+            Ragged.of([each[:, 1] > 0 for each in sequences], np.bool_),
+            np.zeros(len(sequences), np.int64),
+        )
+        return [probabilities(scores) for scores in step_scores(self.role, marked)]
 
 
 def load_reward_model(path: Path, dtype: str, batch_tokens: int) -> ServedModel:
@@ -54,7 +70,8 @@ def load_reward_model(path: Path, dtype: str, batch_tokens: int) -> ServedModel:
     """
     if not path.is_dir():  # a hub id has no files to hash
         raise UsageError(f"no reward model at {path}: there is no such directory")
-    scale = scale_of(load_config(str(path)))
+    config = load_config(str(path))
+    scale = scale_of(config)
     device = devices.apply(devices.choose(None, False))
     loaded = load_score_model(
         str(path),
@@ -70,8 +87,9 @@ def load_reward_model(path: Path, dtype: str, batch_tokens: int) -> ServedModel:
         mean=None if scale is None else scale.mean,
         std=None if scale is None else scale.std,
         max_tokens=max_positions(loaded.config),
+        separator=separator_of(config) if judges_steps(config) else None,
     )
-    first = float(model.score([np.zeros(1, np.int32)])[0])
+    first = float(score_sequences(model.role, [np.zeros(1, np.int32)])[0])
     if not np.isfinite(first):
         raise RunError(f"the reward model {path} gives {first} for one token: its weights are bad")
     return model
@@ -81,10 +99,10 @@ _LONGEST_RETRY = 60  # seconds
 
 
 class SequenceScorer(Protocol):
-    """A model that gives every sequence a number."""
+    """A model that gives every sequence a number, or one for each of its steps."""
 
-    def score(self, sequences: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
-        """[len(sequences)], each read at its last token; sequence: [tokens], at least one."""
+    def score(self, sequences: Sequence[NDArray[np.int32]]) -> ScoreList:
+        """The score of each sequence of [tokens], at least one, read at its last token."""
         ...
 
 
@@ -93,7 +111,11 @@ class ScoringModel(SequenceScorer, Protocol):
 
     hash: names its files. mean, std: of its scores on what it was trained on; None where they are
     not known. max_tokens: the longest sequence it knows positions for; None where it knows any.
+    separator: of the steps that it scores; None of a model of whole answers.
     """
+
+    @property
+    def separator(self) -> str | None: ...
 
     @property
     def tokenizer(self) -> Any: ...
@@ -117,8 +139,8 @@ class _WaitingRequest:
 
     sequences: Sequence[NDArray[np.int32]]  # [tokens] of token ids each
     loop: asyncio.AbstractEventLoop  # where `done` is waited for
-    done: asyncio.Future[NDArray[np.float64]]
-    scores: NDArray[np.float64]  # [sequences], NaN where there is none yet
+    done: asyncio.Future[list[SequenceScore]]
+    scores: list[SequenceScore]  # of each sequence, NaN where there is none yet
     since: float  # seconds, of time.monotonic
     taken: int = 0  # sequences that are in a batch already
     missing: int = 0  # sequences that have neither a score nor a failure
@@ -160,8 +182,8 @@ class Batcher:
             self._changed.notify()
         self._thread.join(seconds)
 
-    async def score(self, sequences: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
-        """[len(sequences)] finite scores. Cancelling it takes what still waits out of the queue.
+    async def score(self, sequences: Sequence[NDArray[np.int32]]) -> list[SequenceScore]:
+        """The finite scores of each sequence. Cancelling takes what still waits out of the queue.
 
         Raises Refusal: 503 where the queue is full or the server is stopping, 500 where the model
         fails on a sequence or gives it no finite score, naming which.
@@ -170,7 +192,7 @@ class Batcher:
         now = time.monotonic()
         n = len(sequences)
         request = _WaitingRequest(
-            sequences, loop, loop.create_future(), np.full(n, math.nan), now, missing=n
+            sequences, loop, loop.create_future(), [np.float64(math.nan)] * n, now, missing=n
         )
         self._enter(request)
         try:
@@ -248,27 +270,29 @@ class Batcher:
                     self._waiting.append(request)
             return batch
 
-    def _scored(self, sequences: Sequence[NDArray[np.int32]]) -> list[float | Exception]:
+    def _scored(self, sequences: Sequence[NDArray[np.int32]]) -> list[SequenceScore | Exception]:
         """The score of each sequence, or the exception that the model raised for it.
 
         A batch on which it fails is halved, so that one bad sequence costs its neighbours time and
         nothing else.
         """
         try:
-            scores = np.asarray(self._scorer.score(sequences), np.float64)
-            if scores.shape != (len(sequences),):
-                raise ValueError(f"{len(sequences)} sequences gave scores of shape {scores.shape}")
+            scores = [np.asarray(each, np.float64) for each in self._scorer.score(sequences)]
+            if len(scores) != len(sequences):
+                raise ValueError(f"{len(sequences)} sequences gave {len(scores)} scores")
         except Exception as error:  # noqa: BLE001  # told to whoever sent the sequence
             if len(sequences) == 1:
                 return [error]
             half = len(sequences) // 2
             return self._scored(sequences[:half]) + self._scored(sequences[half:])
-        return [float(score) for score in scores]
+        return list(scores)
 
-    def _settle(self, request: _WaitingRequest, place: int, result: float | Exception) -> None:
+    def _settle(
+        self, request: _WaitingRequest, place: int, result: SequenceScore | Exception
+    ) -> None:
         if isinstance(result, Exception):
             request.failures[place] = ("model_failed", f"the model failed: {type(result).__name__}")
-        elif not math.isfinite(result):
+        elif not np.isfinite(result).all():
             request.failures[place] = ("not_finite", f"the model's score is {result}")
         else:
             request.scores[place] = result

@@ -4,7 +4,9 @@
                 {"text": "..."}, {"token_ids": [1, 2, 3]}]}
 
 Messages are written by the model's chat template up to the token that ends the last answer's turn,
-as the model was trained on. Text and token ids are scored as they stand: nothing is added.
+as the model was trained on. Text and token ids are scored as they stand: nothing is added. A
+process reward model scores each step of the last answer: it takes messages alone, since the others
+do not say where the answer begins.
 """
 
 import re
@@ -18,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from postgrad.core.errors import UsageError
 from postgrad.data.answer_spans import Unmarkable
+from postgrad.data.step_tokens import step_ends
 from postgrad.data.templates import Unencodable, encode, render_conversation, turn_ends
 
 _QUEUED_BATCHES = 64
@@ -135,21 +138,28 @@ def parse(body: bytes, limits: ServerLimits) -> ScoreRequest:
 
 
 class Encoder:
-    """Inputs to token ids, for one tokenizer. Not for several threads at a time."""
+    """Inputs to token ids, for one tokenizer. Not for several threads at a time. separator: of the
+    steps of a process reward model; None of one that scores whole answers.
+    """
 
-    def __init__(self, tokenizer: Any, max_tokens: int) -> None:
+    def __init__(self, tokenizer: Any, max_tokens: int, separator: str | None = None) -> None:
         self._tokenizer = tokenizer
+        self._separator = separator
         self._ends: re.Pattern[str] = turn_ends(tokenizer)
         self._size = len(tokenizer)
         self._max_tokens = max_tokens
 
     def encode(self, inputs: Sequence[Input]) -> list[NDArray[np.int32]]:
-        """[tokens] token ids of each input. Raises Refusal (422) for the first that cannot be
-        scored, naming its place.
+        """[tokens] token ids of each input; with steps [tokens, 2], where the second column is 1
+        at the last token of a step. Raises Refusal (422) for the first that cannot be scored,
+        naming its place.
         """
         return [self._encoded(each, f"inputs.{place}") for place, each in enumerate(inputs)]
 
     def _encoded(self, scored: Input, where: str) -> NDArray[np.int32]:
+        if self._separator is not None and scored.messages is None:
+            message = f"{where}: this model scores steps of an answer: send messages"
+            raise Refusal(422, "needs_messages", message)
         try:
             if scored.token_ids is not None:
                 ids = self._checked(scored.token_ids, where)
@@ -182,7 +192,13 @@ class Encoder:
         rendered = render_conversation(
             self._tokenizer, turns, ends=self._ends, turns="last", variables={}
         )
-        return self._ids(rendered.text, rendered.spans[-1][1])
+        ids = self._ids(rendered.text, rendered.spans[-1][1])
+        if self._separator is None:
+            return ids
+        begin = len(self._ids(rendered.text, rendered.spans[-1][0]))
+        marked = np.stack([ids, np.zeros_like(ids)], 1)
+        marked[begin + step_ends(self._tokenizer, ids[begin:], self._separator), 1] = 1
+        return marked
 
     def _ids(self, text: str, end: int | None) -> NDArray[np.int32]:
         """The token ids of a text; with `end`, of the tokens that begin before that character."""
