@@ -6,6 +6,7 @@ from postgrad.core.text import resolve
 
 ALGORITHMS = {
     "sft": "postgrad.algorithms.sft:SFT",
+    "distillation": "postgrad.algorithms.distillation:Distillation",
     "grpo": "postgrad.algorithms.grpo:GRPO",
     "dr_grpo": "postgrad.algorithms.dr_grpo:DrGRPO",
     "dapo": "postgrad.algorithms.dapo:DAPO",
@@ -21,6 +22,7 @@ ALGORITHMS = {
     "opo": "postgrad.algorithms.opo:OPO",
     "maxrl": "postgrad.algorithms.maxrl:MaxRL",
     "pass_at_k": "postgrad.algorithms.pass_at_k:PassAtK",
+    "on_policy_distillation": "postgrad.algorithms.on_policy_distillation:OnPolicyDistillation",
     "ppo": "postgrad.algorithms.ppo:PPO",
     "bradley_terry": "postgrad.algorithms.bradley_terry:BradleyTerry",
     "dpo": "postgrad.algorithms.dpo:DPO",

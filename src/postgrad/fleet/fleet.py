@@ -68,6 +68,10 @@ class Fleet(Protocol):
         """
         ...
 
+    def teacher(self) -> LogprobRole:
+        """The frozen model of [teacher.model] for rollouts: logprobs at the sampling temperature."""
+        ...
+
     def release(self, role: str) -> None:
         """Frees a frozen role, by its method's name, that is not asked again."""
         ...

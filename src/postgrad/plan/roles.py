@@ -16,7 +16,7 @@ Find = Callable[[ModelSettings], ModelShape]
 class PlannedRole:
     """A role and the weights that it holds."""
 
-    name: str  # "policy", "reference", "critic" or "reward_model"
+    name: str  # "policy", "reference", "critic", "reward_model" or "teacher"
     shape: ModelShape
     model: ModelSettings
     learner: LearnerSettings | None = None  # None: it is frozen
@@ -92,6 +92,9 @@ def _beside(recipe: RLRecipe, policy: PlannedRole, find: Find) -> list[PlannedRo
         shared = needs.critic and critic.lora is not None and critic.source == model.source
         on = "critic" if shared else None
         roles.append(PlannedRole("reward_model", find(model), model, scores=True, on=on))
+    if needs.teacher:
+        model = recipe.teacher.model
+        roles.append(PlannedRole("teacher", find(model), model))
     return [_placed(recipe, role) for role in roles]
 
 
