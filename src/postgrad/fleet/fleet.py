@@ -68,8 +68,10 @@ class Fleet(Protocol):
         """
         ...
 
-    def teacher(self) -> LogprobRole:
-        """The frozen model of [teacher.model] for rollouts: logprobs at the sampling temperature."""
+    def teacher(self, path: str) -> LogprobRole:
+        """The frozen model that grades rollouts, at the sampling temperature, with the settings of
+        [teacher.model].
+        """
         ...
 
     def release(self, role: str) -> None:

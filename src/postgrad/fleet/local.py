@@ -182,11 +182,9 @@ class LocalFleet:
         self.roles["frozen_policy"] = self._rested(policy, "reference")
         return self.roles["frozen_policy"]
 
-    def teacher(self) -> Policy:
-        recipe = self._rl_recipe
-        path = recipe.teacher.model.source
-        assert path is not None  # a recipe without it is refused
-        teacher = Policy(self._frozen_backbone("teacher", path), recipe.logprob_temperature)
+    def teacher(self, path: str) -> Policy:
+        temperature = self._site.recipe.logprob_temperature
+        teacher = Policy(self._frozen_backbone("teacher", path), temperature)
         self.roles["teacher"] = self._rested(teacher, "teacher")
         return self.roles["teacher"]
 

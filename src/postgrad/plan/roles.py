@@ -60,10 +60,18 @@ def planned_roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
     policy = PlannedRole("policy", find(recipe.model), recipe.model, recipe.learner)
     if isinstance(recipe, RLRecipe):
         return policy, *_beside(recipe, policy, find)
+    if beside_student(recipe):
+        teacher = recipe.loaded_models["teacher", "model"]
+        return policy, PlannedRole("teacher", find(teacher), teacher)
     reference = recipe.loaded_models.get(("reference", "model"))
     if reference is not None and _is_another(recipe, reference):
         return policy, _placed(recipe, PlannedRole("reference", find(reference), reference))
     return (policy,)
+
+
+def beside_student(recipe: Recipe) -> bool:
+    """Whether a teacher computes with its student in each micro-batch of an update: that of SFT."""
+    return ("teacher", "model") in recipe.loaded_models and not recipe.trains_on_rollouts
 
 
 def _placed(recipe: Recipe, role: PlannedRole) -> PlannedRole:

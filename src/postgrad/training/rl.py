@@ -347,8 +347,9 @@ def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None)
         reference = follows = run.fleet.moving_reference(path)
     else:
         reference = run.fleet.reference(path) if needs.reference else None
-    teacher = run.fleet.teacher() if needs.teacher else None
-    roles = Roles(policy, critic, reference, follows, teacher)
+    taught_by = recipe.teacher.model.source if needs.teacher else None
+    teacher = taught_by and run.fleet.teacher(taught_by)
+    roles = Roles(policy, critic, reference, follows, teacher or None)
     foresee_disk(run, sum(role.state_bytes() for role in roles.changing))
     if checkpoint is not None:
         for role in roles.changing:

@@ -13,7 +13,7 @@ _OFF: tuple[Any, ...] = (False, None, 0, 0.0, -1, "", "none", [])
 
 WIDTH = 100
 _ORDER = (
-    "model", "reference", "reward_model", "critic", "data", "eval", "rewards", "scoring",
+    "model", "reference", "teacher", "reward_model", "critic", "data", "eval", "rewards", "scoring",
     "environment", "algorithm", "batch", "rollout", "learner", "cluster", "checkpoint",
 )  # fmt: skip
 _FIRST = ("type", "path", "lr")  # in their section
