@@ -12,6 +12,7 @@ from postgrad.algorithms.bradley_terry import BradleyTerry
 from postgrad.algorithms.cispo import CISPO
 from postgrad.algorithms.cpo import CPO
 from postgrad.algorithms.dapo import DAPO
+from postgrad.algorithms.distillation import Distillation
 from postgrad.algorithms.dpo import DPO
 from postgrad.algorithms.dr_grpo import DrGRPO
 from postgrad.algorithms.gmpo import GMPO
@@ -21,6 +22,7 @@ from postgrad.algorithms.gspo import GSPO
 from postgrad.algorithms.ipo import IPO
 from postgrad.algorithms.kto import KTO
 from postgrad.algorithms.maxrl import MaxRL
+from postgrad.algorithms.on_policy_distillation import OnPolicyDistillation
 from postgrad.algorithms.opo import OPO
 from postgrad.algorithms.orpo import ORPO
 from postgrad.algorithms.pass_at_k import PassAtK
@@ -57,8 +59,10 @@ __all__ = [
     "SFT",
     "VESPO",
     "BradleyTerry",
+    "Distillation",
     "DrGRPO",
     "MaxRL",
+    "OnPolicyDistillation",
     "PassAtK",
     "PostgradError",
     "PreferenceAlgorithm",

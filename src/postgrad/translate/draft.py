@@ -109,6 +109,8 @@ def toml_value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, int) and abs(value) >= 10_000:
         return f"{value:_}"
+    if value is None:  # a word among others in a list: TOML has no such value
+        return '"None"'
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
