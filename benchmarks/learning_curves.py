@@ -5,6 +5,7 @@
         --learner.threads 1
     done
     postgrad train recipes/preferences --seed 0 --run_dir runs/preferences-0 --learner.threads 1
+    postgrad train recipes/distill --seed 0 --run_dir runs/distill-0 --learner.threads 1
     postgrad train recipes/rlhf_tiny --seed 0 --run_dir runs/rlhf_tiny-0 --learner.threads 1 \
       --reward.eval.at_start true --reward.eval.every 50
     python -m benchmarks.learning_curves runs
@@ -79,9 +80,22 @@ def _figures() -> list[Figure]:
         )
         for page in ["dpo", "ipo", "simpo", "cpo", "kto", "orpo"]
     ]  # fmt: skip
+    starts = {
+        "distillation": "a fresh model of 0.17M parameters",
+        "on_policy_distillation": "the student of [distillation](distillation.md)",
+    }
+    taught = [
+        Figure(
+            page, "held-out accuracy",
+            "Held-out accuracy of sampled answers (temperature 1) on the quickstart's task, of "
+            f"{start}; the teacher has 0.8M.",
+            f"{of_pipeline.format('distill')} {one_thread}", "distill", "accuracy", page, seeds=ONE,
+        )
+        for page, start in starts.items()
+    ]  # fmt: skip
     rlhf = f"{of_pipeline.format('rlhf_tiny')} {one_thread}"
     of_rlhf = _of_rlhf(f"{rlhf} --reward.eval.at_start true --reward.eval.every 50")
-    return [*sampled, *preferred, *of_rlhf]
+    return [*sampled, *preferred, *taught, *of_rlhf]
 
 
 def _of_rlhf(made_by: str) -> list[Figure]:

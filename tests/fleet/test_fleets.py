@@ -36,6 +36,7 @@ LOADERS = {  # method of Fleet -> the role's name on a rank, and its class there
     "moving_reference": ("reference", MovingReference),
     "frozen_reward_model": ("frozen_reward_model", ScoreRole),
     "frozen_policy": ("frozen_policy", Policy),
+    "teacher": ("teacher", Policy),
 }
 CLUSTER = {"type": "ray"}
 
@@ -130,7 +131,8 @@ def test_every_role_that_a_fleet_loads_is_loaded_by_the_fleet_of_the_rank(
         )
         assert role.name == name
         assert type(group.local.roles[name]) is kind
-    for role in ("reference", "reward_model"):  # the controller's record names what never changes
+    # the controller's record names what never changes
+    for role in ("reference", "reward_model", "teacher"):
         path = reward_model if role == "reward_model" else models(0)
         assert site.choices.frozen[role] == frozen_hash(path)
 

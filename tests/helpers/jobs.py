@@ -1,6 +1,7 @@
 """Every job there is, so small that a run lasts a second. A new job joins with one line."""
 
 import json
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ num_key_value_heads = 1
 [model.init.tokenizer]
 kind = "characters"
 """
+PHRASES = 'phrases = ["Spell this word backward (example: sun -> nus): "]\n'
 COMMON = (
     """
 job = "{job}"
@@ -23,8 +25,8 @@ run_dir = "run"
 steps = 4
 """
     + MODEL
-    + """phrases = ["Spell this word backward (example: sun -> nus): "]
-[checkpoint]
+    + PHRASES
+    + """[checkpoint]
 save_steps = 1
 max_ckpt_num = 1
 [learner]
@@ -91,6 +93,22 @@ kl_horizon = 16
 [critic.learner]
 lr = 2e-2
 """
+OPD = f"""{RL}[algorithm]
+type = "on_policy_distillation"
+reward_coef = 0.5
+[teacher.model]
+path = "{{teacher}}"
+"""
+KD = (
+    SFT
+    + """[algorithm]
+type = "distillation"
+divergence = "jsd"
+nll_coef = 0.5
+[teacher.model]
+path = "{teacher}"
+"""
+)
 LORA = "[model.lora]\nrank = 4\nalpha = 8\ndropout = 0.2\n"
 
 
@@ -106,12 +124,14 @@ class Job(NamedTuple):
 JOBS = {
     "sft": Job("sft", 0.0, WORDS + SFT),
     "sft with ema": Job("sft", 0.9, WORDS + SFT),
+    "distillation": Job("sft", 0.0, WORDS + KD),
     "grpo with kl": Job("rl", 0.0, WORDS + GRPO),
     "dapo with a reference that follows": Job("rl", 0.0, WORDS + BATCH + DAPO),
     "grpo with kl and ema": Job("rl", 0.9, WORDS + GRPO),
     "grpo of stale samples": Job("rl", 0.0, WORDS + STALE),
     "grpo with lora": Job("rl", 0.0, WORDS + GRPO + LORA),
     "grpo in four bits": Job("rl", 0.0, WORDS + GRPO + LORA + '[model]\nquantize = "4bit"\n'),
+    "on-policy distillation": Job("rl", 0.0, WORDS + OPD),
     "ppo": Job("rl", 0.0, WORDS + PPO),
     "reward model": Job("reward", 0.0, PAIRS, "reward_model"),
     "reward model with ema": Job("reward", 0.9, PAIRS, "reward_model"),
@@ -132,8 +152,20 @@ def write_recipe(name: str, to: Path) -> Path:
     text = text.replace("max_ckpt_num = 1", f'max_ckpt_num = 1\nbest_metric = "{best}"')
     for place, (first, rows) in {"rows": (0, 30), "held_out": (30, 6)}.items():
         text = text.replace(f"{{{place}}}", str(write_pairs(to / f"{place}.jsonl", first, rows)))
+    if "{teacher}" in text:
+        text = text.replace("{teacher}", str(write_teacher(to / "teacher")))
     # One keeps its reference logprobs for the next process, the other computes them each time.
     path.write_text(text.replace("{cache}", "false" if name == "kto" else "true"), "utf-8")
+    return path
+
+
+def write_teacher(path: Path) -> Path:
+    """A fresh model with the tokens of the jobs' models, and other weights."""
+    from postgrad.models.fresh import make_fresh  # torch, which few readers of this file need
+    from postgrad.models.settings import ModelInit
+
+    table = tomllib.loads(MODEL + PHRASES)["model"]["init"]
+    make_fresh(ModelInit.model_validate_json(json.dumps(table)), (), 7, path)
     return path
 
 

@@ -142,6 +142,19 @@ def test_weights_under_a_trained_adapter_do_not_rest_unless_they_are_a_copy() ->
     assert parse({"reference": {"offload": True, "ranks": 1}}, lora).cluster.reference.offload
 
 
+def test_a_teacher_is_placed_as_a_reference_is_unless_it_is_compared_with_its_student() -> None:
+    teacher = {"teacher": {"model": {"path": "another"}}}
+    graded = {**RL, **teacher, "algorithm": {"type": "on_policy_distillation"}}
+    assert parse({"teacher": {"ranks": 2, "offload": True}}, graded).cluster.homes == {"teacher": 2}
+    compared = {**REWARD, **teacher, "job": "sft", "algorithm": {"type": "distillation"}}
+    with pytest.raises(UsageError, match=r"cluster\.teacher: distillation compares whole"):
+        parse({"teacher": {"ranks": 1}}, compared)
+    with pytest.raises(UsageError, match=r"cluster\.teacher\.offload: this teacher is asked in"):
+        parse({"teacher": {"offload": True}}, compared)
+    with pytest.raises(UsageError, match=r"cluster\.teacher: this job asks no such role"):
+        parse({"teacher": {"ranks": 1}})
+
+
 def test_a_preference_job_without_a_reference_model_has_nothing_to_place() -> None:
     dpo = {**REWARD, "job": "preference", "algorithm": {"type": "dpo"}}
     with pytest.raises(UsageError, match=r"without a reference\.model\.path of its own"):

@@ -300,6 +300,35 @@ def test_roles_on_ranks_of_their_own_give_the_weights_of_one_process_and_resume_
     assert apart(weights(alone, 4), weights_in(folder, 4)) < 1e-4
 
 
+@pytest.mark.parametrize(
+    ("ranks", "sharding", "tensor"), [(2, "zero3", 1), (4, "zero2", 2)], ids=["zero3", "tensor"]
+)
+def test_a_student_beside_its_teacher_on_ranks_has_the_weights_of_one_process(
+    make_recipe: Any, console: Console, models: Any, ranks: int, sharding: str, tensor: int
+) -> None:
+    """The teacher's matrices are cut, or its weights divided, as the student's are."""
+    make = models if tensor == 1 else None
+    model = {"path": make(1), "init": None} if make else TENSOR
+    changes: dict[str, Any] = {
+        "model": model,
+        "algorithm": {"type": "distillation", "divergence": "jsd", "nll_coef": 0.2},
+    }
+    if make is None:
+        train(make_recipe("sft", "first", steps=1, model=TENSOR), console)
+        teacher = str(Path(make_recipe("sft", "first").run_dir) / "init")
+        changes["seed"] = 1
+    else:
+        teacher = make(2)
+    changes["teacher"] = {"model": {"path": teacher}}
+    alone = make_recipe("sft", "alone", steps=STEPS, learner=LEARNER, **changes)
+    several = make_recipe(
+        "sft", "several", **on_ranks(ranks, sharding, tensor_parallel=tensor), **changes
+    )
+    train(alone, console)
+    train(several, console)
+    assert apart(weights(alone), weights(several)) < 1e-4
+
+
 def test_the_same_layout_gives_the_same_bits(make_recipe: Any, console: Console) -> None:
     changes = {**on_ranks(2, "zero3"), "steps": 3}
     one, two = (make_recipe("rl", name, **changes) for name in ("one", "two"))

@@ -49,6 +49,7 @@ class Needs:
     greedy: bool = False  # sample 0 of each prompt is greedy: a baseline, which is not trained on
     components: bool = False  # the rewards' components apart, each with its weight
     mismatched: bool = False  # logprobs of each prompt with another sample's answer (KTO)
+    teacher: bool = False  # what the model of [teacher] says of the same tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,8 @@ class RolloutAlgorithm(PolicyAlgorithm):
 
         old, ref: logprobs of the policy before the step and of the reference; values: of the
         critic; entropy: of the policy before the step. All float32 over the batch's tokens; None
-        where needs() does not ask for them.
+        where needs() does not ask for them. An algorithm that needs a teacher has a parameter
+        `teacher` too: its logprobs.
         state: that of the last step's Credit; {} at the start of a run.
         """
 

@@ -6,6 +6,7 @@ from postgrad.core.text import resolve
 
 ALGORITHMS = {
     "sft": "postgrad.algorithms.sft:SFT",
+    "distillation": "postgrad.algorithms.distillation:Distillation",
     "grpo": "postgrad.algorithms.grpo:GRPO",
     "dr_grpo": "postgrad.algorithms.dr_grpo:DrGRPO",
     "dapo": "postgrad.algorithms.dapo:DAPO",
@@ -23,6 +24,7 @@ ALGORITHMS = {
     "pass_at_k": "postgrad.algorithms.pass_at_k:PassAtK",
     "gdpo": "postgrad.algorithms.gdpo:GDPO",
     "remax": "postgrad.algorithms.remax:ReMax",
+    "on_policy_distillation": "postgrad.algorithms.on_policy_distillation:OnPolicyDistillation",
     "ppo": "postgrad.algorithms.ppo:PPO",
     "online_dpo": "postgrad.algorithms.online_dpo:OnlineDPO",
     "bradley_terry": "postgrad.algorithms.bradley_terry:BradleyTerry",

@@ -12,6 +12,7 @@ from postgrad.algorithms.bradley_terry import BradleyTerry
 from postgrad.algorithms.cispo import CISPO
 from postgrad.algorithms.cpo import CPO
 from postgrad.algorithms.dapo import DAPO
+from postgrad.algorithms.distillation import Distillation
 from postgrad.algorithms.dpo import DPO
 from postgrad.algorithms.dr_grpo import DrGRPO
 from postgrad.algorithms.gdpo import GDPO
@@ -22,6 +23,7 @@ from postgrad.algorithms.gspo import GSPO
 from postgrad.algorithms.ipo import IPO
 from postgrad.algorithms.kto import KTO
 from postgrad.algorithms.maxrl import MaxRL
+from postgrad.algorithms.on_policy_distillation import OnPolicyDistillation
 from postgrad.algorithms.online_dpo import OnlineDPO
 from postgrad.algorithms.opo import OPO
 from postgrad.algorithms.orpo import ORPO
@@ -61,8 +63,10 @@ __all__ = [
     "SFT",
     "VESPO",
     "BradleyTerry",
+    "Distillation",
     "DrGRPO",
     "MaxRL",
+    "OnPolicyDistillation",
     "OnlineDPO",
     "PassAtK",
     "PostgradError",

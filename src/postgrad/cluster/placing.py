@@ -21,7 +21,7 @@ class Node:
 class RoleRequest:
     """What the processes of one role ask of a cluster."""
 
-    role: str  # "policy", "critic", "reference", "reward_model" or "rollout"
+    role: str  # "policy", "critic", "reference", "reward_model", "teacher" or "rollout"
     key: str  # the recipe's key that sets how many there are, with its value: "learner.ranks = 8"
     processes: int
     gpus: int = 0  # of each process

@@ -31,14 +31,14 @@ class PolicyPlacement(RolePlacement):
 
 
 class SidePlacement(RolePlacement):
-    """Critic, reference or the reward model of [[rewards]] beside the policy. With `ranks` it has
-    processes of its own. Where left out it lies on the ranks of the policy.
+    """Critic, reference, the reward model of [[rewards]] or a teacher beside the policy. With
+    `ranks` it has processes of its own. Where left out it lies on the ranks of the policy.
     """
 
     # Processes of its own, with a GPU each; where left out, as many as `gpus` says.
     ranks: int | None = Field(default=None, ge=1)
     # Another role, on whose processes it lies instead; "policy": as if the table were not there.
-    colocate: Literal["policy", "critic", "reference", "reward_model"] | None = None
+    colocate: Literal["policy", "critic", "reference", "reward_model", "teacher"] | None = None
     # A frozen role lies in the host's memory between its passes; GPUs alone.
     offload: bool = False
 
@@ -63,9 +63,9 @@ class ClusterSettings(Settings):
     """Where ranks run: in this process ("local"), or behind Ray, on one machine too.
 
     address: of a Ray cluster that runs already ("auto", HOST:PORT); none: one is made of this
-    machine. policy, critic, reference, reward_model, rollout: where what runs; with neither
-    `rollout` nor `colocate` the engine is in the first process, on CPUs alone: on GPUs it needs a
-    place.
+    machine. policy, critic, reference, reward_model, teacher, rollout: where what runs; with
+    neither `rollout` nor `colocate` the engine is in the first process, on CPUs alone: on GPUs it
+    needs a place.
     port: at which the ranks meet on the first one's machine; 0: any that is free. start_seconds:
     until every process has to be there. limit_seconds: how long a rank waits for another in one
     collective, before the run ends with the name of the one that did not come. max_restarts: how
@@ -79,6 +79,7 @@ class ClusterSettings(Settings):
     critic: SidePlacement | None = None
     reference: SidePlacement | None = None
     reward_model: SidePlacement | None = None
+    teacher: SidePlacement | None = None
     rollout: RolloutPlacement | None = None
     port: int = Field(default=0, ge=0, le=65535)
     start_seconds: float = Field(default=120.0, gt=0.0)
@@ -99,6 +100,7 @@ class ClusterSettings(Settings):
             "critic": self.critic,
             "reference": self.reference,
             "reward_model": self.reward_model,
+            "teacher": self.teacher,
         }
         return {role: table for role, table in tables.items() if table is not None}
 

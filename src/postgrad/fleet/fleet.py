@@ -68,6 +68,12 @@ class Fleet(Protocol):
         """
         ...
 
+    def teacher(self, path: str) -> LogprobRole:
+        """The frozen model that grades rollouts, at the sampling temperature, with the settings of
+        [teacher.model].
+        """
+        ...
+
     def release(self, role: str) -> None:
         """Frees a frozen role, by its method's name, that is not asked again."""
         ...

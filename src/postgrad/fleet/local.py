@@ -34,7 +34,7 @@ from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelSettings
 from postgrad.parallel.device import compute_dtype, give_back
 from postgrad.parallel.ranks import ALONE, Ranks
-from postgrad.recipe.recipe import Recipe, RLRecipe
+from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
 from postgrad.rollout.engine import Engine
 
 Load = Callable[[Recipe, ModelSettings, str, Choices, Ranks], Backbone]
@@ -109,7 +109,10 @@ class LocalFleet:
         backbone = self._trained("policy", recipe.model, recipe.learner, path, _causal)
         updates = horizon(recipe.algorithm, self._site.geometry)
         assert updates is not None  # known once the data is read
-        policy = PolicyLearner(backbone, recipe.learner, updates, temperature)
+        if isinstance(recipe, SFTRecipe) and recipe.algorithm.needs().teacher:
+            policy = self._student(backbone, updates)
+        else:
+            policy = PolicyLearner(backbone, recipe.learner, updates, temperature)
         self.roles["policy"] = policy
         return policy
 
@@ -135,10 +138,7 @@ class LocalFleet:
         require_unchanged(self._site, "reference", start)
         reference = policy.under_adapter() if policy is not None and start == path else None
         if reference is None:
-            backbone = _causal(
-                recipe, recipe.reference.model, start, self._site.choices, self._ranks
-            )
-            self._freeze(backbone, "reference")
+            backbone = self._frozen_backbone("reference", start)
             reference = Policy(backbone, recipe.logprob_temperature)
             reference = self._rested(reference, "reference")
         self.roles["reference"] = reference
@@ -178,13 +178,15 @@ class LocalFleet:
         return model
 
     def frozen_policy(self, path: str) -> Policy:
-        recipe = self._site.recipe
-        settings = recipe.model_tables["reference", "model"]
-        require_unchanged(self._site, "reference", path)
-        backbone = _causal(recipe, settings, path, self._site.choices, self._ranks)
-        self._freeze(backbone, "reference")
-        self.roles["frozen_policy"] = self._rested(Policy(backbone), "reference")
+        policy = Policy(self._frozen_backbone("reference", path))
+        self.roles["frozen_policy"] = self._rested(policy, "reference")
         return self.roles["frozen_policy"]
+
+    def teacher(self, path: str) -> Policy:
+        temperature = self._site.recipe.logprob_temperature
+        teacher = Policy(self._frozen_backbone("teacher", path), temperature)
+        self.roles["teacher"] = self._rested(teacher, "teacher")
+        return self.roles["teacher"]
 
     def release(self, role: str) -> None:
         del self.roles[role]
@@ -237,6 +239,25 @@ class LocalFleet:
             seed = integer(recipe.seed, "adapter")
             backbone.adapter = add_adapter(backbone.lm, settings.lora, seed=seed, name=role)
         self._divide(backbone, learner)
+        return backbone
+
+    def _student(self, backbone: Backbone, updates: int) -> PolicyLearner:
+        """The policy with the teacher of [teacher.model] beside it."""
+        from postgrad.learner.distilled import DistilledLearner  # few runs have a teacher
+
+        recipe = self._site.recipe
+        path = recipe.model_tables["teacher", "model"].source
+        assert path is not None  # a recipe without it is refused
+        teacher = self._frozen_backbone("teacher", path)
+        return DistilledLearner(backbone, recipe.learner, updates, teacher)
+
+    def _frozen_backbone(self, role: str, path: str) -> Backbone:
+        """Weights of their own that never change, with the settings of the role's [model]."""
+        recipe = self._site.recipe
+        require_unchanged(self._site, role, path)
+        settings = recipe.model_tables[role, "model"]
+        backbone = _causal(recipe, settings, path, self._site.choices, self._ranks)
+        self._freeze(backbone, role)
         return backbone
 
     def _freeze(self, backbone: Backbone, role: str) -> None:

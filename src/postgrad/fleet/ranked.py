@@ -111,6 +111,10 @@ class RankedFleet:
     def frozen_policy(self, path: str) -> RankedRole:
         return self._load("frozen_policy", path, table="reference")
 
+    def teacher(self, path: str) -> RankedRole:
+        temperature = self._site.recipe.logprob_temperature
+        return self._load("teacher", path, table="teacher", temperature=temperature)
+
     def release(self, role: str) -> None:
         table = "reward_model" if role == "frozen_reward_model" else "reference"
         self._home(table).call("release", role).result()

@@ -42,6 +42,7 @@ from postgrad.models.attention import (
 from postgrad.models.routers import Routers
 from postgrad.models.stored import realise
 from postgrad.models.tree import FlexAttention, TreeAttention
+from postgrad.ops.distillation import Divergence
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import Sharding
 
@@ -225,6 +226,34 @@ class Backbone:
             token_logprobs = rank_rows.outputs(token_logprobs, layout, self.ranks)
             entropy = None if entropy is None else rank_rows.outputs(entropy, layout, self.ranks)
         return token_logprobs, entropy
+
+    def divergences(
+        self, layout: Layout, teacher: "Backbone", divergence: Divergence
+    ) -> tuple[Tensor, Tensor]:
+        """Logprobs [E] of a layout's loss entries at a temperature of 1, and the divergences of
+        their distributions from the teacher's, float32. The teacher's output head stays gathered
+        until its next forward pass or `free_gathered`.
+        """
+        from postgrad.models.distilled_head import divergences  # few runs have a teacher
+
+        rank_rows = self._rows_of_rank(layout)
+        targets = layout.target if rank_rows is None else rank_rows.targets(layout)
+        with torch.no_grad():
+            taught = teacher._run(layout, rank_rows, lambda _, hidden: hidden)
+        if teacher.sharding is not None:
+            teacher.sharding.gather_root()
+        compare = partial(
+            divergences,
+            targets=to_device(targets, self.device),
+            teacher=teacher.lm,
+            taught=taught,
+            divergence=divergence,
+        )
+        read = self._run(layout, rank_rows, compare)
+        if rank_rows is None:
+            return read
+        logprobs, apart = (rank_rows.outputs(column, layout, self.ranks) for column in read)
+        return logprobs, apart
 
     def scores(self, layout: Layout) -> Tensor:
         """The score head's outputs at a layout's loss entries: [E] float32."""

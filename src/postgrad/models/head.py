@@ -40,10 +40,10 @@ def shaped_by(config: Any) -> tuple[float | None, float | None, float | None]:
 
 def full_logits(lm: nn.Module, hidden: Tensor) -> Tensor:
     """hidden: [N, hidden]; returns [N, V] float32 as the model's own forward would."""
-    return _finished(lm.get_output_embeddings()(hidden), lm.config)  # pyright: ignore[reportCallIssue]
+    return finished_logits(lm.get_output_embeddings()(hidden), lm.config)  # pyright: ignore[reportCallIssue]
 
 
-def _finished(logits: Tensor, config: Any) -> Tensor:
+def finished_logits(logits: Tensor, config: Any) -> Tensor:
     """Float32 logits from the products with the output matrix."""
     scale, divisor, cap = shaped_by(config)
     if scale is not None:
@@ -165,10 +165,10 @@ class _HeadLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         read: list[tuple[Tensor, Tensor, Tensor]] = []
         kept: list[Tensor] = []
-        for rows in _runs(len(hidden), size):
+        for rows in row_runs(len(hidden), size):
             products = project(hidden[rows], weight, bias)
             if kernels is None:
-                logits = _finished(products, config)
+                logits = finished_logits(products, config)
                 read.append(_read(logits, targets[rows], temperature, with_entropy))
                 del logits
             else:
@@ -180,8 +180,8 @@ class _HeadLogprobs(torch.autograd.Function):
                 kept.append(products)
             del products  # before the next ones are there
         logprobs, log_z, entropy = (torch.cat(parts) for parts in zip(*read, strict=True))
-        ctx.of_weight = MatrixGradient(weight) if ctx.needs_input_grad[1] else None
-        read_again = None if keep and ctx.of_weight is None else hidden
+        ctx.inputs = InputGradients(ctx.needs_input_grad[:3], len(hidden), weight)
+        read_again = None if keep and not ctx.inputs.reads_hidden else hidden
         ctx.save_for_backward(read_again, weight, bias, targets, log_z, entropy, *kept)
         ctx.config, ctx.temperature, ctx.size, ctx.kernels = config, temperature, size, kernels
         return logprobs, entropy
@@ -191,11 +191,9 @@ class _HeadLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, *read = ctx.saved_tensors
         log_z, entropy, *kept = read
-        shape = len(targets), weight.shape[1]
-        of_hidden = weight.new_empty(shape) if ctx.needs_input_grad[0] else None
-        of_bias: list[Tensor] = []
+        inputs = ctx.inputs
         # The last chunk first: the order that autograd has, and of which rounding depends.
-        for rows in reversed(list(_runs(len(targets), ctx.size))):
+        for rows in reversed(list(row_runs(len(targets), ctx.size))):
             products = kept[0] if kept else project(hidden[rows], weight, bias)
             columns = [column[rows] for column in (targets, log_z, entropy, *gradients)]
             if ctx.kernels is None:
@@ -205,21 +203,55 @@ class _HeadLogprobs(torch.autograd.Function):
                     products, columns, shaped_by(ctx.config), ctx.temperature
                 )
             del products
-            narrow = gradient.to(weight.dtype)
-            if gradient.device.type != "cpu":
-                gradient = narrow  # what its products read
-            if of_hidden is not None:
-                of_hidden[rows] = from_outputs(narrow, weight)
-            if ctx.of_weight is not None:
-                ctx.of_weight.add(gradient, hidden[rows])
-            if ctx.needs_input_grad[2]:
-                of_bias.append(
-                    gradient.sum(0, dtype=torch.promote_types(gradient.dtype, torch.float32))
-                )
-            del gradient, narrow
-        for_weight = ctx.of_weight.rest() if ctx.of_weight is not None else None
-        for_bias = functools.reduce(torch.add, of_bias).to(bias.dtype) if of_bias else None
-        return of_hidden, for_weight, for_bias, *[None] * 7
+            inputs.add(rows, gradient, hidden, weight)
+            del gradient
+        return *inputs.rest(weight, bias), *[None] * 7
+
+
+class InputGradients:
+    """The gradients of hidden states, output matrix and bias from those of their products, a run of
+    rows at a time; matrix and bias are summed in float32. Create it in the forward pass. needs:
+    whether each of the three has a gradient; count: rows of all runs.
+    """
+
+    def __init__(self, needs: Sequence[bool], count: int, weight: Tensor) -> None:
+        self._needs = needs
+        self._count = count
+        self._of_hidden: Tensor | None = None
+        self._of_weight = MatrixGradient(weight) if needs[1] else None
+        self._of_bias: list[Tensor] = []
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether `add` reads the hidden states."""
+        return self._of_weight is not None
+
+    def add(self, rows: slice, gradient: Tensor, hidden: Tensor | None, weight: Tensor) -> None:
+        """gradient: [rows, V] of the products; hidden: [count, hidden] or None if not read."""
+        narrow = gradient.to(weight.dtype)
+        if gradient.device.type != "cpu":
+            gradient = narrow  # what its products read
+        if self._needs[0]:
+            if self._of_hidden is None:
+                self._of_hidden = weight.new_empty(self._count, weight.shape[1])
+            self._of_hidden[rows] = from_outputs(narrow, weight)
+        if self._of_weight is not None:
+            assert hidden is not None
+            self._of_weight.add(gradient, hidden[rows])
+        if self._needs[2]:
+            wide = torch.promote_types(gradient.dtype, torch.float32)
+            self._of_bias.append(gradient.sum(0, dtype=wide))
+
+    def rest(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, ...]:
+        """What autograd gets for hidden states, matrix and bias; nothing is kept."""
+        of_hidden, self._of_hidden = self._of_hidden, None
+        for_weight = self._of_weight.rest() if self._of_weight is not None else None
+        for_bias = None
+        if self._of_bias:
+            assert bias is not None
+            for_bias = functools.reduce(torch.add, self._of_bias).to(bias.dtype)
+            self._of_bias = []
+        return of_hidden, for_weight, for_bias
 
 
 def _of_products(
@@ -232,12 +264,13 @@ def _of_products(
         return _write_gradient(products.float(), columns, temperature)
     products = products.detach().requires_grad_()
     with torch.enable_grad():
-        logits = _finished(products, config)
+        logits = finished_logits(products, config)
     gradient = _write_gradient(logits.detach(), columns, temperature)
     return torch.autograd.grad(logits, products, gradient)[0]
 
 
-def _runs(count: int, size: int) -> Iterator[slice]:
+def row_runs(count: int, size: int) -> Iterator[slice]:
+    """Runs of at most `size` rows, in order."""
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
@@ -261,7 +294,7 @@ def _by_module(
     again: chunks are computed anew in the backward pass.
     """
     parts: list[tuple[Tensor, Tensor]] = []
-    for rows in _runs(len(targets), size):
+    for rows in row_runs(len(targets), size):
         inputs = (lm, hidden[rows], targets[rows], temperature, with_entropy)
         if again:
             part = checkpoint(_chunk, *inputs, use_reentrant=False, preserve_rng_state=False)
@@ -293,7 +326,7 @@ def target_logprobs(
     size = chunk_rows(config.vocab_size, cpu=hidden.device.type == "cpu")
     trains = torch.is_grad_enabled()
     matrix: Any = lm.get_output_embeddings()  # pyright: ignore[reportCallIssue]
-    if _is_plain(matrix):
+    if is_plain(matrix):
         logprobs, entropy = _HeadLogprobs.apply(
             hidden, matrix.weight, matrix.bias, targets, config,
             temperature, with_entropy, size, trains and len(targets) <= size, _kernels(compiler),
@@ -312,7 +345,7 @@ def _kernels(compiler: str | None) -> "HeadKernels | None":
     return head_kernels(compiler)
 
 
-def _is_plain(head: Any) -> bool:
+def is_plain(head: Any) -> bool:
     """Whether a head is its matrix and its bias, and nothing else acts on them."""
     hooked = head._forward_hooks or head._forward_pre_hooks
     return type(head) in (nn.Linear, OneDNNLinear) and not hooked

@@ -142,6 +142,13 @@ class Sharding:
             if self._grouped:  # within a group as the stage says, between groups once
                 module.set_requires_all_reduce(last, recurse=False)
 
+    def gather_root(self) -> None:
+        """Gathers the weights outside of layers, such as the output head, to be read after the
+        module's forward pass: until its next one, or `free_gathered`.
+        """
+        if self._modules:
+            self._modules[0].unshard()
+
     def free_gathered(self) -> None:
         """Frees whole copies of the weights: after an update, when they are stale, or before a long
         pause.

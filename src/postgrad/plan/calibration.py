@@ -18,7 +18,8 @@ from postgrad.plan.timing import Timing
 from postgrad.recipe.recipe import Recipe
 
 KEY = ("device", "dtype", "threads", "job", "phase")  # the file has one row for each
-ROLES = ("reference", "critic", "reward_model")  # tables of a recipe that have a model of their own
+# tables of a recipe that have a model of their own
+ROLES = ("reference", "critic", "reward_model", "teacher")
 
 
 class Measured(Settings):

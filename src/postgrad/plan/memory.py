@@ -28,7 +28,7 @@ from postgrad.plan.held import (
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.passes import Bytes, Passes
 from postgrad.plan.publishing import publish_lines
-from postgrad.plan.roles import PlannedRole
+from postgrad.plan.roles import PlannedRole, beside_student
 from postgrad.plan.sizes import ALONE, Sharing, Sizes, ahead_bytes, width
 from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.rewards.pool import worker_bytes
@@ -187,6 +187,11 @@ def _passing(
         phase[role.name] = copies | _divided(passes.reading(role), sharing)
         if role.learner is not None:
             summed = copies | {"gradients": gradients(role, b, sharing, cpu=passes.cpu)}
+            if beside_student(passes.recipe):
+                teacher = by_name["teacher"]
+                hidden = passes.sizes.micro_tokens * teacher.shape.hidden_size
+                each = width(teacher.model.dtype, cpu=passes.cpu)
+                summed["hidden states of the teacher"] = hidden * each
             learning[role.name] = summed | _divided(passes.learning(role), sharing)
     phases: tuple[tuple[MemoryPhase, dict[str, Bytes]], ...] = (
         ("rollout", judging),

@@ -11,7 +11,7 @@ from postgrad.models.shapes import ModelShape
 from postgrad.plan import activations
 from postgrad.plan.activations import FLOAT32, Blocks
 from postgrad.plan.lengths import RowLengths
-from postgrad.plan.roles import PlannedRole
+from postgrad.plan.roles import PlannedRole, beside_student
 from postgrad.plan.sizes import Sizes, width
 from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.local.budget import LANES, align
@@ -19,6 +19,9 @@ from postgrad.rollout.local.budget import LANES, align
 # models.head.CHUNK_BYTES and CHUNK_ROWS, which a test holds them to: on a CPU, on a GPU
 CHUNK_BYTES = {"cpu": 2**26, "gpu": 2**29}
 CHUNK_ROWS = {"cpu": 1, "gpu": 1024}
+# models.distilled_head.PARTS, the same; and float32 copies of a row's logits, of student and
+# teacher together, while a divergence and its gradient are computed
+COMPARED_PARTS, COMPARED_COPIES = 4, 12
 PART = 2**24  # models.linear.LARGE_WEIGHT, the same
 
 LOGITS = "logits of a chunk"  # a purpose
@@ -84,6 +87,11 @@ class Head:
         moments = [(self.forward(), 0), (logits, sums), (gradient, added), (0, rounded)]
         return max(moments, key=sum)
 
+    def compared(self) -> int:
+        """Bytes of a chunk of logits beside a teacher's, and of what is computed from both."""
+        rows = min(self.entries, max(1, self._rows // COMPARED_PARTS))
+        return self.shape.vocab_size * rows * COMPARED_COPIES * FLOAT32
+
     @property
     def _narrow(self) -> int:
         """Bytes of a logit as the product gives it, beside its float32 copy; 0: it is float32."""
@@ -143,6 +151,8 @@ class Passes:
         ending = head.ending() - (0 if self.cpu else kept)
         inside = max(layer + head.waiting(), ending)
         logits, matrix = head.backward()
+        if beside_student(self.recipe):
+            logits = max(logits, head.compared())
         return {
             "activations": kept,
             LOGITS: logits,

@@ -16,7 +16,7 @@ Find = Callable[[ModelSettings], ModelShape]
 class PlannedRole:
     """A role and the weights that it holds."""
 
-    name: str  # "policy", "reference", "critic" or "reward_model"
+    name: str  # "policy", "reference", "critic", "reward_model" or "teacher"
     shape: ModelShape
     model: ModelSettings
     learner: LearnerSettings | None = None  # None: it is frozen
@@ -60,10 +60,18 @@ def planned_roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
     policy = PlannedRole("policy", find(recipe.model), recipe.model, recipe.learner)
     if isinstance(recipe, RLRecipe):
         return policy, *_beside(recipe, policy, find)
+    if beside_student(recipe):
+        teacher = recipe.loaded_models["teacher", "model"]
+        return policy, PlannedRole("teacher", find(teacher), teacher)
     reference = recipe.loaded_models.get(("reference", "model"))
     if reference is not None and _is_another(recipe, reference):
         return policy, _placed(recipe, PlannedRole("reference", find(reference), reference))
     return (policy,)
+
+
+def beside_student(recipe: Recipe) -> bool:
+    """Whether a teacher computes with its student in each micro-batch of an update: that of SFT."""
+    return ("teacher", "model") in recipe.loaded_models and not recipe.trains_on_rollouts
 
 
 def _placed(recipe: Recipe, role: PlannedRole) -> PlannedRole:
@@ -92,6 +100,9 @@ def _beside(recipe: RLRecipe, policy: PlannedRole, find: Find) -> list[PlannedRo
         shared = needs.critic and critic.lora is not None and critic.source == model.source
         on = "critic" if shared else None
         roles.append(PlannedRole("reward_model", find(model), model, scores=True, on=on))
+    if needs.teacher:
+        model = recipe.teacher.model
+        roles.append(PlannedRole("teacher", find(model), model))
     return [_placed(recipe, role) for role in roles]
 
 

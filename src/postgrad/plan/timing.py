@@ -13,7 +13,7 @@ from postgrad.plan.costs import HOST_LINK, HOST_MEMORY, CostModel
 from postgrad.plan.engines import EnginePlaces
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.publishing import PlannedPublish, planned_publish
-from postgrad.plan.roles import PlannedRole
+from postgrad.plan.roles import PlannedRole, beside_student
 from postgrad.plan.sampling import EngineCosts
 from postgrad.plan.sizes import PlannedRanks, Sizes, width
 from postgrad.recipe.placement import overlaps
@@ -119,7 +119,10 @@ def timing(
         once["reference"] = (geometry.steps or 0) * each
 
     def updating(role: PlannedRole, sizes: Sizes, costs: CostModel) -> float:
-        return _updating(role, samples, geometry, sizes, costs) if role.learner else 0.0
+        if role.learner:
+            return _updating(role, samples, geometry, sizes, costs)
+        taught = role.name == "teacher" and beside_student(recipe)
+        return _forward(role, samples, sizes, costs) if taught else 0.0
 
     step["update"] = _at_once(ranks, costs, updating)
     return Timing(

@@ -88,7 +88,7 @@ def pinned(recipe: _SectionsT, commits: Mapping[KeyPath, str]) -> _SectionsT:
 def _tables(recipe: dict[str, Any]) -> Iterator[tuple[RepoKind, dict[str, Any]]]:
     """The tables of a resolved recipe that name a model or a dataset."""
     yield "model", recipe["model"]
-    for role in ("reference", "critic", "reward_model"):
+    for role in ("reference", "critic", "reward_model", "teacher"):
         if role in recipe:
             yield "model", recipe[role]["model"]
     yield "dataset", recipe["data"]

@@ -23,7 +23,8 @@ from postgrad.recipe.resolve import in_sets, resolve
 MOST_PROBLEMS = 20  # of one file, in a message
 MOST_RECIPE_BYTES = 2**20
 MOST_NUMBER = 2**63  # of a whole number: TOML's have 64 bits
-ROLES = ("", "reference", "reward_model", "critic")  # whose tables have a model; "": the policy
+# whose tables have a model; "": the policy
+ROLES = ("", "reference", "reward_model", "critic", "teacher")
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:

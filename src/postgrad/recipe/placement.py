@@ -67,7 +67,7 @@ def placement_problems(recipe: CommonSections, job: str) -> Iterator[RecipeProbl
 
 def _unread(settings: ClusterSettings) -> Iterator[RecipeProblem]:
     """Placements that a local run would not read."""
-    for key in ("policy", "critic", "reference", "reward_model", "rollout"):
+    for key in ("policy", "critic", "reference", "reward_model", "teacher", "rollout"):
         stated = getattr(settings, key)
         if key in settings.side_roles and stated == SidePlacement(offload=stated.offload):
             continue  # of one process too
@@ -106,6 +106,12 @@ def _side_role(
         yield from _spread(role, table, processes, f"ranks = {processes}")
     if settings.home(role) == POLICY:
         return
+    if role == "teacher" and not recipe.trains_on_rollouts:
+        yield (
+            place,
+            "distillation compares whole distributions, so this teacher computes beside its "
+            "student, on its ranks: leave this out",
+        )
     if role == "reference" and recipe.reference_moves:
         yield (
             place,
@@ -128,6 +134,10 @@ def _cannot_rest(recipe: CommonSections, settings: ClusterSettings, role: str) -
         return "is for frozen roles, and the critic learns: critic.learner.offload"
     if role == "reference" and recipe.reference_moves:
         return "is for frozen roles, and this reference follows the policy: leave it out"
+    if role == "teacher":  # no adapter is trained on its weights
+        if recipe.trains_on_rollouts:
+            return None
+        return "this teacher is asked in every micro-batch of an update: leave it out"
     over = ("model",) if role == "reference" else ("critic", "model")
     trained, frozen = recipe.loaded_models.get(over), recipe.model_tables[role, "model"]
     if trained is None or trained.lora is None:

@@ -33,6 +33,7 @@ from postgrad.recipe.settings import (
     ReferenceSettings,
     RewardModelSettings,
     RowKind,
+    TeacherSettings,
 )
 
 
@@ -139,11 +140,25 @@ class SFTRecipe(_Recipe, AnsweringSections):
 
     job: Literal["sft"] = "sft"
     algorithm: Annotated[SFT, PlainValidator(_algorithm(SFT)), PlainSerializer(_with_type)] = SFT()
+    teacher: TeacherSettings = TeacherSettings()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        raise_problems("recipe", [*checks.common(self, self.job), *answering.answering(self)])
+        problems = [
+            *checks.common(self, self.job),
+            *answering.answering(self),
+            *checks.teacher(self.teacher, self.algorithm),
+        ]
+        raise_problems("recipe", problems)
         return self
+
+    @property
+    def model_tables(self) -> dict[KeyPath, ModelSettings]:
+        return {("model",): self.model, ("teacher", "model"): self.teacher.model}
+
+    @property
+    def loaded_models(self) -> dict[KeyPath, ModelSettings]:
+        return self.model_tables if self.algorithm.needs().teacher else {("model",): self.model}
 
     @property
     def row_kind(self) -> RowKind:
@@ -167,6 +182,7 @@ class RLRecipe(_Recipe, AnsweringSections):
     reference: ReferenceSettings = ReferenceSettings()
     critic: CriticSettings = CriticSettings()
     reward_model: RewardModelSettings = RewardModelSettings()
+    teacher: TeacherSettings = TeacherSettings()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -179,6 +195,7 @@ class RLRecipe(_Recipe, AnsweringSections):
             *checks.moving_reference(self.reference, self.model, self.algorithm),
             *answering.group_size(self.algorithm, self.batch),
             *answering.components_apart(self, self.algorithm),
+            *checks.teacher(self.teacher, self.algorithm),
         ]
         raise_problems("recipe", problems)
         return self
@@ -194,6 +211,7 @@ class RLRecipe(_Recipe, AnsweringSections):
             ("reference", "model"): self.reference.model,
             ("critic", "model"): self.critic.model,
             ("reward_model", "model"): self.reward_model.model,
+            ("teacher", "model"): self.teacher.model,
         }
 
     @property
@@ -204,6 +222,7 @@ class RLRecipe(_Recipe, AnsweringSections):
             ("reference", "model"): needs.reference,
             ("critic", "model"): needs.critic,
             ("reward_model", "model"): self.asks_reward_model,
+            ("teacher", "model"): needs.teacher,
         }
         return {place: model for place, model in self.model_tables.items() if used[place]}
 

@@ -14,6 +14,7 @@ from postgrad.recipe.settings import EvalSet, PairEvalSet
 
 Table = dict[str, Any]
 COMPARING = ("reward", "preference")  # jobs that read pairs
+TAUGHT = ("sft", "rl")  # jobs that can have a teacher
 
 # Keys of [data] that an evaluation set takes over: how rows are read, not which rows (split).
 _READING = (
@@ -104,6 +105,8 @@ def _roles(raw: Table) -> Table:
         defaults["reward_model"] = {"model": computing}
     elif raw.get("job") != "preference":
         defaults = {}
+    if raw.get("job") in TAUGHT and "teacher" in raw:
+        defaults["teacher"] = {"model": computing}
     roles: Table = {}
     for role, tables in defaults.items():
         stated = raw.get(role, {})
@@ -145,7 +148,7 @@ def is_inherited(raw: Table, place: KeyPath) -> bool:
     """True where the value at `place` was taken from another section, where its error is reported
     already.
     """
-    roles = (("eval",), ("reference",), ("critic",), ("reward_model",))
+    roles = (("eval",), ("reference",), ("critic",), ("reward_model",), ("teacher",))
     if place[:1] not in roles and place[:2] != ("data", "sets"):
         return False
     node: Any = raw

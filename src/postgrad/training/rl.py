@@ -64,6 +64,7 @@ class Roles:
     critic: ScoringRole | None  # None where the algorithm needs none
     reference: LogprobRole | None  # None where the algorithm needs none
     follows: Follows | None  # the reference, where it follows the policy
+    teacher: LogprobRole | None  # None where the algorithm needs none
 
     @property
     def learners(self) -> list[Learns]:
@@ -111,15 +112,15 @@ class RLJob:
             parts.engine.rest()
         with run.phase("train", run.geometry.updates_per_step):
             with run.clock.timed("train/columns"):
-                old, ref, values, entropy = self._columns(batch)
+                columns = self._columns(batch)
             with run.clock.timed("train/credit"):
-                columns = old, ref, values, state.algorithm
-                credit = parts.algorithm.credit(batch, *columns, entropy=entropy)
+                credit = parts.algorithm.credit(batch, state=state.algorithm, **columns)
             with run.clock.timed("train/update"):
                 cut = self._cut(credit.experience, state.step)
                 results = self._update(cut, state)
             trim_heap()  # what the update took, before the engine takes its own
         number = state.step + 1
+        old = columns["old"]
         learned = learner_logprobs(credit, old, results["policy"])
         compared = compared_logprobs(
             batch, credit, old, learned, results["policy"], parts.sampling,
@@ -203,26 +204,27 @@ class RLJob:
             run.clock.add(f"sample/{part}", spent[f"{part}_seconds"])
         return paused
 
-    def _columns(self, batch: RolloutBatch) -> list[Ragged | None]:
-        """Logprobs of the policy before the step, logprobs of the reference, the critic's values,
-        and the policy's entropies; None for what the algorithm does not need.
+    def _columns(self, batch: RolloutBatch) -> dict[str, Ragged | None]:
+        """By parameter of `credit` what it needs: logprobs of the policy before the step, of
+        reference and teacher, the critic's values, and the policy's entropies.
 
         A step of one update begins with the policy itself: its old logprobs are the current ones.
         """
         roles, needs = self._parts.roles, self._parts.algorithm.needs()
         several = needs.ratio and self._run.geometry.updates_per_step > 1
-        old = ref = values = entropy = None  # all are asked before any is waited for
+        asked: dict[str, Handle[Ragged]] = {}  # all are asked before any is waited for
         if needs.old_logprobs or (several and not needs.sampled_is_old):
-            old = roles.policy.logprobs(batch.sequences)
-        if needs.reference:
-            assert roles.reference is not None
-            ref = roles.reference.logprobs(batch.sequences)
-        if needs.critic:
-            assert roles.critic is not None
-            values = roles.critic.scores(batch.sequences)
+            asked["old"] = roles.policy.logprobs(batch.sequences)
+        if roles.reference is not None:
+            asked["ref"] = roles.reference.logprobs(batch.sequences)
+        if roles.teacher is not None:
+            asked["teacher"] = roles.teacher.logprobs(batch.sequences)
+        if roles.critic is not None:
+            asked["values"] = roles.critic.scores(batch.sequences)
         if needs.old_entropy:
-            entropy = roles.policy.entropies(batch.sequences)
-        return [asked and asked.result() for asked in (old, ref, values, entropy)]
+            asked["entropy"] = roles.policy.entropies(batch.sequences)
+        of_all = dict.fromkeys(("old", "ref", "values"))  # parameters of every algorithm's credit
+        return {**of_all, **{name: handle.result() for name, handle in asked.items()}}
 
     def _cut(self, experience: Experience, step: int) -> list[Update]:
         """Cuts the experience into the step's updates. Where samples were dropped, an event says
@@ -303,7 +305,8 @@ def assemble(
         roles.policy, engine, first, run.give_back, run.console.warn,
         event=run.logs.event, adapter=recipe.rollout.sends_adapter)  # fmt: skip
     engine.rest()  # as it does while the policy learns
-    memory.try_tokens(run, roles.learners, [roles.reference, learned and learned.role])
+    readers = [roles.reference, roles.teacher, learned and learned.role]
+    memory.try_tokens(run, roles.learners, readers)
     step = checkpoint.step if checkpoint else 0
     run.sentinels.at_once(0, publish(step))  # proves the weights of a resumed run too
     source = _source(run, recipe, prompts, engine, scorer, tokenizer, thread, stack)
@@ -327,14 +330,11 @@ def assemble(
 
 def _check_tokens(recipe: RLRecipe, path: str, tokenizer: object) -> None:
     """Whoever reads the policy's tokens has its tokenizer."""
-    needs = recipe.algorithm.needs()
-    others = {
-        "critic": recipe.critic.model.source if needs.critic else None,
-        "reference": recipe.reference.model.source if needs.reference else None,
-    }
-    for role, other in others.items():
-        if other is not None and other != path:
-            require_same_tokens(other, f"{role}.model.path", tokenizer)
+    for role in ("critic", "reference"):
+        model = recipe.loaded_models.get((role, "model"))
+        if model is not None and model.source not in (None, path):
+            require_same_tokens(model.source, f"{role}.model.path", tokenizer)
+    rows.check_teacher(recipe, tokenizer)
 
 
 def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None) -> Roles:
@@ -346,7 +346,9 @@ def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None)
         reference = follows = run.fleet.moving_reference(path)
     else:
         reference = run.fleet.reference(path) if needs.reference else None
-    roles = Roles(policy, critic, reference, follows)
+    taught_by = recipe.teacher.model.source if needs.teacher else None
+    teacher = taught_by and run.fleet.teacher(taught_by)
+    roles = Roles(policy, critic, reference, follows, teacher or None)
     foresee_disk(run, sum(role.state_bytes() for role in roles.changing))
     if checkpoint is not None:
         for role in roles.changing:

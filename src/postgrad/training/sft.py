@@ -76,6 +76,7 @@ def assemble(
 ) -> SFTJob:
     """The job, from a checkpoint where there is one. See train.prepare.assemble."""
     tokenizer = load_tokenizer(path)
+    rows.check_teacher(recipe, tokenizer)
     conversations = rows.conversations(recipe, tokenizer)
     rows.show_rows(run, conversations.accounts)
     evaluator = losses = None

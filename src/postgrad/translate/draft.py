@@ -13,7 +13,7 @@ _OFF: tuple[Any, ...] = (False, None, 0, 0.0, -1, "", "none", [])
 
 WIDTH = 100
 _ORDER = (
-    "model", "reference", "reward_model", "critic", "data", "eval", "rewards", "scoring",
+    "model", "reference", "teacher", "reward_model", "critic", "data", "eval", "rewards", "scoring",
     "environment", "algorithm", "batch", "rollout", "learner", "cluster", "checkpoint",
 )  # fmt: skip
 _FIRST = ("type", "path", "lr")  # in their section
@@ -109,6 +109,8 @@ def toml_value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, int) and abs(value) >= 10_000:
         return f"{value:_}"
+    if value is None:  # a word among others in a list: TOML has no such value
+        return '"None"'
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):

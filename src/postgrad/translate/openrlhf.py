@@ -64,6 +64,11 @@ def draft_recipe(source: SourceCommand) -> Draft:
         draft.put("epochs", options.take("train.max_epochs"))
         ipo = flag(options.take("model.ipo_enable", False))
         draft.put("algorithm.type", "ipo" if ipo else name)
+        if name == "distillation":
+            taught = round(float(options.take("kd.coef")), 9)
+            draft.put("algorithm.teacher_coef", taught, "forward KL: its cross-entropy, but for "
+                      "the teacher's own entropy, which has no gradient")  # fmt: skip
+            draft.put("algorithm.nll_coef", round(1.0 - taught, 9))
         places.processes(draft, "GPUs", source.devices, source.machines)
     _ranks(draft, options)
     _data(draft, options)

@@ -28,13 +28,13 @@ JOBS = {
     "train_rm": ("reward", "bradley_terry"),
     "train_dpo": ("preference", "dpo"),
     "train_kto": ("preference", "kto"),
+    "train_kd": ("sft", "distillation"),
     "train_ppo_ray": ("rl", "ppo"),
 }
 OTHERS = {
     "batch_inference": "it writes answers or scores to a file for the next command: postgrad "
     "generate RECIPE.toml --to DIR --select best|pairs (docs/generate.md). A run of job = "
     '"rl" samples, scores and trains in one loop',
-    "train_kd": "distillation from a teacher's logits is not here",
     "train_prm": 'reward models of single steps are not here; job = "reward" scores answers',
     "serve_rm": "postgrad serve-reward answers over HTTP (docs/serve-reward.md)",
     "interactive_chat": "postgrad chat RUN_DIR",
@@ -45,6 +45,7 @@ SHORT = {
     "rm": "train_rm",
     "dpo": "train_dpo",
     "kto": "train_kto",
+    "kd": "train_kd",
     "ppo": "train_ppo_ray",
 }
 
@@ -58,6 +59,7 @@ _BEFORE = {
     "desirable_loss_weight undesirable_loss_weight vanilla_loss packing",
     "ref": "ref_pretrain=model_name_or_path ref_offload=offload ref_reward_offload=offload "
     "ref_num_nodes=num_nodes ref_num_gpus_per_node=num_gpus_per_node",
+    "kd": "teacher_model kd_coef=coef teacher_offload",
     "adam": "learning_rate=lr actor_learning_rate=lr l2=weight_decay adam_betas=betas",
     "critic": "critic_learning_rate=adam.lr critic_pretrain=model_name_or_path value_clip "
     "save_value_network critic_num_nodes=num_nodes critic_num_gpus_per_node=num_gpus_per_node",
@@ -125,6 +127,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # where OpenRLHF does something else th
                   "data.max_len": 512, "eval.split": "test"},
     "train_kto": {"adam.lr": 1e-5, "train.max_epochs": 1, "train.micro_batch_size": 8,
                   "data.max_len": 2048, "model.beta": 0.01, **_TEMPLATE},
+    "train_kd": {"adam.lr": 5e-6, "train.max_epochs": 1, "train.micro_batch_size": 8,
+                 "data.max_len": 2048, "data.output_key": "output", "kd.coef": 0.4, **_TEMPLATE},
     "train_ppo_ray": {"adam.lr": 1e-6, "critic.adam.lr": 9e-6, "train.max_epochs": 1,
                       "train.micro_batch_size": 4, "data.max_len": 2048, "data.input_key": "input",
                       "actor.num_gpus_per_node": 8, "vllm.gpu_memory_utilization": 0.95,
@@ -148,6 +152,9 @@ RULES: dict[str, Rule] = {
     "model.margin_loss_enable": to("algorithm.margin", "name its column in data.margin", on),
     "model.pretrain_mode_enable": missing("loss lies on the assistant's turns only"),
     "ref.model_name_or_path": to("reference.model.path"),
+    "kd.teacher_model": to("teacher.model.path"),
+    "kd.teacher_offload": missing("the teacher is asked in each micro-batch and stays on its device; "
+                                  'learner.sharding = "zero3" divides it'),
     "ds.param_dtype": choice("model.dtype", {"bf16": "bfloat16"}),
     "adam.lr": to("learner.lr", read=decimal),
     "adam.betas": to("learner.betas", read=list),

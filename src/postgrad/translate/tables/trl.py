@@ -42,7 +42,11 @@ OTHERS = {
     "sft_diffusion_gemma": "models that denoise text are not here",
     "async_grpo": "translate its settings as trl grpo, and give rollout.max_staleness: "
     "docs/async.md",
-    "gkd|gold|distillation|sdft|sdpo|minillm|ssd|ssd_eval": "distillation is not here",
+    "gkd|distillation|minillm": "write a recipe with a [teacher]: on the rows' answers job = "
+    '"sft" with algorithm.type = "distillation" (GKD\'s beta and temperature are there), on the '
+    'student\'s own (lmbda = 1) job = "rl" with "on_policy_distillation"',
+    "gold|sdft|sdpo|ssd|ssd_eval": "distillation from a teacher with other tokens, or from the "
+    "student itself, is not here",
     "prm": 'reward models of single steps are not here; job = "reward" scores answers',
     "bco|tpo": "this trainer is not here: of preferences dpo, ipo, simpo, cpo, kto and orpo are",
     "nash_md|xpo": "they sample with the reference too: online_dpo samples with the policy alone",

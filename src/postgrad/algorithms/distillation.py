@@ -1,0 +1,46 @@
+"""Distillation: the divergence from a teacher's distribution at every loss token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pydantic import Field
+
+from postgrad.algorithms.base import LossInputs, LossOutput, Needs
+from postgrad.algorithms.sft import SFT
+from postgrad.ops.distillation import Divergence, DivergenceKind
+
+
+class Distillation(SFT):
+    """teacher_coef * D + nll_coef * the loss of SFT, on the rows' own answers.
+
+    D is the divergence of all tokens' probabilities, not only of the row's next token: see
+    ops/distillation.py for `divergence`, `beta` and `temperature`. Both terms have the same weights
+    and denominator.
+    """
+
+    divergence: DivergenceKind = "forward_kl"
+    beta: float = Field(0.5, gt=0.0, lt=1.0)  # of "jsd": near 0 as forward_kl, near 1 as reverse_kl
+    temperature: float = Field(1.0, gt=0.0)  # of both distributions in the divergence
+    teacher_coef: float = Field(1.0, gt=0.0)
+    nll_coef: float = Field(0.0, ge=0.0)  # 0: rows say where to look, the teacher what to say
+
+    @property
+    def compared(self) -> Divergence:
+        """How the two distributions are compared."""
+        return Divergence(self.divergence, self.beta, self.temperature)
+
+    def needs(self) -> Needs:
+        return replace(super().needs(), teacher=True)
+
+    def policy_loss(self, inputs: LossInputs) -> LossOutput:
+        """inputs.columns["divergence"]: [E] with gradient. Metric "policy/divergence": nats per
+        loss token.
+        """
+        nll = super().policy_loss(inputs)
+        apart = inputs.columns["divergence"]
+        loss = self.teacher_coef * (inputs.weight * apart).sum()
+        if self.nll_coef:
+            loss = loss + self.nll_coef * nll.loss
+        mean = (inputs.token_weight * apart.detach()).sum()
+        return LossOutput(loss, {**nll.metrics, "policy/divergence": mean})

@@ -1,0 +1,78 @@
+"""On-policy distillation: the student samples, a teacher grades every token of it (Agarwal et al.
+2023, arXiv:2306.13649; as a policy gradient: Lu et al. 2025, "On-Policy Distillation", Thinking
+Machines Lab).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from postgrad.algorithms.base import Credit, Needs
+from postgrad.algorithms.grpo import GRPO
+from postgrad.algorithms.policy_gradient import required
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Experience, RolloutBatch
+from postgrad.ops.losses import Aggregation
+
+
+class OnPolicyDistillation(GRPO):
+    """A token's advantage is how much more likely the teacher finds it than the student did:
+    teacher_coef * (log p_teacher - log p_student), each token for itself, not what follows it. Its
+    mean over the student's samples is minus the reverse KL to the teacher, KL(student || teacher).
+
+    reward_coef adds GRPO's advantage of the sample, times that: 0 leaves rewards to the metrics.
+    With the teacher alone one sample a prompt is enough.
+    """
+
+    min_group_size: ClassVar[int] = 1
+    # Both act on advantages before the teacher's part is there.
+    unread: ClassVar[tuple[str, ...]] = ("covariance", "kl_in")
+
+    teacher_coef: float = Field(1.0, gt=0.0)
+    reward_coef: float = Field(0.0, ge=0.0)
+    aggregation: Aggregation = "token"
+
+    def needs(self) -> Needs:
+        needs = super().needs()
+        return replace(needs, teacher=True, old_logprobs=not needs.sampled_is_old)
+
+    def advantages(
+        self, rewards: NDArray[np.float64], group: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        if not self.reward_coef:
+            return np.zeros(len(rewards))
+        return self.reward_coef * super().advantages(rewards, group)
+
+    def credit(
+        self,
+        batch: RolloutBatch,
+        old: Ragged | None,
+        ref: Ragged | None,
+        values: Ragged | None,
+        state: Mapping[str, Any],
+        entropy: Ragged | None = None,
+        teacher: Ragged | None = None,
+    ) -> Credit:
+        """As PolicyGradient.credit. teacher: its logprobs, float32 over the batch's tokens."""
+        credit = super().credit(batch, old, ref, values, state, entropy)
+        sequences, columns = credit.experience.sequences, dict(credit.experience.columns)
+        before = required(columns.get("old_logprobs"), "'old' logprobs").values
+        grades = required(teacher, "'teacher' logprobs").take(credit.rows).values
+        mask = sequences.loss_mask.values
+        gap = (grades.astype(np.float64) - before) * mask
+        advantages = columns["advantages"]
+        taught = advantages.values + self.teacher_coef * gap
+        columns["advantages"] = advantages.like(taught.astype(np.float32))
+        experience = Experience(sequences, columns, self._moves(columns))
+        tokens = max(1, int(mask.sum()))
+        metrics = {
+            "teacher/reverse_kl": -float(gap.sum()) / tokens,
+            "teacher/logprob": float((grades * mask).sum(dtype=np.float64)) / tokens,
+        }
+        return replace(credit, experience=experience, metrics={**credit.metrics, **metrics})

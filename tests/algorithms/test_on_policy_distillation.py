@@ -1,0 +1,98 @@
+"""On-policy distillation against float64 loops over samples and tokens."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from postgrad.algorithms.base import Credit
+from postgrad.algorithms.on_policy_distillation import OnPolicyDistillation
+from postgrad.core.errors import UsageError
+
+LENGTHS = [2, 3, 1, 2]
+GROUP, REWARDS = [0, 0, 1, 1], [1.0, 0.0, 0.5, 1.0]
+
+
+def random_rows(seed: int) -> list[list[float]]:
+    rng = np.random.default_rng(seed)
+    rows = [(-rng.exponential(1.0, n)).astype(np.float32) for n in LENGTHS]
+    return [[float(value) for value in row] for row in rows]
+
+
+def credit_of(algorithm: OnPolicyDistillation, batch: Any, **columns: Any) -> Credit:
+    known = {"old": None, "ref": None, "values": None, **columns}
+    return algorithm.credit(batch, **known, state={})
+
+
+@pytest.mark.parametrize(("teacher_coef", "reward_coef"), [(1.0, 0.0), (0.5, 2.0)])
+def test_a_token_s_advantage_is_the_teacher_s_logprob_minus_the_student_s_beside_the_reward(
+    teacher_coef: float, reward_coef: float, make_batch: Any, over_responses: Any
+) -> None:
+    batch = make_batch(GROUP, REWARDS, LENGTHS)
+    old, teacher = random_rows(1), random_rows(2)
+    algorithm = OnPolicyDistillation(teacher_coef=teacher_coef, reward_coef=reward_coef)
+    result = credit_of(algorithm, batch, old=over_responses(old), teacher=over_responses(teacher))
+    advantages = list(result.experience.columns["advantages"])
+    gaps = list[float]()
+    for sample, (mine, theirs) in enumerate(zip(old, teacher, strict=True)):
+        group = [r for r, g in zip(REWARDS, GROUP, strict=True) if g == GROUP[sample]]
+        mean = sum(group) / 2
+        std = sum((r - mean) ** 2 for r in group) ** 0.5  # n - 1 = 1
+        earned = reward_coef * (REWARDS[sample] - mean) / (std + 1e-6)
+        gaps += [b - a for a, b in zip(mine, theirs, strict=True)]
+        wanted = [earned + teacher_coef * gap for gap in gaps[-len(mine) :]]
+        np.testing.assert_allclose(advantages[sample], [0.0, 0.0, *wanted], rtol=1e-6)
+    assert result.metrics["teacher/reverse_kl"] == pytest.approx(-sum(gaps) / sum(LENGTHS))
+    grades = [value for row in teacher for value in row]
+    assert result.metrics["teacher/logprob"] == pytest.approx(sum(grades) / sum(LENGTHS))
+
+
+def test_a_teacher_like_the_student_moves_nothing(make_batch: Any, over_responses: Any) -> None:
+    batch, same = make_batch(GROUP, REWARDS, LENGTHS), over_responses(random_rows(1))
+    result = credit_of(OnPolicyDistillation(), batch, old=same, teacher=same)
+    assert not result.experience.has_gradient.any()
+    assert not result.experience.columns["advantages"].values.any()
+    assert result.metrics["teacher/reverse_kl"] == 0.0
+
+
+def test_on_average_the_gradient_is_that_of_the_reverse_kl(make_inputs: Any) -> None:
+    """Over all tokens with their probabilities, which is the mean over samples: q_j (log q_j / p_j
+    - KL), the gradient of KL(Q || P) on the logits, worked out in float64.
+    """
+    mine = np.array([0.5, 1.0, -1.0, 0.2])
+    q = np.exp(mine) / np.exp(mine).sum()
+    p = np.array([0.1, 0.4, 0.3, 0.2])
+    logits = torch.tensor(mine, requires_grad=True)
+    inputs = make_inputs(logits.log_softmax(0), q, advantages=np.log(p / q))
+    OnPolicyDistillation().policy_loss(inputs).loss.backward()
+    gap = np.log(q / p)
+    np.testing.assert_allclose(logits.grad, q * (gap - (q * gap).sum()), rtol=1e-10)
+
+
+def test_with_samples_of_older_weights_the_sampler_s_logprobs_are_the_student_s(
+    make_batch: Any, over_responses: Any
+) -> None:
+    algorithm = OnPolicyDistillation(old_logprobs="sampled")
+    assert not algorithm.needs().old_logprobs
+    teacher = random_rows(2)
+    batch = make_batch(GROUP, REWARDS, LENGTHS)  # every token was sampled at -1
+    result = credit_of(algorithm, batch, teacher=over_responses(teacher))
+    np.testing.assert_allclose(
+        list(result.experience.columns["advantages"])[1], [0.0, 0.0, *(v + 1.0 for v in teacher[1])]
+    )
+
+
+def test_without_the_teacher_s_logprobs_credit_is_refused(
+    make_batch: Any, over_responses: Any
+) -> None:
+    batch = make_batch(GROUP, REWARDS, LENGTHS)
+    with pytest.raises(ValueError, match="'teacher' logprobs"):
+        credit_of(OnPolicyDistillation(), batch, old=over_responses(random_rows(1)))
+
+
+def test_what_acts_on_advantages_without_the_teacher_is_refused() -> None:
+    with pytest.raises(UsageError, match="covariance"):
+        OnPolicyDistillation(covariance="kl")
+    with pytest.raises(UsageError, match="kl_in"):
+        OnPolicyDistillation(kl_in="reward", kl_coef=0.1)

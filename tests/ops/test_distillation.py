@@ -1,0 +1,86 @@
+"""Divergences of a student from its teacher against float64 loops over tokens."""
+
+from math import exp, log
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from postgrad.ops.distillation import Divergence, DivergenceKind
+
+KINDS: tuple[DivergenceKind, ...] = ("forward_kl", "reverse_kl", "jsd")
+LOGITS = st.lists(st.floats(-6.0, 6.0), min_size=4, max_size=4)
+
+
+def softmax(logits: list[float], temperature: float) -> list[float]:
+    powers = [exp(x / temperature) for x in logits]
+    return [power / sum(powers) for power in powers]
+
+
+def by_loop(
+    kind: str, student: list[float], teacher: list[float], beta: float, heat: float
+) -> float:
+    q, p = softmax(student, heat), softmax(teacher, heat)
+    total = 0.0
+    for mine, theirs in zip(q, p, strict=True):
+        if kind == "forward_kl":
+            total += theirs * log(theirs / mine)
+        elif kind == "reverse_kl":
+            total += mine * log(mine / theirs)
+        else:
+            mixed = beta * theirs + (1 - beta) * mine
+            total += beta * theirs * log(theirs / mixed) + (1 - beta) * mine * log(mine / mixed)
+    return total
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(student=LOGITS, teacher=LOGITS, beta=st.floats(0.05, 0.95), heat=st.floats(0.5, 3.0))
+def test_a_divergence_is_the_sum_over_tokens_and_never_negative(
+    kind: DivergenceKind,
+    student: list[float],
+    teacher: list[float],
+    beta: float,
+    heat: float,
+) -> None:
+    rows = [torch.tensor([logits], dtype=torch.float64) for logits in (student, teacher)]
+    value = float(Divergence(kind, beta, heat).of(*rows))
+    assert value == pytest.approx(by_loop(kind, student, teacher, beta, heat), abs=1e-12)
+    assert value > -1e-12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_student_like_its_teacher_has_no_divergence_and_no_gradient(kind: DivergenceKind) -> None:
+    logits = torch.tensor([[1.0, -2.0, 0.5]], dtype=torch.float64, requires_grad=True)
+    apart = Divergence(kind, 0.3).of(logits, logits.detach())
+    apart.backward()
+    assert float(apart.detach()) == pytest.approx(0.0, abs=1e-15)
+    assert logits.grad is not None
+    np.testing.assert_allclose(logits.grad, 0.0, atol=1e-15)
+
+
+def test_the_gradient_of_forward_kl_is_the_difference_of_probabilities() -> None:
+    """By hand: d KL(P || Q) / d logits = (q - p) / T; T = 2."""
+    student = torch.tensor([[2.0, 0.0, -2.0]], dtype=torch.float64, requires_grad=True)
+    teacher = torch.tensor([[0.0, 2.0, 0.0]], dtype=torch.float64)
+    Divergence("forward_kl", temperature=2.0).of(student, teacher).backward()
+    q, p = (softmax(row, 2.0) for row in ([2.0, 0.0, -2.0], [0.0, 2.0, 0.0]))
+    wanted = [[(mine - theirs) / 2 for mine, theirs in zip(q, p, strict=True)]]
+    assert student.grad is not None
+    np.testing.assert_allclose(student.grad, wanted, rtol=1e-12)
+
+
+def test_hardly_mixed_the_generalised_divergence_has_the_two_kl_at_its_ends() -> None:
+    """D / (beta (1 - beta)) goes to KL(P || Q) as beta goes to 0, to KL(Q || P) as it goes to 1."""
+    student, teacher = torch.tensor([[0.1, 1.0, -1.0]]), torch.tensor([[1.0, 0.2, 0.3]])
+    student, teacher = student.double(), teacher.double()
+    ends: tuple[tuple[float, DivergenceKind], ...] = (
+        (1e-5, "forward_kl"),
+        (1 - 1e-5, "reverse_kl"),
+    )
+    for beta, kind in ends:
+        scaled = Divergence("jsd", beta).of(student, teacher) / (beta * (1 - beta))
+        assert float(scaled) == pytest.approx(
+            float(Divergence(kind).of(student, teacher)), rel=1e-4
+        )
