@@ -112,3 +112,5 @@ def test_the_texts_of_a_dataset_are_all_its_messages(write_rows: WriteRows) -> N
     path = write_rows(ROWS[:1])
     assert list(dataset_texts(DataSettings(path=path))) == ["a", "bc"]
     assert list(dataset_texts(DataSettings(path=path, answer="", system="s"))) == ["s", "a"]
+    path = write_rows([{"question": "a", "answer": {"age": 3}}])  # what a verifier compares with
+    assert list(dataset_texts(DataSettings(path=path))) == ["a", '{"age": 3}']

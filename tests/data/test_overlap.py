@@ -94,5 +94,6 @@ def test_rows_with_the_same_instruction_are_held_out_by_all_of_their_columns(
         for by in ("row", "none")
     }
     assert fates == {"row": {"kept": 3, "excluded": 1}, "none": {"kept": 4}}
-    with pytest.raises(UsageError, match="compares all columns"):
+    same = r"Do \[data\] and \[eval\] name the same rows\?(.|\n)*compares all columns"
+    with pytest.raises(UsageError, match=same):
         training_prompts(data, tokenizer, max_new_tokens=9, exclude=held_out([held]))

@@ -119,6 +119,8 @@ def test_rewardbench_rows_keep_their_subset_and_a_margin_is_read_from_its_column
     write_rows: WriteRows, tokenizer: Any
 ) -> None:
     row = {"prompt": "q", "chosen": "good", "rejected": "bad", "subset": "alpacaeval-easy", "id": 3}
+    path = write_rows([{**row, "by": "2.0"}])  # text, as CSV has it
+    assert load(path, tokenizer, margin="by").all()[0].margin == 2.0
     path = write_rows([{**row, "by": 2}])
     one = load(path, tokenizer, margin="by").all()[0]
     assert one.metadata == {"subset": "alpacaeval-easy", "id": 3}
@@ -153,7 +155,7 @@ def test_a_pair_that_parts_inside_a_turn_bears_loss_on_all_of_it_and_on_every_an
 def test_a_label_says_whether_an_answer_is_desirable(write_rows: WriteRows, tokenizer: Any) -> None:
     rows = [
         {"prompt": "q", "completion": "good", "label": True},
-        {"prompt": [USER], "completion": [BAD], "label": 0},
+        {"prompt": [USER], "completion": [BAD], "label": "0"},
         {"completion": [USER, GOOD, USER, BAD], "label": False},
     ]
     found = load_labelled(PairSettings(path=write_rows(rows)), tokenizer)

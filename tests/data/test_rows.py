@@ -1,5 +1,6 @@
 """Rows of files and folders, in order, with the place of whatever is wrong."""
 
+import csv
 import datetime
 import decimal
 import gzip
@@ -12,6 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from postgrad.core.errors import UsageError
 from postgrad.data.rows import dataset_name, parse_split, read_rows
@@ -21,11 +24,12 @@ ROWS = [{"question": f"{i}?", "answer": str(i)} for i in range(10)]
 WriteRows = Callable[..., str]
 
 
-def read(path: str | Path, **settings: Any) -> list[tuple[int, str]]:
-    rows = read_rows(DataSettings(path=str(path), **settings))
+def read(path: str | Path, **keys: Any) -> list[tuple[int, str]]:
+    rows = read_rows(DataSettings(path=str(path), **keys))
     return [(row.index, row.values["answer"]) for row in rows]
 
 
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 ALL = [(i, str(i)) for i in range(10)]
 
 
@@ -132,6 +136,63 @@ def test_a_zipped_file_that_ends_too_early_is_named(tmp_path: Path) -> None:
         read(path)
 
 
+def test_a_json_file_is_a_list_of_rows_or_has_a_row_on_each_line(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    for text in (json.dumps(ROWS, indent=1), "\ufeff " + json.dumps(ROWS)):
+        file.write_text(text, "utf-8")
+        assert read(file) == ALL
+    file.write_text("\n".join(map(json.dumps, ROWS)), "utf-8")
+    assert read(file) == ALL
+    file.write_text('[{"answer": "0"}, 3]', "utf-8")
+    with pytest.raises(UsageError, match=r"rows\.json row 1: a row is a JSON object, this is int"):
+        read(file)
+    file.write_text('[{"answer": NaN}]', "utf-8")
+    with pytest.raises(UsageError, match=r"rows\.json: not JSON: NaN"):
+        read(file)
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@settings(max_examples=20)
+@given(
+    rows=st.lists(st.lists(TEXT, min_size=3, max_size=3), max_size=5),
+)
+def test_every_text_that_a_spreadsheet_writes_is_read_back(
+    delimiter: str, rows: list[list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.mktemp("csv") / "rows.csv"
+    with file.open("w", encoding="utf-8-sig", newline="") as lines:
+        writer = csv.writer(lines, delimiter=delimiter, quoting=csv.QUOTE_ALL)
+        writer.writerows([["question", "answer", "id"], *rows, ["q", "last", "007"]])
+    read_back = [list(row.values.values()) for row in read_rows(DataSettings(path=str(file)))]
+    assert read_back == [*rows, ["q", "last", "007"]]
+
+
+def test_a_row_of_a_csv_file_is_named_by_its_first_line(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text('question,answer\n"two\nlines",1\n\nq,2,3\n', "utf-8")
+    with pytest.raises(
+        UsageError, match=r"rows\.csv:5: the row has 3 cells, the first line names 2"
+    ):
+        read(file)
+    file.write_text('question,answer\n"two\nlines",1\n"open', "utf-8")
+    with pytest.raises(UsageError, match=r"rows\.csv:4: not CSV that can be read"):
+        read(file)
+    file.write_text("answer,answer\n1,2\n", "utf-8")
+    with pytest.raises(UsageError, match="two columns are called 'answer'"):
+        read(file)
+    file.write_bytes("answer\nStraße\n".encode("latin-1"))
+    with pytest.raises(UsageError, match=r"not UTF-8: .* save it as CSV in UTF-8"):
+        read(file)
+
+
+def test_csv_files_of_a_folder_are_its_splits_and_json_files_are_not(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("question,answer\nq,1\n", "utf-8")
+    (tmp_path / "test.csv").write_text("question,answer\nq,2\n", "utf-8")
+    (tmp_path / "train-state.json").write_text("{}", "utf-8")
+    assert read(tmp_path) == [(0, "1")]
+    assert read(tmp_path, split="test") == [(0, "2")]
+
+
 def test_a_file_that_is_missing_empty_or_of_another_kind_is_named(
     tmp_path: Path, write_rows: WriteRows
 ) -> None:
@@ -139,9 +200,9 @@ def test_a_file_that_is_missing_empty_or_of_another_kind_is_named(
         read(tmp_path / "no.jsonl")
     with pytest.raises(UsageError, match="is empty: there is no row to read"):
         read(write_rows([]))
-    (tmp_path / "rows.csv").write_text("a,b\n", "utf-8")
+    (tmp_path / "rows.xml").write_text("a,b\n", "utf-8")
     with pytest.raises(UsageError, match=r"not a data file; known: \.jsonl, \.jsonl\.gz"):
-        read(tmp_path / "rows.csv")
+        read(tmp_path / "rows.xml")
     (tmp_path / "rows.parquet").write_bytes(b"not parquet")
     with pytest.raises(UsageError, match="not a Parquet file"):
         read(tmp_path / "rows.parquet")

@@ -34,6 +34,8 @@ def test_how_many_problems_each_k_leaves_out_is_counted_and_told() -> None:
     ]
     whole = {"accuracy": 0.75, **left_out([problem(1, 1)], (1,))}
     assert Result(None, 1, 0, whole, 0.1).texts() == ["accuracy 0.750"]
+    tiny = Result(None, 1, 0, {"margin": -1e-9, "loss": 3.2e-5}, 0.1)
+    assert tiny.texts() == ["margin 0", "loss 3.2e-05"]  # neither "-0.000" nor "0.000"
 
 
 def test_a_rate_that_nothing_was_scored_for_is_not_a_number() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from plan.test_cases import planned, rl
 from postgrad.plan.cards import total_bytes
 from postgrad.plan.held import PHASES
-from postgrad.plan.page import Page
+from postgrad.plan.page import Page, long_as
 from postgrad.plan.plan import Outlook, phase_seconds
 from postgrad.recipe.load import with_overrides
 from postgrad.recipe.recipe import Recipe
@@ -190,3 +190,7 @@ def test_engines_that_join_later_have_the_cards_that_are_there() -> None:
         "with 2 (cluster.rollout.least), and the others join as there is room"
     )
     assert not [one for one in Page(two, ()).notes() if "rollout workers" in one]
+
+
+def test_short_runs_are_told_in_minutes_and_seconds() -> None:
+    assert [long_as(hours) for hours in (0.01, 0.5, 3.4)] == ["36 s", "30 min", "3.40 h"]

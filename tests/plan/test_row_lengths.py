@@ -76,6 +76,11 @@ def assert_means(found: RowLengths, prompt: Sequence[float], answer: Sequence[fl
     assert found.rows == len(prompt)
 
 
+def test_the_part_that_is_held_out_is_no_part_of_an_epoch(data: Path) -> None:
+    part = {"path": str(data), "eval_fraction": 0.25}
+    assert lengths("sft", part, eval={"every": 1, "sets": [part]}).rows == 30
+
+
 @pytest.mark.parametrize("max_len", [1000, 110])
 def test_conversations_are_as_long_as_training_reads_them(
     max_len: int, data: Path, model: Path

@@ -144,7 +144,12 @@ class Bookkeeper:
             way_out = f"; try a {side} data.eval_fraction" if settings.eval_fraction else ""
             remedy = ""
             if self.counts["excluded"] == rows and not settings.eval_fraction:
-                remedy = '\ndata.held_out = "row" compares all columns, "none" leaves nothing out'
+                remedy = (
+                    "\nDo [data] and [eval] name the same rows? Give [eval] a path or a split of "
+                    "its own, or hold out a part of the rows with data.eval_fraction. Are the "
+                    'questions alike on purpose? data.held_out = "row" compares all columns, '
+                    '"none" leaves nothing out'
+                )
             raise UsageError(
                 f"{self.name}: no row of {rows} is left to use (limit: {limit}){way_out}:\n"
                 + "\n".join(account.lines())

@@ -2,6 +2,8 @@
 label. The row's own columns and values decide which shape it has (docs/data.md lists them).
 """
 
+import contextlib
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -146,6 +148,8 @@ def labelled_of(row: Row, settings: PairSettings) -> PreferenceRow:
     if settings.chosen in row.values or settings.completion not in row.values:
         return pair_of(row, settings)
     label = column(row, settings.label, "data.label")
+    if isinstance(label, str):  # as CSV has it
+        label = {"true": True, "1": True, "false": False, "0": False}.get(label.lower(), label)
     if not isinstance(label, bool) and label not in (0, 1):
         raise UsageError(
             f"{row.place}: column {settings.label!r} of row {row.index} is {shown(label)}; a label "
@@ -166,13 +170,16 @@ def margin_of(row: Row, settings: PairSettings) -> float:
     if not settings.margin:
         return 0.0
     value = column(row, settings.margin, "data.margin")
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not abs(value) <= LARGEST:
+    number: float | None = None
+    if isinstance(value, int | float | str) and not isinstance(value, bool):  # CSV has text
+        with contextlib.suppress(ValueError):
+            number = math.inf if isinstance(value, int) and abs(value) > LARGEST else float(value)
+    if number is None or not abs(number) <= LARGEST:
         raise UsageError(
             f"{row.place}: column {settings.margin!r} of row {row.index} is {shown(value)}, not a "
-            f"number{' that a float32 holds' if number else ''} (data.margin)"
+            f"number{'' if number is None else ' that a float32 holds'} (data.margin)"
         )
-    return float(value)
+    return number
 
 
 def metadata_of(row: Row, settings: PairSettings) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Rows of datasets: JSON-lines and Parquet files, and the hub, whose files are read from its cache.
+"""Rows of datasets: JSON, CSV and Parquet files, and the hub, whose files are read from its cache.
 Each row has the place that messages name.
 """
 
+import csv
 import gzip
 import json
 import math
@@ -11,13 +12,14 @@ from collections.abc import Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import COMMIT, commit_of
 
 RowValues = Mapping[str, Any]  # column -> JSON value
-SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
+IN_FOLDERS = (".jsonl", ".jsonl.gz", ".parquet", ".csv")
+SUFFIXES = (*IN_FOLDERS, ".json")  # in folders, .json files describe the others
 
 LONGEST_LINE = 2**28  # bytes; a gzip file of a megabyte may hold a line of a gigabyte
 DEEPEST = 100  # levels of lists and objects
@@ -32,7 +34,14 @@ def read_file(path: Path) -> Iterator[tuple[str, RowValues]]:
         return _parquet(path)
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         return _json_lines(path)
-    raise UsageError(f"{path}: not a data file; known: {', '.join(SUFFIXES)}")
+    if path.name.endswith(".json"):
+        return _json(path)
+    if path.name.endswith(".csv"):
+        return _csv(path)
+    raise UsageError(
+        f"{path}: not a data file; known: {', '.join(SUFFIXES)}. Anything else is read by a "
+        'function of yours that yields rows: data.path = "my_module:my_rows"'
+    )
 
 
 def files_of(directory: Path, name: str | None, split: str) -> list[Path]:
@@ -46,10 +55,10 @@ def files_of(directory: Path, name: str | None, split: str) -> list[Path]:
     if not base.is_dir():
         folders = sorted(p.name for p in directory.iterdir() if p.is_dir())
         raise UsageError(f"{directory}: no folder {name!r} (data.name); there are: {folders}")
-    data = sorted(p for p in _visible(base) if p.name.endswith(SUFFIXES))
-    data += sorted(p for p in _visible(base / "data") if p.name.endswith(SUFFIXES))
+    data = sorted(p for p in _visible(base) if p.name.endswith(IN_FOLDERS))
+    data += sorted(p for p in _visible(base / "data") if p.name.endswith(IN_FOLDERS))
     files = [p for p in data if re.match(rf"{re.escape(split)}[-._]", p.name)]
-    files += sorted(p for p in _visible(base / split) if p.name.endswith(SUFFIXES))
+    files += sorted(p for p in _visible(base / split) if p.name.endswith(IN_FOLDERS))
     named = any(re.match(r"(train|test|validation|valid|dev)[-._]", p.name) for p in data)
     if not files and split == "train" and not named:
         files = data
@@ -86,12 +95,61 @@ def _json_lines(path: Path) -> Iterator[tuple[str, RowValues]]:
         raise UsageError(f"{path}: cannot be read after line {number}: {error}") from error
 
 
+def _json(path: Path) -> Iterator[tuple[str, RowValues]]:
+    """Rows of a .json file: a list of objects, or lines as in a .jsonl file."""
+    with path.open("rb") as file:
+        start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not start.startswith(b"["):
+        yield from _json_lines(path)
+        return
+    for number, value in enumerate(_parsed(path.read_bytes(), str(path), first=True)):
+        place = f"{path} row {number}"
+        yield place, _row(value, place)
+
+
+def _csv(path: Path) -> Iterator[tuple[str, RowValues]]:
+    """Rows of a .csv file, whose first line names the columns. Every value is text. Cells are
+    divided by what divides the names: commas, or the semicolons or tabs of a spreadsheet's export.
+    """
+    csv.field_size_limit(LONGEST_LINE)
+    end = 0  # the last line that was read: a cell may hold line breaks
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            head = lines.readline()
+            lines.seek(0)
+            cells = csv.reader(lines, delimiter=max(",;\t", key=head.count), strict=True)
+            columns = next(cells, [])
+            if twice := [name for name in columns if columns.count(name) > 1]:
+                raise UsageError(f"{path}: two columns are called {twice[0]!r}: rename one of them")
+            end = cells.line_num
+            for values in cells:
+                place, end = f"{path}:{end + 1}", cells.line_num
+                if not values:  # an empty line
+                    continue
+                if len(values) != len(columns):
+                    raise UsageError(
+                        f"{place}: the row has {len(values)} cells, the first line names "
+                        f"{len(columns)} columns; a text with a comma or a line break stands "
+                        "between quotes"
+                    )
+                yield place, dict(zip(columns, values, strict=True))
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8: {error}; save it as CSV in UTF-8") from error
+    except (csv.Error, OSError) as error:
+        raise UsageError(f"{path}:{end + 1}: not CSV that can be read: {error}") from error
+
+
 def _object(line: bytes, place: str, *, first: bool) -> RowValues:
     if len(line) > LONGEST_LINE:
         raise UsageError(
             f"{place}: the line has more than {LONGEST_LINE >> 20} MiB, the most that a row may "
             "have; is this a complete file of JSON lines?"
         )
+    return _row(_parsed(line, place, first=first), place)
+
+
+def _parsed(line: bytes, place: str, *, first: bool) -> Any:
+    """The JSON value of a line or a file."""
     try:
         text = line.decode("utf-8-sig" if first else "utf-8")
         value = json.loads(text, parse_constant=_refuse, object_pairs_hook=_members)
@@ -103,9 +161,13 @@ def _object(line: bytes, place: str, *, first: bool) -> RowValues:
         raise UsageError(f"{place}: not UTF-8: {error}; convert the file") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{place}: not JSON: {error}; repair or remove the line") from error
+    return value
+
+
+def _row(value: Any, place: str) -> RowValues:
     if not isinstance(value, dict):
         raise UsageError(f"{place}: a row is a JSON object, this is {type(value).__name__}")
-    return value
+    return cast(RowValues, value)
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -15,7 +15,7 @@ from postgrad.data.chat_format import Message, texts_of
 from postgrad.data.conversations import Conversation, load_conversations
 from postgrad.data.draws import Drawn, DrawnSet, Draws, Order
 from postgrad.data.functions import prepared_rows
-from postgrad.data.messages import conversation_of, prompt_of
+from postgrad.data.messages import answer_of, conversation_of, prompt_of
 from postgrad.data.overlap import HeldOut, Selection
 from postgrad.data.prompts import load_prompts
 from postgrad.data.rows import Row
@@ -134,4 +134,9 @@ def _messages_of(row: Row, settings: DataSettings | PairSettings) -> list[Messag
             main, *_ = answers.paths
             return answers.messages(main, settings.separator)
         return labelled_of(row, settings).messages
-    return prompt_of(row, settings) if settings.answer == "" else conversation_of(row, settings)
+    if settings.answer == "":
+        return prompt_of(row, settings)
+    if isinstance(row.values.get(settings.answer), dict | int | float):  # a verifier's reference
+        written = answer_of(row, settings) or ""
+        return [*prompt_of(row, settings), {"role": "assistant", "content": written}]
+    return conversation_of(row, settings)

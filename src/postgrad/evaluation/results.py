@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from postgrad.core.text import fixed
 from postgrad.ops.intervals import (
     Interval,
     difference_interval,
@@ -86,8 +87,8 @@ class Result:
         """
         prefix = "" if self.name is None else f"{self.name}/"
         return [
-            f"{prefix}{metric} {value:.3f}{plus_minus(value, self.intervals.get(metric))}"
-            f"{self._left_out(metric)}"
+            f"{prefix}{metric} {fixed(value, '{:.3f}')}"
+            f"{plus_minus(value, self.intervals.get(metric))}{self._left_out(metric)}"
             for metric, value in self.metrics.items()
             if "/" not in metric and not metric.startswith(LEFT_OUT)
         ]

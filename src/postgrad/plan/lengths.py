@@ -43,7 +43,8 @@ class RowLengths:
     answer: float  # mean tokens that are learned from
     spread: float  # mean squared length over squared mean length; 1.0 where all are equally long
     source: str  # where the figures are from, for people: "1000 rows of the data, counted with ..."
-    # Samples of an epoch, duplicates and rows that evaluations hold out included; None: unknown.
+    # Samples of an epoch, without the fraction that data.eval_fraction holds out; duplicates and
+    # rows that other evaluations hold out are included. None: unknown.
     rows: int | None = None
 
     def computed(self, answers: int) -> float:
@@ -104,7 +105,8 @@ def row_lengths(recipe: Recipe, model: ModelSettings | None = None) -> RowLength
         all_read &= size <= LARGE
         chosen = rows[:: -(-len(rows) // SAMPLE)]
         pairs = [pair for row in chosen for pair in _counted(row, settings, recipe, count)]
-        draws = settings.draws(len(rows)) if isinstance(settings, Share) else len(rows)
+        trained = round(len(rows) * (1 - settings.eval_fraction))
+        draws = settings.draws(trained) if isinstance(settings, Share) else trained
         counted += len(chosen)
         parts.append((draws / len(chosen), np.array(pairs, np.float64)))
     weights = np.concatenate([np.full(len(pairs), weight) for weight, pairs in parts])

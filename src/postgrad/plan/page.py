@@ -44,7 +44,7 @@ class Page:
         long = (
             "; hours unknown"
             if hours is None
-            else f"; {hours:.2f} h, {hours * outlook.timing.devices:.2f} device-hours"
+            else f"; {long_as(hours)}, {digits(hours * outlook.timing.devices)} device-hours"
         )
         return f"{word}: {peak} at the peak ({outlook.memory.peak}) on {where}{long}"
 
@@ -238,6 +238,14 @@ class Page:
             "summary": list(self.summary()),
             "notes": list(self.notes()),
         }
+
+
+def long_as(hours: float) -> str:
+    """ "3.40 h"; "12 min" and "45 s" of less than an hour and than two minutes."""
+    seconds = 3600 * hours
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{hours:.2f} h" if hours >= 1 else f"{seconds / 60:.0f} min"
 
 
 def advice_rows(advice: Sequence[Advice]) -> TableRows:

@@ -16,7 +16,7 @@ from postgrad.plan.calibration import calibration_file, read, settled
 from postgrad.plan.hardware import Hardware, parse_hardware, this_machine, with_threads
 from postgrad.plan.held import PHASES
 from postgrad.plan.lengths import row_lengths
-from postgrad.plan.page import Page, advice_rows
+from postgrad.plan.page import Page, advice_rows, long_as
 from postgrad.plan.plan import Facts, outlook
 from postgrad.plan.search import search, search_note, search_rows, split_note, split_rows
 from postgrad.plan.splits import fitting_splits
@@ -121,7 +121,7 @@ def _stages(
     long = (
         f"; hours of {' and '.join(endless)} unknown"
         if total is None
-        else f"; {total:.2f} h in all"
+        else f"; {long_as(total)} in all"
     )
     console.note(f"{pipeline.name}: {word}{long}")
     return {
