@@ -113,7 +113,7 @@ def test_what_changes_speed_or_memory_is_never_among_what_is_not_needed() -> Non
     flags = {
         "--use_liger_kernel": "True", "--attn_implementation": "flash_attention_2",
         "--zero_hpz_partition_size": "8", "--activation_memory_budget": "0.5",
-        "--vllm_sync_backend": "nccl", "--llm_judge_model": "judge",
+        "--llm_judge_model": "judge",
     }  # fmt: skip
     found = of(*(word for pair in flags.items() for word in pair))
     lost = {one.name: one.why for one in found.draft.missing}

@@ -64,6 +64,46 @@ def test_a_colocated_engine_over_two_gpus_becomes_two_and_that_is_told() -> None
     (loss,) = found.draft.missing
     assert (loss.name, loss.value) == ("vllm.tensor_parallel_size", 2)
     assert "2 times the memory" in loss.why
+    assert "need devices of their own (cluster.rollout)" in loss.why
+
+
+def test_the_backend_of_weights_is_not_needed_because_the_way_is_chosen_by_place() -> None:
+    for found, name in (
+        (openrlhf("--vllm.num_engines 2 --vllm.sync_backend nccl"), "vllm.sync_backend"),
+        (open_instruct("--vllm_num_engines 2 --vllm_sync_backend gloo"), "vllm_sync_backend"),
+    ):
+        assert missing(found) == set()
+        (told,) = (option for option in found.draft.needless if option.name == name)
+        assert "CUDA IPC, NCCL, else host memory" in told.why
+
+
+@pytest.mark.parametrize(
+    ("flags", "resting", "told"),
+    [
+        ("--ref.offload", {"reference"}, set()),
+        ("--reward.offload", {"reward_model"}, set()),
+        ("--ref_reward_offload", {"reference", "reward_model"}, set()),
+        ("--ref.offload --algo.kl.init_coef 0", set(), {"the run has no such model"}),
+        (
+            "--ref_reward_offload --ds.lora.rank 8 --algo.advantage.estimator reinforce",
+            {"reward_model"},
+            {"its weights lie under an adapter"},
+        ),
+        (
+            "--ref.offload --ds.lora.rank 8 --ref.num_gpus_per_node 2",
+            {"reference"},
+            set(),
+        ),
+    ],
+)
+def test_a_frozen_model_that_rests_in_the_hosts_memory_does_so_here(
+    flags: str, resting: set[str], told: set[str]
+) -> None:
+    found = openrlhf(f"--actor.num_gpus_per_node 2 {flags}", reward="--reward.model_name_or_path r")
+    assert missing(found) == set()
+    rests = {role for role, table in place(found).items() if "offload" in str(table)}
+    assert rests == resting
+    assert {option.why for option in found.draft.needless if "offload" in option.name} == told
 
 
 def test_engines_on_gpus_of_their_own_are_workers_of_as_many_gpus() -> None:

@@ -48,6 +48,33 @@ def roles(draft: Draft, options: Options) -> None:
             with_critic = prefix == "reward" and critic_reward and "critic" in placed
             places.role_elsewhere(draft, role, gpus, "critic" if with_critic else None)
             placed.add(role)
+    _offload(draft, options, placed)
+
+
+def _offload(draft: Draft, options: Options, placed: set[str]) -> None:
+    """Frozen models that lie in the host's memory between their passes: [cluster] offload. placed:
+    roles with devices of their own. One flag said it of both models before 0.9.
+    """
+    both = flag(options.take("ref_reward_offload", False))
+    lora, reward = options.stated.get("ds.lora.rank"), draft.get("reward_model.model.path")
+    critic = options.stated.get("critic.model_name_or_path") or reward
+    adapted = {  # roles whose weights are those under an adapter that is trained beside them
+        "reference": lora and "reference" not in placed,
+        "reward_model": lora and critic == reward and draft.get("algorithm.type") == "ppo",
+    }
+    present = {
+        "reference": bool(draft.get("algorithm.kl_coef")),
+        "reward_model": reward is not None,
+    }
+    for prefix, role in (("ref", "reference"), ("reward", "reward_model")):
+        if not flag(options.take(f"{prefix}.offload", False)) and not both:
+            continue
+        if present[role] and not adapted[role]:
+            draft.put(f"cluster.{role}.offload", True, "in the host's memory between its passes")
+        else:
+            name = "ref_reward_offload" if both else f"{prefix}.offload"
+            absent = "the run has no such model"
+            draft.skip(name, True, "its weights lie under an adapter" if present[role] else absent)
 
 
 def algorithm(draft: Draft, options: Options) -> None:

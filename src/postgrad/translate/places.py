@@ -9,7 +9,7 @@ from postgrad.translate.rules import Options, decimal, flag
 
 ONE_RANK = "ranks share the work, and one trains here: give --devices N where there are more"
 ASSUMED = "devices are not said, so one is assumed: give --devices N where more train"
-THROUGH_HOST = "weights reach the engines through host memory, which takes longer than over NCCL"
+WAY = "rollout.transport chooses by where GPUs are: CUDA IPC, NCCL, else host memory"
 _PYTHON = "its interpreter: rollout.vllm.python or POSTGRAD_VLLM_PYTHON"
 
 
@@ -113,7 +113,8 @@ def _on_the_ranks(draft: Draft, names: EngineOptions, count: int, tensor: int, r
     if tensor > 1:
         why = (
             "an engine that shares a rank's device has that one here: more engines of one device "
-            f"each, whose weights take {tensor} times the memory of a device"
+            f"each, whose weights take {tensor} times the memory of a device; engines of {tensor} "
+            "need devices of their own (cluster.rollout)"
         )
         draft.miss(names.tensor_parallel, tensor, why)
 

@@ -167,7 +167,7 @@ RULES: dict[str, Rule] = {
     **family("", "deepspeed_zpg zero_hpz_partition_size", missing_above_1(common.HPZ)),
     **family("", "fused_optimizer low_cpu_mem_usage gather_whole_model",
              needless("how weights are read and stepped")),
-    "vllm_sync_backend": missing(places.THROUGH_HOST),
+    "vllm_sync_backend": needless(places.WAY),
     **family("", "vllm_enable_prefix_caching enable_prefix_caching",
              needless("it is on with vLLM")),
     "use_fp8_kv_cache": missing("vLLM's cache has the dtype of the model"),

@@ -51,13 +51,14 @@ SHORT = {
 
 # section -> "name_before[=name_since]", the same name where no new one follows
 _BEFORE = {
-    "": "max_norm lr_scheduler lr_warmup_ratio min_lr_ratio use_ms local_rank prompt_max_len",
+    "": "max_norm lr_scheduler lr_warmup_ratio min_lr_ratio use_ms local_rank prompt_max_len "
+    "ref_reward_offload",
     "model": "pretrain=model_name_or_path gradient_checkpointing=gradient_checkpointing_enable "
     "gradient_checkpointing_use_reentrant=gradient_checkpointing_reentrant aux_loss_coef beta "
     "ipo=ipo_enable label_smoothing nll_loss_coef loss=loss_type margin_loss=margin_loss_enable "
     "compute_fp32_loss=compute_fp32_loss_enable pretrain_mode=pretrain_mode_enable "
     "desirable_loss_weight undesirable_loss_weight vanilla_loss packing",
-    "ref": "ref_pretrain=model_name_or_path ref_offload=offload ref_reward_offload=offload "
+    "ref": "ref_pretrain=model_name_or_path ref_offload=offload "
     "ref_num_nodes=num_nodes ref_num_gpus_per_node=num_gpus_per_node",
     "kd": "teacher_model kd_coef=coef teacher_offload",
     "adam": "learning_rate=lr actor_learning_rate=lr l2=weight_decay adam_betas=betas",
@@ -191,7 +192,8 @@ RULES: dict[str, Rule] = {
     "data.prompt_data_probs": missing("say how much of an epoch a set is: weight in [[data.sets]]"),
     "ds.adam_offload": common.offload,
     "ds.deepcompile": common.compiled,
-    **family("", "ref.offload reward.offload", missing("frozen models stay on their device")),
+    **family("", "ref.offload reward.offload ref_reward_offload",
+             needless("its logprobs are computed once, before the first update; then it is freed")),
     **family("ds.", "packing_samples", needless(common.PACKED)),
     **family("ds.", "attn_implementation flash_attn experts_implementation",
              missing(common.ATTENTION)),
@@ -203,7 +205,7 @@ RULES: dict[str, Rule] = {
                                "while engines sample"),
     **family("ds.", "ring_attn_head_stride use_universal_ckpt value_head_prefix",
              needless("DeepSpeed's own")),
-    **family("vllm.", "sync_backend sync_with_ray", missing(places.THROUGH_HOST)),
+    **family("vllm.", "sync_backend sync_with_ray", needless(places.WAY)),
     "vllm.enable_prefix_caching": needless("it is on with vLLM"),
     **family("vllm.", "num_engines tensor_parallel_size enforce_eager enable_sleep "
              "gpu_memory_utilization", missing("vLLM samples where vllm.num_engines is above 0")),
