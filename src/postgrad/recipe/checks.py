@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from postgrad.algorithms.base import RolloutAlgorithm
+from postgrad.algorithms.base import Algorithm, RolloutAlgorithm
 from postgrad.core.geometry import derive
 from postgrad.data.settings import WHICH_ROWS, RowSettings
 from postgrad.models.settings import ModelSettings
@@ -48,16 +48,6 @@ def comparing(recipe: ComparingSections) -> Iterator[RecipeProblem]:
     """Problems of jobs on pairs."""
     yield from token_budget(recipe, "a pair of sequences")
     yield from evaluation_lengths(recipe)
-
-
-def fixed_reference(reference: ReferenceSettings) -> Iterator[RecipeProblem]:
-    """A reference that follows the policy in a job that computes its logprobs once."""
-    if reference.moves:
-        yield (
-            _following(reference),
-            "the reference's logprobs are computed once, before the first step: only that of an RL "
-            "job can follow the policy",
-        )
 
 
 def token_budget(recipe: Sections, contents: str) -> Iterator[RecipeProblem]:
@@ -122,7 +112,7 @@ def _following(reference: ReferenceSettings) -> KeyPath:
 
 
 def moving_reference(
-    reference: ReferenceSettings, policy: ModelSettings, algorithm: RolloutAlgorithm
+    reference: ReferenceSettings, policy: ModelSettings, algorithm: Algorithm
 ) -> Iterator[RecipeProblem]:
     """A reference that follows the policy and is not used, or is not the same model."""
     if not reference.moves:
@@ -134,7 +124,11 @@ def moving_reference(
             "leave one of them out",
         )
     if not algorithm.needs().reference:
-        yield ("reference",), "nothing reads it: give algorithm.kl_coef above 0"
+        unread = "nothing reads it: "
+        if isinstance(algorithm, RolloutAlgorithm):
+            yield ("reference",), f"{unread}give algorithm.kl_coef above 0"
+        else:
+            yield _following(reference), f"{unread}this loss has no reference, leave it out"
     path = reference.model.path
     if path is not None and path != policy.path:
         yield (

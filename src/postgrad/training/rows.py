@@ -23,7 +23,7 @@ from postgrad.evaluation.answers import (
     environment_of,
     with_tools,
 )
-from postgrad.learner.protocols import Learns
+from postgrad.learner.protocols import Changes
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Answering, Comparing, Recipe, RLRecipe, SFTRecipe
 from postgrad.recipe.settings import RowKind
@@ -50,10 +50,10 @@ def evaluator(run: Run, recipe: Answering, tokenizer: object, scorer: Scorer) ->
     return of_policy
 
 
-def restore(learner: Learns, checkpoint: Checkpoint | None) -> None:
+def restore(role: Changes, checkpoint: Checkpoint | None) -> None:
     """Goes on from a checkpoint where there is one."""
     if checkpoint is not None:
-        learner.load(checkpoint.tensors)
+        role.load(checkpoint.tensors)
 
 
 def environment(
