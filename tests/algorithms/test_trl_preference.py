@@ -101,6 +101,8 @@ def ours(
     column = mask.like(wide(ref).astype(np.float32)) if algorithm.needs().reference else None
     labels = columns.get("labels", np.arange(len(LENGTHS)) % 2 == 0)
     experience = algorithm.experience(sequences, labels, column, columns.get("mismatched"))
+    if name == "aot":
+        experience = algorithm.with_own(experience, [mask.like(wide(logprobs))])
     loss, gradient, metrics = total(algorithm, experience, whole(experience), wide(logprobs))
     return loss, gradient[mask.values], algorithm.report(metrics)
 
@@ -120,6 +122,15 @@ CHOSEN, REJECTED = [0, 2, 4], [1, 3, 5]
     ("name", "knobs", "theirs"),
     [
         ("dpo", {"beta": 0.3}, {"loss_types": ["sigmoid"], "loss_weights": [1.0], "beta": 0.3}),
+        *(
+            (
+                "aot",
+                {"beta": 0.3, "paired": paired, **more},
+                {"loss_types": [theirs], "loss_weights": [1.0], "beta": 0.3, **more},
+            )
+            for paired, theirs in ((True, "aot"), (False, "aot_unpaired"))
+            for more in ({}, {"label_smoothing": 0.1})
+        ),
         ("ipo", {"beta": 0.3}, {"loss_types": ["ipo"], "loss_weights": [1.0], "beta": 0.3}),
         *(
             ("dpo", {"beta": 0.3, "loss": ours, **more}, {"loss_types": [theirs], **more})

@@ -53,6 +53,17 @@ def test_a_moving_average_moves_a_little_with_every_step() -> None:
     assert seen == [2.0, 3.5, 4.625]
 
 
+def test_an_average_moves_every_n_steps_where_both_are_set() -> None:
+    reference = MovingReference(
+        backbone(0.0), 1.0, refresh_steps=2, ema_decay=0.75, policy=weights(0.0)
+    )
+    seen = []
+    for step in range(1, 6):
+        reference.after_step(step, policy(8.0))
+        seen.append(held(reference))
+    assert seen == [0.0, 2.0, 2.0, 3.5, 3.5]
+
+
 def test_the_average_is_kept_in_float32_though_the_reference_computes_in_bfloat16() -> None:
     reference = MovingReference(
         backbone(1.0, torch.bfloat16), 1.0, refresh_steps=0, ema_decay=0.999, policy=weights(1.0)

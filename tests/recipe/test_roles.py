@@ -106,7 +106,8 @@ REFUSED = {
     ),
     "an algorithm that needs samples in a preference job": (
         PAIRS.format(job="preference") + '[algorithm]\ntype = "ppo"\n',
-        "algorithm.type: 'ppo' is not for this job; known: dpo, ipo, simpo, cpo, kto, orpo",
+        "algorithm.type: 'ppo' is not for this job; known: dpo, ipo, simpo, cpo, wpo, aot, kto, "
+        "orpo",
     ),
     "a forward too small for a pair": (
         PAIRS.format(job="reward").replace('jsonl"', 'jsonl"\nmax_len = 512')
@@ -122,9 +123,10 @@ REFUSED = {
         PPO + LORA + "\n[reference]\nema_decay = 0.5\n",
         "recipe.toml:25: reference.ema_decay: a reference that follows takes whole weights",
     ),
-    "a reference that follows in a preference job": (
-        PAIRS.format(job="preference") + "\n[reference]\nema_decay = 0.5\n",
-        "recipe.toml:15: reference.ema_decay: the reference's logprobs are computed once",
+    "a reference that follows and that the loss does not read": (
+        PAIRS.format(job="preference")
+        + '\n[reference]\nema_decay = 0.5\n[algorithm]\ntype = "simpo"\n',
+        "recipe.toml:15: reference.ema_decay: nothing reads it: this loss has no reference",
     ),
     "four bits that would have to train": (
         PAIRS.format(job="reward").replace('model"\n', 'model"\nquantize = "4bit"\n'),

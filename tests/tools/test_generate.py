@@ -226,3 +226,10 @@ def test_a_fresh_model_and_pairs_are_refused(make_recipe: MakeRecipe, tmp_path: 
     with pytest.raises(UsageError, match='job = "preference" reads pairs'):
         generate(make_recipe("preference"), tmp_path / "to", QUIET, Extent())
     assert not (tmp_path / "to").exists()
+
+
+def test_a_command_that_was_killed_as_it_began_is_repeated(recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "to" / "shards").mkdir(parents=True)
+    (tmp_path / "to" / ".generate.json.77.tmp").write_text('{"rec', "utf-8")
+    generate(recipe, tmp_path / "to", QUIET, Extent(samples=2, rows=2, shard=2))
+    assert sorted(path.name for path in (tmp_path / "to").iterdir()) == ["generate.json", "shards"]

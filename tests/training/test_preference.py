@@ -285,3 +285,23 @@ def test_other_rows_are_another_entry(
         write_pairs(Path(recipe.data.path), rows=rows)
         train(recipe, console)
     assert [" 0 from" in line for line in console.counts] == [True, True]
+
+
+@pytest.mark.parametrize("algorithm", ["wpo", "aot"])
+def test_a_reference_that_follows_by_steps_survives_a_kill(
+    algorithm: str, make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {
+        "steps": 4,
+        "algorithm": {"type": algorithm},
+        "reference": {"refresh_steps": 2, "ema_decay": 0.25},
+        "checkpoint": {"save_steps": 1},
+    }
+    whole, cut = (make_recipe("preference", name, **changes) for name in ("whole", "cut"))
+    train(whole, console)
+    train_until_killed(monkeypatch, PreferenceJob, 3, cut, console)
+    resume(Path(cut.run_dir), [], [], console)
+    assert_same_run(whole, cut, 4)
+    kls = [line["policy/kl"] for line in metrics(whole)]
+    assert kls[0] == pytest.approx(0.0, abs=1e-9)
+    assert kls[2] < kls[1]  # the reference has moved towards the policy

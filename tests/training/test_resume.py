@@ -299,3 +299,27 @@ def test_a_replay_filters_what_the_run_filtered(make_recipe: Any, console: Conso
     train(replay, console)
     one, two = tensors(live.run_dir, 3), tensors(replay.run_dir, 3)
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"type": "online_dpo"},
+        {"type": "remax", "entropy_target": 9.0, "entropy_coef_step": 0.002},
+    ],
+)
+def test_pairs_baselines_and_an_adapted_entropy_bonus_survive_a_kill(
+    algorithm: dict[str, Any], make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {"steps": 4, "algorithm": algorithm}
+    changes["batch"] = {"rollout_batch_size": 4, "n_samples_per_prompt": 4, "train_batch_size": 8}
+    whole, killed = make_recipe("rl", "whole", **changes), make_recipe("rl", "killed", **changes)
+    train(whole, console)
+    train_until_killed(monkeypatch, RLJob, 2, killed, console)
+    resume(Path(killed.run_dir), [], [], console)
+    assert_same_run(whole, killed, 4)
+    metrics = lines(Path(whole.run_dir) / "metrics.jsonl")
+    trained = 2 if algorithm["type"] == "online_dpo" else 3
+    assert metrics[0]["updates/largest"] == 2 * trained  # of two prompts
+    if "entropy_target" in algorithm:
+        assert metrics[1]["entropy/coefficient"] == pytest.approx(0.002)

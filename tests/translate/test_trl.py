@@ -217,3 +217,11 @@ def test_rewards_that_are_normalised_before_they_are_added_are_gdpo() -> None:
     assert algorithm["type"] == "gdpo"
     other = of("--multi_objective_aggregation", "normalize_then_sum", "--loss_type", "sapo")
     assert "multi_objective_aggregation" in str(other.draft.missing)
+
+
+def test_sorted_and_weighted_pairs_and_a_reference_that_follows() -> None:
+    assert algorithm_of("dpo", "--loss_type", "aot_unpaired") == {"type": "aot", "paired": False}
+    assert algorithm_of("dpo", "--use_weighting", "true")["type"] == "wpo"
+    flags = ["--sync_ref_model", "true", "--ref_model_sync_steps", "64"]
+    recipe = translate("trl", ["dpo", "--model_name_or_path", "m", *flags]).recipe
+    assert recipe["reference"] == {"refresh_steps": 64, "ema_decay": 0.4}

@@ -13,7 +13,7 @@ Shapes: S sequences, E loss entries of one layout.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -47,6 +47,8 @@ class Needs:
     old_entropy: bool = False  # of the policy's before the step, at each loss token, for credit
     critic: bool = False  # values of a critic, which is trained too
     greedy: bool = False  # sample 0 of each prompt is greedy: a baseline, which is not trained on
+    # Of a preference: the temperatures of the policy's logprobs of an update, before it.
+    own_temperatures: tuple[float, ...] = ()
     components: bool = False  # the rewards' components apart, each with its weight
     mismatched: bool = False  # logprobs of each prompt with another sample's answer (KTO)
     teacher: bool = False  # what the model of [teacher] says of the same tokens
@@ -215,6 +217,12 @@ class PreferenceAlgorithm(PolicyAlgorithm):
         with another sample's answer; None where needs().mismatched is False. A missing or wrong
         column is a ValueError.
         """
+
+    def with_own(self, experience: Experience, own: Sequence[Ragged]) -> Experience:
+        """The experience of an update with the columns that follow from the policy's logprobs
+        before it. own: at needs().own_temperatures, float32 over the tokens.
+        """
+        return experience
 
 
 class RewardAlgorithm(ScoreAlgorithm):

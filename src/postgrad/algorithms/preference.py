@@ -37,6 +37,10 @@ class PairPreference(PreferenceAlgorithm):
     def pair_loss(self, chosen: Tensor, rejected: Tensor) -> Tensor:
         """The loss [P] of pairs, from the rewards [P] of the chosen and of the rejected answers."""
 
+    def pair_losses(self, inputs: LossInputs, chosen: Tensor, rejected: Tensor) -> Tensor:
+        """The losses [P] of a layout's pairs. Overridden by those that read columns too."""
+        return self.pair_loss(chosen, rejected)
+
     def needs(self) -> Needs:
         return Needs(reference=self.with_reference)
 
@@ -66,7 +70,7 @@ class PairPreference(PreferenceAlgorithm):
         (chosen, rejected), weight = both.sides(), weights[0::2]
         good, bad = self.reward(chosen), self.reward(rejected)
         nll = -chosen.logprob / chosen.tokens
-        loss = self.pair_loss(good, bad)
+        loss = self.pair_losses(inputs, good, bad)
         if self.nll_coef > 0:
             loss = loss + self.nll_coef * nll
         means = {

@@ -33,6 +33,8 @@ ALGORITHMS = {
     "ipo": "postgrad.algorithms.ipo:IPO",
     "simpo": "postgrad.algorithms.simpo:SimPO",
     "cpo": "postgrad.algorithms.cpo:CPO",
+    "wpo": "postgrad.algorithms.wpo:WPO",
+    "aot": "postgrad.algorithms.aot:AOT",
     "kto": "postgrad.algorithms.kto:KTO",
     "orpo": "postgrad.algorithms.orpo:ORPO",
 }

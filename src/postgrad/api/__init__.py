@@ -3,6 +3,7 @@
 Nothing here imports torch before something is trained, evaluated or exported.
 """
 
+from postgrad.algorithms.aot import AOT
 from postgrad.algorithms.base import (
     PreferenceAlgorithm,
     RewardAlgorithm,
@@ -37,6 +38,7 @@ from postgrad.algorithms.sapo import SAPO
 from postgrad.algorithms.sft import SFT
 from postgrad.algorithms.simpo import SimPO
 from postgrad.algorithms.vespo import VESPO
+from postgrad.algorithms.wpo import WPO
 from postgrad.api.jobs import evaluate, resume, sweep, train
 from postgrad.api.run import Run, RunsOfSweep
 from postgrad.core.errors import PostgradError, RunError, UsageError
@@ -44,6 +46,7 @@ from postgrad.recipe.load import load_recipe
 from postgrad.recipe.recipe import PreferenceRecipe, RewardRecipe, RLRecipe, SFTRecipe
 
 __all__ = [
+    "AOT",
     "CISPO",
     "CPO",
     "DAPO",
@@ -62,6 +65,7 @@ __all__ = [
     "SAPO",
     "SFT",
     "VESPO",
+    "WPO",
     "BradleyTerry",
     "Distillation",
     "DrGRPO",

@@ -116,13 +116,12 @@ def roles_of(recipe: Recipe, base: str) -> dict[str, ExportedRole]:
             role = replace(role, separator=recipe.data.separator)
         return {"reward_model": role}
     by_stem = {"policy": of_base("policy.weights", scores=False)}
-    if isinstance(recipe, RLRecipe):
-        if recipe.reference.moves:
-            by_stem["reference"] = replace(by_stem["policy"], stem="reference.weights", lora=None)
-        if recipe.algorithm.needs().critic:
-            model = recipe.critic.model
-            start = model.source or base
-            by_stem["critic"] = ExportedRole(
-                "critic.weights", start, model.lora, True, template, model.quantize
-            )
+    if recipe.reference_moves:
+        by_stem["reference"] = replace(by_stem["policy"], stem="reference.weights", lora=None)
+    if isinstance(recipe, RLRecipe) and recipe.algorithm.needs().critic:
+        model = recipe.critic.model
+        start = model.source or base
+        by_stem["critic"] = ExportedRole(
+            "critic.weights", start, model.lora, True, template, model.quantize
+        )
     return by_stem

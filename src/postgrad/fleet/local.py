@@ -34,7 +34,7 @@ from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelSettings
 from postgrad.parallel.device import compute_dtype, give_back
 from postgrad.parallel.ranks import ALONE, Ranks
-from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
+from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RLRecipe, SFTRecipe
 from postgrad.rollout.engine import Engine
 
 Load = Callable[[Recipe, ModelSettings, str, Choices, Ranks], Backbone]
@@ -145,7 +145,8 @@ class LocalFleet:
         return reference
 
     def moving_reference(self, path: str) -> MovingReference:
-        recipe, policy = self._rl_recipe, self._policy
+        recipe, policy = self._site.recipe, self._policy
+        assert isinstance(recipe, RLRecipe | PreferenceRecipe)
         start = recipe.reference.model.source or path
         require_unchanged(self._site, "reference", start)
         choices = self._site.choices

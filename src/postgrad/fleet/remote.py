@@ -58,8 +58,8 @@ class RankedRole:
     def updates(self) -> int:
         return self._group.call("updates", self._role).result()
 
-    def logprobs(self, sequences: Sequences) -> Handle[Ragged]:
-        return self._group.call("do", self._role, "logprobs", sequences)
+    def logprobs(self, sequences: Sequences, temperature: float | None = None) -> Handle[Ragged]:
+        return self._group.call("do", self._role, "logprobs", sequences, temperature)
 
     def entropies(self, sequences: Sequences) -> Handle[Ragged]:
         return self._group.call("do", self._role, "entropies", sequences)

@@ -22,8 +22,10 @@ class LogprobRole(Protocol):
         """The sampling temperature, at which its logprobs are taken."""
         ...
 
-    def logprobs(self, sequences: Sequences) -> Handle[Ragged]:
-        """The logprob of every loss token, float32; zeros elsewhere."""
+    def logprobs(self, sequences: Sequences, temperature: float | None = None) -> Handle[Ragged]:
+        """The logprob of every loss token, float32; zeros elsewhere. temperature: another than the
+        sampling temperature.
+        """
         ...
 
 

@@ -27,8 +27,8 @@ PART = 4096  # sequences of one file; so many at most are lost to a kill
 
 class MovingReference(Policy):
     """A reference that follows the policy: it takes the policy's weights every `refresh_steps`
-    steps, or, with `ema_decay` > 0, their moving average after every step. It starts with the
-    weights of its backbone.
+    steps, or, with `ema_decay` > 0, their moving average after every step, or every
+    `refresh_steps` of them. It starts with the weights of its backbone.
     """
 
     def __init__(
@@ -47,12 +47,13 @@ class MovingReference(Policy):
 
     def after_step(self, step: int, policy: PolicyRole) -> None:
         """Follows the policy after step `step`; both have to be divided over ranks alike."""
+        if self._refresh_steps and step % self._refresh_steps:
+            return
         weights = policy.weights()
         if self._average is not None:
             self._average.update(weights)
-            self._take(self._average.weights)
-        elif step % self._refresh_steps == 0:
-            self._take(weights)
+            weights = self._average.weights
+        self._take(weights)
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """For a checkpoint: the moving average in float32, or the weights in their dtype."""

@@ -80,11 +80,13 @@ class Policy:
         self.temperature = temperature
         self._base = base
 
-    def logprobs(self, sequences: Sequences) -> Handle[Ragged]:
-        """The logprob of every loss token, float32; zeros elsewhere."""
+    def logprobs(self, sequences: Sequences, temperature: float | None = None) -> Handle[Ragged]:
+        """The logprob of every loss token, float32; zeros elsewhere. temperature: another than the
+        sampling temperature.
+        """
 
         def read(layout: Layout) -> Tensor:
-            return self.backbone.logprobs(layout, self.temperature)[0]
+            return self.backbone.logprobs(layout, temperature or self.temperature)[0]
 
         return self._column(sequences, "logprobs", read)
 

@@ -64,8 +64,10 @@ def planned_roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
         teacher = recipe.loaded_models["teacher", "model"]
         return policy, PlannedRole("teacher", find(teacher), teacher)
     reference = recipe.loaded_models.get(("reference", "model"))
-    if reference is not None and _is_another(recipe, reference):
-        return policy, _placed(recipe, PlannedRole("reference", find(reference), reference))
+    moves = recipe.reference_moves
+    if reference is not None and (moves or _is_another(recipe, reference)):
+        role = PlannedRole("reference", find(reference), reference, follows=moves)
+        return policy, _placed(recipe, role)
     return (policy,)
 
 

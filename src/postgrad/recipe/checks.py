@@ -51,16 +51,6 @@ def comparing(recipe: ComparingSections) -> Iterator[RecipeProblem]:
     yield from evaluation_lengths(recipe)
 
 
-def fixed_reference(reference: ReferenceSettings) -> Iterator[RecipeProblem]:
-    """A reference that follows the policy in a job that computes its logprobs once."""
-    if reference.moves:
-        yield (
-            _following(reference),
-            "the reference's logprobs are computed once, before the first step: only that of an RL "
-            "job can follow the policy",
-        )
-
-
 def token_budget(recipe: Sections, contents: str) -> Iterator[RecipeProblem]:
     """A stated budget too small for the longest sample. contents: of one forward, in words."""
     budget, needed = recipe.batch.stated_tokens, recipe.min_micro_tokens
@@ -123,7 +113,7 @@ def _following(reference: ReferenceSettings) -> KeyPath:
 
 
 def moving_reference(
-    reference: ReferenceSettings, policy: ModelSettings, algorithm: RolloutAlgorithm
+    reference: ReferenceSettings, policy: ModelSettings, algorithm: Algorithm
 ) -> Iterator[RecipeProblem]:
     """A reference that follows the policy and is not used, or is not the same model."""
     if not reference.moves:
@@ -135,7 +125,11 @@ def moving_reference(
             "leave one of them out",
         )
     if not algorithm.needs().reference:
-        yield ("reference",), "nothing reads it: give algorithm.kl_coef above 0"
+        unread = "nothing reads it: "
+        if isinstance(algorithm, RolloutAlgorithm):
+            yield ("reference",), f"{unread}give algorithm.kl_coef above 0"
+        else:
+            yield _following(reference), f"{unread}this loss has no reference, leave it out"
     path = reference.model.path
     if path is not None and path != policy.path:
         yield (

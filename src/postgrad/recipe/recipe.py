@@ -300,7 +300,7 @@ class PreferenceRecipe(_Recipe, ComparingSections):
         problems = [
             *checks.common(self, self.job),
             *checks.comparing(self),
-            *checks.fixed_reference(self.reference),
+            *checks.moving_reference(self.reference, self.model, self.algorithm),
         ]
         raise_problems("recipe", problems)
         return self
@@ -312,6 +312,10 @@ class PreferenceRecipe(_Recipe, ComparingSections):
     @property
     def model_tables(self) -> dict[KeyPath, ModelSettings]:
         return {("model",): self.model, ("reference", "model"): self.reference.model}
+
+    @property
+    def reference_moves(self) -> bool:
+        return self.reference.moves
 
     @property
     def loaded_models(self) -> dict[KeyPath, ModelSettings]:

@@ -34,18 +34,13 @@ class ReferenceSettings(Settings):
     """The model that KL is measured from; what is left out is taken from the policy's.
 
     Frozen, unless it follows the policy: `refresh_steps` takes the policy's weights every so many
-    steps, `ema_decay` keeps a moving average of them, one step at a time.
+    steps, `ema_decay` keeps a moving average of them, one step at a time; with both the average
+    moves every so many steps (TR-DPO, arXiv:2404.09656).
     """
 
     model: ModelSettings = ModelSettings()
     refresh_steps: int = Field(default=0, ge=0)  # 0: never
     ema_decay: float = Field(default=0.0, ge=0.0, lt=1.0)  # 0: no average
-
-    @model_validator(mode="after")
-    def _one_way(self) -> Self:
-        if self.refresh_steps and self.ema_decay:
-            raise ValueError("refresh_steps and ema_decay are two ways to follow: keep one")
-        return self
 
     @property
     def moves(self) -> bool:

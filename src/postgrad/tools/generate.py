@@ -238,7 +238,10 @@ def _recorded(to: Path) -> dict[str, Any]:
     if not to.exists():
         return {}
     if not (to / ABOUT).is_file():
-        if to.is_dir() and not any(path for path in to.iterdir() if path.name != SHARDS):
+        half = left_behind(to, [ABOUT]) if to.is_dir() else []
+        if to.is_dir() and not {*to.iterdir()} - {*half, to / SHARDS}:
+            for path in half:  # of a command that was killed as it began
+                remove(path)
             return {}
         raise UsageError(f"{to} is there already and holds no {ABOUT}: choose another --to")
     try:

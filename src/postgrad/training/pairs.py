@@ -10,8 +10,10 @@ from typing import Any, Generic
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from postgrad.algorithms.base import PreferenceAlgorithm, RewardAlgorithm
+from postgrad.checkpoint.state import RunState
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.cursor import Cursor
@@ -26,7 +28,7 @@ from postgrad.evaluation.results import Result
 from postgrad.evaluation.steps import StepEvaluator
 from postgrad.evaluation.steps import sequences_of as steps_as_sequences
 from postgrad.fleet.local import require_unchanged
-from postgrad.learner.protocols import PolicyRole, ScoringRole
+from postgrad.learner.protocols import Follows, PolicyRole, ScoringRole
 from postgrad.learner.reference import ReferenceLogprobs
 from postgrad.learner.role import UpdateResult
 from postgrad.learner.score import last_scores, step_scores
@@ -54,20 +56,38 @@ class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
         read: Callable[[Sequence[Drawn]], tuple[Sequences, NDArray[np.bool_]]],
         reference: ReferenceLogprobs | None,
         evaluator: PairEvaluator | None,
+        follows: Follows | None = None,
     ) -> None:
-        """read: turns drawn samples into sequences and a mask [S] of the preferred ones."""
+        """read: turns drawn samples into sequences and a mask [S] of the preferred ones. follows: a
+        reference that follows the policy, in place of `reference`.
+        """
         super().__init__(run, policy, algorithm, draws)
         self._preference = algorithm
         self._policy = policy
         self._read = read
         self._reference = reference
         self._evaluator = evaluator
+        self._follows = follows
+
+    def step(self, state: RunState) -> tuple[RunState, dict[str, float]]:
+        """One update, after which the reference follows, where it does."""
+        state, metrics = super().step(state)
+        if self._follows is not None:
+            self._follows.after_step(state.step, self._policy)
+        return state, metrics
+
+    def tensors(self) -> dict[str, Mapping[str, Tensor]]:
+        changing = {} if self._follows is None else self._follows.tensors()
+        return {**super().tensors(), **changing}
 
     def experience(self, drawn: list[Drawn]) -> Experience:
         sequences, preferred = self._read(drawn)
-        return self._preference.experience(
+        experience = self._preference.experience(
             sequences, preferred, self._of_reference(sequences), self._mismatched(sequences)
         )
+        temperatures = self._preference.needs().own_temperatures
+        own = [self._policy.logprobs(sequences, temperature) for temperature in temperatures]
+        return self._preference.with_own(experience, [asked.result() for asked in own])
 
     def evaluate(self) -> list[Result]:
         """Evaluates pairs: the score of a sequence is its implicit reward."""
@@ -82,6 +102,8 @@ class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
         )
 
     def _of_reference(self, sequences: Sequences) -> Ragged | None:
+        if self._follows is not None:
+            return self._follows.logprobs(sequences).result()
         return None if self._reference is None else self._reference.of(sequences)
 
     def _mismatched(self, sequences: Sequences) -> NDArray[np.float64] | None:
@@ -260,14 +282,17 @@ def preference(
         require_same_tokens(other, "reference.model.path", tokenizer)
     run.count_rows(len(draws))
     policy = run.fleet.policy(path)
-    foresee_disk(run, policy.state_bytes())
-    memory.try_tokens(run, [policy])
+    follows = run.fleet.moving_reference(path) if recipe.reference.moves else None
+    changing = [policy] if follows is None else [policy, follows]
+    foresee_disk(run, sum(role.state_bytes() for role in changing))
+    memory.try_tokens(run, [policy], [follows])
     reference = None
-    if algorithm.needs().reference:
+    if follows is None and algorithm.needs().reference:
         wanted = _read_by_reference(recipe, draws, read, run.geometry, evaluator)
         reference = _reference(run, recipe, path, policy, list(wanted))
-    rows.restore(policy, checkpoint)
-    return PreferenceJob(run, algorithm, policy, draws, read, reference, evaluator)
+    for role in changing:
+        rows.restore(role, checkpoint)
+    return PreferenceJob(run, algorithm, policy, draws, read, reference, evaluator, follows)
 
 
 def _evaluator(run: Run, recipe: Comparing, tokenizer: object) -> PairEvaluator | None:

@@ -25,7 +25,7 @@ from postgrad.evaluation.answers import (
     environment_of,
     with_tools,
 )
-from postgrad.learner.protocols import Learns
+from postgrad.learner.protocols import Changes
 from postgrad.models.load import require_same_tokens
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import (
@@ -74,10 +74,10 @@ def check_teacher(recipe: Answering, tokenizer: object) -> None:
         require_same_tokens(model.source, "teacher.model.path", tokenizer, remedy=OTHER_TOKENS)
 
 
-def restore(learner: Learns, checkpoint: Checkpoint | None) -> None:
+def restore(role: Changes, checkpoint: Checkpoint | None) -> None:
     """Goes on from a checkpoint where there is one."""
     if checkpoint is not None:
-        learner.load(checkpoint.tensors)
+        role.load(checkpoint.tensors)
 
 
 def environment(

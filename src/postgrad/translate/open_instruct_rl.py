@@ -127,8 +127,9 @@ def _kl(draft: Draft, options: Options, where: str) -> None:
         else:
             draft.miss("kl_estimator", estimator, "k1, k2 and k3 are here")
         if every is not None:
-            draft.put("reference.refresh_steps", int(every), "takes the policy's weights whole")
-            draft.miss("alpha", alpha or 0.6, "a reference takes the policy's weights whole")
+            draft.put("reference.refresh_steps", int(every))
+            kept = round(1.0 - decimal(alpha or 0.6), 9)
+            draft.put("reference.ema_decay", kept or None, "1 - alpha there")
 
 
 def _correction(draft: Draft, options: Options) -> None:

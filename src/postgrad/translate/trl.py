@@ -168,6 +168,9 @@ def _batch(draft: Draft, options: Options, devices: int) -> None:
 
 def _loss(draft: Draft, options: Options, program: str) -> None:
     losses = options.texts("loss_type")
+    trl_rl.followed(draft, options)
+    if flag(options.take("use_weighting", False)):
+        draft.put("algorithm.type", "wpo")
     if program == "dpo" and losses:
         _pair_losses(draft, losses, options.numbers("loss_weights"))
     elif program == "cpo":
@@ -182,6 +185,10 @@ def _loss(draft: Draft, options: Options, program: str) -> None:
 
 def _pair_losses(draft: Draft, losses: Sequence[str], weights: Sequence[float]) -> None:
     """algorithm.loss of DPO: one loss, or several with their weights; "sft" is the NLL term."""
+    if losses in (["aot"], ["aot_unpaired"]):
+        draft.put("algorithm.type", "aot")
+        draft.put("algorithm.paired", None if losses == ["aot"] else False)
+        return
     weighted = dict(zip(losses, weights or [1.0] * len(losses), strict=False))
     nll = weighted.pop("sft", None)
     draft.put("algorithm.nll_coef", nll, "sft there, over all chosen tokens")

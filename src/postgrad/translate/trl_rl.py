@@ -170,11 +170,16 @@ def _policy_kl(draft: Draft, options: Options, program: str) -> None:
         clip = decimal(options.take("cliprange"))
         draft.put("algorithm.clip_low", clip)
         draft.put("algorithm.clip_high", clip)
+    followed(draft, options)
+
+
+def followed(draft: Draft, options: Options) -> None:
+    """A reference that moves towards the policy (TR-DPO)."""
     if flag(options.take("sync_ref_model", False)):
         every = options.number("ref_model_sync_steps", 512)
-        share = options.take("ref_model_mixup_alpha", 0.6)
-        draft.put("reference.refresh_steps", every, "takes the policy's weights whole")
-        draft.miss("ref_model_mixup_alpha", share, "a reference takes the policy's weights whole")
+        share = decimal(options.take("ref_model_mixup_alpha", 0.6))
+        draft.put("reference.refresh_steps", every)
+        draft.put("reference.ema_decay", round(1.0 - share, 9) or None, "1 - the alpha there")
 
 
 def _advantages(draft: Draft, options: Options, program: str) -> None:

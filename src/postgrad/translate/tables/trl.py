@@ -138,7 +138,6 @@ RULES: dict[str, Rule] = {
     "vespo_k_neg": to("algorithm.shape_negative", read=decimal),
     "vespo_lambda_neg": to("algorithm.rate_negative", read=decimal),
     "ld_alpha": missing("the loss counts every token of an answer"),
-    "use_weighting": missing("all pairs weigh the same"),
     "f_divergence_type": choice(
         "algorithm.divergence",
         {"reverse_kl": None, "forward_kl": "forward_kl", "js_divergence": "js",
