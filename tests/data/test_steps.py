@@ -66,6 +66,14 @@ def test_each_label_of_prm800k_is_there_once() -> None:
     ]
 
 
+def test_marked_steps_may_have_a_list_of_labels() -> None:
+    """The rows that OpenRLHF's train_prm reads: signs, or numbers."""
+    text = {"text": SHEPHERD["input"]}
+    ((_, signs),) = read(text | {"label": ["+", "-"]}, prompt="text")
+    ((_, numbers),) = read(text | {"value": [0.75, 0]}, prompt="text", label="value")
+    assert (signs, numbers) == ((1.0, 0.0), (0.75, 0.0))
+
+
 def test_labels_may_be_soft_or_absent() -> None:
     assert read(TRL | {"labels": [0.25, None]}) == [(("1+1=2", "2+1=4"), (0.25, None))]
 
@@ -161,6 +169,21 @@ def test_tokens_and_labels_are_those_of_trl_s_trainer(make_tokenizer: Any, write
         labels += [-100] * (len(tokens) - 1) + [int(label)]
     assert answer.token_ids.tolist() == ids
     assert np.where(answer.loss_mask, answer.labels, -100).tolist() == labels
+
+
+def test_openrlhf_s_layout_writes_the_text_of_the_row(make_tokenizer: Any, write_rows: Any) -> None:
+    """With the template and separator that `translate openrlhf` gives."""
+    template = (
+        "{% for m in messages %}{% if not loop.first %}{{ ' ' }}{% endif %}{{ m['content'] }}"
+        "{% if m['role'] == 'assistant' %}{{ ' +' }}{% endif %}{% endfor %}"
+    )
+    row = {key: text.replace("ки", "+") for key, text in SHEPHERD.items()} | {"label": [1, 0]}
+    row["input"] = row["input"].replace("2+3", "2 and 3")
+    tokenizer = make_tokenizer(template)
+    settings = PairSettings(path=write_rows([row]), step_mark="+", separator=" +\n")
+    (answer,) = load_steps(settings, tokenizer).all()
+    assert tokenizer.decode(answer.token_ids) == row["input"]
+    assert [tokenizer.decode(token) for token in answer.token_ids[answer.loss_mask]] == ["\n", "+"]
 
 
 def test_a_cut_answer_loses_the_steps_behind_the_limit(tokenizer: Any, write_rows: Any) -> None:
