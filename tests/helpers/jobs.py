@@ -63,6 +63,9 @@ every = 2
 [batch]
 train_batch_size = 6
 """
+STEPS = PAIRS.replace("rows}", "step_rows}").replace("held_out}", "held_out_steps}") + (
+    '[algorithm]\ntype = "process_reward"\n'
+)
 SFT = "[batch]\ntrain_batch_size = 8\n"
 BATCH = "[batch]\nrollout_batch_size = 4\nn_samples_per_prompt = 4\n"
 RL = f"[rollout]\nmax_new_tokens = 6\n{BATCH}"
@@ -136,6 +139,7 @@ JOBS = {
     "reward model": Job("reward", 0.0, PAIRS, "reward_model"),
     "reward model with ema": Job("reward", 0.9, PAIRS, "reward_model"),
     "reward model with lora": Job("reward", 0.0, PAIRS + LORA, "reward_model"),
+    "process reward model": Job("reward", 0.0, STEPS, "reward_model"),
     "dpo": Job("preference", 0.0, PAIRS),
     "kto": Job("preference", 0.0, PAIRS + '[algorithm]\ntype = "kto"\n'),
 }
@@ -154,6 +158,8 @@ def write_recipe(name: str, to: Path) -> Path:
         text = text.replace(f"{{{place}}}", str(write_pairs(to / f"{place}.jsonl", first, rows)))
     if "{teacher}" in text:
         text = text.replace("{teacher}", str(write_teacher(to / "teacher")))
+    for place, (first, rows) in {"step_rows": (0, 30), "held_out_steps": (30, 6)}.items():
+        text = text.replace(f"{{{place}}}", str(write_steps(to / f"{place}.jsonl", first, rows)))
     # One keeps its reference logprobs for the next process, the other computes them each time.
     path.write_text(text.replace("{cache}", "false" if name == "kto" else "true"), "utf-8")
     return path
@@ -175,5 +181,16 @@ def write_pairs(path: Path, first: int = 0, rows: int = 30) -> Path:
         for number in range(first, first + rows):
             chosen, rejected = f"{number + 1}.", f"{number - 1}"
             row = {"prompt": f"after {number}?", "chosen": chosen, "rejected": rejected}
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+def write_steps(path: Path, first: int = 0, rows: int = 30) -> Path:
+    """Counting in three steps, each with a label: in every other row the second step is wrong."""
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(first, first + rows):
+            steps = [str(number + n) for n in (1, 2 if number % 2 else 4, 3)]
+            labels = [True, bool(number % 2), True]
+            row = {"prompt": f"from {number}?", "completions": steps, "labels": labels}
             file.write(json.dumps(row) + "\n")
     return path

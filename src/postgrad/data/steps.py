@@ -18,6 +18,7 @@ LAYOUTS = (
     "objects (PRM800K); problem, steps and label (ProcessBench)"
 )
 RATINGS = (-1, 0, 1)  # PRM800K: bad, neutral, good
+MARKED = "input"  # Math-Shepherd's column of text; data.prompt names another
 NO_ERROR = -1  # ProcessBench's label of a row without a wrong step
 
 Label = float | None  # the share of right; None: nobody has said
@@ -90,7 +91,8 @@ def steps_of(row: Row, settings: PairSettings) -> StepRow:
 def _layout(values: Mapping[str, Any], settings: PairSettings) -> str | None:
     if settings.completions in values:
         return "TRL"
-    if isinstance(values.get("input"), str) and isinstance(values.get(settings.label), str):
+    text = values.get(settings.prompt or MARKED)
+    if isinstance(text, str) and isinstance(values.get(settings.label), str | list):
         return "Math-Shepherd"
     if isinstance(values.get("question"), dict) and isinstance(values.get(settings.label), dict):
         return "PRM800K"
@@ -112,50 +114,65 @@ def _texts(row: Row, name: str, key: str) -> tuple[str, ...]:
 
 def _stepwise(row: Row, settings: PairSettings) -> tuple[list[Message], list[StepPath]]:
     steps, key = _texts(row, settings.completions, "data.completions"), "data.labels"
-    labels = column(row, settings.labels, key)
-    if not isinstance(labels, list) or len(cast(list[Any], labels)) != len(steps):
-        wanted = f"a list of {len(steps)} labels is expected, one for each step"
-        raise _refuse(row, settings.labels, labels, wanted, key)
+    labels = _labels(row, settings.labels, column(row, settings.labels, key), len(steps), key)
     prompt = prompt_before(row, settings)
     if prompt is None:
         raise UsageError(
             f"{row.place}: row {row.index} has steps and no column of what they answer "
             "(data.prompt)"
         )
+    return prompt[0], [StepPath(steps, labels)]
+
+
+def _marked(row: Row, settings: PairSettings) -> tuple[list[Message], list[StepPath]]:
+    """Math-Shepherd: `input` has a mark behind each step; `label` is the same text with + or - in
+    the place of each mark, or a list of those or of numbers (OpenRLHF). The prompt is what stands
+    before "Step 1:".
+    """
+    name, labels, mark = settings.prompt or MARKED, row.values[settings.label], settings.step_mark
+    text = row.values[name]
+    *pieces, rest = text.split(mark)
+    if not pieces or rest.strip():
+        wanted = f"every step ends with the mark {mark!r}"
+        raise _refuse(row, name, rest or text, wanted, "data.step_mark")
+    if isinstance(labels, str):
+        labels = _signs(row, pieces, labels, settings)
+    signs = {"+": True, "-": False}
+    labels = [signs.get(label, label) if isinstance(label, str) else label for label in labels]
+    question, first, step = pieces[0].partition("Step 1:")
+    if not first or not question.strip():
+        raise _refuse(row, name, text, 'the question stands before "Step 1:"', "data.map")
+    steps = tuple(piece.strip() for piece in [first + step, *pieces[1:]])
+    prompt: list[Message] = [{"role": "user", "content": question.strip()}]
+    return prompt, [StepPath(steps, _labels(row, settings.label, labels, len(steps), "data.label"))]
+
+
+def _signs(row: Row, pieces: list[str], text: str, settings: PairSettings) -> list[str]:
+    """The sign behind each piece of a text that is the same otherwise."""
+    signs: list[str] = []
+    for piece in pieces:
+        sign, following = text[len(piece) : len(piece) + 1], text[len(piece) + 1 :]
+        if not text.startswith(piece) or sign not in ("+", "-"):
+            wanted = f"behind step {len(signs) + 1} it parts from `input`: + or - is for each mark"
+            raise _refuse(row, settings.label, text, wanted, "data.label")
+        signs.append(sign)
+        text = following
+    return signs
+
+
+def _labels(row: Row, name: str, labels: Any, steps: int, key: str) -> tuple[Label, ...]:
+    """A list of labels, one for each step. Raises UsageError that names row and column."""
+    if not isinstance(labels, list) or len(cast(list[Any], labels)) != steps:
+        wanted = f"a list of {steps} labels is expected, one for each step"
+        raise _refuse(row, name, labels, wanted, key)
     read: list[Label] = []
     for label in cast(list[Any], labels):
         number = isinstance(label, bool | int | float) and 0 <= label <= 1
         if label is not None and not number:
             wanted = "a label is true, false, a number from 0 to 1, or null where nobody said"
-            raise _refuse(row, settings.labels, labels, wanted, key)
+            raise _refuse(row, name, labels, wanted, key)
         read.append(None if label is None else float(label))
-    return prompt[0], [StepPath(steps, tuple(read))]
-
-
-def _marked(row: Row, settings: PairSettings) -> tuple[list[Message], list[StepPath]]:
-    """Math-Shepherd: `input` has a mark behind each step, `label` the same text with + or - in the
-    place of each mark. The prompt is what stands before "Step 1:".
-    """
-    text, labels, mark = row.values["input"], row.values[settings.label], settings.step_mark
-    *pieces, rest = text.split(mark)
-    signs: list[Label] = []
-    place = 0
-    for piece in pieces:
-        sign = labels[place + len(piece) : place + len(piece) + 1]
-        if labels[place : place + len(piece)] != piece or sign not in ("+", "-"):
-            wanted = f"behind step {len(signs) + 1} it parts from `input`: + or - is for each mark"
-            raise _refuse(row, settings.label, labels[place:], wanted, "data.label")
-        signs.append(float(sign == "+"))
-        place += len(piece) + 1
-    if not pieces or rest.strip():
-        wanted = f"every step ends with the mark {mark!r}"
-        raise _refuse(row, "input", rest or text, wanted, "data.step_mark")
-    question, first, step = pieces[0].partition("Step 1:")
-    if not first or not question.strip():
-        raise _refuse(row, "input", text, 'the question stands before "Step 1:"', "data.map")
-    steps = tuple(piece.strip() for piece in [first + step, *pieces[1:]])
-    prompt: list[Message] = [{"role": "user", "content": question.strip()}]
-    return prompt, [StepPath(steps, tuple(signs))]
+    return tuple(read)
 
 
 def _rated(row: Row, settings: PairSettings) -> tuple[list[Message], list[StepPath]]:

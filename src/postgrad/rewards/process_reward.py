@@ -55,10 +55,10 @@ def so_far(scores: Floats, aggregate: Aggregate) -> Floats:
     if aggregate == "min":
         return np.minimum.accumulate(scores)
     if aggregate == "product":
-        return np.cumprod(scores)
+        return np.multiply.accumulate(scores)
     if aggregate == "last":
         return scores
-    sums = np.cumsum(scores)
+    sums: Floats = np.cumsum(scores, dtype=np.float64)
     if aggregate == "mean":
         sums /= np.arange(1, len(scores) + 1)
     return sums

@@ -118,7 +118,9 @@ def _data(draft: Draft, options: Options) -> None:
     draft.put("data.max_len", options.number("data.max_len"))
     if options.states("data.max_samples") and options.number("data.max_samples") > 0:
         draft.put("data.limit", options.number("data.max_samples"))
-    if not chat:
+    if draft.get("algorithm.type") == "process_reward":
+        _steps(draft, options)
+    elif not chat:
         draft.put("data.chat_template", _plain(str(template or "{}")),
                  "the prompt as it is there, without the tokenizer's chat template")  # fmt: skip
 
@@ -135,6 +137,18 @@ def _columns(draft: Draft, options: Options, chat: bool) -> None:
         draft.put("data.answer", label or "", "" if label else "no reference answers")
     else:
         draft.put("data.answer", answer)
+
+
+def _steps(draft: Draft, options: Options) -> None:
+    """The text of its rows: the mark stays behind each step, and no chat template is used."""
+    mark = str(options.take("data.placeholder_token") or "ки")
+    draft.put("data.step_mark", mark)
+    draft.put("data.separator", f" {mark}\n", "a step is judged behind its mark")
+    behind = f"{{% if message['role'] == 'assistant' %}}{{{{ ' {mark}' }}}}{{% endif %}}"
+    between = "{% if not loop.first %}{{ ' ' }}{% endif %}"
+    text = f"{between}{{{{ message['content'] }}}}{behind}"
+    template = f"{{% for message in messages %}}{text}{{% endfor %}}"
+    draft.put("data.chat_template", template, "the text of the rows as it is there")
 
 
 def _plain(template: str) -> str:

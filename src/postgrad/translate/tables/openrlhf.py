@@ -26,6 +26,7 @@ from postgrad.translate.rules import (
 JOBS = {
     "train_sft": ("sft", "sft"),
     "train_rm": ("reward", "bradley_terry"),
+    "train_prm": ("reward", "process_reward"),
     "train_dpo": ("preference", "dpo"),
     "train_kto": ("preference", "kto"),
     "train_kd": ("sft", "distillation"),
@@ -35,7 +36,6 @@ OTHERS = {
     "batch_inference": "it writes answers or scores to a file for the next command: postgrad "
     "generate RECIPE.toml --to DIR --select best|pairs (docs/generate.md). A run of job = "
     '"rl" samples, scores and trains in one loop',
-    "train_prm": 'reward models of single steps are not here; job = "reward" scores answers',
     "serve_rm": "postgrad serve-reward answers over HTTP (docs/serve-reward.md)",
     "interactive_chat": "postgrad chat RUN_DIR",
     "lora_combiner": "postgrad merge adapter ADAPTER --base MODEL --to DIR",
@@ -43,6 +43,7 @@ OTHERS = {
 SHORT = {
     "sft": "train_sft",
     "rm": "train_rm",
+    "prm": "train_prm",
     "dpo": "train_dpo",
     "kto": "train_kto",
     "kd": "train_kd",
@@ -74,6 +75,7 @@ _BEFORE = {
     "data": "dataset dataset_probs dataset_split train_split=dataset_split "
     "prompt_data=prompt_dataset prompt_data_probs prompt_split max_samples max_len multiturn "
     "input_key output_key label_key prompt_key chosen_key rejected_key input_template "
+    "placeholder_token reward_tokens "
     "apply_chat_template tokenizer_chat_template disable_fast_tokenizer",
     "eval": "eval_dataset=dataset eval_split=split eval_steps=steps eval_temperature=temperature "
     "eval_n_samples_per_prompt=n_samples_per_prompt",
@@ -124,6 +126,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # where OpenRLHF does something else th
                   "data.max_len": 2048, **_TEMPLATE},
     "train_rm": {"adam.lr": 9e-6, "train.max_epochs": 1, "train.micro_batch_size": 1,
                  "data.max_len": 512},
+    "train_prm": {"adam.lr": 1e-6, "train.max_epochs": 1, "train.micro_batch_size": 1,
+                  "data.max_len": 2048, "data.input_key": "input", "data.label_key": "label",
+                  "eval.split": "test"},
     "train_dpo": {"adam.lr": 1e-5, "train.max_epochs": 1, "train.micro_batch_size": 8,
                   "data.max_len": 512, "eval.split": "test"},
     "train_kto": {"adam.lr": 1e-5, "train.max_epochs": 1, "train.micro_batch_size": 8,
@@ -172,6 +177,8 @@ RULES: dict[str, Rule] = {
     "data.chosen_key": to("data.chosen"),
     "data.rejected_key": to("data.rejected"),
     "data.prompt_key": to("data.prompt"),
+    "data.reward_tokens": missing("a head with two labels judges steps here, not the logits of "
+                                  "these tokens; labels that are text are + and -"),
     "data.tokenizer_chat_template": to("data.chat_template"),
     "train.seed": to("seed", read=non_negative),
     "ckpt.path": to("checkpoint.ckpt_path"),

@@ -1,0 +1,103 @@
+"""What an evaluation says of whatever judges steps: worked out by hand."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from postgrad.evaluation.steps import StepEvaluator, first_wrong
+from postgrad.models.load import load_tokenizer
+from postgrad.ops.intervals import harmonic_interval, wilson
+from postgrad.recipe.settings import PairEvalSet, PairEvalSettings
+
+RIGHT, WRONG = math.log(3), -math.log(3)  # scores of p = 3/4 and 1/4
+
+
+def evaluated(
+    labels: list[list[Any]], scores: list[list[float]], to: Path, tokenizer: Any, **keys: Any
+) -> Any:
+    path = to / "eval.jsonl"
+    rows = [
+        {"prompt": f"{n}?", "completions": ["a"] * len(row), "labels": row, "kind": f"k{n % 2}"}
+        for n, row in enumerate(labels)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    sets = (PairEvalSet(path=str(path), **keys),)
+    evaluator = StepEvaluator(PairEvalSettings(sets=sets), tokenizer)
+    (result,) = evaluator(lambda _: [np.array(row) for row in scores])
+    return result
+
+
+@pytest.fixture
+def tokenizer(models: Any) -> Any:
+    return load_tokenizer(models(0))
+
+
+def test_the_first_wrong_step_decides(tmp_path: Path, tokenizer: Any) -> None:
+    """Two of three erroneous answers are named at the right step, one of two correct ones is left
+    alone: F1 = 2 * (2/3) * (1/2) / (2/3 + 1/2) = 4/7.
+    """
+    labels = [[1, 0], [1, 1, 0], [0, 1], [1, 1], [1]]
+    scores = [
+        [RIGHT, WRONG],  # right
+        [WRONG, RIGHT, WRONG],  # too early
+        [WRONG, WRONG],  # right: what follows does not count
+        [RIGHT, RIGHT],  # right
+        [WRONG],  # wrong
+    ]
+    result = evaluated(labels, scores, tmp_path, tokenizer, by="kind")
+    metrics = result.metrics
+    assert metrics["erroneous"] == pytest.approx(2 / 3)
+    assert metrics["correct"] == pytest.approx(1 / 2)
+    assert metrics["f1"] == pytest.approx(4 / 7)
+    assert metrics["accuracy"] == pytest.approx(3 / 5)
+    assert metrics["accuracy/k0"] == pytest.approx(2 / 3)
+    assert metrics["step_accuracy"] == pytest.approx(7 / 10)
+    agreed, parted = -math.log(3 / 4), -math.log(1 / 4)
+    assert metrics["loss"] == pytest.approx((7 * agreed + 3 * parted) / 10)
+    names = {"accuracy", "step_accuracy", "loss", "erroneous", "correct", "f1"}
+    assert names <= result.intervals.keys()
+    for name in names:
+        low, high = result.intervals[name]
+        assert low <= metrics[name] <= high
+
+
+def test_answers_whose_first_wrong_step_is_not_known_count_as_steps_alone(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    result = evaluated([[None, 0], [1]], [[WRONG], [RIGHT]], tmp_path, tokenizer)
+    assert result.rows == 2
+    assert result.metrics["step_accuracy"] == 1.0
+    assert result.metrics["correct"] == 1.0
+    assert math.isnan(result.metrics["erroneous"])
+    assert math.isnan(result.metrics["f1"])
+    assert len(result.problems) == 1
+
+
+def test_an_answer_without_a_finite_score_is_in_no_mean(tmp_path: Path, tokenizer: Any) -> None:
+    result = evaluated([[1], [1]], [[math.nan], [RIGHT]], tmp_path, tokenizer)
+    assert (result.rows, result.failed) == (2, 1)
+    assert result.metrics["accuracy"] == result.metrics["step_accuracy"] == 1.0
+
+
+def test_first_wrong_is_minus_1_where_all_are_right() -> None:
+    assert first_wrong(np.array([True, False, False])) == 1
+    assert first_wrong(np.array([True, True])) == -1
+
+
+def test_the_interval_of_a_harmonic_mean_is_that_of_the_rate_where_the_other_is_certain() -> None:
+    first, second = [1.0] * 30 + [0.0] * 10, [1.0] * 10**7
+    mean, (low, high) = harmonic_interval(first, second)
+    a, (a_low, a_high) = 0.75, wilson(0.75, 40)
+    assert mean == pytest.approx(2 * a / (a + 1))
+    assert low == pytest.approx(2 * a_low / (a_low + 1), abs=1e-6)
+    assert high == pytest.approx(2 * a_high / (a_high + 1), abs=1e-6)
+
+
+def test_a_harmonic_mean_of_0_has_an_upper_end() -> None:
+    mean, (low, high) = harmonic_interval([0.0] * 5, [1.0] * 5)
+    assert (mean, low) == (0.0, 0.0)
+    assert 0.3 < high < 0.7
