@@ -32,4 +32,4 @@ def test_reading_an_algorithm_s_settings_does_not_import_torch():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    assert len(ALGORITHMS) == 24
+    assert len(ALGORITHMS) == 26
