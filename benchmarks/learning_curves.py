@@ -81,7 +81,7 @@ def _figures() -> list[Figure]:
         for page in ["dpo", "ipo", "simpo", "cpo", "kto", "orpo"]
     ]  # fmt: skip
     starts = {
-        "distillation": "a fresh model of 0.17M parameters",
+        "distillation": "a fresh model of 0.2M parameters",
         "on_policy_distillation": "the student of [distillation](distillation.md)",
     }
     taught = [

@@ -131,7 +131,8 @@ def test_the_page_names_every_key_with_its_default() -> None:
     fields = {
         name: field.default
         for name, field in ClusterSettings.model_fields.items()
-        if name not in ("type", "policy", "rollout", "critic", "reference", "reward_model")
+        if name
+        not in ("type", "policy", "rollout", "critic", "reference", "reward_model", "teacher")
     }
     for name, default in fields.items():
         shown = "none" if default is None else f"{default:g}"

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from postgrad.models import head
 from postgrad.models.distilled_head import PARTS, divergences
-from postgrad.ops.distillation import Divergence, DivergenceKind
+from postgrad.ops.distillation import DivergenceKind, TeacherDivergence
 
 ENTRIES, WIDTHS, VOCABULARIES = 23, (12, 20), (37, 40)  # of student and teacher
 
@@ -36,7 +36,11 @@ def both(**shaped: float) -> tuple[OnlyHead, OnlyHead, Tensor, Tensor, Tensor, T
 
 
 def at_once(
-    student: OnlyHead, teacher: OnlyHead, hidden: Tensor, taught: Tensor, divergence: Divergence
+    student: OnlyHead,
+    teacher: OnlyHead,
+    hidden: Tensor,
+    taught: Tensor,
+    divergence: TeacherDivergence,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities [E, V] and divergences from all logits, in float64."""
     wide = [w.detach().double() for w in (teacher.head.weight, teacher.head.bias)]
@@ -55,7 +59,7 @@ def test_chunks_give_the_divergences_and_gradients_of_all_logits(
     monkeypatch: pytest.MonkeyPatch, kind: DivergenceKind, shaped: dict[str, float], hooked: bool
 ) -> None:
     student, teacher, hidden, taught, targets, coming = both(**shaped)
-    divergence = Divergence(kind, 0.3, 1.5)
+    divergence = TeacherDivergence(kind, 0.3, 1.5)
     wanted_at, got_at = (hidden.clone().requires_grad_() for _ in range(2))
     log_q, apart = at_once(student, teacher, wanted_at, taught, divergence)
     logprobs = log_q.gather(-1, targets[:, None])[:, 0]
@@ -82,7 +86,7 @@ def test_an_empty_micro_batch_still_reaches_the_hidden_states() -> None:
     hidden.requires_grad_()
     read = divergences(
         student, hidden[:0], targets=targets[:0], teacher=teacher, taught=taught[:0],
-        divergence=Divergence(),
+        divergence=TeacherDivergence(),
     )  # fmt: skip
     sum(column.sum() for column in read).backward()  # type: ignore[union-attr]
     assert [len(column) for column in read] == [0, 0]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.ops.distillation import Divergence, DivergenceKind
+from postgrad.ops.distillation import DivergenceKind, TeacherDivergence
 
 KINDS: tuple[DivergenceKind, ...] = ("forward_kl", "reverse_kl", "jsd")
 LOGITS = st.lists(st.floats(-6.0, 6.0), min_size=4, max_size=4)
@@ -45,7 +45,7 @@ def test_a_divergence_is_the_sum_over_tokens_and_never_negative(
     heat: float,
 ) -> None:
     rows = [torch.tensor([logits], dtype=torch.float64) for logits in (student, teacher)]
-    value = float(Divergence(kind, beta, heat).of(*rows))
+    value = float(TeacherDivergence(kind, beta, heat).of(*rows))
     assert value == pytest.approx(by_loop(kind, student, teacher, beta, heat), abs=1e-12)
     assert value > -1e-12
 
@@ -53,7 +53,7 @@ def test_a_divergence_is_the_sum_over_tokens_and_never_negative(
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_student_like_its_teacher_has_no_divergence_and_no_gradient(kind: DivergenceKind) -> None:
     logits = torch.tensor([[1.0, -2.0, 0.5]], dtype=torch.float64, requires_grad=True)
-    apart = Divergence(kind, 0.3).of(logits, logits.detach())
+    apart = TeacherDivergence(kind, 0.3).of(logits, logits.detach())
     apart.backward()
     assert float(apart.detach()) == pytest.approx(0.0, abs=1e-15)
     assert logits.grad is not None
@@ -64,7 +64,7 @@ def test_the_gradient_of_forward_kl_is_the_difference_of_probabilities() -> None
     """By hand: d KL(P || Q) / d logits = (q - p) / T; T = 2."""
     student = torch.tensor([[2.0, 0.0, -2.0]], dtype=torch.float64, requires_grad=True)
     teacher = torch.tensor([[0.0, 2.0, 0.0]], dtype=torch.float64)
-    Divergence("forward_kl", temperature=2.0).of(student, teacher).backward()
+    TeacherDivergence("forward_kl", temperature=2.0).of(student, teacher).backward()
     q, p = (softmax(row, 2.0) for row in ([2.0, 0.0, -2.0], [0.0, 2.0, 0.0]))
     wanted = [[(mine - theirs) / 2 for mine, theirs in zip(q, p, strict=True)]]
     assert student.grad is not None
@@ -80,7 +80,7 @@ def test_hardly_mixed_the_generalised_divergence_has_the_two_kl_at_its_ends() ->
         (1 - 1e-5, "reverse_kl"),
     )
     for beta, kind in ends:
-        scaled = Divergence("jsd", beta).of(student, teacher) / (beta * (1 - beta))
+        scaled = TeacherDivergence("jsd", beta).of(student, teacher) / (beta * (1 - beta))
         assert float(scaled) == pytest.approx(
-            float(Divergence(kind).of(student, teacher)), rel=1e-4
+            float(TeacherDivergence(kind).of(student, teacher)), rel=1e-4
         )

@@ -165,3 +165,50 @@ def test_a_reference_of_its_own_has_the_weights_that_an_adapter_would_share() ->
     assert ("reference", "weights") not in lines(shared, 0)
     apart = planned(ppo(*lora, "--cluster.reference", "{ ranks = 1 }"), "8xH200")
     assert lines(apart, -1)["reference", "weights"]["score"] == 2 * WHOLE
+
+
+def taught(job: str, *flags: str, teacher: bool = True) -> Recipe:
+    """A student of 7B and a teacher of 7B on two ranks; without a teacher the plain algorithm."""
+    kinds = {"rl": ("grpo", "on_policy_distillation"), "sft": ("sft", "distillation")}
+    table: dict[str, Any] = {
+        "job": job,
+        "run_dir": "run",
+        "steps": 100,
+        "model": {"path": "Qwen/Qwen2.5-7B"},
+        "data": {"path": "rows.jsonl", "max_len": 2048},
+        "algorithm": {"type": kinds[job][teacher]},
+        "learner": {"ranks": 2, "sharding": "zero2"},
+        "cluster": {"type": "ray"},
+    }
+    if job == "rl":
+        table |= {
+            "rewards": [{"type": "exact_match"}],
+            "batch": {"rollout_batch_size": PROMPTS},
+            "rollout": {"max_new_tokens": 1024},
+        }
+    if teacher:
+        table["teacher"] = {"model": {"path": "Qwen/Qwen2.5-7B"}}
+    return with_overrides(parse_recipe(table), flags)
+
+
+def test_a_teacher_that_grades_has_its_own_cards_and_its_forward_pass_is_a_score() -> None:
+    places = "--cluster.rollout", "{ workers = 1 }"
+    with_it = planned(taught("rl", *places, "--cluster.teacher", "{ ranks = 1 }"), "8xH200")
+    assert [(group.numbers, group.roles) for group in with_it.cards] == [
+        ("0-1", ("policy",)),
+        ("2", ("teacher",)),
+        ("3", ("built-in engine",)),
+    ]
+    assert lines(with_it, 1)["teacher", "weights"]["score"] == 2 * WHOLE
+    without = planned(taught("rl", *places, teacher=False), "8xH200")
+    assert with_it.timing.step["score"] > without.timing.step["score"] == 0.0
+
+
+def test_a_teacher_beside_its_student_takes_memory_and_a_forward_pass_in_every_update() -> None:
+    with_it, without = (planned(taught("sft", teacher=there), "8xH200") for there in (True, False))
+    there = lines(with_it, 0)
+    assert there["teacher", "weights"]["update"] == 2 * WHOLE
+    tokens = with_it.sizes.micro_tokens
+    assert there["policy", "hidden states of the teacher"]["update"] == 2 * tokens * HIDDEN
+    update, plain = (one.timing.step["update"] for one in (with_it, without))
+    assert 1.2 < update / plain < 1.4  # three passes and one more, beside the optimizer's step

@@ -97,7 +97,7 @@ def test_a_recipe_lists_the_tables_of_its_roles_and_which_of_them_the_job_loads(
         reward_model={"model": {"path": "some/reward-model"}},
     )
     roles = ["model", "reference.model", "critic.model", "reward_model.model"]
-    assert places(rl().model_tables) == roles
+    assert places(rl().model_tables) == [*roles, "teacher.model"]
     assert places(rl().loaded_models) == ["model"]
     assert (rl().asks_reward_model, with_critic.asks_reward_model) == (False, True)
     assert places(with_critic.loaded_models) == roles

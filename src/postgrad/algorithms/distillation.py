@@ -8,7 +8,7 @@ from pydantic import Field
 
 from postgrad.algorithms.base import LossInputs, LossOutput, Needs
 from postgrad.algorithms.sft import SFT
-from postgrad.ops.distillation import Divergence, DivergenceKind
+from postgrad.ops.distillation import DivergenceKind, TeacherDivergence
 
 
 class Distillation(SFT):
@@ -26,9 +26,9 @@ class Distillation(SFT):
     nll_coef: float = Field(0.0, ge=0.0)  # 0: rows say where to look, the teacher what to say
 
     @property
-    def compared(self) -> Divergence:
+    def compared(self) -> TeacherDivergence:
         """How the two distributions are compared."""
-        return Divergence(self.divergence, self.beta, self.temperature)
+        return TeacherDivergence(self.divergence, self.beta, self.temperature)
 
     def needs(self) -> Needs:
         return replace(super().needs(), teacher=True)

@@ -42,7 +42,7 @@ from postgrad.models.attention import (
 from postgrad.models.routers import Routers
 from postgrad.models.stored import realise
 from postgrad.models.tree import FlexAttention, TreeAttention
-from postgrad.ops.distillation import Divergence
+from postgrad.ops.distillation import TeacherDivergence
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import Sharding
 
@@ -228,7 +228,7 @@ class Backbone:
         return token_logprobs, entropy
 
     def divergences(
-        self, layout: Layout, teacher: "Backbone", divergence: Divergence
+        self, layout: Layout, teacher: "Backbone", divergence: TeacherDivergence
     ) -> tuple[Tensor, Tensor]:
         """Logprobs [E] of a layout's loss entries at a temperature of 1, and the divergences of
         their distributions from the teacher's, float32. The teacher's output head stays gathered

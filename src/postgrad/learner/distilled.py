@@ -12,7 +12,7 @@ from postgrad.learner.backbone import Backbone
 from postgrad.learner.role import PolicyLearner, UpdateResult
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import FlatColumns, Update
-from postgrad.ops.distillation import Divergence
+from postgrad.ops.distillation import TeacherDivergence
 
 
 class DistilledLearner(PolicyLearner):
@@ -26,7 +26,7 @@ class DistilledLearner(PolicyLearner):
         super().__init__(backbone, settings, total_updates)
         self.teacher = teacher
 
-    def divergences(self, layout: Layout, divergence: Divergence) -> tuple[Tensor, Tensor]:
+    def divergences(self, layout: Layout, divergence: TeacherDivergence) -> tuple[Tensor, Tensor]:
         """[E] logprobs of a layout's loss entries, and how far the student is from the teacher."""
         return self.backbone.divergences(layout, self.teacher, divergence)
 
@@ -37,7 +37,7 @@ class DistilledLearner(PolicyLearner):
 
     def _outputs(self, layout: Layout) -> Tensor:
         if not layout.n_sequences and torch.is_grad_enabled():  # others ask the teacher meanwhile
-            return self.divergences(layout, Divergence())[0]
+            return self.divergences(layout, TeacherDivergence())[0]
         return super()._outputs(layout)
 
     def _loss(

@@ -23,7 +23,7 @@ from postgrad.models.head import (
     row_runs,
 )
 from postgrad.models.linear import project
-from postgrad.ops.distillation import Divergence
+from postgrad.ops.distillation import TeacherDivergence
 
 PARTS = 4  # of a chunk of the plain head: so many more copies of a row's logits are there at a time
 
@@ -38,7 +38,7 @@ def divergences(
     targets: Tensor,
     teacher: nn.Module,
     taught: Tensor,
-    divergence: Divergence,
+    divergence: TeacherDivergence,
 ) -> tuple[Tensor, Tensor]:
     """The student's logprobs of `targets`, at a temperature of 1, and its divergence from the
     teacher: both [E] float32.
@@ -70,7 +70,7 @@ def divergences(
     return torch.cat(logprobs), torch.cat(apart)
 
 
-def _comparing(vocabulary: int, teacher: Any, divergence: Divergence) -> Compare:
+def _comparing(vocabulary: int, teacher: Any, divergence: TeacherDivergence) -> Compare:
     """Compares logits over the tokens that both have."""
     both = min(vocabulary, teacher.config.vocab_size)
 

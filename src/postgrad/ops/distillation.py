@@ -13,7 +13,7 @@ DivergenceKind = Literal["forward_kl", "reverse_kl", "jsd"]
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence:
+class TeacherDivergence:
     """P is the teacher's distribution, Q the student's, both of logits / temperature.
 
     "forward_kl": KL(P || Q), which covers all that the teacher does (Hinton et al. 2015,

@@ -154,11 +154,15 @@ class SFTRecipe(_Recipe, AnsweringSections):
 
     @property
     def model_tables(self) -> dict[KeyPath, ModelSettings]:
-        return {("model",): self.model, ("teacher", "model"): self.teacher.model}
+        """That of the teacher too, where the algorithm has one."""
+        tables: dict[KeyPath, ModelSettings] = {("model",): self.model}
+        if self.algorithm.needs().teacher:
+            tables["teacher", "model"] = self.teacher.model
+        return tables
 
     @property
     def loaded_models(self) -> dict[KeyPath, ModelSettings]:
-        return self.model_tables if self.algorithm.needs().teacher else {("model",): self.model}
+        return self.model_tables
 
     @property
     def row_kind(self) -> RowKind:

@@ -307,8 +307,7 @@ def assemble(
     engine.rest()  # as it does while the policy learns
     readers = [roles.reference, roles.teacher, learned and learned.role]
     memory.try_tokens(run, roles.learners, readers)
-    step = checkpoint.step if checkpoint else 0
-    run.sentinels.at_once(0, publish(step))  # proves the weights of a resumed run too
+    run.sentinels.at_once(0, publish(checkpoint.step if checkpoint else 0))  # also after a resume
     source = _source(run, recipe, prompts, engine, scorer, tokenizer, thread, stack)
     return RLJob(
         run,

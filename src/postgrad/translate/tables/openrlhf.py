@@ -159,7 +159,7 @@ RULES: dict[str, Rule] = {
     "model.pretrain_mode_enable": missing("loss lies on the assistant's turns only"),
     "ref.model_name_or_path": to("reference.model.path"),
     "kd.teacher_model": to("teacher.model.path"),
-    "kd.teacher_offload": missing("the teacher is asked in each micro-batch and stays on its device; "
+    "kd.teacher_offload": missing("the teacher is asked in each micro-batch and stays where it is; "
                                   'learner.sharding = "zero3" divides it'),
     "ds.param_dtype": choice("model.dtype", {"bf16": "bfloat16"}),
     "adam.lr": to("learner.lr", read=decimal),
