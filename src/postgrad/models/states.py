@@ -10,7 +10,7 @@ the packed rows into sequences. Attention layers of the same model attend as all
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,14 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from postgrad.layout.blocks import stacks
+from postgrad.layout.blocks import MAX_WASTE
 from postgrad.layout.layout import Layout
-from postgrad.models.attention import AttentionContext, layers_of, to_device
+from postgrad.models.attention import CARRIER, AttentionContext, layers_of, to_device
 
 STATE_ARGUMENTS = ("cache_params", "past_key_values")  # where mixers take transformers' cache
 # What a mixer's code calls on that cache to keep its state.
 KEEPS_STATE = re.compile(r"\.(update_conv_state|update_recurrent_state|set_linear_cache)\(")
-CARRIER = "state_carrier"  # the attribute of a model that says who carries its states
 
 # Runs a mixer over [B, L, hidden], from a state on that it changes; None: from an empty state.
 Run = Callable[[Tensor, "MixerState | None"], Tensor]
@@ -91,7 +90,9 @@ class Mixing(Protocol):
     """How mixers run in one forward pass over T packed rows."""
 
     def mix(self, mixer: int, run: Run, hidden: Tensor) -> Tensor:
-        """The outputs [T, hidden] of mixer number `mixer` for its inputs [T, hidden]."""
+        """The outputs [T, hidden] of the mixer that is called as number `mixer` of the forward, for
+        its inputs [T, hidden].
+        """
         ...
 
 
@@ -99,18 +100,24 @@ class StateContext:
     """The context of a forward of a model with states: attention as `attention` computes it, and
     mixers as `mixing` runs them.
 
-    It numbers layers by the order in which they attend, since only some of them do.
+    It numbers attention layers, and mixers, by the order in which they are called: only some layers
+    are of a kind, and some types share a module between layers.
     """
 
     def __init__(self, attention: AttentionContext, mixing: Mixing) -> None:
         self._attention = attention
-        self.mixing = mixing
-        self._attended = 0
+        self._mixing = mixing
+        self._attended = self._mixed = 0
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Tensor:
         """As AttentionContext.attend. layer: not read."""
         number, self._attended = self._attended, self._attended + 1
         return self._attention.attend(number, query, key, value, **more)
+
+    def mix(self, run: Run, hidden: Tensor) -> Tensor:
+        """As Mixing.mix, for the next mixer."""
+        number, self._mixed = self._mixed, self._mixed + 1
+        return self._mixing.mix(number, run, hidden)
 
 
 class SequenceMixing:
@@ -118,36 +125,92 @@ class SequenceMixing:
 
     Sequences of similar lengths are one batch, padded behind their last token: a mixer's output
     does not depend on what follows, and nothing reads the padding's.
+
+    states: for each mixer that ran, in order, its state behind each sequence by name, [S, ...];
+    empty unless they are kept.
     """
 
-    def __init__(self, layout: Layout, device: torch.device) -> None:
-        """Raises ValueError for a layout whose sequences share a prompt."""
+    def __init__(self, layout: Layout, device: torch.device, *, keep: bool = False) -> None:
+        """keep: the states behind the sequences are kept, which padding would change: sequences of
+        equal lengths alone are one batch. Raises ValueError where sequences share a prompt.
+        """
         if np.any(layout.parent >= 0):
             raise ValueError("sequences that share a prompt would share the states behind it")
-        self._shapes: list[tuple[int, int]] = []
-        gathered: list[NDArray[np.int64]] = []
-        starts, done = layout.segment_start, 0
+        self.states: list[dict[str, Tensor]] = []
+        self._keep = keep
+        starts, lengths = layout.segment_start, np.diff(layout.segment_start)
+        order = np.argsort(-lengths, kind="stable")
         source_row = np.empty(layout.n_tokens, np.int64)
-        sequences = sorted(np.split(np.arange(layout.n_tokens), starts[1:-1]), key=len, reverse=True)
-        for stack in stacks([(rows, rows[:1]) for rows in sequences]):
-            width = len(stack[0][0])
-            for rows, _ in stack:
-                source_row[rows] = done + np.arange(len(rows))
-                gathered.append(np.pad(rows, (0, width - len(rows)), mode="edge"))
+        gathered: list[NDArray[np.int64]] = []
+        self._shapes: list[tuple[int, int]] = []
+        done = 0
+        for count in _batches(lengths[order], equal=keep):
+            members = order[sum(n for n, _ in self._shapes) :][:count]
+            width = int(lengths[members[0]])
+            for sequence in members:
+                length = lengths[sequence]
+                source_row[starts[sequence] :][:length] = done + np.arange(length)
+                gathered.append(starts[sequence] + np.minimum(np.arange(width), length - 1))
                 done += width
-            self._shapes.append((len(stack), width))
+            self._shapes.append((count, width))
         self._rows = to_device(np.concatenate(gathered), device)
         self._source_row = to_device(source_row, device)
+        self._place = to_device(np.argsort(order), device)  # of each sequence in the batches
 
     def mix(self, mixer: int, run: Run, hidden: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
         sizes = [count * width for count, width in self._shapes]
         batches = hidden.index_select(0, self._rows).split(sizes)
+        behind = [MixerState() if self._keep else None for _ in batches]
         outputs = [
-            run(batch.view(*shape, -1), None).flatten(0, 1)
-            for batch, shape in zip(batches, self._shapes, strict=True)
+            run(batch.view(*shape, -1), state).flatten(0, 1)
+            for batch, shape, state in zip(batches, self._shapes, behind, strict=True)
         ]
+        kept = [state.tensors for state in behind if state is not None]
+        if kept:
+            joined = {name: torch.cat([tensors[name] for tensors in kept]) for name in kept[0]}
+            self.states.append({n: t.index_select(0, self._place) for n, t in joined.items()})
         return torch.cat(outputs).index_select(0, self._source_row)
+
+
+class TokenMixing:
+    """Runs mixers over one new token of each of N rows, on from the states that they have."""
+
+    def __init__(self, states: Callable[[int], Mapping[str, Tensor]], goes_on: Tensor) -> None:
+        """states: of a mixer number, [slots, ...] by name with N or more slots; what they hold
+        changes. goes_on: [N] bool; the states of other rows stay as they are.
+        """
+        self._states = states
+        self._goes_on = goes_on
+
+    def mix(self, mixer: int, run: Run, hidden: Tensor) -> Tensor:
+        """[N, hidden] -> [N, hidden]."""
+        count, stored = len(hidden), self._states(mixer)
+        # copies, since some types write over a state, also of rows that do not go on
+        state = MixerState({name: tensor[:count].clone() for name, tensor in stored.items()})
+        mixed = run(hidden.unsqueeze(1), state).squeeze(1)
+        for name, after in state.tensors.items():
+            chosen = self._goes_on.view(-1, *[1] * (after.ndim - 1))
+            stored[name][:count] = torch.where(chosen, after, stored[name][:count])
+        return mixed
+
+
+def _batches(lengths: NDArray[np.int64], *, equal: bool) -> list[int]:
+    """How many of the sequences, whose lengths fall, are in each batch: those of equal lengths, or
+    as many as add at most MAX_WASTE - 1 of padding.
+    """
+    counts: list[int] = []
+    widest = tokens = 0
+    for length in lengths.tolist():
+        padded = (counts[-1] + 1) * widest if counts else 0
+        limit = tokens + length if equal else MAX_WASTE * (tokens + length)
+        if counts and padded <= limit:
+            counts[-1] += 1
+            tokens += length
+        else:
+            counts.append(1)
+            widest = tokens = length
+    return counts
 
 
 class StateCarrier:
@@ -158,8 +221,8 @@ class StateCarrier:
     def __init__(self, lm: Any) -> None:
         self.mixers = state_mixers(lm)
         self._context: StateContext | None = None
-        for number, mixer in enumerate(self.mixers):
-            mixer.forward = partial(self._mix, number, mixer, mixer.forward)
+        for mixer in self.mixers:
+            mixer.forward = partial(self._mix, mixer.forward)
         for layer in layers_of(lm):
             for module in layer.modules():
                 if hasattr(module, "layer_idx") and module not in self.mixers:
@@ -204,7 +267,7 @@ class StateCarrier:
             return None
         return args, {**named, "attention_context": self._context}
 
-    def _mix(self, number: int, mixer: nn.Module, forward: Any, *args: Any, **named: Any) -> Any:
+    def _mix(self, forward: Any, *args: Any, **named: Any) -> Any:
         """The forward of a mixer, [1, T, hidden] -> [1, T, hidden] packed, else as it is."""
         if self._context is None:
             return forward(*args, **named)
@@ -221,7 +284,7 @@ class StateCarrier:
             single.append(isinstance(out, Tensor))
             return out if single[-1] else out[0]
 
-        mixed = self._context.mixing.mix(number, run, hidden).unsqueeze(0)
+        mixed = self._context.mix(run, hidden).unsqueeze(0)
         return mixed if single[-1] else (mixed, None)
 
 
@@ -233,12 +296,14 @@ def state_argument(forward: Any) -> str:
 
 def state_mixers(lm: Any) -> list[nn.Module]:
     """The modules of a model's layers that carry a state along the sequence, in its order."""
-    return [
-        module
-        for layer in layers_of(lm)
-        for module in layer.modules()
-        if KEEPS_STATE.search(inspect.getsource(type(module).forward))
-    ]
+    modules = (module for layer in layers_of(lm) for module in layer.modules())
+    return [module for module in dict.fromkeys(modules) if keeps_state(type(module))]
+
+
+@cache
+def keeps_state(kind: type[nn.Module]) -> bool:
+    """Whether modules of a class keep a state, in a way that is known here."""
+    return KEEPS_STATE.search(inspect.getsource(kind.forward)) is not None
 
 
 def carry_states(lm: Any) -> None:
