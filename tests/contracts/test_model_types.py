@@ -37,7 +37,7 @@ from postgrad.parallel.ranks import ALONE
 from postgrad.rollout.engine import Request
 from postgrad.rollout.local.cache import bytes_per_token
 from postgrad.rollout.local.engine import LocalEngine
-from postgrad.rollout.local.prompts import layer_shapes
+from postgrad.rollout.local.prompts import layer_shapes, state_bytes
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.training.start import resume, train
 
@@ -279,6 +279,7 @@ def test_a_plan_counts_the_weights_and_the_cache_of_the_model(kind: str, make: M
     assert shape.parameters() == sum(p.numel() for p in lm.parameters())
     stored = layer_shapes(lm, torch.device("cpu"))
     assert shape.cache_bytes_per_token(4) == bytes_per_token(stored, torch.float32)
+    assert shape.state_bytes == state_bytes(lm, torch.device("cpu"))
 
 
 @every(types(TABLE["works"], ("gpt2",)))

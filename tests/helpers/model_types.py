@@ -49,7 +49,7 @@ MORE: dict[str, dict[str, Any]] = {
     "axk1": ALL_HEADS,
     "dots3_note_text": ALL_HEADS,
     "zaya": {"num_experts_per_tok": 1},
-    "bamba": MAMBA,
+    "bamba": {**MAMBA, "attn_layer_indices": [1]},
     "granitemoehybrid": MAMBA,
     "falcon_h1": {**MAMBA, "mamba_d_ssm": 64, "mamba_rms_norm": True},
     "mamba2": {"num_heads": 8, "n_groups": 1, "state_size": 8, "chunk_size": 8},
@@ -61,7 +61,10 @@ MORE: dict[str, dict[str, Any]] = {
     "qwen3_next": DELTA,
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA,
-    "qwen4_exp_text": DELTA,
+    "qwen4_exp_text": {
+        **DELTA, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8,
+        "indexer_budget": 8, "indexer_compress_ratio": 2,
+    },
     "kimi_linear": {**LINEAR, **ALL_HEADS, "linear_head_dim": 8, "linear_num_heads": 4},
     "bailing_hybrid": {**LINEAR, **ALL_HEADS},
     "lfm3": CONV,
@@ -129,7 +132,8 @@ def make_model(kind: str, tokenizer: Path, vocabulary: int, to: Path) -> Path:
     torch.manual_seed(0)
     lm: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for name, buffer in lm.named_buffers():
-        if name in lm.state_dict() and buffer.is_floating_point():
+        computed = name.endswith(("_decay", "slope_rate"))  # of minimax's config, and stored too
+        if name in lm.state_dict() and buffer.is_floating_point() and not computed:
             buffer.mul_(1.25).add_(0.01)  # stored numbers that a fresh model does not have
     lm.save_pretrained(to)
     return to

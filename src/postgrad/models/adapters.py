@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.adapter_dropout import RowMasks
 from postgrad.models.adapter_reader import HEAD, PREFIX, linear_layers
+from postgrad.models.attention import carries_states
 from postgrad.models.four_bits import FourBitLinear, base_weight
 from postgrad.models.settings import LoraSettings
 from postgrad.models.stored import StoredTensor, realise
@@ -43,6 +44,11 @@ def add_adapter(
     from postgrad.models import adapter_layers
 
     targets = target_layers(lm, settings)
+    if settings.dropout and carries_states(lm):
+        raise UsageError(
+            f"model.lora.dropout: layers of a {lm.config.model_type} model, which carry a state "  # pyright: ignore[reportAttributeAccessIssue]
+            "along the sequence, compute rows in another order than masks are drawn in: use 0"
+        )
     layers = _layers(lm)
     if not name.isidentifier() or name == HEAD or any(name in _names(layer) for layer in layers):
         raise ValueError(f"{name!r} cannot name another adapter of this model")
@@ -95,6 +101,10 @@ def target_layers(lm: nn.Module, settings: LoraSettings) -> list[str]:
     linear = [
         name.removesuffix(".base_layer") for name in linear_layers(lm) if ".lora_" not in name
     ]
+    if carries_states(lm):
+        from postgrad.models.states import reads_weight
+
+        linear = [name for name in linear if not reads_weight(lm, name)]
     if not linear:
         raise UsageError(
             f"[model.lora]: this {lm.config.model_type} decoder has no linear layers that an "  # pyright: ignore[reportAttributeAccessIssue]

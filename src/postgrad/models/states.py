@@ -301,9 +301,33 @@ def state_mixers(lm: Any) -> list[nn.Module]:
 
 
 @cache
+def attends(kind: type[nn.Module]) -> bool:
+    """Whether modules of a class attend through transformers' attention interface."""
+    return "attention_interface(" in inspect.getsource(kind.forward)
+
+
+@cache
 def keeps_state(kind: type[nn.Module]) -> bool:
     """Whether modules of a class keep a state, in a way that is known here."""
     return KEEPS_STATE.search(inspect.getsource(kind.forward)) is not None
+
+
+def reads_weight(lm: nn.Module, name: str) -> bool:
+    """Whether the module above the linear layer `name` multiplies with its weight itself, at least
+    where a kernel does it (mamba): an adapter beside the layer would be passed over.
+    """
+    above, _, last = name.rpartition(".")
+    forward = inspect.getsource(type(lm.get_submodule(above)).forward)
+    return re.search(rf"self\.{re.escape(last)}\.weight\b", forward) is not None
+
+
+def state_of_one_token(mixer: nn.Module, hidden: Tensor) -> dict[str, Tensor]:
+    """The state of a mixer after hidden [1, 1, hidden]: on the meta device its shapes."""
+    state = MixerState()
+    parameters = inspect.signature(mixer.forward).parameters.values()
+    others = {p.name: None for p in list(parameters)[1:] if p.kind is p.POSITIONAL_OR_KEYWORD}
+    mixer.forward(hidden, **{**others, state_argument(mixer.forward): state})
+    return state.tensors
 
 
 def carry_states(lm: Any) -> None:
