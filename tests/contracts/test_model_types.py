@@ -50,8 +50,8 @@ REASONS = {
     kind: reason for reason in TABLE if reason not in OPTIONS for kind in TABLE[reason]["types"]
 }
 # Of the fast suite; "make test-slow" has all of them.
-FAST = ("gpt2", "gpt_neox", "stablelm", "qwen3_moe", "gemma3n_text")
-FAST_REFUSED = ("gpt_oss", "mamba", "falcon", "diffllama", "llama4_text", "bert", "qwen3_5")
+FAST = ("gpt2", "gpt_neox", "stablelm", "qwen3_moe", "gemma3n_text", "qwen3_next", "mamba2")
+FAST_REFUSED = ("gpt_oss", "rwkv", "falcon", "diffllama", "llama4_text", "bert", "qwen3_5")
 
 
 def types(kinds: Any, fast: tuple[str, ...], part: str = "") -> list[Any]:

@@ -217,9 +217,7 @@ class Backbone:
             if self.sharding is not None:
                 self.sharding.before_micro_batch(number == count - 1)
             if number < len(runs):
-                yield lay_out(
-                    sequences, runs[number], reads=reads, min_shared=self._min_shared
-                )
+                yield lay_out(sequences, runs[number], reads=reads, min_shared=self._min_shared)
             else:
                 yield empty_layout()
 

@@ -44,11 +44,6 @@ def add_adapter(
     from postgrad.models import adapter_layers
 
     targets = target_layers(lm, settings)
-    if settings.dropout and carries_states(lm):
-        raise UsageError(
-            f"model.lora.dropout: layers of a {lm.config.model_type} model, which carry a state "  # pyright: ignore[reportAttributeAccessIssue]
-            "along the sequence, compute rows in another order than masks are drawn in: use 0"
-        )
     layers = _layers(lm)
     if not name.isidentifier() or name == HEAD or any(name in _names(layer) for layer in layers):
         raise ValueError(f"{name!r} cannot name another adapter of this model")
@@ -104,6 +99,12 @@ def target_layers(lm: nn.Module, settings: LoraSettings) -> list[str]:
     if carries_states(lm):
         from postgrad.models.states import reads_weight
 
+        if settings.dropout:
+            raise UsageError(
+                f"model.lora.dropout: layers of a {lm.config.model_type} model, which carry a "  # pyright: ignore[reportAttributeAccessIssue]
+                "state along the sequence, compute rows in another order than that of the masks: "
+                "use 0"
+            )
         linear = [name for name in linear if not reads_weight(lm, name)]
     if not linear:
         raise UsageError(

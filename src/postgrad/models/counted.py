@@ -73,7 +73,9 @@ def _count(config: Mapping[str, Any], path: str) -> ModelShape:
     if kind not in CONFIG_MAPPING:
         raise UsageError(f"{path} is a {kind} model, which transformers does not have")
     with reading(f"no shape of {path}", "take the config.json that belongs to the weights"):
-        parsed: Any = CONFIG_MAPPING[kind].from_dict(json.loads(json.dumps(config), object_hook=_number))
+        parsed: Any = CONFIG_MAPPING[kind].from_dict(
+            json.loads(json.dumps(config), object_hook=_number)
+        )
     require_supported(parsed, path)
     lm = skeleton(parsed, AutoModelForCausalLM, path)
     require_interface(lm, path)

@@ -138,7 +138,8 @@ class SequenceMixing:
             raise ValueError("sequences that share a prompt would share the states behind it")
         self.states: list[dict[str, Tensor]] = []
         self._keep = keep
-        starts, lengths = layout.segment_start, np.diff(layout.segment_start)
+        starts = layout.segment_start
+        lengths: NDArray[np.int64] = np.diff(starts)
         order = np.argsort(-lengths, kind="stable")
         source_row = np.empty(layout.n_tokens, np.int64)
         gathered: list[NDArray[np.int64]] = []
@@ -148,7 +149,7 @@ class SequenceMixing:
             members = order[sum(n for n, _ in self._shapes) :][:count]
             width = int(lengths[members[0]])
             for sequence in members:
-                length = lengths[sequence]
+                length = int(lengths[sequence])
                 source_row[starts[sequence] :][:length] = done + np.arange(length)
                 gathered.append(starts[sequence] + np.minimum(np.arange(width), length - 1))
                 done += width

@@ -140,14 +140,9 @@ def _mixers(lm: Any, path: str) -> bool:
     """
     if is_tested(lm.config):
         return False
-    from postgrad.models.states import attends, keeps_state  # of no type that formulas know
+    from postgrad.models.states import keeps_state  # of no type that formulas know
 
-    kinds = {type(module) for module in lm.modules() if keeps_state(type(module))}
-    for mixer in kinds:
-        if attends(mixer):
-            detail = f"{mixer.__name__} also attends"
-            raise unsupported(lm.config.model_type, path, "state", detail)
-    if kinds:
+    if any(keeps_state(type(module)) for module in lm.modules()):
         return True
     names = {name.rpartition(".")[2] for name, _ in lm.named_modules()}
     if unknown := sorted(names.intersection(MIXERS)):
