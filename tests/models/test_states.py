@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from postgrad.layout.layout import Layout, lay_out
 from postgrad.layout.tree import NO_SHARING
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.models.adapters import add_adapter, target_layers
-from postgrad.models.four_bits import twin
+from postgrad.models.four_bits import FourBitLinear, twin
 from postgrad.models.fresh import make_fresh
 from postgrad.models.load import load_model, load_tokenizer
 from postgrad.models.settings import LoraSettings, ModelInit
@@ -193,9 +194,22 @@ def test_adapters_stand_where_no_kernel_reads_the_weight_itself(folder: Any) -> 
         target_layers(lm, LoraSettings(targets=("dt_proj",)))
 
 
+def test_in_four_bits_mixers_keep_the_weights_that_they_read_themselves(folder: Any) -> None:
+    lm = load_model(folder("mamba"), dtype=torch.float32, quantize="4bit").lm
+    packed = {name for name, module in lm.named_modules() if isinstance(module, FourBitLinear)}
+    assert {name.rpartition(".")[2] for name in packed} == {"in_proj"}
+    backbone = Backbone(lm, CPU, MicroBatch(64))
+    backbone.divide(ALONE, "none")
+    logprobs, _ = backbone.logprobs(layout_of([[5, 6, 7], [5, 6, 8, 9]]), 1.0)
+    assert bool((logprobs < 0).all())
+
+
 def test_what_cannot_be_done_with_states_is_refused(folder: Any) -> None:
     lm: Any = load_model(folder("lfm2"), dtype=torch.float32).lm
     with pytest.raises(UsageError, match=r"model\.lora\.dropout"):
         add_adapter(lm, LoraSettings(dropout=0.1), seed=0)
     with pytest.raises(UsageError, match=r"model\.compile"):
         Backbone(lm, CPU, MicroBatch(64), compiler="eager")
+    sharing: Any = SimpleNamespace(grid=SimpleNamespace(sharers=2))
+    with pytest.raises(UsageError, match=r"learner\.context_parallel = 1"):
+        Backbone(lm, CPU, MicroBatch(64)).divide(sharing, "none")

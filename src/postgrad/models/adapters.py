@@ -105,7 +105,8 @@ def target_layers(lm: nn.Module, settings: LoraSettings) -> list[str]:
                 "state along the sequence, compute rows in another order than that of the masks: "
                 "use 0"
             )
-        linear = [name for name in linear if not reads_weight(lm, name)]
+        above = {name: lm.get_submodule(name.rpartition(".")[0]) for name in linear}
+        linear = [n for n in linear if not reads_weight(above[n], n.rpartition(".")[2])]
     if not linear:
         raise UsageError(
             f"[model.lora]: this {lm.config.model_type} decoder has no linear layers that an "  # pyright: ignore[reportAttributeAccessIssue]

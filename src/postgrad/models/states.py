@@ -313,13 +313,15 @@ def keeps_state(kind: type[nn.Module]) -> bool:
     return KEEPS_STATE.search(inspect.getsource(kind.forward)) is not None
 
 
-def reads_weight(lm: nn.Module, name: str) -> bool:
-    """Whether the module above the linear layer `name` multiplies with its weight itself, at least
-    where a kernel does it (mamba): an adapter beside the layer would be passed over.
+def reads_weight(above: nn.Module, name: str) -> bool:
+    """Whether a mixer multiplies with the weight of its linear layer `name` itself, at least where
+    a kernel does it (mamba): an adapter beside the layer would be passed over, and codes of four
+    bits would be read as numbers.
     """
-    above, _, last = name.rpartition(".")
-    forward = inspect.getsource(type(lm.get_submodule(above)).forward)
-    return re.search(rf"self\.{re.escape(last)}\.weight\b", forward) is not None
+    if not keeps_state(type(above)):
+        return False
+    forward = inspect.getsource(type(above).forward)
+    return re.search(rf"self\.{re.escape(name)}\.weight\b", forward) is not None
 
 
 def state_of_one_token(mixer: nn.Module, hidden: Tensor) -> dict[str, Tensor]:
