@@ -19,8 +19,7 @@ def table() -> str:
     for part, without in outcomes["without"].items():
         rows.append(f"| works, no {part}: {without['because']} | {_names(without['types'])} |")
     for reason, refused in outcomes.items():
-        if reason not in ("works", "without"):
-            types = refused["types"]
+        if reason not in ("works", "without") and (types := refused["types"]):
             rows.append(f"| refused ({len(types)}): {refused['because']} | {_names(types)} |")
     return "\n".join(rows) + "\n"
 

@@ -357,11 +357,11 @@ def test_an_unknown_flag_of_a_command_without_overrides_is_refused(files: Files)
 
 
 def test_a_model_that_bypasses_the_attention_interface_is_refused_by_name(files: Files) -> None:
-    model = files.folder / "mamba"
+    model = files.folder / "rwkv"
     model.mkdir()
-    (model / "config.json").write_text('{"model_type": "mamba"}', "utf-8")
+    (model / "config.json").write_text('{"model_type": "rwkv"}', "utf-8")
     message = files.refused("train", files.recipe, "--model.path", model)
-    assert "mamba" in message
+    assert "rwkv" in message
 
 
 def test_debug_shows_the_traceback(files: Files) -> None:

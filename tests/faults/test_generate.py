@@ -29,7 +29,11 @@ def test_after_a_kill_or_a_bad_disk_the_repeated_command_ends_with_the_same_byte
     machine: Machine, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     points = int(request.config.getoption("--fault-points"))
-    recipe, model, to = write_recipe("grpo with kl", tmp_path), str(tmp_path / "model"), tmp_path / "to"
+    recipe, model, to = (
+        write_recipe("grpo with kl", tmp_path),
+        str(tmp_path / "model"),
+        tmp_path / "to",
+    )
     make_fresh(ModelInit.model_validate(MODEL["init"]), [], 0, Path(model))
     whole = generate(machine, recipe, model, to, Fault())
     assert (whole.status, whole.told) == (0, "")

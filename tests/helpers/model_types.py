@@ -30,7 +30,15 @@ SIZES: dict[str, Any] = {
 # Keys that a type cannot do without, or cannot have, beside them.
 ALL_HEADS = {"num_key_value_heads": HEADS}
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
-MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8}
+# Hybrids: a layer of each kind, and chunks that are shorter than the sequences of the contract.
+LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
+CONV = {"layer_types": ["conv", "full_attention"]}
+DELTA = {
+    **LINEAR, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}  # fmt: skip
+MAMBA = {**LINEAR, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 8}
+ZAMBA = {"num_hidden_layers": 3, "layers_block_type": ["hybrid", "linear_attention", "hybrid"]}
 MORE: dict[str, dict[str, Any]] = {
     "deepseek_v2": ALL_HEADS,
     "deepseek_v3": ALL_HEADS,
@@ -41,14 +49,38 @@ MORE: dict[str, dict[str, Any]] = {
     "axk1": ALL_HEADS,
     "dots3_note_text": ALL_HEADS,
     "zaya": {"num_experts_per_tok": 1},
-    "bamba": MAMBA,
+    "bamba": {**MAMBA, "attn_layer_indices": [1]},
     "granitemoehybrid": MAMBA,
-    "mamba2": {"num_heads": 8, "n_groups": 1},
+    "falcon_h1": {**MAMBA, "mamba_d_ssm": 64, "mamba_rms_norm": True},
+    "mamba2": {"num_heads": 8, "n_groups": 1, "state_size": 8, "chunk_size": 8},
+    "nemotron_h": {
+        "ssm_state_size": 8,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+        "n_groups": 2,
+        "chunk_size": 8,
+        "moe_shared_expert_intermediate_size": 16,
+    },
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "qwen3_next": DELTA,
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": DELTA,
+    "qwen4_exp_text": {
+        **DELTA,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 2,
+    },
+    "kimi_linear": {**LINEAR, **ALL_HEADS, "linear_head_dim": 8, "linear_num_heads": 4},
+    "bailing_hybrid": {**LINEAR, **ALL_HEADS},
+    "lfm3": CONV,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 8},
     "reformer": {"attn_layers": ["local", "lsh"], "axial_pos_embds_dim": (8, 24)},
     "roc_bert": {"shape_vocab_size": 90, "pronunciation_vocab_size": 90},
-    "zamba": {"layers_block_type": ["linear_attention", "hybrid"]},
-    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"]},
+    "zamba": {**ZAMBA, **ALL_HEADS},
+    "zamba2": {**ZAMBA, **ALL_HEADS, "chunk_size": 8, "mamba_d_state": 8},
     "gpt_bigcode": {"num_key_value_heads": 1},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"],
@@ -59,8 +91,8 @@ MORE: dict[str, dict[str, Any]] = {
         "ffn_config": {"hidden_size": WIDTH, "ffn_hidden_size": 48, "moe_top_k": 2},
         "max_seq_len": 128,
     },
-    "lfm2": {"layer_types": ["conv", "full_attention"]},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "lfm2": CONV,
+    "lfm2_moe": CONV,
 }
 
 
@@ -108,7 +140,8 @@ def make_model(kind: str, tokenizer: Path, vocabulary: int, to: Path) -> Path:
     torch.manual_seed(0)
     lm: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for name, buffer in lm.named_buffers():
-        if name in lm.state_dict() and buffer.is_floating_point():
+        computed = name.endswith(("_decay", "slope_rate"))  # of minimax's config, and stored too
+        if name in lm.state_dict() and buffer.is_floating_point() and not computed:
             buffer.mul_(1.25).add_(0.01)  # stored numbers that a fresh model does not have
     lm.save_pretrained(to)
     return to

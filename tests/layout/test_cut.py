@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from postgrad.layout.cut import cut
 from postgrad.layout.layout import lay_out
+from postgrad.layout.tree import NO_SHARING
 
 token_groups = st.lists(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), min_size=1, max_size=5),
@@ -51,3 +52,13 @@ def test_a_pair_is_never_split(make_sequences):
         cut(make_sequences(pair), np.arange(2), max_tokens=15, whole_groups=True)
     runs = cut(make_sequences(pair), np.arange(2), max_tokens=16, whole_groups=True)
     assert [run.tolist() for run in runs] == [[0, 1]]
+
+
+def test_without_sharing_a_prompt_counts_for_each_of_its_samples(make_sequences) -> None:
+    sequences = make_sequences([[[1] * 10 + [2], [1] * 10 + [3]]])
+    rows = np.arange(2)
+    assert [len(run) for run in cut(sequences, rows, max_tokens=13)] == [2]
+    assert [len(run) for run in cut(sequences, rows, max_tokens=13, min_shared=NO_SHARING)] == [
+        1,
+        1,
+    ]

@@ -141,7 +141,7 @@ def test_adapters_stand_on_the_linear_modules_of_a_layer() -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"model_type": "mamba"}, "carry a state along the sequence"),
+        ({"model_type": "rwkv"}, "carry a state along the sequence"),
         ({"model_type": "gpt_new"}, "which transformers does not have"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "an encoder with a decoder"),
         ({}, "names no model_type"),

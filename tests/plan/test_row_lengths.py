@@ -176,3 +176,10 @@ def test_neither_torch_nor_transformers_is_imported(data: Path, model: Path) -> 
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_answers_that_do_not_share_a_prompt_compute_it_each() -> None:
+    """Prompts of 3 tokens and two answers of 2: 2 * 5 tokens, and 2 * 25 squared ones."""
+    lengths = RowLengths(prompt=3.0, answer=2.0, spread=1.0, source="", shared=False)
+    assert lengths.computed(2) == 10.0
+    assert lengths.squares(2) == 50.0

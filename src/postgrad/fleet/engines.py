@@ -28,7 +28,7 @@ from postgrad.rollout.engine import Completion, Engine, HaltingEngine, Request
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.local.cache import bytes_per_token
 from postgrad.rollout.local.engine import LocalEngine
-from postgrad.rollout.local.prompts import layer_shapes
+from postgrad.rollout.local.prompts import layer_shapes, state_bytes
 from postgrad.rollout.openai.engine import OpenAIEngine
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.stats import EngineSums
@@ -148,7 +148,12 @@ def probe_sizes(
         free = psutil.virtual_memory().available
     token_bytes = bytes_per_token(layer_shapes(lm, device), parameter.dtype)
     return choose_sizes(
-        settings, sequences=sequences, max_len=max_len, token_bytes=token_bytes, free_bytes=free
+        settings,
+        sequences=sequences,
+        max_len=max_len,
+        token_bytes=token_bytes,
+        free_bytes=free,
+        row_bytes=state_bytes(lm, device),
     )
 
 

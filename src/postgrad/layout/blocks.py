@@ -58,7 +58,7 @@ def plan_blocks(layout: Layout) -> BlockPlan:
     blocks: list[Block] = []
     source_row = np.empty(layout.n_tokens, np.int64)
     done = 0
-    for stack in _stacks(runs):
+    for stack in stacks(runs):
         block = _block(stack, layout.positions)
         for i, (queries, _) in enumerate(stack):
             source_row[queries] = done + i * block.query_rows.shape[1] + np.arange(len(queries))
@@ -70,7 +70,7 @@ def plan_blocks(layout: Layout) -> BlockPlan:
 QueryRun = tuple[NDArray[np.int64], NDArray[np.int64]]  # query rows, key rows
 
 
-def _stacks(runs: list[QueryRun]) -> list[list[QueryRun]]:
+def stacks(runs: list[QueryRun]) -> list[list[QueryRun]]:
     """Runs, sorted by shape, in stacks; a new stack begins where one more run would add too much
     padding.
     """

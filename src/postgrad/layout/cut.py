@@ -92,6 +92,7 @@ def share(
     parts: int,
     *,
     whole_groups: bool = False,
+    min_shared: int = MIN_SHARED,
 ) -> list[NDArray[np.int64]]:
     """`rows` in `parts` shares of about equally many computed tokens, each in the order of `rows`.
 
@@ -103,7 +104,7 @@ def share(
         return [rows]
 
     def cost(members: Sequence[int]) -> int:
-        return grow([sequences.tokens.row(row) for row in members]).n_tokens
+        return grow([sequences.tokens.row(row) for row in members], min_shared).n_tokens
 
     pieces = groups_of(sequences, rows)
     costs = [cost(members) for members in pieces]

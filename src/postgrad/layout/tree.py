@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_SHARED = 8  # tokens; sharing a shorter prefix costs more in extra segments than it saves
+NO_SHARING = 2**62  # as MIN_SHARED: every sequence has its own copy of its prompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,14 @@ from postgrad.layout.layout import (
     plain_layout,
     row_keys,
 )
+from postgrad.layout.tree import MIN_SHARED, NO_SHARING
 from postgrad.learner.context import RankRows, SharedAttention, require_heads
 from postgrad.learner.tensor import cut_matrices, require_matrices
 from postgrad.models import head
 from postgrad.models.adapters import Adapter, acting
 from postgrad.models.attention import (
     AttentionContext,
+    carries_states,
     hidden_states,
     layers_of,
     require_embedded,
@@ -136,8 +138,15 @@ class Backbone:
         self._forward = PackedForward(lm)
         self._flex = attention == "flex" or (attention == "auto" and device.type == "cuda")
         self._windows = windows_of(lm) if self._flex else ()
+        self._stateful = carries_states(lm)
+        self._min_shared = NO_SHARING if self._stateful else MIN_SHARED
         self.compiler = compiler
         self._compiled_modes: set[tuple[bool, str | None, bool]] = set()
+        if compiler is not None and self._stateful:
+            raise UsageError(
+                f"model.compile: layers of a {lm.config.model_type} model, which carry a state "  # pyright: ignore[reportAttributeAccessIssue]
+                "along the sequence, are not compiled: leave it out"
+            )
         if compiler is not None:
             from postgrad.models.compiled import compile_layers  # torch's compiler takes seconds
 
@@ -154,6 +163,12 @@ class Backbone:
                 "model.compile: layers whose rows or matrices are shared by ranks "
                 "(learner.tensor_parallel, learner.context_parallel) are not compiled: use 1 for "
                 "both, or --model.compile false (at a resume with --allow-change model.compile)"
+            )
+        if self._stateful and ranks.grid.sharers > 1:
+            raise UsageError(
+                f"a {self.lm.config.model_type} model carries a state along each sequence, whose "  # pyright: ignore[reportAttributeAccessIssue]
+                "rows and matrices ranks cannot share: use learner.tensor_parallel = 1 and "
+                "learner.context_parallel = 1"
             )
         self.ranks = ranks
         lm: Any = self.lm
@@ -179,13 +194,20 @@ class Backbone:
         share of them, filled up with empty layouts to the number of the rank with most.
         """
         ranks = self.ranks
-        shares = share(sequences, rows, ranks.replicas, whole_groups=whole_groups)
+        shares = share(
+            sequences,
+            rows,
+            ranks.replicas,
+            whole_groups=whole_groups,
+            min_shared=self._min_shared,
+        )
         runs = cut(
             sequences,
             shares[ranks.replica],
             max_tokens=self.micro.max_tokens,
             max_sequences=self.micro.max_sequences,
             whole_groups=whole_groups,
+            min_shared=self._min_shared,
         )
         return self._layouts(sequences, runs, ranks.most(len(runs)), reads)
 
@@ -196,7 +218,7 @@ class Backbone:
             if self.sharding is not None:
                 self.sharding.before_micro_batch(number == count - 1)
             if number < len(runs):
-                yield lay_out(sequences, runs[number], reads=reads)
+                yield lay_out(sequences, runs[number], reads=reads, min_shared=self._min_shared)
             else:
                 yield empty_layout()
 
@@ -327,6 +349,14 @@ class Backbone:
             self._run(layout, None, lambda _, hidden: hidden)
 
     def _context(self, layout: Layout) -> AttentionContext:
+        attention = self._attention(layout)
+        if not self._stateful:
+            return attention
+        from postgrad.models.states import SequenceMixing, StateContext
+
+        return StateContext(attention, SequenceMixing(layout, self.device))
+
+    def _attention(self, layout: Layout) -> AttentionContext:
         if self._flex:
             return FlexAttention(layout, self.device, self._windows)
         blocks = TreeAttention(plan_blocks(layout), self.device)

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.adapter_dropout import RowMasks
 from postgrad.models.adapter_reader import HEAD, PREFIX, linear_layers
+from postgrad.models.attention import carries_states
 from postgrad.models.four_bits import FourBitLinear, base_weight
 from postgrad.models.settings import LoraSettings
 from postgrad.models.stored import StoredTensor, realise
@@ -95,6 +96,17 @@ def target_layers(lm: nn.Module, settings: LoraSettings) -> list[str]:
     linear = [
         name.removesuffix(".base_layer") for name in linear_layers(lm) if ".lora_" not in name
     ]
+    if carries_states(lm):
+        from postgrad.models.states import reads_weight
+
+        if settings.dropout:
+            raise UsageError(
+                f"model.lora.dropout: layers of a {lm.config.model_type} model, which carry a "  # pyright: ignore[reportAttributeAccessIssue]
+                "state along the sequence, compute rows in another order than that of the masks: "
+                "use 0"
+            )
+        above = {name: lm.get_submodule(name.rpartition(".")[0]) for name in linear}
+        linear = [n for n in linear if not reads_weight(above[n], n.rpartition(".")[2])]
     if not linear:
         raise UsageError(
             f"[model.lora]: this {lm.config.model_type} decoder has no linear layers that an "  # pyright: ignore[reportAttributeAccessIssue]

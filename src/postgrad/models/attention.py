@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 from postgrad.core.errors import UsageError
 
 ATTENTION_NAME = "postgrad"
+CARRIER = "state_carrier"  # the attribute of a model with states (models/states.py)
 
 
 class ContextLost(Exception):
@@ -178,6 +179,13 @@ def layers_of(lm: nn.Module) -> nn.ModuleList:
         if isinstance(child, nn.ModuleList) and len(child) == count:
             return child
     raise LookupError(f"its decoder has no list of {count} layers")
+
+
+def carries_states(lm: nn.Module) -> bool:
+    """Whether some layers of a loaded model carry a state along the sequence (models/states.py):
+    then its forward needs a StateContext, over a layout without sharing.
+    """
+    return hasattr(lm, CARRIER)
 
 
 def windows_of(lm: nn.Module) -> tuple[int | None, ...]:

@@ -73,11 +73,20 @@ def _count(config: Mapping[str, Any], path: str) -> ModelShape:
     if kind not in CONFIG_MAPPING:
         raise UsageError(f"{path} is a {kind} model, which transformers does not have")
     with reading(f"no shape of {path}", "take the config.json that belongs to the weights"):
-        parsed: Any = CONFIG_MAPPING[kind].from_dict(dict(config))
+        parsed: Any = CONFIG_MAPPING[kind].from_dict(
+            json.loads(json.dumps(config), object_hook=_number)
+        )
     require_supported(parsed, path)
     lm = skeleton(parsed, AutoModelForCausalLM, path)
     require_interface(lm, path)
     return _shape_of(lm)
+
+
+def _number(stated: dict[str, Any]) -> Any:
+    """A JSON object, or the number that it stands for: transformers writes {"__float__":
+    "Infinity"}.
+    """
+    return float(stated["__float__"]) if set(stated) == {"__float__"} else stated
 
 
 def _shape_of(lm: Any) -> ModelShape:
@@ -86,6 +95,7 @@ def _shape_of(lm: Any) -> ModelShape:
 
     config = lm.config
     layers = list(layers_of(lm))
+    having_keys, states = _keys_and_states(lm)
     weights = {
         f"{number}.{name}": tuple(weight.shape)
         for number, layer in enumerate(layers)
@@ -94,7 +104,7 @@ def _shape_of(lm: Any) -> ModelShape:
     matrices = {name: shape for name, shape in weights.items() if len(shape) in (2, 3)}
     active = {name: _size(shape) * _share(name, shape, config) for name, shape in matrices.items()}
     attending = sum(size for name, size in active.items() if "attn" in name or "attention" in name)
-    hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
+    hidden, heads = int(config.hidden_size), int(getattr(config, "num_attention_heads", 1))
     widths = [
         _key_width(layer, each, hidden // heads)
         for layer, each in zip(layers, layer_configs(config), strict=True)
@@ -111,7 +121,7 @@ def _shape_of(lm: Any) -> ModelShape:
         layers=len(layers),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=round(sum(widths) / len(widths) / kv_heads),
+        head_dim=round(sum(widths) / len(widths) / kv_heads) if having_keys else 0,
         tied=tied,
         max_positions=getattr(config, "max_position_embeddings", None),
         counted=CountedWeights(
@@ -121,8 +131,26 @@ def _shape_of(lm: Any) -> ModelShape:
             active=round(sum(active.values())),
             largest=max(weight.numel() for weight in lm.parameters()),
             linears=_linears(layers[-1]),
+            attending=having_keys,
+            states=states,
         ),
     )
+
+
+def _keys_and_states(lm: Any) -> tuple[int, int]:
+    """How many layers have keys and values, and how many numbers the others keep of a sequence."""
+    import torch
+
+    from postgrad.models.attention import layers_of
+    from postgrad.models.states import attends, state_mixers, state_of_one_token
+
+    layers, mixers = layers_of(lm), state_mixers(lm)
+    if not mixers:
+        return len(layers), 0
+    hidden = torch.empty(1, 1, lm.config.hidden_size, dtype=lm.dtype, device="meta")
+    states = [state for mixer in mixers for state in state_of_one_token(mixer, hidden).values()]
+    attending = sum(any(attends(type(module)) for module in layer.modules()) for layer in layers)
+    return attending, sum(state.numel() for state in states)
 
 
 def layer_configs(config: Any) -> list[Any]:
@@ -137,7 +165,7 @@ def layer_configs(config: Any) -> list[Any]:
 
 def _kv_heads(config: Any) -> int:
     """Heads of keys as they reach attention."""
-    heads = int(config.num_attention_heads)
+    heads = int(getattr(config, "num_attention_heads", 1))
     if config.model_type in REPEATED:
         return heads
     return int(getattr(config, "num_key_value_heads", None) or heads)
@@ -161,7 +189,8 @@ def _head_dim(config: Any, default: int) -> int:
     keys, values = getattr(config, "qk_head_dim", None), getattr(config, "v_head_dim", None)
     if keys and values:
         return (int(keys) + int(values)) // 2
-    return int(getattr(config, "head_dim", None) or default)
+    stated = getattr(config, "attention_head_dim", None) or getattr(config, "head_dim", None)
+    return int(stated or default)
 
 
 def _linears(layer: Any) -> tuple[tuple[str, int, int], ...]:

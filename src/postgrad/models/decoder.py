@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from postgrad.models.attention import AttentionContext, hidden_states
+from postgrad.models.attention import AttentionContext, carries_states, hidden_states
 from postgrad.models.head import full_logits
 from postgrad.models.linear import OneDNNLinear, in_order, product_for
 from postgrad.models.settings import LLAMA_TYPES
@@ -34,6 +34,11 @@ class Decoder(Protocol):
         """Whether `hidden_states` and `logits` call the same operations for every input of a shape
         and never wait for the device: then a CUDA graph can stand for them.
         """
+        ...
+
+    @property
+    def stateful(self) -> bool:
+        """Whether layers carry a state along the sequence: then every context is a StateContext."""
         ...
 
     def prepare(self) -> None:
@@ -70,6 +75,7 @@ class ModuleDecoder:
 
     def __init__(self, lm: nn.Module) -> None:
         self._lm = lm
+        self.stateful = carries_states(lm)
 
     def prepare(self) -> None:
         """Nothing to do: the modules read the parameters themselves."""
@@ -149,6 +155,8 @@ class LayeredDecoder:
     """A model of LLAMA_TYPES as plain products. It shares the memory of `lm`'s parameters, until
     `lm` is moved to another device or dtype.
     """
+
+    stateful = False
 
     def __init__(self, lm: Any) -> None:
         model, config = lm.model, lm.config

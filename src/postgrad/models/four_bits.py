@@ -132,15 +132,20 @@ class _Quantizer(HfQuantizer):
         return False
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
-        """Every linear layer of the decoder's layers becomes a FourBitLinear. Raises UsageError for
-        matrices that are no layers of their own, as experts are.
+        """Every linear layer of the decoder's layers becomes a FourBitLinear, but for those whose
+        weights the module above reads itself (models/states.py). Raises UsageError for matrices
+        that are no layers of their own, as experts are.
         """
+        from postgrad.models.states import reads_weight  # only where weights are quantised
+
         for layer in layers_of(model):
             for module in list(layer.modules()):
                 for name, child in list(module.named_children()):
-                    if type(child) is nn.Linear:
+                    if type(child) is nn.Linear and not reads_weight(module, name):
                         with torch.device("meta"):
                             setattr(module, name, FourBitLinear(child))
+                if isinstance(module, nn.Conv1d):
+                    continue  # of each channel alone: a few numbers
                 if any(p.ndim > 2 for p in module.parameters(recurse=False)):
                     raise UsageError(
                         f'model.quantize = "4bit": {type(module).__name__} of this '

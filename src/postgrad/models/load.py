@@ -29,7 +29,7 @@ from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.hub import pretrained
 from postgrad.models import files
 from postgrad.models.adapter_reader import HEAD, merge_adapter, read_adapter
-from postgrad.models.attention import ATTENTION_NAME, carry_context
+from postgrad.models.attention import ATTENTION_NAME, carries_states, carry_context
 from postgrad.models.config_check import require_config
 from postgrad.models.decoder import move_together
 from postgrad.models.four_bits import Quantize, loading_arguments
@@ -139,7 +139,11 @@ def place(lm: Any, path: str, how: "Loading", *, gradient_checkpointing: bool) -
     hold_frequencies(lm, path)
     lm.eval()
     if not is_tested(lm.config):
-        carry_context(lm)
+        from postgrad.models.states import carry_states  # of types without states nothing is read
+
+        carry_states(lm)
+        if not carries_states(lm):
+            carry_context(lm)
     if how.ranks.rank == 0 and not is_tested(lm.config):
         require_same_outputs(lm, path)
     if gradient_checkpointing:

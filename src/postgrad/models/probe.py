@@ -18,7 +18,14 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout, lay_out
-from postgrad.models.attention import ATTENTION_NAME, AttentionContext, ContextLost, hidden_states
+from postgrad.layout.tree import NO_SHARING
+from postgrad.models.attention import (
+    ATTENTION_NAME,
+    AttentionContext,
+    ContextLost,
+    carries_states,
+    hidden_states,
+)
 from postgrad.models.head import full_logits
 from postgrad.models.supported import unsupported
 from postgrad.models.tree import TreeAttention
@@ -120,7 +127,7 @@ def _packed(lm: Any, sequences: Sequence[NDArray[np.int32]], watched: _Windows) 
     """Logits [N - 1, V] of each sequence (of a score model hidden states) from one packed forward.
     Its backward pass is run too: that has to work as well.
     """
-    layout, offsets = _laid_out(sequences)
+    layout, offsets = _laid_out(sequences, NO_SHARING if carries_states(lm) else 1)
     device = next(lm.parameters()).device
     embedded: list[Tensor] = []
 
@@ -133,8 +140,13 @@ def _packed(lm: Any, sequences: Sequence[NDArray[np.int32]], watched: _Windows) 
         for array in (layout.token_ids, layout.positions, layout.hidden_row)
     )
     watched.inner = TreeAttention(plan_blocks(layout), device)
+    context: Any = watched
+    if carries_states(lm):
+        from postgrad.models.states import SequenceMixing, StateContext
+
+        context = StateContext(watched, SequenceMixing(layout, device))
     with torch.enable_grad(), lm.get_input_embeddings().register_forward_hook(watch):
-        hidden = hidden_states(lm, ids, positions, watched).index_select(0, rows)
+        hidden = hidden_states(lm, ids, positions, context).index_select(0, rows)
         out = hidden if hasattr(lm, "score") else full_logits(lm, hidden)
         torch.autograd.grad(out.sum(), embedded)  # leaves no gradient on the weights
     out = out.detach()
@@ -143,13 +155,15 @@ def _packed(lm: Any, sequences: Sequence[NDArray[np.int32]], watched: _Windows) 
     return [*out.index_select(0, order).float().cpu().tensor_split(ends)]
 
 
-def _laid_out(sequences: Sequence[NDArray[np.int32]]) -> tuple[Layout, NDArray[np.int64]]:
+def _laid_out(
+    sequences: Sequence[NDArray[np.int32]], min_shared: int
+) -> tuple[Layout, NDArray[np.int64]]:
     tokens = Ragged.of(sequences, np.int32)
     mask = np.ones(len(tokens.values), np.bool_)
     mask[tokens.offsets[:-1]] = False
     group = np.array([0, 0, 1])
     columns = Sequences(tokens, tokens.like(mask), group)
-    return lay_out(columns, np.arange(len(tokens)), min_shared=1), tokens.offsets
+    return lay_out(columns, np.arange(len(tokens)), min_shared=min_shared), tokens.offsets
 
 
 def _plain(lm: Any, sequence: NDArray[np.int32]) -> Tensor:

@@ -43,6 +43,8 @@ class CountedWeights:
     active: int  # of these, those that one token is multiplied with: of experts only a few
     largest: int  # of the largest weight
     linears: tuple[tuple[str, int, int], ...]  # (name, inputs, outputs) of a layer's linear modules
+    attending: int  # layers that have keys and values
+    states: int  # numbers that the other layers keep of a sequence, however long it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,23 @@ class ModelShape:
     def key_size(self) -> int:
         """Numbers in all heads' keys of one token, and in their values."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def attending(self) -> int:
+        """Layers that have keys and values: in a hybrid some carry a state instead."""
+        return self.layers if self.counted is None else self.counted.attending
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether the learner computes a prompt once for its answers. It does not where layers
+        carry a state along the sequence (models/states.py).
+        """
+        return not self.state_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of one sequence, in float32."""
+        return 0 if self.counted is None else 4 * self.counted.states
 
     @property
     def embedding_parameters(self) -> int:
@@ -177,13 +196,13 @@ class ModelShape:
         reach = tokens if head_tokens is None else head_tokens
         return ForwardFlops(
             body=MULTIPLY_ADD * tokens * self.layers * self.active_matrix_parameters,
-            attention=2 * MULTIPLY_ADD * squares / 2 * self.query_size * self.layers,
+            attention=2 * MULTIPLY_ADD * squares / 2 * self.query_size * self.attending,
             head=MULTIPLY_ADD * reach * self.embedding_parameters,
         )
 
     def cache_bytes_per_token(self, dtype_bytes: int) -> int:
         """Bytes that keys and values of one token take in all layers."""
-        return 2 * self.layers * self.key_size * dtype_bytes
+        return 2 * self.attending * self.key_size * dtype_bytes
 
 
 def shape_of(config: Mapping[str, Any], source: str = "this config") -> ModelShape:

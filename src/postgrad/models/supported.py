@@ -29,7 +29,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from postgrad.core.errors import UsageError
 from postgrad.core.text import nearest
-from postgrad.models.attention import layers_of
+from postgrad.models.attention import CARRIER, carries_states, layers_of
 from postgrad.models.config_check import REMEDY, rope_tables
 from postgrad.models.files import CONFIG
 from postgrad.models.settings import ModelType
@@ -37,12 +37,10 @@ from postgrad.models.settings import ModelType
 RefusalReason = Literal[
     "media", "encoder", "state", "attention", "arguments", "mask", "layers", "outputs"
 ]  # the tables of types.toml
-# Words in the names of layers that keep a state along the sequence, which samples of one layout
-# would share.
-RECURRENT_LAYERS = ("linear_attention", "mamba", "recurrent", "conv", "ssm")
 LAYER_KEYS = ("layer_types", "layers_block_type", "block_types")  # where configs say them
 # Kinds of attention that differ only by their mask; ours gets no mask.
 MASKED_LAYERS = ("chunked_attention",)
+# Names of modules that carry a state along the sequence.
 MIXERS = ("linear_attn", "mamba", "mixer", "ssm", "conv", "temporal_block")
 # Arguments that some types pass to the attention interface beside queries, keys and values (chosen
 # keys, biases, sinks of each query). Ours would silently ignore them; it takes a head's (s_aux).
@@ -98,14 +96,10 @@ def require_supported(config: Any, path: str) -> None:
     if config.get_text_config() is not config or parts:
         raise unsupported(kind, path, "media")
     kinds = [str(kind) for key in LAYER_KEYS for kind in getattr(config, key, None) or []]
-    recurrent = [kind for kind in kinds if any(word in kind for word in RECURRENT_LAYERS)]
-    if recurrent or not hasattr(config, "num_attention_heads"):
-        raise unsupported(
-            kind,
-            path,
-            "layers" if config.sub_configs else "state",
-            f"{recurrent[0]} layers" if recurrent else "no attention heads",
-        )
+    if kind in refused_types()["state"]["types"]:
+        raise unsupported(kind, path, "state")
+    if config.sub_configs and not hasattr(config, "num_attention_heads"):
+        raise unsupported(kind, path, "layers")
     if masked := [kind for kind in kinds if kind in MASKED_LAYERS]:
         raise unsupported(kind, path, "mask", f"{masked[0]} layers")
     if getattr(config, "alibi", False) is True:
@@ -131,14 +125,8 @@ def require_interface(lm: Any, path: str) -> None:
     if module is None or decoder is lm:
         raise unsupported(kind, path, "layers", "its decoder is not apart from its output head")
     source = inspect.getsource(module)
-    mixers = {
-        type(inner).__name__
-        for name, inner in lm.named_modules()
-        if name.rpartition(".")[2] in MIXERS
-    }
-    if mixers:
-        raise unsupported(kind, path, "state", ", ".join(sorted(mixers)))
-    if "ALL_ATTENTION_FUNCTIONS" not in source:
+    mixers = _mixers(lm, path)
+    if "ALL_ATTENTION_FUNCTIONS" not in source and not mixers:
         raise unsupported(kind, path, "attention")
     if foreign := FOREIGN_ARGUMENTS.search(source):
         raise unsupported(kind, path, "arguments", foreign[1])
@@ -148,6 +136,22 @@ def require_interface(lm: Any, path: str) -> None:
         layers_of(lm)
     except LookupError as error:
         raise unsupported(kind, path, "layers", str(error)) from error
+
+
+def _mixers(lm: Any, path: str) -> bool:
+    """Whether a model has token mixers that carry a state. Raises UsageError where they keep it in
+    another way than transformers' cache.
+    """
+    if is_tested(lm.config):
+        return False
+    from postgrad.models.states import keeps_state  # of no type that formulas know
+
+    if any(keeps_state(type(module)) for module in lm.modules()):
+        return True
+    names = {name.rpartition(".")[2] for name, _ in lm.named_modules()}
+    if unknown := sorted(names.intersection(MIXERS)):
+        raise unsupported(lm.config.model_type, path, "state", ", ".join(unknown))
+    return False
 
 
 def give_score_class(config: Any, auto: Any) -> None:
@@ -192,6 +196,8 @@ def checkpoint_activations(lm: Any) -> None:
         enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     except TypeError:
         enable()
+    if carries_states(lm):
+        getattr(lm, CARRIER).keep_when_recomputed(lm)
 
 
 def experts_of(config: Any) -> int:

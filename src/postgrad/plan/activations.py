@@ -27,8 +27,9 @@ class Blocks:
 
     @classmethod
     def of(cls, lengths: RowLengths, answers: int) -> "Blocks":
-        """The geometry of a prompt that is computed once for `answers` answers."""
+        """The geometry of a prompt with `answers` answers, which share it where `lengths` says."""
         prompt, answer = lengths.prompt, lengths.answer
+        answers = answers if lengths.shared else 1
         tokens = prompt + answers * answer
         if answers == 1:  # one segment
             prompt, answer, answers = 0.0, tokens, 1

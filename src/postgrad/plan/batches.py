@@ -34,7 +34,10 @@ def _numbers(planned: Outlook) -> Iterator[tuple[str, Number, str]]:
         "tokens_per_step",
         round(samples.tokens),
         f"tokens computed once = {prompts} * ({lengths.prompt:.0f} of a prompt + {answers} * "
-        f"{lengths.answer:.0f} of an answer), mean lengths",
+        f"{lengths.answer:.0f} of an answer), mean lengths"
+        if lengths.shared
+        else f"tokens computed = {prompts} * {answers} * ({lengths.prompt:.0f} of a prompt + "
+        f"{lengths.answer:.0f} of an answer), mean lengths: answers do not share a prompt",
     )
     if geometry.micro_train_batch_size is None:
         share = samples.tokens * geometry.epochs_per_rollout / geometry.updates_per_step

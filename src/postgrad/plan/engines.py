@@ -134,7 +134,7 @@ class VLLMShare:
         slots = rollout.stated_slots or MAX_SLOTS
         logits = slots * shape.vocab_size * (FLOAT32 + b)
         hidden = VLLM_TOKENS * forward_only(shape, b, Blocks(), cpu=False) // each
-        token_bytes = shape.cache_bytes_per_token(b) / min(each, shape.kv_heads)
+        token_bytes = max(1, shape.cache_bytes_per_token(b)) / min(each, shape.kv_heads)
         return cls(
             share=int(rollout.vllm.memory_fraction * device.memory_bytes),
             weights=shape.parameters() * b // each + _adapter_room(rollout, policy, b),
@@ -228,6 +228,7 @@ def engine_sizes(
         max_len=longest,
         token_bytes=token_bytes,
         free_bytes=max(0, free_bytes, places_for(longest) * token_bytes),
+        row_bytes=policy.shape.state_bytes,
     )
 
 
@@ -270,6 +271,8 @@ def engine_lines(
         yield MemoryLine(ENGINE, "weights as products read them", awake(ordered))
     cache = MemoryLine(ENGINE, "key-value cache", awake(passes.cache(policy, b)))
     yield from _divided(cache, places)
+    if states := passes.sizes.engine.slots * policy.shape.state_bytes:
+        yield MemoryLine(ENGINE, "states of recurrent layers", awake(states))
     for purpose, count in passes.sampling(policy, b).items():
         yield MemoryLine(ENGINE, purpose, {"rollout": count})
 

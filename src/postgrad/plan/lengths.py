@@ -46,17 +46,19 @@ class RowLengths:
     # Samples of an epoch, without the fraction that data.eval_fraction holds out; duplicates and
     # rows that other evaluations hold out are included. None: unknown.
     rows: int | None = None
+    shared: bool = True  # a prompt is computed once for its answers (ModelShape.shares_prompts)
 
     def computed(self, answers: int) -> float:
-        """Tokens that are computed for a prompt with several answers: the prompt once."""
-        return self.prompt + answers * self.answer
+        """Tokens that are computed for a prompt with several answers."""
+        return self.prompt * (1 if self.shared else answers) + answers * self.answer
 
     def squares(self, answers: int) -> float:
         """Squared tokens, to which the cost of attention is proportional: twice the sum of all
         tokens' positions.
         """
         sequence = (self.prompt + self.answer) ** 2 * self.spread
-        return self.prompt**2 + answers * (sequence - self.prompt**2)
+        once = self.prompt**2 if self.shared else 0.0
+        return once + answers * (sequence - once)
 
 
 def longest(recipe: Recipe) -> RowLengths:

@@ -183,6 +183,12 @@ class Page:
             yield problem
         rows = outlook.lengths.rows
         yield f"lengths: {outlook.lengths.source}" + (f"; {rows} rows an epoch" if rows else "")
+        if states := outlook.roles[0].shape.state_bytes:
+            yield (
+                f"layers of a {outlook.roles[0].shape.model_type} model carry a state along the "
+                f"sequence, {states / 1e6:.3g} MB each: answers do not share a prompt where it "
+                f"learns, so prompts are computed {outlook.recipe.answers_per_prompt} times"
+            )
         if outlook.calibrated is not None:
             yield f"times: {outlook.calibrated}"
         if outlook.auto:

@@ -140,6 +140,7 @@ def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
     lengths = facts.lengths_of(recipe)
     geometry, sharing = recipe.geometry(lengths.rows), Sharing.of(recipe.learner)
     roles = planned_roles(recipe, facts.shape)
+    lengths = replace(lengths, shared=all(role.shape.shares_prompts for role in roles))
     beside = tuple(role for role in roles if role.home == POLICY)  # engines on the same card
     places = EnginePlaces.of(recipe, hardware)
     free = _free_bytes(recipe, beside, sharing, device, lengths, places)

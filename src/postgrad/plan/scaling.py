@@ -307,7 +307,7 @@ def _pace(planned: Outlook, load: BatchLoad, learners: int) -> Pace:
     per_token = device_seconds / (load.groups * mean) / learners
     return Pace(
         slots=min(load.groups * load.samples, recipe.rollout.stated_slots or MAX_SLOTS),
-        cache_tokens=max(1.0, (device.memory_bytes * FREE - weights) / token),
+        cache_tokens=max(1.0, (device.memory_bytes * FREE - weights) / max(1, token)),
         decode=engine_costs.decode,
         prefill=engine_costs.prefill,
         learn=lambda tokens: tokens * per_token,

@@ -37,6 +37,15 @@ def test_slots_follow_the_step_the_memory_and_the_recipe(recipe, sequences, max_
     assert sizes == expected
 
 
+def test_states_of_recurrent_layers_take_room_of_the_cache():
+    """Of a quarter of 1 GiB each sequence of 112 places takes 112 * 4 KiB and a state of 448 KiB,
+    or, where no layer attends, the state alone.
+    """
+    ask = {"sequences": 4096, "max_len": 96, "free_bytes": GIB, "row_bytes": 448 * 1024}
+    assert choose_sizes(RolloutSettings(), token_bytes=4096, **ask).slots == 292
+    assert choose_sizes(RolloutSettings(), token_bytes=0, **ask).slots == 512
+
+
 def test_a_cache_smaller_than_one_sequence_is_named_with_what_it_needs():
     with pytest.raises(
         UsageError, match=r"rollout.cache_tokens = 64 .* 100 tokens .* at least 128"

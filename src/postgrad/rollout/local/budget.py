@@ -45,14 +45,17 @@ def choose_sizes(
     max_len: int,
     token_bytes: int,
     free_bytes: int,
+    row_bytes: int = 0,
 ) -> EngineSizes:
     """As many slots as there are sequences in a step, up to MAX_SLOTS and what memory allows.
 
     max_len: tokens of the longest sequence, prompt and response. token_bytes: cache bytes of one
-    place. free_bytes: of the device. Raises UsageError where the recipe's cache cannot hold one
+    place. free_bytes: of the device. row_bytes: of a slot, whatever its length (states of
+    recurrent layers). Raises UsageError where the recipe's cache cannot hold one
     sequence.
     """
     places = places_for(max_len)
+    token_bytes = max(1, token_bytes + -(-row_bytes // places))
     tokens = settings.cache_tokens or max(places, int(free_bytes * MEMORY_SHARE) // token_bytes)
     if tokens < places:
         raise UsageError(

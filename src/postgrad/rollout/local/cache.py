@@ -50,7 +50,7 @@ class Stretches:
         On a CPU, where products read stretches that lie side by side, they are copied. On CUDA
         attention looks up where each is.
         """
-        if not len(to):
+        if not len(to) or not self.keys:
             return
         if self.keys[0].device.type != "cpu":
             self.place[to], self.place[source] = self.place[source], self.place[to]
@@ -59,6 +59,40 @@ class Stretches:
         onto, of = (torch.from_numpy(a).to(self.keys[0].device) for a in (to, source))
         for store in (*self.keys, *self.values):
             store[onto, :, :tokens] = store[of, :, :tokens]
+
+
+class RowStates:
+    """The states of the token mixers that carry one (models/states.py), of `slots` rows: for each
+    mixer [slots, ...] by name. Of other models it stays empty.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._mixers: list[dict[str, Tensor]] = []
+
+    def enter(self, first: int, states: list[dict[str, Tensor]], prompts: Tensor) -> None:
+        """New rows from number `first` on: each begins with the state behind its prompt, one of the
+        P whose `states` [P, ...] are given for each mixer.
+        """
+        if not self._mixers:  # a dtype and a shape are known from the first prompt on
+            self._mixers = [
+                {name: state.new_zeros(self._slots, *state.shape[1:]) for name, state in of.items()}
+                for of in states
+            ]
+        for stored, of in zip(self._mixers, states, strict=True):
+            for name, state in of.items():
+                stored[name][first : first + len(prompts)] = state.index_select(0, prompts)
+
+    def move(self, to: NDArray[np.int64], source: NDArray[np.int64]) -> None:
+        """Row source[i] is number to[i] now."""
+        for stored in self._mixers if len(to) else ():
+            for state in stored.values():
+                onto, of = (torch.from_numpy(rows).to(state.device) for rows in (to, source))
+                state[onto] = state[of]
+
+    def of(self, mixer: int) -> dict[str, Tensor]:
+        """The states [slots, ...] of a mixer."""
+        return self._mixers[mixer]
 
 
 class KeyValueCache:
@@ -87,6 +121,7 @@ class KeyValueCache:
         self._values: list[Tensor] = []
         self.prompts = self.responses = Stretches((), (), 0, np.arange(0))
         self._scratch: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self.states = RowStates(0)
 
     def divide(self, slots: int, prompt: int, response: int) -> None:
         """Lay the allocation out for `slots` rows; its content is lost.
@@ -104,6 +139,7 @@ class KeyValueCache:
             self._values = [self._places(shape.heads * shape.value_dim) for shape in self._shapes]
         self.prompts = self._stretches(0, slots, prompt)
         self.responses = self._stretches(slots * prompt, slots, response)
+        self.states = RowStates(slots)
 
     def scratch(self, count: int, dim: int) -> tuple[Tensor, Tensor]:
         """Float32 [count, dim] and [count] for what a kernel leaves for the next one, the same each

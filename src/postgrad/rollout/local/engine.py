@@ -270,8 +270,9 @@ class LocalEngine:
         if opened:
             numbers, filled = np.array(opened, np.int64).T
             pool.copy_to(self._cache.prompts, numbers, filled)
-        states = pool.hidden.index_select(0, to_device(np.array(prompts), self._device))
-        self._stepper.enter(first_row, states)
+        of_rows = to_device(np.array(prompts), self._device)
+        self._cache.states.enter(first_row, pool.states, of_rows)
+        self._stepper.enter(first_row, pool.hidden.index_select(0, of_rows))
 
     def _divide(self) -> None:
         """Lay the empty cache out again, as a function of the waiting requests alone.
@@ -351,6 +352,7 @@ class LocalEngine:
         self._ended += self._completions(gone, stopped)
         to, source = rows.remove(gone)
         self._cache.responses.move(to, source, rows.launched)
+        self._cache.states.move(to, source)
         self._stepper.move(to, source)
         for flight in self._flights:
             flight.move(gone, to, source)

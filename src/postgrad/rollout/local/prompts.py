@@ -14,7 +14,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout, lay_out
-from postgrad.models.attention import AttentionContext, to_device
+from postgrad.models.attention import AttentionContext, carries_states, to_device
 from postgrad.models.decoder import Decoder, ModuleDecoder
 from postgrad.models.probe import own_attention, probe_sequences, same, spread
 from postgrad.models.supported import unsupported
@@ -34,6 +34,7 @@ class Recording:
         self._inner = inner
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+        self.states: list[dict[str, Tensor]] = []  # of mixers, see models.states.SequenceMixing
 
     @property
     def shapes(self) -> tuple[LayerShape, ...]:
@@ -78,20 +79,38 @@ def run_plain(
     device: torch.device,
     attention: AttentionContext | None = None,
 ) -> tuple[Tensor, Recording]:
-    """The hidden states [T, hidden] of a layout, and every layer's keys and values. attention: None
-    for the fastest.
+    """The hidden states [T, hidden] of a layout, and every layer's keys and values, or its state
+    behind each sequence. attention: None for the fastest.
     """
-    context = Recording(attention or attention_over(layout, device))
+    recording = Recording(attention or attention_over(layout, device))
+    context: AttentionContext = recording
+    if decoder.stateful:
+        from postgrad.models.states import SequenceMixing, StateContext
+
+        mixing = SequenceMixing(layout, device, keep=True)
+        context, recording.states = StateContext(recording, mixing), mixing.states
     ids, positions = (to_device(array, device) for array in (layout.token_ids, layout.positions))
-    return decoder.hidden_states(ids, positions, context), context
+    return decoder.hidden_states(ids, positions, context), recording
 
 
 def layer_shapes(lm: nn.Module, device: torch.device) -> tuple[LayerShape, ...]:
     """What each layer of the model stores for a token, seen from a forward of one token."""
+    return _of_one_token(lm, device).shapes
+
+
+def state_bytes(lm: nn.Module, device: torch.device) -> int:
+    """Bytes of the states of one sequence, however long; 0 of a model that carries none."""
+    if not carries_states(lm):
+        return 0
+    layers = _of_one_token(lm, device).states
+    return sum(state.nbytes for states in layers for state in states.values())
+
+
+def _of_one_token(lm: nn.Module, device: torch.device) -> Recording:
     layout, _ = lay_out_plain([np.zeros(1, np.int32)])
     with torch.no_grad():
         blocks = TreeAttention(plan_blocks(layout), device)  # for a token nothing is compiled
-        return run_plain(ModuleDecoder(lm), layout, device, blocks)[1].shapes
+        return run_plain(ModuleDecoder(lm), layout, device, blocks)[1]
 
 
 @dataclass(slots=True)
@@ -104,6 +123,7 @@ class Prefilled:
     prompt_of: NDArray[np.int64]  # [requests] which of the P prompts each request has
     keys: list[Tensor]  # for each layer [KV, T, D]
     values: list[Tensor]  # for each layer [KV, T, Dv]
+    states: list[dict[str, Tensor]]  # for each mixer its state behind each prompt, [P, ...]
     starts: NDArray[np.int64]  # [P + 1] where each prompt begins among the T tokens
     hidden: Tensor  # [P, hidden] the state that predicts the first token of a response
     number: int = field(default=0)  # the first request with waiting samples
@@ -142,6 +162,8 @@ class Prefilled:
         lengths = np.diff(self.starts)[prompts]
         longest = int(lengths.max())
         device = self.hidden.device
+        if not self.keys:  # no layer attends
+            return None
         if device.type != "cpu":
             from postgrad.rollout.local.paged import fill  # Triton is there with CUDA alone
 
@@ -173,7 +195,13 @@ def prefill(decoder: Decoder, requests: list[Request], device: torch.device) -> 
     starts = layout.segment_start
     last = to_device(starts[1:] - 1, device)
     return Prefilled(
-        requests, prompt_of, context.keys, context.values, starts, hidden.index_select(0, last)
+        requests,
+        prompt_of,
+        context.keys,
+        context.values,
+        context.states,
+        starts,
+        hidden.index_select(0, last),
     )
 
 

@@ -97,6 +97,11 @@ def step(decoder: Decoder, cache: KeyValueCache, buffers: StepBuffers, shape: St
         rows = shape.decoded
         positions = buffers.prompt[:rows] + buffers.places(rows)
         context = _attention(cache, buffers, shape)
+        if decoder.stateful:
+            from postgrad.models.states import StateContext, TokenMixing
+
+            goes_on = buffers.fresh[:rows] == 0
+            context = StateContext(context, TokenMixing(cache.states.of, goes_on))
         hidden = decoder.hidden_states(buffers.ids[:rows], positions, context)
     if shape.enters:
         hidden = _entered(hidden, buffers, shape)

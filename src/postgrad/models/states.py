@@ -1,0 +1,339 @@
+"""Token mixers that carry a state along the sequence: convolutions, delta rules, state spaces.
+
+Samples of one packed forward must not share a state as they share keys, so the layouts of such a
+model repeat a prompt for each of its samples (layout/tree.py, NO_SHARING), and a mixer runs over
+each sequence from an empty state on. transformers' modules are not changed: `carry_states` puts a
+function around the forward of each mixer, which asks the forward's context (`StateContext`) to cut
+the packed rows into sequences. Attention layers of the same model attend as all others do.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from postgrad.layout.blocks import MAX_WASTE
+from postgrad.layout.layout import Layout
+from postgrad.models.attention import CARRIER, AttentionContext, layers_of, to_device
+
+STATE_ARGUMENTS = ("cache_params", "past_key_values")  # where mixers take transformers' cache
+# What a mixer's code calls on that cache to keep its state.
+KEEPS_STATE = re.compile(r"\.(update_conv_state|update_recurrent_state|set_linear_cache)\(")
+
+# Runs a mixer over [B, L, hidden], from a state on that it changes; None: from an empty state.
+Run = Callable[[Tensor, "MixerState | None"], Tensor]
+
+
+class MixerState:
+    """The state of one mixer for B sequences: the part of transformers' cache that a mixer calls.
+
+    tensors: by name, [B, ...] each; none before the first token. A call replaces them, or with
+    single tokens some types write over them.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
+        self.tensors = dict(tensors or {})
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """The newest inputs of a convolution, [B, channels, width]."""
+        return self.tensors.get(f"conv {state_idx}")
+
+    def update_conv_state(
+        self,
+        conv_states: Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """Takes the inputs [B, channels, L] of more tokens. Returns them behind those before."""
+        width = conv_kernel_size or conv_states.shape[-1]
+        before = self.get_conv_state(layer_idx, state_idx)
+        if before is not None:
+            conv_states = torch.cat([before, conv_states], -1)
+        elif conv_states.shape[-1] < width:
+            conv_states = nn.functional.pad(conv_states, (width - conv_states.shape[-1], 0))
+        self.tensors[f"conv {state_idx}"] = conv_states[..., -width:]
+        return conv_states
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """What a recurrence has summed up so far."""
+        return self.tensors.get(f"recurrent {state_idx}")
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> Tensor:
+        """Takes the sum after more tokens."""
+        self.tensors[f"recurrent {state_idx}"] = recurrent_states
+        return recurrent_states
+
+    def get_linear_cache(self, layer_idx: int) -> Tensor | None:
+        """As minimax calls get_recurrent_state."""
+        return self.get_recurrent_state(layer_idx)
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
+        """As minimax calls update_recurrent_state."""
+        self.update_recurrent_state(linear_cache, layer_idx)
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Never: nothing is taken back here."""
+        return False
+
+
+class Mixing(Protocol):
+    """How mixers run in one forward pass over T packed rows."""
+
+    def mix(self, mixer: int, run: Run, hidden: Tensor) -> Tensor:
+        """The outputs [T, hidden] of the mixer that is called as number `mixer` of the forward, for
+        its inputs [T, hidden].
+        """
+        ...
+
+
+class StateContext:
+    """The context of a forward of a model with states: attention as `attention` computes it, and
+    mixers as `mixing` runs them.
+
+    It numbers attention layers, and mixers, by the order in which they are called: only some layers
+    are of a kind, and some types share a module between layers.
+    """
+
+    def __init__(self, attention: AttentionContext, mixing: Mixing) -> None:
+        self._attention = attention
+        self._mixing = mixing
+        self._attended = self._mixed = 0
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Tensor:
+        """As AttentionContext.attend. layer: not read."""
+        number, self._attended = self._attended, self._attended + 1
+        return self._attention.attend(number, query, key, value, **more)
+
+    def mix(self, run: Run, hidden: Tensor) -> Tensor:
+        """As Mixing.mix, for the next mixer."""
+        number, self._mixed = self._mixed, self._mixed + 1
+        return self._mixing.mix(number, run, hidden)
+
+
+class SequenceMixing:
+    """Runs mixers over the sequences of a layout without sharing, from empty states on.
+
+    Sequences of similar lengths are one batch, padded behind their last token: a mixer's output
+    does not depend on what follows, and nothing reads the padding's.
+
+    states: for each mixer that ran, in order, its state behind each sequence by name, [S, ...];
+    empty unless they are kept.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device, *, keep: bool = False) -> None:
+        """keep: the states behind the sequences are kept, which padding would change: sequences of
+        equal lengths alone are one batch. Raises ValueError where sequences share a prompt.
+        """
+        if np.any(layout.parent >= 0):
+            raise ValueError("sequences that share a prompt would share the states behind it")
+        self.states: list[dict[str, Tensor]] = []
+        self._keep = keep
+        starts = layout.segment_start
+        lengths: NDArray[np.int64] = np.diff(starts)
+        order = np.argsort(-lengths, kind="stable")
+        source_row = np.empty(layout.n_tokens, np.int64)
+        gathered: list[NDArray[np.int64]] = []
+        self._shapes: list[tuple[int, int]] = []
+        done = 0
+        for count in _batches(lengths[order], equal=keep):
+            members = order[sum(n for n, _ in self._shapes) :][:count]
+            width = int(lengths[members[0]])
+            for sequence in members:
+                length = int(lengths[sequence])
+                source_row[starts[sequence] :][:length] = done + np.arange(length)
+                gathered.append(starts[sequence] + np.minimum(np.arange(width), length - 1))
+                done += width
+            self._shapes.append((count, width))
+        self._rows = to_device(np.concatenate(gathered), device)
+        self._source_row = to_device(source_row, device)
+        self._place = to_device(np.argsort(order), device)  # of each sequence in the batches
+
+    def mix(self, mixer: int, run: Run, hidden: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        sizes = [count * width for count, width in self._shapes]
+        batches = hidden.index_select(0, self._rows).split(sizes)
+        behind = [MixerState() if self._keep else None for _ in batches]
+        outputs = [
+            run(batch.view(*shape, -1), state).flatten(0, 1)
+            for batch, shape, state in zip(batches, self._shapes, behind, strict=True)
+        ]
+        kept = [state.tensors for state in behind if state is not None]
+        if kept:
+            joined = {name: torch.cat([tensors[name] for tensors in kept]) for name in kept[0]}
+            self.states.append({n: t.index_select(0, self._place) for n, t in joined.items()})
+        return torch.cat(outputs).index_select(0, self._source_row)
+
+
+class TokenMixing:
+    """Runs mixers over one new token of each of N rows, on from the states that they have."""
+
+    def __init__(self, states: Callable[[int], Mapping[str, Tensor]], goes_on: Tensor) -> None:
+        """states: of a mixer number, [slots, ...] by name with N or more slots; what they hold
+        changes. goes_on: [N] bool; the states of other rows stay as they are.
+        """
+        self._states = states
+        self._goes_on = goes_on
+
+    def mix(self, mixer: int, run: Run, hidden: Tensor) -> Tensor:
+        """[N, hidden] -> [N, hidden]."""
+        count, stored = len(hidden), self._states(mixer)
+        # copies, since some types write over a state, also of rows that do not go on
+        state = MixerState({name: tensor[:count].clone() for name, tensor in stored.items()})
+        mixed = run(hidden.unsqueeze(1), state).squeeze(1)
+        for name, after in state.tensors.items():
+            chosen = self._goes_on.view(-1, *[1] * (after.ndim - 1))
+            stored[name][:count] = torch.where(chosen, after, stored[name][:count])
+        return mixed
+
+
+def _batches(lengths: NDArray[np.int64], *, equal: bool) -> list[int]:
+    """How many of the sequences, whose lengths fall, are in each batch: those of equal lengths, or
+    as many as add at most MAX_WASTE - 1 of padding.
+    """
+    counts: list[int] = []
+    widest = tokens = 0
+    for length in lengths.tolist():
+        padded = (counts[-1] + 1) * widest if counts else 0
+        limit = tokens + length if equal else MAX_WASTE * (tokens + length)
+        if counts and padded <= limit:
+            counts[-1] += 1
+            tokens += length
+        else:
+            counts.append(1)
+            widest = tokens = length
+    return counts
+
+
+class StateCarrier:
+    """Brings the context of a forward to the mixers of a model, and to its attention, whether its
+    layers pass the forward's arguments on or not.
+    """
+
+    def __init__(self, lm: Any) -> None:
+        self.mixers = state_mixers(lm)
+        self._context: StateContext | None = None
+        for mixer in self.mixers:
+            mixer.forward = partial(self._mix, mixer.forward)
+        for layer in layers_of(lm):
+            for module in layer.modules():
+                if hasattr(module, "layer_idx") and module not in self.mixers:
+                    module.register_forward_pre_hook(self._give, with_kwargs=True)
+        decoder = lm.get_decoder()
+        decoder.register_forward_pre_hook(self._begin, with_kwargs=True)
+        decoder.register_forward_hook(self._end, always_call=True)
+
+    def keep_when_recomputed(self, lm: nn.Module) -> None:
+        """Gradient checkpointing computes a layer again in the backward pass, when no forward runs:
+        with the context of the first time. To be called when it is on.
+        """
+        for module in lm.modules():
+            if (checkpoint := getattr(module, "_gradient_checkpointing_func", None)) is not None:
+                module._gradient_checkpointing_func = partial(self._checkpoint, checkpoint)  # pyright: ignore[reportArgumentType]
+
+    def _checkpoint(self, checkpoint: Any, function: Any, *args: Any) -> Any:
+        return checkpoint(partial(self._within, self._context, function), *args)
+
+    def _within(self, context: StateContext | None, function: Any, *args: Any) -> Any:
+        before, self._context = self._context, context
+        try:
+            return function(*args)
+        finally:
+            self._context = before
+
+    def _begin(self, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        context = named.get("attention_context")
+        self._context = context if isinstance(context, StateContext) else None
+
+    def _end(self, *_: Any) -> None:
+        self._context = None
+
+    def _give(
+        self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        takes_any = any(
+            parameter.kind is parameter.VAR_KEYWORD
+            for parameter in inspect.signature(module.forward).parameters.values()
+        )
+        if self._context is None or "attention_context" in named or not takes_any:
+            return None
+        return args, {**named, "attention_context": self._context}
+
+    def _mix(self, forward: Any, *args: Any, **named: Any) -> Any:
+        """The forward of a mixer, [1, T, hidden] -> [1, T, hidden] packed, else as it is."""
+        if self._context is None:
+            return forward(*args, **named)
+        arguments = inspect.signature(forward).bind(*args, **named).arguments
+        first, *_ = arguments
+        hidden = arguments.pop(first)[0]
+        for more in ("attention_mask", "kwargs", *STATE_ARGUMENTS):
+            arguments.pop(more, None)
+        state_name = state_argument(forward)
+        single: list[bool] = []
+
+        def run(batch: Tensor, state: MixerState | None) -> Tensor:
+            out = forward(batch, attention_mask=None, **{state_name: state}, **arguments)
+            single.append(isinstance(out, Tensor))
+            return out if single[-1] else out[0]
+
+        mixed = self._context.mix(run, hidden).unsqueeze(0)
+        return mixed if single[-1] else (mixed, None)
+
+
+def state_argument(forward: Any) -> str:
+    """The name under which a mixer's forward takes its state."""
+    parameters = inspect.signature(forward).parameters
+    return next(name for name in STATE_ARGUMENTS if name in parameters)
+
+
+def state_mixers(lm: Any) -> list[nn.Module]:
+    """The modules of a model's layers that carry a state along the sequence, in its order."""
+    modules = (module for layer in layers_of(lm) for module in layer.modules())
+    return [module for module in dict.fromkeys(modules) if keeps_state(type(module))]
+
+
+@cache
+def attends(kind: type[nn.Module]) -> bool:
+    """Whether modules of a class attend through transformers' attention interface."""
+    return "attention_interface(" in inspect.getsource(kind.forward)
+
+
+@cache
+def keeps_state(kind: type[nn.Module]) -> bool:
+    """Whether modules of a class keep a state, in a way that is known here."""
+    return KEEPS_STATE.search(inspect.getsource(kind.forward)) is not None
+
+
+def reads_weight(above: nn.Module, name: str) -> bool:
+    """Whether a mixer multiplies with the weight of its linear layer `name` itself, at least where
+    a kernel does it (mamba): an adapter beside the layer would be passed over, and codes of four
+    bits would be read as numbers.
+    """
+    if not keeps_state(type(above)):
+        return False
+    forward = inspect.getsource(type(above).forward)
+    return re.search(rf"self\.{re.escape(name)}\.weight\b", forward) is not None
+
+
+def state_of_one_token(mixer: nn.Module, hidden: Tensor) -> dict[str, Tensor]:
+    """The state of a mixer after hidden [1, 1, hidden]: on the meta device its shapes."""
+    state = MixerState()
+    parameters = inspect.signature(mixer.forward).parameters.values()
+    others = {p.name: None for p in list(parameters)[1:] if p.kind is p.POSITIONAL_OR_KEYWORD}
+    mixer.forward(hidden, **{**others, state_argument(mixer.forward): state})
+    return state.tensors
+
+
+def carry_states(lm: Any) -> None:
+    """Lets a model's mixers run as the context of each forward says, if it has any."""
+    if state_mixers(lm):
+        setattr(lm, CARRIER, StateCarrier(lm))
