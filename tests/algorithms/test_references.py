@@ -182,7 +182,8 @@ STATE = {"rewards": [3, 0.75, 8.375]}  # their mean; squares 0.25 + 3.0625 + 5.0
 CASES = [
     (name, knobs)
     for name in NAMES
-    if name not in ("gdpo", "remax")  # test_gdpo.py and test_remax.py
+    # These have tests of their own: test_gdpo.py, test_remax.py, test_on_policy_distillation.py.
+    if name not in ("gdpo", "remax", "on_policy_distillation")
     for knobs in ({}, {"kl_coef": 0.1}, SHAPED, {"kl_coef": 0.1, **SHAPED}, {"std_norm": False})
     if name != "ppo"  # see test_ppo.py
     and algorithm_class(name).model_fields.keys() >= knobs.keys()

@@ -15,6 +15,7 @@ READERS = {
     for name in ALGORITHMS
     if issubclass(kind := algorithm_class(name), PolicyGradient)
     and "reward_scaling" not in kind.unread
+    and not kind().needs().teacher  # tests/algorithms/test_on_policy_distillation.py
 }
 
 

@@ -3,7 +3,6 @@ that no cut, sharing or order changes.
 """
 
 import copy
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from postgrad.algorithms.bradley_terry import BradleyTerry
 from postgrad.algorithms.ppo import PPO
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
-from postgrad.layout.layout import lay_out
 from postgrad.learner import backbone
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.score import ScoreLearner
@@ -153,7 +151,7 @@ def test_the_update_does_not_depend_on_micro_batches(pairs, whole, micro):
 @pytest.mark.parametrize("least", [1, 5, 10_000])
 def test_the_update_does_not_depend_on_sharing(pairs, whole, least, monkeypatch):
     algorithm = BradleyTerry()
-    monkeypatch.setattr(backbone, "lay_out", partial(lay_out, min_shared=least))
+    monkeypatch.setattr(backbone, "MIN_SHARED", least)
     update = Update(experience_of(*pairs, algorithm), np.arange(2 * PAIRS))
     found, result = step_of(make(), update, algorithm)
     assert_close(found, whole, 1e-5)

@@ -42,12 +42,12 @@ class AOT(PairPreference):
     def pair_loss(self, chosen: Tensor, rejected: Tensor) -> Tensor:
         return logistic(chosen - rejected, self.label_smoothing)
 
-    def with_own(self, experience: Experience, own: Sequence[Ragged]) -> Experience:
+    def with_own(self, experience: Experience, before: Sequence[Ragged]) -> Experience:
         """Adds what each answer's log-ratio is compared with, less that of its own pair."""
         mask = experience.sequences.loss_mask
         policy, ref = (
             mask.like(np.where(mask.values, column.values.astype(np.float64), 0.0)).sums()
-            for column in (own[0], experience.columns["ref_logprobs"])
+            for column in (before[0], experience.columns["ref_logprobs"])
         )
         shift, counted = np.zeros(len(mask)), experience.has_gradient[0::2]
         good, bad = (np.flatnonzero(np.repeat(counted, 2))[side::2] for side in (0, 1))
@@ -73,6 +73,6 @@ class AOT(PairPreference):
 
 def matched(values: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
     """[n] for each value the one of `others` that has its place when both are sorted."""
-    found = np.empty(len(values))
-    found[np.argsort(values, kind="stable")] = np.sort(others)
-    return found
+    partners = np.empty(len(values))
+    partners[np.argsort(values, kind="stable")] = np.sort(others)
+    return partners

@@ -218,11 +218,19 @@ class PreferenceAlgorithm(PolicyAlgorithm):
         column is a ValueError.
         """
 
-    def with_own(self, experience: Experience, own: Sequence[Ragged]) -> Experience:
+    def with_own(self, experience: Experience, before: Sequence[Ragged]) -> Experience:
         """The experience of an update with the columns that follow from the policy's logprobs
-        before it. own: at needs().own_temperatures, float32 over the tokens.
+        before it. before: at needs().own_temperatures, float32 over the tokens.
         """
         return experience
+
+
+def masked_columns(columns: Mapping[str, NDArray[np.float64]], mask: Ragged) -> dict[str, Ragged]:
+    """Columns over all tokens, float32, with zeros where `mask` has no loss token."""
+    return {
+        name: mask.like((tokens * mask.values).astype(np.float32))
+        for name, tokens in columns.items()
+    }
 
 
 class RewardAlgorithm(ScoreAlgorithm):

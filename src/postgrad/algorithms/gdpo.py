@@ -49,6 +49,6 @@ class GDPO(GRPO):
 
     def _apart(self, values: NDArray[np.float64], group: NDArray[np.int64]) -> NDArray[np.float64]:
         """[S] the advantages of GRPO from one component; 0 where it is NaN."""
-        each, given = np.zeros(len(values)), ~np.isnan(values)
-        each[given] = self.advantages(values[given], group[given])
+        each, measured = np.zeros(len(values)), ~np.isnan(values)
+        each[measured] = self.advantages(values[measured], group[measured])
         return each

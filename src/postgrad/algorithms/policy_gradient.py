@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from postgrad.algorithms.base import Credit, LossInputs, LossOutput, Needs
+from postgrad.algorithms.base import Credit, LossInputs, LossOutput, Needs, masked_columns
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.algorithms.reward_scaling import RewardScaling
 from postgrad.algorithms.token_selection import EntropyBonus
@@ -148,7 +148,7 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
             reference=self.kl_coef > 0,
             old_logprobs=self._kl_in_reward or (self.covariance != "off" and not sampled_is_old),
             sampled_is_old=sampled_is_old,
-            entropy=self.has_entropy_bonus,
+            entropy=self.entropy_coef > 0 or self.entropy_target is not None,
             old_entropy=self.top_entropy_fraction < 1.0 or self.entropy_target is not None,
         )
 
@@ -178,11 +178,7 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
         """
         if not np.isfinite(batch.rewards).all():
             raise ValueError("a kept sample has a reward that is not finite")
-        every, first = batch.sequences.group, (batch.sample == 0) & self.needs().greedy
-        complete = group_sizes(every) >= self.min_group_size
-        if self.needs().greedy:  # a group without its baseline compares nothing
-            complete &= np.isin(every, every[first])
-        rows = np.flatnonzero(complete)
+        rows, greedy = self._complete(batch)
         sequences = batch.sequences.take(rows)
         metrics = self._group_metrics(batch, rows)
         old, ref, values = (column and column.take(rows) for column in (old, ref, values))
@@ -194,17 +190,12 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
             batch.rewards[rows], batch.turn_rewards.take(rows), state
         )
         cut = batch.truncated[rows]
-        greedy = first[rows]
         masked = cut & ~greedy & self.mask_truncated_completions
         sequences = without_loss(sequences, masked | greedy)
         components = {name: column[rows] for name, column in batch.components.items()}
         earned = Earned(sequences, rewards, turns, charges, cut, values, greedy, components)
         token_columns, state, more = self.token_credit(earned, state)
-        metrics |= scaling
-        columns = {
-            name: sequences.tokens.like((tokens * sequences.loss_mask.values).astype(np.float32))
-            for name, tokens in token_columns.items()
-        }
+        columns = masked_columns(token_columns, sequences.loss_mask)
         columns |= self._logprobs_before(batch.sampled_logprobs.take(rows), old)
         if self._kl_in_loss:
             columns["ref_logprobs"] = required(ref, "'ref' logprobs")
@@ -215,12 +206,20 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
             columns["entropy_coef"], metrics = bonus, metrics | adapted
         if self.mask_truncated_completions:
             metrics["masked_samples"] = float(masked.sum())
-        if (masked | greedy).any():
-            kept = np.flatnonzero(~(masked | greedy))
+        if (kept := np.flatnonzero(~(masked | greedy))).size < len(rows):
             sequences, rows = sequences.take(kept), rows[kept]
             columns = {name: column.take(kept) for name, column in columns.items()}
         experience = Experience(sequences, columns, self._moves(columns))
-        return Credit(experience, rows, state, metrics | more)
+        return Credit(experience, rows, state, metrics | scaling | more)
+
+    def _complete(self, batch: RolloutBatch) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The rows of complete groups, and which of these are greedy baselines."""
+        group, greedy = batch.sequences.group, (batch.sample == 0) & self.needs().greedy
+        complete = group_sizes(group) >= self.min_group_size
+        if self.needs().greedy:  # a group without its baseline compares nothing
+            complete &= np.isin(group, group[greedy])
+        rows = np.flatnonzero(complete)
+        return rows, greedy[rows]
 
     def _select(
         self,

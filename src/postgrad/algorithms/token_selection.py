@@ -121,11 +121,6 @@ class EntropyBonus(TokenSelection):
     entropy_coef_step: float = Field(1e-4, gt=0.0)
     entropy_coef_max: float = Field(5e-3, gt=0.0)
 
-    @property
-    def has_entropy_bonus(self) -> bool:
-        """Whether a loss reads the policy's entropy."""
-        return self.entropy_coef > 0 or self.entropy_target is not None
-
     @model_validator(mode="after")
     def _begins_within_its_bounds(self) -> Self:
         if self.entropy_target is not None and self.entropy_coef > self.entropy_coef_max:

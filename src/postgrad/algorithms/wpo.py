@@ -31,8 +31,8 @@ class WPO(DPO):
     def needs(self) -> Needs:
         return replace(super().needs(), own_temperatures=(1.0, 0.5))
 
-    def with_own(self, experience: Experience, own: Sequence[Ragged]) -> Experience:
-        warm, sharp = own
+    def with_own(self, experience: Experience, before: Sequence[Ragged]) -> Experience:
+        warm, sharp = before
         mask = experience.sequences.loss_mask
         exponent = (sharp.values.astype(np.float64) - warm.values) * mask.values
         means = mask.like(exponent).sums() / np.maximum(mask.sums(), 1)

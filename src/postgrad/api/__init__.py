@@ -30,6 +30,7 @@ from postgrad.algorithms.opo import OPO
 from postgrad.algorithms.orpo import ORPO
 from postgrad.algorithms.pass_at_k import PassAtK
 from postgrad.algorithms.ppo import PPO
+from postgrad.algorithms.process_reward import ProcessReward
 from postgrad.algorithms.reinforce_pp import ReinforcePP
 from postgrad.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
 from postgrad.algorithms.remax import ReMax
@@ -76,6 +77,7 @@ __all__ = [
     "PostgradError",
     "PreferenceAlgorithm",
     "PreferenceRecipe",
+    "ProcessReward",
     "RLRecipe",
     "ReMax",
     "ReinforcePP",

@@ -268,11 +268,12 @@ class Roster:
         """Starts a process, beside the others. One that takes no part comes when there is room,
         however long that takes. Samples do not wait for a place where others could write them.
         """
-        seconds = self._site.recipe.cluster.start_seconds
         if not member.takes_part:
             seconds = inf
         elif self.stats.serving:
             seconds = 0.0
+        else:
+            seconds = self._site.recipe.cluster.start_seconds
         member.starting = self._starter.submit(self._started, member.number, seconds)
 
     def lose(self, member: Member, error: Exception) -> None:

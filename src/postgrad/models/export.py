@@ -71,9 +71,8 @@ def export_hf(
     the model that they were trained from. scale: of a critic or reward model, which is written as a
     model for sequence classification with one label; None for a policy. separator: between two
     steps, of a process reward model, which is written as a model for token classification with two
-    labels, and has no scale. chat_template:
-    data.chat_template, which replaces the tokenizer's; "" keeps it. card: the text of the model
-    card.
+    labels, and has no scale. chat_template: data.chat_template, which replaces the tokenizer's; ""
+    keeps it. card: the text of the model card.
 
     `to` exists only after a reload has given the same logits and the same tokens. Raises UsageError
     where `to` exists already, RunError where it cannot be written or the reload differs; nothing is

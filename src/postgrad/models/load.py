@@ -52,7 +52,7 @@ from postgrad.models.supported import (
     is_tested,
     require_interface,
     require_supported,
-)
+)  # fmt: skip
 from postgrad.parallel.ranks import ALONE, Ranks
 
 RANDOM_KEYS = ("dropout", "pdrop", "jitter")  # of config.json: shares of what is drawn anew

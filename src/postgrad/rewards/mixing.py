@@ -33,10 +33,9 @@ def mix(
     A rollout whose environment failed has no rewards; `broken` is the policy for it.
     """
     n = len(rollouts)
-    kept = np.ones(n, np.bool_)
+    kept, totals = np.ones(n, np.bool_), np.full(n, math.nan)
     rewards = {name: np.full(n, math.nan) for name in components}
     details: dict[str, list[Any]] = {name: [None] * n for name in components}
-    totals = np.full(n, math.nan)
     failures: list[Failure] = []
     for place, rollout in enumerate(rollouts):
         if rollout.failure is not None:

@@ -15,17 +15,20 @@ the CPU seconds that the worker has used so far; differences are the time of a j
 A job without a sample asks for Verifier.check: its value is null and its detail the reason.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from postgrad.core.settings import Settings
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView, RolloutView
+
+if TYPE_CHECKING:  # workers do not import numpy
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_DETAIL = 65536  # characters of JSON: a detail is a note, not an artefact
 

@@ -86,8 +86,8 @@ class PreferenceJob(SupervisedJob[Drawn], Generic[Drawn]):
             sequences, preferred, self._of_reference(sequences), self._mismatched(sequences)
         )
         temperatures = self._preference.needs().own_temperatures
-        own = [self._policy.logprobs(sequences, temperature) for temperature in temperatures]
-        return self._preference.with_own(experience, [asked.result() for asked in own])
+        before = [self._policy.logprobs(sequences, temperature) for temperature in temperatures]
+        return self._preference.with_own(experience, [asked.result() for asked in before])
 
     def evaluate(self) -> list[Result]:
         """Evaluates pairs: the score of a sequence is its implicit reward."""

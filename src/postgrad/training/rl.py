@@ -294,12 +294,10 @@ def assemble(
         learned.role = run.fleet.frozen_reward_model(learned.path)
     run.give_back()  # what loading took, before an engine looks how much is free
     engine = memory.engine(
-        run,
-        path,
-        stack,
+        run, path, stack,
         sequences=max(run.geometry.samples_per_step, evaluator.sequences if evaluator else 0),
         max_len=max(recipe.data.max_len, evaluator.max_len if evaluator else 0),
-    )
+    )  # fmt: skip
     first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(PROBES)]
     publish = Publisher(
         roles.policy, engine, first, run.give_back, run.console.warn,
