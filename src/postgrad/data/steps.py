@@ -1,5 +1,6 @@
 """Rows with labelled steps as prompts and steps: the layouts of TRL's stepwise rows, Math-Shepherd,
-PRM800K and ProcessBench. A row's own columns decide which it has (docs/algorithms/process_reward.md).
+PRM800K and ProcessBench. A row's own columns decide which it has
+(docs/algorithms/process_reward.md).
 """
 
 from collections.abc import Mapping, Sequence

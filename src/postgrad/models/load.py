@@ -52,7 +52,7 @@ from postgrad.models.supported import (
     is_tested,
     require_interface,
     require_supported,
-)  # fmt: skip
+)
 from postgrad.parallel.ranks import ALONE, Ranks
 
 RANDOM_KEYS = ("dropout", "pdrop", "jitter")  # of config.json: shares of what is drawn anew
@@ -100,15 +100,14 @@ def load_model(
     """The model of a directory or hub id, computing in `dtype`, dropout off.
 
     path: also "org/name@REVISION" (core.hub), or the directory of a PEFT adapter, which is merged
-    into its base (models.adapter_reader), here and in the other functions.
-    quantize: "4bit" holds the matrices of the layers so, for a model that gets an adapter.
-    together: the weights are in one piece of memory (models.decoder.move_together).
-    ranks: those that will divide the model. If there are several, its weights stay in their files
-    (models.stored) until Backbone.divide takes this rank's part; those in four bits do not.
-    in_files: True leaves them there in one process too.
+    into its base (models.adapter_reader), here and in the other functions. quantize: "4bit" holds
+    the matrices of the layers so, for a model that gets an adapter. together: the weights are in
+    one piece of memory (models.decoder.move_together). ranks: those that will divide the model. If
+    there are several, its weights stay in their files (models.stored) until Backbone.divide takes
+    this rank's part; those in four bits do not. in_files: True leaves them there in one process too.
 
     The model attends with our attention, so `hidden_states` can run it over layouts. It is in eval
-    mode, with gradient checkpointing, which acts only in train mode, in that.
+    mode; with gradient checkpointing, which acts in train mode alone, in that.
 
     Raises UsageError for a path without a model or tokenizer, for files that are damaged or not
     safetensors, and for a model whose outputs here are not those of transformers.
