@@ -104,11 +104,9 @@ def load_model(
     the matrices of the layers so, for a model that gets an adapter. together: the weights are in
     one piece of memory (models.decoder.move_together). ranks: those that will divide the model. If
     there are several, its weights stay in their files (models.stored) until Backbone.divide takes
-    this rank's part; those in four bits do not. in_files: True leaves them there in one process too.
-
+    this rank's part; those in four bits do not. in_files: True does so in one process too.
     The model attends with our attention, so `hidden_states` can run it over layouts. It is in eval
     mode; with gradient checkpointing, which acts in train mode alone, in that.
-
     Raises UsageError for a path without a model or tokenizer, for files that are damaged or not
     safetensors, and for a model whose outputs here are not those of transformers.
     """
