@@ -185,7 +185,8 @@ CASES = [
     # These have tests of their own: test_gdpo.py, test_remax.py, test_on_policy_distillation.py.
     if name not in ("gdpo", "remax", "on_policy_distillation")
     for knobs in ({}, {"kl_coef": 0.1}, SHAPED, {"kl_coef": 0.1, **SHAPED}, {"std_norm": False})
-    if name != "ppo"  # see test_ppo.py
+    # see test_ppo.py and test_on_policy_distillation.py
+    if name not in ("ppo", "on_policy_distillation")
     and algorithm_class(name).model_fields.keys() >= knobs.keys()
     and not ({"reward_scaling", "kl_in"} & set(unread(name)) and knobs)
 ]

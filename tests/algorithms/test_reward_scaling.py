@@ -23,14 +23,16 @@ READERS = {
 def test_scaling_remembers_the_run_and_tells_what_it_did(name, make_batch, over_responses):
     algorithm = algorithm_class(name)(reward_scaling="running", reward_clip=0.5)
     batch, values = make_batch([0, 0], [1.0, -2.0]), over_responses([[0.0] * 3] * 2)
-    credit = algorithm.credit(batch, None, None, values, {"kl_coef": 0.5})
+    needs = algorithm.needs()
+    old, more = values if needs.teacher else None, {"teacher": values} if needs.teacher else {}
+    credit = algorithm.credit(batch, old, None, values, {"kl_coef": 0.5}, **more)
     assert credit.state == {"kl_coef": 0.5, "rewards": [2, -0.5, 4.5]}
     assert credit.metrics["reward_scaling/mean"] == -0.5
     assert credit.metrics["reward_scaling/std"] == pytest.approx(math.sqrt(4.5))
     assert credit.metrics["reward_scaling/clipped"] == 1.0  # +-1.5 / 2.12 is +-0.71
     assert credit.metrics["groups/reward_std"] == pytest.approx(math.sqrt(4.5))  # the task's own
     saved = json.loads(json.dumps(credit.state))
-    following = algorithm.credit(batch, None, None, values, saved)
+    following = algorithm.credit(batch, old, None, values, saved, **more)
     assert following.state["rewards"] == [4, -0.5, 9.0]
 
 

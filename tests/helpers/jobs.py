@@ -102,16 +102,6 @@ reward_coef = 0.5
 [teacher.model]
 path = "{{teacher}}"
 """
-KD = (
-    SFT
-    + """[algorithm]
-type = "distillation"
-divergence = "jsd"
-nll_coef = 0.5
-[teacher.model]
-path = "{teacher}"
-"""
-)
 LORA = "[model.lora]\nrank = 4\nalpha = 8\ndropout = 0.2\n"
 
 
@@ -127,7 +117,6 @@ class Job(NamedTuple):
 JOBS = {
     "sft": Job("sft", 0.0, WORDS + SFT),
     "sft with ema": Job("sft", 0.9, WORDS + SFT),
-    "distillation": Job("sft", 0.0, WORDS + KD),
     "grpo with kl": Job("rl", 0.0, WORDS + GRPO),
     "dapo with a reference that follows": Job("rl", 0.0, WORDS + BATCH + DAPO),
     "grpo with kl and ema": Job("rl", 0.9, WORDS + GRPO),

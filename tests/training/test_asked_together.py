@@ -13,6 +13,7 @@ import pytest
 
 from postgrad.algorithms.base import RolloutAlgorithm
 from postgrad.algorithms.grpo import GRPO
+from postgrad.algorithms.on_policy_distillation import OnPolicyDistillation
 from postgrad.algorithms.ppo import PPO
 from postgrad.core.process import Handle, done
 from postgrad.core.ragged import Ragged
@@ -54,7 +55,9 @@ def job(work: Work, algorithm: RolloutAlgorithm, updates_per_step: int = 2) -> A
     needs = algorithm.needs()
     critic = FakeRole("critic", work) if needs.critic else None
     reference = FakeRole("reference", work) if needs.reference else None
-    roles: Any = Roles(FakeRole("policy", work), critic, reference, None)  # type: ignore[arg-type]
+    teacher = FakeRole("teacher", work) if needs.teacher else None
+    of_all: Any = FakeRole("policy", work), critic, reference, None, teacher
+    roles: Any = Roles(*of_all)
     run: Any = SimpleNamespace(
         geometry=SimpleNamespace(updates_per_step=updates_per_step),
         stop=SimpleNamespace(hold=lambda: None),
@@ -88,7 +91,7 @@ def test_logprobs_and_values_are_asked_before_any_is_waited_for(
     events: list[str], recorded: Work
 ) -> None:
     columns = job(recorded, PPO(kl_coef=0.05))._columns(BATCH)
-    assert columns == [COLUMN, COLUMN, COLUMN, None]
+    assert columns == {"old": COLUMN, "ref": COLUMN, "values": COLUMN}
     assert events == [*COLUMNS, *(f"wait for {name}" for name in COLUMNS)]
 
 
@@ -96,10 +99,18 @@ def test_what_the_algorithm_does_not_need_is_neither_asked_nor_waited_for(
     events: list[str], recorded: Work
 ) -> None:
     on_policy = GRPO(kl_coef=0.0)
-    assert job(recorded, on_policy, updates_per_step=1)._columns(BATCH) == [None] * 4
+    nothing = {"old": None, "ref": None, "values": None}
+    assert job(recorded, on_policy, updates_per_step=1)._columns(BATCH) == nothing
     assert events == []
-    assert job(recorded, on_policy)._columns(BATCH) == [COLUMN, None, None, None]
+    assert job(recorded, on_policy)._columns(BATCH) == {**nothing, "old": COLUMN}
     assert events == ["policy.logprobs", "wait for policy.logprobs"]
+
+
+def test_a_teacher_is_asked_with_the_other_roles(events: list[str], recorded: Work) -> None:
+    columns = job(recorded, OnPolicyDistillation(kl_coef=0.05))._columns(BATCH)
+    assert columns == {"old": COLUMN, "ref": COLUMN, "values": None, "teacher": COLUMN}
+    asked = ["policy.logprobs", "reference.logprobs", "teacher.logprobs"]
+    assert events == [*asked, *(f"wait for {name}" for name in asked)]
 
 
 def test_critic_and_policy_learn_from_an_update_at_once_and_one_update_after_another(
@@ -140,7 +151,8 @@ def test_roles_whose_answers_come_later_compute_columns_at_the_same_time(
     threads: ThreadPoolExecutor,
 ) -> None:
     work = together(threads, 3, COLUMN)
-    assert job(work, PPO(kl_coef=0.05))._columns(BATCH) == [COLUMN, COLUMN, COLUMN, None]
+    columns = job(work, PPO(kl_coef=0.05))._columns(BATCH)
+    assert columns == {"old": COLUMN, "ref": COLUMN, "values": COLUMN}
 
 
 def test_roles_whose_answers_come_later_learn_at_the_same_time(
