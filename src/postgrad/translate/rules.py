@@ -11,6 +11,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.text import nearest
 from postgrad.translate.draft import Draft
 
+ON, OFF = ("True", "true", "1"), ("False", "false", "0")  # values of a switch, for missing_but
 Rule = Callable[[Draft, str, Any, str], None]  # draft, name, value, comment of a default
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from postgrad.translate import common, places
 from postgrad.translate.rules import (
+    ON,
     Rule,
     choice,
     decimal,
@@ -17,6 +18,7 @@ from postgrad.translate.rules import (
     flag,
     missing,
     missing_above_1,
+    missing_but,
     needless,
     non_negative,
     on,
@@ -178,6 +180,8 @@ RULES: dict[str, Rule] = {
     "actor.entropy_coef": to("algorithm.entropy_coef", read=decimal),
     "train.partial_rollout_enable": missing("answers under way are kept for the next step where "
                                             "train.async_enable says that they may be older"),
+    "train.full_determinism_enable": to("learner.deterministic",
+                                        read=lambda value: None if flag(value) else False),
     "train.async_queue_size": needless("train.async_enable is off"),
     "ckpt.best_metric_key": missing('say checkpoint.best_metric, such as "eval/accuracy"'),
     "data.dataset_probs": missing("say how much of an epoch a set is: weight in [[data.sets]]"),
@@ -194,10 +198,11 @@ RULES: dict[str, Rule] = {
     "ds.grad_accum_dtype": missing("gradients are summed in float32"),
     "ds.enable_sleep": missing("weights and optimizer state of the learner stay on its device "
                                "while engines sample"),
-    **family("ds.", "ring_attn_head_stride use_universal_ckpt value_head_prefix",
-             needless("DeepSpeed's own")),
+    "ds.ring_attn_head_stride": missing("ranks of learner.context_parallel exchange keys and "
+                                        "values in one way"),
+    **family("ds.", "use_universal_ckpt value_head_prefix", needless("DeepSpeed's own")),
     **family("vllm.", "sync_backend sync_with_ray", missing(places.THROUGH_HOST)),
-    "vllm.enable_prefix_caching": needless("it is on with vLLM"),
+    "vllm.enable_prefix_caching": missing_but(ON, "it is always on with vLLM"),
     **family("vllm.", "num_engines tensor_parallel_size enforce_eager enable_sleep "
              "gpu_memory_utilization", missing("vLLM samples where vllm.num_engines is above 0")),
     **family("", "local_rank actor.init_on_gpu", needless("how processes start")),
@@ -210,7 +215,7 @@ RULES: dict[str, Rule] = {
     **family("", "ckpt.disable_ds ckpt.max_mem", missing("checkpoint.max_ckpt_num says how many")),
     **family("", "data.multiturn data.disable_fast_tokenizer data.dataloader_num_workers "
              "model.gradient_checkpointing_reentrant model.compute_fp32_loss_enable "
-             "train.full_determinism_enable model.packing",
+             "model.packing",
              needless(common.SO_HERE)),
 }  # fmt: skip
 _OF_MODEL = {f"model.{entry.partition('=')[2] or entry}" for entry in _BEFORE["model"].split()}
