@@ -307,7 +307,7 @@ GOOD = {A: torch.ones(4, 32), B: torch.ones(48, 4)}
     ("weights", "message"),
     [
         ({}, "holds no adapter"),
-        ({A: GOOD[A]}, "stands there without .*lora_B"),
+        ({A: GOOD[A]}, "has no .*lora_B"),
         ({**GOOD, B: torch.ones(48, 5)}, r"has shape \(48, 5\), which is not of rank 4"),
         ({**GOOD, B: torch.ones(4)}, "not of rank 4"),
         ({**GOOD, A: torch.full((4, 32), torch.nan)}, "no finite numbers"),

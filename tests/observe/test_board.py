@@ -43,7 +43,7 @@ def text(of: Board, width: int = 80, now: float = 190.0) -> str:
 
 def test_it_says_where_the_run_stands_and_how_long_it_takes() -> None:
     """Three steps in 90 s: 157 more take 78 minutes and a half."""
-    assert "43/200  22%  1:30 gone, 1:18:30 left" in text(board())
+    assert "43/200  22%  1:30 elapsed, 1:18:30 left" in text(board())
     assert "left" not in text(board(0))  # nothing is known yet
 
 

@@ -1,5 +1,6 @@
 """Memory by card: what each group of cards has, and which of them does not fit."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -194,3 +195,15 @@ def test_engines_that_join_later_have_the_cards_that_are_there() -> None:
 
 def test_short_runs_are_told_in_minutes_and_seconds() -> None:
     assert [long_as(hours) for hours in (0.01, 0.5, 3.4)] == ["36 s", "30 min", "3.40 h"]
+
+
+def test_a_plan_says_where_less_stays_free_than_plans_were_off_by() -> None:
+    found = planned(rl("Qwen/Qwen2.5-0.5B", 2048, 1, "none"), "1xH100")
+    peak = found.memory.peak_bytes
+    for capacity, is_tight in ((peak / 0.96, True), (peak / 0.94, False), (peak / 1.01, False)):
+        (group,) = found.cards
+        memory = replace(group.memory, capacity=int(capacity))
+        summary = "\n".join(
+            Page(replace(found, cards=(replace(group, memory=memory),)), ()).summary()
+        )
+        assert ("stay free at the peak; plans were off by up to a twentieth" in summary) == is_tight

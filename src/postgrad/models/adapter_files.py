@@ -48,7 +48,7 @@ def write_adapter(
     if is_adapter(base):
         raise UsageError(
             f"--adapter: the run started from the adapter {base}, merged into its base, and an "
-            "adapter alone would stand on a model that is in no file: export without --adapter"
+            "adapter alone would need a base that no file has: export without --adapter"
         )
     tokenizer = with_template(load_tokenizer(base), chat_template)
     save_model(

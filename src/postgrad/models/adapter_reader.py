@@ -287,7 +287,7 @@ def _require_whole(
         if match:
             other = f"{PREFIX}{match[1]}.lora_{'B' if match[2] == 'A' else 'A'}.weight"
             if other not in weights:
-                raise UsageError(f"{file}: {name} stands there without {other}")
+                raise UsageError(f"{file}: {name} has no {other}")
             rank = _of_pattern(config, "rank_pattern", match[1], config.get("r"), file)
             if tensor.ndim != 2 or tensor.shape[0 if match[2] == "A" else 1] != rank:
                 shape = tuple(tensor.shape)

@@ -150,7 +150,7 @@ class _Quantizer(HfQuantizer):
                     raise UsageError(
                         f'model.quantize = "4bit": {type(module).__name__} of this '
                         f"{model.config.model_type} model keeps several matrices in one weight, "
-                        'which stays as it is: take "none"'
+                        'which is not quantised: use "none"'
                     )
 
     def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:

@@ -152,7 +152,7 @@ def answered(
         try:
             text = program.text(messages[:count], generation)
             if len(text) > most:
-                raise ValueError(f"it writes {len(text)} characters, and {most} are the most")
+                raise ValueError(f"it writes {len(text)} characters, the limit is {most}")
             written = text.encode()
         except BaseException as error:  # noqa: BLE001  a template can raise anything
             why = _reason(error).encode("utf-8", "backslashreplace")

@@ -174,7 +174,7 @@ def _from_file(path: Path, file: Any, name: str) -> ReadBlock:
         try:
             return file.get_slice(name)[_slices(box)] if box else file.get_tensor(name)
         except (OSError, SafetensorError) as error:
-            raise RunError(f"{path}: {name} cannot be read: {error}; is the disk well?") from error
+            raise RunError(f"{path}: {name} cannot be read: {error}; check the disk") from error
 
     return read
 

@@ -134,7 +134,7 @@ class Board:
 
     def _run(self, width: int, now: float) -> Text:
         steps_done, elapsed = self.step - self.before, now - self.began
-        times = f"{duration(elapsed)} gone"
+        times = f"{duration(elapsed)} elapsed"
         if steps_done > 0 and self.step < self.total:
             times += f", {duration(elapsed / steps_done * (self.total - self.step))} left"
         share = self.step / max(1, self.total)

@@ -51,7 +51,7 @@ def _without_waste(start: Outlook, facts: Facts, keys: set[str]) -> Iterator[Adv
             if keys.intersection(overrides) and reason not in SPREADS:
                 continue
             tried = planned(now.recipe, overrides, facts)
-            if tried is None or not tried.fits:
+            if tried is None or not _leaves_room(tried, now):
                 continue
             if tried.timing.step_seconds < WORTH * now.timing.step_seconds:
                 yield Advice(overrides, reason, now, tried)
@@ -59,6 +59,12 @@ def _without_waste(start: Outlook, facts: Facts, keys: set[str]) -> Iterator[Adv
                 break
     if not spread and (half := _halved(now, facts)) is not None:
         yield half
+
+
+def _leaves_room(tried: Outlook, now: Outlook) -> bool:
+    """Whether a plan fits with room for the plan's error, or takes no more than the one before."""
+    less = tried.memory.peak_bytes <= now.memory.peak_bytes
+    return tried.fits and (tried.memory.leaves_room or less)
 
 
 def _again(change: Change, now: Outlook) -> Iterator[Change]:
@@ -103,7 +109,7 @@ def _sampled_together(now: Outlook, facts: Facts) -> Iterator[Change]:
     if not now.hardware.device.is_cpu:
         for vllm in vllm_ways(now.recipe):
             tried = planned(now.recipe, vllm, facts)
-            if tried is None or not tried.fits:
+            if tried is None or not _leaves_room(tried, now):
                 continue
             if tried.timing.step_seconds < WORTH * before:
                 reason = "vLLM samples more together (docs/vllm.md installs it"
@@ -132,7 +138,7 @@ def _larger_caches(now: Outlook, facts: Facts) -> Iterator[Change]:
         cache = slots * places_for(now.sizes.places)
         change = (*flags("rollout.slots", slots), *flags("rollout.cache_tokens", cache))
         tried = planned(recipe, change, facts) if slots <= MAX_SLOTS else None
-        if tried is not None and tried.fits:
+        if tried is not None and _leaves_room(tried, now):
             yield change, "more sequences are sampled together"
 
 
@@ -154,7 +160,7 @@ def _halved(now: Outlook, facts: Facts) -> Advice | None:
     while True:
         for overrides, reason in fewer_devices(last):
             tried = _on_fewer(last, overrides, facts)
-            if tried is not None and tried.fits and _cheaper(tried, last):
+            if tried is not None and _leaves_room(tried, last) and _cheaper(tried, last):
                 advice, last = Advice(overrides, reason, now, tried), tried
                 break
         else:

@@ -51,10 +51,24 @@ class Page:
     def summary(self) -> Iterator[str]:
         """Lines below the verdict: what does not fit, how samples are drawn, idle cards."""
         yield from self.misfits()
+        if tight := self._tight():
+            yield tight
         if sampling := self._sampling():
             yield sampling
         if idle := self._idle():
             yield idle
+
+    def _tight(self) -> str | None:
+        """Says where a run fits by less than plans may be off."""
+        outlook = self.outlook
+        memory = outlook.memory
+        if not outlook.fits or memory.leaves_room:
+            return None
+        free = gigabytes(memory.capacity - memory.peak_bytes)
+        return (
+            f"only {free} stay free at the peak; plans were off by up to a twentieth "
+            f"({gigabytes(memory.capacity / 20)}), so this may run out of memory"
+        )
 
     def _sampling(self) -> str | None:
         """What draws the samples of RL, where, how many at a time, and its share of a step."""

@@ -81,8 +81,7 @@ class Request:
             raise ValueError(f"ticket {self.ticket}: a request needs a token and a sample")
         if self.written is not None and (len(self.sample_ids) > 1 or self.new_tokens < 1):
             raise ValueError(
-                f"ticket {self.ticket}: a turn that goes on is a single sample's, and not at its "
-                "limit yet"
+                f"ticket {self.ticket}: a continued turn has one sample, and is below its limit"
             )
 
     def turn_with(

@@ -188,7 +188,7 @@ class LiveSource:
                     schedule.filter(ticket)
         if not rounds:
             raise RunError(
-                "rollout.curriculum has passed over every prompt of two epochs, there is none left "
+                "rollout.curriculum skipped every prompt for two epochs: no prompt is left "
                 "to learn from: end the run here, or change retire_at or revisit_epochs"
             )
         missing = self._prompts_per_step - len(schedule.take(short=dynamic))

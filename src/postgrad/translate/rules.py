@@ -9,8 +9,9 @@ from typing import Any, cast
 
 from postgrad.core.errors import UsageError
 from postgrad.core.text import nearest
-from postgrad.translate.draft import Draft
+from postgrad.translate.draft import Draft, Missing
 
+ON, OFF = ("True", "true", "1"), ("False", "false", "0")  # values of a switch, for missing_but
 Rule = Callable[[Draft, str, Any, str], None]  # draft, name, value, comment of a default
 
 
@@ -130,7 +131,7 @@ def missing_but(same: tuple[str, ...], why: str) -> Rule:
         if str(value) in same:
             draft.skip(name, value, "as here")
         elif not default:
-            draft.miss(name, value, why)
+            draft.missing.append(Missing(name, value, why))  # False too: here it is on
 
     return rule
 

@@ -57,7 +57,7 @@ def test_dividing_anew_uses_the_same_allocation():
     before = cache.prompts.keys[0].data_ptr()
     cache.divide(2, 32, 32)
     assert cache.prompts.keys[0].data_ptr() == before
-    with pytest.raises(ValueError, match=r"5 slots of 16 \+ 16 places are over 128"):
+    with pytest.raises(ValueError, match=r"5 slots of 16 \+ 16 places do not fit into 128"):
         cache.divide(5, 16, 16)
 
 

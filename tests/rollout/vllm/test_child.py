@@ -202,7 +202,7 @@ def test_what_is_in_flight_when_weights_come_is_named_span_by_span(served: Any) 
 def test_keys_and_values_that_stay_are_an_error(served: Any) -> None:
     server, engine, _ = served
     engine.cache_emptied = False
-    with pytest.raises(RuntimeError, match="could not be forgotten"):
+    with pytest.raises(RuntimeError, match="could not be dropped"):
         finish(server, 1)
 
 

@@ -93,6 +93,6 @@ def test_a_person_talks_to_two_models_side_by_side(
         terminal.type("/bla\n")
         terminal.wait_for("/bla is no command")  # and the conversation goes on
         terminal.type(" /said to the model\n")
-        terminal.wait_for("are the most")  # it has 64 positions
+        terminal.wait_for("the limit is 64")  # it has 64 positions
         terminal.type("\x04")
         assert terminal.ended() == 0

@@ -82,7 +82,7 @@ def test_what_is_cut_ends_with_its_next_token_and_is_remembered_so(talker: Talke
 
 
 def test_a_conversation_without_room_is_refused_and_stays_as_it_was(talker: Talker) -> None:
-    with pytest.raises(UsageError, match=r"has 69 tokens and 64 are the most"):
+    with pytest.raises(UsageError, match=r"has 69 tokens, the limit is 64"):
         talker.request("x" * 50, GREEDY, 0)
     assert talker.messages == []
     assert say(talker, "hi")

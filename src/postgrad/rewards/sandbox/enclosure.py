@@ -72,7 +72,9 @@ class Enclosure:
         self._shut = True
         escapes = self.run_in_child(_escapes, 5.0)
         if escapes.answer != []:
-            raise UsageError(f"the sandbox of verifiers ({self.layer}) is not tight: {escapes}")
+            raise UsageError(
+                f"the sandbox of verifiers ({self.layer}) does not isolate them: {escapes}"
+            )
 
     def run_in_child(self, score: Callable[[], Any], cpu_seconds: float) -> ChildEnd:
         """Calls `score`, which returns a JSON value, in a child process with that much CPU time.

@@ -132,7 +132,7 @@ class KeyValueCache:
         """
         if slots * (prompt + response) > self.tokens:
             raise ValueError(
-                f"{slots} slots of {prompt} + {response} places are over {self.tokens}"
+                f"{slots} slots of {prompt} + {response} places do not fit into {self.tokens}"
             )
         if not self._keys:
             self._keys = [self._places(shape.heads * shape.key_dim) for shape in self._shapes]

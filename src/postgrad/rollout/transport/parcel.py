@@ -248,7 +248,7 @@ class Receiver:
         the parcel came before.
         """
         if parcel.way not in self._fetchers:
-            raise RunError(f"weights: this engine has no way {parcel.way!r}")
+            raise RunError(f"weights: this engine cannot receive them by {parcel.way!r}")
         payload = self._fetchers[parcel.way].fetch(parcel)
         arrived = checksum(payload)
         if arrived != parcel.checksum:

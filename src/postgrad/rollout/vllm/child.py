@@ -307,7 +307,7 @@ class EngineServer:
         self._engine.set_weight_version(str(version))
         self._version, self._loading = version, False
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
-            raise RuntimeError("keys and values of the old weights could not be forgotten")
+            raise RuntimeError("keys and values of the old weights could not be dropped")
         if self._diverged and not self._engine.is_sleeping():  # a cache that wakes has new memory
             self._engine.collective_rpc("clear_cache")
         self._diverged = False

@@ -117,7 +117,7 @@ class Talker:
         room = self._engine.max_len - len(ids)
         if room < 1:
             raise UsageError(
-                f"the conversation has {len(ids)} tokens and {self._engine.max_len} are the most: "
+                f"the conversation has {len(ids)} tokens, the limit is {self._engine.max_len}: "
                 "start over with /reset, or raise --max-len as far as the model's positions go"
             )
         limits = {"stop": self._stop, "max_new_tokens": min(room, sampling.max_new_tokens)}

@@ -4,6 +4,8 @@ from typing import Any
 
 from postgrad.translate import common, places
 from postgrad.translate.rules import (
+    OFF,
+    ON,
     Rule,
     choice,
     decimal,
@@ -11,6 +13,7 @@ from postgrad.translate.rules import (
     flag,
     missing,
     missing_above_1,
+    missing_but,
     needless,
     non_negative,
     on,
@@ -128,7 +131,7 @@ RULES: dict[str, Rule] = {
     "cache_logprobs_only": missing("the reference's logprobs are computed in the run itself"),
     "use_8bit_optimizer": to("learner.optimizer_state", "AdamW's moments of matrices",
                              lambda value: "8bit" if flag(value) else None),
-    "concatenated_forward": needless("a pair always lies in one forward pass"),
+    "concatenated_forward": missing_but(ON, "both answers of a pair are in one forward pass"),
     "mask_truncated_completions": to("algorithm.mask_truncated_completions", read=on),
     "apply_r1_style_format_reward": missing('add [[rewards]] type = "format"'),
     "additive_format_reward": missing('add [[rewards]] type = "format"'),
@@ -169,7 +172,7 @@ RULES: dict[str, Rule] = {
              needless("how weights are read and stepped")),
     "vllm_sync_backend": needless(places.WAY),
     **family("", "vllm_enable_prefix_caching enable_prefix_caching",
-             needless("it is on with vLLM")),
+             missing_but(ON, "it is always on with vLLM")),
     "use_fp8_kv_cache": missing("vLLM's cache has the dtype of the model"),
     "local_rollout_forward_batch_size": needless(common.CUT_BY_TOKENS),
     "backend_timeout": needless("cluster.limit_seconds bounds how long ranks wait"),

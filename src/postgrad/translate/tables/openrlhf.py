@@ -10,6 +10,7 @@ from typing import Any
 
 from postgrad.translate import common, places
 from postgrad.translate.rules import (
+    ON,
     Rule,
     choice,
     decimal,
@@ -17,6 +18,7 @@ from postgrad.translate.rules import (
     flag,
     missing,
     missing_above_1,
+    missing_but,
     needless,
     non_negative,
     on,
@@ -193,6 +195,8 @@ RULES: dict[str, Rule] = {
     "actor.entropy_coef": to("algorithm.entropy_coef", read=decimal),
     "train.partial_rollout_enable": missing("answers under way are kept for the next step where "
                                             "train.async_enable says that they may be older"),
+    "train.full_determinism_enable": to("learner.deterministic",
+                                        read=lambda value: None if flag(value) else False),
     "train.async_queue_size": needless("train.async_enable is off"),
     "ckpt.best_metric_key": missing('say checkpoint.best_metric, such as "eval/accuracy"'),
     "data.dataset_probs": missing("say how much of an epoch a set is: weight in [[data.sets]]"),
@@ -226,7 +230,7 @@ RULES: dict[str, Rule] = {
     **family("", "ckpt.disable_ds ckpt.max_mem", missing("checkpoint.max_ckpt_num says how many")),
     **family("", "data.multiturn data.disable_fast_tokenizer data.dataloader_num_workers "
              "model.gradient_checkpointing_reentrant model.compute_fp32_loss_enable "
-             "train.full_determinism_enable model.packing",
+             "model.packing",
              needless(common.SO_HERE)),
 }  # fmt: skip
 _OF_MODEL = {f"model.{entry.partition('=')[2] or entry}" for entry in _BEFORE["model"].split()}

@@ -4,6 +4,8 @@ from typing import Any
 
 from postgrad.translate import common
 from postgrad.translate.rules import (
+    OFF,
+    ON,
     Rule,
     choice,
     decimal,
@@ -148,7 +150,10 @@ RULES: dict[str, Rule] = {
     "discopop_tau": to("algorithm.discopop_tau", read=decimal),
     "stop_token": missing("an answer ends with its turn; rollout.stop has texts that end it"),
     "streaming": missing("a dataset is read whole"),
-    "assistant_only_loss": needless("loss always lies on the assistant's turns only"),
+    "assistant_only_loss": missing_but(ON, "the loss is always on the assistant's turns alone"),
+    "completion_only_loss": missing_but(ON, "the loss is always on the answer alone"),
+    "precompute_ref_log_probs": missing_but(ON, "the reference's logprobs are computed once, "
+                                                "before the first update"),
     "remove_unused_columns": needless("columns that nothing names are left alone"),
     **family("", "attn_implementation attn_implementation_kwargs", missing(common.ATTENTION)),
     "packing": needless(common.PACKED),
@@ -170,12 +175,13 @@ RULES: dict[str, Rule] = {
     **family("", "logging_steps logging_first_step logging_strategy report_to run_name log_level "
              "log_completions num_completions_to_print log_unique_prompts trackio_space_id "
              "logging_dir project", needless(common.LOGGING)),
-    **family("", "do_train do_eval overwrite_output_dir save_only_model "
-             "hub_strategy hub_model_revision save_safetensors eval_on_start",
+    **family("", "do_train do_eval overwrite_output_dir hub_strategy "
+             "hub_model_revision save_safetensors eval_on_start",
              needless(_SAVING)),
+    "save_only_model": missing_but(OFF, "a checkpoint always has the optimizer's state"),
     **family("", "dataset_num_proc preprocessing_num_workers "
-             "dataloader_num_workers dataset_kwargs precompute_ref_log_probs "
-             "precompute_ref_batch_size completion_only_loss", needless(_PREPARED)),
+             "dataloader_num_workers dataset_kwargs", needless(_PREPARED)),
+    "precompute_ref_batch_size": needless(common.CUT_BY_TOKENS),
     "trust_remote_code": missing("code of a model's repository is never run"),
     **family("", "use_liger_kernel use_liger_loss", missing(common.KERNELS)),
     **family("", "dtype torch_dtype", missing_but(("float32", "auto"), _MASTER)),

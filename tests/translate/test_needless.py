@@ -1,0 +1,97 @@
+"""Options that translate calls "not needed": none of them may change time or memory by a tenth."""
+
+import importlib
+
+import pytest
+
+from postgrad.translate.draft import Draft
+from postgrad.translate.translate import SYSTEMS
+
+# Why an option changes neither the seconds of a step nor the peak of memory by more than a tenth.
+# An option with such an effect belongs into `missing`, or into a key of the recipe.
+REASONS = {
+    "it names, places or logs a run: kilobytes a step": """
+        logging_steps logging_first_step logging_strategy report_to run_name log_level
+        log_completions num_completions_to_print log_unique_prompts trackio_space_id logging_dir
+        project do_train do_eval overwrite_output_dir hub_strategy hub_model_revision
+        save_safetensors with_tracking exp_name wandb_project_name wandb_entity wandb_project
+        verbose save_traces rollouts_save_path hf_metadata_dataset gs_bucket_path
+        send_slack_alerts save_to_hub do_not_randomize_output_dir hf_repo_revision
+        logger.logging_steps logger.wandb.key logger.wandb.org logger.wandb.group
+        logger.wandb.project logger.wandb.run_name logger.tensorboard_dir logger.perf
+        max_possible_score model_adapter_name env""",
+    "it is logged here in every step, and its time is in the plan": "record_entropy log_grad_norm",
+    "another program of Ai2's does it, after the run": """
+        try_launch_beaker_eval_jobs try_launch_beaker_eval_jobs_on_weka try_auto_save_to_beaker
+        oe_eval_tasks oe_eval_max_length oe_eval_gpu_multiplier eval_priority eval_workspace
+        oe_eval_beaker_image beaker_eval_freq clean_checkpoints_at_end""",
+    "rows are read and tokenised once, before the first step, and cached": """
+        dataset_num_proc preprocessing_num_workers dataloader_num_workers dataset_kwargs
+        remove_unused_columns use_slow_tokenizer use_fast_tokenizer dataset_mix_dir
+        dataset_cache_mode dataset_skip_cache dataset_local_cache_dir dataset_transform_fn
+        overwrite_cache transform_fn max_prompt_token_length cache_dataset_only
+        get_tokenizer_fn local_cache_dir skip_cache data.multiturn data.disable_fast_tokenizer
+        data.dataloader_num_workers""",
+    "no run here computes padding, with or without the option": """
+        packing padding_free pad_to_multiple_of packing_strategy eval_packing pad_token
+        group_by_length ds.packing_samples model.packing allow_world_padding""",
+    "passes without gradients keep one layer's activations: their peak is below the update's, and "
+    "a thousand tokens at a time fill a GPU as well as more do": """
+        local_rollout_forward_batch_size per_device_eval_batch_size eval_batch_size
+        precompute_ref_batch_size rollout.micro_batch_size rollout.max_tokens_per_gpu""",
+    "an address or a limit: cards and engines are counted elsewhere": """
+        vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout
+        vllm_group_port vllm_max_model_length backend_timeout timeout ddp_timeout num_nodes
+        local_rank actor.init_on_gpu""",
+    "read by launch, places and precision where it says something": """
+        deepspeed fsdp accelerate_config bf16 eval_on_start""",
+    "the same work in another form: which graph keeps activations, a pass that profiles": """
+        gradient_checkpointing_kwargs model.gradient_checkpointing_reentrant profiling""",
+    "logits are made in chunks and in float32, whatever the option says": """
+        model.compute_fp32_loss_enable""",
+    "0.4 of 4.5 bits of a frozen matrix; both types have four bits": """
+        use_bnb_nested_quant bnb_4bit_quant_type""",
+    "it names weights or formats": """
+        lora_task_type config_name ds.use_universal_ckpt ds.value_head_prefix""",
+    "a layer of zeros and ones at most": "disable_dropout",
+    "it belongs to a mode that is off": "train.async_queue_size",
+    "frozen models are computed once and then freed; there is one way of sending weights, which is "
+    "chosen by what is fastest": """
+        ref.offload reward.offload ref_reward_offload vllm_sync_backend vllm.sync_backend
+        vllm.sync_with_ray""",
+}
+KNOWN = {name for names in REASONS.values() for name in names.split()}
+
+
+@pytest.mark.parametrize("system", SYSTEMS.values())
+def test_what_is_not_needed_changes_neither_time_nor_memory_by_a_tenth(system: str) -> None:
+    rules = importlib.import_module(f"postgrad.translate.tables.{system}").RULES
+    needless = {name for name, rule in rules.items() if rule.__qualname__.startswith("needless.")}
+    assert needless, "the rule has another name now"
+    assert needless - KNOWN == set(), "say above why, or list the option as missing"
+
+
+def test_an_option_has_one_reason() -> None:
+    assert len(KNOWN) == sum(len(names.split()) for names in REASONS.values())
+
+
+@pytest.mark.parametrize(
+    ("system", "name", "same", "other"),
+    [
+        ("trl", "precompute_ref_log_probs", True, False),
+        ("trl", "save_only_model", False, True),
+        ("open_instruct", "concatenated_forward", True, False),
+        ("open_instruct", "vllm_enable_prefix_caching", "true", "false"),
+        ("open_instruct", "gather_whole_model", False, True),
+        ("openrlhf", "vllm.enable_prefix_caching", True, False),
+    ],
+)
+def test_a_switch_that_costs_more_is_missing_where_it_differs_from_a_run_here(
+    system: str, name: str, same: object, other: object
+) -> None:
+    rule = importlib.import_module(f"postgrad.translate.tables.{system}").RULES[name]
+    draft = Draft("rl", system)
+    rule(draft, name, same, "")
+    assert [option.name for option in draft.needless] == [name]
+    rule(draft, name, other, "")
+    assert [(option.name, option.value) for option in draft.missing] == [(name, other)]
