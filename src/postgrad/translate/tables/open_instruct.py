@@ -4,7 +4,6 @@ from typing import Any
 
 from postgrad.translate import common, places
 from postgrad.translate.rules import (
-    OFF,
     ON,
     Rule,
     choice,

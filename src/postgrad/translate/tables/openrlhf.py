@@ -10,7 +10,6 @@ from typing import Any
 
 from postgrad.translate import common, places
 from postgrad.translate.rules import (
-    ON,
     Rule,
     choice,
     decimal,
@@ -18,7 +17,6 @@ from postgrad.translate.rules import (
     flag,
     missing,
     missing_above_1,
-    missing_but,
     needless,
     non_negative,
     on,
