@@ -1,7 +1,7 @@
 """The recipe's settings of one set of weights. Free of torch, so that plans load it quickly."""
 
+import os
 import re
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -121,4 +121,4 @@ class ModelSettings(Settings):
 def looks_local(path: str) -> bool:
     """True where a path cannot be a hub id ("name" or "owner/name", also with "@REVISION")."""
     path, _ = split_revision(path)
-    return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists()
+    return path.startswith((".", "/", "~")) or path.count("/") > 1 or os.path.exists(path)  # noqa: PTH110  # False for a name too long
