@@ -415,5 +415,5 @@ def test_a_turn_that_goes_on_is_of_a_single_sample_and_not_at_its_limit(make_eng
     settings = SamplingSettings(max_new_tokens=2)
     for samples, count in (((0, 1), 1), ((0,), 2)):
         before = Written(np.full(count, 3, np.int32), np.zeros(count, np.float32), ((0, count),))
-        with pytest.raises(ValueError, match="a turn that goes on"):
+        with pytest.raises(ValueError, match="a continued turn"):
             engine.submit(Request(0, samples, prompt(0, 4), settings, written=before))

@@ -46,7 +46,7 @@ RUN = (
 LONG = ("train", "verify-resume", "generate")
 SERVES = ("watch", "serve-reward", "chat")
 CASES = ROOT / "tests" / "translate" / "cases"
-MODELS = ("NEW", "OLD", "OTHER", "DIR")  # a page's words for a model's directory
+MODELS = ("NEW", "OLD", "OTHER", "DIR", "MODEL")  # a page's words for a model's directory
 ROW = {"question": "1 + 1?", "answer": "It is 2. #### 2"}
 PAIR = {
     "chosen": "\n\nHuman: Hi\n\nAssistant: Hello.",
@@ -143,6 +143,8 @@ def test_a_long_command_has_recipes_that_can_be_planned(one: Command, with_runs:
 def plan(one: Command, folder: Path) -> None:
     """Parses the words, loads the recipe with them, plans it; of a folder each of its recipes."""
     known, overrides = all_commands().parser.parse_known_args(one.words[1:])
+    if one.words[1] == "generate" and known.model:  # instead of the recipe's own
+        overrides = [*overrides, "--model.path", str(known.model)]
     if getattr(known, "sweep", None):
         sweep_of(known.recipe, overrides, parse_swept(known.sweep))
     if known.recipe.is_dir():

@@ -109,7 +109,7 @@ class TickingShared(SharedEngine):
                 self._engine = engine
 
         class Site(EngineSite):
-            def start(self, number: int, *, patient: bool = False) -> Any:
+            def start(self, number: int, seconds: float) -> Any:
                 raise RunError("it is not started again")
 
         members: Any = [

@@ -111,13 +111,17 @@ def _in_sentences() -> list[Command]:
 
 
 def _in_recipes() -> list[Command]:
-    """What the comments of the shipped recipes tell to type."""
-    return [
-        _command(f"{path.relative_to(ROOT)}:{number}", match[1], shown=True)
-        for path in sorted((ROOT / "recipes").rglob("*.toml"))
-        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
-        if (match := re.match(r"# {2,}(postgrad .*?)(\s{2,}#.*)?$", line))
-    ]
+    """What the comments of the shipped recipes tell to type; a command may go on over lines."""
+    found: list[Command] = []
+    for path in sorted((ROOT / "recipes").rglob("*.toml")):
+        lines = iter(enumerate(path.read_text("utf-8").splitlines(), 1))
+        for number, line in lines:
+            if match := re.match(r"# {2,}(postgrad .*?)(\s{2,}#.*)?$", line):
+                typed = match[1]
+                while typed.endswith("\\"):
+                    typed = typed[:-1] + next(lines)[1].lstrip("# ")
+                found.append(_command(f"{path.relative_to(ROOT)}:{number}", typed, shown=True))
+    return found
 
 
 def _command(at: str, text: str, shown: bool) -> Command:

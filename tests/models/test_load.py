@@ -87,7 +87,6 @@ SMALL = {
 @pytest.mark.parametrize(
     ("kind", "more", "reason"),
     [
-        ("granite_swa", {}, "takes more than queries, keys and values"),
         (
             "mpt",
             {"d_model": 32, "n_heads": 4, "n_layers": 1},

@@ -85,7 +85,7 @@ def test_training_goes_on_from_the_merged_weights(
     for name, weight in found[0].items():
         torch.testing.assert_close(weight, found[1][name], atol=2e-3, rtol=1e-3)
     if lora is not None:
-        with pytest.raises(UsageError, match="an adapter alone would stand on a model that"):
+        with pytest.raises(UsageError, match="an adapter alone would need a base that no file has"):
             export(tmp_path / "from-adapter", "latest", tmp_path / "no", adapter=True)
 
 

@@ -65,8 +65,8 @@ def test_another_command_of_a_script_is_translated_by_its_number(
 
 def test_a_script_that_trains_nothing_says_what_stands_for_it_here(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
-    path.write_text("python -m openrlhf.cli.train_prm --pretrain m\n", "utf-8")
-    with pytest.raises(UsageError, match="train_prm: reward models of single steps"):
+    path.write_text("python -m openrlhf.cli.serve_rm --pretrain m\n", "utf-8")
+    with pytest.raises(UsageError, match="serve_rm: postgrad serve-reward answers over HTTP"):
         translate("openrlhf", [str(path)])
     path.write_text("mkdir a\nray start --head\n", "utf-8")
     with pytest.raises(UsageError, match=r"no training command .*\(its commands: mkdir, ray start"):

@@ -143,7 +143,7 @@ def test_a_tensor_outside_its_parcel_is_refused() -> None:
 
 def test_a_way_that_an_engine_lacks_is_an_error() -> None:
     (parcel,), sender, receiver = packed(some_weights(1))
-    with pytest.raises(RunError, match="no way 'ipc'"):
+    with pytest.raises(RunError, match="cannot receive them by 'ipc'"):
         list(receiver.take(replace(parcel, way="ipc")))
     sender.close()
 

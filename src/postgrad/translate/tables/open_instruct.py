@@ -4,6 +4,7 @@ from typing import Any
 
 from postgrad.translate import common, places
 from postgrad.translate.rules import (
+    OFF,
     ON,
     Rule,
     choice,
@@ -167,8 +168,9 @@ RULES: dict[str, Rule] = {
     **family("", "activation_memory_budget activation_checkpointing_mode",
              missing("model.gradient_checkpointing keeps the activations of whole layers or none")),
     **family("", "deepspeed_zpg zero_hpz_partition_size", missing_above_1(common.HPZ)),
-    **family("", "fused_optimizer low_cpu_mem_usage gather_whole_model",
-             needless("how weights are read and stepped")),
+    **family("", "fused_optimizer low_cpu_mem_usage",
+             missing_but(ON, "AdamW is one kernel; weights are read tensor by tensor")),
+    "gather_whole_model": missing_but(OFF, "weights are gathered and sent in pieces"),
     "vllm_sync_backend": needless(places.WAY),
     **family("", "vllm_enable_prefix_caching enable_prefix_caching",
              missing_but(ON, "it is always on with vLLM")),

@@ -10,6 +10,7 @@ from typing import Any
 
 from postgrad.translate import common, places
 from postgrad.translate.rules import (
+    ON,
     Rule,
     choice,
     decimal,
@@ -17,6 +18,7 @@ from postgrad.translate.rules import (
     flag,
     missing,
     missing_above_1,
+    missing_but,
     needless,
     non_negative,
     on,
@@ -212,10 +214,11 @@ RULES: dict[str, Rule] = {
     "ds.grad_accum_dtype": missing("gradients are summed in float32"),
     "ds.enable_sleep": missing("weights and optimizer state of the learner stay on its device "
                                "while engines sample"),
-    **family("ds.", "ring_attn_head_stride use_universal_ckpt value_head_prefix",
-             needless("DeepSpeed's own")),
+    "ds.ring_attn_head_stride": missing("ranks of learner.context_parallel exchange keys and "
+                                        "values in one way"),
+    **family("ds.", "use_universal_ckpt value_head_prefix", needless("DeepSpeed's own")),
     **family("vllm.", "sync_backend sync_with_ray", needless(places.WAY)),
-    "vllm.enable_prefix_caching": needless("it is on with vLLM"),
+    "vllm.enable_prefix_caching": missing_but(ON, "it is always on with vLLM"),
     **family("vllm.", "num_engines tensor_parallel_size enforce_eager enable_sleep "
              "gpu_memory_utilization", missing("vLLM samples where vllm.num_engines is above 0")),
     **family("", "local_rank actor.init_on_gpu", needless("how processes start")),
