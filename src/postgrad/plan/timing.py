@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from postgrad.core.batch import BatchGeometry
-from postgrad.plan.costs import HOST_LINK, HOST_MEMORY, CostModel
+from postgrad.plan.costs import HOST_MEMORY, CostModel
 from postgrad.plan.engines import EnginePlaces
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.publishing import PlannedPublish, planned_publish
@@ -228,8 +228,8 @@ def _forward(role: PlannedRole, samples: Samples, sizes: Sizes, costs: CostModel
     b = width(role.model.dtype, cpu=costs.device.is_cpu)
     passes = _passes(samples, sizes, costs)
     seconds = _computing(role, samples, 1, costs)
-    if role.rests and not costs.sharing.gathers and not costs.device.is_cpu:
-        seconds += samples.calls * role.parameters * b / HOST_LINK
+    if role.rests and not costs.sharing.gathers:
+        seconds += costs.copies(samples.calls * role.parameters * b)
     return seconds + passes * (costs.overhead(role.shape) + _gathering(role, b, costs))
 
 
@@ -254,7 +254,7 @@ def _all_gather(role: PlannedRole, b: int, costs: CostModel) -> float:
     count = role.parameters if sharing.gathers else role.trained
     size = count * b / sharing.tensor
     offloads = sharing.offloads or role.rests
-    from_host = size / sharing.divided / HOST_LINK if offloads else 0.0
+    from_host = costs.copies(size / sharing.divided) if offloads else 0.0
     return from_host + costs.sends(size * (1 - 1 / sharing.divided))
 
 
@@ -296,7 +296,7 @@ def _stepping(role: PlannedRole, micro_batches: float, costs: CostModel) -> floa
         return seconds + 2 * gradients
     scattered = micro_batches if sharing.scatters else 1.0
     if sharing.offloads:
-        gradients += trained * GRADIENT / sharing.tensor / sharing.divided / HOST_LINK
+        gradients += costs.copies(trained * GRADIENT / sharing.tensor / sharing.divided)
     b = width(role.model.dtype, cpu=costs.device.is_cpu)
     weights = 0.0 if sharing.gathers else _all_gather(role, b, costs)
     return seconds + scattered * gradients + weights
