@@ -11,29 +11,46 @@ where both sides take equally long and a publish takes nothing: choose --epochs,
 and --most so that a synchronous step has as many engine_seconds as train_seconds. Idle shares are
 of each side's core: the engine's seconds of prefill and decode, the learner's of training, over
 the wall time.
+
+`simulated` is what plan/simulate.py says of the overlapped steps: their answers' lengths, seconds
+of a decode pass by its rows, of a prefilled and of a trained token, and of what both stand still
+for (publish, records), all as measured; when who waits for whom is the simulation's.
 """
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.speed.report import machine
 from postgrad.checkpoint.state import RunState
 from postgrad.observe.console import Console
 from postgrad.observe.follow import read_lines
 from postgrad.observe.run_dir import RunDirectory
-from postgrad.plan.simulate import AnswerLengths, drawn_lengths
+from postgrad.plan.simulate import (
+    AnswerLengths,
+    BatchLoad,
+    Pace,
+    Simulated,
+    Simulation,
+    drawn_lengths,
+)
 from postgrad.recipe.load import parse_recipe
-from postgrad.rollout.engine import Request
+from postgrad.rollout.engine import Completion, Request
+from postgrad.rollout.local.budget import MAX_SLOTS
+from postgrad.rollout.stats import SUMMED
 from postgrad.training import rl
 from postgrad.training.prepare import prepare
 from postgrad.training.run import Run
@@ -82,6 +99,8 @@ start_seconds = 900.0
 workers = 1
 """
 PROMPT_TOKENS = 64
+OF_THE_ENGINE = ("prefill_seconds", "decode_seconds", "decode_steps")
+WAITS = ("overlap/learner_wait_seconds", "overlap/engine_wait_seconds")
 
 
 class Drawn:
@@ -90,12 +109,21 @@ class Drawn:
     def __init__(self, engine: Any, lengths: AnswerLengths) -> None:
         self._engine = engine
         self._lengths = lengths
+        self.prompt_tokens = 0
+        self.tokens: dict[tuple[int, int], int] = {}  # of the answer to (ticket, sample)
+
+    def completed(self, awaited: Any = None) -> list[Completion]:
+        """Engine.completed, which notes how long the answers are."""
+        done = self._engine.completed(awaited)
+        self.tokens |= {(turn.ticket, turn.sample): len(turn.token_ids) for turn in done}
+        return done
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     def submit(self, request: Request) -> None:
         """Asks for each sample alone, with a token limit of its own."""
+        self.prompt_tokens = len(request.token_ids)
         for sample in request.sample_ids:
             limit = {"max_new_tokens": self._lengths(request.ticket, sample)}
             sampling = request.sampling.model_copy(update=limit)
@@ -105,23 +133,29 @@ class Drawn:
 class Side:
     """Steps of one kind, and what they took."""
 
-    def __init__(self, job: rl.RLJob, run: Run, state: RunState) -> None:
+    def __init__(self, job: rl.RLJob, run: Run, state: RunState, engine: Drawn) -> None:
         self._job = job
+        self.engine = engine
         self._run = run
         self._state = state
         self.steps: list[dict[str, float]] = []
 
     def step(self) -> None:
         """Does the next step."""
+        before = named(self.engine.stats.row)
         began = time.perf_counter()
         self._state, metrics = self._job.step(self._state)
         wall = time.perf_counter() - began
         times = self._run.clock.take_step()
-        engine = metrics["engine/0/prefill_seconds"] + metrics["engine/0/decode_seconds"]
+        after = named(self.engine.stats.row)
+        engine = {name: after[name] - before[name] for name in after}
         self.steps.append(
             {
                 "wall_seconds": wall,
-                "engine_seconds": engine,
+                "engine_seconds": engine["prefill_seconds"] + engine["decode_seconds"],
+                **{name: engine[name] for name in OF_THE_ENGINE},
+                "sampled_tokens": engine["response_tokens"],
+                **{name: metrics[name] for name in WAITS if name in metrics},
                 "train_seconds": times["train_seconds"],
                 "publish_seconds": times["publish_seconds"],
                 "response_tokens": metrics["response_tokens"],
@@ -137,6 +171,57 @@ class Side:
             busy = sum(step[f"{side}_seconds"] for step in steps)
             middle[f"{side}_idle_share"] = 1 - busy / wall
         return {name: round(value, 4) for name, value in middle.items()}
+
+
+def named(row: Sequence[float]) -> dict[str, float]:
+    """An engine's sums by their names."""
+    return dict(zip(SUMMED, row, strict=True))
+
+
+def simulated(side: Side, first: int, options: argparse.Namespace) -> dict[str, float]:
+    """Seconds of an overlapped step and the idle shares, by the simulation of the steps from number
+    `first` on. Only rates are taken from what was measured.
+    """
+    steps, tokens, prompt = side.steps[first:], side.engine.tokens, side.engine.prompt_tokens
+    total = {name: sum(step[name] for step in steps) for name in steps[0]}
+    work = np.array([[step["decode_steps"], step["sampled_tokens"]] for step in steps])
+    seconds = np.array([step["decode_seconds"] for step in steps])
+    a_pass, a_row = np.linalg.lstsq(work, seconds, rcond=None)[0].tolist()
+    if min(a_pass, a_row) < 0:  # too few steps to tell the two apart
+        a_pass, a_row = 0.0, total["decode_seconds"] / total["sampled_tokens"]
+    trained = total["response_tokens"] + len(steps) * options.prompts * prompt
+    standing = sum(
+        step["wall_seconds"] - step["train_seconds"] - step["overlap/learner_wait_seconds"]
+        for step in steps
+    ) / len(steps)
+
+    def length(ticket: int, sample: int) -> int:
+        return tokens.get((ticket, sample), round(options.mean))  # of the last, not ended yet
+
+    def simulation(prefill: Callable[[float], float]) -> Simulated:
+        pace = Pace(
+            slots=min(MAX_SLOTS, options.prompts * 8),
+            cache_tokens=math.inf,
+            decode=lambda rows, cached: a_pass + a_row * rows,
+            prefill=prefill,
+            learn=lambda count: count * total["train_seconds"] / trained,
+            publish=standing,
+        )
+        load = BatchLoad(options.prompts, 8, prompt, length)
+        return Simulation(load, pace, 1, 1, apart=True).run(len(side.steps), first)
+
+    prefilled: list[float] = []  # tokens, to know how many seconds one takes
+    simulation(lambda count: 0.0 * (prefilled.append(count) or 0.0))
+    a_token = total["prefill_seconds"] / len(steps) * len(side.steps) / sum(prefilled)
+    result = simulation(lambda count: a_token * count)
+    return {
+        "wall_seconds": round(result.seconds, 4),
+        "engine_idle_share": round(result.engine_waits, 4),
+        "train_idle_share": round(result.learner_idle, 4),
+        "seconds_of_a_pass": a_pass,
+        "seconds_of_a_row_in_it": a_row,
+        "seconds_both_stand": round(standing, 4),
+    }
 
 
 def pin(run: Run) -> dict[str, int]:
@@ -164,17 +249,17 @@ def sides(
 ) -> tuple[Side, Side]:
     """(overlapped, synchronous) steps of one run with the same processes and tickets."""
     parts, recipe = job._parts, run.recipe
-    engine: Any = Drawn(parts.engine, lengths)
     live, thread = parts.source._live, parts.source._thread
     made: list[Side] = []
     for staleness in (1, 0):
+        engine: Any = Drawn(parts.engine, lengths)
         rollout = recipe.rollout.model_copy(update={"max_staleness": staleness})
         source = rl._source(
             run, recipe.model_copy(update={"rollout": rollout}), live._prompts, engine,
             parts.scorer, parts.tokenizer, thread if staleness else None, stack,
         )  # fmt: skip
         own = replace(parts, source=source, sampling=rollout)
-        made.append(Side(rl.RLJob(run, own), run, state))
+        made.append(Side(rl.RLJob(run, own), run, state, engine))
     return made[0], made[1]
 
 
@@ -209,6 +294,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "ratio": round(statistics.median(ratios), 3),
         "ratios": [round(ratio, 3) for ratio in ratios],
         "overlapped": overlapped.medians(options.warm),
+        "simulated": simulated(overlapped, options.warm, options),
         "synchronous": synchronous.medians(options.warm),
     }
 

@@ -30,9 +30,10 @@ def test_each_number_of_devices_is_simulated_in_turns_and_apart(
     ways = report["scale"]
     assert [way["staleness"] for way in ways if way["devices"] == 1] == [0, 1, 2, 4, 8]
     four = [way for way in ways if way["devices"] == 4]
-    assert [(way["staleness"], way["apart"]) for way in four] == [
-        *((staleness, False) for staleness in (0, 1, 2, 4, 8)),
-        *((staleness, True) for staleness in (1, 2, 4, 8)),
+    assert [(way["staleness"], way["apart"], way["free"]) for way in four] == [
+        *((staleness, False, False) for staleness in (0, 1, 2, 4, 8)),
+        *((staleness, True, False) for staleness in (1, 2, 4, 8)),
+        *((staleness, True, True) for staleness in (1, 2, 4, 8)),
     ]
     for way in four:
         result = way["simulated"]
