@@ -12,9 +12,11 @@ and --most so that a synchronous step has as many engine_seconds as train_second
 of each side's core: the engine's seconds of prefill and decode, the learner's of training, over
 the wall time.
 
-`simulated` is what plan/simulate.py says of the overlapped steps: their answers' lengths, seconds
-of a decode pass by its rows, of a prefilled and of a trained token, and of what both stand still
-for (publish, records), all as measured; when who waits for whom is the simulation's.
+`simulated` is what plan/simulate.py says of the overlapped steps. It gets the lengths of their
+answers and three rates, means over the steps: seconds of the sampling side for a sampled token, of
+the learner for a trained one, and those in which both stand still (cut, publish, records). The
+sampling side is at work beyond the engine's prefill and decode: requests and scores, which are
+`seconds_beside_the_engine` of a step. Who waits for whom, and how long, is the simulation's.
 """
 
 import argparse
@@ -26,13 +28,11 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from benchmarks.speed.report import machine
 from postgrad.checkpoint.state import RunState
@@ -43,7 +43,6 @@ from postgrad.plan.simulate import (
     AnswerLengths,
     BatchLoad,
     Pace,
-    Simulated,
     Simulation,
     drawn_lengths,
 )
@@ -180,47 +179,37 @@ def named(row: Sequence[float]) -> dict[str, float]:
 
 def simulated(side: Side, first: int, options: argparse.Namespace) -> dict[str, float]:
     """Seconds of an overlapped step and the idle shares, by the simulation of the steps from number
-    `first` on. Only rates are taken from what was measured.
+    `first` on.
     """
-    steps, tokens, prompt = side.steps[first:], side.engine.tokens, side.engine.prompt_tokens
+    steps, tokens = side.steps[first:], side.engine.tokens
     total = {name: sum(step[name] for step in steps) for name in steps[0]}
-    work = np.array([[step["decode_steps"], step["sampled_tokens"]] for step in steps])
-    seconds = np.array([step["decode_seconds"] for step in steps])
-    a_pass, a_row = np.linalg.lstsq(work, seconds, rcond=None)[0].tolist()
-    if min(a_pass, a_row) < 0:  # too few steps to tell the two apart
-        a_pass, a_row = 0.0, total["decode_seconds"] / total["sampled_tokens"]
-    trained = total["response_tokens"] + len(steps) * options.prompts * prompt
-    standing = sum(
-        step["wall_seconds"] - step["train_seconds"] - step["overlap/learner_wait_seconds"]
-        for step in steps
-    ) / len(steps)
+    waits = total["overlap/learner_wait_seconds"] - total["overlap/engine_wait_seconds"]
+    sampling = total["train_seconds"] + waits  # from when the learner begins to the last answer
+    standing = total["wall_seconds"] - total["train_seconds"] - total[WAITS[0]]
+    a_token = sampling / total["sampled_tokens"]
+    prompts = side.engine.prompt_tokens * options.prompts * len(steps)
+    a_trained_token = total["train_seconds"] / (total["response_tokens"] + prompts)
 
     def length(ticket: int, sample: int) -> int:
         return tokens.get((ticket, sample), round(options.mean))  # of the last, not ended yet
 
-    def simulation(prefill: Callable[[float], float]) -> Simulated:
-        pace = Pace(
-            slots=min(MAX_SLOTS, options.prompts * 8),
-            cache_tokens=math.inf,
-            decode=lambda rows, cached: a_pass + a_row * rows,
-            prefill=prefill,
-            learn=lambda count: count * total["train_seconds"] / trained,
-            publish=standing,
-        )
-        load = BatchLoad(options.prompts, 8, prompt, length)
-        return Simulation(load, pace, 1, 1, apart=True).run(len(side.steps), first)
-
-    prefilled: list[float] = []  # tokens, to know how many seconds one takes
-    simulation(lambda count: 0.0 * (prefilled.append(count) or 0.0))
-    a_token = total["prefill_seconds"] / len(steps) * len(side.steps) / sum(prefilled)
-    result = simulation(lambda count: a_token * count)
+    pace = Pace(
+        slots=min(MAX_SLOTS, options.prompts * 8),
+        cache_tokens=math.inf,
+        decode=lambda rows, cached: rows * a_token,
+        prefill=lambda count: 0.0,  # among the seconds of a sampled token
+        learn=lambda count: count * a_trained_token,
+        publish=standing / len(steps),
+    )
+    load = BatchLoad(options.prompts, 8, side.engine.prompt_tokens, length)
+    result = Simulation(load, pace, 1, 1, apart=True).run(len(side.steps), first)
+    in_the_engine = total["engine_seconds"] / sampling
     return {
         "wall_seconds": round(result.seconds, 4),
-        "engine_idle_share": round(result.engine_waits, 4),
+        "engine_idle_share": round(1 - in_the_engine * (1 - result.engine_waits), 4),
         "train_idle_share": round(result.learner_idle, 4),
-        "seconds_of_a_pass": a_pass,
-        "seconds_of_a_row_in_it": a_row,
-        "seconds_both_stand": round(standing, 4),
+        "seconds_both_stand": round(standing / len(steps), 4),
+        "seconds_beside_the_engine": round((sampling - total["engine_seconds"]) / len(steps), 4),
     }
 
 
@@ -291,6 +280,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "machine": machine(),
         "cores": cores,
         "pairs": options.pairs,
+        "steps": overlapped.steps,
         "ratio": round(statistics.median(ratios), 3),
         "ratios": [round(ratio, 3) for ratio in ratios],
         "overlapped": overlapped.medians(options.warm),

@@ -95,7 +95,10 @@ def _wait(process: int, seconds: float | None) -> int:
             if ended:
                 return os.waitstatus_to_exitcode(status)
             time.sleep(0.005)
-        os.killpg(process, signal.SIGKILL)
+        try:
+            os.killpg(process, signal.SIGKILL)
+        except ProcessLookupError:  # it has no group yet, so it has no children either
+            os.kill(process, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 

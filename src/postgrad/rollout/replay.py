@@ -97,7 +97,7 @@ class ReplaySource:
         return Sampled(groups, cursor.settle(sorted(by_ticket)), reasons, state)
 
     def awaited(self) -> str:
-        """Source.awaited: nothing is."""
+        """Source.awaited: nothing is waited for."""
         return ""
 
     def go_on(self) -> bool:

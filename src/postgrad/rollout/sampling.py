@@ -19,7 +19,6 @@ from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.rollout.engine import Completion, Engine
 from postgrad.rollout.environment import Drawing, OpenGroup, Step
 
-
 TOLD = 3  # groups that are told of where nothing goes on
 
 
@@ -91,7 +90,7 @@ class GroupSampler:
         return max(1, self._engine.streams)
 
     def awaited(self) -> str:
-        """What holds the first groups that have not come back, for people; asked from any thread."""
+        """What holds the first groups that have not come back, for people, from any thread."""
         held = [
             _held(group, ticket in self._asked)
             for ticket, group in list(self.groups.items())
