@@ -57,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--kills", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=STEPS, help="of a run")
-    parser.add_argument("--life", type=float, default=0.5, help="of the longest, in whole runs")
+    parser.add_argument("--life", type=float, default=1.0, help="of the longest, in whole runs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--to", type=Path, help="JSON file for the result, renewed as it grows")
     options = parser.parse_args()

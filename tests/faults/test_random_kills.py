@@ -31,6 +31,6 @@ def test_killed_runs_have_each_ticket_once_and_the_bits_of_one_that_nobody_kills
     assert fingerprint(again) == wanted
     assert {"policy.weights.safetensors", "pending.safetensors", "samples.jsonl"} <= set(wanted)
     assert set(fates(run)) == {"trained", "filtered", "failed"}
-    counted = kill_runs(machine, recipe, kills, life=seconds / 2, seed=staleness, wanted=wanted)
+    counted = kill_runs(machine, recipe, kills, life=seconds, seed=staleness, wanted=wanted)
     assert (counted.kills, sum(counted.steps.values())) == (kills, kills)
     assert counted.runs >= 1

@@ -25,7 +25,7 @@ class Sessions:
     """A connection, and so an episode of its own, for each session."""
 
     def __init__(self, url: str) -> None:
-        from openenv import GenericEnvClient  # only this process needs it
+        from openenv import GenericEnvClient  # pyright: ignore[reportMissingImports]  # its own
 
         self._url = url
         self._kind = GenericEnvClient

@@ -119,7 +119,7 @@ class PipedProcess:
         return await self.receive()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Begins a request."""
+        """Begins a request, whose answer is the next."""
         assert self._writing is not None  # since it was started
         self._writing.write(json.dumps(message).encode() + b"\n")
 
