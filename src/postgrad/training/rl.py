@@ -164,7 +164,7 @@ class RLJob:
         run, parts = self._run, self._parts
         self._sampling = parts.scorer.seconds, parts.engine.stats.row
         parts.engine.stats.by_engine()  # since the step before: evaluations are of no step
-        with run.phase("sample", run.geometry.samples_per_step):
+        with run.phase("sample", run.geometry.samples_per_step, parts.source.awaited):
             sampled = parts.source.next(state.step + 1, state.cursor, state.source, state.pending)
             parts.scorer.judge(sampled.all)
         missing = sampled.metrics.get("sampling/missing_groups", 0.0)
@@ -193,7 +193,7 @@ class RLJob:
         learns; times the parts of sampling since the step began.
         """
         run, parts = self._run, self._parts
-        with run.phase("sample", run.geometry.samples_per_step):
+        with run.phase("sample", run.geometry.samples_per_step, parts.source.awaited):
             paused = parts.source.pause()
         if paused.schedule is not None:
             run.logs.schedule(paused.schedule)
