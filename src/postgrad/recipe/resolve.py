@@ -112,7 +112,16 @@ def _roles(raw: Table) -> Table:
         stated = raw.get(role, {})
         if isinstance(stated, dict) and (stated or any(tables.values())):
             roles[role] = _role(cast(Table, stated), tables)
+    if isinstance(sets := _table(roles, "teacher").get("sets"), list):
+        roles["teacher"]["sets"] = [_teacher(entry, computing) for entry in cast(list[Any], sets)]
     return roles
+
+
+def _teacher(entry: Any, computing: Table) -> Any:
+    """One of [[teacher.sets]], where it loads a model."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("model"), dict):
+        return cast(Any, entry)
+    return _role(cast(Table, entry), {"model": computing})
 
 
 def _table(raw: Table, key: str) -> Table:
