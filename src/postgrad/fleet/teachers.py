@@ -26,11 +26,7 @@ OTHER_TOKENS = (
     "one of the student's family, or let it write answers (postgrad generate) and train on their "
     "text with SFT"
 )
-# Beside prompts of the data: what tokenizers of different families cut differently.
-PROBES = (
-    "12345 + 67.89 = ?\n\n\tdef f(x):\n    return x  # naïve café",
-    "Übergröße 你好，世界 Привет",
-)
+PROBED = 64  # tokens that servers have to read as the policy does, beside prompts of the data
 
 
 class Teachers:
@@ -96,7 +92,7 @@ def load_teachers(
     if not recipe.algorithm.needs().teacher:
         return None
     settings = recipe.teacher
-    of_dataset = _numbers(recipe)
+    of_dataset = teacher_numbers(recipe)
     roles: dict[int, LogprobRole] = {}
     others = [(number, teacher) for number, teacher in enumerate(settings.sets)]
     listed: list[tuple[int | None, OneTeacher]] = [(None, settings), *others]
@@ -112,7 +108,7 @@ def load_teachers(
         served = ServedTeacher(teacher.server, key)
         stack.callback(served.close)
         _require_unchanged(site, teacher_name(number), served.identity)
-        served.require_same_tokens(tokenizer, (*first, *PROBES), OTHER_TOKENS)
+        served.require_same_tokens(tokenizer, (*first, spread_tokens(tokenizer)), OTHER_TOKENS)
         roles[place] = served
     places = sorted(roles)
     return Teachers(
@@ -121,8 +117,17 @@ def load_teachers(
     )
 
 
-def _numbers(recipe: RLRecipe) -> dict[str, int]:
-    """By dataset of the training data: 0 for [teacher], n + 1 for [[teacher.sets]] at n."""
+def spread_tokens(tokenizer: Any) -> str:
+    """A text of tokens from the whole of a vocabulary, in which each is a text of its own."""
+    vocabulary = sorted(tokenizer.get_vocab().values())
+    texts = [tokenizer.decode([token]) for token in vocabulary[:: len(vocabulary) // PROBED + 1]]
+    return "".join(text for text in texts if text and "\ufffd" not in text)
+
+
+def teacher_numbers(recipe: RLRecipe) -> dict[str, int]:
+    """By dataset of the training data: 0 for [teacher], n + 1 for [[teacher.sets]] at n. Raises
+    UsageError for a dataset without a teacher, and for a name that no dataset has.
+    """
     settings = recipe.teacher
     by_name = {name: n + 1 for n, other in enumerate(settings.sets) for name in other.datasets}
     names = [dataset_name(source) for source in recipe.data.sources]

@@ -156,7 +156,7 @@ class SFTRecipe(_Recipe, AnsweringSections):
     def model_tables(self) -> dict[KeyPath, ModelSettings]:
         """That of the teacher too, where the algorithm has one."""
         tables: dict[KeyPath, ModelSettings] = {("model",): self.model}
-        return tables | (self.teacher.models if self.algorithm.needs().teacher else {})
+        return tables | (self.teacher.tables if self.algorithm.needs().teacher else {})
 
     @property
     def loaded_models(self) -> dict[KeyPath, ModelSettings]:
@@ -213,7 +213,7 @@ class RLRecipe(_Recipe, AnsweringSections):
             ("reference", "model"): self.reference.model,
             ("critic", "model"): self.critic.model,
             ("reward_model", "model"): self.reward_model.model,
-            **self.teacher.models,
+            **self.teacher.tables,
         }
 
     @property
@@ -226,7 +226,7 @@ class RLRecipe(_Recipe, AnsweringSections):
             ("reward_model", "model"): self.asks_reward_model,
             **dict.fromkeys(self.teacher.models, needs.teacher),
         }
-        return {place: model for place, model in self.model_tables.items() if used[place]}
+        return {place: model for place, model in self.model_tables.items() if used.get(place)}
 
     @property
     def learner_tables(self) -> dict[KeyPath, LearnerSettings]:

@@ -43,12 +43,17 @@ class TeacherSettings(OneTeacher):
     top_k: int | None = Field(default=None, ge=1)
 
     @property
-    def models(self) -> dict[KeyPath, ModelSettings]:
-        """The tables of those that are loaded, by place."""
+    def tables(self) -> dict[KeyPath, ModelSettings]:
+        """The [model] of each, by place."""
         places: dict[KeyPath, ModelSettings] = {("teacher", "model"): self.model}
         for number, other in enumerate(self.sets):
             places["teacher", "sets", number, "model"] = other.model
-        return {place: model for place, model in places.items() if model.path is not None}
+        return places
+
+    @property
+    def models(self) -> dict[KeyPath, ModelSettings]:
+        """Those that are loaded, and not behind servers."""
+        return {place: model for place, model in self.tables.items() if model.path is not None}
 
 
 class Taught(Protocol):
