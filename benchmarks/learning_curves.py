@@ -6,6 +6,8 @@
     done
     postgrad train recipes/preferences --seed 0 --run_dir runs/preferences-0 --learner.threads 1
     postgrad train recipes/distill --seed 0 --run_dir runs/distill-0 --learner.threads 1
+    postgrad train recipes/process_reward --seed 0 --run_dir runs/process_reward-0 \
+      --learner.threads 1
     postgrad train recipes/rlhf_tiny --seed 0 --run_dir runs/rlhf_tiny-0 --learner.threads 1 \
       --reward.eval.at_start true --reward.eval.every 50
     python -m benchmarks.learning_curves runs
@@ -93,9 +95,19 @@ def _figures() -> list[Figure]:
         )
         for page, start in starts.items()
     ]  # fmt: skip
+    by_step = [
+        Figure(
+            "process_reward", "held-out sums with every line right",
+            "Held-out sums of which every line is right (temperature 1), of a model of 0.4M "
+            "parameters that is trained by RL on the scores of a process reward model alone: the "
+            "last stage of `recipes/process_reward`.",
+            f"{of_pipeline.format('process_reward')} {one_thread}", "process_reward", "accuracy",
+            "rl", seeds=ONE,
+        )
+    ]  # fmt: skip
     rlhf = f"{of_pipeline.format('rlhf_tiny')} {one_thread}"
     of_rlhf = _of_rlhf(f"{rlhf} --reward.eval.at_start true --reward.eval.every 50")
-    return [*sampled, *preferred, *taught, *of_rlhf]
+    return [*sampled, *preferred, *taught, *by_step, *of_rlhf]
 
 
 def _of_rlhf(made_by: str) -> list[Figure]:

@@ -26,7 +26,7 @@ from postgrad.learner.settings import LearnerSettings, horizon
 from postgrad.learner.tensor import require_divisible
 from postgrad.models.adapters import add_adapter
 from postgrad.models.fresh import make_fresh
-from postgrad.models.load import load_model, shared_vocabulary
+from postgrad.models.load import load_model
 from postgrad.models.rope import require_length
 from postgrad.models.routers import routers_of
 from postgrad.models.save import model_hash
@@ -256,7 +256,7 @@ class LocalFleet:
 
     def _student(self, backbone: Backbone, updates: int) -> PolicyLearner:
         """The policy with the teacher of [teacher.model] beside it, or with what it said before."""
-        from postgrad.learner.distilled import LiveDistillation, StoredDistillation
+        from postgrad.learner import distilled  # few runs have a teacher
 
         recipe = self._site.recipe
         assert isinstance(recipe, SFTRecipe)
@@ -264,9 +264,9 @@ class LocalFleet:
         assert path is not None  # a recipe without it is refused
         if top_k is None:
             teacher = self._frozen_backbone("teacher", path)
-            return LiveDistillation(backbone, recipe.learner, updates, teacher)
-        both = shared_vocabulary(backbone.lm.config, path)
-        return StoredDistillation(backbone, recipe.learner, updates, top_k, both)
+            return distilled.LiveDistillation(backbone, recipe.learner, updates, teacher)
+        both = distilled.shared_vocabulary(backbone.lm.config, path)
+        return distilled.StoredDistillation(backbone, recipe.learner, updates, top_k, both)
 
     def _frozen_backbone(
         self, role: str, path: str, table: KeyPath | None = None, name: str | None = None

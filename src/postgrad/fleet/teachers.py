@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.process import Handle
@@ -38,11 +39,20 @@ class Teachers:
         self._of_dataset = of_dataset
 
     def logprobs(self, sequences: Sequences, prompts: Sequence[Prompt]) -> "Graded":
-        """The teachers' logprobs of every loss token. prompts: by group of `sequences`."""
+        """The teachers' logprobs of every loss token. prompts: by group of `sequences`. Raises
+        UsageError for a sample of a dataset that is not in [data] (a replay of another run).
+        """
+        for prompt in prompts:
+            if prompt.dataset not in self._of_dataset:
+                raise UsageError(
+                    f"teacher: ticket {prompt.ticket} is of {prompt.dataset}, which [data] does "
+                    f"not have ({', '.join(self._of_dataset)}): no teacher is for it"
+                )
         chosen = np.array([self._of_dataset[prompt.dataset] for prompt in prompts], np.int64)
         teacher_of = chosen[sequences.group]
         parts: list[tuple[np.ndarray[Any, Any], Handle[Ragged]]] = []
-        for number in np.unique(teacher_of).tolist():  # all are asked before any is waited for
+        numbers: list[int] = np.unique(teacher_of).tolist()
+        for number in numbers:  # all are asked before any is waited for
             rows = np.flatnonzero(teacher_of == number)
             part = sequences if len(rows) == len(sequences) else sequences.take(rows)
             parts.append((rows, self.roles[number].logprobs(part)))
@@ -80,11 +90,11 @@ def load_teachers(
     site: Site,
     recipe: RLRecipe,
     tokenizer: Any,
-    first: Sequence[str],
+    first: Sequence[NDArray[np.int32]],
     stack: ExitStack,
 ) -> Teachers | None:
-    """The teachers of a recipe; None where its algorithm has none. first: texts of prompts, which
-    servers have to read as the policy does. stack: ends what talks to servers.
+    """The teachers of a recipe; None where its algorithm has none. first: token ids of prompts,
+    whose texts servers have to read as the policy does. stack: ends what talks to servers.
 
     Raises UsageError for a dataset without a teacher, or a server with other tokens, RunError for a
     server with another model than the run was started with.
@@ -94,6 +104,7 @@ def load_teachers(
     settings = recipe.teacher
     of_dataset = teacher_numbers(recipe)
     roles: dict[int, LogprobRole] = {}
+    texts = [*(tokenizer.decode(ids) for ids in first), spread_tokens(tokenizer)]
     others = [(number, teacher) for number, teacher in enumerate(settings.sets)]
     listed: list[tuple[int | None, OneTeacher]] = [(None, settings), *others]
     for number, teacher in listed:
@@ -108,7 +119,7 @@ def load_teachers(
         served = ServedTeacher(teacher.server, key)
         stack.callback(served.close)
         _require_unchanged(site, teacher_name(number), served.identity)
-        served.require_same_tokens(tokenizer, (*first, spread_tokens(tokenizer)), OTHER_TOKENS)
+        served.require_same_tokens(tokenizer, texts, OTHER_TOKENS)
         roles[place] = served
     places = sorted(roles)
     return Teachers(

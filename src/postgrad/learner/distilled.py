@@ -5,6 +5,7 @@ read the rows before.
 from abc import abstractmethod
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +23,17 @@ from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Entries, FlatColumns, Update
 from postgrad.models.attention import to_device
 from postgrad.models.distilled_head import LiveTeacher, StoredTeacher, Taught, top_logprobs
+from postgrad.models.load import load_config
 from postgrad.ops.distillation import TeacherDivergence
 
 STORED = "taught"  # the column of an experience with what a StoredDistillation learns from
+
+
+def shared_vocabulary(config: Any, path: str) -> int:
+    """How many token ids a model of this config and the one at `path` both have: of one tokenizer,
+    either may be padded further than the other.
+    """
+    return min(config.vocab_size, load_config(path).vocab_size)
 
 
 class DistilledLearner(PolicyLearner):

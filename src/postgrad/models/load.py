@@ -223,13 +223,6 @@ def require_same_tokens(
         )
 
 
-def shared_vocabulary(config: Any, path: str) -> int:
-    """How many token ids a model of this config and the one at `path` both have: of one tokenizer,
-    either may be padded further than the other.
-    """
-    return min(config.vocab_size, load_config(path).vocab_size)
-
-
 def load_generation_config(path: str) -> GenerationConfig | None:
     """What generation_config.json of a model says; None where it has none. Of an adapter its own,
     or else its base's. Raises UsageError for one that cannot be read.

@@ -118,8 +118,8 @@ def _side_role(
             "a reference that follows the policy (refresh_steps, ema_decay) lies on its ranks: "
             "leave this out",
         )
-    table = recipe.model_tables.get(("reference", "model")) if role == "reference" else None
-    own_start = table is not None and table.source == recipe.model.source
+    frozen = recipe.model_tables.get(("reference", "model")) if role == "reference" else None
+    own_start = frozen is not None and frozen.source == recipe.model.source
     if own_start and not recipe.trains_on_rollouts:
         yield (
             place,

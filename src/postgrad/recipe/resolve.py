@@ -119,9 +119,10 @@ def _roles(raw: Table) -> Table:
 
 def _teacher(entry: Any, computing: Table) -> Any:
     """One of [[teacher.sets]], where it loads a model."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("model"), dict):
-        return cast(Any, entry)
-    return _role(cast(Table, entry), {"model": computing})
+    if not isinstance(entry, dict):
+        return entry
+    table = cast(Table, entry)
+    return _role(table, {"model": computing}) if _table(table, "model") else table
 
 
 def _table(raw: Table, key: str) -> Table:

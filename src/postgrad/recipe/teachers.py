@@ -56,7 +56,7 @@ class TeacherSettings(OneTeacher):
         return {place: model for place, model in self.tables.items() if model.path is not None}
 
 
-class Taught(Protocol):
+class WithTeachers(Protocol):
     """What a recipe that may have teachers says beside them."""
 
     @property
@@ -75,7 +75,7 @@ class Taught(Protocol):
     def cluster(self) -> ClusterSettings: ...
 
 
-def teacher_problems(recipe: Taught) -> Iterator[RecipeProblem]:
+def teacher_problems(recipe: WithTeachers) -> Iterator[RecipeProblem]:
     """A teacher that is not named, or that nothing reads, or that cannot do what is asked."""
     settings, places = recipe.teacher, dict(_places(recipe.teacher))
     named = {place: teacher for place, teacher in places.items() if teacher.named}
@@ -124,7 +124,7 @@ def _datasets_once(settings: TeacherSettings) -> Iterator[RecipeProblem]:
             seen.add(name)
 
 
-def _of_rollouts(recipe: Taught, named: dict[KeyPath, OneTeacher]) -> Iterator[RecipeProblem]:
+def _of_rollouts(recipe: WithTeachers, named: dict[KeyPath, OneTeacher]) -> Iterator[RecipeProblem]:
     """Of RL, whose teachers grade the tokens of samples."""
     if recipe.teacher.top_k is not None:
         yield (
@@ -145,7 +145,7 @@ def _of_rollouts(recipe: Taught, named: dict[KeyPath, OneTeacher]) -> Iterator[R
         )
 
 
-def _of_rows(recipe: Taught, named: dict[KeyPath, OneTeacher]) -> Iterator[RecipeProblem]:
+def _of_rows(recipe: WithTeachers, named: dict[KeyPath, OneTeacher]) -> Iterator[RecipeProblem]:
     """Of SFT, whose teacher gives whole distributions."""
     if recipe.teacher.sets:
         yield (

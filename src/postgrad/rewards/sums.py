@@ -18,17 +18,17 @@ LARGEST = 9  # of the numbers that are added
 
 
 def judged(terms: Sequence[int], lines: Sequence[str]) -> list[bool]:
-    """Of each line, whether it is right: it adds the next number to what the line before said
+    """Of each line, whether it is right: it adds the next number to what the line before stated
     (right or wrong), and its sum is right. The last line is wrong too where numbers are left.
     """
     right: list[bool] = []
     before = str(terms[0])
     for place, line in enumerate(lines):
         term = terms[place + 1] if place + 1 < len(terms) else None
-        start, _, said = line.partition("=")
+        start, _, stated = line.partition("=")
         wanted = term is not None and before.isdecimal() and start == f"{before}+{term}"
-        right.append(wanted and said == str(int(before) + (term or 0)))
-        before = said
+        right.append(wanted and stated == str(int(before) + (term or 0)))
+        before = stated
     if lines and len(lines) < len(terms) - 1:
         right[-1] = False
     return right
@@ -92,12 +92,12 @@ def steps(
 def _lines(terms: Sequence[int], seed: int, index: int, slip: float) -> list[str]:
     total, lines = terms[0], list[str]()
     for place, term in enumerate(terms[1:]):
-        said = total + term
+        stated = total + term
         if float(uniform(seed, "sums", index, 4, place)) < slip:
-            off = [by for by in SLIPS if said + by > 0]
-            said += off[_below(len(off), seed, index, 5, place)]
-        lines.append(f"{total}+{term}={said}")
-        total = said
+            off = [by for by in SLIPS if stated + by > 0]
+            stated += off[_below(len(off), seed, index, 5, place)]
+        lines.append(f"{total}+{term}={stated}")
+        total = stated
     return lines
 
 

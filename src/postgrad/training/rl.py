@@ -291,9 +291,8 @@ def assemble(
     evaluator = rows.evaluator(run, recipe, tokenizer, scorer) if recipe.eval.sets else None
     run.count_rows(len(prompts))
     first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(PROBES)]
-    texts = [tokenizer.decode(ids) for ids in first]
     roles = _roles(run, recipe, path, checkpoint)
-    roles = replace(roles, teachers=load_teachers(run.fleet, run, recipe, tokenizer, texts, stack))
+    roles = replace(roles, teachers=load_teachers(run.fleet, run, recipe, tokenizer, first, stack))
     if learned is not None:
         learned.role = run.fleet.frozen_reward_model(learned.path)
     run.give_back()  # what loading took, before an engine looks how much is free
@@ -306,18 +305,16 @@ def assemble(
         roles.policy, engine, first, run.give_back, run.console.warn,
         event=run.logs.event, adapter=recipe.rollout.sends_adapter)  # fmt: skip
     engine.rest()  # as it does while the policy learns
-    taught_by = roles.teachers.roles if roles.teachers else ()
-    readers = [roles.reference, *taught_by, learned and learned.role]
-    memory.try_tokens(run, roles.learners, readers)
+    graders = roles.teachers.roles if roles.teachers else ()
+    memory.try_tokens(run, roles.learners, [roles.reference, *graders, learned and learned.role])
     run.sentinels.at_once(0, publish(checkpoint.step if checkpoint else 0))  # also after a resume
     source = _source(run, recipe, prompts, engine, scorer, tokenizer, thread, stack)
+    algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens, recipe.reward_weights)
     return RLJob(
         run,
         Parts(
             roles=roles,
-            algorithm=recipe.algorithm.for_rollout(
-                recipe.rollout.max_new_tokens, recipe.reward_weights
-            ),
+            algorithm=algorithm,
             engine=engine,
             publish=publish,
             source=source,

@@ -15,10 +15,10 @@ from postgrad.evaluation.losses import LossEvaluator, sequences_of, with_losses
 from postgrad.evaluation.results import Result
 from postgrad.fleet.learned import scorer_of
 from postgrad.fleet.teachers import check_teachers
-from postgrad.learner.distilled import STORED
+from postgrad.learner.distilled import STORED, shared_vocabulary
 from postgrad.learner.protocols import PolicyRole
 from postgrad.learner.reference import ReferenceLogprobs
-from postgrad.models.load import load_config, load_tokenizer, shared_vocabulary
+from postgrad.models.load import load_config, load_tokenizer
 from postgrad.recipe.recipe import SFTRecipe
 from postgrad.rollout.engine import Engine
 from postgrad.training import memory, rows
@@ -117,8 +117,9 @@ def assemble(
         engine.rest()
     memory.try_tokens(run, [policy])
     taught = _taught(run, recipe, path, conversations)
-    algorithm = recipe.algorithm
-    return SFTJob(run, algorithm, policy, conversations, engine, evaluator, publish, losses, taught)
+    return SFTJob(
+        run, recipe.algorithm, policy, conversations, engine, evaluator, publish, losses, taught
+    )
 
 
 def _taught(

@@ -144,8 +144,8 @@ def _logprobs(entries: Sequence[Mapping[str, Any]], tokens: list[int]) -> NDArra
         raise ServerError(f"{len(tokens)} tokens were sent, and {len(entries)} were graded")
     values = np.zeros(len(tokens), np.float32)
     for place in range(1, len(tokens)):
-        entry = entries[place].get(str(tokens[place]))
-        value = entry.get("logprob") if isinstance(entry, dict) else None
+        entry: Any = entries[place].get(str(tokens[place]))
+        value: Any = cast(dict[str, Any], entry).get("logprob") if isinstance(entry, dict) else None
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not math.isfinite(value) or value > 0.0:
             raise ServerError(
