@@ -13,7 +13,8 @@
     python -m benchmarks.learning_curves runs
 
 Each of FIGURES whose runs have all ended is written into its page, under the heading HEADING and in
-place of the one before, and drawn to docs/images/curves/PAGE.svg.
+place of the one before, drawn to docs/images/curves/PAGE.svg, and kept, every point, in
+benchmarks/results/curves/PAGE.json.
 """
 
 import argparse
@@ -30,6 +31,7 @@ Curves = Mapping[str, Curve]  # by seed
 
 HEADING = "## Learning curves"
 DOCS = Path(__file__).parents[1] / "docs"
+RESULTS = Path(__file__).parent / "results" / "curves"
 MOST_COLUMNS, MOST_POINTS = 8, 70
 ONE = ("0",)
 SAMPLED = (
@@ -207,7 +209,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", type=Path, help="a folder with runs/NAME-SEED")
     parser.add_argument("--docs", type=Path, default=DOCS)
+    parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
+    options.results.mkdir(parents=True, exist_ok=True)
     pictures = options.docs / "images" / "curves"
     pictures.mkdir(parents=True, exist_ok=True)
     for figure in _figures():
@@ -223,6 +227,9 @@ def main() -> None:
         (pictures / f"{figure.page}.svg").write_text(picture(drawn, figure.title), "utf-8")
         made = day_and_versions([paths[seed] for seed in figure.seeds])
         write(options.docs / "algorithms" / f"{figure.page}.md", section(figure, curves, made))
+        kept = {"title": figure.title, "made": made, "made_by": figure.made_by, "curves": curves}
+        results = options.results / f"{figure.page}.json"
+        results.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", "utf-8")
         print(f"{figure.page}: written")
 
 
