@@ -274,7 +274,7 @@ def test_what_a_teacher_cannot_do_is_refused(
         make_taught(job, "run", **rest, teacher={**teacher, **changes})
 
 
-@pytest.mark.parametrize("kind", ["forward_kl", "jsd"])
+@pytest.mark.parametrize("kind", ["forward_kl", pytest.param("jsd", marks=pytest.mark.slow)])
 def test_with_stored_tokens_the_teacher_reads_the_rows_once(
     kind: str, make_taught: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
