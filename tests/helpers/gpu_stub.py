@@ -28,7 +28,16 @@ SINGLE = {
     "gsm8k_grpo": "gsm8k.jsonl",
     "hh_reward": "hh-rlhf-harmless.jsonl.gz",
 }
-PIPELINES = ("quickstart", "game", "rlhf_tiny", "preferences", "algorithms", "async", "distill")
+PIPELINES = (
+    "quickstart",
+    "game",
+    "rlhf_tiny",
+    "preferences",
+    "algorithms",
+    "async",
+    "distill",
+    "process_reward",
+)
 START = {f"start/{job}/recipe" for job in ("sft", "reward", "preference", "rl")}
 BEST_OF_N = "best_of_n"  # reads the model and the samples of quickstart
 SHAPED = {

@@ -2,11 +2,12 @@
 runs at a time.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -44,9 +45,11 @@ from postgrad.models.attention import (
 from postgrad.models.routers import Routers
 from postgrad.models.stored import realise
 from postgrad.models.tree import FlexAttention, TreeAttention
-from postgrad.ops.distillation import TeacherDivergence
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import Sharding
+
+if TYPE_CHECKING:
+    from postgrad.models.distilled_head import Taught
 
 Out = TypeVar("Out")
 # Of the forward that layers are compiled in: enough tokens for a usual choice of kernels, in
@@ -98,7 +101,7 @@ class Outputs:
         self._outputs.append(outputs.detach())
 
     def write(self, values: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Writes them into `values` [N], by flat token; returns at which tokens there were any."""
+        """Writes them into `values` [N, ...], by flat token; returns where there were any."""
         computed = np.zeros(len(values), np.bool_)
         if self._columns:
             column = np.concatenate(self._columns)
@@ -250,26 +253,17 @@ class Backbone:
         return token_logprobs, entropy
 
     def divergences(
-        self, layout: Layout, teacher: "Backbone", divergence: TeacherDivergence
+        self, layout: Layout, taught: Callable[[RankRows | None], "Taught"]
     ) -> tuple[Tensor, Tensor]:
         """Logprobs [E] of a layout's loss entries at a temperature of 1, and the divergences of
-        their distributions from the teacher's, float32. The teacher's output head stays gathered
-        until its next forward pass or `free_gathered`.
+        their distributions from a teacher's, float32. taught: what it says at this rank's entries.
         """
         from postgrad.models.distilled_head import divergences  # few runs have a teacher
 
         rank_rows = self._rows_of_rank(layout)
         targets = layout.target if rank_rows is None else rank_rows.targets(layout)
-        with torch.no_grad():
-            taught = teacher._run(layout, rank_rows, lambda _, hidden: hidden)
-        if teacher.sharding is not None:
-            teacher.sharding.gather_root()
         compare = partial(
-            divergences,
-            targets=to_device(targets, self.device),
-            teacher=teacher.lm,
-            taught=taught,
-            divergence=divergence,
+            divergences, targets=to_device(targets, self.device), taught=taught(rank_rows)
         )
         read = self._run(layout, rank_rows, compare)
         if rank_rows is None:
@@ -277,11 +271,25 @@ class Backbone:
         logprobs, apart = (rank_rows.outputs(column, layout, self.ranks) for column in read)
         return logprobs, apart
 
+    @torch.no_grad()
+    def hidden(self, layout: Layout, rank_rows: RankRows | None) -> Tensor:
+        """[E, hidden] the hidden states that a layout's loss entries read, or this rank's [e + 1].
+        The output head stays gathered until the next forward pass or `free_gathered`.
+        """
+        hidden = self._run(layout, rank_rows, lambda _, states: states)
+        if self.sharding is not None:
+            self.sharding.gather_root()
+        return hidden
+
+    def read(self, layout: Layout, of_hidden: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
+        """[E] or [E, k] float32: of_hidden(lm, hidden states) at a layout's loss entries."""
+        rank_rows = self._rows_of_rank(layout)
+        outputs = self._run(layout, rank_rows, of_hidden)
+        return outputs if rank_rows is None else rank_rows.outputs(outputs, layout, self.ranks)
+
     def scores(self, layout: Layout) -> Tensor:
         """The score head's outputs at a layout's loss entries: [E] float32."""
-        rank_rows = self._rows_of_rank(layout)
-        scores = self._run(layout, rank_rows, head.scores)
-        return scores if rank_rows is None else rank_rows.outputs(scores, layout, self.ranks)
+        return self.read(layout, head.scores)
 
     def copies(self, layout: Layout) -> Tensor:
         """[L] how many sequences each of this rank's rows of a layout is of: Layout.copies."""
@@ -369,17 +377,22 @@ class Backbone:
 
     @torch.no_grad()
     def column(
-        self, sequences: Sequences, read: Callable[[Layout], Tensor], reads: ReadPosition = "before"
+        self,
+        sequences: Sequences,
+        read: Callable[[Layout], Tensor],
+        reads: ReadPosition = "before",
+        width: tuple[int, ...] = (),
     ) -> Ragged:
-        """The outputs [E] that `read` gives for each layout, as a column over all tokens: float32,
-        zeros at tokens without loss.
+        """The outputs [E, *width] that `read` gives for each layout, as a column over all tokens:
+        float32, zeros at tokens without loss.
         """
         outputs = Outputs()
         for layout in self.micro_batches(sequences, np.arange(len(sequences)), reads=reads):
             of_layout = read(layout)
             if layout.n_sequences:
                 outputs.add(layout, of_layout)
-        values = np.zeros(len(sequences.tokens.values), np.float32)
-        computed = outputs.write(values)
+        values = np.zeros((len(sequences.tokens.values), *width), np.float32)
+        computed = np.repeat(outputs.write(values), math.prod(width))
         self.free_gathered()
-        return sequences.tokens.like(self.ranks.merged(values, computed)[0])
+        merged = self.ranks.merged(values.reshape(-1), computed)[0]
+        return sequences.tokens.like(merged.reshape(values.shape))

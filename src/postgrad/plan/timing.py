@@ -112,11 +112,11 @@ def timing(
         publish = planned_publish(recipe, policy, costs, places)
         step["publish"] = publish.seconds
         staleness, longest = recipe.rollout.max_staleness, engine.longest() if engine else 0.0
-    elif ("reference", "model") in recipe.loaded_models:
+    elif (name := _read_once(recipe)) is not None:
         there = ranks[-1]
         on_them = replace(costs, sharing=there.sharing)
         each = _forward(there.roles[-1], samples, there.sizes, on_them)
-        once["reference"] = (geometry.steps or 0) * each
+        once[name] = (geometry.steps or 0) * each
 
     def updating(role: PlannedRole, sizes: Sizes, costs: CostModel) -> float:
         if role.learner:
@@ -128,6 +128,14 @@ def timing(
     return Timing(
         step, geometry.steps, once, devices, overlaps(recipe), staleness, longest, publish
     )
+
+
+def _read_once(recipe: Recipe) -> str | None:
+    """The frozen role that reads all rows before the first update; None: there is none."""
+    for name in ("reference", "teacher"):
+        if (name, "model") in recipe.loaded_models and not beside_student(recipe):
+            return name
+    return None
 
 
 def _reading(
@@ -147,8 +155,14 @@ def _reading(
     def judging(role: PlannedRole, sizes: Sizes, costs: CostModel) -> float:
         return _forward(role, groups, sizes, costs) if role.judges else 0.0
 
+    # each teacher reads the samples of its datasets: alike many, for want of knowing
+    teachers = sum(role.name.startswith("teacher") for role in roles)
+
     def reading(role: PlannedRole, sizes: Sizes, costs: CostModel) -> float:
-        return _forward(role, samples, sizes, costs) if role.name in readers else 0.0
+        if role.name not in readers:
+            return 0.0
+        seconds = _forward(role, samples, sizes, costs)
+        return seconds / teachers if role.name.startswith("teacher") else seconds
 
     judged = {REWARD: _at_once(ranks, costs, judging)} if recipe.asks_reward_model else {}
     return judged | {"score": _at_once(ranks, costs, reading)}

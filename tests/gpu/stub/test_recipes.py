@@ -61,6 +61,7 @@ DESIGN = {
     "algorithms": "B",
     "async": "A",
     "distill": "B",
+    "process_reward": "A",
     BEST_OF_N: "B",
     "gsm8k_sft": "B",
     "gsm8k_grpo": "A",
