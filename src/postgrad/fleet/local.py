@@ -110,7 +110,11 @@ class LocalFleet:
 
     def policy(self, path: str, temperature: float = 1.0) -> PolicyLearner:
         recipe = self._site.recipe
-        backbone = self._trained("policy", recipe.model, recipe.learner, path, _causal)
+        rollout = recipe.rollout_settings if isinstance(recipe, RLRecipe) else None
+        replays = rollout is not None and rollout.router_replay != "off"
+        backbone = self._trained(
+            "policy", recipe.model, recipe.learner, path, _causal, replays=replays
+        )
         updates = horizon(recipe.algorithm, self._site.geometry)
         assert updates is not None  # known once the data is read
         if isinstance(recipe, SFTRecipe) and recipe.algorithm.needs().teacher:
@@ -241,12 +245,22 @@ class LocalFleet:
         return updates
 
     def _trained(
-        self, role: str, settings: ModelSettings, learner: LearnerSettings, path: str, load: Load
+        self,
+        role: str,
+        settings: ModelSettings,
+        learner: LearnerSettings,
+        path: str,
+        load: Load,
+        *,
+        replays: bool = False,
     ) -> Backbone:
-        """With an adapter where the settings say so: the weights under it never change."""
+        """With an adapter where the settings say so: the weights under it never change. replays:
+        its routers use experts again that were chosen elsewhere.
+        """
         recipe = self._site.recipe
         backbone = load(recipe, settings, path, self._site.choices, self._ranks)
-        backbone.routers = routers_of(backbone.lm, settings, compiled=backbone.compiler is not None)
+        compiled = backbone.compiler is not None
+        backbone.routers = routers_of(backbone.lm, settings, compiled=compiled, replays=replays)
         if settings.lora is not None:
             require_unchanged(self._site, role, path)
             seed = integer(recipe.seed, "adapter")

@@ -67,6 +67,9 @@ class RankedRole:
     def entropies(self, sequences: Sequences) -> Handle[Ragged]:
         return self._group.call("do", self._role, "entropies", sequences)
 
+    def experts(self, sequences: Sequences) -> Handle[Ragged]:
+        return self._group.call("do", self._role, "experts", sequences)
+
     def scores(self, sequences: Sequences) -> Handle[Ragged]:
         return self._group.call("do", self._role, "scores", sequences)
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core import seeds
-from postgrad.core.records import Sequences
+from postgrad.core.records import Experts, Sequences
 from postgrad.layout.tree import MIN_SHARED, grow
 
 ReadPosition = Literal["before", "at"]
@@ -40,6 +40,7 @@ class Layout:
     sequence: NDArray[np.int64]  # [E] number of the entry's sequence, 0 .. n_sequences - 1
     column: NDArray[np.int64]  # [E] index of the entry's token in the batch's flat columns
     n_sequences: int
+    experts: Experts | None = None  # [T, layers, k] that tokens are sent to again
 
     @property
     def n_tokens(self) -> int:
@@ -125,13 +126,19 @@ class _Builder:
         self.starts = [0]
         self.parents: list[int] = []
         self.entries: list[tuple[NDArray[np.int64], ...]] = []
+        self.shared_by = sequences.shared_by
+        self.flat: list[
+            NDArray[np.int64]
+        ] = []  # of each segment, its tokens in the batch's columns
         self.paths: list[NDArray[np.int64]] = []  # of each sequence, its rows
 
     def add_tree(self, members: list[int], min_shared: int) -> None:
         rows = [self.sequences.tokens.row(row) for row in members]
-        tree = grow(rows, min_shared)
+        tree = grow([self.shared_by.row(row) for row in members], min_shared)
         first = len(self.parents)
         for segment in tree.segments:
+            start = self.sequences.tokens.offsets[members[segment.owner]]
+            self.flat.append(start + np.arange(segment.begin, segment.end))
             self.tokens.append(rows[segment.owner][segment.begin : segment.end])
             self.positions.append(np.arange(segment.begin, segment.end))
             self.starts.append(self.starts[-1] + segment.end - segment.begin)
@@ -163,6 +170,7 @@ class _Builder:
         hidden, target, sequence, column = (
             np.concatenate(part) for part in zip(*self.entries, strict=True)
         )
+        experts = self.sequences.experts
         return Layout(
             token_ids=np.concatenate(self.tokens).astype(np.int64),
             positions=np.concatenate(self.positions),
@@ -175,6 +183,7 @@ class _Builder:
             sequence=sequence,
             column=column,
             n_sequences=len(self.number),
+            experts=None if experts is None else experts.values[np.concatenate(self.flat)],
         )
 
 

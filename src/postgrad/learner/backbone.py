@@ -234,7 +234,7 @@ class Backbone:
         self, layout: Layout, temperature: float, with_entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Logprobs [E] of a layout's loss entries, and their entropies if asked, float32."""
-        rank_rows = self._rows_of_rank(layout)
+        rank_rows = self.rows_of_rank(layout)
         targets = layout.target if rank_rows is None else rank_rows.targets(layout)
         token_logprobs, entropy = self._run(
             layout,
@@ -260,7 +260,7 @@ class Backbone:
         """
         from postgrad.models.distilled_head import divergences  # few runs have a teacher
 
-        rank_rows = self._rows_of_rank(layout)
+        rank_rows = self.rows_of_rank(layout)
         targets = layout.target if rank_rows is None else rank_rows.targets(layout)
         compare = partial(
             divergences, targets=to_device(targets, self.device), taught=taught(rank_rows)
@@ -283,7 +283,7 @@ class Backbone:
 
     def read(self, layout: Layout, of_hidden: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
         """[E] or [E, k] float32: of_hidden(lm, hidden states) at a layout's loss entries."""
-        rank_rows = self._rows_of_rank(layout)
+        rank_rows = self.rows_of_rank(layout)
         outputs = self._run(layout, rank_rows, of_hidden)
         return outputs if rank_rows is None else rank_rows.outputs(outputs, layout, self.ranks)
 
@@ -293,7 +293,7 @@ class Backbone:
 
     def copies(self, layout: Layout) -> Tensor:
         """[L] how many sequences each of this rank's rows of a layout is of: Layout.copies."""
-        rank_rows = self._rows_of_rank(layout)
+        rank_rows = self.rows_of_rank(layout)
         copies = layout.copies if rank_rows is None else rank_rows.copies(layout, self.ranks)
         return to_device(copies, self.device)
 
@@ -310,11 +310,15 @@ class Backbone:
         if self.adapter is None or not self.adapter.settings.dropout:
             return nullcontext()
         keys = row_keys(layout.token_ids, layout.positions, layout.segment_start, layout.parent)
-        if (rank_rows := self._rows_of_rank(layout)) is not None:
+        if (rank_rows := self.rows_of_rank(layout)) is not None:
             keys = keys[rank_rows.inner]
         return self.adapter.dropping(to_device(keys, self.device), update)
 
-    def _rows_of_rank(self, layout: Layout) -> RankRows | None:
+    def hidden(self, layout: Layout) -> Tensor:
+        """The hidden states [E, hidden] of a layout's loss entries, where no ranks share it."""
+        return self._run(layout, None, lambda _, hidden: hidden)
+
+    def rows_of_rank(self, layout: Layout) -> RankRows | None:
         """This rank's rows of a layout, where several ranks share it; else None."""
         return RankRows.of(layout, self.ranks) if self.ranks.grid.sharers > 1 else None
 

@@ -100,6 +100,10 @@ class PolicyRole(LogprobRole, Learns, Protocol):
         """The entropy of the distribution at every loss token, nats, float32; zeros elsewhere."""
         ...
 
+    def experts(self, sequences: Sequences) -> Handle[Ragged]:
+        """int16 [N, layers, k]: the experts that the routers choose now, for every token."""
+        ...
+
     @property
     def drops(self) -> bool:
         """True where updates use dropout: their logprobs differ from those of `logprobs`."""

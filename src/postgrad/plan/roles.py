@@ -42,6 +42,12 @@ class PlannedRole:
         return self.scores and self.learner is None
 
     @property
+    def balances(self) -> bool:
+        """Whether its updates have the balance loss of a mixture of experts."""
+        stated, counted = self.model.router_aux_loss_coef, self.shape.counted
+        return counted is not None and counted.balance > 0 if stated is None else stated > 0
+
+    @property
     def trained(self) -> int:
         """How many weights an optimizer updates."""
         if self.learner is None:

@@ -282,14 +282,16 @@ def _updating(
     """Seconds of all updates of a step: products, gathers, sums over ranks, the optimizer's step.
 
     The backward pass costs two forward passes, and one where the weights are frozen under an
-    adapter. With checkpointing the forward pass is computed twice.
+    adapter. With checkpointing the forward pass is computed twice. The balance loss of a mixture
+    of experts counts choices in a forward pass of its own.
     """
     b = width(role.model.dtype, cpu=costs.device.is_cpu)
     model = role.model
-    times = (2 if model.lora else 3) + (1 if model.gradient_checkpointing else 0)
+    counts = 1 if role.balances else 0
+    times = (2 if model.lora else 3) + (1 if model.gradient_checkpointing else 0) + counts
     passes = _passes(samples, sizes, costs)
     seconds = _computing(role, samples, times, costs)
-    seconds += passes * 2 * (costs.overhead(role.shape) + _gathering(role, b, costs))
+    seconds += passes * (2 + counts) * (costs.overhead(role.shape) + _gathering(role, b, costs))
     seconds *= geometry.epochs_per_rollout
     micro_batches = passes * geometry.epochs_per_rollout / geometry.updates_per_step
     return seconds + geometry.updates_per_step * _stepping(role, micro_batches, costs)

@@ -194,6 +194,7 @@ class RLRecipe(_Recipe, AnsweringSections):
             *answering.sampling(self),
             *answering.correction(self.algorithm, self.rollout),
             *answering.stale_samples(self.algorithm, self.rollout),
+            *answering.router_replay(self, self.rollout),
             *checks.moving_reference(self.reference, self.model, self.algorithm),
             *answering.group_size(self.algorithm, self.batch),
             *answering.components_apart(self, self.algorithm),

@@ -7,6 +7,8 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from postgrad.core.settings import Settings
 from postgrad.rewards.http import plain_address
 
+# Which experts of a mixture the policy uses again when it learns.
+RouterReplay = Literal["off", "sampled", "old"]
 TOTAL = "total"  # of filter_on: the shaped reward, not one of its components
 
 
@@ -157,6 +159,10 @@ class RolloutSettings(SamplingSettings):
     slots: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     cache_tokens: int | None = Field(default=None, ge=16)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    # Which experts the policy uses when it learns, where it is a mixture of them. "off": those that
+    # its routers choose then. "sampled": those that the built-in engine chose. "old": those that it
+    # chose before the step, in all updates of it.
+    router_replay: RouterReplay = "off"
     # How weights get from the ranks to vLLM's processes and rollout workers. "memory": through the
     # memory of a machine that both share. "ipc": on the GPU that both share. "broadcast": NCCL, on
     # CPUs gloo. "auto" chooses for each engine by where it is, and says so where versions do not

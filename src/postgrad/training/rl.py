@@ -31,7 +31,7 @@ from postgrad.learner.protocols import (
     ScoringRole,
 )
 from postgrad.learner.role import UpdateResult
-from postgrad.learner.update import Update, updates
+from postgrad.learner.update import Update, replayed, updates
 from postgrad.models.load import load_tokenizer, require_same_tokens
 from postgrad.observe.samples import step_samples
 from postgrad.recipe.recipe import RLRecipe
@@ -113,6 +113,7 @@ class RLJob:
             parts.engine.rest()
         with run.phase("train", run.geometry.updates_per_step):
             with run.clock.timed("train/columns"):
+                batch = replayed(batch, parts.sampling, parts.roles.policy, run.geometry)
                 columns = self._columns(batch, [group.prompt for group in sampled.groups])
             with run.clock.timed("train/credit"):
                 credit = parts.algorithm.credit(batch, state=state.algorithm, **columns)
