@@ -393,4 +393,4 @@ def without_loss(sequences: Sequences, rows: NDArray[np.bool_]) -> Sequences:
         return sequences
     mask = sequences.loss_mask
     kept = mask.like(mask.values & ~mask.spread(rows).values)
-    return Sequences(sequences.tokens, kept, sequences.group)
+    return Sequences(sequences.tokens, kept, sequences.group, sequences.images)

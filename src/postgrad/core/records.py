@@ -126,6 +126,17 @@ class ScoredGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """An image in a sequence of tokens: it stands at placeholders, whose embeddings it gives."""
+
+    digest: str  # SHA-256 of its file (core/media.py)
+    at: NDArray[np.int64]  # [tokens] the placeholders among the tokens of the sequence, rising
+    # (rows, columns) of its tokens, for rotary positions of three components; None: of one.
+    grid: tuple[int, int] | None = None
+    whole: bool = False  # True: its tokens, which are one run, see each other, later ones too
+
+
+@dataclass(frozen=True, slots=True)
 class Sequences:
     """What a learner can train on: S sequences of prompt and response."""
 
@@ -136,19 +147,39 @@ class Sequences:
     # [S] sequences of one group lie next to each other, and what they begin with alike is computed
     # once: [0, 0, 1, 1] for two prompts with two samples each.
     group: NDArray[np.int64]
+    images: tuple[tuple[PlacedImage, ...], ...] = ()  # of each sequence, in order; (): no images
 
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def images_of(self, row: int) -> tuple[PlacedImage, ...]:
+        """The images of a sequence, in order."""
+        return self.images[row] if self.images else ()
+
+    def compared(self, row: int) -> NDArray[np.int32]:
+        """The tokens of a sequence with those of images replaced by parts of their hashes, below 0:
+        two sequences begin alike where these do. Equal to the tokens where there are no images.
+        """
+        tokens = self.tokens.row(row)
+        images = self.images_of(row)
+        if images:
+            tokens = tokens.copy()
+        for image in images:
+            parts = np.frombuffer(bytes.fromhex(image.digest), ">u4") | np.uint32(2**31)
+            tokens[image.at] = np.resize(parts.astype(np.uint32).view(np.int32), len(image.at))
+        return tokens
+
     def take(self, rows: NDArray[np.int64]) -> "Sequences":
         """Sequences `rows`, in this order."""
-        return Sequences(self.tokens.take(rows), self.loss_mask.take(rows), self.group[rows])
+        images = tuple(self.images[row] for row in rows) if self.images else ()
+        tokens, loss_mask = self.tokens.take(rows), self.loss_mask.take(rows)
+        return Sequences(tokens, loss_mask, self.group[rows], images)
 
     def at_last(self) -> "Sequences":
         """The same sequences with loss at their last tokens alone, where a reward model scores."""
         mask = np.zeros(len(self.tokens.values), np.bool_)
         mask[self.tokens.offsets[1:] - 1] = True
-        return Sequences(self.tokens, self.tokens.like(mask), self.group)
+        return Sequences(self.tokens, self.tokens.like(mask), self.group, self.images)
 
 
 @dataclass(frozen=True, slots=True)

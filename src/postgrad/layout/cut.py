@@ -30,7 +30,7 @@ def cut(
     """
 
     def cost(members: list[int]) -> int:
-        return grow([sequences.tokens.row(row) for row in members], min_shared).n_tokens
+        return grow([sequences.compared(row) for row in members], min_shared).n_tokens
 
     def fits(tokens: int, count: int) -> bool:
         return (max_tokens is None or tokens <= max_tokens) and (
@@ -104,7 +104,7 @@ def share(
         return [rows]
 
     def cost(members: Sequence[int]) -> int:
-        return grow([sequences.tokens.row(row) for row in members], min_shared).n_tokens
+        return grow([sequences.compared(row) for row in members], min_shared).n_tokens
 
     pieces = groups_of(sequences, rows)
     costs = [cost(members) for members in pieces]

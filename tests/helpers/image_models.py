@@ -1,0 +1,120 @@
+"""Small fresh models that read images, with what makes their pixels: one of each family."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from postgrad.models.images import IMPLEMENTATIONS, Pixels
+
+PLACEHOLDER, START, END = 90, 91, 92  # token ids
+VOCABULARY = 96
+TEXT: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+MROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 100.0}
+QWEN = {
+    "image_token_id": PLACEHOLDER, "video_token_id": 93, "vision_start_token_id": START,
+    "vision_end_token_id": END, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ImageModel:
+    """A model's config, and for a size of image in patches its pixels and (rows, columns)."""
+
+    config: Callable[[], Any]
+    pixels: Callable[[np.random.Generator, int, int], Pixels]
+    grid: bool  # rotary positions have three components
+    whole: bool  # tokens of an image see each other
+
+
+def _qwen_pixels(generator: np.random.Generator, rows: int, columns: int) -> Pixels:
+    patches = generator.normal(size=(rows * columns * 4, 3 * 2 * 4 * 4)).astype(np.float32)
+    return {
+        "pixel_values": patches,
+        "image_grid_thw": np.array([[1, 2 * rows, 2 * columns]], np.int64),
+    }
+
+
+def _square_pixels(generator: np.random.Generator, rows: int, columns: int) -> Pixels:
+    return {"pixel_values": generator.normal(size=(1, 3, 16, 16)).astype(np.float32)}
+
+
+def _qwen2_5() -> Any:
+    vision = {
+        "depth": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": 4,
+        "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32,
+        "window_size": 16, "fullatt_block_indexes": [1],
+    }  # fmt: skip
+    text = {**TEXT, "rope_parameters": MROPE}
+    return AutoConfig.for_model("qwen2_5_vl", text_config=text, vision_config=vision, **QWEN)
+
+
+def _qwen3() -> Any:
+    vision = {
+        "depth": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": 4,
+        "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32,
+        "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1],
+    }  # fmt: skip
+    rope = {**MROPE, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    text = {**TEXT, "head_dim": 8, "rope_parameters": rope}
+    return AutoConfig.for_model("qwen3_vl", text_config=text, vision_config=vision, **QWEN)
+
+
+def _gemma3() -> Any:
+    vision = {
+        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "image_size": 16, "patch_size": 4,
+    }  # fmt: skip
+    plain = {"rope_type": "default", "rope_theta": 100.0}
+    text = {
+        **TEXT, "head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {"full_attention": plain, "sliding_attention": plain},
+    }  # fmt: skip
+    return AutoConfig.for_model(
+        "gemma3", text_config=text, vision_config=vision, mm_tokens_per_image=4,
+        image_token_id=PLACEHOLDER, boi_token_id=START, eoi_token_id=END,
+    )  # fmt: skip
+
+
+IMAGE_MODELS = {
+    "qwen2_5_vl": ImageModel(_qwen2_5, _qwen_pixels, grid=True, whole=False),
+    "qwen3_vl": ImageModel(_qwen3, _qwen_pixels, grid=True, whole=False),
+    "gemma3": ImageModel(_gemma3, _square_pixels, grid=False, whole=True),
+}
+
+
+def fresh(kind: str, implementation: Any = IMPLEMENTATIONS) -> Any:
+    """A model with weights of its own scale in every dimension, the same at each call."""
+    config = IMAGE_MODELS[kind].config()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        lm = AutoModelForImageTextToText.from_config(
+            config, attn_implementation=implementation, dtype=torch.float32
+        )
+        with torch.no_grad():
+            for parameter in lm.parameters():
+                if parameter.ndim > 1:
+                    parameter.normal_(0.0, parameter[0].numel() ** -0.5)
+    return lm.eval()
+
+
+def placeholders(count: int) -> NDArray[np.int32]:
+    """The tokens of an image of `count` tokens."""
+    return np.array([START, *[PLACEHOLDER] * count, END], np.int32)
