@@ -1,5 +1,6 @@
 """Small fresh models that read images, with what makes their pixels: one of each family."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from postgrad.models.images import IMPLEMENTATIONS, Pixels
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import PlacedImage, Sequences
+from postgrad.models.attention import implementation_of
+from postgrad.models.images import Pixels
 
 PLACEHOLDER, START, END = 90, 91, 92  # token ids
 VOCABULARY = 96
@@ -100,13 +104,15 @@ IMAGE_MODELS = {
 }
 
 
-def fresh(kind: str, implementation: Any = IMPLEMENTATIONS) -> Any:
+def fresh(kind: str, implementation: str | None = None) -> Any:
     """A model with weights of its own scale in every dimension, the same at each call."""
     config = IMAGE_MODELS[kind].config()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         lm = AutoModelForImageTextToText.from_config(
-            config, attn_implementation=implementation, dtype=torch.float32
+            config,
+            attn_implementation=implementation or implementation_of(config),
+            dtype=torch.float32,
         )
         with torch.no_grad():
             for parameter in lm.parameters():
@@ -118,3 +124,50 @@ def fresh(kind: str, implementation: Any = IMPLEMENTATIONS) -> Any:
 def placeholders(count: int) -> NDArray[np.int32]:
     """The tokens of an image of `count` tokens."""
     return np.array([START, *[PLACEHOLDER] * count, END], np.int32)
+
+
+SIZES = ((2, 3), (3, 1))  # rows and columns of tokens; Gemma's images have 2 x 2
+
+
+class Scene:
+    """Two samples of a prompt with two images, one of a prompt with one, and one without images."""
+
+    def __init__(self, kind: str) -> None:
+        model, generator = IMAGE_MODELS[kind], np.random.default_rng(3)
+        sizes = SIZES if model.grid else ((2, 2), (2, 2))
+        digests = [hashlib.sha256(bytes([n])).hexdigest() for n in range(2)]
+        self.pixels: dict[str, Pixels] = {
+            digest: model.pixels(generator, *size)
+            for digest, size in zip(digests, sizes, strict=True)
+        }
+        spans = [placeholders(rows * columns) for rows, columns in sizes]
+
+        def text(count: int) -> Any:
+            return generator.integers(3, 80, count).astype(np.int32)
+
+        both = np.concatenate([text(3), spans[0], text(2), spans[1], text(4)])
+        tokens = [
+            np.concatenate([both, text(5)]),
+            np.concatenate([both, text(7)]),
+            np.concatenate([text(2), spans[1], text(9)]),
+            text(12),
+        ]
+        shown = [digests, digests, digests[1:], []]
+        self.sequences = Sequences(
+            Ragged.of(tokens, np.int32),
+            Ragged.of([np.arange(len(t)) >= len(t) - 4 for t in tokens], np.bool_),
+            np.array([0, 0, 1, 2]),
+            tuple(
+                placed(ids, named, sizes[-len(named) :] if named else (), model)
+                for ids, named in zip(tokens, shown, strict=True)
+            ),
+        )
+
+
+def placed(ids: Any, digests: list[str], sizes: Any, model: Any) -> tuple[PlacedImage, ...]:
+    at, images = np.flatnonzero(ids == PLACEHOLDER), []
+    for digest, (rows, columns) in zip(digests, sizes, strict=True):
+        own, at = at[: rows * columns], at[rows * columns :]
+        grid = (rows, columns) if model.grid else None
+        images.append(PlacedImage(digest, own, grid, model.whole))
+    return tuple(images)

@@ -9,60 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.image_models import IMAGE_MODELS, PLACEHOLDER, fresh, placeholders
+from helpers.image_models import IMAGE_MODELS, PLACEHOLDER, Scene, fresh
 from postgrad.core.errors import RunError
-from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage, Sequences
 from postgrad.layout.layout import lay_out
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.models.images import ImageTower, Pixels
 
-SIZES = ((2, 3), (3, 1))  # rows and columns of tokens; Gemma's images have 2 x 2
 CPU = torch.device("cpu")
-
-
-class Scene:
-    """Two samples of a prompt with two images, one of a prompt with one, and one without images."""
-
-    def __init__(self, kind: str) -> None:
-        model, generator = IMAGE_MODELS[kind], np.random.default_rng(3)
-        sizes = SIZES if model.grid else ((2, 2), (2, 2))
-        digests = [hashlib.sha256(bytes([n])).hexdigest() for n in range(2)]
-        self.pixels: dict[str, Pixels] = {
-            digest: model.pixels(generator, *size)
-            for digest, size in zip(digests, sizes, strict=True)
-        }
-        spans = [placeholders(rows * columns) for rows, columns in sizes]
-
-        def text(count: int) -> Any:
-            return generator.integers(3, 80, count).astype(np.int32)
-
-        both = np.concatenate([text(3), spans[0], text(2), spans[1], text(4)])
-        tokens = [
-            np.concatenate([both, text(5)]),
-            np.concatenate([both, text(7)]),
-            np.concatenate([text(2), spans[1], text(9)]),
-            text(12),
-        ]
-        shown = [digests, digests, digests[1:], []]
-        self.sequences = Sequences(
-            Ragged.of(tokens, np.int32),
-            Ragged.of([np.arange(len(t)) >= len(t) - 4 for t in tokens], np.bool_),
-            np.array([0, 0, 1, 2]),
-            tuple(
-                placed(ids, named, sizes[-len(named) :] if named else (), model)
-                for ids, named in zip(tokens, shown, strict=True)
-            ),
-        )
-
-
-def placed(ids: Any, digests: list[str], sizes: Any, model: Any) -> tuple[PlacedImage, ...]:
-    at, images = np.flatnonzero(ids == PLACEHOLDER), []
-    for digest, (rows, columns) in zip(digests, sizes, strict=True):
-        own, at = at[: rows * columns], at[rows * columns :]
-        grid = (rows, columns) if model.grid else None
-        images.append(PlacedImage(digest, own, grid, model.whole))
-    return tuple(images)
 
 
 def own_logprobs(lm: Any, scene: Scene, row: int) -> torch.Tensor:

@@ -85,6 +85,15 @@ def _attention(
 AttentionInterface.register(ATTENTION_NAME, _attention)
 
 
+def implementation_of(config: Any) -> Any:
+    """What transformers is told of a model's attention: ours in its decoder, torch's in the tower
+    of one that reads images, whose tokens are not packed.
+    """
+    if config.get_text_config() is config:
+        return ATTENTION_NAME
+    return {"": ATTENTION_NAME, "text_config": ATTENTION_NAME, "vision_config": "sdpa"}
+
+
 def carry_context(lm: nn.Module) -> None:
     """Hands the attention context to every attention module of a model whose layers get it and do
     not pass it on (stablelm, nemotron).

@@ -14,15 +14,14 @@ from torch import Tensor, nn
 
 from postgrad.core.errors import RunError
 from postgrad.layout.layout import Layout
-from postgrad.models.attention import ATTENTION_NAME, Pictures, to_device
+from postgrad.models.attention import Pictures, to_device
 
 Pixels = Mapping[str, NDArray[Any]]  # what an image processor of transformers gives for an image
-IMPLEMENTATIONS = {"": ATTENTION_NAME, "text_config": ATTENTION_NAME, "vision_config": "sdpa"}
 
 
 class ImageTower:
-    """Encodes the images of layouts with the weights of `lm`, which is loaded with IMPLEMENTATIONS:
-    packed sequences are the decoder's alone.
+    """Encodes the images of layouts with the weights of `lm`, whose attention is as
+    models.attention.implementation_of says.
     """
 
     def __init__(self, lm: nn.Module, pixels: Callable[[str], Pixels]) -> None:
