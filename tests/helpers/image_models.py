@@ -45,6 +45,7 @@ class ImageModel:
     pixels: Callable[[np.random.Generator, int, int], Pixels]
     grid: bool  # rotary positions have three components
     whole: bool  # tokens of an image see each other
+    types: str | None  # the argument of transformers' forward that says which tokens are images'
 
 
 def _qwen_pixels(generator: np.random.Generator, rows: int, columns: int) -> Pixels:
@@ -97,10 +98,28 @@ def _gemma3() -> Any:
     )  # fmt: skip
 
 
+def _tile_pixels(generator: np.random.Generator, rows: int, columns: int) -> Pixels:
+    return {"pixel_values": generator.normal(size=(1, 1, 3, 16, 16)).astype(np.float32)}
+
+
+def _smolvlm() -> Any:
+    vision = {
+        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "image_size": 16, "patch_size": 4,
+    }  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": 100.0}
+    text = {**TEXT, "model_type": "llama", "rope_parameters": rope}
+    return AutoConfig.for_model(
+        "smolvlm", text_config=text, vision_config=vision, image_token_id=PLACEHOLDER,
+        scale_factor=2, tie_word_embeddings=False,
+    )  # fmt: skip
+
+
 IMAGE_MODELS = {
-    "qwen2_5_vl": ImageModel(_qwen2_5, _qwen_pixels, grid=True, whole=False),
-    "qwen3_vl": ImageModel(_qwen3, _qwen_pixels, grid=True, whole=False),
-    "gemma3": ImageModel(_gemma3, _square_pixels, grid=False, whole=True),
+    "qwen2_5_vl": ImageModel(_qwen2_5, _qwen_pixels, True, False, "mm_token_type_ids"),
+    "qwen3_vl": ImageModel(_qwen3, _qwen_pixels, True, False, "mm_token_type_ids"),
+    "gemma3": ImageModel(_gemma3, _square_pixels, False, True, "token_type_ids"),
+    "smolvlm": ImageModel(_smolvlm, _tile_pixels, False, False, None),
 }
 
 
@@ -129,11 +148,21 @@ def placeholders(count: int) -> NDArray[np.int32]:
 SIZES = ((2, 3), (3, 1))  # rows and columns of tokens; Gemma's images have 2 x 2
 
 
+def placed(ids: Any, digests: list[str], sizes: Any, model: Any) -> tuple[PlacedImage, ...]:
+    at, images = np.flatnonzero(ids == PLACEHOLDER), []
+    for digest, (rows, columns) in zip(digests, sizes, strict=True):
+        own, at = at[: rows * columns], at[rows * columns :]
+        grid = (rows, columns) if model.grid else None
+        images.append(PlacedImage(digest, own, grid, model.whole))
+    return tuple(images)
+
+
 class Scene:
     """Two samples of a prompt with two images, one of a prompt with one, and one without images."""
 
     def __init__(self, kind: str) -> None:
-        model, generator = IMAGE_MODELS[kind], np.random.default_rng(3)
+        self.model = model = IMAGE_MODELS[kind]
+        generator = np.random.default_rng(3)
         sizes = SIZES if model.grid else ((2, 2), (2, 2))
         digests = [hashlib.sha256(bytes([n])).hexdigest() for n in range(2)]
         self.pixels: dict[str, Pixels] = {
@@ -163,11 +192,13 @@ class Scene:
             ),
         )
 
-
-def placed(ids: Any, digests: list[str], sizes: Any, model: Any) -> tuple[PlacedImage, ...]:
-    at, images = np.flatnonzero(ids == PLACEHOLDER), []
-    for digest, (rows, columns) in zip(digests, sizes, strict=True):
-        own, at = at[: rows * columns], at[rows * columns :]
-        grid = (rows, columns) if model.grid else None
-        images.append(PlacedImage(digest, own, grid, model.whole))
-    return tuple(images)
+    def arguments(self, ids: torch.Tensor, images: tuple[PlacedImage, ...]) -> dict[str, Any]:
+        """What transformers' own forward takes of the images of one sequence, ids [1, T]."""
+        pixels = [self.pixels[image.digest] for image in images]
+        named: dict[str, Any] = {
+            name: torch.from_numpy(np.concatenate([p[name] for p in pixels]))
+            for name in (pixels[0] if pixels else ())
+        }
+        if pixels and self.model.types is not None:
+            named[self.model.types] = (ids == PLACEHOLDER).int()
+        return named

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.image_models import IMAGE_MODELS, PLACEHOLDER, Scene, fresh
+from helpers.image_models import IMAGE_MODELS, Scene, fresh
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
@@ -55,14 +55,7 @@ def requests_of(scene: Scene, sampling: SamplingSettings) -> list[Request]:
 
 def transformers_tokens(lm: Any, scene: Scene, request: Request) -> list[int]:
     ids = torch.from_numpy(request.token_ids.astype(np.int64))[None]
-    pixels = [scene.pixels[image.digest] for image in request.images]
-    named: dict[str, Any] = {
-        name: torch.from_numpy(np.concatenate([p[name] for p in pixels]))
-        for name in (pixels[0] if pixels else ())
-    }
-    if pixels:
-        types = "token_type_ids" if lm.config.model_type == "gemma3" else "mm_token_type_ids"
-        named[types] = (ids == PLACEHOLDER).int()
+    named = scene.arguments(ids, request.images)
     lm.model.rope_deltas = None
     out = lm.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW,
