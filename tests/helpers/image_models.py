@@ -44,7 +44,7 @@ class ImageModel:
     config: Callable[[], Any]
     pixels: Callable[[np.random.Generator, int, int], Pixels]
     grid: bool  # rotary positions have three components
-    whole: bool  # tokens of an image see each other
+    mutual: bool  # tokens of an image see each other
     types: str | None  # the argument of transformers' forward that says which tokens are images'
 
 
@@ -153,7 +153,7 @@ def placed(ids: Any, digests: list[str], sizes: Any, model: Any) -> tuple[Placed
     for digest, (rows, columns) in zip(digests, sizes, strict=True):
         own, at = at[: rows * columns], at[rows * columns :]
         grid = (rows, columns) if model.grid else None
-        images.append(PlacedImage(digest, own, grid, model.whole))
+        images.append(PlacedImage(digest, own, grid, model.mutual))
     return tuple(images)
 
 

@@ -133,7 +133,7 @@ class PlacedImage:
     at: NDArray[np.int64]  # [tokens] the placeholders among the tokens of the sequence, rising
     # (rows, columns) of its tokens, for rotary positions of three components; None: of one.
     grid: tuple[int, int] | None = None
-    whole: bool = False  # True: its tokens, which are one run, see each other, later ones too
+    mutual: bool = False  # True: its tokens, which are one run, see each other, later ones too
 
 
 @dataclass(frozen=True, slots=True)

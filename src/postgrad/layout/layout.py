@@ -218,7 +218,7 @@ class _Builder:
             n_sequences=len(self.number),
             images=tuple(self.images),
             rotary=self._joined(self.rotary, any(i.grid for i in self._placed())),
-            seen=self._joined(self.seen, any(i.whole for i in self._placed())),
+            seen=self._joined(self.seen, any(i.mutual for i in self._placed())),
         )
 
     def _placed(self) -> Iterator[PlacedImage]:
@@ -258,7 +258,7 @@ def seen_positions(length: int, images: Iterable[PlacedImage]) -> NDArray[np.int
     """[2, length] Layout.seen of one sequence."""
     seen = np.tile(np.arange(length), (2, 1))
     for image in images:
-        if image.whole:
+        if image.mutual:
             seen[0, image.at], seen[1, image.at] = image.at[0], image.at[-1]
     return seen
 
