@@ -11,7 +11,7 @@ tokens of one response (all turns after the prompt).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -139,6 +139,17 @@ class ScoredGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """An image in a sequence of tokens: it stands at placeholders, whose embeddings it gives."""
+
+    digest: str  # SHA-256 of its file (core/media.py)
+    at: NDArray[np.int64]  # [tokens] the placeholders among the tokens of the sequence, rising
+    # (rows, columns) of its tokens, for rotary positions of three components; None: of one.
+    grid: tuple[int, int] | None = None
+    mutual: bool = False  # True: its tokens, which are one run, see each other, later ones too
+
+
+@dataclass(frozen=True, slots=True)
 class Sequences:
     """What a learner can train on: S sequences of prompt and response."""
 
@@ -151,33 +162,51 @@ class Sequences:
     group: NDArray[np.int64]
     # int16 [N, layers, k]: the experts that a policy's learner has to use again, see Experts.
     experts: Ragged | None = None
+    images: tuple[tuple[PlacedImage, ...], ...] = ()  # of each sequence, in order; (): no images
 
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def images_of(self, row: int) -> tuple[PlacedImage, ...]:
+        """The images of a sequence, in order."""
+        return self.images[row] if self.images else ()
+
+    def _with_images(self) -> Ragged:
+        """The tokens, with those of images replaced by parts of their hashes, below 0."""
+        if not self.images:
+            return self.tokens
+        values = self.tokens.values.copy()
+        for start, images in zip(self.tokens.offsets, self.images, strict=False):
+            for image in images:
+                parts = np.frombuffer(bytes.fromhex(image.digest), ">u4") | np.uint32(2**31)
+                numbers = parts.astype(np.uint32).view(np.int32)
+                values[start + image.at] = np.resize(numbers, len(image.at))
+        return self.tokens.like(values)
+
     def take(self, rows: NDArray[np.int64]) -> "Sequences":
         """Sequences `rows`, in this order."""
         experts = None if self.experts is None else self.experts.take(rows)
-        return Sequences(
-            self.tokens.take(rows), self.loss_mask.take(rows), self.group[rows], experts
-        )
+        images = tuple(self.images[row] for row in rows) if self.images else ()
+        tokens, loss_mask = self.tokens.take(rows), self.loss_mask.take(rows)
+        return Sequences(tokens, loss_mask, self.group[rows], experts, images)
 
     @property
     def shared_by(self) -> Ragged:
-        """int32 [N] numbers that are equal where tokens are, and the experts that they were sent
-        to: what begins alike in both can be computed once.
+        """int32 [N] numbers that are equal where tokens are, the images that they stand for, and
+        the experts that they were sent to: what begins alike in all can be computed once.
         """
+        compared = self._with_images()
         if self.experts is None:
-            return self.tokens
-        chosen = self.experts.values.reshape(len(self.tokens.values), -1)
-        keys = seeds.bits(0, "experts", self.tokens.values, *chosen.T)
-        return self.tokens.like(np.unique(keys, return_inverse=True)[1].astype(np.int32))
+            return compared
+        chosen = self.experts.values.reshape(len(compared.values), -1)
+        keys = seeds.bits(0, "experts", compared.values, *chosen.T)
+        return compared.like(np.unique(keys, return_inverse=True)[1].astype(np.int32))
 
     def at_last(self) -> "Sequences":
         """The same sequences with loss at their last tokens alone, where a reward model scores."""
         mask = np.zeros(len(self.tokens.values), np.bool_)
         mask[self.tokens.offsets[1:] - 1] = True
-        return Sequences(self.tokens, self.tokens.like(mask), self.group, self.experts)
+        return replace(self, loss_mask=self.tokens.like(mask))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.core.settings import ShardingStage
@@ -35,6 +35,7 @@ from postgrad.models import head
 from postgrad.models.adapters import Adapter, acting
 from postgrad.models.attention import (
     AttentionContext,
+    Pictures,
     carries_states,
     hidden_states,
     layers_of,
@@ -42,6 +43,7 @@ from postgrad.models.attention import (
     to_device,
     windows_of,
 )
+from postgrad.models.images import ImageTower
 from postgrad.models.routers import Routers
 from postgrad.models.stored import realise
 from postgrad.models.tree import FlexAttention, TreeAttention
@@ -82,9 +84,12 @@ class PackedForward(nn.Module):
         hidden_row: Tensor,
         context: AttentionContext,
         read: Callable[[nn.Module, Tensor], Out],
+        encode: Callable[[], Pictures | None] = lambda: None,
     ) -> Out:
-        """The result of read(lm, hidden states [E, hidden] of the loss entries)."""
-        hidden = hidden_states(self.lm, token_ids, positions, context)
+        """The result of read(lm, hidden states [E, hidden] of the loss entries). encode: computes
+        the features of the images.
+        """
+        hidden = hidden_states(self.lm, token_ids, positions, context, encode())
         return read(self.lm, hidden.index_select(0, hidden_row))
 
 
@@ -136,6 +141,7 @@ class Backbone:
         self.micro = micro
         self.adapter = adapter
         self.routers: Routers | None = None  # of a mixture of experts that is trained
+        self.tower: ImageTower | None = None  # of a model that reads images
         self.ranks = ALONE
         self.sharding: Sharding | None = None
         self._forward = PackedForward(lm)
@@ -328,7 +334,12 @@ class Backbone:
         require_embedded(self.lm, layout.token_ids)
         if self.compiler is not None:
             self._compile_mode()
-        arrays = layout.token_ids, layout.positions, layout.hidden_row
+        if layout.images and (self.tower is None or rank_rows is not None):
+            raise RunError(
+                "a sequence has an image, which this model does not read, or whose rows several "
+                "ranks share (learner.tensor_parallel, learner.context_parallel): use 1 for both"
+            )
+        arrays = layout.token_ids, layout.rotary_positions, layout.hidden_row
         context = self._context(layout)
         if rank_rows is not None:
             arrays = (
@@ -338,7 +349,8 @@ class Backbone:
             )
             context = SharedAttention(context, layout.n_tokens, self.ranks)
         tensors = (to_device(array, self.device) for array in arrays)
-        return self._forward(*tensors, context, read)
+        encode = partial(self.tower.pictures, layout) if self.tower is not None else lambda: None
+        return self._forward(*tensors, context, read, encode)
 
     def _compile_mode(self) -> None:
         """Compiles what the next forward needs, if it is the first one of its kind, in a forward
@@ -369,7 +381,7 @@ class Backbone:
         return StateContext(attention, SequenceMixing(layout, self.device))
 
     def _attention(self, layout: Layout) -> AttentionContext:
-        if self._flex:
+        if self._flex and layout.seen is None:  # its masks know no images that are seen whole
             return FlexAttention(layout, self.device, self._windows)
         blocks = TreeAttention(plan_blocks(layout), self.device)
         if self.compiler is None:

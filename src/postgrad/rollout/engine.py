@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from postgrad.core.errors import RunError
-from postgrad.core.records import Experts, FinishReason
+from postgrad.core.records import Experts, FinishReason, PlacedImage
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.stats import EngineStats
 
@@ -59,6 +59,7 @@ class Request:
     seed: int = 0  # of the run
     messages: Sequence[Mapping[str, str]] = ()  # the prompt in the chat format; () in later turns
     written: Written | None = None  # of a turn that goes on; then `sample_ids` is a single sample
+    images: tuple[PlacedImage, ...] = ()  # among `token_ids`, in order
 
     @property
     def prefix(self) -> NDArray[np.int32]:

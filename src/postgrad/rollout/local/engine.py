@@ -23,6 +23,7 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.models.attention import require_embedded, to_device
 from postgrad.models.decoder import decoder_of
 from postgrad.models.head import target_logprobs
+from postgrad.models.images import ImageTower
 from postgrad.models.routers import replayable
 from postgrad.models.supported import is_tested
 from postgrad.parallel.device import give_back
@@ -62,19 +63,22 @@ class LocalEngine:
         borrows: bool = False,
         shares: bool = False,
         records_experts: bool = False,
+        tower: ImageTower | None = None,
     ) -> None:
         """lm: the engine's own copy. slots: sequences decoded together in a cache of `cache_tokens`
         places; fewer where sequences are longer than cache_tokens / slots. borrows: loaded weights
         are not copied where that is possible (WeightIntake): whoever changes them in place has to
         load them again before the next request. shares: all weights of `lm` are the learner's
         (models.four_bits.twin), so that none of those to be loaded are read. records_experts:
-        completions say which experts tokens were sent to. Raises UsageError where `lm` has none.
+        completions say which experts tokens were sent to. tower: of a model that reads images.
+        Raises UsageError where `lm` has no experts to record.
         """
         self.stats = EngineStats()
         self._lm = lm.eval() if shares else lm.eval().requires_grad_(False)
         self._shares = shares
         self._decoder = decoder_of(lm)
         self._routers = replayable(lm) if records_experts else None
+        self._tower = tower
         self._tokenizer = tokenizer
         self._slots = slots
         self._borrows = borrows
@@ -111,6 +115,8 @@ class LocalEngine:
                 f"{self._cache.tokens}: raise rollout.cache_tokens or lower rollout.max_new_tokens"
             )
         request.require_valid()
+        if request.images and self._tower is None:
+            raise UsageError(f"ticket {request.ticket} has an image, which this engine cannot read")
         require_embedded(self._lm, request.token_ids)
         order = (request.ticket, request.sample_ids[0], request.turn, self._submitted)
         self._submitted += 1
@@ -252,7 +258,9 @@ class LocalEngine:
             if self._prefilled is None:
                 if not (requests := self._next_prompts()):
                     break
-                self._prefilled = prefill(self._decoder, requests, self._device, self._routers)
+                self._prefilled = prefill(
+                    self._decoder, requests, self._device, self._routers, self._tower
+                )
                 self.stats.prompt_tokens += int(self._prefilled.starts[-1])
                 self._prompts_computed += len(self._prefilled.hidden)
             pool = self._prefilled

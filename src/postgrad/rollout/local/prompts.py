@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Experts, Sequences
+from postgrad.core.records import Experts, PlacedImage, Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout, lay_out
 from postgrad.models.attention import AttentionContext, carries_states, to_device
 from postgrad.models.decoder import Decoder, ModuleDecoder
+from postgrad.models.images import ImageTower
 from postgrad.models.probe import own_attention, probe_sequences, same, spread
 from postgrad.models.routers import Routers, chosen_of
 from postgrad.models.supported import unsupported
@@ -67,12 +68,16 @@ class Recording:
         )
 
 
-def lay_out_plain(sequences: list[NDArray[np.int32]]) -> tuple[Layout, Ragged]:
-    """A layout of unrelated sequences in which every token but the first is a loss entry."""
+def lay_out_plain(
+    sequences: list[NDArray[np.int32]], images: tuple[tuple[PlacedImage, ...], ...] = ()
+) -> tuple[Layout, Ragged]:
+    """A layout of unrelated sequences in which every token but the first is a loss entry. images:
+    of each sequence.
+    """
     tokens = Ragged.of(sequences, np.int32)
     loss_mask = np.ones(len(tokens.values), np.bool_)
     loss_mask[tokens.offsets[:-1]] = False
-    columns = Sequences(tokens, tokens.like(loss_mask), np.arange(len(tokens)))
+    columns = Sequences(tokens, tokens.like(loss_mask), np.arange(len(tokens)), images=images)
     return lay_out(columns, np.arange(len(tokens))), tokens
 
 
@@ -82,10 +87,11 @@ def run_plain(
     device: torch.device,
     attention: AttentionContext | None = None,
     routers: Routers | None = None,
+    tower: ImageTower | None = None,
 ) -> tuple[Tensor, Recording]:
     """The hidden states [T, hidden] of a layout, and every layer's keys and values, or its state
     behind each sequence. attention: None for the fastest. routers: those whose experts are
-    recorded.
+    recorded. tower: encodes the layout's images.
     """
     recording = Recording(attention or attention_over(layout, device))
     context: AttentionContext = recording
@@ -94,9 +100,11 @@ def run_plain(
 
         mixing = SequenceMixing(layout, device, keep=True)
         context, recording.states = StateContext(recording, mixing), mixing.states
-    ids, positions = (to_device(array, device) for array in (layout.token_ids, layout.positions))
+    arrays = (layout.token_ids, layout.rotary_positions)
+    ids, positions = (to_device(array, device) for array in arrays)
+    pictures = None if tower is None else tower.pictures(layout)
     with nullcontext() if routers is None else routers.recording() as routed:
-        hidden = decoder.hidden_states(ids, positions, context)
+        hidden = decoder.hidden_states(ids, positions, context, pictures)
     if routed is not None:
         recording.experts = chosen_of(routed).cpu().numpy()
     return hidden, recording
@@ -199,16 +207,22 @@ def prefill(
     requests: list[Request],
     device: torch.device,
     routers: Routers | None = None,
+    tower: ImageTower | None = None,
 ) -> Prefilled:
     """Compute the prompts of `requests` in one packed forward, equal ones once. routers: those
-    whose experts are recorded.
+    whose experts are recorded. tower: encodes their images.
     """
-    number: dict[bytes, int] = {}
+    number: dict[tuple[bytes, ...], int] = {}
     prompts = [np.ascontiguousarray(r.prefix, np.int32) for r in requests]
-    prompt_of = np.array([number.setdefault(p.tobytes(), len(number)) for p in prompts], np.int64)
+    names = [
+        (prompt.tobytes(), *(image.digest.encode() for image in request.images))
+        for prompt, request in zip(prompts, requests, strict=True)
+    ]
+    prompt_of = np.array([number.setdefault(name, len(number)) for name in names], np.int64)
     _, first = np.unique(prompt_of, return_index=True)
-    layout, _ = lay_out_plain([prompts[i] for i in first])
-    hidden, context = run_plain(decoder, layout, device, routers=routers)
+    images = tuple(requests[i].images for i in first)
+    layout, _ = lay_out_plain([prompts[i] for i in first], images if any(images) else ())
+    hidden, context = run_plain(decoder, layout, device, routers=routers, tower=tower)
     starts = layout.segment_start
     experts = None if context.experts is None else np.split(context.experts, starts[1:-1])
     last = to_device(starts[1:] - 1, device)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from postgrad.core import seeds
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Experts
+from postgrad.layout.layout import rotary_positions
 from postgrad.rollout.engine import Request, Written
 from postgrad.rollout.local.budget import close_gaps
 from postgrad.rollout.local.sampler import Kind
@@ -36,6 +37,8 @@ class Rows:
         # number that draws it.
         self.key = np.zeros(capacity, np.uint64)
         self.prompt = np.zeros(capacity, np.int64)  # tokens before the response
+        # The position of its first token in rotary embeddings: behind images it is not `prompt`.
+        self.rotary = np.zeros(capacity, np.int64)
         self.stretch = np.zeros(capacity, np.int64)  # number of the prompt's stretch, see shared.py
         self.position = np.zeros(capacity, np.int64)  # tokens of the turn before these, see cut
         self.written = np.zeros(capacity, np.int64)  # tokens of the response so far
@@ -72,7 +75,8 @@ class Rows:
         counters = request.ticket, np.array(samples, np.int64), request.turn
         self.key[rows] = seeds.bits(request.seed, "sample", *counters)
         self.position[rows] = request.position
-        self.prompt[rows] = len(request.prefix)
+        self.prompt[rows] = length = len(request.prefix)
+        self.rotary[rows] = rotary_positions(length + 1, request.images)[0, -1]
         self.stretch[rows] = stretches
         self.written[rows] = 0
         self.launched[rows] = 0
@@ -155,9 +159,9 @@ class Rows:
         left, to, source = close_gaps(self.count, gone)
         for column in (
             self.requests, self.spans, self.sample, self.ticket, self.turn, self.key, self.prompt,
-            self.stretch, self.position, self.written, self.launched, self.limit, self.has_stop,
-            self.temperature, self.top_k, self.top_p, self.min_p, self.tokens, self.logprobs,
-            self.before, self.experts,
+            self.rotary, self.stretch, self.position, self.written, self.launched, self.limit,
+            self.has_stop, self.temperature, self.top_k, self.top_p, self.min_p, self.tokens,
+            self.logprobs, self.before, self.experts,
         ):  # fmt: skip
             column[to] = column[source]
         self.count = left

@@ -32,7 +32,8 @@ from postgrad.rollout.local.sampler import Kind, Knobs, sample, uniform
 
 # Columns of the block, an integer of 64 bits for each row; KNOBS are float64 in the same bits.
 COLUMNS = (
-    "source", "written", "active", "fresh", "position", "prompt", "key", "lane", "response", "top_k"
+    *("source", "written", "active", "fresh", "position", "prompt", "rotary", "key", "lane"),
+    *("response", "top_k"),
 )  # fmt: skip
 KNOBS = ("temperature", "top_p", "min_p")
 STRETCHES = ("length", "used", "place")  # of prompts: tokens, lanes in use, place in the cache
@@ -105,7 +106,7 @@ def step(
     hidden: Tensor | None = None
     if shape.decoded:
         rows = shape.decoded
-        positions = buffers.prompt[:rows] + buffers.places(rows)
+        positions = buffers.columns["rotary"][:rows] + buffers.places(rows)
         context = _attention(cache, buffers, shape)
         if decoder.stateful:
             from postgrad.models.states import StateContext, TokenMixing
@@ -337,6 +338,7 @@ class Stepper:
         columns["fresh"][decoding:count] = 1
         columns["position"][:count] = rows.position[:count]
         columns["prompt"][:count] = rows.prompt[:count]
+        columns["rotary"][:count] = rows.rotary[:count]
         columns["key"][:count] = rows.key[:count].view(np.int64)
         columns["response"][:] = self._cache.responses.place[:capacity]
         columns["top_k"][:count] = rows.top_k[:count]
