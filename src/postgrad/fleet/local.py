@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import nn
 
 from postgrad.core.errors import RunError
 from postgrad.core.seeds import integer
@@ -32,7 +31,7 @@ from postgrad.models.routers import routers_of
 from postgrad.models.save import model_hash
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelSettings
-from postgrad.parallel.device import compute_dtype, give_back
+from postgrad.parallel.device import HostWeights, compute_dtype, give_back
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.recipe.lines import KeyPath
 from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RLRecipe, SFTRecipe
@@ -58,28 +57,6 @@ def base_model(recipe: Recipe, init: Path) -> str:
             init,
         )
     return str(init)
-
-
-class HostWeights:
-    """Weights that never change, in the host's memory: on the device inside `with`.
-
-    Copies go one way, to the device; pinned where there is CUDA.
-    """
-
-    def __init__(self, lm: nn.Module) -> None:
-        self._device = next(lm.parameters()).device
-        self._tensors = [*lm.parameters(), *lm.buffers()]
-        pin = self._device.type == "cuda"
-        self._host = [t.detach().cpu().pin_memory() if pin else t.data for t in self._tensors]
-        self.__exit__()  # off the device
-
-    def __enter__(self) -> None:
-        for tensor, held in zip(self._tensors, self._host, strict=True):
-            tensor.data = held.to(self._device, copy=True, non_blocking=True)
-
-    def __exit__(self, *error: object) -> None:
-        for tensor, held in zip(self._tensors, self._host, strict=True):
-            tensor.data = held
 
 
 def rest_on_host(role: Policy | ScoreRole) -> None:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from postgrad.core.errors import RunError, UsageError
+from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.core.settings import ShardingStage
@@ -43,7 +43,7 @@ from postgrad.models.attention import (
     to_device,
     windows_of,
 )
-from postgrad.models.images import ImageTower
+from postgrad.models.images import ImageTower, encoder_of
 from postgrad.models.routers import Routers
 from postgrad.models.stored import realise
 from postgrad.models.tree import FlexAttention, TreeAttention
@@ -242,17 +242,14 @@ class Backbone:
         """Logprobs [E] of a layout's loss entries, and their entropies if asked, float32."""
         rank_rows = self.rows_of_rank(layout)
         targets = layout.target if rank_rows is None else rank_rows.targets(layout)
-        token_logprobs, entropy = self._run(
-            layout,
-            rank_rows,
-            partial(
-                head.target_logprobs,
-                targets=to_device(targets, self.device),
-                temperature=temperature,
-                with_entropy=with_entropy,
-                compiler=self.compiler,
-            ),
+        read = partial(
+            head.target_logprobs,
+            targets=to_device(targets, self.device),
+            temperature=temperature,
+            with_entropy=with_entropy,
+            compiler=self.compiler,
         )
+        token_logprobs, entropy = self._run(layout, rank_rows, read)
         if rank_rows is not None:
             token_logprobs = rank_rows.outputs(token_logprobs, layout, self.ranks)
             entropy = None if entropy is None else rank_rows.outputs(entropy, layout, self.ranks)
@@ -320,10 +317,6 @@ class Backbone:
             keys = keys[rank_rows.inner]
         return self.adapter.dropping(to_device(keys, self.device), update)
 
-    def hidden(self, layout: Layout) -> Tensor:
-        """The hidden states [E, hidden] of a layout's loss entries, where no ranks share it."""
-        return self._run(layout, None, lambda _, hidden: hidden)
-
     def rows_of_rank(self, layout: Layout) -> RankRows | None:
         """This rank's rows of a layout, where several ranks share it; else None."""
         return RankRows.of(layout, self.ranks) if self.ranks.grid.sharers > 1 else None
@@ -334,22 +327,13 @@ class Backbone:
         require_embedded(self.lm, layout.token_ids)
         if self.compiler is not None:
             self._compile_mode()
-        if layout.images and (self.tower is None or rank_rows is not None):
-            raise RunError(
-                "a sequence has an image, which this model does not read, or whose rows several "
-                "ranks share (learner.tensor_parallel, learner.context_parallel): use 1 for both"
-            )
         arrays = layout.token_ids, layout.rotary_positions, layout.hidden_row
         context = self._context(layout)
         if rank_rows is not None:
-            arrays = (
-                layout.token_ids[rank_rows.rows],
-                layout.positions[rank_rows.inner],
-                rank_rows.hidden_row,
-            )
+            arrays = rank_rows.inputs(layout)
             context = SharedAttention(context, layout.n_tokens, self.ranks)
         tensors = (to_device(array, self.device) for array in arrays)
-        encode = partial(self.tower.pictures, layout) if self.tower is not None else lambda: None
+        encode = encoder_of(layout, self.tower, rows_shared=rank_rows is not None)
         return self._forward(*tensors, context, read, encode)
 
     def _compile_mode(self) -> None:

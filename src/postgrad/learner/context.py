@@ -45,6 +45,10 @@ class RankRows:
         outer, inner = rows[start : start + each], rows[first : first + tensor * each]
         return cls(outer, inner, hidden, entries)
 
+    def inputs(self, layout: Layout) -> tuple[NDArray[np.int64], ...]:
+        """Token ids [L], positions [tensor_parallel * L] and hidden rows [e + 1] of this rank."""
+        return layout.token_ids[self.rows], layout.positions[self.inner], self.hidden_row
+
     def targets(self, layout: Layout) -> NDArray[np.int64]:
         """[e + 1] token ids that the entries predict; 0 for the extra entry."""
         return np.append(layout.target[self.entries], 0)

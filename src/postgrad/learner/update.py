@@ -201,7 +201,7 @@ def chosen_experts(backbone: Backbone, sequences: Sequences) -> Ragged:
     shape: tuple[int, ...] = (0, 0)
     for layout in backbone.micro_batches(read, np.arange(len(read)), reads="at"):
         with routers.recording() as routed:
-            backbone.hidden(layout)
+            backbone.hidden(layout, None)
         experts = chosen_of(routed)
         shape = tuple(experts.shape[1:])
         if layout.n_sequences:

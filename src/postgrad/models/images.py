@@ -5,6 +5,7 @@ each forward pass that it is in, however many sequences share it.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,22 @@ class ImageTower:
         out = model.get_image_features(**named, return_dict=True)
         layers = [out.pooler_output, *(getattr(out, "deepstack_features", None) or ())]
         return [_flat(layer) for layer in layers]
+
+
+def encoder_of(
+    layout: Layout, tower: ImageTower | None, *, rows_shared: bool
+) -> Callable[[], Pictures | None]:
+    """Computes the features of a layout's images when it is called, which is within the forward
+    pass. Raises RunError where the model reads no images, and where ranks share the layout's rows.
+    """
+    if not layout.images:
+        return lambda: None
+    if tower is None or rows_shared:
+        raise RunError(
+            "a sequence has an image, which this model does not read, or whose rows several "
+            "ranks share (learner.tensor_parallel, learner.context_parallel): use 1 for both"
+        )
+    return partial(tower.pictures, layout)
 
 
 def _flat(features: Any) -> Tensor:

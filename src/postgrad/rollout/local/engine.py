@@ -76,12 +76,10 @@ class LocalEngine:
         self.stats = EngineStats()
         self._lm = lm.eval() if shares else lm.eval().requires_grad_(False)
         self._shares = shares
-        self._decoder = decoder_of(lm)
+        self._decoder, self._tower = decoder_of(lm), tower
         self._routers = replayable(lm) if records_experts else None
-        self._tower = tower
         self._tokenizer = tokenizer
-        self._slots = slots
-        self._borrows = borrows
+        self._slots, self._borrows = slots, borrows
         parameter = next(lm.parameters())
         self._device = parameter.device
         self._prefill_tokens = PREFILL_TOKENS[self._device.type]
