@@ -70,9 +70,7 @@ def generated(
     ids = torch.from_numpy(np.stack(prompts).astype(np.int64)).to(session.device)
     mask = torch.ones_like(ids)
     clock = Clock(session, ids.shape[1], first, new)
-    lm.generate(
-        input_ids=ids, attention_mask=mask, max_new_tokens=first, stopping_criteria=[clock]
-    )
+    lm.generate(input_ids=ids, attention_mask=mask, max_new_tokens=first, stopping_criteria=[clock])
     out = lm.generate(input_ids=ids, attention_mask=mask, stopping_criteria=[clock])
     session.synchronize()
     seconds = time.perf_counter() - clock.began
