@@ -34,14 +34,20 @@ def require(package: str) -> None:
 
 
 class Clock(StoppingCriteria):
-    """Notes when the rows have `first` new tokens; stops nothing."""
+    """Notes when the rows have `first` new tokens; stops nothing. Raises RuntimeError beyond
+    `first + new`: generate reads on the device whether rows have ended, and on one that computes
+    nothing they never do.
+    """
 
-    def __init__(self, session: Session, width: int, first: int) -> None:
+    def __init__(self, session: Session, width: int, first: int, new: int) -> None:
         self.began = 0.0
         self._session = session
         self._at = width + first
+        self._last = self._at + new
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if input_ids.shape[1] > self._last:
+            raise RuntimeError("generate goes on beyond max_new_tokens")
         if input_ids.shape[1] == self._at:
             self._session.synchronize()
             self.began = time.perf_counter()
@@ -63,8 +69,8 @@ def generated(
     )
     ids = torch.from_numpy(np.stack(prompts).astype(np.int64)).to(session.device)
     mask = torch.ones_like(ids)
-    clock = Clock(session, ids.shape[1], first)
-    lm.generate(input_ids=ids, attention_mask=mask, max_new_tokens=first)
+    clock = Clock(session, ids.shape[1], first, new)
+    lm.generate(input_ids=ids, attention_mask=mask, max_new_tokens=first, stopping_criteria=[clock])
     out = lm.generate(input_ids=ids, attention_mask=mask, stopping_criteria=[clock])
     session.synchronize()
     seconds = time.perf_counter() - clock.began

@@ -57,4 +57,7 @@ def stepped(session: Session, prompts: int, steps: int) -> Result:
 def beside_trl(session: Session, prompts: int) -> Result:
     """A step of benchmarks.speed's grpo, in which every sample has all tokens, by both sides."""
     require("trl")
-    return against(session, "grpo", "trl", MODEL, rounds=1, prompts=prompts, micro_batch=16)
+    micro_batch = min(16, prompts * sizes_of(session).samples)  # a dry run's whole step has 8
+    return against(
+        session, "grpo", "trl", MODEL, rounds=1, prompts=prompts, micro_batch=micro_batch
+    )

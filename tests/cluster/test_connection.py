@@ -9,6 +9,7 @@ import pytest
 
 from postgrad.cluster import connection
 from postgrad.cluster.connection import NoPlace, Reservation
+from postgrad.cluster.placing import RoleRequest
 from postgrad.cluster.settings import ClusterSettings
 from postgrad.core.errors import RunError
 
@@ -67,6 +68,36 @@ def test_auto_means_the_address_in_the_environment(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("RAY_ADDRESS", "nobody.invalid:6379")
     with pytest.raises(RunError, match=r"^no Ray cluster at nobody\.invalid:6379: "):
         start("auto")
+
+
+def test_a_rank_and_the_worker_beside_it_have_half_of_a_device_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ray
+
+    asked: list[list[dict[str, float]]] = []
+
+    class Group:
+        def wait(self, seconds: float) -> bool:
+            return True
+
+    def placement_group(bundles: list[dict[str, float]], strategy: str) -> Group:
+        asked.append(bundles)
+        return Group()
+
+    placed = {"policy": ["10.0.0.1", "10.0.0.1"]}
+    monkeypatch.setattr(ray.util, "placement_group", placement_group)
+    monkeypatch.setattr(connection, "_assigned", lambda *arguments: placed)
+    ranks = RoleRequest("policy", "learner.ranks = 2", 2, gpus=1, cpus=1)
+    engines = RoleRequest("rollout", "policy.colocate", 2, gpus=1, inside="policy")
+    reservation = Reservation([ranks, engines], 1.0)
+    ((first, second),) = asked
+    assert first["GPU"] == second["GPU"] == 1
+    for number in (0, 1):
+        both = [reservation.options(role, number) for role in ("policy", "rollout")]
+        assert [options["num_gpus"] for options in both] == [0.5, 0.5]
+        places = {options["scheduling_strategy"].placement_group_bundle_index for options in both}
+        assert places == {number}
 
 
 class Cluster:

@@ -10,7 +10,9 @@ import pytest
 from helpers.placed import RL
 from postgrad.cluster.placing import Node, assign
 from postgrad.fleet.ranked import wants_of
+from postgrad.parallel import ranks
 from postgrad.parallel.device import ALLOCATOR
+from postgrad.parallel.ranks import Grid
 from postgrad.recipe.load import parse_recipe
 from postgrad.rollout.vllm import process
 
@@ -45,11 +47,39 @@ def test_every_row_names_a_test_that_exists_or_says_that_it_has_not_run() -> Non
 @pytest.mark.parametrize(("number", "nodes"), [(0, 1), (1, 1), (2, 4)])
 def test_the_clusters_of_the_page_fit_their_machines(number: int, nodes: int) -> None:
     found = placed(PLACED[number], nodes)
-    ranks = PLACED[number]["learner"]["ranks"]
-    assert len(found["policy"]) == ranks
+    count = PLACED[number]["learner"]["ranks"]
+    assert len(found["policy"]) == count
     shared = "colocate" in PLACED[number]["cluster"].get("policy", {})
-    assert len(found["rollout"]) == (ranks if shared else 2)
-    assert {found["policy"].count(node) for node in found["policy"]} == {ranks // nodes}
+    assert len(found["rollout"]) == (count if shared else 2)
+    assert {found["policy"].count(node) for node in found["policy"]} == {count // nodes}
+
+
+def test_the_ranks_that_gather_one_weight_are_of_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the recipe with shard_groups: a row of the mesh is a copy of the state."""
+    meshes: list[Any] = []
+
+    class Mesh:
+        def __init__(self, device: str, places: Any, **names: Any) -> None:
+            meshes.append(places)
+
+        def __getitem__(self, names: tuple[str, ...]) -> "Mesh":
+            return self
+
+    monkeypatch.setattr(ranks, "DeviceMesh", Mesh)
+    monkeypatch.setattr(ranks.dist, "new_group", lambda members: members)
+    shown = PLACED[-1]["learner"]
+    grid = Grid(tensor=shown["tensor_parallel"], groups=shown["shard_groups"])
+    ranks.Groups(0, shown["ranks"], grid, "cuda").mesh  # noqa: B018  # it is made at the first call
+    nodes = placed(PLACED[-1], 4)["policy"]
+    for mesh in meshes:
+        copies = [{nodes[rank] for rank in copy.flatten().tolist()} for copy in mesh]
+        assert [len(copy) for copy in copies] == [1] * 4
+        assert len(set.union(*copies)) == 4
+
+
+def test_no_variable_of_nccl_is_set() -> None:
+    sources = (ROOT / "src").rglob("*.py")
+    assert [path for path in sources if "NCCL_" in path.read_text("utf-8")] == []
 
 
 def test_the_variables_of_the_page_are_those_that_are_set() -> None:

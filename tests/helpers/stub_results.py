@@ -46,8 +46,9 @@ def source_of(arguments: Sequence[str]) -> dict[str, str]:
     """Where a session of pytest with these arguments measures: commit, date and command."""
     commit = _git("rev-parse", "--short", "HEAD").strip()
     changed = _git("status", "--porcelain", "--", *MEASURED_BY, f":!{OWN}")
-    # By file: which of its tests is said by the entry's name.
-    files = dict.fromkeys(argument.split("::")[0] for argument in arguments)
+    # By file: which of its tests is said by the entry's name. Folders of a machine say nothing.
+    said = (argument for argument in arguments if not argument.startswith("--basetemp"))
+    files = dict.fromkeys(argument.split("::")[0] for argument in said)
     return {
         "commit": f"{commit} and changes" if changed else commit,
         "date": datetime.now(UTC).date().isoformat(),

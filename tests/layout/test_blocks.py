@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask
 
-from postgrad.layout.blocks import QUERY_RUN, block_table, plan_blocks
+from postgrad.layout.blocks import CALL, MAX_WASTE, QUERY_RUN, block_table, plan_blocks
 from postgrad.layout.layout import lay_out
 
 token_groups = st.lists(
@@ -62,6 +62,21 @@ def test_many_short_answers_take_few_kernel_calls(make_sequences):
     ]
     layout = lay_out(make_sequences(groups), np.arange(512))
     assert len(plan_blocks(layout).blocks) <= 8
+
+
+def test_padding_adds_at_most_a_tenth_and_what_another_call_would_cost(make_sequences):
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        sizes = rng.integers(4, 400, rng.integers(1, 30))
+        layout = lay_out(make_sequences([[[0] * n] for n in sizes.tolist()]), np.arange(len(sizes)))
+        blocks = plan_blocks(layout).blocks
+        computed = sum(block.query_rows.shape[1] * block.key_rows.size for block in blocks)
+        runs = [
+            min(start + QUERY_RUN, n) * (min(start + QUERY_RUN, n) - start)
+            for n in sizes.tolist()
+            for start in range(0, n, QUERY_RUN)
+        ]
+        assert sum(runs) <= computed <= MAX_WASTE * sum(runs) + CALL * len(blocks)
 
 
 SIZE = 4  # of the squares: small trees have many of them then

@@ -12,6 +12,7 @@ import torch
 
 from helpers.ranks import free_address, run_ranks
 from postgrad.core.errors import RunError
+from postgrad.parallel import ranks
 from postgrad.parallel.ranks import Ranks
 
 several = [pytest.mark.ranks, pytest.mark.slow]
@@ -35,6 +36,18 @@ def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
         address = f"127.0.0.1:{held.getsockname()[1]}"
         with pytest.raises(RunError, match=f"rank 0 of 2 could not join the others at {address}"):
             Ranks.join(0, 2, address, start_seconds=1.0)
+
+
+@pytest.mark.parametrize(("device", "asked"), [("cuda", "cpu:gloo,cuda:nccl"), ("cpu", "gloo")])
+def test_tensors_on_cards_go_through_nccl_and_those_on_the_host_through_gloo(
+    device: str, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backends: list[str] = []
+    monkeypatch.setattr(
+        ranks.dist, "init_process_group", lambda backend, **more: backends.append(backend)
+    )
+    Ranks.join(0, 1, free_address(), device=device)
+    assert backends == [asked]
 
 
 def test_a_rank_that_waits_alone_gives_up() -> None:

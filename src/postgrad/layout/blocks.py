@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from postgrad.layout.layout import Layout
 
 QUERY_RUN = 128  # most queries of one segment in a run
-MAX_WASTE = 1.3  # a block's scores, padding included, over the scores that its runs need
+MAX_WASTE = 1.1  # a block's scores, padding included, over the scores that its runs need
+CALL = 2048  # and so many more: in their time a kernel call of their own would begin
 MAX_SCORES = 2**22  # most query rows x keys of one block, for one head
 NEVER = np.iinfo(np.int64).max  # the position of a padding key: no query is that late
 
@@ -82,7 +83,7 @@ def stacks(runs: list[QueryRun]) -> list[list[QueryRun]]:
         if stacks:
             count = len(stacks[-1]) + 1
             area = count * max(widest, queries) * len(stacks[-1][0][1])
-            if area <= min(MAX_WASTE * (needed + queries * keys), MAX_SCORES):
+            if area <= min(MAX_WASTE * (needed + queries * keys) + CALL, MAX_SCORES):
                 stacks[-1].append(run)
                 needed, widest = needed + queries * keys, max(widest, queries)
                 continue

@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from postgrad.layout.blocks import MAX_WASTE
 from postgrad.layout.layout import Layout
 from postgrad.models.attention import CARRIER, AttentionContext, layers_of, to_device
 
+MAX_PADDED = 1.3  # tokens of a batch of sequences, padding included, over those of the sequences
 STATE_ARGUMENTS = ("cache_params", "past_key_values")  # where mixers take transformers' cache
 # What a mixer's code calls on that cache to keep its state.
 KEEPS_STATE = re.compile(r"\.(update_conv_state|update_recurrent_state|set_linear_cache)\(")
@@ -198,13 +198,13 @@ class TokenMixing:
 
 def _batches(lengths: NDArray[np.int64], *, equal: bool) -> list[int]:
     """How many of the sequences, whose lengths fall, are in each batch: those of equal lengths, or
-    as many as add at most MAX_WASTE - 1 of padding.
+    as many as add at most MAX_PADDED - 1 of padding.
     """
     counts: list[int] = []
     widest = tokens = 0
     for length in lengths.tolist():
         padded = (counts[-1] + 1) * widest if counts else 0
-        limit = tokens + length if equal else MAX_WASTE * (tokens + length)
+        limit = tokens + length if equal else MAX_PADDED * (tokens + length)
         if counts and padded <= limit:
             counts[-1] += 1
             tokens += length

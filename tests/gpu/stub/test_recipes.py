@@ -183,9 +183,13 @@ def before(name: str, arguments: list[str], folder: Path) -> dict[str, list[str]
     said = [{"role": "user", "content": "sun"}, {"role": "assistant", "content": "nus"}]
     rows = folder / "best.jsonl"
     rows.write_text(json.dumps({"messages": said}) + "\n", "utf-8")
-    arguments += ["--data.path", str(rows), "--model.path", str(folder / "sft" / "model")]
-    sft = ["train", str(ROOT / "recipes/quickstart/sft.toml"), "--run_dir", str(folder / "sft")]
-    return {"sft": [*sft, "--steps", "1", "--data.size", "64", "--eval.size", "2"]}
+    run, model = str(folder / "sft"), str(folder / "model")
+    arguments += ["--data.path", str(rows), "--model.path", model]
+    sft = ["train", str(ROOT / "recipes/quickstart/sft.toml"), "--run_dir", run, "--steps", "1"]
+    return {
+        "sft": [*sft, "--data.size", "64", "--eval.size", "2"],
+        "export": ["export", run, "--to", model],
+    }
 
 
 @pytest.mark.gpu_stub
