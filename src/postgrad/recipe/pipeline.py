@@ -205,7 +205,7 @@ def with_rows(recipe: Recipe, rows: Mapping[str, str]) -> Recipe:
     data: dict[str, Any] = recipe.dump()
     for _, table in data_tables(data):
         name = stage_named(table.get("path"))
-        if name in rows:
+        if name is not None and name in rows:
             table["path"] = rows[name]
     return recipe_from_json(data)
 

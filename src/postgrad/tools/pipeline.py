@@ -198,9 +198,9 @@ def _generate(stage: Stage, recipe: Recipe, console: Console, *, overwrite: bool
     chosen = settings.model_dump(exclude={"samples", "rows", "shard", "select", "format"})
     selection = selection_for(recipe, kind=settings.select, **chosen)
     generated = generate(recipe, to, console, extent)
-    whole = {"generated": generated.name, "selection": settings.model_dump(mode="json")}
+    source = {"generated": generated.name, "selection": settings.model_dump(mode="json")}
     earlier = read_object(to / SUMMARY) or {}
-    if stage.rows.is_file() and whole.items() <= earlier.items():
+    if stage.rows.is_file() and source.items() <= earlier.items():
         console.note(f"{stage.rows} is whole: nothing to do")
         return earlier
     selected = select(generated.groups(), selection, stage.rows, generated.name)
@@ -214,7 +214,7 @@ def _generate(stage: Stage, recipe: Recipe, console: Console, *, overwrite: bool
     summary: dict[str, Any] = {
         "job": "generate",
         "run_dir": str(to),
-        **whole,
+        **source,
         "rows": str(stage.rows),
         "counts": dict(selected.counts),
         "loss": None,
@@ -301,8 +301,8 @@ def _reached(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     for name in _sets(stages):
         accuracies = (stage["evaluations"].get(f"eval/{name}/accuracy") for stage in stages)
         rows.append((f"  {name}", *("" if x is None else f"{x:.3f}" for x in accuracies)))
-    sampled = ((stage.get("counts") or {}).get("rows") for stage in stages)
-    rows.append(("rows selected", *("" if n is None else f"{n:,}" for n in sampled)))
+    selected = (f"{s['counts']['rows']:,}" if s["job"] == "generate" else "" for s in stages)
+    rows.append(("rows selected", *selected))
     rows.append(("held-out loss", *(change(stage, "loss") for stage in stages)))
     rows.append(("greedy accuracy", *(change(stage, "greedy_accuracy") for stage in stages)))
     rows.append(("reward", *(change(stage, "reward") for stage in stages)))
