@@ -139,7 +139,7 @@ class AdaptedLinear(Linear):
             return torch.add(result, change, alpha=scale).to(result.dtype)
         lengths: Any = self.lora_magnitude_vector[name]
         factor = lengths.weight / self._row_lengths(a, b, scale)
-        bias = self.base_layer.bias
+        bias: Any = self.base_layer.bias
         product = result if bias is None else result - bias
         return (result + (factor - 1) * product + factor * scale * change).to(result.dtype)
 
