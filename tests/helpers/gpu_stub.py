@@ -28,9 +28,11 @@ SINGLE = {
     "gsm8k_grpo": "gsm8k.jsonl",
     "hh_reward": "hh-rlhf-harmless.jsonl.gz",
 }
-PIPELINES = ("quickstart", "game", "rlhf_tiny", "preferences", "algorithms", "async", "distill")
+PIPELINES = (
+    "quickstart", "game", "rlhf_tiny", "preferences", "algorithms", "async", "distill", "best_of_n",
+    "iterative_dpo",
+)  # fmt: skip
 START = {f"start/{job}/recipe" for job in ("sft", "reward", "preference", "rl")}
-BEST_OF_N = "best_of_n"  # reads the model and the samples of quickstart
 SHAPED = {
     "80": ["0.6B sft", "0.6B grpo", "7b/dpo_lora", "7b/grpo_lora", "7b/reward_lora"],
     "192": ["7b/sft", "7b/dpo", "7b/reward", "7b/grpo", "7b/ppo_lora"],
