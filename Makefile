@@ -71,8 +71,8 @@ test-gpu-stub: .venv/ready $(STUB_TORCH:%=$(STUB_ENVS)/torch-%/ready)  ## CUDA b
 	POSTGRAD_STUB_PYTHONS=$(subst $() ,:,$(STUB_TORCH:%=$(STUB_ENVS)/torch-%/bin/python)) \
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m gpu_stub tests/gpu/stub
 
-test-faults: .venv/ready  ## 200 kills and 120 other faults per job; about an hour
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/faults --fault-points 200
+test-faults: .venv/ready  ## 200 kills and 120 other faults per job, 2 000 random kills of runs with samples ahead
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/faults --fault-points 200 --random-kills 2000
 
 lint: .venv/ready  ## ruff
 	$(BIN)/ruff check

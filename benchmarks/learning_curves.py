@@ -6,12 +6,15 @@
     done
     postgrad train recipes/preferences --seed 0 --run_dir runs/preferences-0 --learner.threads 1
     postgrad train recipes/distill --seed 0 --run_dir runs/distill-0 --learner.threads 1
+    postgrad train recipes/process_reward --seed 0 --run_dir runs/process_reward-0 \
+      --learner.threads 1
     postgrad train recipes/rlhf_tiny --seed 0 --run_dir runs/rlhf_tiny-0 --learner.threads 1 \
       --reward.eval.at_start true --reward.eval.every 50
     python -m benchmarks.learning_curves runs
 
 Each of FIGURES whose runs have all ended is written into its page, under the heading HEADING and in
-place of the one before, and drawn to docs/images/curves/PAGE.svg.
+place of the one before, drawn to docs/images/curves/PAGE.svg, and kept, every point, in
+benchmarks/results/curves/PAGE.json.
 """
 
 import argparse
@@ -28,6 +31,7 @@ Curves = Mapping[str, Curve]  # by seed
 
 HEADING = "## Learning curves"
 DOCS = Path(__file__).parents[1] / "docs"
+RESULTS = Path(__file__).parent / "results" / "curves"
 MOST_COLUMNS, MOST_POINTS = 8, 70
 ONE = ("0",)
 SAMPLED = (
@@ -93,9 +97,19 @@ def _figures() -> list[Figure]:
         )
         for page, start in starts.items()
     ]  # fmt: skip
+    by_step = [
+        Figure(
+            "process_reward", "held-out sums with every line right",
+            "Held-out sums of which every line is right (temperature 1), of a model of 0.4M "
+            "parameters that is trained by RL on the scores of a process reward model alone: the "
+            "last stage of `recipes/process_reward`.",
+            f"{of_pipeline.format('process_reward')} {one_thread}", "process_reward", "accuracy",
+            "rl", seeds=ONE,
+        )
+    ]  # fmt: skip
     rlhf = f"{of_pipeline.format('rlhf_tiny')} {one_thread}"
     of_rlhf = _of_rlhf(f"{rlhf} --reward.eval.at_start true --reward.eval.every 50")
-    return [*sampled, *preferred, *taught, *of_rlhf]
+    return [*sampled, *preferred, *taught, *by_step, *of_rlhf]
 
 
 def _of_rlhf(made_by: str) -> list[Figure]:
@@ -195,7 +209,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", type=Path, help="a folder with runs/NAME-SEED")
     parser.add_argument("--docs", type=Path, default=DOCS)
+    parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
+    options.results.mkdir(parents=True, exist_ok=True)
     pictures = options.docs / "images" / "curves"
     pictures.mkdir(parents=True, exist_ok=True)
     for figure in _figures():
@@ -211,6 +227,9 @@ def main() -> None:
         (pictures / f"{figure.page}.svg").write_text(picture(drawn, figure.title), "utf-8")
         made = day_and_versions([paths[seed] for seed in figure.seeds])
         write(options.docs / "algorithms" / f"{figure.page}.md", section(figure, curves, made))
+        kept = {"title": figure.title, "made": made, "made_by": figure.made_by, "curves": curves}
+        results = options.results / f"{figure.page}.json"
+        results.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", "utf-8")
         print(f"{figure.page}: written")
 
 

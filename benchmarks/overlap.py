@@ -11,16 +11,24 @@ where both sides take equally long and a publish takes nothing: choose --epochs,
 and --most so that a synchronous step has as many engine_seconds as train_seconds. Idle shares are
 of each side's core: the engine's seconds of prefill and decode, the learner's of training, over
 the wall time.
+
+`simulated` is what plan/simulate.py says of the overlapped steps. It gets the lengths of their
+answers and three rates, means over the steps: seconds of the sampling side for a sampled token, of
+the learner for a trained one, and those in which both stand still (cut, publish, records). The
+sampling side is at work beyond the engine's prefill and decode: requests and scores, which are
+`seconds_beside_the_engine` of a step. Who waits for whom, and how long, is the simulation's.
 """
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -31,9 +39,17 @@ from postgrad.checkpoint.state import RunState
 from postgrad.observe.console import Console
 from postgrad.observe.follow import read_lines
 from postgrad.observe.run_dir import RunDirectory
-from postgrad.plan.simulate import AnswerLengths, drawn_lengths
+from postgrad.plan.simulate import (
+    AnswerLengths,
+    BatchLoad,
+    Pace,
+    Simulation,
+    drawn_lengths,
+)
 from postgrad.recipe.load import parse_recipe
-from postgrad.rollout.engine import Request
+from postgrad.rollout.engine import Completion, Request
+from postgrad.rollout.local.budget import MAX_SLOTS
+from postgrad.rollout.stats import SUMMED
 from postgrad.training import rl
 from postgrad.training.prepare import prepare
 from postgrad.training.run import Run
@@ -82,6 +98,8 @@ start_seconds = 900.0
 workers = 1
 """
 PROMPT_TOKENS = 64
+OF_THE_ENGINE = ("prefill_seconds", "decode_seconds", "decode_steps")
+WAITS = ("overlap/learner_wait_seconds", "overlap/engine_wait_seconds")
 
 
 class Drawn:
@@ -90,12 +108,21 @@ class Drawn:
     def __init__(self, engine: Any, lengths: AnswerLengths) -> None:
         self._engine = engine
         self._lengths = lengths
+        self.prompt_tokens = 0
+        self.tokens: dict[tuple[int, int], int] = {}  # of the answer to (ticket, sample)
+
+    def completed(self, awaited: Any = None) -> list[Completion]:
+        """Engine.completed, which notes how long the answers are."""
+        done = self._engine.completed(awaited)
+        self.tokens |= {(turn.ticket, turn.sample): len(turn.token_ids) for turn in done}
+        return done
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     def submit(self, request: Request) -> None:
         """Asks for each sample alone, with a token limit of its own."""
+        self.prompt_tokens = len(request.token_ids)
         for sample in request.sample_ids:
             limit = {"max_new_tokens": self._lengths(request.ticket, sample)}
             sampling = request.sampling.model_copy(update=limit)
@@ -105,23 +132,29 @@ class Drawn:
 class Side:
     """Steps of one kind, and what they took."""
 
-    def __init__(self, job: rl.RLJob, run: Run, state: RunState) -> None:
+    def __init__(self, job: rl.RLJob, run: Run, state: RunState, engine: Drawn) -> None:
         self._job = job
+        self.engine = engine
         self._run = run
         self._state = state
         self.steps: list[dict[str, float]] = []
 
     def step(self) -> None:
         """Does the next step."""
+        before = named(self.engine.stats.row)
         began = time.perf_counter()
         self._state, metrics = self._job.step(self._state)
         wall = time.perf_counter() - began
         times = self._run.clock.take_step()
-        engine = metrics["engine/0/prefill_seconds"] + metrics["engine/0/decode_seconds"]
+        after = named(self.engine.stats.row)
+        engine = {name: after[name] - before[name] for name in after}
         self.steps.append(
             {
                 "wall_seconds": wall,
-                "engine_seconds": engine,
+                "engine_seconds": engine["prefill_seconds"] + engine["decode_seconds"],
+                **{name: engine[name] for name in OF_THE_ENGINE},
+                "sampled_tokens": engine["response_tokens"],
+                **{name: metrics[name] for name in WAITS if name in metrics},
                 "train_seconds": times["train_seconds"],
                 "publish_seconds": times["publish_seconds"],
                 "response_tokens": metrics["response_tokens"],
@@ -137,6 +170,47 @@ class Side:
             busy = sum(step[f"{side}_seconds"] for step in steps)
             middle[f"{side}_idle_share"] = 1 - busy / wall
         return {name: round(value, 4) for name, value in middle.items()}
+
+
+def named(row: Sequence[float]) -> dict[str, float]:
+    """An engine's sums by their names."""
+    return dict(zip(SUMMED, row, strict=True))
+
+
+def simulated(side: Side, first: int, options: argparse.Namespace) -> dict[str, float]:
+    """Seconds of an overlapped step and the idle shares, by the simulation of the steps from number
+    `first` on.
+    """
+    steps, tokens = side.steps[first:], side.engine.tokens
+    total = {name: sum(step[name] for step in steps) for name in steps[0]}
+    waits = total["overlap/learner_wait_seconds"] - total["overlap/engine_wait_seconds"]
+    sampling = total["train_seconds"] + waits  # from when the learner begins to the last answer
+    standing = total["wall_seconds"] - total["train_seconds"] - total[WAITS[0]]
+    a_token = sampling / total["sampled_tokens"]
+    prompts = side.engine.prompt_tokens * options.prompts * len(steps)
+    a_trained_token = total["train_seconds"] / (total["response_tokens"] + prompts)
+
+    def length(ticket: int, sample: int) -> int:
+        return tokens.get((ticket, sample), round(options.mean))  # of the last, not ended yet
+
+    pace = Pace(
+        slots=min(MAX_SLOTS, options.prompts * 8),
+        cache_tokens=math.inf,
+        decode=lambda rows, cached: rows * a_token,
+        prefill=lambda count: 0.0,  # among the seconds of a sampled token
+        learn=lambda count: count * a_trained_token,
+        publish=standing / len(steps),
+    )
+    load = BatchLoad(options.prompts, 8, side.engine.prompt_tokens, length)
+    result = Simulation(load, pace, 1, 1, apart=True).run(len(side.steps), first)
+    in_the_engine = total["engine_seconds"] / sampling
+    return {
+        "wall_seconds": round(result.seconds, 4),
+        "engine_idle_share": round(1 - in_the_engine * (1 - result.engine_waits), 4),
+        "train_idle_share": round(result.learner_idle, 4),
+        "seconds_both_stand": round(standing / len(steps), 4),
+        "seconds_beside_the_engine": round((sampling - total["engine_seconds"]) / len(steps), 4),
+    }
 
 
 def pin(run: Run) -> dict[str, int]:
@@ -164,17 +238,17 @@ def sides(
 ) -> tuple[Side, Side]:
     """(overlapped, synchronous) steps of one run with the same processes and tickets."""
     parts, recipe = job._parts, run.recipe
-    engine: Any = Drawn(parts.engine, lengths)
     live, thread = parts.source._live, parts.source._thread
     made: list[Side] = []
     for staleness in (1, 0):
+        engine: Any = Drawn(parts.engine, lengths)
         rollout = recipe.rollout.model_copy(update={"max_staleness": staleness})
         source = rl._source(
             run, recipe.model_copy(update={"rollout": rollout}), live._prompts, engine,
             parts.scorer, parts.tokenizer, thread if staleness else None, stack,
         )  # fmt: skip
         own = replace(parts, source=source, sampling=rollout)
-        made.append(Side(rl.RLJob(run, own), run, state))
+        made.append(Side(rl.RLJob(run, own), run, state, engine))
     return made[0], made[1]
 
 
@@ -206,9 +280,11 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "machine": machine(),
         "cores": cores,
         "pairs": options.pairs,
+        "steps": overlapped.steps,
         "ratio": round(statistics.median(ratios), 3),
         "ratios": [round(ratio, 3) for ratio in ratios],
         "overlapped": overlapped.medians(options.warm),
+        "simulated": simulated(overlapped, options.warm, options),
         "synchronous": synchronous.medians(options.warm),
     }
 

@@ -17,6 +17,7 @@ settings.load_profile("any machine")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fault-points", default="4", help="kills a job gets in tests/faults")
+    parser.addoption("--random-kills", default="6", help="of runs with samples ahead")
 
 
 @pytest.hookimpl(wrapper=True)

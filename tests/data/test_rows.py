@@ -223,6 +223,7 @@ def test_what_json_lacks_becomes_text_or_lists_and_bytes_are_left_out(tmp_path: 
         "price": decimal.Decimal("1.50"),
         "nested": {"list": [datetime.date(2026, 1, 2)]},
         "image": b"\x89PNG",
+        "pictures": [{"bytes": b"\x89PNG", "path": "a.png"}],
         "images": [{"bytes": b"\x89PNG", "path": "a.png"}],
     }
     table = (
@@ -239,4 +240,7 @@ def test_what_json_lacks_becomes_text_or_lists_and_bytes_are_left_out(tmp_path: 
         "price": "1.50",
         "nested": {"list": ["2026-01-02"]},
         "levels": [["a", 1]],
+        "images": [{"bytes": "data:;base64,iVBORw==", "path": "a.png"}],
     }
+    without = DataSettings(path=str(tmp_path / "rows.parquet"), images="")
+    assert "images" not in read_rows(without)[0].values

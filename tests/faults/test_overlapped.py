@@ -1,5 +1,10 @@
-"""Runs that sample while the policy learns, behind Ray: killed, resumed, replayed."""
+"""Runs that sample while the policy learns, behind Ray: killed, resumed, replayed.
 
+The first kind of run starts a cluster of its own each time. The others join one that outlives them:
+six starts of Ray take longer than all steps of a run that is killed three times.
+"""
+
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,47 +13,65 @@ import pytest
 from helpers.jobs import write_recipe
 from helpers.runs import lines
 from helpers.tiny_runs import console, make_recipe, reward_on_path
+from postgrad.cluster import connection
+from postgrad.cluster.settings import ClusterSettings
 from postgrad.observe.console import Console
 from postgrad.tools.verify_resume import fingerprint, verify_resume
 from postgrad.training.start import train
 
 __all__ = ["console", "make_recipe", "reward_on_path"]
 
-pytest.importorskip("ray")
+ray: Any = pytest.importorskip("ray")
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 CLUSTER = """
 [cluster]
 type = "ray"
 start_seconds = 900.0
+{address}
 [cluster.rollout]
 workers = {workers}
 """
 STEPS = 6
 
 
-def written(to: Path, workers: int, staleness: int) -> Path:
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """The recipe's line with the address of a cluster for several runs."""
+    connection.start(ClusterSettings(type="ray", start_seconds=900.0))
+    yield f'address = "{ray.get_runtime_context().gcs_address}"'
+    connection.stop()
+
+
+def written(to: Path, workers: int, staleness: int, address: str = "") -> Path:
     path = write_recipe("grpo of stale samples", to)
     text = path.read_text("utf-8").replace("max_staleness = 2", f"max_staleness = {staleness}")
-    path.write_text(text + CLUSTER.format(workers=workers), "utf-8")
+    path.write_text(text + CLUSTER.format(workers=workers, address=address), "utf-8")
     return path
 
 
-@pytest.mark.parametrize(("workers", "staleness"), [(1, 1), (2, 2), (2, 1), (1, 2)])
-def test_a_run_killed_within_steps_and_saves_ends_with_the_same_bits(
-    workers: int, staleness: int, tmp_path: Path
-) -> None:
-    recipe = written(tmp_path, workers, staleness)
-    report = verify_resume(recipe, ["--steps", str(STEPS)], 3, Console("quiet"), seed=workers)
+def same_bits(recipe: Path, seed: int) -> None:
+    report = verify_resume(recipe, ["--steps", str(STEPS)], 3, Console("quiet"), seed=seed)
     assert report["kills"] == 3
     same = {"policy.weights.safetensors", "policy.optimizer.safetensors", "pending.safetensors"}
     assert same | {"state.json", "metrics.jsonl", "samples.jsonl"} <= set(report["same"])
 
 
+def test_a_run_killed_with_its_cluster_ends_with_the_same_bits(tmp_path: Path) -> None:
+    same_bits(written(tmp_path, 1, 1), 1)
+
+
+@pytest.mark.parametrize(("workers", "staleness"), [(2, 2), (2, 1), (1, 2)])
+def test_a_run_killed_within_steps_and_saves_ends_with_the_same_bits(
+    workers: int, staleness: int, address: str, tmp_path: Path
+) -> None:
+    same_bits(written(tmp_path, workers, staleness, address), workers)
+
+
 @pytest.mark.parametrize(("workers", "staleness"), [(2, 2), (1, 1)])
 def test_a_free_run_killed_within_steps_and_saves_has_the_bits_of_a_replay_of_its_schedule(
-    workers: int, staleness: int, tmp_path: Path
+    workers: int, staleness: int, address: str, tmp_path: Path
 ) -> None:
-    recipe = written(tmp_path, workers, staleness)
+    recipe = written(tmp_path, workers, staleness, address)
     words = ["--steps", str(STEPS), "--rollout.schedule", "free"]
     report = verify_resume(recipe, words, 2, Console("quiet"), seed=workers)
     assert report["kills"] == 2

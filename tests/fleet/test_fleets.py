@@ -20,6 +20,7 @@ from postgrad.fleet.fleet import Fleet
 from postgrad.fleet.local import LocalFleet, frozen_hash, rest_on_host
 from postgrad.fleet.ranked import RankedFleet, RankedRole, recipe_on
 from postgrad.learner import protocols
+from postgrad.learner.distilled import ReadingTeacher
 from postgrad.learner.reference import MovingReference
 from postgrad.learner.role import Policy, PolicyLearner
 from postgrad.learner.score import ScoreLearner, ScoreRole
@@ -37,7 +38,9 @@ LOADERS = {  # method of Fleet -> the role's name on a rank, and its class there
     "frozen_reward_model": ("frozen_reward_model", ScoreRole),
     "frozen_policy": ("frozen_policy", Policy),
     "teacher": ("teacher", Policy),
+    "reading_teacher": ("reading_teacher", ReadingTeacher),
 }
+MORE: dict[str, tuple[Any, ...]] = {"teacher": (None,), "reading_teacher": (99,)}  # arguments
 CLUSTER = {"type": "ray"}
 
 
@@ -78,7 +81,7 @@ def test_a_fleet_has_exactly_the_methods_of_the_protocol_with_the_same_parameter
 
 
 def test_a_role_on_ranks_has_every_member_of_the_protocols_with_the_same_parameters() -> None:
-    assert len({kind for kind, *_ in in_protocols()}) == 6
+    assert len({kind for kind, *_ in in_protocols()}) == 7
     for kind, name, member in in_protocols():
         label = f"{kind}.{name}"
         if name == "temperature":  # an attribute of its own
@@ -125,8 +128,9 @@ def test_every_role_that_a_fleet_loads_is_loaded_by_the_fleet_of_the_rank(
     assert loads == LOADERS.keys()
     for method, (name, kind) in LOADERS.items():
         path = reward_model if method == "frozen_reward_model" else models(0)
-        role = getattr(fleet, method)(path)
-        assert group.calls[-1] == ("load_role", method, site.geometry, (path,)) or (
+        arguments = (path, *MORE.get(method, ()))
+        role = getattr(fleet, method)(*arguments)
+        assert group.calls[-1] == ("load_role", method, site.geometry, arguments) or (
             method == "policy"
         )
         assert role.name == name
@@ -293,3 +297,21 @@ def test_offloaded_weights_are_on_the_device_only_while_their_role_computes(
     assert len(inside) == len(held)
     assert not set(inside) & set(held)
     assert [parameter.data_ptr() for parameter in parameters] == held
+
+
+def test_a_teacher_on_a_rank_reads_rows_as_one_here_does_and_is_freed(
+    site: FakeSite, models: Callable[[int], str]
+) -> None:
+    (ranked, group), here = fleet_on(site), LocalFleet(FakeSite.of(site.recipe))
+    read = [
+        fleet.reading_teacher(models(0), 40).top_logprobs(some_sequences(), 3, 1.5).result().values
+        for fleet in (ranked, here)
+    ]
+    assert read[0].shape == (6, 2 * 3 + 1)
+    assert read[0].tobytes() == read[1].tobytes()
+    assert not read[0][[0, 4]].any()  # no loss there
+    assert (read[0][[1, 2, 3, 5], :3] < 40).all()
+    mass = np.exp(read[0][[1, 2, 3, 5], 3:]).sum(1)
+    np.testing.assert_allclose(mass, 1.0, rtol=1e-5)
+    ranked.release("reading_teacher")
+    assert "reading_teacher" not in group.local.roles

@@ -50,8 +50,9 @@ class ChatServer:
 
 def _asked_in(body: dict[str, Any]) -> str:
     """The last message's text, the text that is to be continued, or that is to be scored."""
-    if "prompt" in body:
-        return body["prompt"]
+    if "prompt" in body:  # a text, or token ids
+        prompt = body["prompt"]
+        return prompt if isinstance(prompt, str) else json.dumps(prompt)
     one = body["inputs"][0] if "inputs" in body else body
     return one["text"] if "text" in one else one["messages"][-1]["content"]
 

@@ -49,11 +49,11 @@ class Machine:
     """Makes calls in processes of their own under a fault. Needs a C compiler and Linux."""
 
     def __init__(self, folder: Path) -> None:
-        self._told = folder / "told.txt"
+        self._told, self._imported = folder / "told.txt", folder / "imported.txt"
         shim = folder / "shim.so"
         source = str(HERE / "shim.c")
         subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
-        paths = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+        paths = [str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")]
         self._process = subprocess.Popen(
             [sys.executable, HERE / "zygote.py"],
             env={
@@ -68,6 +68,11 @@ class Machine:
             text=True,
         )
 
+    @property
+    def process(self) -> int:
+        """The process whose children make the calls."""
+        return self._process.pid
+
     def call(
         self, call: str, arguments: Sequence[Any], root: Path, fault: Fault = Fault()
     ) -> Ended:
@@ -77,6 +82,7 @@ class Machine:
             "arguments": list(arguments),
             "root": str(root.resolve()),
             "told": str(self._told),
+            "imported": str(self._imported),
             "kind": int(fault.kind),
             "first": fault.first,
             "last": fault.last,

@@ -29,9 +29,17 @@ SINGLE = {
     "hh_reward": "hh-rlhf-harmless.jsonl.gz",
 }
 PIPELINES = (
-    "quickstart", "game", "rlhf_tiny", "preferences", "algorithms", "async", "distill", "best_of_n",
+    "quickstart",
+    "game",
+    "rlhf_tiny",
+    "preferences",
+    "algorithms",
+    "async",
+    "distill",
+    "process_reward",
+    "best_of_n",
     "iterative_dpo",
-)  # fmt: skip
+)
 START = {f"start/{job}/recipe" for job in ("sft", "reward", "preference", "rl")}
 SHAPED = {
     "80": ["0.6B sft", "0.6B grpo", "7b/dpo_lora", "7b/grpo_lora", "7b/reward_lora"],

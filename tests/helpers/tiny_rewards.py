@@ -42,6 +42,13 @@ def seldom_broken(prompt: Any, rollout: Any) -> float:
     return vowels(prompt, rollout)
 
 
+def rarely_broken(prompt: Any, rollout: Any) -> float:
+    """Fails on one answer of 16."""
+    if sum(map(ord, rollout.text)) % 16 == 0:
+        raise ValueError("no score for this one")
+    return vowels(prompt, rollout)
+
+
 def no_vowel(prompt: Any, rollout: Any) -> float:
     """What `vowels` is learned at the cost of."""
     return float(vowels(prompt, rollout) == 0)

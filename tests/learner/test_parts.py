@@ -80,6 +80,18 @@ def test_a_model_loaded_in_parts_has_the_bits_of_one_loaded_whole(
     run_ranks(4, compare, tmp_path, paths, divided)
 
 
+def count(ranks: Ranks, folder: Path, cases: list[tuple[Parts, Path]]) -> None:
+    for case, path in cases:
+        with Watched() as watched:
+            load(case, path, ranks.arranged(case.grid), whole=False)
+        assert int(ranks.sum(watched.bytes)) == weight_bytes(path), case
+
+
+def test_eight_ranks_read_each_byte_of_a_file_once(tmp_path: Path) -> None:
+    cases = [Parts(), Parts(kept="bfloat16", tied=False, shard="40KB"), Parts("qwen3_moe")]
+    run_ranks(8, count, tmp_path, [(case, write_model(case, tmp_path)) for case in cases])
+
+
 RESUMED = [Parts(tied=False), Parts("qwen2", grid=Grid(tensor=2)), Parts(stage="zero1")]
 
 

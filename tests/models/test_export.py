@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -72,6 +72,22 @@ def test_bfloat16_is_rounded_from_the_masters(fresh: Callable[[str], Path], tmp_
     read: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.bfloat16)
     for name, parameter in read.named_parameters():
         assert torch.equal(parameter, weights[name].bfloat16())
+
+
+def test_a_file_has_the_bytes_that_safetensors_writes(tmp_path: Path) -> None:
+    """It is written tensor by tensor, which safetensors does not offer."""
+    tensors = {
+        "b.é": torch.randn(3, 5),
+        "a": torch.randn(2, 2, 2).bfloat16(),
+        "codes": torch.arange(7, dtype=torch.uint8),
+        "none": torch.empty(0, 4),
+        "number": torch.tensor(2.5),
+        "turned": torch.randn(4, 6).T,
+    }
+    export._write(tmp_path / "ours", tensors)
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous, tmp_path / "theirs", metadata={"format": "pt"})
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
 def test_a_target_that_is_there_is_left_alone(fresh: Callable[[str], Path], tmp_path: Path) -> None:
@@ -244,7 +260,7 @@ class Gathered(Mapping[str, Tensor]):
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
-def test_weights_are_gathered_a_file_at_a_time_and_written_as_transformers_does(
+def test_weights_are_gathered_one_by_one_and_written_as_transformers_does(
     kind: str, fresh: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = fresh("qwen3") if kind == "qwen3" else tmp_path / "base"

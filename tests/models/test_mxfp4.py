@@ -19,6 +19,7 @@ from postgrad.models.load import load_model, load_tokenizer
 from postgrad.models.settings import ModelInit
 from postgrad.models.stored import StoredTensor, stored_tensors, unpacked_mxfp4
 from postgrad.ops.quantization import dequantize_mxfp4
+from postgrad.rollout.vllm.start import read_model
 
 CPU = torch.device("cpu")
 EXPERTS = ("gate_up_proj", "down_proj")
@@ -103,3 +104,10 @@ def test_an_export_holds_plain_weights(packed: Path, tmp_path: Path) -> None:
 def test_experts_in_mxfp4_are_not_held_in_four_bits(packed: Path) -> None:
     with pytest.raises(UsageError, match=r"model\.quantize: .* has experts in MXFP4"):
         load_model(str(packed), dtype=torch.float32, quantize="4bit")
+
+
+def test_vllm_is_refused_by_name(packed: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r'rollout\.type = "vllm": .* has weights in MXFP4 \(such as'
+    ):
+        read_model(str(packed), torch.float32, 64)

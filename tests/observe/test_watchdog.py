@@ -53,6 +53,15 @@ def test_a_hanging_phase_is_told_once_with_its_stacks(tmp_path: Path) -> None:
     assert "wait_for_stall" in (tmp_path / "stacks.txt").read_text("utf-8")
 
 
+def test_a_hanging_phase_says_what_it_waits_for(tmp_path: Path) -> None:
+    stream = StringIO()
+    awaited = lambda: "ticket 7 (samples 1 being written)"  # noqa: E731
+    with watchdog(tmp_path, "warn", stream) as dog, dog.phase("sample", awaited):
+        wait_for_stall(tmp_path)
+        wait(lambda: "stacks are in" in stream.getvalue())
+    assert ", waiting for ticket 7 (samples 1 being written); stacks are in" in stream.getvalue()
+
+
 def test_a_phase_that_advances_and_no_phase_at_all_are_left_alone(tmp_path: Path) -> None:
     stream = StringIO()
     settings = Stall(action="warn", seconds=5.0)

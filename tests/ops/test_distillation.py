@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.ops.distillation import DivergenceKind, TeacherDivergence
+from postgrad.ops.distillation import DivergenceKind, TeacherDivergence, with_rest
 
 KINDS: tuple[DivergenceKind, ...] = ("forward_kl", "reverse_kl", "jsd")
 LOGITS = st.lists(st.floats(-6.0, 6.0), min_size=4, max_size=4)
@@ -84,3 +84,32 @@ def test_hardly_mixed_the_generalised_divergence_has_the_two_kl_at_its_ends() ->
         assert float(scaled) == pytest.approx(
             float(TeacherDivergence(kind).of(student, teacher)), rel=1e-4
         )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(student=LOGITS, teacher=LOGITS, heat=st.floats(0.5, 3.0))
+def test_of_k_tokens_a_divergence_is_that_of_them_and_one_outcome_for_all_others(
+    kind: DivergenceKind, student: list[float], teacher: list[float], heat: float
+) -> None:
+    """Tokens 2 and 0 of four, by hand; never more than the divergence of all four."""
+    rows = [torch.tensor([logits], dtype=torch.float64) for logits in (student, teacher)]
+    ids = torch.tensor([[2, 0]])
+    divergence = TeacherDivergence(kind, 0.3, heat)
+    value = float(divergence.of_top(rows[0], ids, with_rest(rows[1] / heat, ids)))
+    q, p = softmax(student, heat), softmax(teacher, heat)
+    q, p = [q[2], q[0], q[1] + q[3]], [p[2], p[0], p[1] + p[3]]
+    wanted = by_loop(kind, [log(x) for x in q], [log(x) for x in p], 0.3, 1.0)
+    assert value == pytest.approx(wanted, abs=1e-12)
+    assert -1e-12 < value <= float(divergence.of(*rows)) + 1e-12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_student_like_its_stored_teacher_has_no_gradient(kind: DivergenceKind) -> None:
+    logits = torch.tensor([[1.0, -2.0, 0.5, 0.1]], dtype=torch.float64, requires_grad=True)
+    ids = torch.tensor([[0, 2]])
+    stored = with_rest(logits.detach(), ids)
+    apart = TeacherDivergence(kind, 0.3).of_top(logits, ids, stored)
+    apart.backward()
+    assert float(apart.detach()) == pytest.approx(0.0, abs=1e-15)
+    assert logits.grad is not None
+    np.testing.assert_allclose(logits.grad, 0.0, atol=1e-15)

@@ -18,7 +18,10 @@ from postgrad.recipe.load import parse_recipe, with_overrides
 from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.local.budget import EngineSizes
 
-IDEAL = Efficiency(products=1.0, attention=1.0, between=1.0, decoding=1.0, link=1.0, overhead=0.0)
+IDEAL = Efficiency(
+    products=1.0, attention=1.0, between=1.0, decoding=1.0, link=1.0, pair=1.0, host=1.0,
+    overhead=0.0,
+)  # fmt: skip
 
 
 def geometry(prompts: int, answers: int) -> BatchGeometry:
@@ -56,7 +59,7 @@ def test_prompts_are_dealt_with_all_of_their_answers() -> None:
 def device(link: float = 1e9) -> Device:
     return Device(
         name="Hand", memory_bytes=80 * 10**9, bandwidth=1e12, bf16_flops=1e15, float32_flops=1e15,
-        link="nvlink", link_bytes_per_second=link, source="by hand",
+        link="nvlink", link_bytes_per_second=link, host_bytes_per_second=25e9, source="by hand",
     )  # fmt: skip
 
 

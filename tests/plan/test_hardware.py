@@ -11,7 +11,13 @@ import pytest
 
 from postgrad.core.errors import UsageError
 from postgrad.plan import hardware
-from postgrad.plan.hardware import FIGURES, catalogue, parse_hardware, this_machine
+from postgrad.plan.hardware import (
+    FIGURES,
+    catalogue,
+    efficiency_of,
+    parse_hardware,
+    this_machine,
+)
 
 BUILTIN = catalogue({"POSTGRAD_HARDWARE": "/dev/null"})
 ROW = """
@@ -59,6 +65,18 @@ def test_flops_are_the_dense_ones() -> None:
     sparse |= {"RTX-4090": 330.4e12, "RTX-5090": 419e12, "MI300X": 2614.9e12, "MI325X": 2614.9e12}
     for name, figure in sparse.items():
         assert BUILTIN[name].bf16_flops == pytest.approx(figure / 2, rel=0.02)
+
+
+def test_a_copy_to_or_from_the_host_is_as_fast_as_people_measured_it() -> None:
+    """GB/s of pinned memory: NVIDIA/nvbandwidth issues 53, 15 and 24."""
+    for name, measured in {"A100-80G": 24.8, "RTX-4090": 25.6, "H100": 52.8}.items():
+        device = BUILTIN[name]
+        planned = device.host_bytes_per_second * efficiency_of(device).host
+        assert planned / 1e9 == pytest.approx(measured, rel=0.04), name
+    newer = {"RTX-5090", "H100", "H100-PCIe", "H200", "B200", "MI300X", "MI325X"}
+    for name, device in BUILTIN.items():  # PCIe 5.0 and 4.0
+        if not device.is_cpu:
+            assert device.host_bytes_per_second == (64e9 if name in newer else 32e9)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import pytest
 from plan.test_engines import IDEAL, device
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.plan.engines import VLLMShare
-from postgrad.plan.hardware import Hardware
+from postgrad.plan.hardware import Hardware, catalogue
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.page import Page
 from postgrad.plan.plan import Facts, Outlook, outlook
-from postgrad.plan.publishing import HOST_LINK, publish_bytes
+from postgrad.plan.publishing import publish_bytes
 from postgrad.recipe.load import parse_recipe
 
 # Qwen2.5 0.5B: tied embeddings, 24 layers of 896 and 4 864, keys and values of 128
@@ -20,6 +20,7 @@ WEIGHTS = 151936 * 896 + 24 * (
 ) + 896  # fmt: skip
 ADAPTER = 24 * 16 * (2 * (896 + 896) + 2 * (896 + 128) + 2 * (896 + 4864) + (4864 + 896))
 READ, SENT = 1e12, 1e9  # bytes a second of the card's memory, and of its link
+HOST = 25e9  # to or from the host's memory
 
 
 def planned(learner: dict[str, Any], cluster: dict[str, Any], **more: Any) -> Outlook:
@@ -69,7 +70,36 @@ def test_divided_weights_are_gathered_and_ranks_share_out_the_engines() -> None:
 
 def test_through_the_host_a_copy_goes_up_and_one_comes_down() -> None:
     of = planned({"ranks": 2}, {"rollout": {"workers": 2}}, transport="memory")
-    assert seconds(of) == pytest.approx(4 * 2 * WEIGHTS / READ + 2 * 2 * WEIGHTS / HOST_LINK)
+    assert seconds(of) == pytest.approx(4 * 2 * WEIGHTS / READ + 2 * 2 * WEIGHTS / HOST)
+
+
+def test_ways_of_a_publish_to_a_card_without_peer_access_are_those_by_hand() -> None:
+    """An RTX 4090 copies 25.6 GB/s to its host (0.8 of 32), and sends 20.8 GB/s through it to
+    another (0.65). One engine: 0.99 GB go in 47.5 ms at once, or up and then down in 77.2.
+    """
+    recipe = planned({}, {"rollout": {"workers": 1}}).recipe
+    card = catalogue({"POSTGRAD_HARDWARE": "/dev/null"})["RTX-4090"]
+    of = outlook(recipe, Facts(shape_of_model, Hardware(count=2, device=card)))
+    packed = 4 * 2 * WEIGHTS / (1.008e12 * 0.5)
+    told = of.timing.publish
+    assert told is not None
+    assert told.way == "nccl"
+    assert told.seconds == pytest.approx(packed + 2 * WEIGHTS / 20.8e9)
+    assert told.host_seconds == pytest.approx(packed + 2 * 2 * WEIGHTS / 25.6e9)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_no_card_sends_weights_faster_through_its_host_than_to_another_card(workers: int) -> None:
+    """With an engine for each rank or fewer: then the host gets no copy for several engines."""
+    recipe = planned({"ranks": 4}, {"rollout": {"workers": workers}}).recipe
+    for card in catalogue({"POSTGRAD_HARDWARE": "/dev/null"}).values():
+        if card.is_cpu:
+            continue
+        of = outlook(recipe, Facts(shape_of_model, Hardware(count=4 + workers, device=card)))
+        told = of.timing.publish
+        assert told is not None
+        assert told.way == "nccl"
+        assert told.seconds < told.host_seconds, card.name
 
 
 def test_an_adapter_alone_is_a_hundredth_of_the_bytes() -> None:
@@ -77,7 +107,7 @@ def test_an_adapter_alone_is_a_hundredth_of_the_bytes() -> None:
     vllm = {"type": "vllm", "vllm": {"lora": "adapter"}}
     of = planned({"ranks": 2}, {"rollout": {"workers": 2}}, model=model, **vllm)
     assert publish_bytes(of.recipe, of.roles[0], cpu=False) == 4 * ADAPTER  # type: ignore[arg-type]
-    assert seconds(of) == pytest.approx(4 * 4 * ADAPTER / READ + 2 * 4 * ADAPTER / HOST_LINK)
+    assert seconds(of) == pytest.approx(4 * 4 * ADAPTER / READ + 2 * 4 * ADAPTER / HOST)
     merged = planned({"ranks": 2}, {"rollout": {"workers": 2}}, model=model, type="vllm")
     assert publish_bytes(merged.recipe, of.roles[0], cpu=False) == 2 * WEIGHTS  # type: ignore[arg-type]
     assert seconds(of) < seconds(merged) / 10

@@ -212,3 +212,27 @@ def test_a_teacher_beside_its_student_takes_memory_and_a_forward_pass_in_every_u
     assert there["policy", "hidden states of the teacher"]["update"] == 2 * tokens * HIDDEN
     update, plain = (one.timing.step["update"] for one in (with_it, without))
     assert 1.2 < update / plain < 1.4  # three passes and one more, beside the optimizer's step
+
+
+def test_teachers_behind_servers_take_no_card_and_further_ones_lie_beside_the_first() -> None:
+    places = "--cluster.rollout", "{ workers = 1 }"
+    server = "--teacher", '{ server = { base_url = "http://h:1/v1" } }'
+    behind = planned(taught("rl", *places, *server), "8xH200")
+    plain = planned(taught("rl", *places, teacher=False), "8xH200")
+    assert [group.roles for group in behind.cards] == [group.roles for group in plain.cards]
+    beside = "--cluster.teacher", "{ ranks = 1 }"
+    other = "{ datasets = ['b'], model = { path = 'Qwen/Qwen2.5-7B' } }"
+    two = "--teacher.sets", f"[{other}]"
+    one, both = (planned(taught("rl", *places, *beside, *more), "8xH200") for more in ((), two))
+    assert [group.roles for group in both.cards][1] == ("teacher", "teacher 2")
+    assert lines(both, 1)["teacher 2", "weights"]["score"] == 2 * WHOLE
+    assert both.timing.step["score"] == pytest.approx(one.timing.step["score"])  # each of a half
+
+
+def test_a_teacher_that_reads_the_rows_once_computes_in_no_update() -> None:
+    live, stored = (planned(taught("sft", *f), "8xH200") for f in ((), ("--teacher.top_k", "64")))
+    plain = planned(taught("sft", teacher=False), "8xH200")
+    assert stored.timing.step["update"] == pytest.approx(plain.timing.step["update"])
+    assert stored.timing.step["update"] < live.timing.step["update"]
+    assert stored.timing.once["teacher"] > 0.0
+    assert ("policy", "hidden states of the teacher") not in lines(stored, 0)

@@ -24,8 +24,10 @@ def length_of(seed: int):
     return length
 
 
-def ticks_of_a_run(seed: int, staleness: int, groups: int, slots: int, steps: int) -> int:
-    """Passes that the engine of the real source makes."""
+def ticks_of_a_run(
+    seed: int, staleness: int, groups: int, slots: int, steps: int, *, apart: bool = False
+) -> int:
+    """Passes that the engine of the real source makes. apart: it samples beside the learner."""
     length = length_of(seed)
     engine = Ticking(lambda ticket, sample, turn: length(ticket, sample), slots)
     source = LiveSource(
@@ -35,8 +37,10 @@ def ticks_of_a_run(seed: int, staleness: int, groups: int, slots: int, steps: in
     )  # fmt: skip
     cursor, pending = Cursor(), {}
     for step in range(1, steps + 1):
-        sampled = source.next(step, cursor, {}, pending)
-        cursor, pending = sampled.cursor, source.pause().pending
+        sampled = source.take(step, cursor, {}, pending)
+        if apart:
+            source.sample_ahead()
+        cursor, pending = sampled.cursor, source.cut().pending
     return engine.steps
 
 
@@ -53,6 +57,23 @@ def test_it_makes_exactly_the_passes_of_a_run(
     pace = Pace(slots, math.inf, TICK.decode, TICK.prefill, TICK.learn, 0.0)
     simulated = Simulation(load, pace, 1, staleness, apart=False).run(6, 1)
     assert simulated.passes == ticks_of_a_run(seed, staleness, groups, slots, 6)
+
+
+@given(
+    seed=st.integers(0, 1000),
+    staleness=st.integers(1, 4),
+    groups=st.integers(1, 4),
+    slots=st.integers(1, 16),
+    learn=st.sampled_from([0.0, 2.5, 7.0, 300.0]),
+)
+def test_beside_a_learner_it_makes_exactly_the_passes_of_a_run_however_long_that_learns(
+    seed: int, staleness: int, groups: int, slots: int, learn: float
+) -> None:
+    load = BatchLoad(groups, 3, 0, length_of(seed))
+    pace = Pace(slots, math.inf, TICK.decode, TICK.prefill, lambda tokens: learn, 0.0)
+    simulated = Simulation(load, pace, 1, staleness, apart=True).run(6, 1)
+    ticks = ticks_of_a_run(seed, staleness, groups, slots, 6, apart=True)
+    assert simulated.passes == ticks
 
 
 @given(
@@ -88,11 +109,28 @@ def test_a_learner_alone_and_an_engine_alone_take_turns_or_not() -> None:
 
 
 def test_no_number_of_engines_breaks_the_floor_that_the_longest_answer_sets() -> None:
-    """A group begins after version v, and step v + staleness waits for it."""
+    """A group begins after version v, and step v + staleness waits for it. With a fixed schedule an
+    engine that has nothing of the next step waits, so many engines gain nothing from staleness.
+    """
     load = BatchLoad(2, 2, 0, lambda ticket, sample: 1000 if ticket % 2 and sample else 10)
     for staleness in (1, 2, 4):
-        simulated = Simulation(load, TICK, 64, staleness, apart=True).run(42, 12)
-        assert simulated.seconds == pytest.approx(1000 / (staleness + 1))
+        free = Simulation(load, TICK, 64, staleness, apart=True, free=True).run(42, 12)
+        assert free.seconds == pytest.approx(1000 / (staleness + 1))
+        fixed = Simulation(load, TICK, 64, staleness, apart=True).run(42, 12)
+        assert fixed.seconds == pytest.approx(1000)
+
+
+def test_with_a_fixed_schedule_the_faster_side_waits_for_the_slower_one() -> None:
+    """Answers of 10 tokens, four rows, a step of 12 rows: 30 passes."""
+    load = BatchLoad(4, 3, 0, lambda ticket, sample: 10)
+    for learn, engine_waits, learner_idle in ((20.0, 0.0, 1 / 3), (50.0, 2 / 5, 0.0)):
+        pace = Pace(4, math.inf, TICK.decode, TICK.prefill, lambda tokens, s=learn: s, 0.0)
+        simulated = Simulation(load, pace, 1, 2, apart=True).run(8, 4)
+        assert simulated.seconds == pytest.approx(max(learn, 30.0))
+        assert simulated.engine_waits == pytest.approx(engine_waits, abs=1e-9)
+        assert simulated.learner_idle == pytest.approx(learner_idle, abs=1e-9)
+        free = Simulation(load, pace, 1, 2, apart=True, free=True).run(8, 4)
+        assert free.seconds == pytest.approx(max(learn, 30.0))
 
 
 def test_drawn_lengths_have_their_mean_and_are_cut() -> None:

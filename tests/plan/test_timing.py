@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from postgrad.models.known_shapes import shape_of_model
+from helpers.model_types import config_of
+from postgrad.models.known_shapes import any_shape, shape_of_model
 from postgrad.plan.hardware import Hardware, catalogue
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.plan import Facts, outlook
@@ -65,3 +66,29 @@ def test_once_calibrated_with_one_run_others_are_foreseen_within_a_quarter(
     factor = known[learned] / foresee(*learned)
     for size, seconds in known.items():
         assert factor * foresee(*size) == pytest.approx(seconds, rel=0.25), size
+
+
+def test_the_balance_loss_of_a_mixture_costs_a_forward_pass_of_each_update() -> None:
+    """Left out, the coefficient is that of the model's config."""
+    shape = any_shape(config_of("qwen3_moe", 37).to_dict(), "mixture")
+    assert shape.counted is not None
+    assert shape.counted.balance == 0.001
+    lengths, one_core = (
+        RowLengths(500, 500, 1.0, "here"),
+        Hardware(count=1, device=catalogue({})["CPU-BF16"]),
+    )
+    seconds: dict[float | None, float] = {}
+    for coefficient in (0.0, 0.5, None):
+        model = {"path": "mixture", "router_aux_loss_coef": coefficient}
+        table = {
+            "job": "sft",
+            "run_dir": "run",
+            "steps": 1,
+            "model": {name: value for name, value in model.items() if value is not None},
+            "data": {"path": "rows.jsonl", "max_len": 2048},
+            "batch": {"train_batch_size": 64, "micro_train_tokens": 2048},
+        }
+        facts = Facts(lambda _: shape, one_core, lengths)
+        seconds[coefficient] = outlook(parse_recipe(table), facts).timing.step["update"]
+    assert seconds[None] == seconds[0.5]
+    assert 1.25 < seconds[0.5] / seconds[0.0] < 1.5  # 4 passes for 3, and gathers of 3 for 2

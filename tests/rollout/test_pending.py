@@ -1,6 +1,7 @@
 """Samples under way with environments that may not be stepped again: their replies are recorded."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,9 +9,9 @@ import pytest
 from helpers.rollouts import Chosen, Numbers, Ticking, Words
 from postgrad.core.errors import RunError
 from postgrad.core.process import done
-from postgrad.core.records import EpisodeFailure, Prompt
+from postgrad.core.records import EpisodeFailure, Experts, Prompt
 from postgrad.rollout.engine import Completion
-from postgrad.rollout.environment import Drawing, Environment, Observation, Step
+from postgrad.rollout.environment import Drawing, Environment, Observation, OpenGroup, Step
 from postgrad.rollout.pending import REPLIES, to_arrays, to_groups
 from postgrad.rollout.sampling import GroupSampler
 from postgrad.rollout.settings import SamplingSettings
@@ -121,4 +122,84 @@ def test_replies_that_are_none_are_refused(text, why):
     arrays = dict(to_arrays(cut_run(Dice(10)).groups, {0: 0}, replies=True))
     arrays[REPLIES] = np.frombuffer(text, np.uint8)
     with pytest.raises(RunError, match=why):
+        back(arrays, Dice(500))
+
+
+def with_experts(group: OpenGroup) -> None:
+    """Two turns of sample 0 with what stands before them, the second one under way; sample 1 has
+    ended. Every token's expert is its number in the sequence, 100 more where it is computed again.
+    """
+
+    def routed(start: int, tokens: int, again: int = 0) -> Experts:
+        numbers = np.arange(start, start + tokens, dtype=np.int16)
+        numbers[:again] += 100
+        numbers[-1] = -1
+        return np.repeat(numbers, 2).reshape(-1, 2, 1)
+
+    ids = np.array([4, 5, 6], np.int32)
+    turn = (ids, np.zeros(3, np.float32))
+    for sample in group.samples[:2]:
+        first = Completion(0, 0, 0, *turn, "stop", ((0, 3),), "", routed(0, 5))
+        sample.take(first)
+        sample.observe(Observation(np.array([9], np.int32), done=False))
+        assert sample.request is not None
+        begun = sample.request.turn_with(*turn, ((0, 3),), routed(0, 9, again=5))
+        if sample is group.samples[0]:
+            sample.go_on(begun)
+        else:
+            last = Completion(0, 1, 1, *turn, "stop", ((0, 3),), "", begun.experts)
+            sample.take(last)
+            sample.observe(Observation(np.zeros(0, np.int32), done=True))
+            group.left -= 1
+
+
+def test_experts_are_kept_as_they_were_chosen_first_and_come_back() -> None:
+    """The last token of a turn and the environment's are computed with the next turn."""
+    drawing = Drawing(3, SAMPLING, 0, Dice(10))
+    group = OpenGroup(Numbers(100).draw(0, 0), drawing)
+    with_experts(group)
+    arrays = to_arrays({0: group}, {0: 0}, replies=True)
+    assert arrays["experts"].shape == (5 + 5 + 5 + 5, 2, 1)  # one that was missing, then the news
+    again, _ = back(arrays, Dice(500))
+    for ended in (group.samples[1], again.samples[1]):
+        rollout = ended.rollout(Words())
+        assert rollout.experts is not None
+        # token 4 had none before the second turn, which computed it again
+        assert rollout.experts[:, 0, 0].tolist() == [0, 1, 2, 3, 104, 5, 6, 7, -1]
+        assert [len(turn.token_ids) for turn in rollout.turns] == [3, 1, 3]
+        assert rollout.prompt_experts is not None
+        assert len(rollout.prompt_experts) == 2
+    for sample in (group.samples[0], again.samples[0]):
+        request = sample.request
+        assert request is not None
+        assert request.written is not None
+        # The engine goes on: it computes all of the prefix again, and draws two tokens more.
+        numbers = np.repeat(np.arange(200, 211, dtype=np.int16), 2).reshape(-1, 2, 1)
+        drawn = np.array([7, 8], np.int32)
+        turn = request.turn_with(drawn, np.zeros(2, np.float32), ((1, 2),), numbers)
+        sample.take(Completion(0, 0, 1, turn.token_ids, turn.logprobs, "stop", turn.versions, "",
+                               turn.experts))  # fmt: skip
+        sample.observe(Observation(np.zeros(0, np.int32), done=True))
+        experts = sample.rollout(Words()).experts
+        assert experts is not None
+        assert experts[:, 0, 0].tolist() == [0, 1, 2, 3, 104, 5, 6, 7, 208, 209, 210]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: a.pop("routed"),
+        lambda a: a.update(experts=a["experts"][1:]),
+        lambda a: a.update(experts=a["experts"].astype(np.int64)),
+        lambda a: a.update(experts=a["experts"][:, :, 0]),
+        lambda a: a.update(routed=a["routed"][::-1] * 0 + np.array([1, 0, 19, 0])),
+    ],
+)
+def test_experts_that_do_not_fit_the_turns_are_refused(change: Any) -> None:
+    drawing = Drawing(3, SAMPLING, 0, Dice(10))
+    group = OpenGroup(Numbers(100).draw(0, 0), drawing)
+    with_experts(group)
+    arrays = dict(to_arrays({0: group}, {0: 0}, replies=True))
+    change(arrays)
+    with pytest.raises(RunError, match="do not fit"):
         back(arrays, Dice(500))

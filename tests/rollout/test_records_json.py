@@ -141,3 +141,19 @@ def test_usual_values_have_nine_digits_at_most():
     digits = [repr(one).partition("e")[0].strip("-0").replace(".", "").lstrip("0")
               for one in nine_digits(values).tolist()]  # fmt: skip
     assert max(map(len, digits)) == 9
+
+
+def test_experts_come_back_as_they_were_written():
+    experts = np.arange(12, dtype=np.int16).reshape(3, 2, 2)
+    experts[2] = -1
+    turn = Turn("policy", np.array([5, 6], np.int32), np.zeros(2, np.float32), experts[1:])
+    sample = Rollout(7, 0, (turn,), "stop", ((3, 2),), "two", prompt_experts=experts[:1])
+    again = group_from_lines(lines_of(group_of([sample, sample_two()]))).rollouts
+    assert again[0].experts is not None
+    assert again[0].experts.dtype == np.int16
+    assert (again[0].experts == experts).all()
+    assert again[1].experts is None
+
+
+def sample_two():
+    return Rollout(7, 1, (policy_turn([5, 6], [-0.1, -2.5]),), "stop", ((3, 2),), "two")

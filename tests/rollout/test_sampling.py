@@ -260,3 +260,20 @@ def test_the_built_in_engine_gives_the_same_bits_however_long_replies_take(
             [(r.token_ids.tobytes(), r.logprobs.tobytes()) for g in groups for r in g.rollouts]
         )
     assert results[0] == results[1] == results[2]
+
+
+def test_what_a_step_waits_for_is_told_by_ticket() -> None:
+    """Five groups of two samples, of 1 and 3 tokens; with four rows two groups are decoded."""
+    told: list[str] = []
+    engine = Ticking(
+        lambda ticket, sample, turn: 1 + 2 * sample, rest=lambda: told.append(sampler.awaited())
+    )
+    drawing = Drawing(2, SAMPLING, 0)
+    sampler = GroupSampler(engine, Chosen(lambda t, s: 1.0), drawing, Words())
+    assert sampler.awaited() == ""
+    sampler.start([Numbers(5).draw(ticket, 0) for ticket in range(5)])
+    sampler.finish(range(5))
+    first = [f"ticket {ticket} (samples 2 being written)" for ticket in range(3)]
+    assert told[0] == f"{', '.join(first)} and 2 more"
+    assert told[1].startswith("ticket 0 (samples 1 being written), ticket 1 (samples 1 being")
+    assert sampler.awaited() == ""

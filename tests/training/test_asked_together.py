@@ -45,7 +45,7 @@ class FakeRole:
     """Every call goes to `work` by its name."""
 
     def __init__(self, name: str, work: Work) -> None:
-        self.logprobs = lambda sequences: work(f"{name}.logprobs")
+        self.logprobs = lambda sequences, *prompts: work(f"{name}.logprobs")
         self.scores = lambda sequences: work(f"{name}.scores")
         self.update = lambda update, algorithm: work(f"{name}.update")
 
@@ -90,7 +90,7 @@ def recorded(events: list[str]) -> Work:
 def test_logprobs_and_values_are_asked_before_any_is_waited_for(
     events: list[str], recorded: Work
 ) -> None:
-    columns = job(recorded, PPO(kl_coef=0.05))._columns(BATCH)
+    columns = job(recorded, PPO(kl_coef=0.05))._columns(BATCH, [])
     assert columns == {"old": COLUMN, "ref": COLUMN, "values": COLUMN}
     assert events == [*COLUMNS, *(f"wait for {name}" for name in COLUMNS)]
 
@@ -100,14 +100,14 @@ def test_what_the_algorithm_does_not_need_is_neither_asked_nor_waited_for(
 ) -> None:
     on_policy = GRPO(kl_coef=0.0)
     nothing = {"old": None, "ref": None, "values": None}
-    assert job(recorded, on_policy, updates_per_step=1)._columns(BATCH) == nothing
+    assert job(recorded, on_policy, updates_per_step=1)._columns(BATCH, []) == nothing
     assert events == []
-    assert job(recorded, on_policy)._columns(BATCH) == {**nothing, "old": COLUMN}
+    assert job(recorded, on_policy)._columns(BATCH, []) == {**nothing, "old": COLUMN}
     assert events == ["policy.logprobs", "wait for policy.logprobs"]
 
 
 def test_a_teacher_is_asked_with_the_other_roles(events: list[str], recorded: Work) -> None:
-    columns = job(recorded, OnPolicyDistillation(kl_coef=0.05))._columns(BATCH)
+    columns = job(recorded, OnPolicyDistillation(kl_coef=0.05))._columns(BATCH, [])
     assert columns == {"old": COLUMN, "ref": COLUMN, "values": None, "teacher": COLUMN}
     asked = ["policy.logprobs", "reference.logprobs", "teacher.logprobs"]
     assert events == [*asked, *(f"wait for {name}" for name in asked)]
@@ -151,7 +151,7 @@ def test_roles_whose_answers_come_later_compute_columns_at_the_same_time(
     threads: ThreadPoolExecutor,
 ) -> None:
     work = together(threads, 3, COLUMN)
-    columns = job(work, PPO(kl_coef=0.05))._columns(BATCH)
+    columns = job(work, PPO(kl_coef=0.05))._columns(BATCH, [])
     assert columns == {"old": COLUMN, "ref": COLUMN, "values": COLUMN}
 
 
@@ -171,4 +171,4 @@ def test_an_error_of_one_role_is_raised_where_its_result_is_waited_for() -> None
         return handle
 
     with pytest.raises(MemoryError, match="on rank 1"):
-        job(work, PPO(kl_coef=0.05))._columns(BATCH)
+        job(work, PPO(kl_coef=0.05))._columns(BATCH, [])

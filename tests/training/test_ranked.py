@@ -11,9 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers.jobs import write_pairs
+from helpers.jobs import write_pairs, write_recipe
+from helpers.pages import commands
+from helpers.runs import lines
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.store import CheckpointStore
+from postgrad.cli.main import main
 from postgrad.cluster import connection
 from postgrad.cluster.settings import ClusterSettings
 from postgrad.cluster.workers import RankGroup
@@ -91,6 +94,26 @@ def test_a_run_on_ranks_gives_the_weights_of_one_process(
     train(alone, console)
     train(several, console)
     assert apart(weights(alone), weights(several)) < 1e-4
+
+
+def test_the_command_that_the_page_shows_for_one_machine_trains_on_four_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shown,) = (
+        command.words
+        for command in commands()
+        if command.at.startswith("docs/cluster.md") and "--learner.ranks" in command.words
+        if command.words[:3] == ("postgrad", "train", "recipe.toml")
+    )
+    monkeypatch.chdir(tmp_path)
+    write_recipe("sft", tmp_path)
+    more = ["--run_dir", "run", "--steps", "2", "--quiet", "--cluster.start_seconds", "600"]
+    assert main([*shown[1:], *more]) == 0
+    (placed,) = (
+        event for event in lines(tmp_path / "run" / "events.jsonl") if event["event"] == "placed"
+    )
+    assert (placed["role"], len(placed["places"])) == ("policy", 4)
+    assert len(lines(tmp_path / "run" / "metrics.jsonl")) == 2
 
 
 def test_a_held_out_loss_on_ranks_is_that_of_one_process(

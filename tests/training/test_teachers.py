@@ -2,19 +2,27 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from helpers.chat_server import Answer, ChatServer, chat_server
 from helpers.fake_ranks import FakeGroup, fake_ranks
 from helpers.runs import lines, tensors
 from helpers.tiny_runs import MODEL, MakeRecipe
 from postgrad.core.errors import RunError, UsageError
-from postgrad.fleet.local import frozen_hash
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.fleet.choices import Choices
+from postgrad.fleet.local import frozen_hash, frozen_policy
+from postgrad.fleet.teachers import teacher_numbers
+from postgrad.learner.role import Policy
 from postgrad.models.fresh import make_fresh
+from postgrad.models.load import load_tokenizer
 from postgrad.models.settings import ModelInit
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Recipe
@@ -34,15 +42,19 @@ OF_JOB: dict[str, dict[str, Any]] = {"rl": GRADED, "sft": COMPARED}
 
 @pytest.fixture
 def make_taught(make_recipe: MakeRecipe, models: Models) -> MakeRecipe:
-    """make_taught("rl", "run", teacher=path, **changes): a student that learns from a teacher."""
+    """make_taught("rl", "run", teacher, **changes): a student that learns from a teacher, which is
+    its path or the table [teacher].
+    """
 
-    def make(job: str, run: str, teacher: str = "", **changes: Any) -> Recipe:
+    def make(job: str, run: str, teacher: str | dict[str, Any] = "", **changes: Any) -> Recipe:
+        if isinstance(teacher, str):
+            teacher = {"model": {"path": teacher or models(2)}}
         return make_recipe(
             job,
             run,
             **{
                 "model": {"path": models(1), "init": None},
-                "teacher": {"model": {"path": teacher or models(2)}},
+                "teacher": teacher,
                 **OF_JOB[job],
                 **changes,
             },
@@ -147,3 +159,147 @@ def test_a_teacher_that_is_missing_or_not_read_is_an_error_of_the_recipe(
             make_recipe(job, **taught)
         with pytest.raises(UsageError, match=r"teacher: this algorithm asks no teacher"):
             make_recipe(job, teacher={"model": {"path": "somewhere"}})
+
+
+def grading(model: str, graded: Policy) -> Callable[[str, int], Answer]:
+    """What vLLM's server says of prompts: the logprobs of a policy here."""
+    tokenizer = load_tokenizer(model)
+
+    def script(asked: str, times: int) -> Answer:
+        if asked == "/v1/models":
+            listed = [{"id": "first", "root": "a"}, {"id": "taught", "root": "somewhere"}]
+            return Answer(raw=json.dumps({"data": listed}).encode())
+        ids = json.loads(asked) if asked.startswith("[") else tokenizer.encode(asked)
+        row = np.array(ids, np.int32)
+        mask = np.arange(len(row)) > 0
+        sequences = Sequences(Ragged.of([row]), Ragged.of([mask]), np.zeros(1, np.int64))
+        (values,) = graded.logprobs(sequences).result()
+        entries = [{str(i): {"logprob": float(v)}} for i, v in zip(ids, values, strict=True)]
+        choice = {"text": "x", "prompt_logprobs": [None, *entries[1:]]}
+        return Answer(raw=json.dumps({"choices": [choice]}).encode())
+
+    return script
+
+
+@pytest.fixture
+def served(make_taught: MakeRecipe, models: Models) -> Iterator[ChatServer]:
+    """A server with the teacher of another seed."""
+    recipe = make_taught("rl", "unused")
+    choices = Choices("cpu", 1, True, "float32", None, 4096)
+    graded = frozen_policy(recipe, recipe.teacher.model, models(2), choices)
+    with chat_server(grading(models(2), graded)) as server:
+        yield server
+
+
+def test_a_teacher_behind_a_server_grades_as_the_same_model_does_here(
+    make_taught: MakeRecipe, console: Console, served: ChatServer
+) -> None:
+    few = {"steps": 2, "eval": NO_EVAL}
+    here = make_taught("rl", "here", **few)
+    server = {"server": {"base_url": served.url, "model": "taught"}}
+    there = make_taught("rl", "there", **few, teacher={**server, "model": {}})
+    for recipe in (here, there):
+        train(recipe, console)
+    for mine, theirs in zip(logged(here), logged(there), strict=True):
+        for name in ("teacher/reverse_kl", "teacher/logprob", "policy/loss"):
+            assert mine[name] == pytest.approx(theirs[name], abs=1e-5)
+    bodies = [body for _, _, body in served.requests if isinstance(body.get("prompt"), list)]
+    assert len(bodies) == 2 * 16  # one for each sample
+    asked = {"model": "taught", "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+    assert bodies[0] == {**asked, "prompt": bodies[0]["prompt"]}
+    state = next((Path(there.run_dir) / "checkpoints").glob("*2/state.json"))
+    frozen = json.loads(state.read_text())["choices"]["frozen"]
+    assert frozen["teacher"] == "server:taught (somewhere)"
+
+
+def test_each_dataset_has_its_teacher(
+    make_taught: MakeRecipe, models: Models, console: Console, served: ChatServer
+) -> None:
+    """Three datasets: that of a teacher like the student has no gradient; the others' teachers are
+    here and behind a server, and one model.
+    """
+    rows = [("a", models(1)), ("b", models(2)), ("c", None)]
+    sets, teachers = list[Any](), list[Any]()
+    for name, path in rows:
+        file = Path(models(1)).parent / f"{name}.jsonl"
+        file.write_text("".join(json.dumps({"question": f"{name}{n}"}) + "\n" for n in range(9)))
+        sets.append({"path": str(file), "count": 8})
+        there = {"model": {"path": path}} if path else {"server": {"base_url": served.url}}
+        teachers.append({"datasets": [file.name], **there})
+    recipe = make_taught(
+        "rl", "run", steps=2, eval=NO_EVAL,
+        teacher={"model": {}, "sets": teachers},
+        data={"path": "", "sets": sets, "answer": "", "max_len": 48},
+    )  # fmt: skip
+    train(recipe, console)
+    moved: dict[str, set[bool]] = {}
+    for sample in lines(Path(recipe.run_dir) / "samples.jsonl"):
+        moved.setdefault(sample["dataset"], set()).add(any(sample["advantages"]))
+    assert moved == {"a.jsonl": {False}, "b.jsonl": {True}, "c.jsonl": {True}}
+
+
+def test_a_dataset_without_a_teacher_is_refused(make_taught: MakeRecipe, models: Models) -> None:
+    def named(*datasets: str) -> dict[str, Any]:
+        return {"model": {}, "sets": [{"datasets": datasets, "model": {"path": models(2)}}]}
+
+    with pytest.raises(UsageError, match=r"no dataset of \[data\] is called 'x'"):
+        teacher_numbers(make_taught("rl", "run", teacher=named("x")))
+    data = {"path": "", "sets": [{"path": "a.jsonl"}, {"path": "b.jsonl"}]}
+    with pytest.raises(UsageError, match=r"b\.jsonl has no teacher"):
+        teacher_numbers(make_taught("rl", "run", data=data, teacher=named("a.jsonl")))
+
+
+@pytest.mark.parametrize(
+    ("job", "changes", "told"),
+    [
+        ("rl", {"rollout": {"temperature": 0.7}, "server": True}, "a temperature of 1 alone"),
+        ("rl", {"top_k": 4}, r'is of job = "sft"'),
+        ("rl", {"both": True}, "there are two teachers"),
+        ("rl", {"sets": [{"datasets": ["a"]}]}, "a set names its teacher"),
+        ("sft", {"server": True}, "compares whole distributions"),
+        ("sft", {"sets": [{"datasets": ["a"], "model": {"path": "x"}}]}, r'are of job = "rl"'),
+    ],
+)
+def test_what_a_teacher_cannot_do_is_refused(
+    job: str, changes: dict[str, Any], told: str, make_taught: MakeRecipe
+) -> None:
+    server = {"base_url": "http://127.0.0.1:1/v1"}
+    teacher: dict[str, Any] = {"model": {"path": "x"}}
+    if changes.pop("server", False):
+        teacher = {"model": {}, "server": server}
+    if changes.pop("both", False):
+        teacher["server"] = server
+    rest = {key: changes.pop(key) for key in ("rollout",) if key in changes}
+    with pytest.raises(UsageError, match=told):
+        make_taught(job, "run", **rest, teacher={**teacher, **changes})
+
+
+@pytest.mark.parametrize("kind", ["forward_kl", pytest.param("jsd", marks=pytest.mark.slow)])
+def test_with_stored_tokens_the_teacher_reads_the_rows_once(
+    kind: str, make_taught: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """All tokens but one are stored: then the divergence is that of whole distributions."""
+    monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "cache"))
+    algorithm = {"type": "distillation", "divergence": kind, "temperature": 1.5}
+    few = {"steps": 3, "eval": NO_EVAL, "algorithm": algorithm}
+    live = make_taught("sft", "live", **few)
+    tokens = len(load_tokenizer(str(live.teacher.model.path)))
+    most = {"model": {"path": live.teacher.model.path}, "top_k": tokens - 1}
+    stored = make_taught("sft", "stored", **few, teacher=most)
+    again = make_taught("sft", "again", **few, teacher=most)
+    for recipe in (live, stored, again):
+        train(recipe, console)
+    for mine, theirs, kept in zip(*map(logged, (live, stored, again)), strict=True):
+        assert mine["policy/divergence"] == pytest.approx(theirs["policy/divergence"], abs=1e-5)
+        assert mine["policy/loss"] == pytest.approx(theirs["policy/loss"], abs=1e-5)
+        assert theirs["policy/loss"] == kept["policy/loss"]
+    one, two = tensors(stored.run_dir, 3), tensors(again.run_dir, 3)
+    assert all(one[name].equal(two[name]) for name in one)
+    few_tokens = make_taught("sft", "few", **few, teacher={**most, "top_k": 2})
+    train(few_tokens, console)
+    for step, whole in zip(logged(few_tokens)[:1], logged(live), strict=False):
+        assert 0 < step["policy/divergence"] < whole["policy/divergence"]
+    too_many = make_taught("sft", "many", **few, teacher={**most, "top_k": tokens})
+    with pytest.raises(UsageError, match=rf"top_k = {tokens}: both models have {tokens} tokens"):
+        train(too_many, console)

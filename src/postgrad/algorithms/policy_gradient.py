@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
@@ -393,4 +393,4 @@ def without_loss(sequences: Sequences, rows: NDArray[np.bool_]) -> Sequences:
         return sequences
     mask = sequences.loss_mask
     kept = mask.like(mask.values & ~mask.spread(rows).values)
-    return Sequences(sequences.tokens, kept, sequences.group)
+    return replace(sequences, loss_mask=kept)

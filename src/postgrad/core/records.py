@@ -11,18 +11,22 @@ tokens of one response (all turns after the prompt).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from postgrad.core import seeds
 from postgrad.core.errors import RunError
 from postgrad.core.ragged import Ragged
 
 FinishReason = Literal["stop", "length"]
 Author = Literal["policy", "environment"]
 Logprobs = NDArray[np.float32]  # [tokens]
+# [tokens, layers, k] numbers of the experts that each layer with a router sent a token to; -1 where
+# nobody knows: the router chooses itself there.
+Experts = NDArray[np.int16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class Turn:
     author: Author
     token_ids: NDArray[np.int32]  # [t]
     logprobs: NDArray[np.float32]  # [t] nats, as the sampler drew them; zeros of an environment
+    experts: Experts | None = None  # [t, layers, k] where the engine records them
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class Rollout:
     # What an environment counted: {"turns": 2.0, "calls": 1.0}.
     counts: Mapping[str, float] = field(default_factory=dict[str, float])
     failure: EpisodeFailure | None = None  # of the last turn's reply; then no reward counts
+    prompt_experts: Experts | None = None  # [P, layers, k] of the prompt, where turns have them
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
@@ -89,6 +95,13 @@ class Rollout:
     def logprobs(self) -> NDArray[np.float32]:
         """[R] nats, as sampled; zeros at environment tokens."""
         return np.concatenate([turn.logprobs for turn in self.turns])
+
+    @property
+    def experts(self) -> Experts | None:
+        """[P + R, layers, k] of the prompt and all turns; None where they were not recorded."""
+        parts = [self.prompt_experts, *(turn.experts for turn in self.turns)]
+        recorded = [part for part in parts if part is not None]
+        return np.concatenate(recorded) if len(recorded) == len(parts) else None
 
     @property
     def policy_mask(self) -> NDArray[np.bool_]:
@@ -126,6 +139,17 @@ class ScoredGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """An image in a sequence of tokens: it stands at placeholders, whose embeddings it gives."""
+
+    digest: str  # SHA-256 of its file (core/media.py)
+    at: NDArray[np.int64]  # [tokens] the placeholders among the tokens of the sequence, rising
+    # (rows, columns) of its tokens, for rotary positions of three components; None: of one.
+    grid: tuple[int, int] | None = None
+    mutual: bool = False  # True: its tokens, which are one run, see each other, later ones too
+
+
+@dataclass(frozen=True, slots=True)
 class Sequences:
     """What a learner can train on: S sequences of prompt and response."""
 
@@ -136,19 +160,53 @@ class Sequences:
     # [S] sequences of one group lie next to each other, and what they begin with alike is computed
     # once: [0, 0, 1, 1] for two prompts with two samples each.
     group: NDArray[np.int64]
+    # int16 [N, layers, k]: the experts that a policy's learner has to use again, see Experts.
+    experts: Ragged | None = None
+    images: tuple[tuple[PlacedImage, ...], ...] = ()  # of each sequence, in order; (): no images
 
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def images_of(self, row: int) -> tuple[PlacedImage, ...]:
+        """The images of a sequence, in order."""
+        return self.images[row] if self.images else ()
+
+    def _with_images(self) -> Ragged:
+        """The tokens, with those of images replaced by parts of their hashes, below 0."""
+        if not self.images:
+            return self.tokens
+        values = self.tokens.values.copy()
+        for start, images in zip(self.tokens.offsets, self.images, strict=False):
+            for image in images:
+                parts = np.frombuffer(bytes.fromhex(image.digest), ">u4") | np.uint32(2**31)
+                numbers = parts.astype(np.uint32).view(np.int32)
+                values[start + image.at] = np.resize(numbers, len(image.at))
+        return self.tokens.like(values)
+
     def take(self, rows: NDArray[np.int64]) -> "Sequences":
         """Sequences `rows`, in this order."""
-        return Sequences(self.tokens.take(rows), self.loss_mask.take(rows), self.group[rows])
+        experts = None if self.experts is None else self.experts.take(rows)
+        images = tuple(self.images[row] for row in rows) if self.images else ()
+        tokens, loss_mask = self.tokens.take(rows), self.loss_mask.take(rows)
+        return Sequences(tokens, loss_mask, self.group[rows], experts, images)
+
+    @property
+    def shared_by(self) -> Ragged:
+        """int32 [N] numbers that are equal where tokens are, the images that they stand for, and
+        the experts that they were sent to: what begins alike in all can be computed once.
+        """
+        compared = self._with_images()
+        if self.experts is None:
+            return compared
+        chosen = self.experts.values.reshape(len(compared.values), -1)
+        keys = seeds.bits(0, "experts", compared.values, *chosen.T)
+        return compared.like(np.unique(keys, return_inverse=True)[1].astype(np.int32))
 
     def at_last(self) -> "Sequences":
         """The same sequences with loss at their last tokens alone, where a reward model scores."""
         mask = np.zeros(len(self.tokens.values), np.bool_)
         mask[self.tokens.offsets[1:] - 1] = True
-        return Sequences(self.tokens, self.tokens.like(mask), self.group)
+        return replace(self, loss_mask=self.tokens.like(mask))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +264,7 @@ class RolloutBatch:
                 tokens=tokens,
                 loss_mask=column([r.policy_mask for r in rollouts], np.bool_),
                 group=np.array([number for number, *_ in rows], np.int64),
+                experts=_experts(rollouts),
             ),
             sampled_logprobs=column([r.logprobs for r in rollouts], np.float32),
             turn_rewards=column([_turn_rewards(group, r) for _, group, r, _ in rows], np.float64),
@@ -219,6 +278,12 @@ class RolloutBatch:
                 for name in dict.fromkeys(name for group in groups for name in group.rewards)
             },
         )
+
+
+def _experts(rollouts: Sequence[Rollout]) -> Ragged | None:
+    """The column `experts`; None where a rollout has none."""
+    columns = [experts for rollout in rollouts if (experts := rollout.experts) is not None]
+    return Ragged.of(columns, np.int16) if columns and len(columns) == len(rollouts) else None
 
 
 def _component(group: ScoredGroup, name: str, place: int) -> float:

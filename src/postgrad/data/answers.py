@@ -10,6 +10,7 @@ from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.data.chat_format import Message, says_nothing, with_tools
+from postgrad.data.images import with_images
 from postgrad.data.messages import called_tools, chat_of, column, with_system
 from postgrad.data.rows import Row, shown
 from postgrad.data.settings import PairSettings
@@ -183,9 +184,11 @@ def margin_of(row: Row, settings: PairSettings) -> float:
 
 
 def metadata_of(row: Row, settings: PairSettings) -> dict[str, Any]:
-    """The columns that are neither answers, margin nor prompt, such as RewardBench's `subset`."""
+    """The columns that are neither answers, margin, prompt nor images, such as RewardBench's
+    `subset`.
+    """
     prompt = DEFAULT_PROMPT if settings.prompt is None else settings.prompt
-    read = {settings.chosen, settings.rejected, settings.margin, prompt}
+    read = {settings.chosen, settings.rejected, settings.margin, settings.images, prompt}
     return {name: value for name, value in row.values.items() if name not in read}
 
 
@@ -209,7 +212,10 @@ def _conversations(
             f"both of a pair are the same ({', '.join(columns.values())})"
         )
     tools = called_tools(row, settings)
-    conversations = [with_tools(with_system(messages, settings), tools) for messages in chats]
+    conversations = [
+        with_images(with_tools(with_system(messages, settings), tools), row, settings)
+        for messages in chats
+    ]
     added = len(conversations[0]) - len(chats[0])
     return shape, conversations, None if before is None else before + added
 

@@ -3,7 +3,8 @@
 A message has a `role` and a `content`, which is text ("" where a message only calls tools), and all
 other keys of the row that chat templates may read: `tool_calls`, `reasoning_content`, `name`. The
 functions that a conversation may call are the key `tools` of its first message. A `weight` of 0
-marks an answer that bears no loss.
+marks an answer that bears no loss. `images` are the sources of a message's images, in the order of
+the MARKs in its content; None for one that another column of the row has (data/images.py).
 """
 
 import json
@@ -35,7 +36,10 @@ REASONING = (
 WEIGHTS = ("weight", "loss", "train")  # OpenAI, ms-swift, axolotl: whether an answer is learned
 EMPTY = (None, "", [], {})  # what tables fill in where a message lacks a key
 TEXT_PARTS = ("text", "input_text", "output_text")
-READ_HERE = {"role", "content", "tool_calls", "function_call", "from", "value", *WEIGHTS}
+IMAGE_PARTS = ("image", "image_url", "input_image")
+SOURCES = ("image", "image_url", "url", "path", "base64", "bytes")  # keys of such a part
+MARK = "\ufffc"  # OBJECT REPLACEMENT CHARACTER: an image stands there
+READ_HERE = {"role", "content", "tool_calls", "function_call", "from", "value", "images", *WEIGHTS}
 
 
 def messages_of(value: Any, *, strip: bool) -> list[Message]:
@@ -123,11 +127,16 @@ def _message(value: Any, number: int, strip: bool) -> Message:
     if not isinstance(calls, list):
         raise ValueError(f"tool_calls of message {number} are no list")
     empty = bool(calls) or any(value.get(key) for key in REASONING)  # content may be left out
-    text = _text(content, number, empty)
+    images: list[Any] = []
+    text = _text(content, number, empty, images)
+    if images or value.get("images"):
+        _require_places(value, text, len(images), number)
     message: Message = {
         "role": "tool" if role == "function" else role,
         "content": text.strip() if strip else text,
     }
+    if images:
+        message["images"] = images
     if calls:
         message["tool_calls"] = [_call(call, number) for call in calls]
     if _weight(value, role, number) == 0:
@@ -136,8 +145,10 @@ def _message(value: Any, number: int, strip: bool) -> Message:
     return message | {key: other for key, other in others.items() if other not in EMPTY}
 
 
-def _text(content: Any, number: int, empty: bool) -> str:
-    """The text of a content: text, a list of parts, or null where the message may be `empty`."""
+def _text(content: Any, number: int, empty: bool, images: list[Any]) -> str:
+    """The text of a content: text, a list of parts, or null where the message may be `empty`.
+    images: gets the source of each image, and the text a MARK.
+    """
     if content is None and empty:
         return ""
     if isinstance(content, str):
@@ -148,14 +159,33 @@ def _text(content: Any, number: int, empty: bool) -> str:
     for part in content:
         kind = part.get("type", "text") if isinstance(part, dict) else "text"
         text = part.get("text") if isinstance(part, dict) else part
+        if kind in IMAGE_PARTS and isinstance(part, dict):
+            named = (part[key] for key in SOURCES if part.get(key) not in EMPTY)
+            images.append(next(named, None))
+            texts.append(MARK)
+            continue
         if kind not in TEXT_PARTS:
             raise ValueError(
-                f"message {number} has a part of type {str(kind)[:40]!r}, and only text is read"
+                f"message {number} has a part of type {str(kind)[:40]!r}, and only text and images "
+                "are read"
             )
         if not isinstance(text, str):
             raise ValueError(f"message {number} has a part without text")
         texts.append(text)
     return "".join(texts)
+
+
+def _require_places(value: Mapping[str, Any], text: str, images: int, number: int) -> None:
+    """Raises ValueError where it cannot be told which image stands where."""
+    if value.get("images"):
+        raise ValueError(
+            f"message {number} has images beside its content: they are read from parts of the "
+            "content, or from a column of the row (data.images)"
+        )
+    if value.get("role") == "assistant":
+        raise ValueError(f"message {number} is by the assistant and has an image: it writes text")
+    if text.count(MARK) != images:
+        raise ValueError(f"message {number} has U+FFFC in its text, which stands for an image here")
 
 
 def _call(call: Any, number: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 Each row has the place that messages name.
 """
 
+import base64
 import csv
 import gzip
 import json
@@ -25,13 +26,14 @@ LONGEST_LINE = 2**28  # bytes; a gzip file of a megabyte may hold a line of a gi
 DEEPEST = 100  # levels of lists and objects
 
 
-def read_file(path: Path) -> Iterator[tuple[str, RowValues]]:
-    """(place, values) of each row; the place is "file:line" or "file row n" (from 0).
+def read_file(path: Path, *, images: str = "") -> Iterator[tuple[str, RowValues]]:
+    """(place, values) of each row; the place is "file:line" or "file row n" (from 0). images: a
+    column of a Parquet file whose bytes are kept, as data URLs.
 
     Raises UsageError that names the place of what cannot be read.
     """
     if path.name.endswith(".parquet"):
-        return _parquet(path)
+        return _parquet(path, images)
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         return _json_lines(path)
     if path.name.endswith(".json"):
@@ -202,15 +204,18 @@ def check_depth(value: Any) -> None:
     raise ValueError(f"it is nested deeper than {DEEPEST} levels")
 
 
-def _parquet(path: Path) -> Iterator[tuple[str, RowValues]]:
+def _parquet(path: Path, images: str) -> Iterator[tuple[str, RowValues]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     row = 0
     try:
         with pq.ParquetFile(path) as table:
-            fields = [field for field in table.schema_arrow if not holds_bytes(field.type)]
-            columns = [field.name for field in fields]
+            columns = [
+                field.name
+                for field in table.schema_arrow
+                if field.name == images or not holds_bytes(field.type)
+            ]
             if twice := [name for name in columns if columns.count(name) > 1]:
                 raise UsageError(f"{path}: two columns are called {twice[0]!r}: rename one of them")
             for batch in table.iter_batches(batch_size=1024, columns=columns):
@@ -230,7 +235,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, RowValues]]:
 
 def holds_bytes(kind: Any) -> bool:
     """Whether an Arrow type holds bytes (images, sounds): they are not JSON and no verifier reads
-    them, so such columns are left out.
+    them, so such columns are left out, but that of data.images.
     """
     import pyarrow as pa
 
@@ -243,7 +248,11 @@ def holds_bytes(kind: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """The JSON value nearest to what Arrow gives: times and decimals become text, maps pairs."""
+    """The JSON value nearest to what Arrow gives: times and decimals become text, maps pairs, bytes
+    data URLs.
+    """
+    if isinstance(value, bytes):
+        return f"data:;base64,{base64.b64encode(value).decode()}"
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -256,9 +265,10 @@ def plain(value: Any) -> Any:
 
 
 def read_hub(
-    path: str, name: str | None, split: str, revision: str | None = None
+    path: str, name: str | None, split: str, revision: str | None = None, *, images: str = ""
 ) -> Iterator[tuple[str, RowValues]]:
-    """(place, values) of each row of one split; columns of images and sounds are left out.
+    """(place, values) of each row of one split; columns of images and sounds are left out, but the
+    column `images`, whose bytes become data URLs.
 
     revision: a branch, tag or commit; None: main. Raises UsageError when the hub has no such
     dataset, revision, configuration or split, or cannot be reached and the cache has other rows.
@@ -278,9 +288,17 @@ def read_hub(
             f"dataset {path!r} (data.name {name!r}, data.split {split!r}{at}): {error}; "
             "a file or folder on this machine works too: --data.path FILE"
         ) from error
-    media = [field.name for field in table.features.arrow_schema if holds_bytes(field.type)]
-    for row, values in enumerate(table.remove_columns(media)):
+    fields = [field for field in table.features.arrow_schema if holds_bytes(field.type)]
+    media = [field.name for field in fields if field.name != images]
+    kept = table.remove_columns(media)
+    for row, values in enumerate(_undecoded(kept) if len(media) < len(fields) else kept):
         yield f"{path} {split} row {row}", {key: plain(value) for key, value in values.items()}
+
+
+def _undecoded(table: Any) -> Iterator[dict[str, Any]]:
+    """Rows as Arrow has them: images as bytes and path, where `datasets` would decode them."""
+    for batch in table.with_format("arrow").iter(batch_size=256):
+        yield from batch.to_pylist()
 
 
 def cached_datasets(path: str) -> list[str]:

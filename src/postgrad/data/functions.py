@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ def _mapped(function: Function, row: Row, name: str) -> Row:
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
             text.encode()  # half a surrogate pair is no text that a tokenizer reads
-            return Row(row.index, json.loads(text), row.place)
+            return replace(row, values=json.loads(text))
         except (TypeError, ValueError, RecursionError) as error:
             problem = f"its values have to be JSON: {error}"
     raise UsageError(

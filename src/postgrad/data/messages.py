@@ -11,6 +11,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.text import nearest
 from postgrad.data.chat_format import EMPTY, Message, messages_of, tools_of, with_tools
 from postgrad.data.gym import PREFIX
+from postgrad.data.images import identified, with_images
 from postgrad.data.rows import Row
 from postgrad.data.settings import DataSettings, RowSettings, template_parts
 
@@ -101,8 +102,8 @@ def prompt_of(row: Row, settings: DataSettings) -> list[Message]:
 
 
 def questions_of(messages: list[Message]) -> list[str]:
-    """The texts of the user, in order; of plain text, the text."""
-    return [message["content"] for message in messages if message["role"] in ("user", DOCUMENT)]
+    """The texts of the user, in order, images by their hashes; of plain text, the text."""
+    return [identified(message) for message in messages if message["role"] in ("user", DOCUMENT)]
 
 
 def answers_in(messages: list[Message]) -> list[str]:
@@ -202,9 +203,9 @@ def _read_columns(settings: DataSettings) -> set[str | None]:
     if settings.text:
         return {settings.text}
     if settings.messages is not None:
-        return {settings.messages, settings.tools}
+        return {settings.messages, settings.tools, settings.images}
     asked = {name for _, name in template_parts(settings.template)} or {settings.prompt}
-    return {*asked, settings.input, settings.answer, settings.tools}
+    return {*asked, settings.input, settings.answer, settings.tools, settings.images}
 
 
 def _filled(row: Row, settings: DataSettings) -> list[tuple[str, str | None]]:
@@ -266,8 +267,9 @@ def with_system(messages: list[Message], settings: RowSettings) -> list[Message]
 
 
 def _complete(messages: list[Message], row: Row, settings: DataSettings) -> list[Message]:
-    """`messages` with the recipe's system message and the row's tools."""
-    return with_tools(with_system(messages, settings), called_tools(row, settings))
+    """`messages` with the recipe's system message, the row's tools and its images."""
+    messages = with_tools(with_system(messages, settings), called_tools(row, settings))
+    return with_images(messages, row, settings)
 
 
 def _chat(row: Row, settings: DataSettings) -> list[Message]:

@@ -144,8 +144,8 @@ def _text(row: Row, text: str | Unmarkable) -> str:
 
 
 def _metadata(row: Row, settings: DataSettings) -> dict[str, Any]:
-    """The columns that verifiers get as metadata: all but question, answer and messages; those of
-    a template with several columns are kept.
+    """The columns that verifiers get as metadata: all but question, answer, messages and images;
+    those of a template with several columns are kept.
     """
     settings = read_as(row, settings)
     question_columns = {name for _, name in template_parts(settings.template)} - {None} or {
@@ -155,6 +155,7 @@ def _metadata(row: Row, settings: DataSettings) -> dict[str, Any]:
         settings.answer,
         settings.messages,
         settings.input,
+        settings.images,
         *(question_columns if len(question_columns) == 1 else ()),
     }
     return {key: value for key, value in row.values.items() if key not in read}

@@ -22,6 +22,7 @@ class Row:
     index: int  # from 0, counted before any slice or filter
     values: RowValues  # column -> JSON value
     place: str  # where it is, for messages: "train.jsonl:7", "openai/gsm8k train row 6"
+    folder: Path | None = None  # of the file that it is in, for the names of files in it
 
 
 def read_rows(settings: RowSettings) -> list[Row]:
@@ -32,7 +33,8 @@ def read_rows(settings: RowSettings) -> list[Row]:
     """
     split, start, stop = parse_split(settings.split)
     rows = (
-        Row(index, values, place) for index, (place, values) in enumerate(_source(settings, split))
+        Row(index, values, place, folder)
+        for index, (folder, (place, values)) in enumerate(_source(settings, split))
     )
     if start is None and stop is None:
         kept = list(itertools.islice(rows, settings.limit))
@@ -102,25 +104,36 @@ def _local(path: str) -> Path | None:
         return None
 
 
-def _source(settings: RowSettings, split: str) -> Iterable[tuple[str, RowValues]]:
+Placed = tuple[str, RowValues]
+
+
+def _source(settings: RowSettings, split: str) -> Iterable[tuple[Path | None, Placed]]:
+    """The folder of the file that a row is in, if it is in one, its place and its values."""
     if settings.path.startswith(PREFIX):
         task = settings.path.removeprefix(PREFIX)
-        return read_gym(task, settings.task, settings.size, settings.seed)
+        return _nowhere(read_gym(task, settings.task, settings.size, settings.seed))
     path = _local(settings.path)
     if path is None and is_function(settings.path):
-        return read_function(settings.path, settings.task, settings.size, settings.seed)
+        rows = read_function(settings.path, settings.task, settings.size, settings.seed)
+        return _nowhere(rows)
     if path is not None:
-        if path.is_dir():
-            return _all(files_of(path, settings.name, split))
-        return read_file(path)
+        files = files_of(path, settings.name, split) if path.is_dir() else [path]
+        return _all(files, settings.images)
     if not on_hub(settings.path):
         raise UsageError(f"{settings.path}: no such file or folder (data.path)")
-    return read_hub(settings.path, settings.name, split, settings.revision)
+    return _nowhere(
+        read_hub(settings.path, settings.name, split, settings.revision, images=settings.images)
+    )
 
 
-def _all(files: list[Path]) -> Iterator[tuple[str, RowValues]]:
+def _nowhere(rows: Iterable[Placed]) -> Iterator[tuple[None, Placed]]:
+    return ((None, row) for row in rows)
+
+
+def _all(files: list[Path], images: str) -> Iterator[tuple[Path, Placed]]:
     for file in files:
-        yield from read_file(file)
+        for row in read_file(file, images=images):
+            yield file.parent, row
 
 
 def shown(value: object) -> str:

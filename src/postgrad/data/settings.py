@@ -36,6 +36,8 @@ class RowSettings(Settings):
     system: str | None = None  # a system message before every conversation that has none
     # Column with the functions that a conversation may call, read where rows have it; "": none.
     tools: str = "tools"
+    # Column with the images of a row, read where rows have it (data/images.py); "": none.
+    images: str = "images"
     strip: bool = False  # take white space off both ends of every message
     chat_template_kwargs: dict[str, Any] = {}  # variables of the chat template: enable_thinking
     limit: int | None = Field(default=None, ge=1)  # use only the first rows

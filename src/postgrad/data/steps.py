@@ -10,6 +10,7 @@ from typing import Any, cast
 from postgrad.core.errors import UsageError
 from postgrad.data.answers import prompt_before
 from postgrad.data.chat_format import Message
+from postgrad.data.images import with_images
 from postgrad.data.messages import column, with_system
 from postgrad.data.rows import Row, shown
 from postgrad.data.settings import PairSettings
@@ -85,7 +86,7 @@ def steps_of(row: Row, settings: PairSettings) -> StepRow:
             "bring it into that form (data.map)"
         )
     prompt, paths = readers[layout](row, settings)
-    messages = tuple(with_system(prompt, settings))
+    messages = tuple(with_images(with_system(prompt, settings), row, settings))
     return StepRow(row, f"steps as {layout} has them", messages, tuple(paths))
 
 

@@ -132,6 +132,7 @@ def _local(
         cache_tokens=sizes.cache_tokens,
         borrows=borrows,
         shares=shared is not None,
+        records_experts=settings.router_replay == "sampled",
     )
     return engine, replace(choices, slots=sizes.slots, cache_tokens=sizes.cache_tokens)
 

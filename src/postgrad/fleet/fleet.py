@@ -9,7 +9,14 @@ from typing import Protocol
 
 from postgrad.core.batch import BatchGeometry
 from postgrad.fleet.choices import Choices
-from postgrad.learner.protocols import Follows, LogprobRole, PolicyRole, Scores, ScoringRole
+from postgrad.learner.protocols import (
+    Follows,
+    LogprobRole,
+    PolicyRole,
+    ReadsRows,
+    Scores,
+    ScoringRole,
+)
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.engine import Engine
 
@@ -68,9 +75,15 @@ class Fleet(Protocol):
         """
         ...
 
-    def teacher(self, path: str) -> LogprobRole:
+    def teacher(self, path: str, number: int | None = None) -> LogprobRole:
         """The frozen model that grades rollouts, at the sampling temperature, with the settings of
-        [teacher.model].
+        [teacher.model], or of [[teacher.sets]] at `number`.
+        """
+        ...
+
+    def reading_teacher(self, path: str, vocabulary: int) -> ReadsRows:
+        """The frozen model of [teacher.model] that reads rows before the first update. vocabulary:
+        the tokens that it and its student have.
         """
         ...
 
@@ -90,3 +103,8 @@ class Fleet(Protocol):
         sequences: how many a step or an evaluation samples at once; max_len: tokens of the longest.
         """
         ...
+
+
+def teacher_name(number: int | None) -> str:
+    """The name of a teacher's role: that of [teacher.model], or of [[teacher.sets]] at `number`."""
+    return "teacher" if number is None else f"teacher_{number + 1}"

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from postgrad.core.settings import ShardingStage
 from postgrad.data.mixture import dataset_texts
 from postgrad.fleet.choices import Choices, runs_compiled
 from postgrad.fleet.engines import build_engine, require_trainable
-from postgrad.fleet.fleet import Site
+from postgrad.fleet.fleet import Site, teacher_name
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.reference import MovingReference
 from postgrad.learner.role import Policy, PolicyLearner
@@ -34,8 +34,12 @@ from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelSettings
 from postgrad.parallel.device import compute_dtype, give_back
 from postgrad.parallel.ranks import ALONE, Ranks
+from postgrad.recipe.lines import KeyPath
 from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RLRecipe, SFTRecipe
 from postgrad.rollout.engine import Engine
+
+if TYPE_CHECKING:
+    from postgrad.learner.distilled import ReadingTeacher
 
 Load = Callable[[Recipe, ModelSettings, str, Choices, Ranks], Backbone]
 Frozen = TypeVar("Frozen", Policy, ScoreRole)
@@ -106,7 +110,11 @@ class LocalFleet:
 
     def policy(self, path: str, temperature: float = 1.0) -> PolicyLearner:
         recipe = self._site.recipe
-        backbone = self._trained("policy", recipe.model, recipe.learner, path, _causal)
+        rollout = recipe.rollout_settings if isinstance(recipe, RLRecipe) else None
+        replays = rollout is not None and rollout.router_replay != "off"
+        backbone = self._trained(
+            "policy", recipe.model, recipe.learner, path, _causal, replays=replays
+        )
         updates = horizon(recipe.algorithm, self._site.geometry)
         assert updates is not None  # known once the data is read
         if isinstance(recipe, SFTRecipe) and recipe.algorithm.needs().teacher:
@@ -183,11 +191,19 @@ class LocalFleet:
         self.roles["frozen_policy"] = self._rested(policy, "reference")
         return self.roles["frozen_policy"]
 
-    def teacher(self, path: str) -> Policy:
-        temperature = self._site.recipe.logprob_temperature
-        teacher = Policy(self._frozen_backbone("teacher", path), temperature)
-        self.roles["teacher"] = self._rested(teacher, "teacher")
-        return self.roles["teacher"]
+    def teacher(self, path: str, number: int | None = None) -> Policy:
+        temperature, name = self._site.recipe.logprob_temperature, teacher_name(number)
+        table = ("teacher", "model") if number is None else ("teacher", "sets", number, "model")
+        teacher = Policy(self._frozen_backbone("teacher", path, table, name), temperature)
+        self.roles[name] = self._rested(teacher, "teacher")
+        return self.roles[name]
+
+    def reading_teacher(self, path: str, vocabulary: int) -> "ReadingTeacher":
+        from postgrad.learner.distilled import ReadingTeacher  # few runs have a teacher
+
+        teacher = ReadingTeacher(self._frozen_backbone("teacher", path), vocabulary)
+        self.roles["reading_teacher"] = teacher
+        return teacher
 
     def release(self, role: str) -> None:
         del self.roles[role]
@@ -229,12 +245,22 @@ class LocalFleet:
         return updates
 
     def _trained(
-        self, role: str, settings: ModelSettings, learner: LearnerSettings, path: str, load: Load
+        self,
+        role: str,
+        settings: ModelSettings,
+        learner: LearnerSettings,
+        path: str,
+        load: Load,
+        *,
+        replays: bool = False,
     ) -> Backbone:
-        """With an adapter where the settings say so: the weights under it never change."""
+        """With an adapter where the settings say so: the weights under it never change. replays:
+        its routers use experts again that were chosen elsewhere.
+        """
         recipe = self._site.recipe
         backbone = load(recipe, settings, path, self._site.choices, self._ranks)
-        backbone.routers = routers_of(backbone.lm, settings, compiled=backbone.compiler is not None)
+        compiled = backbone.compiler is not None
+        backbone.routers = routers_of(backbone.lm, settings, compiled=compiled, replays=replays)
         if settings.lora is not None:
             require_unchanged(self._site, role, path)
             seed = integer(recipe.seed, "adapter")
@@ -243,20 +269,28 @@ class LocalFleet:
         return backbone
 
     def _student(self, backbone: Backbone, updates: int) -> PolicyLearner:
-        """The policy with the teacher of [teacher.model] beside it."""
-        from postgrad.learner.distilled import DistilledLearner  # few runs have a teacher
+        """The policy with the teacher of [teacher.model] beside it, or with what it said before."""
+        from postgrad.learner import distilled  # few runs have a teacher
 
         recipe = self._site.recipe
-        path = recipe.model_tables["teacher", "model"].source
+        assert isinstance(recipe, SFTRecipe)
+        path, top_k = recipe.teacher.model.source, recipe.teacher.top_k
         assert path is not None  # a recipe without it is refused
-        teacher = self._frozen_backbone("teacher", path)
-        return DistilledLearner(backbone, recipe.learner, updates, teacher)
+        if top_k is None:
+            teacher = self._frozen_backbone("teacher", path)
+            return distilled.LiveDistillation(backbone, recipe.learner, updates, teacher)
+        both = distilled.shared_vocabulary(backbone.lm.config, path)
+        return distilled.StoredDistillation(backbone, recipe.learner, updates, top_k, both)
 
-    def _frozen_backbone(self, role: str, path: str) -> Backbone:
-        """Weights of their own that never change, with the settings of the role's [model]."""
+    def _frozen_backbone(
+        self, role: str, path: str, table: KeyPath | None = None, name: str | None = None
+    ) -> Backbone:
+        """Weights of their own that never change, with the settings of the role's [model], or of
+        another table. name: in the run's choices, where it is not the role's.
+        """
         recipe = self._site.recipe
-        require_unchanged(self._site, role, path)
-        settings = recipe.model_tables[role, "model"]
+        require_unchanged(self._site, name or role, path)
+        settings = recipe.model_tables[table or (role, "model")]
         backbone = _causal(recipe, settings, path, self._site.choices, self._ranks)
         self._freeze(backbone, role)
         return backbone

@@ -16,7 +16,7 @@ from postgrad.cluster.workers import RankGroup, Workers
 from postgrad.core.errors import RunError, UsageError
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.engines import build_engine, require_trainable
-from postgrad.fleet.fleet import Site
+from postgrad.fleet.fleet import Site, teacher_name
 from postgrad.fleet.members import ROLLOUT, EngineSite
 from postgrad.fleet.remote import RankCalls, RankedRole
 from postgrad.fleet.shared import SharedEngine
@@ -111,13 +111,18 @@ class RankedFleet:
     def frozen_policy(self, path: str) -> RankedRole:
         return self._load("frozen_policy", path, table="reference")
 
-    def teacher(self, path: str) -> RankedRole:
-        temperature = self._site.recipe.logprob_temperature
-        return self._load("teacher", path, table="teacher", temperature=temperature)
+    def teacher(self, path: str, number: int | None = None) -> RankedRole:
+        temperature, name = self._site.recipe.logprob_temperature, teacher_name(number)
+        return self._load(
+            "teacher", path, number, role=name, table="teacher", temperature=temperature
+        )
+
+    def reading_teacher(self, path: str, vocabulary: int) -> RankedRole:
+        return self._load("reading_teacher", path, vocabulary, table="teacher")
 
     def release(self, role: str) -> None:
-        table = "reward_model" if role == "frozen_reward_model" else "reference"
-        self._home(table).call("release", role).result()
+        tables = {"frozen_reward_model": "reward_model", "reading_teacher": "teacher"}
+        self._home(tables.get(role, "reference")).call("release", role).result()
 
     def rest(self) -> None:
         for handle in [group.call("rest") for group in self._groups.values()]:

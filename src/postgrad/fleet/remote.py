@@ -61,8 +61,14 @@ class RankedRole:
     def logprobs(self, sequences: Sequences, temperature: float | None = None) -> Handle[Ragged]:
         return self._group.call("do", self._role, "logprobs", sequences, temperature)
 
+    def top_logprobs(self, sequences: Sequences, top_k: int, temperature: float) -> Handle[Ragged]:
+        return self._group.call("do", self._role, "top_logprobs", sequences, top_k, temperature)
+
     def entropies(self, sequences: Sequences) -> Handle[Ragged]:
         return self._group.call("do", self._role, "entropies", sequences)
+
+    def experts(self, sequences: Sequences) -> Handle[Ragged]:
+        return self._group.call("do", self._role, "experts", sequences)
 
     def scores(self, sequences: Sequences) -> Handle[Ragged]:
         return self._group.call("do", self._role, "scores", sequences)

@@ -28,13 +28,14 @@ class Block:
     """B runs of at most Q queries over at most K keys.
 
     A query sees the keys whose position is not after its own: all keys of a run lie on one path,
-    where positions rise.
+    where positions rise. A token of an image that is seen whole also sees the others of the image.
     """
 
     query_rows: NDArray[np.int64]  # [B, Q] rows of the layout; padding repeats a run's last row
     key_rows: NDArray[np.int64]  # [B, K] likewise
     query_positions: NDArray[np.int64]  # [B, Q]
     key_positions: NDArray[np.int64]  # [B, K]; NEVER at padding
+    seen: NDArray[np.int64] | None  # [2, B, Q] Layout.seen of the queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class BlockPlan:
 def plan_blocks(layout: Layout) -> BlockPlan:
     """The blocks of a layout; every row is a query of exactly one of them."""
     runs = [
-        (np.arange(start, end), path[: len(path) - (stop - end)])
+        (np.arange(start, end), path[: len(path) - (stop - _end_of_seen(layout, start, end))])
         for segment, (begin, stop) in enumerate(pairwise(layout.segment_start.tolist()))
         for path in [layout.path_rows(segment)]
         for start in range(begin, stop, QUERY_RUN)
@@ -59,7 +60,7 @@ def plan_blocks(layout: Layout) -> BlockPlan:
     source_row = np.empty(layout.n_tokens, np.int64)
     done = 0
     for stack in stacks(runs):
-        block = _block(stack, layout.positions)
+        block = _block(stack, layout)
         for i, (queries, _) in enumerate(stack):
             source_row[queries] = done + i * block.query_rows.shape[1] + np.arange(len(queries))
         done += block.query_rows.size
@@ -90,7 +91,15 @@ def stacks(runs: list[QueryRun]) -> list[list[QueryRun]]:
     return stacks
 
 
-def _block(stack: list[QueryRun], positions: NDArray[np.int64]) -> Block:
+def _end_of_seen(layout: Layout, start: int, end: int) -> int:
+    """The row after the last one that rows start .. end - 1 of a segment see."""
+    if layout.seen is None:
+        return end
+    return max(end, end + int((layout.seen[1, start:end] - layout.positions[end - 1]).max()))
+
+
+def _block(stack: list[QueryRun], layout: Layout) -> Block:
+    positions = layout.positions
     width = max(len(queries) for queries, _ in stack)
     depth = max(len(keys) for _, keys in stack)
     query_rows = np.stack([np.pad(q, (0, width - len(q)), mode="edge") for q, _ in stack])
@@ -98,7 +107,8 @@ def _block(stack: list[QueryRun], positions: NDArray[np.int64]) -> Block:
     key_positions = positions[key_rows]
     for i, (_, keys) in enumerate(stack):
         key_positions[i, len(keys) :] = NEVER
-    return Block(query_rows, key_rows, positions[query_rows], key_positions)
+    seen = None if layout.seen is None else layout.seen[:, query_rows]
+    return Block(query_rows, key_rows, positions[query_rows], key_positions, seen)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,7 @@ def cut(
     single sequence that is too long is a ValueError too.
     """
 
-    def cost(members: list[int]) -> int:
-        return grow([sequences.tokens.row(row) for row in members], min_shared).n_tokens
+    cost = _costs(sequences, min_shared)
 
     def fits(tokens: int, count: int) -> bool:
         return (max_tokens is None or tokens <= max_tokens) and (
@@ -63,6 +62,16 @@ def cut(
     return [np.array(run, np.int64) for run in runs]
 
 
+def _costs(sequences: Sequences, min_shared: int) -> Callable[[Sequence[int]], int]:
+    """A function that counts the tokens that some sequences of one group take together."""
+    shared_by = sequences.shared_by
+
+    def cost(members: Sequence[int]) -> int:
+        return grow([shared_by.row(row) for row in members], min_shared).n_tokens
+
+    return cost
+
+
 def groups_of(sequences: Sequences, rows: NDArray[np.int64]) -> list[list[int]]:
     """`rows` by their group; groups and members in the order of `rows`."""
     groups: dict[int, list[int]] = {}
@@ -72,7 +81,7 @@ def groups_of(sequences: Sequences, rows: NDArray[np.int64]) -> list[list[int]]:
 
 
 def _split(
-    members: list[int], cost: Callable[[list[int]], int], fits: Callable[[int, int], bool]
+    members: list[int], cost: Callable[[Sequence[int]], int], fits: Callable[[int, int], bool]
 ) -> list[list[int]]:
     """Consecutive parts of a group's sequences, each as large as fits."""
     parts: list[list[int]] = []
@@ -103,9 +112,7 @@ def share(
     if parts == 1:
         return [rows]
 
-    def cost(members: Sequence[int]) -> int:
-        return grow([sequences.tokens.row(row) for row in members], min_shared).n_tokens
-
+    cost = _costs(sequences, min_shared)
     pieces = groups_of(sequences, rows)
     costs = [cost(members) for members in pieces]
     if not whole_groups:

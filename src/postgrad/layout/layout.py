@@ -4,6 +4,7 @@ Built by a pure function just before each forward and never earlier, because upd
 ranks cut the batch anew.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -12,10 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core import seeds
-from postgrad.core.records import Sequences
-from postgrad.layout.tree import MIN_SHARED, grow
+from postgrad.core.records import Experts, PlacedImage, Sequences
+from postgrad.layout.tree import MIN_SHARED, Segment, grow
 
 ReadPosition = Literal["before", "at"]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRows:
+    """Where an image stands in a layout; in several places where sequences do not share it."""
+
+    digest: str  # SHA-256 of its file
+    rows: NDArray[np.int64]  # [tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,19 @@ class Layout:
     sequence: NDArray[np.int64]  # [E] number of the entry's sequence, 0 .. n_sequences - 1
     column: NDArray[np.int64]  # [E] index of the entry's token in the batch's flat columns
     n_sequences: int
+    experts: Experts | None = None  # [T, layers, k] that tokens are sent to again
+    images: tuple[ImageRows, ...] = ()  # in the order of their rows
+    # [3, T] what rotary embeddings of three components read: along time, rows and columns of an
+    # image; None: `positions` in all of them.
+    rotary: NDArray[np.int64] | None = None
+    # [2, T] the first and last position that a row sees whatever a window hides, those between
+    # among them: of an image that is seen whole, its ends; else the row's own. None: of all rows.
+    seen: NDArray[np.int64] | None = None
+
+    @property
+    def rotary_positions(self) -> NDArray[np.int64]:
+        """[T] or [3, T] the positions that a model's forward gets."""
+        return self.positions if self.rotary is None else self.rotary
 
     @property
     def n_tokens(self) -> int:
@@ -125,13 +147,24 @@ class _Builder:
         self.starts = [0]
         self.parents: list[int] = []
         self.entries: list[tuple[NDArray[np.int64], ...]] = []
+        self.shared_by = sequences.shared_by
+        self.flat: list[
+            NDArray[np.int64]
+        ] = []  # of each segment, its tokens in the batch's columns
         self.paths: list[NDArray[np.int64]] = []  # of each sequence, its rows
+        self.images: list[ImageRows] = []
+        self.rotary: list[NDArray[np.int64]] = []  # of each segment
+        self.seen: list[NDArray[np.int64]] = []
 
     def add_tree(self, members: list[int], min_shared: int) -> None:
         rows = [self.sequences.tokens.row(row) for row in members]
-        tree = grow(rows, min_shared)
+        tree = grow([self.shared_by.row(row) for row in members], min_shared)
         first = len(self.parents)
         for segment in tree.segments:
+            start = self.sequences.tokens.offsets[members[segment.owner]]
+            self.flat.append(start + np.arange(segment.begin, segment.end))
+            if self.sequences.images:
+                self._add_images(members[segment.owner], segment)
             self.tokens.append(rows[segment.owner][segment.begin : segment.end])
             self.positions.append(np.arange(segment.begin, segment.end))
             self.starts.append(self.starts[-1] + segment.end - segment.begin)
@@ -140,6 +173,21 @@ class _Builder:
             spans = [np.arange(self.starts[first + s], self.starts[first + s + 1]) for s in path]
             self.paths.append(np.concatenate(spans))
             self._add_entries(row, self.paths[-1])
+
+    def _add_images(self, row: int, segment: Segment) -> None:
+        images = self.sequences.images_of(row)
+        part = slice(segment.begin, segment.end)
+        length = len(self.sequences.tokens.row(row))
+        self.rotary.append(rotary_positions(length, images)[:, part])
+        self.seen.append(seen_positions(length, images)[:, part])
+        for image in images:
+            inside = image.at[(image.at >= segment.begin) & (image.at < segment.end)]
+            if len(inside) == len(image.at):
+                self.images.append(
+                    ImageRows(image.digest, inside - segment.begin + self.starts[-1])
+                )
+            elif len(inside):
+                raise ValueError(f"sequence {row}: an image is divided between two segments")
 
     def _add_entries(self, row: int, hidden: NDArray[np.int64]) -> None:
         targets = np.flatnonzero(self.sequences.loss_mask.row(row))
@@ -163,6 +211,7 @@ class _Builder:
         hidden, target, sequence, column = (
             np.concatenate(part) for part in zip(*self.entries, strict=True)
         )
+        experts = self.sequences.experts
         return Layout(
             token_ids=np.concatenate(self.tokens).astype(np.int64),
             positions=np.concatenate(self.positions),
@@ -175,7 +224,52 @@ class _Builder:
             sequence=sequence,
             column=column,
             n_sequences=len(self.number),
+            experts=None if experts is None else experts.values[np.concatenate(self.flat)],
+            images=tuple(self.images),
+            rotary=self._joined(self.rotary, any(i.grid for i in self._placed())),
+            seen=self._joined(self.seen, any(i.mutual for i in self._placed())),
         )
+
+    def _placed(self) -> Iterator[PlacedImage]:
+        return (image for row in self.number for image in self.sequences.images_of(row))
+
+    def _joined(self, parts: list[NDArray[np.int64]], differ: bool) -> NDArray[np.int64] | None:
+        """[k, T] of all segments; None where they do not differ from the positions."""
+        return np.concatenate(parts, axis=1) if differ else None
+
+
+def rotary_positions(length: int, images: Iterable[PlacedImage]) -> NDArray[np.int64]:
+    """[3, length] the positions of a sequence's tokens along time, rows and columns.
+
+    Text counts up in all three. An image with a grid stands at one time and counts its rows and
+    columns from there on; the text behind it goes on after the larger of the two (Qwen2-VL,
+    arXiv:2409.12191, section 2.1).
+    """
+    positions = np.empty((3, length), np.int64)
+    done = following = 0  # tokens so far, and the position of the next one
+    for image in images:
+        if image.grid is None:
+            continue
+        rows, columns = image.grid
+        begin, end = int(image.at[0]), int(image.at[-1]) + 1
+        if end - begin != rows * columns:
+            raise ValueError(f"an image of {rows} x {columns} tokens stands at {end - begin}")
+        positions[:, done:begin] = following + np.arange(begin - done)
+        following += begin - done
+        row, column = np.divmod(np.arange(end - begin), columns)
+        positions[:, begin:end] = following + np.stack([np.zeros_like(row), row, column])
+        done, following = end, following + max(rows, columns)
+    positions[:, done:] = following + np.arange(length - done)
+    return positions
+
+
+def seen_positions(length: int, images: Iterable[PlacedImage]) -> NDArray[np.int64]:
+    """[2, length] Layout.seen of one sequence."""
+    seen = np.tile(np.arange(length), (2, 1))
+    for image in images:
+        if image.mutual:
+            seen[0, image.at], seen[1, image.at] = image.at[0], image.at[-1]
+    return seen
 
 
 def row_keys(

@@ -2,18 +2,19 @@
 runs at a time.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.core.settings import ShardingStage
@@ -34,6 +35,7 @@ from postgrad.models import head
 from postgrad.models.adapters import Adapter, acting
 from postgrad.models.attention import (
     AttentionContext,
+    Pictures,
     carries_states,
     hidden_states,
     layers_of,
@@ -41,12 +43,15 @@ from postgrad.models.attention import (
     to_device,
     windows_of,
 )
+from postgrad.models.images import ImageTower
 from postgrad.models.routers import Routers
 from postgrad.models.stored import realise
 from postgrad.models.tree import FlexAttention, TreeAttention
-from postgrad.ops.distillation import TeacherDivergence
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import Sharding
+
+if TYPE_CHECKING:
+    from postgrad.models.distilled_head import Taught
 
 Out = TypeVar("Out")
 # Of the forward that layers are compiled in: enough tokens for a usual choice of kernels, in
@@ -79,9 +84,12 @@ class PackedForward(nn.Module):
         hidden_row: Tensor,
         context: AttentionContext,
         read: Callable[[nn.Module, Tensor], Out],
+        encode: Callable[[], Pictures | None] = lambda: None,
     ) -> Out:
-        """The result of read(lm, hidden states [E, hidden] of the loss entries)."""
-        hidden = hidden_states(self.lm, token_ids, positions, context)
+        """The result of read(lm, hidden states [E, hidden] of the loss entries). encode: computes
+        the features of the images.
+        """
+        hidden = hidden_states(self.lm, token_ids, positions, context, encode())
         return read(self.lm, hidden.index_select(0, hidden_row))
 
 
@@ -98,7 +106,7 @@ class Outputs:
         self._outputs.append(outputs.detach())
 
     def write(self, values: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Writes them into `values` [N], by flat token; returns at which tokens there were any."""
+        """Writes them into `values` [N, ...], by flat token; returns where there were any."""
         computed = np.zeros(len(values), np.bool_)
         if self._columns:
             column = np.concatenate(self._columns)
@@ -133,6 +141,7 @@ class Backbone:
         self.micro = micro
         self.adapter = adapter
         self.routers: Routers | None = None  # of a mixture of experts that is trained
+        self.tower: ImageTower | None = None  # of a model that reads images
         self.ranks = ALONE
         self.sharding: Sharding | None = None
         self._forward = PackedForward(lm)
@@ -231,7 +240,7 @@ class Backbone:
         self, layout: Layout, temperature: float, with_entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Logprobs [E] of a layout's loss entries, and their entropies if asked, float32."""
-        rank_rows = self._rows_of_rank(layout)
+        rank_rows = self.rows_of_rank(layout)
         targets = layout.target if rank_rows is None else rank_rows.targets(layout)
         token_logprobs, entropy = self._run(
             layout,
@@ -250,26 +259,17 @@ class Backbone:
         return token_logprobs, entropy
 
     def divergences(
-        self, layout: Layout, teacher: "Backbone", divergence: TeacherDivergence
+        self, layout: Layout, taught: Callable[[RankRows | None], "Taught"]
     ) -> tuple[Tensor, Tensor]:
         """Logprobs [E] of a layout's loss entries at a temperature of 1, and the divergences of
-        their distributions from the teacher's, float32. The teacher's output head stays gathered
-        until its next forward pass or `free_gathered`.
+        their distributions from a teacher's, float32. taught: what it says at this rank's entries.
         """
         from postgrad.models.distilled_head import divergences  # few runs have a teacher
 
-        rank_rows = self._rows_of_rank(layout)
+        rank_rows = self.rows_of_rank(layout)
         targets = layout.target if rank_rows is None else rank_rows.targets(layout)
-        with torch.no_grad():
-            taught = teacher._run(layout, rank_rows, lambda _, hidden: hidden)
-        if teacher.sharding is not None:
-            teacher.sharding.gather_root()
         compare = partial(
-            divergences,
-            targets=to_device(targets, self.device),
-            teacher=teacher.lm,
-            taught=taught,
-            divergence=divergence,
+            divergences, targets=to_device(targets, self.device), taught=taught(rank_rows)
         )
         read = self._run(layout, rank_rows, compare)
         if rank_rows is None:
@@ -277,15 +277,29 @@ class Backbone:
         logprobs, apart = (rank_rows.outputs(column, layout, self.ranks) for column in read)
         return logprobs, apart
 
+    @torch.no_grad()
+    def hidden(self, layout: Layout, rank_rows: RankRows | None) -> Tensor:
+        """[E, hidden] the hidden states that a layout's loss entries read, or this rank's [e + 1].
+        The output head stays gathered until the next forward pass or `free_gathered`.
+        """
+        hidden = self._run(layout, rank_rows, lambda _, states: states)
+        if self.sharding is not None:
+            self.sharding.gather_root()
+        return hidden
+
+    def read(self, layout: Layout, of_hidden: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
+        """[E] or [E, k] float32: of_hidden(lm, hidden states) at a layout's loss entries."""
+        rank_rows = self.rows_of_rank(layout)
+        outputs = self._run(layout, rank_rows, of_hidden)
+        return outputs if rank_rows is None else rank_rows.outputs(outputs, layout, self.ranks)
+
     def scores(self, layout: Layout) -> Tensor:
         """The score head's outputs at a layout's loss entries: [E] float32."""
-        rank_rows = self._rows_of_rank(layout)
-        scores = self._run(layout, rank_rows, head.scores)
-        return scores if rank_rows is None else rank_rows.outputs(scores, layout, self.ranks)
+        return self.read(layout, head.scores)
 
     def copies(self, layout: Layout) -> Tensor:
         """[L] how many sequences each of this rank's rows of a layout is of: Layout.copies."""
-        rank_rows = self._rows_of_rank(layout)
+        rank_rows = self.rows_of_rank(layout)
         copies = layout.copies if rank_rows is None else rank_rows.copies(layout, self.ranks)
         return to_device(copies, self.device)
 
@@ -302,11 +316,15 @@ class Backbone:
         if self.adapter is None or not self.adapter.settings.dropout:
             return nullcontext()
         keys = row_keys(layout.token_ids, layout.positions, layout.segment_start, layout.parent)
-        if (rank_rows := self._rows_of_rank(layout)) is not None:
+        if (rank_rows := self.rows_of_rank(layout)) is not None:
             keys = keys[rank_rows.inner]
         return self.adapter.dropping(to_device(keys, self.device), update)
 
-    def _rows_of_rank(self, layout: Layout) -> RankRows | None:
+    def hidden(self, layout: Layout) -> Tensor:
+        """The hidden states [E, hidden] of a layout's loss entries, where no ranks share it."""
+        return self._run(layout, None, lambda _, hidden: hidden)
+
+    def rows_of_rank(self, layout: Layout) -> RankRows | None:
         """This rank's rows of a layout, where several ranks share it; else None."""
         return RankRows.of(layout, self.ranks) if self.ranks.grid.sharers > 1 else None
 
@@ -316,7 +334,12 @@ class Backbone:
         require_embedded(self.lm, layout.token_ids)
         if self.compiler is not None:
             self._compile_mode()
-        arrays = layout.token_ids, layout.positions, layout.hidden_row
+        if layout.images and (self.tower is None or rank_rows is not None):
+            raise RunError(
+                "a sequence has an image, which this model does not read, or whose rows several "
+                "ranks share (learner.tensor_parallel, learner.context_parallel): use 1 for both"
+            )
+        arrays = layout.token_ids, layout.rotary_positions, layout.hidden_row
         context = self._context(layout)
         if rank_rows is not None:
             arrays = (
@@ -326,7 +349,8 @@ class Backbone:
             )
             context = SharedAttention(context, layout.n_tokens, self.ranks)
         tensors = (to_device(array, self.device) for array in arrays)
-        return self._forward(*tensors, context, read)
+        encode = partial(self.tower.pictures, layout) if self.tower is not None else lambda: None
+        return self._forward(*tensors, context, read, encode)
 
     def _compile_mode(self) -> None:
         """Compiles what the next forward needs, if it is the first one of its kind, in a forward
@@ -357,7 +381,7 @@ class Backbone:
         return StateContext(attention, SequenceMixing(layout, self.device))
 
     def _attention(self, layout: Layout) -> AttentionContext:
-        if self._flex:
+        if self._flex and layout.seen is None:  # its masks know no images that are seen whole
             return FlexAttention(layout, self.device, self._windows)
         blocks = TreeAttention(plan_blocks(layout), self.device)
         if self.compiler is None:
@@ -369,17 +393,22 @@ class Backbone:
 
     @torch.no_grad()
     def column(
-        self, sequences: Sequences, read: Callable[[Layout], Tensor], reads: ReadPosition = "before"
+        self,
+        sequences: Sequences,
+        read: Callable[[Layout], Tensor],
+        reads: ReadPosition = "before",
+        width: tuple[int, ...] = (),
     ) -> Ragged:
-        """The outputs [E] that `read` gives for each layout, as a column over all tokens: float32,
-        zeros at tokens without loss.
+        """The outputs [E, *width] that `read` gives for each layout, as a column over all tokens:
+        float32, zeros at tokens without loss.
         """
         outputs = Outputs()
         for layout in self.micro_batches(sequences, np.arange(len(sequences)), reads=reads):
             of_layout = read(layout)
             if layout.n_sequences:
                 outputs.add(layout, of_layout)
-        values = np.zeros(len(sequences.tokens.values), np.float32)
-        computed = outputs.write(values)
+        values = np.zeros((len(sequences.tokens.values), *width), np.float32)
+        computed = np.repeat(outputs.write(values), math.prod(width))
         self.free_gathered()
-        return sequences.tokens.like(self.ranks.merged(values, computed)[0])
+        merged = self.ranks.merged(values.reshape(-1), computed)[0]
+        return sequences.tokens.like(merged.reshape(values.shape))

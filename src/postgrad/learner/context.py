@@ -56,7 +56,12 @@ class RankRows:
         return np.where(there, layout.copies[self.rows], np.float32(0.0))
 
     def outputs(self, rank_outputs: Tensor, layout: Layout, ranks: Ranks) -> Tensor:
-        """The outputs [E] of the whole layout, from this rank's [e + 1] and those of the others."""
+        """The outputs [E] or [E, k] of the whole layout, from this rank's [e + 1] or [e + 1, k] and
+        those of the others.
+        """
+        if rank_outputs.ndim > 1:
+            columns = rank_outputs.unbind(1)
+            return torch.stack([self.outputs(column, layout, ranks) for column in columns], 1)
         places = to_device(self.entries, rank_outputs.device)
         entry_outputs = rank_outputs[:-1] + rank_outputs[-1] * 0.0
         return outputs_of_all(entry_outputs, places, len(layout.target), ranks.groups.replica)

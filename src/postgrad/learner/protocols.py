@@ -29,6 +29,16 @@ class LogprobRole(Protocol):
         ...
 
 
+class ReadsRows(Protocol):
+    """A teacher whose distributions are stored."""
+
+    def top_logprobs(self, sequences: Sequences, top_k: int, temperature: float) -> Handle[Ragged]:
+        """Of every loss token the teacher's most likely ones: [N, 2 top_k + 1], see
+        models.distilled_head.top_logprobs; zeros elsewhere.
+        """
+        ...
+
+
 class Scores(Protocol):
     """A role with a scalar head."""
 
@@ -88,6 +98,10 @@ class PolicyRole(LogprobRole, Learns, Protocol):
 
     def entropies(self, sequences: Sequences) -> Handle[Ragged]:
         """The entropy of the distribution at every loss token, nats, float32; zeros elsewhere."""
+        ...
+
+    def experts(self, sequences: Sequences) -> Handle[Ragged]:
+        """int16 [N, layers, k]: the experts that the routers choose now, for every token."""
         ...
 
     @property

@@ -91,7 +91,9 @@ class MovingReference(Policy):
 
 
 class ReferenceLogprobs:
-    """The reference's logprobs of every sequence that a run will read."""
+    """The reference's logprobs of every sequence that a run will read, or another column of a
+    frozen model: [N] or [N, k] float32.
+    """
 
     def __init__(self) -> None:
         self._logprobs: dict[bytes, Logprobs] = {}

@@ -1,9 +1,10 @@
 """Roles on a backbone: `Policy` computes logprobs, `Learner` is a role with an optimizer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from postgrad.layout.layout import Layout, ReadPosition
 from postgrad.learner.backbone import Backbone, Outputs
 from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.settings import LearnerSettings, learning_rate
-from postgrad.learner.update import FlatColumns, Routing, Update
+from postgrad.learner.update import FlatColumns, Routing, Update, chosen_experts, replaying
 from postgrad.parallel.sharding import TensorPiece, assembled, whole_tensor
 
 if TYPE_CHECKING:
@@ -103,11 +104,17 @@ class Policy:
     def _column(
         self, sequences: Sequences, name: str, read: Callable[[Layout], Tensor]
     ) -> Handle[Ragged]:
+        if self._base:  # another policy, which chooses experts itself
+            sequences = replace(sequences, experts=None)
         with (
             self.backbone.ranks.doing(name),
             self.backbone.as_base() if self._base else nullcontext(),
         ):
-            return done(self.backbone.column(sequences, read))
+            return done(self.backbone.column(sequences, partial(self._replaying, read)))
+
+    def _replaying(self, read: Callable[[Layout], Tensor], layout: Layout) -> Tensor:
+        with replaying(self.backbone, layout):
+            return read(layout)
 
 
 class Learner(ABC, Generic[AnyAlgorithm]):
@@ -168,12 +175,12 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         for layout in self._layouts(update, algorithm):
             if not layout.n_sequences:  # other ranks still compute: take part in their collectives
                 # with dropout as they do: without, compiled layers would gather weights once more
-                with self.backbone.dropping(layout, self.optimizer.updates):
+                with self._acting(layout):
                     with routing.watching(layout):
                         unread = self._outputs(layout)
                     (unread * 0.0).sum().backward()
                 continue
-            with self.backbone.dropping(layout, self.optimizer.updates):
+            with self._acting(layout):
                 with routing.watching(layout):  # not backward, which may compute layers again
                     loss_output, of_layout = self._loss(layout, flat, algorithm)
                 (loss_output.loss + routing.loss(layout)).backward()
@@ -208,10 +215,18 @@ class Learner(ABC, Generic[AnyAlgorithm]):
     def _count_choices(self, update: Update, algorithm: AnyAlgorithm, routing: Routing) -> None:
         """One more forward pass over an update, for the experts that its tokens are sent to."""
         for layout in self._layouts(update, algorithm):
-            dropping = self.backbone.dropping(layout, self.optimizer.updates)
-            with dropping, routing.watching(layout):
+            with self._acting(layout), routing.watching(layout):
                 self._outputs(layout)
         routing.have_counted()
+
+    @contextmanager
+    def _acting(self, layout: Layout) -> Generator[None]:
+        """Inside are the passes of an update over a layout, forward and backward: with dropout, and
+        with the experts that came with its sequences.
+        """
+        dropping = self.backbone.dropping(layout, self.optimizer.updates)
+        with dropping, replaying(self.backbone, layout):
+            yield
 
     def _layouts(self, update: Update, algorithm: AnyAlgorithm) -> Iterator[Layout]:
         """The micro-batches of an update."""
@@ -318,6 +333,11 @@ class PolicyLearner(Policy, Learner[PolicyAlgorithm]):
     ) -> None:
         Policy.__init__(self, backbone, temperature)
         Learner.__init__(self, "policy", backbone, settings, total_updates)
+
+    def experts(self, sequences: Sequences) -> Handle[Ragged]:
+        """int16 [N, layers, k]: the experts that the routers choose now, for every token."""
+        with self.backbone.ranks.doing("experts"):
+            return done(chosen_experts(self.backbone, sequences))
 
     def under_adapter(self) -> Policy | None:
         """The frozen weights under its adapter, as a reference; None without an adapter."""

@@ -4,10 +4,10 @@ routers of a mixture of experts do in it.
 """
 
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TypedDict
+from typing import Protocol, TypedDict
 
 import numpy as np
 import torch
@@ -15,12 +15,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from postgrad.core import seeds
+from postgrad.core.batch import BatchGeometry
+from postgrad.core.errors import RunError
+from postgrad.core.process import Handle
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Experience
+from postgrad.core.records import Experience, RolloutBatch, Sequences
 from postgrad.layout.layout import Layout
 from postgrad.learner.backbone import Backbone
 from postgrad.models.attention import to_device
-from postgrad.models.routers import Routed, loss_of, sums_of
+from postgrad.models.routers import Routed, chosen_of, loss_of, sums_of
+from postgrad.rollout.settings import RolloutSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,77 @@ class FlatColumns:
             "weight": self._weight.index_select(0, column),
             "token_weight": self._token_weight.expand(len(column)),
         }
+
+
+class Routes(Protocol):
+    """A policy that says which experts its routers choose."""
+
+    def experts(self, sequences: Sequences) -> Handle[Ragged]:
+        """int16 [N, layers, k], for every token."""
+        ...
+
+
+def replayed(
+    batch: RolloutBatch, sampling: RolloutSettings, policy: Routes, geometry: BatchGeometry
+) -> RolloutBatch:
+    """The batch with the experts that the policy uses again: those that the sampler chose, or that
+    the policy chooses before the step, or none. In a step of a single update nothing can differ
+    from what was chosen before it.
+
+    Raises RunError where the sampler's are asked for and samples come without.
+    """
+    sequences = batch.sequences
+    replay = sampling.router_replay
+    if replay == "sampled":
+        if len(batch) and sequences.experts is None:
+            raise RunError(
+                'rollout.router_replay = "sampled": samples came without their experts; record the '
+                "run that is replayed with the same setting"
+            )
+        return batch
+    experts = None
+    if replay == "old" and geometry.updates_per_step > 1 and len(batch):
+        experts = policy.experts(sequences).result()
+    return replace(batch, sequences=replace(sequences, experts=experts))
+
+
+def replaying(backbone: Backbone, layout: Layout) -> AbstractContextManager[None]:
+    """Inside, forward and backward, the tokens of a layout go to the experts that came with them,
+    where the backbone's routers replay.
+    """
+    routers = backbone.routers
+    if routers is None or not routers.replays or layout.experts is None:
+        return nullcontext()
+    rank_rows = backbone.rows_of_rank(layout)
+    experts = layout.experts if rank_rows is None else layout.experts[rank_rows.rows]
+    return routers.replaying(to_device(experts, backbone.device))
+
+
+@torch.no_grad()
+def chosen_experts(backbone: Backbone, sequences: Sequences) -> Ragged:
+    """int16 [N, layers, k]: the experts that a backbone's routers choose now, for every token, by a
+    forward pass. No ranks share a layout.
+    """
+    routers = backbone.routers
+    assert routers is not None  # a replay without routers is refused
+    everywhere = np.ones(len(sequences.tokens.values), np.bool_)
+    read = replace(sequences, loss_mask=sequences.tokens.like(everywhere), experts=None)
+    chosen: list[tuple[NDArray[np.int64], Tensor]] = []
+    shape: tuple[int, ...] = (0, 0)
+    for layout in backbone.micro_batches(read, np.arange(len(read)), reads="at"):
+        with routers.recording() as routed:
+            backbone.hidden(layout)
+        experts = chosen_of(routed)
+        shape = tuple(experts.shape[1:])
+        if layout.n_sequences:
+            chosen.append((layout.column, experts.cpu()[layout.hidden_row]))
+    values = np.zeros((len(everywhere), *shape), np.float32)
+    computed = np.zeros(values.shape, np.bool_)
+    for column, experts in chosen:
+        values[column], computed[column] = experts.numpy(), True
+    backbone.free_gathered()
+    merged, _ = backbone.ranks.merged(values.ravel(), computed.ravel())
+    return sequences.tokens.like(merged.reshape(values.shape).astype(np.int16))
 
 
 class Routing:

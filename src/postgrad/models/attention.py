@@ -7,6 +7,7 @@ the rollout engine's over its key-value cache. The models' code is not changed.
 """
 
 import inspect
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -84,6 +85,15 @@ def _attention(
 AttentionInterface.register(ATTENTION_NAME, _attention)
 
 
+def implementation_of(config: Any) -> Any:
+    """What transformers is told of a model's attention: ours in its decoder, torch's in the tower
+    of one that reads images, whose tokens are not packed.
+    """
+    if config.get_text_config() is config:
+        return ATTENTION_NAME
+    return {"": ATTENTION_NAME, "text_config": ATTENTION_NAME, "vision_config": "sdpa"}
+
+
 def carry_context(lm: nn.Module) -> None:
     """Hands the attention context to every attention module of a model whose layers get it and do
     not pass it on (stablelm, nemotron).
@@ -150,23 +160,58 @@ def attend_folded(
     return weights[..., :-1].to(value.dtype) @ value
 
 
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """What a forward pass gets of the images in it, N tokens in all."""
+
+    rows: Tensor  # [N] int64: the packed tokens that are theirs
+    features: Tensor  # [N, hidden] in place of the embeddings of these tokens
+    deeper: tuple[Tensor, ...] = ()  # [N, hidden] each: added behind the first layers (Qwen3-VL)
+
+
 def hidden_states(
-    lm: nn.Module, input_ids: Tensor, positions: Tensor, context: AttentionContext
+    lm: nn.Module,
+    input_ids: Tensor,
+    positions: Tensor,
+    context: AttentionContext,
+    pictures: Pictures | None = None,
 ) -> Tensor:
     """The last hidden states [T, hidden] of T packed tokens.
 
-    input_ids, positions: [T] int64. `context` decides which tokens a token attends to; `lm` must
-    have been loaded with our attention (models.load). Where several ranks share its matrices,
-    `positions` are those of the rows of all these ranks: only attention reads them.
+    input_ids: [T] int64; positions: [T], or [3, T] where rotary positions have three components.
+    `context` decides which tokens a token attends to; `lm` must have been loaded with our attention
+    (models.load). Where several ranks share its matrices, `positions` are those of the rows of all
+    these ranks: only attention reads them. pictures: of the images among the tokens.
     """
     decoder = lm.get_decoder()  # pyright: ignore[reportCallIssue]
+    tokens = {"input_ids": input_ids[None]} if pictures is None else _with(lm, input_ids, pictures)
     out = decoder(
-        input_ids=input_ids[None],
-        position_ids=positions[None],
+        **tokens,
+        position_ids=positions.unsqueeze(-2),
         use_cache=False,
         attention_context=context,
     )
     return out.last_hidden_state[0]
+
+
+def _with(lm: nn.Module, input_ids: Tensor, pictures: Pictures) -> dict[str, Any]:
+    """The arguments of a decoder for tokens among which are images."""
+    # a placeholder's id may lie behind the embeddings (Gemma 3)
+    ids = input_ids.index_fill(0, pictures.rows, 0)
+    embedded = lm.get_input_embeddings()(ids)  # pyright: ignore[reportCallIssue]
+    features = pictures.features.to(embedded.dtype)
+    named = {"inputs_embeds": embedded.index_copy(0, pictures.rows, features)[None]}
+    if not pictures.deeper:
+        return named
+    mask = torch.zeros_like(ids, dtype=torch.bool).index_fill(0, pictures.rows, True)
+    order = pictures.rows.argsort()
+    deeper = [features.to(embedded.dtype).index_select(0, order) for features in pictures.deeper]
+    return {**named, "visual_pos_masks": mask[None], "deepstack_visual_embeds": deeper}
+
+
+def text_config(lm: nn.Module) -> Any:
+    """The config of a model's decoder: a part of the config of one that reads images too."""
+    return lm.config.get_text_config()  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
 
 
 def layers_of(lm: nn.Module) -> nn.ModuleList:
@@ -174,7 +219,7 @@ def layers_of(lm: nn.Module) -> nn.ModuleList:
     where they are not in one list: tensor parallelism, sharding and adapters need it.
     """
     decoder = lm.get_decoder()  # pyright: ignore[reportCallIssue]
-    count = lm.config.num_hidden_layers  # pyright: ignore[reportAttributeAccessIssue]
+    count = text_config(lm).num_hidden_layers
     for _, child in decoder.named_children():
         if isinstance(child, nn.ModuleList) and len(child) == count:
             return child
@@ -190,7 +235,7 @@ def carries_states(lm: nn.Module) -> bool:
 
 def windows_of(lm: nn.Module) -> tuple[int | None, ...]:
     """The windows that a model's layers ask their attention for, each once."""
-    default = getattr(lm.config, "sliding_window", None)
+    default = getattr(text_config(lm), "sliding_window", None)
     windows = {
         getattr(module, "sliding_window", default)
         for module in layers_of(lm).modules()
@@ -214,7 +259,7 @@ def require_embedded(lm: nn.Module, token_ids: NDArray[np.integer]) -> None:
     """Raises UsageError for a token id that a model has no embedding for. On a GPU the embedding
     kernel would abort the process instead.
     """
-    vocab_size: int = lm.config.vocab_size  # pyright: ignore[reportAssignmentType, reportAttributeAccessIssue]
+    vocab_size: int = text_config(lm).vocab_size
     if len(token_ids) and (int(token_ids.max()) >= vocab_size or int(token_ids.min()) < 0):
         raise UsageError(no_embedding(int(token_ids.max()), vocab_size))
 

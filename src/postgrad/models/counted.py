@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from postgrad.core.errors import UsageError
+from postgrad.models.settings import ModelSettings
 from postgrad.models.shapes import CountedWeights, ModelShape, stated_type
 
 CHILD_SECONDS = 120.0  # torch and transformers are imported in 5 to 40, on a busy machine
@@ -92,6 +93,7 @@ def _number(stated: dict[str, Any]) -> Any:
 def _shape_of(lm: Any) -> ModelShape:
     """The shape of a model on the meta device."""
     from postgrad.models.attention import layers_of
+    from postgrad.models.routers import balance_of
 
     config = lm.config
     layers = list(layers_of(lm))
@@ -133,6 +135,7 @@ def _shape_of(lm: Any) -> ModelShape:
             linears=_linears(layers[-1]),
             attending=having_keys,
             states=states,
+            balance=balance_of(config, ModelSettings()),
         ),
     )
 

@@ -17,7 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from postgrad.models.attention import AttentionContext, carries_states, hidden_states
+from postgrad.models.attention import (
+    AttentionContext,
+    Pictures,
+    carries_states,
+    hidden_states,
+)
 from postgrad.models.head import full_logits
 from postgrad.models.linear import OneDNNLinear, in_order, product_for
 from postgrad.models.settings import LLAMA_TYPES
@@ -52,10 +57,14 @@ class Decoder(Protocol):
         ...
 
     def hidden_states(
-        self, input_ids: Tensor, positions: Tensor, context: AttentionContext
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        context: AttentionContext,
+        pictures: Pictures | None = None,
     ) -> Tensor:
-        """The last hidden states [T, hidden] of input_ids [T] at positions [T], as the function
-        models.attention.hidden_states gives them.
+        """The last hidden states [T, hidden] of input_ids [T] at positions [T] or [3, T], as the
+        function models.attention.hidden_states gives them.
         """
         ...
 
@@ -84,9 +93,13 @@ class ModuleDecoder:
         return tuple(parameter.data_ptr() for parameter in self._lm.parameters())
 
     def hidden_states(
-        self, input_ids: Tensor, positions: Tensor, context: AttentionContext
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        context: AttentionContext,
+        pictures: Pictures | None = None,
     ) -> Tensor:
-        return hidden_states(self._lm, input_ids, positions, context)
+        return hidden_states(self._lm, input_ids, positions, context, pictures)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return full_logits(self._lm, hidden)
@@ -195,8 +208,13 @@ class LayeredDecoder:
         return tuple(parameter.data_ptr() for parameter in self._parameters)
 
     def hidden_states(
-        self, input_ids: Tensor, positions: Tensor, context: AttentionContext
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        context: AttentionContext,
+        pictures: Pictures | None = None,
     ) -> Tensor:
+        assert pictures is None  # none of LLAMA_TYPES reads images
         x = functional.embedding(input_ids, self._embedding)
         cosine, sine = self._rotary(x, positions[None])
         half = self._dim // 2  # the second half repeats the first

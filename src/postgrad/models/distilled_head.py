@@ -6,8 +6,8 @@ of these rows goes on to hidden states and output matrix at once. So memory is s
 chunk's [chunk, V], whatever the batch.
 """
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,45 +23,73 @@ from postgrad.models.head import (
     row_runs,
 )
 from postgrad.models.linear import project
-from postgrad.ops.distillation import TeacherDivergence
+from postgrad.ops.distillation import TeacherDivergence, with_rest
 
 PARTS = 4  # of a chunk of the plain head: so many more copies of a row's logits are there at a time
 
-# (student's logits, teacher's logits, targets) -> (logprobs, divergences) [N]
-Compare = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+class Taught(Protocol):
+    """What a teacher says at the loss entries of a layout."""
+
+    def apart(self, logits: Tensor, rows: slice) -> Tensor:
+        """[n] the divergence of the student's logits [n, V] of these entries from the teacher's."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTeacher:
+    """A teacher's hidden states [E, its hidden] beside its model. A vocabulary that is padded
+    further than the student's is read up to the shorter one: both have the same tokens.
+    """
+
+    lm: nn.Module
+    hidden: Tensor
+    divergence: TeacherDivergence
+
+    def apart(self, logits: Tensor, rows: slice) -> Tensor:
+        with torch.no_grad():
+            of_teacher = full_logits(self.lm, self.hidden[rows])
+        both = min(logits.shape[-1], of_teacher.shape[-1])
+        return self.divergence.of(logits[:, :both], of_teacher[:, :both])
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTeacher:
+    """What `top_logprobs` gave, [E, 2 k + 1], of the first `vocabulary` tokens."""
+
+    stored: Tensor
+    vocabulary: int
+    divergence: TeacherDivergence
+
+    def apart(self, logits: Tensor, rows: slice) -> Tensor:
+        stored = self.stored[rows]
+        k = stored.shape[-1] // 2
+        ids = stored[:, :k].long()
+        return self.divergence.of_top(logits[:, : self.vocabulary], ids, stored[:, k:])
 
 
 def divergences(
-    lm: nn.Module,
-    hidden: Tensor,
-    *,
-    targets: Tensor,
-    teacher: nn.Module,
-    taught: Tensor,
-    divergence: TeacherDivergence,
+    lm: nn.Module, hidden: Tensor, *, targets: Tensor, taught: Taught
 ) -> tuple[Tensor, Tensor]:
     """The student's logprobs of `targets`, at a temperature of 1, and its divergence from the
     teacher: both [E] float32.
 
-    hidden: [E, hidden] of the student, with gradient; taught: [E, its hidden] of the teacher, for
-    the same entries; targets: [E] int64. A vocabulary that is padded further than the other is read
-    up to the shorter one: both have the same tokens.
+    hidden: [E, hidden] of the student, with gradient; targets: [E] int64; taught: of the same
+    entries.
     """
     if not len(targets):
         empty = hidden.sum() * 0.0  # keeps the graph: all ranks take part in every collective
         return empty.expand(0), empty.expand(0)
     config: Any = lm.config
-    compare = _comparing(config.vocab_size, teacher, divergence)
-    rows = chunk_rows(config.vocab_size, cpu=hidden.device.type == "cpu")
-    size = max(1, rows // PARTS)
+    size = _rows_at_once(config, hidden)
     matrix: Any = lm.get_output_embeddings()  # pyright: ignore[reportCallIssue]
     if is_plain(matrix):
         return _HeadDivergences.apply(
-            hidden, matrix.weight, matrix.bias, targets, taught, config, teacher, compare, size
+            hidden, matrix.weight, matrix.bias, targets, taught, config, size
         )  # pyright: ignore[reportReturnType]
     parts = [
         checkpoint(
-            _chunk, lm, hidden[run], targets[run], teacher, taught[run], compare,
+            _chunk, lm, hidden[run], targets[run], taught, run,
             use_reentrant=False, preserve_rng_state=False,
         )
         for run in row_runs(len(targets), size)
@@ -70,29 +98,38 @@ def divergences(
     return torch.cat(logprobs), torch.cat(apart)
 
 
-def _comparing(vocabulary: int, teacher: Any, divergence: TeacherDivergence) -> Compare:
-    """Compares logits over the tokens that both have."""
-    both = min(vocabulary, teacher.config.vocab_size)
+@torch.no_grad()
+def top_logprobs(
+    lm: nn.Module, hidden: Tensor, *, top_k: int, temperature: float, vocabulary: int
+) -> Tensor:
+    """[E, 2 k + 1] float32 of the teacher's distributions of logits / temperature, over the first
+    `vocabulary` tokens: the ids of the k most likely ones, their log-probabilities, and that of all
+    others together.
+    """
+    parts = [hidden.new_zeros((0, 2 * top_k + 1), dtype=torch.float32)]
+    for run in row_runs(len(hidden), _rows_at_once(lm.config, hidden)):
+        logits = full_logits(lm, hidden[run])[:, :vocabulary] / temperature
+        ids = logits.topk(top_k, -1).indices
+        parts.append(torch.cat([ids.float(), with_rest(logits, ids)], -1))
+    return torch.cat(parts)
 
-    def compare(student: Tensor, taught: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs = student.gather(-1, targets[:, None])[:, 0] - student.logsumexp(-1)
-        return logprobs, divergence.of(student[:, :both], taught[:, :both])
 
-    return compare
+def _rows_at_once(config: Any, hidden: Tensor) -> int:
+    return max(1, chunk_rows(config.vocab_size, cpu=hidden.device.type == "cpu") // PARTS)
+
+
+def _compared(
+    logits: Tensor, targets: Tensor, taught: Taught, rows: slice
+) -> tuple[Tensor, Tensor]:
+    logprobs = logits.gather(-1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+    return logprobs, taught.apart(logits, rows)
 
 
 def _chunk(
-    lm: nn.Module,
-    hidden: Tensor,
-    targets: Tensor,
-    teacher: nn.Module,
-    taught: Tensor,
-    compare: Compare,
+    lm: nn.Module, hidden: Tensor, targets: Tensor, taught: Taught, rows: slice
 ) -> tuple[Tensor, Tensor]:
     """For a head that is more than a matrix and a bias (an adapter)."""
-    with torch.no_grad():
-        of_teacher = full_logits(teacher, taught)
-    return compare(full_logits(lm, hidden), of_teacher, targets)
+    return _compared(full_logits(lm, hidden), targets, taught, rows)
 
 
 class _HeadDivergences(torch.autograd.Function):
@@ -105,36 +142,33 @@ class _HeadDivergences(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        taught: Tensor,
+        taught: Taught,
         config: Any,
-        teacher: nn.Module,
-        compare: Compare,
         size: int,
     ) -> tuple[Tensor, Tensor]:
         parts: list[tuple[Tensor, Tensor]] = []
         for rows in row_runs(len(hidden), size):
             logits = finished_logits(project(hidden[rows], weight, bias), config)
-            parts.append(compare(logits, full_logits(teacher, taught[rows]), targets[rows]))
+            parts.append(_compared(logits, targets[rows], taught, rows))
             del logits  # before the next ones are there
         ctx.inputs = InputGradients(ctx.needs_input_grad[:3], len(hidden), weight)
-        ctx.save_for_backward(hidden, weight, bias, targets, taught)
-        ctx.config, ctx.teacher, ctx.compare, ctx.size = config, teacher, compare, size
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        ctx.config, ctx.taught, ctx.size = config, taught, size
         logprobs, apart = zip(*parts, strict=True)
         return torch.cat(logprobs), torch.cat(apart)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, taught = ctx.saved_tensors
+        hidden, weight, bias, targets = ctx.saved_tensors
         for rows in reversed(list(row_runs(len(targets), ctx.size))):
             products = project(hidden[rows], weight, bias).detach().requires_grad_()
-            of_teacher = full_logits(ctx.teacher, taught[rows])
             with torch.enable_grad():
                 logits = finished_logits(products, ctx.config)
-                read = ctx.compare(logits, of_teacher, targets[rows])
+                read = _compared(logits, targets[rows], ctx.taught, rows)
             of_read = [gradient[rows] for gradient in gradients]
             gradient = torch.autograd.grad(read, products, of_read)[0]
-            del products, logits, of_teacher, read
+            del products, logits, read
             ctx.inputs.add(rows, gradient.float(), hidden, weight)
             del gradient
-        return *ctx.inputs.rest(weight, bias), *[None] * 6
+        return *ctx.inputs.rest(weight, bias), *[None] * 4

@@ -1,5 +1,6 @@
 """Writes weights as a Hugging Face directory, and checks it by a reload with plain transformers."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -7,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -44,11 +44,11 @@ from postgrad.models.score import (
     require_padding,
     two_labels,
 )
-from postgrad.models.stored import Box, StoredTensor, of_tensors, real
+from postgrad.models.stored import DTYPES, Box, StoredTensor, of_tensors, real
 
 PROBE = "The quick brown fox jumps over the lazy dog."
 CPU = torch.device("cpu")
-SHARD_BYTES = 5 * 10**9  # of one file: so much of the weights is in memory at a time
+SHARD_BYTES = 5 * 10**9  # of one file
 TOLERANCE = 1e-5  # largest difference of logits; the same weights in one dtype differ by less
 
 
@@ -173,7 +173,7 @@ def _another_model(unknown: list[str], missing: list[str], shapes: list[str]) ->
 
 @dataclass(frozen=True, slots=True)
 class _Saver:
-    """A model of stored weights with the method save_pretrained, which reads them file by file."""
+    """A model of stored weights with the method save_pretrained, which reads them one by one."""
 
     lm: Any
 
@@ -193,8 +193,32 @@ class _Saver:
             places = {name: file for file, names in pairs for name in names}
             write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
         for file, names in zip(files, shards, strict=True):
-            tensors = {name: real(state[name]).detach().contiguous() for name in names}
-            save_file(tensors, folder / file, metadata={"format": "pt"})
+            _write(folder / file, {name: state[name] for name in names})
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes the bytes that safetensors' save_file would, but reads each tensor when its turn comes
+    and keeps none: save_file wants all tensors of a file in memory.
+    """
+    codes = {dtype: code for code, dtype in DTYPES.items()}
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in names:
+        tensor, start = tensors[name], end
+        end += tensor.nbytes
+        header[name] = {
+            "dtype": codes[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            numbers = real(tensors[name]).detach().contiguous()
+            file.write(numbers.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _shards(state: Mapping[str, Tensor]) -> list[list[str]]:

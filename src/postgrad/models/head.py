@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from postgrad.models.attention import text_config
 from postgrad.models.linear import MatrixGradient, OneDNNLinear, from_outputs, project
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def shaped_by(config: Any) -> tuple[float | None, float | None, float | None]:
 
 def full_logits(lm: nn.Module, hidden: Tensor) -> Tensor:
     """hidden: [N, hidden]; returns [N, V] float32 as the model's own forward would."""
-    return finished_logits(lm.get_output_embeddings()(hidden), lm.config)  # pyright: ignore[reportCallIssue]
+    return finished_logits(lm.get_output_embeddings()(hidden), text_config(lm))  # pyright: ignore[reportCallIssue]
 
 
 def finished_logits(logits: Tensor, config: Any) -> Tensor:
@@ -322,7 +323,7 @@ def target_logprobs(
     if not len(targets):
         empty = hidden.sum() * 0.0  # keeps the graph: all ranks take part in every collective
         return empty.expand(0), empty.expand(0) if with_entropy else None
-    config: Any = lm.config
+    config: Any = text_config(lm)
     size = chunk_rows(config.vocab_size, cpu=hidden.device.type == "cpu")
     trains = torch.is_grad_enabled()
     matrix: Any = lm.get_output_embeddings()  # pyright: ignore[reportCallIssue]

@@ -252,14 +252,14 @@ def read_weights(path: str, config: Any, kind: Any, how: Loading) -> tuple[Any, 
     wanted = "it takes a config and weights as safetensors in the layout of Hugging Face"
     name, at = pretrained(path)
     with reading(f"the model {path} cannot be loaded", wanted):
-        packed = bool(mxfp4_weights(read_headers(_weight_files(path))))
+        packed = bool(mxfp4_weights(read_headers(weight_files(path))))
         if packed and how.quantize != "none":
             raise UsageError(
                 f"model.quantize: {path} has experts in MXFP4, which are read as {how.dtype}, and "
                 "the experts of a mixture are not held in four bits here; leave it out"
             )
         if how.stored or packed:
-            weights = unpacked_mxfp4(stored_tensors(_weight_files(path), how.device))
+            weights = unpacked_mxfp4(stored_tensors(weight_files(path), how.device))
             read: Any = of_tensors(type(meta), config, how.dtype, weights, ATTENTION_NAME)
             if not how.stored:
                 realise(read[0])
@@ -313,7 +313,7 @@ def require_readable(path: str, config: Any, kind: Any) -> Any:
     """
     path = files.weights_source(path)
     files.has_generation(Path(path))  # transformers reads it with the weights
-    headers = read_headers(_weight_files(path))
+    headers = read_headers(weight_files(path))
     layers = getattr(config, "num_hidden_layers", 0)
     if layers > len(headers):
         raise UsageError(
@@ -380,7 +380,7 @@ def _config_file(path: str) -> Path:
     return file
 
 
-def _weight_files(path: str) -> list[Path]:
+def weight_files(path: str) -> list[Path]:
     """The safetensors files of a directory, or of a hub id, which are fetched."""
     if Path(path).is_dir():
         return files.weight_files(Path(path))

@@ -20,11 +20,12 @@ from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout, lay_out
 from postgrad.layout.tree import NO_SHARING
 from postgrad.models.attention import (
-    ATTENTION_NAME,
     AttentionContext,
     ContextLost,
     carries_states,
     hidden_states,
+    implementation_of,
+    text_config,
 )
 from postgrad.models.head import full_logits
 from postgrad.models.supported import unsupported
@@ -64,7 +65,7 @@ def require_same_outputs(lm: Any, path: str) -> None:
         )
     if not same(packed, plain, spread(plain), lm.dtype):
         raise unsupported(kind, path, "outputs")
-    window = _window(lm.config)
+    window = _window(text_config(lm))
     if window is not None and window not in watched.seen:
         raise unsupported(kind, path, "mask", f"a sliding window of {window}")
 
@@ -72,8 +73,8 @@ def require_same_outputs(lm: Any, path: str) -> None:
 def probe_sequences(lm: Any) -> list[NDArray[np.int32]]:
     """Token ids of three short sequences, of which the first two share their opening."""
     rng = np.random.default_rng(0)
-    padding = getattr(lm.config, "pad_token_id", None)
-    usual_ids = [i for i in range(min(lm.config.vocab_size, 1000)) if i != padding]
+    padding = getattr(text_config(lm), "pad_token_id", None)
+    usual_ids = [i for i in range(min(text_config(lm).vocab_size, 1000)) if i != padding]
     drawn = [rng.choice(np.array(usual_ids, np.int32), length) for length in LENGTHS]
     drawn[1][:SHARED] = drawn[0][:SHARED]
     return drawn
@@ -86,7 +87,7 @@ def own_attention(lm: Any) -> Generator[None]:
     try:
         yield
     finally:
-        lm.set_attn_implementation(ATTENTION_NAME)
+        lm.set_attn_implementation(implementation_of(lm.config))
 
 
 def spread(outputs: Sequence[Tensor]) -> Tensor:

@@ -44,6 +44,10 @@ NO_TEMPLATE = (
     "chat_template.jinja into its folder, or take the instruction-tuned model of the family"
 )
 INHERITED = ("TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # nothing secret
+NO_IMAGES = (
+    "it has an image, and this model reads text alone: docs/models.md names the types that read "
+    'images; data.images = "" leaves a column of images out'
+)
 _HEAD = struct.Struct(">cQ")
 
 
@@ -293,7 +297,10 @@ def rendered(
     the first row that has none. Rows are sent in batches.
     """
     for batch in _batches(rows):
-        for tools, run in itertools.groupby(batch, _has_tools):
+        for (tools, images), run in itertools.groupby(batch, _kind):
+            if images:
+                yield Unrenderable(NO_IMAGES)
+                return
             try:
                 program = program_of(tokenizer, variables, tools=tools)
             except Unrenderable as error:
@@ -305,8 +312,10 @@ def rendered(
                 return
 
 
-def _has_tools(row: RenderRequest) -> bool:
-    return bool(row[0]) and "tools" in row[0][0]
+def _kind(row: RenderRequest) -> tuple[bool, bool]:
+    """Whether a conversation may call functions, and whether it has images."""
+    messages, _ = row
+    return "tools" in (messages[0] if messages else ()), any("images" in m for m in messages)
 
 
 def _batches(rows: Iterable[RenderRequest]) -> Iterator[list[RenderRequest]]:

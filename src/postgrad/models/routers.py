@@ -1,9 +1,14 @@
-"""The routers of a mixture of experts: what they gave in a forward pass, and their two losses.
+"""The routers of a mixture of experts: what they gave in a forward pass, their two losses, and the
+replay of choices that another forward pass made (Ma et al. 2025, arXiv:2510.11370).
 
 Balance (Fedus et al. 2021, arXiv:2101.03961, equations 4 to 6), as transformers'
 `load_balancing_loss_func` has it: E sum_e f_e P_e, with f_e the choices of expert e per row, and
 P_e the mean of its probability. A row is one token in one layer. z (Zoph et al. 2022,
 arXiv:2202.08906): the mean over rows of the squared log Z of the router's logits.
+
+A router chooses by `topk` over its E scores. Replay stands in for that call: it gives the experts
+that were chosen elsewhere, and the scores that the router has for them now, with their gradients.
+So shares, biases and scales are computed as the model's own code computes them.
 """
 
 import inspect
@@ -15,9 +20,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.models.settings import ModelSettings
 
 
@@ -27,6 +33,7 @@ class Routed:
 
     logits: Tensor  # [T, E], with their graph
     chosen: Tensor  # [T, k] numbers of experts
+    layer: int = 0  # number of the router among those of the model
 
 
 class Routers:
@@ -39,8 +46,15 @@ class Routers:
         self.layers = len(pairs)
         self._each = int(getattr(lm.config, "num_experts_per_tok", None) or 1)
         self._recorded: list[Routed] | None = None
-        for module, index in pairs:
-            module.register_forward_hook(partial(self._record, index))
+        self._kind = lm.config.model_type
+        self._experts = [_experts_of(module) for module, _ in pairs]
+        self._choices: dict[int, Tensor] = {}  # by layer, of the forward pass that is recorded
+        self._again: Tensor | None = None  # [T, layers, k] of the forward pass that replays
+        self.replays = False  # whether choices are for a replay, so that none may be guessed
+        for number, (module, index) in enumerate(pairs):
+            # No closures: a twin of the model (models/four_bits.py) is a deep copy.
+            module.forward = partial(self._forward, number, module)
+            module.register_forward_hook(partial(self._record, number, index))
 
     @contextmanager
     def recording(self) -> Generator[list[Routed]]:
@@ -54,21 +68,97 @@ class Routers:
         finally:
             self._recorded = None
 
-    def _record(self, index: int, _: nn.Module, inputs: Any, outputs: Any) -> None:
+    @contextmanager
+    def replaying(self, experts: Tensor) -> Generator[None]:
+        """Inside, forward and backward passes send tokens to `experts` [T, layers, k]; where these
+        are -1, to those that the routers choose. Raises RunError for those of another model.
+        """
+        if experts.shape[1] != self.layers:
+            raise RunError(
+                f"router replay: experts of {experts.shape[1]} layers were recorded, and the "
+                f"policy has routers in {self.layers}: they are of another model"
+            )
+        self._again = experts
+        try:
+            yield
+        finally:
+            self._again = None
+
+    def _forward(self, number: int, module: nn.Module, *args: Any, **named: Any) -> Any:
+        """What a router's own forward gives, with its choice noted, or replayed."""
+        if self._recorded is None and self._again is None:
+            return type(module).forward(module, *args, **named)
+        again = None if self._again is None else self._again[:, number].long()
+        with _Choice(self._experts[number], again) as choice:
+            outputs = type(module).forward(module, *args, **named)
+        if choice.chosen is not None:
+            self._choices[number] = choice.chosen
+        elif again is not None:
+            raise _own_way(self._kind)
+        return outputs
+
+    def _record(self, number: int, index: int, _: nn.Module, inputs: Any, outputs: Any) -> None:
         if self._recorded is None:
             return
         parts = outputs if isinstance(outputs, tuple) else (outputs,)
         logits: Tensor = parts[index].flatten(0, -2)
-        chosen = next((part for part in parts if _is_choice(part, len(logits))), None)
+        chosen = self._choices.pop(number, None)
+        if chosen is None and self.replays:
+            raise _own_way(self._kind)
         if chosen is None:
             chosen = logits.detach().topk(self._each, -1).indices
-        self._recorded.append(Routed(logits, chosen))
+        self._recorded.append(Routed(logits, chosen, number))
 
 
-def _is_choice(part: Any, rows: int) -> bool:
-    """Whether a part of what a router returns are the experts [T, k] that it chose."""
-    integers = isinstance(part, Tensor) and not part.is_floating_point()
-    return integers and part.ndim == 2 and len(part) == rows
+def _own_way(kind: str) -> UsageError:
+    return UsageError(
+        f"rollout.router_replay: the routers of a {kind} model choose experts in a way of their "
+        "own, which is neither recorded nor replayed: leave it out"
+    )
+
+
+class _Choice(TorchFunctionMode):
+    """The choice of one router in its forward pass. again: [T, k] the experts that it gives instead
+    of its own, where they are not -1.
+    """
+
+    def __init__(self, experts: int, again: Tensor | None) -> None:
+        super().__init__()
+        self._experts = experts
+        self._again = again
+        self.chosen: Tensor | None = None  # [T, k]
+
+    def __torch_function__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func not in (torch.topk, Tensor.topk):
+            return result
+        scores: Tensor = args[0] if args else kwargs["input"]
+        if scores.ndim != 2 or scores.shape[1] != self._experts:  # groups of experts come before
+            return result
+        chosen: Tensor = result.indices
+        if self._again is not None:
+            if self._again.shape != chosen.shape:
+                raise RunError(
+                    f"router replay: experts [T, k] = {list(self._again.shape)} were recorded, and "
+                    f"the policy chooses {list(chosen.shape)}: they are of another model"
+                )
+            chosen = torch.where(self._again < 0, chosen, self._again)
+            result = torch.return_types.topk((scores.gather(1, chosen), chosen))
+        self.chosen = chosen.detach()
+        return result
+
+
+def _experts_of(router: nn.Module) -> int:
+    """How many experts a router chooses from."""
+    return next(weight.shape[0] for weight in router.parameters() if weight.ndim == 2)
+
+
+def chosen_of(recorded: list[Routed]) -> Tensor:
+    """[T, layers, k] int16: the experts of a forward pass."""
+    layers = sorted(recorded, key=lambda routed: routed.layer)
+    return torch.stack([routed.chosen for routed in layers], 1).to(torch.int16)
 
 
 def _routers(lm: Any) -> list[tuple[nn.Module, int]]:
@@ -105,10 +195,13 @@ def balance_of(config: Any, settings: ModelSettings) -> float:
     return float(getattr(config, "router_aux_loss_coef", 0.0) if stated is None else stated)
 
 
-def routers_of(lm: Any, settings: ModelSettings, *, compiled: bool) -> Routers | None:
+def routers_of(
+    lm: Any, settings: ModelSettings, *, compiled: bool, replays: bool = False
+) -> Routers | None:
     """The routers of a model that is trained, with the coefficients of the recipe, or where it
     names none of the model's config; None of a dense model, and of layers that are compiled, whose
-    routers cannot be watched. Raises UsageError for a coefficient that this model has no loss for.
+    routers cannot be watched. replays: they use experts again that were chosen elsewhere. Raises
+    UsageError for a coefficient that this model has no loss for, and for a replay without routers.
     """
     kind, routers = lm.config.model_type, _routers(lm)
     balance, z = balance_of(lm.config, settings), settings.router_z_loss_coef
@@ -116,12 +209,30 @@ def routers_of(lm: Any, settings: ModelSettings, *, compiled: bool) -> Routers |
         raise UsageError(
             f"model.router_z_loss_coef = {z:g}: a {kind} model has no routers here; leave it out"
         )
-    if compiled and (balance or z):
+    if compiled and (balance or z or replays):
         raise UsageError(
             "model.compile: the routers of compiled layers cannot be watched: set "
-            "model.router_aux_loss_coef and router_z_loss_coef to 0, or model.compile to false"
+            "model.router_aux_loss_coef and router_z_loss_coef to 0 and leave out "
+            "rollout.router_replay, or set model.compile to false"
         )
-    return None if compiled or not routers else Routers(lm, balance, z)
+    watched = replayable(lm) if replays else Routers(lm) if routers and not compiled else None
+    if watched is not None:
+        watched.balance, watched.z = balance, z
+    return watched
+
+
+def replayable(lm: Any) -> Routers:
+    """The routers of a model, whose choices are recorded or replayed. Raises UsageError where it
+    has none.
+    """
+    if not _routers(lm):
+        raise UsageError(
+            f"rollout.router_replay: a {lm.config.model_type} model is no mixture of experts, or "
+            "transformers does not say where its routers are: leave it out"
+        )
+    routers = Routers(lm)
+    routers.replays = True
+    return routers
 
 
 def loss_of(

@@ -45,6 +45,7 @@ class CountedWeights:
     linears: tuple[tuple[str, int, int], ...]  # (name, inputs, outputs) of a layer's linear modules
     attending: int  # layers that have keys and values
     states: int  # numbers that the other layers keep of a sequence, however long it is
+    balance: float = 0.0  # the config's coefficient of the routers' balance loss; 0: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ that from where it is stored: the rows and columns of that part alone. `realise`
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -337,17 +338,26 @@ def _cat(tensors: Sequence[StoredTensor], dim: int = 0) -> list[ReadBlock] | Non
     if len({tensor.ndim for tensor in tensors}) > 1:  # torch leaves out empty vectors
         return None
     dim %= tensors[0].ndim
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
 
     def read(box: Box) -> Tensor:
         first, count = box[dim]
-        parts: list[Tensor] = []
+        places: list[tuple[StoredTensor, Box]] = []
         start = 0
         for tensor in tensors:
             low, high = max(first - start, 0), min(first + count - start, tensor.shape[dim])
             if low < high:
-                parts.append(tensor.block((*box[:dim], (low, high - low), *box[dim + 1 :])))
+                places.append((tensor, (*box[:dim], (low, high - low), *box[dim + 1 :])))
             start += tensor.shape[dim]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+        if len(places) == 1:
+            tensor, part = places[0]
+            return tensor.block(part)
+        joined = torch.empty([size for _, size in box], dtype=dtype)
+        at = 0
+        for tensor, part in places:  # one is in memory beside the whole, not all of them
+            joined.narrow(dim, at, part[dim][1]).copy_(tensor.block(part))
+            at += part[dim][1]
+        return joined
 
     return [read]
 

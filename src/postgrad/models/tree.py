@@ -41,6 +41,8 @@ class _DeviceBlock:
         self.shape = block.query_rows.shape[0], block.query_rows.shape[1], block.key_rows.shape[1]
         self._query_positions = to_device(block.query_positions, device)[:, :, None]
         self._key_positions = to_device(block.key_positions, device)[:, None, :]
+        seen = block.seen
+        self._seen = None if seen is None else to_device(seen, device)[:, :, :, None]
         self._masks: dict[tuple[int | None, int, torch.dtype], Tensor] = {}
 
     def mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
@@ -50,9 +52,11 @@ class _DeviceBlock:
         """
         asked = window, groups, dtype
         if asked not in self._masks:
-            hidden = self._key_positions > self._query_positions
+            first, last = self._seen if self._seen is not None else (None, self._query_positions)
+            hidden = self._key_positions > last
             if window is not None:
-                hidden |= self._key_positions <= self._query_positions - window
+                before = self._key_positions <= self._query_positions - window
+                hidden |= before if first is None else before & (self._key_positions < first)
             mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
             mask.masked_fill_(hidden, float("-inf"))
             self._masks[asked] = mask.repeat(1, groups, 1)[:, None]
@@ -276,6 +280,6 @@ def attention_over(
     layout: Layout, device: torch.device, windows: Iterable[int | None] = (None,)
 ) -> AttentionContext:
     """The fastest attention over a layout on a device."""
-    if device.type == "cuda":
+    if device.type == "cuda" and layout.seen is None:  # its masks know no images seen whole
         return FlexAttention(layout, device, windows)
     return TreeAttention(plan_blocks(layout), device)

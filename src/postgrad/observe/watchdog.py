@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -33,6 +33,7 @@ class Watchdog:
         self._console = console
         self._stacks = directory / STACKS
         self._phase: str | None = None
+        self._awaited: Callable[[], str] = str
         self._beaten = time.monotonic()
         self._told = False
         self._ended = threading.Event()
@@ -54,9 +55,11 @@ class Watchdog:
             signal.signal(signal.SIGUSR1, self._before)  # pyright: ignore[reportArgumentType]
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Watches the code that runs inside as the phase `name`."""
-        self._phase = name
+    def phase(self, name: str, awaited: Callable[[], str] = str) -> Iterator[None]:
+        """Watches the code that runs inside as the phase `name`. awaited: says what it waits for,
+        called from another thread.
+        """
+        self._phase, self._awaited = name, awaited
         self.beat()
         try:
             yield
@@ -78,8 +81,11 @@ class Watchdog:
                 self._tell(self._phase, silent)
 
     def _tell(self, phase: str, silent: float) -> None:
+        awaited = self._awaited()
         message = (
-            f"phase {phase} makes no progress for {silent:.0f} s; stacks are in {self._stacks}"
+            f"phase {phase} makes no progress for {silent:.0f} s"
+            + (f", waiting for {awaited}" if awaited else "")
+            + f"; stacks are in {self._stacks}"
         )
         try:
             self._record(phase, silent, message)

@@ -30,7 +30,19 @@ class TeacherDivergence:
     def of(self, student: Tensor, teacher: Tensor) -> Tensor:
         """[N] nats, from logits [N, V] of both."""
         log_q = (student / self.temperature).log_softmax(-1)
-        log_p = (teacher / self.temperature).log_softmax(-1)
+        return self.between(log_q, (teacher / self.temperature).log_softmax(-1))
+
+    def of_top(self, student: Tensor, ids: Tensor, log_p: Tensor) -> Tensor:
+        """[N] nats between distributions over k + 1 outcomes: each of k tokens, and any other.
+
+        student: logits [N, V]; ids: [N, k] of the teacher's most likely tokens; log_p: [N, k + 1]
+        its log-probabilities of these and of all others together, at this temperature. At most the
+        divergence of the whole distributions, and 0 where they are the same.
+        """
+        return self.between(with_rest(student / self.temperature, ids), log_p)
+
+    def between(self, log_q: Tensor, log_p: Tensor) -> Tensor:
+        """[N] nats, from log-probabilities of student and teacher, [N, outcomes]."""
         if self.kind == "forward_kl":
             return _kl(log_p, log_q)
         if self.kind == "reverse_kl":
@@ -42,3 +54,14 @@ class TeacherDivergence:
 def _kl(log_a: Tensor, log_b: Tensor) -> Tensor:
     """KL(A || B) [N] from log-probabilities [N, V]."""
     return (log_a.exp() * (log_a - log_b)).sum(-1)
+
+
+def with_rest(logits: Tensor, ids: Tensor) -> Tensor:
+    """[N, k + 1] the log-probabilities of k < V tokens, and of all others together, from logits
+    [N, V].
+    """
+    import torch
+
+    others = logits.scatter(-1, ids, -math.inf).logsumexp(-1, keepdim=True)
+    outcomes = torch.cat([logits.gather(-1, ids), others], -1)
+    return outcomes - logits.logsumexp(-1, keepdim=True)

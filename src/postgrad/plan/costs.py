@@ -15,9 +15,8 @@ from postgrad.plan.sizes import Sharing
 # How often each number that a layer writes moves to or from memory in a pass: it is written and
 # read, and norms, rotations and gates write and read temporary copies of it. benchmarks.growth.
 MOVES = 6
-# Guesses where state lies with the host: PCIe 4.0 x16, as copies from pinned memory get it, and a
-# rank's share of a server's memory bandwidth while the optimizer steps there.
-HOST_LINK, HOST_MEMORY = 25e9, 20e9
+# A guess: a rank's share of a server's memory bandwidth, while the optimizer steps there.
+HOST_MEMORY = 20e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +57,17 @@ class CostModel:
         """Seconds in which every rank sends `count` bytes."""
         link = self.device.link_bytes_per_second * self.efficiency.link
         return count / link if link else 0.0
+
+    def sends_to_one(self, count: float) -> float:
+        """Seconds in which a device sends `count` bytes to one other."""
+        link = self.device.link_bytes_per_second * self.efficiency.pair
+        return count / link if link else 0.0
+
+    def copies(self, count: float) -> float:
+        """Seconds in which a device copies `count` bytes to its host's memory, or from it."""
+        if self.device.is_cpu:
+            return 0.0
+        return count / (self.device.host_bytes_per_second * self.efficiency.host)
 
     def overhead(self, shape: ModelShape) -> float:
         """Seconds of overhead of one pass over all layers, whatever the number of tokens."""

@@ -24,7 +24,10 @@ PER_CORE = ("CPU", "CPU-BF16")  # rows with the figures of one core, whose memor
 CONTROL_GROUP = Path("/sys/fs/cgroup")
 CPU_INFO = Path("/proc/cpuinfo")
 Link = Literal["nvlink", "xgmi", "pcie", "none"]
-FIGURES = ("memory_bytes", "bandwidth", "bf16_flops", "float32_flops", "link_bytes_per_second")
+FIGURES = (
+    "memory_bytes", "bandwidth", "bf16_flops", "float32_flops", "link_bytes_per_second",
+    "host_bytes_per_second",
+)  # fmt: skip
 
 
 class Device(Settings):
@@ -38,6 +41,8 @@ class Device(Settings):
     float32_flops: float = Field(gt=0.0)  # the same
     link: Link = "none"  # to other devices
     link_bytes_per_second: float = Field(default=0.0, ge=0.0)  # in one direction
+    # To or from the host's memory, in one direction; PCIe 4.0 x16, where a row does not say.
+    host_bytes_per_second: float = Field(default=32e9, gt=0.0)
     price_per_hour: float | None = Field(default=None, ge=0.0)  # in any currency
     source: str  # where the figures are from that `sources` does not name
     sources: dict[str, str] = {}  # by figure: {"memory_bytes": "..."}
@@ -305,7 +310,9 @@ class Efficiency(Settings):
     attention: float  # of the rate that matrix products reach
     between: float  # of the memory's bandwidth, in what layers do between products
     decoding: float  # of the memory's bandwidth, where one token a sequence is computed
-    link: float  # of the bandwidth of the link between ranks
+    link: float  # of the bandwidth of the link between ranks, which all use at once
+    pair: float  # of the same, where one device sends to one other
+    host: float  # of the bandwidth between a device and its host's memory
     overhead: float  # seconds of one layer of a forward pass, whatever its size
 
 
@@ -313,20 +320,29 @@ class Efficiency(Settings):
 # model and a quarter of a 0.6B one; large models get 0.4 to 0.5, prime-rl publishes 0.11 to 0.27
 # for 0.6B. PCIe without peer access goes through the host's memory, and all ranks share that way. A
 # layer starts some forty kernels. All of a CPU: benchmarks.growth.
+#
+# host: copies between a GPU and pinned memory get 24.8 GB/s of an A100's 32 (NVIDIA/nvbandwidth
+# issue 53), 25.6 up and 26.8 down of an RTX 4090's (issue 15), 52.8 of an H100's 64 (issue 24).
+# pair over PCIe: a broadcast to one GPU through the host's memory, up and down at once, got 10.31
+# GB/s of PCIe 3.0's 16 (NVIDIA/nccl issue 384). Over xGMI two GPUs have one of seven links.
 GUESSES = {
     "nvlink": Efficiency(
-        products=0.55, attention=0.6, between=0.6, decoding=0.5, link=0.7, overhead=4e-4
+        products=0.55, attention=0.6, between=0.6, decoding=0.5, link=0.7, pair=0.7, host=0.8,
+        overhead=4e-4,
     ),
     "xgmi": Efficiency(
-        products=0.45, attention=0.5, between=0.5, decoding=0.5, link=0.6, overhead=4e-4
+        products=0.45, attention=0.5, between=0.5, decoding=0.5, link=0.6, pair=0.086, host=0.8,
+        overhead=4e-4,
     ),
     "pcie": Efficiency(
-        products=0.55, attention=0.6, between=0.6, decoding=0.5, link=0.15, overhead=4e-4
+        products=0.55, attention=0.6, between=0.6, decoding=0.5, link=0.15, pair=0.65, host=0.8,
+        overhead=4e-4,
     ),
     "none": Efficiency(
-        products=0.9, attention=0.25, between=0.5, decoding=0.7, link=0.5, overhead=5e-4
+        products=0.9, attention=0.25, between=0.5, decoding=0.7, link=0.5, pair=0.5, host=0.8,
+        overhead=5e-4,
     ),
-}
+}  # fmt: skip
 
 
 def efficiency_of(device: Device) -> Efficiency:

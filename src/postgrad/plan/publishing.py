@@ -16,7 +16,6 @@ from postgrad.recipe.recipe import RLRecipe
 # How often each byte of a payload moves to or from memory at either end, which work at once: it is
 # packed or loaded (read and written), and its checksum reads it twice.
 PASSES = 4
-HOST_LINK = 25e9  # bytes a second between a card and the host's memory: PCIe 4.0 x16, a guess
 
 
 class LearnerCosts(Protocol):
@@ -33,6 +32,14 @@ class LearnerCosts(Protocol):
 
     def sends(self, count: float) -> float:
         """Of `count` bytes that every rank sends over its link."""
+        ...
+
+    def sends_to_one(self, count: float) -> float:
+        """Of `count` bytes that a card sends to one other."""
+        ...
+
+    def copies(self, count: float) -> float:
+        """Of `count` bytes between a card and its host's memory."""
         ...
 
 
@@ -95,13 +102,13 @@ def planned_publish(
     seconds += costs.reads(PASSES * size)
     if cpu:
         return PlannedPublish("memory", size, seconds, seconds)
-    by_host = seconds + size / HOST_LINK + size * in_turn / HOST_LINK
+    by_host = seconds + costs.copies(size) + costs.copies(size * in_turn)
     transport = recipe.rollout.transport
     if in_file or transport == "memory":
         return PlannedPublish("memory", size, by_host, by_host)
     if places.shared_cards and transport != "broadcast":
         return PlannedPublish("ipc", size, seconds, by_host)
-    return PlannedPublish("nccl", size, seconds + costs.sends(size * in_turn), by_host)
+    return PlannedPublish("nccl", size, seconds + costs.sends_to_one(size * in_turn), by_host)
 
 
 def publish_lines(

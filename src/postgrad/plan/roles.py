@@ -7,7 +7,7 @@ from postgrad.cluster.settings import POLICY
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import SIBLINGS, LoraSettings, ModelSettings
 from postgrad.models.shapes import ModelShape
-from postgrad.recipe.recipe import Recipe, RLRecipe
+from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
 
 Find = Callable[[ModelSettings], ModelShape]
 
@@ -16,7 +16,7 @@ Find = Callable[[ModelSettings], ModelShape]
 class PlannedRole:
     """A role and the weights that it holds."""
 
-    name: str  # "policy", "reference", "critic", "reward_model" or "teacher"
+    name: str  # "policy", "reference", "critic", "reward_model", "teacher", "teacher 2" ...
     shape: ModelShape
     model: ModelSettings
     learner: LearnerSettings | None = None  # None: it is frozen
@@ -42,6 +42,12 @@ class PlannedRole:
         return self.scores and self.learner is None
 
     @property
+    def balances(self) -> bool:
+        """Whether its updates have the balance loss of a mixture of experts."""
+        stated, counted = self.model.router_aux_loss_coef, self.shape.counted
+        return counted is not None and counted.balance > 0 if stated is None else stated > 0
+
+    @property
     def trained(self) -> int:
         """How many weights an optimizer updates."""
         if self.learner is None:
@@ -60,8 +66,7 @@ def planned_roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
     policy = PlannedRole("policy", find(recipe.model), recipe.model, recipe.learner)
     if isinstance(recipe, RLRecipe):
         return policy, *_beside(recipe, policy, find)
-    if beside_student(recipe):
-        teacher = recipe.loaded_models["teacher", "model"]
+    if (teacher := recipe.loaded_models.get(("teacher", "model"))) is not None:
         return policy, PlannedRole("teacher", find(teacher), teacher)
     reference = recipe.loaded_models.get(("reference", "model"))
     moves = recipe.reference_moves
@@ -72,16 +77,21 @@ def planned_roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
 
 
 def beside_student(recipe: Recipe) -> bool:
-    """Whether a teacher computes with its student in each micro-batch of an update: that of SFT."""
-    return ("teacher", "model") in recipe.loaded_models and not recipe.trains_on_rollouts
+    """Whether a teacher computes with its student in each micro-batch of an update: that of SFT,
+    unless it read the rows before.
+    """
+    if not isinstance(recipe, SFTRecipe) or recipe.teacher.top_k is not None:
+        return False
+    return ("teacher", "model") in recipe.loaded_models
 
 
 def _placed(recipe: Recipe, role: PlannedRole) -> PlannedRole:
     """The role where [cluster] puts it. Weights under another role's adapter are on its ranks."""
-    table = recipe.cluster.side_roles.get(role.name)
+    kind = role.name.partition(" ")[0]
+    table = recipe.cluster.side_roles.get(kind)
     if table is None:
         return role
-    home = recipe.cluster.home(role.name)
+    home = recipe.cluster.home(kind)
     together = role.on is not None and home == recipe.cluster.home(role.on)
     return replace(role, home=home, on=role.on if together else None, rests=table.offload)
 
@@ -102,9 +112,9 @@ def _beside(recipe: RLRecipe, policy: PlannedRole, find: Find) -> list[PlannedRo
         shared = needs.critic and critic.lora is not None and critic.source == model.source
         on = "critic" if shared else None
         roles.append(PlannedRole("reward_model", find(model), model, scores=True, on=on))
-    if needs.teacher:
-        model = recipe.teacher.model
-        roles.append(PlannedRole("teacher", find(model), model))
+    for number, model in enumerate(recipe.teacher.models.values() if needs.teacher else ()):
+        name = f"teacher {number + 1}" if number else "teacher"
+        roles.append(PlannedRole(name, find(model), model))
     return [_placed(recipe, role) for role in roles]
 
 

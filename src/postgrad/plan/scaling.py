@@ -42,7 +42,7 @@ WORTH = 1.1  # a staleness is enough where no other is this much faster
 LEARNED = (REWARD, "score", "update")  # phases of a step in which the learner works
 MOST_DEVICES = 65_536
 HEADER = (
-    "sample", "learn", "stale", "step", "faster", "floor", "empty", "idle", "sent", "age",
+    "engines + learner", "stale", "step", "faster", "floor", "empty", "idle", "sent", "age",
 )  # fmt: skip
 
 
@@ -55,15 +55,20 @@ class Scaled:
     learners: int
     staleness: int
     apart: bool  # engines and learner have devices of their own; else both have all, in turns
+    free: bool  # rollout.schedule, where they are apart
     floor: float  # seconds of a step that the longest answer allows, whatever the devices
     simulated: Simulated
+
+    @property
+    def schedule(self) -> str:
+        """Of the recipe key, where engines and learner are apart."""
+        return "free" if self.free else "fixed"
 
     def row(self, synchronous: float) -> list[str]:
         """Its row of the table. synchronous: seconds of a step of as many devices at 0."""
         result = self.simulated
         return [
-            str(self.engines),
-            str(self.learners) if self.apart else "same",
+            f"{self.engines} + {self.learners} {self.schedule}" if self.apart else "in turns",
             str(self.staleness),
             f"{result.seconds:.3g}",
             f"{synchronous / result.seconds:.2f}x",
@@ -135,14 +140,19 @@ def _shown(
     enough = _enough(ways)
     console.note(
         f"{devices} devices: max_staleness = {enough.staleness} is enough, with "
-        f"{enough.engines} engines {'beside the learner' if enough.apart else 'in turns'}: "
+        f"{enough.engines} engines {_words(enough)}: "
         f"{enough.simulated.seconds:.3g} s a step for {synchronous:.3g}"
     )
     return ways
 
 
+def _words(way: Scaled) -> str:
+    """How engines and learner work together."""
+    return f'beside the learner, schedule = "{way.schedule}"' if way.apart else "in turns"
+
+
 def fastest(ways: Sequence[Scaled]) -> dict[int, dict[int, Scaled]]:
-    """By number of devices and staleness the faster way: in turns, or apart."""
+    """By number of devices and staleness the fastest way: in turns, or apart, fixed or free."""
     best: dict[int, dict[int, Scaled]] = {}
     for way in ways:
         there = best.setdefault(way.devices, {})
@@ -244,21 +254,26 @@ def _answers(run: Path) -> list[list[int]]:
 
 
 def _ways(planned: Outlook, load: BatchLoad, most: int, devices: int) -> Iterator[Scaled]:
-    """In turns at every staleness, then apart: the best split at 2, kept for the others."""
+    """In turns at every staleness, then apart, with a fixed schedule and a free one: the best split
+    at 2, kept for the others.
+    """
     for staleness in STALENESS:
         yield _simulated(planned, load, most, (devices, devices), staleness, apart=False)
     if devices == 1:
         return
     splits = {max(1, min(devices - 1, round(share * devices))) for share in SHARES}
-    tried = [
-        _simulated(planned, load, most, (engines, devices - engines), 2, apart=True)
-        for engines in sorted(splits)
-    ]
-    best = min(tried, key=lambda way: way.simulated.seconds)
-    for staleness in STALENESS[1:]:
+    for free in (False, True):
+        tried = [
+            _simulated(planned, load, most, (engines, devices - engines), 2, apart=True, free=free)
+            for engines in sorted(splits)
+        ]
+        best = min(tried, key=lambda way: way.simulated.seconds)
         split = (best.engines, best.learners)
-        again = staleness != best.staleness
-        yield _simulated(planned, load, most, split, staleness, apart=True) if again else best
+        for staleness in STALENESS[1:]:
+            if staleness == best.staleness:
+                yield best
+            else:
+                yield _simulated(planned, load, most, split, staleness, apart=True, free=free)
 
 
 def _enough(ways: Sequence[Scaled]) -> Scaled:
@@ -276,16 +291,17 @@ def _simulated(
     staleness: int,
     *,
     apart: bool,
+    free: bool = False,
 ) -> Scaled:
     engines, learners = split
     pace = _pace(planned, load, learners)
     first = staleness + 1  # batches begin together at the start of a run
     steps = first * (1 + -(-MEASURED // first))
-    result = Simulation(load, pace, engines, staleness, apart=apart).run(steps, first)
+    result = Simulation(load, pace, engines, staleness, apart=apart, free=free).run(steps, first)
     longest = most * pace.decode(1, load.prompt + most / 2)
     floor = step_floor(longest, result.seconds * (1 - result.learner_idle), staleness)
     devices = engines + learners if apart else engines
-    return Scaled(devices, engines, learners, staleness, apart, floor, result)
+    return Scaled(devices, engines, learners, staleness, apart, free, floor, result)
 
 
 def _pace(planned: Outlook, load: BatchLoad, learners: int) -> Pace:

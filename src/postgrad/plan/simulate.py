@@ -6,7 +6,9 @@ time proportional to a step's tokens. Each new version of the weights cuts every
 was under way is prefilled again. Nothing else is modelled: no scores, no evaluations, no saves.
 
 Where engines and learner are `apart`, on devices of their own, engines go on while the learner
-learns; else they take turns, as in rollout/source.py.
+learns; else they take turns, as in rollout/source.py. Apart they wait for each other as
+rollout/ahead.py does: an engine once it has no sample of the next step, the learner with its
+weights until that step's samples have ended. With `free` neither does, as in rollout/free.py.
 """
 
 import heapq
@@ -52,6 +54,7 @@ class Simulated:
 
     seconds: float  # of a step
     engine_idle: float  # the share of rows of all engines, over the time, that are empty
+    engine_waits: float  # the share of the time in which an engine decodes and prefills nothing
     learner_idle: float  # the share of the time
     publish: float  # the share of the time
     age: float  # mean age of groups in steps, by the version that began them
@@ -80,7 +83,9 @@ class _Engine:
         self._passes = 0.0  # so far
         self._cached = 0.0
         self._at = 0.0  # the time up to which it has worked
+        self.waits = False  # for the next weights, with rows or without
         self.full = 0.0  # row seconds
+        self.worked = 0.0  # seconds
         self.written = 0.0  # tokens
         self.passes = 0.0
 
@@ -91,14 +96,14 @@ class _Engine:
 
     def end(self) -> float:
         """When the next sample ends, if nothing else happens; infinity where there is none."""
-        if not self._rows:
+        if not self._rows or self.waits:
             return math.inf
         return self._at + max(0.0, self._rows[0][0] - self._passes) * self._pass()
 
     def advance(self, now: float) -> None:
         """Decodes up to the time `now`."""
         if now > self._at:
-            if self._rows:
+            if self._rows and not self.waits:
                 passes = (now - self._at) / self._pass()
                 self._work(passes, now - self._at)
             self._at = now
@@ -122,7 +127,14 @@ class _Engine:
             self._cached += row.context
             prefilled[row.ticket] = max(row.context, prefilled.get(row.ticket, 0.0))
         if prefilled:
-            self._at += self._pace.prefill(sum(prefilled.values()))
+            seconds = self._pace.prefill(sum(prefilled.values()))
+            self._at += seconds
+            self.worked += seconds
+
+    def has(self, ticket: int) -> bool:
+        """Whether a sample of this ticket or of one before it is in its rows or its queue."""
+        rows = (row for _, row in self._rows)
+        return any(row.ticket <= ticket for row in (*rows, *self.waiting[:1]))
 
     def cut(self, now: float, seconds: float) -> None:
         """New weights at `now`: all rows wait, with what they have written, to be admitted anew."""
@@ -131,7 +143,7 @@ class _Engine:
             row.context += row.left - left
             row.left = left
             heapq.heappush(self.waiting, row)
-        self._rows, self._cached = [], 0.0
+        self._rows, self._cached, self.waits = [], 0.0, False
         self._at = max(self._at, now) + seconds
 
     def _pass(self) -> float:
@@ -143,17 +155,38 @@ class _Engine:
         self._cached += passes * len(self._rows)
         self.written += passes * len(self._rows)
         self.full += seconds * len(self._rows)
+        self.worked += seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Sums from the start to the end of a step."""
+
+    at: float  # seconds
+    full: float  # row seconds of all engines
+    worked: float  # seconds of all engines
+    written: float  # tokens
+    learned: float  # seconds
 
 
 class Simulation:
     """A run of `load` on some engines and a learner."""
 
     def __init__(
-        self, load: BatchLoad, pace: Pace, engines: int, staleness: int, *, apart: bool
+        self,
+        load: BatchLoad,
+        pace: Pace,
+        engines: int,
+        staleness: int,
+        *,
+        apart: bool,
+        free: bool = False,
     ) -> None:
+        """free: of rollout.schedule. Raises ValueError for `apart` without staleness."""
         if apart and not staleness:
             raise ValueError("engines apart from the learner wait for it without staleness")
         self._load, self._pace, self._apart = load, pace, apart
+        self._waits = apart and not free  # engines and learner, for each other
         self._schedule = Schedule(load.groups, staleness)
         self._engines = [_Engine(pace) for _ in range(engines)]
         self._next = 0  # ticket
@@ -162,7 +195,7 @@ class Simulation:
         self._stamps = [0] * engines
         self._now = 0.0
         self._learning: float | None = None  # until when
-        self._marks: list[tuple[float, float, float, float]] = []  # at the end of each step
+        self._marks: list[_Mark] = []  # at the end of each step
         self._learned = 0.0  # seconds
         self._ages: list[int] = []
 
@@ -171,15 +204,21 @@ class Simulation:
         self._start()
         while len(self._marks) < steps:
             self._begin_step()
-            if self._learning is not None and (
-                not self._events or self._learning <= self._events[0][0]
-            ):
+            if self._may_publish():
                 self._end_step()
                 continue
             time, number, stamp = heapq.heappop(self._events)
             if stamp == self._stamps[number]:
                 self._end_sample(time, number)
         return self._means(first)
+
+    def _may_publish(self) -> bool:
+        """Whether the learner's weights come before anything else happens."""
+        if self._learning is None:
+            return False
+        if self._waits and (not self._schedule.ready or self._same_pass()):
+            return False  # the next step's samples end with the weights that they have
+        return not self._events or self._learning <= self._events[0][0]
 
     def _start(self) -> None:
         for ticket in range(self._next, self._next + self._schedule.room):
@@ -211,14 +250,25 @@ class Simulation:
         if not self._left[ticket]:
             del self._left[ticket]
             self._schedule.end(ticket)
-        engine.admit(time)
+        self._let_wait(number)
+        if not engine.waits:
+            engine.admit(time)
         self._foresee(number)
+
+    def _let_wait(self, number: int) -> None:
+        """An engine goes on as long as a step waits for it, and ends the pass that it is at."""
+        if not self._waits:
+            return
+        engine, front = self._engines[number], self._schedule.front
+        awaited = bool(front) and engine.has(front[-1])
+        engine.waits = False
+        engine.waits = not awaited and engine.end() > self._now + 1e-9
 
     def _begin_step(self) -> None:
         """The learner begins where it is free and the next step's groups are there."""
         if self._learning is not None or not self._schedule.ready:
             return
-        if not self._apart and self._events and self._same_pass():
+        if (self._waits or not self._apart) and self._same_pass():
             return  # other samples that end in this very pass
         ages = self._schedule.take()
         lengths, prompt = self._load.lengths, self._load.prompt
@@ -230,7 +280,14 @@ class Simulation:
         self._learned += seconds
         self._ages += ages.values()
         self._learning = self._now + seconds
-        if not self._apart:  # they take turns: engines are cut before
+        if self._waits:
+            for number, engine in enumerate(self._engines):
+                engine.advance(self._now)  # what waited for another one goes on from here
+                self._let_wait(number)
+                if not engine.waits:
+                    engine.admit(self._now)
+                self._foresee(number)
+        elif not self._apart:  # they take turns: engines are cut before
             for number, engine in enumerate(self._engines):
                 engine.advance(self._now)
                 engine.cut(self._learning, self._pace.publish)
@@ -245,30 +302,38 @@ class Simulation:
     def _end_step(self) -> None:
         """The learner has ended a step: its weights are published."""
         assert self._learning is not None
-        self._now, self._learning = self._learning, None
+        self._now, self._learning = max(self._now, self._learning), None
         self._schedule.publish()
         if self._apart:
             for engine in self._engines:
                 engine.advance(self._now)
                 engine.cut(self._now, self._pace.publish)
         self._start()
-        full = sum(engine.full for engine in self._engines)
-        written = sum(engine.written for engine in self._engines)
-        self._marks.append((self._now, full, written, self._learned))
+        self._marks.append(
+            _Mark(
+                self._now,
+                sum(engine.full for engine in self._engines),
+                sum(engine.worked for engine in self._engines),
+                sum(engine.written for engine in self._engines),
+                self._learned,
+            )
+        )
 
     def _means(self, first: int) -> Simulated:
         begin, last = self._marks[first - 1], self._marks[-1]
-        steps, seconds = len(self._marks) - first, last[0] - begin[0]
-        rows = len(self._engines) * self._pace.slots * seconds
+        steps, seconds = len(self._marks) - first, last.at - begin.at
+        engine_seconds = len(self._engines) * seconds
+        rows = self._pace.slots * engine_seconds
         ages = self._ages[first * self._load.groups :]
         return Simulated(
             seconds=seconds / steps,
-            engine_idle=max(0.0, 1 - (last[1] - begin[1]) / rows),
-            learner_idle=max(0.0, 1 - (last[3] - begin[3]) / seconds),
+            engine_idle=max(0.0, 1 - (last.full - begin.full) / rows),
+            engine_waits=max(0.0, 1 - (last.worked - begin.worked) / engine_seconds),
+            learner_idle=max(0.0, 1 - (last.learned - begin.learned) / seconds),
             publish=steps * self._pace.publish / seconds,
             age=sum(ages) / len(ages),
             oldest=max(ages),
-            tokens=(last[2] - begin[2]) / steps,
+            tokens=(last.written - begin.written) / steps,
             passes=round(max(engine.passes for engine in self._engines)),
         )
 

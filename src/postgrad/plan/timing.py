@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from postgrad.core.batch import BatchGeometry
-from postgrad.plan.costs import HOST_LINK, HOST_MEMORY, CostModel
+from postgrad.plan.costs import HOST_MEMORY, CostModel
 from postgrad.plan.engines import EnginePlaces
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.publishing import PlannedPublish, planned_publish
@@ -112,11 +112,11 @@ def timing(
         publish = planned_publish(recipe, policy, costs, places)
         step["publish"] = publish.seconds
         staleness, longest = recipe.rollout.max_staleness, engine.longest() if engine else 0.0
-    elif ("reference", "model") in recipe.loaded_models:
+    elif (name := _read_once(recipe)) is not None:
         there = ranks[-1]
         on_them = replace(costs, sharing=there.sharing)
         each = _forward(there.roles[-1], samples, there.sizes, on_them)
-        once["reference"] = (geometry.steps or 0) * each
+        once[name] = (geometry.steps or 0) * each
 
     def updating(role: PlannedRole, sizes: Sizes, costs: CostModel) -> float:
         if role.learner:
@@ -128,6 +128,14 @@ def timing(
     return Timing(
         step, geometry.steps, once, devices, overlaps(recipe), staleness, longest, publish
     )
+
+
+def _read_once(recipe: Recipe) -> str | None:
+    """The frozen role that reads all rows before the first update; None: there is none."""
+    for name in ("reference", "teacher"):
+        if (name, "model") in recipe.loaded_models and not beside_student(recipe):
+            return name
+    return None
 
 
 def _reading(
@@ -147,8 +155,14 @@ def _reading(
     def judging(role: PlannedRole, sizes: Sizes, costs: CostModel) -> float:
         return _forward(role, groups, sizes, costs) if role.judges else 0.0
 
+    # each teacher reads the samples of its datasets: alike many, for want of knowing
+    teachers = sum(role.name.startswith("teacher") for role in roles)
+
     def reading(role: PlannedRole, sizes: Sizes, costs: CostModel) -> float:
-        return _forward(role, samples, sizes, costs) if role.name in readers else 0.0
+        if role.name not in readers:
+            return 0.0
+        seconds = _forward(role, samples, sizes, costs)
+        return seconds / teachers if role.name.startswith("teacher") else seconds
 
     judged = {REWARD: _at_once(ranks, costs, judging)} if recipe.asks_reward_model else {}
     return judged | {"score": _at_once(ranks, costs, reading)}
@@ -228,8 +242,8 @@ def _forward(role: PlannedRole, samples: Samples, sizes: Sizes, costs: CostModel
     b = width(role.model.dtype, cpu=costs.device.is_cpu)
     passes = _passes(samples, sizes, costs)
     seconds = _computing(role, samples, 1, costs)
-    if role.rests and not costs.sharing.gathers and not costs.device.is_cpu:
-        seconds += samples.calls * role.parameters * b / HOST_LINK
+    if role.rests and not costs.sharing.gathers:
+        seconds += costs.copies(samples.calls * role.parameters * b)
     return seconds + passes * (costs.overhead(role.shape) + _gathering(role, b, costs))
 
 
@@ -254,7 +268,7 @@ def _all_gather(role: PlannedRole, b: int, costs: CostModel) -> float:
     count = role.parameters if sharing.gathers else role.trained
     size = count * b / sharing.tensor
     offloads = sharing.offloads or role.rests
-    from_host = size / sharing.divided / HOST_LINK if offloads else 0.0
+    from_host = costs.copies(size / sharing.divided) if offloads else 0.0
     return from_host + costs.sends(size * (1 - 1 / sharing.divided))
 
 
@@ -268,14 +282,16 @@ def _updating(
     """Seconds of all updates of a step: products, gathers, sums over ranks, the optimizer's step.
 
     The backward pass costs two forward passes, and one where the weights are frozen under an
-    adapter. With checkpointing the forward pass is computed twice.
+    adapter. With checkpointing the forward pass is computed twice. The balance loss of a mixture
+    of experts counts choices in a forward pass of its own.
     """
     b = width(role.model.dtype, cpu=costs.device.is_cpu)
     model = role.model
-    times = (2 if model.lora else 3) + (1 if model.gradient_checkpointing else 0)
+    counts = 1 if role.balances else 0
+    times = (2 if model.lora else 3) + (1 if model.gradient_checkpointing else 0) + counts
     passes = _passes(samples, sizes, costs)
     seconds = _computing(role, samples, times, costs)
-    seconds += passes * 2 * (costs.overhead(role.shape) + _gathering(role, b, costs))
+    seconds += passes * (2 + counts) * (costs.overhead(role.shape) + _gathering(role, b, costs))
     seconds *= geometry.epochs_per_rollout
     micro_batches = passes * geometry.epochs_per_rollout / geometry.updates_per_step
     return seconds + geometry.updates_per_step * _stepping(role, micro_batches, costs)
@@ -296,7 +312,7 @@ def _stepping(role: PlannedRole, micro_batches: float, costs: CostModel) -> floa
         return seconds + 2 * gradients
     scattered = micro_batches if sharing.scatters else 1.0
     if sharing.offloads:
-        gradients += trained * GRADIENT / sharing.tensor / sharing.divided / HOST_LINK
+        gradients += costs.copies(trained * GRADIENT / sharing.tensor / sharing.divided)
     b = width(role.model.dtype, cpu=costs.device.is_cpu)
     weights = 0.0 if sharing.gathers else _all_gather(role, b, costs)
     return seconds + scattered * gradients + weights

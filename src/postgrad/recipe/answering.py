@@ -216,6 +216,23 @@ def stale_samples(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iter
         )
 
 
+def router_replay(recipe: AnsweringSections, rollout: RolloutSettings) -> Iterator[RecipeProblem]:
+    """Experts that nobody records, or that no rank has for all tokens."""
+    place = ("rollout", "router_replay")
+    if rollout.router_replay == "sampled" and rollout.type != "local":
+        yield (
+            place,
+            f'"sampled" with rollout.type = "{rollout.type}", whose samples come without the '
+            'experts that they were sent to: use "old", or type = "local"',
+        )
+    if rollout.router_replay == "old" and recipe.learner.context_parallel > 1:
+        yield (
+            place,
+            f'"old" with learner.context_parallel = {recipe.learner.context_parallel}, where a '
+            'rank has a part of each sequence: use "sampled", or 1',
+        )
+
+
 def correction(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iterator[RecipeProblem]:
     """Importance weights of samples that were drawn from a truncated distribution."""
     if not isinstance(algorithm, BehaviourCorrection) or algorithm.correction_with_filters:

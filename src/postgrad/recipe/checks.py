@@ -20,7 +20,6 @@ from postgrad.recipe.settings import (
     ComparingSections,
     ReferenceSettings,
     Sections,
-    TeacherSettings,
 )
 
 LOWER_IS_BETTER = ("/loss", "/perplexity")  # ends of the names of such metrics
@@ -135,22 +134,6 @@ def moving_reference(
         yield (
             ("reference", "model", "path"),
             f"{path!r} cannot follow the policy, which is {policy.path!r}: leave it out",
-        )
-
-
-def teacher(settings: TeacherSettings, algorithm: Algorithm) -> Iterator[RecipeProblem]:
-    """A teacher that is not named, or that nothing reads."""
-    path, needed = settings.model.path, algorithm.needs().teacher
-    if needed and path is None:
-        yield (
-            ("teacher", "model", "path"),
-            "the algorithm learns from a teacher: give its directory or hub id",
-        )
-    elif path is not None and not needed:
-        yield (
-            ("teacher",),
-            'this algorithm asks no teacher: take "on_policy_distillation" (RL) or "distillation" '
-            "(SFT), or leave it out",
         )
 
 

@@ -91,6 +91,8 @@ def _tables(recipe: dict[str, Any]) -> Iterator[tuple[RepoKind, dict[str, Any]]]
     for role in ("reference", "critic", "reward_model", "teacher"):
         if role in recipe:
             yield "model", recipe[role]["model"]
+            for other in recipe[role].get("sets", ()):
+                yield "model", other["model"]
     yield "dataset", recipe["data"]
     for section in ("data", "eval"):
         for dataset in recipe[section]["sets"]:

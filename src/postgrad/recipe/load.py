@@ -23,8 +23,6 @@ from postgrad.recipe.resolve import in_sets, resolve
 MOST_PROBLEMS = 20  # of one file, in a message
 MOST_RECIPE_BYTES = 2**20
 MOST_NUMBER = 2**63  # of a whole number: TOML's have 64 bits
-# whose tables have a model; "": the policy
-ROLES = ("", "reference", "reward_model", "critic", "teacher")
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -118,12 +116,10 @@ def require_models(recipe: Recipe) -> None:
 
 def names_used(recipe: Recipe) -> list[tuple[str, str]]:
     """(key, NAME) of every `@NAME`, the exported model of a pipeline's stage."""
-    tables = recipe.model_tables
-    places = [(role, "model") if role else ("model",) for role in ROLES]
     return [
-        (".".join((*place, "path")), name)
-        for place in places
-        if place in tables and (name := stage_named(tables[place].path)) is not None
+        (".".join(map(str, (*place, "path"))), name)
+        for place, table in recipe.model_tables.items()
+        if (name := stage_named(table.path)) is not None
     ]
 
 

@@ -14,7 +14,6 @@ from postgrad.core.settings import Settings
 from postgrad.core.text import nearest
 from postgrad.recipe.lines import key_lines
 from postgrad.recipe.load import (
-    ROLES,
     data_tables,
     load_with,
     names_used,
@@ -190,10 +189,11 @@ def _require(path: Path) -> None:
 def with_models(recipe: Recipe, models: Mapping[str, str]) -> Recipe:
     """The recipe with every `@NAME` of a model replaced by that stage's exported model."""
     data: dict[str, Any] = recipe.dump()
-    for role in ROLES:
-        table = data.get(role, {}).get("model", {}) if role else data["model"]
-        name = stage_named(table.get("path"))
-        if name is not None:
+    for place, settings in recipe.model_tables.items():
+        if (name := stage_named(settings.path)) is not None:
+            table: Any = data
+            for key in place:
+                table = table[key]
             table["path"] = models[name]
     return recipe_from_json(data)
 

@@ -118,9 +118,9 @@ def _side_role(
             "a reference that follows the policy (refresh_steps, ema_decay) lies on its ranks: "
             "leave this out",
         )
-    source = recipe.model_tables[role, "model"].source
-    own_start = source == recipe.model.source
-    if role == "reference" and own_start and not recipe.trains_on_rollouts:
+    frozen = recipe.model_tables.get(("reference", "model")) if role == "reference" else None
+    own_start = frozen is not None and frozen.source == recipe.model.source
+    if own_start and not recipe.trains_on_rollouts:
         yield (
             place,
             "without a reference.model.path of its own the policy computes these logprobs "

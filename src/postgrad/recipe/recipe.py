@@ -33,8 +33,8 @@ from postgrad.recipe.settings import (
     ReferenceSettings,
     RewardModelSettings,
     RowKind,
-    TeacherSettings,
 )
+from postgrad.recipe.teachers import TeacherSettings, teacher_problems
 
 
 def raise_problems(title: str, problems: Iterable[RecipeProblem]) -> None:
@@ -147,7 +147,7 @@ class SFTRecipe(_Recipe, AnsweringSections):
         problems = [
             *checks.common(self, self.job),
             *answering.answering(self),
-            *checks.teacher(self.teacher, self.algorithm),
+            *teacher_problems(self),
         ]
         raise_problems("recipe", problems)
         return self
@@ -156,9 +156,7 @@ class SFTRecipe(_Recipe, AnsweringSections):
     def model_tables(self) -> dict[KeyPath, ModelSettings]:
         """That of the teacher too, where the algorithm has one."""
         tables: dict[KeyPath, ModelSettings] = {("model",): self.model}
-        if self.algorithm.needs().teacher:
-            tables["teacher", "model"] = self.teacher.model
-        return tables
+        return tables | (self.teacher.tables if self.algorithm.needs().teacher else {})
 
     @property
     def loaded_models(self) -> dict[KeyPath, ModelSettings]:
@@ -196,10 +194,11 @@ class RLRecipe(_Recipe, AnsweringSections):
             *answering.sampling(self),
             *answering.correction(self.algorithm, self.rollout),
             *answering.stale_samples(self.algorithm, self.rollout),
+            *answering.router_replay(self, self.rollout),
             *checks.moving_reference(self.reference, self.model, self.algorithm),
             *answering.group_size(self.algorithm, self.batch),
             *answering.components_apart(self, self.algorithm),
-            *checks.teacher(self.teacher, self.algorithm),
+            *teacher_problems(self),
         ]
         raise_problems("recipe", problems)
         return self
@@ -215,7 +214,7 @@ class RLRecipe(_Recipe, AnsweringSections):
             ("reference", "model"): self.reference.model,
             ("critic", "model"): self.critic.model,
             ("reward_model", "model"): self.reward_model.model,
-            ("teacher", "model"): self.teacher.model,
+            **self.teacher.tables,
         }
 
     @property
@@ -226,9 +225,9 @@ class RLRecipe(_Recipe, AnsweringSections):
             ("reference", "model"): needs.reference,
             ("critic", "model"): needs.critic,
             ("reward_model", "model"): self.asks_reward_model,
-            ("teacher", "model"): needs.teacher,
+            **dict.fromkeys(self.teacher.models, needs.teacher),
         }
-        return {place: model for place, model in self.model_tables.items() if used[place]}
+        return {place: model for place, model in self.model_tables.items() if used.get(place)}
 
     @property
     def learner_tables(self) -> dict[KeyPath, LearnerSettings]:

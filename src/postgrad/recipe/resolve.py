@@ -112,7 +112,17 @@ def _roles(raw: Table) -> Table:
         stated = raw.get(role, {})
         if isinstance(stated, dict) and (stated or any(tables.values())):
             roles[role] = _role(cast(Table, stated), tables)
+    if isinstance(sets := _table(roles, "teacher").get("sets"), list):
+        roles["teacher"]["sets"] = [_teacher(entry, computing) for entry in cast(list[Any], sets)]
     return roles
+
+
+def _teacher(entry: Any, computing: Table) -> Any:
+    """One of [[teacher.sets]], where it loads a model."""
+    if not isinstance(entry, dict):
+        return entry
+    table = cast(Table, entry)
+    return _role(table, {"model": computing}) if _table(table, "model") else table
 
 
 def _table(raw: Table, key: str) -> Table:

@@ -63,12 +63,6 @@ class RewardModelSettings(Settings):
     model: ModelSettings = ModelSettings()
 
 
-class TeacherSettings(Settings):
-    """The frozen model that a student learns from: it has the student's tokens."""
-
-    model: ModelSettings = ModelSettings()
-
-
 class Named(Settings):
     """What every evaluation set has. `name` is what it is called in metrics (eval/NAME/accuracy;
     without one eval/accuracy), so the configuration of a hub dataset is `subset` here.

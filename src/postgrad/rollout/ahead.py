@@ -96,6 +96,10 @@ class OverlappedSource:
         self._learner_waited = time.perf_counter() - began
         return taken
 
+    def awaited(self) -> str:
+        """Source.awaited: of the live source, whose thread may be at work."""
+        return self._live.awaited()
+
     def go_on(self) -> bool:
         """Source.go_on: the thread samples."""
         self._ahead = self._thread.submit(self._sample)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from postgrad.core.errors import RunError
-from postgrad.core.records import FinishReason
+from postgrad.core.records import Experts, FinishReason, PlacedImage
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.stats import EngineStats
 
@@ -28,9 +28,11 @@ class Written:
     token_ids: NDArray[np.int32]  # [W]
     logprobs: NDArray[np.float32]  # [W] nats, as in a Completion
     versions: tuple[tuple[int, int], ...]  # ((policy version, tokens), ...) in order
+    experts: Experts | None = None  # as in a Completion
 
     def first(self, count: int) -> "Written":
-        """The first `count` tokens."""
+        """The first `count` tokens, of an engine that records no experts."""
+        assert self.experts is None
         versions: list[tuple[int, int]] = []
         left = count
         for version, tokens in self.versions:
@@ -57,6 +59,7 @@ class Request:
     seed: int = 0  # of the run
     messages: Sequence[Mapping[str, str]] = ()  # the prompt in the chat format; () in later turns
     written: Written | None = None  # of a turn that goes on; then `sample_ids` is a single sample
+    images: tuple[PlacedImage, ...] = ()  # among `token_ids`, in order
 
     @property
     def prefix(self) -> NDArray[np.int32]:
@@ -89,15 +92,17 @@ class Request:
         token_ids: NDArray[np.int32],
         logprobs: NDArray[np.float32],
         versions: Sequence[tuple[int, int]],
+        experts: Experts | None = None,
     ) -> Written:
-        """The turn from its start to the end of newly drawn tokens."""
+        """The turn from its start to the end of newly drawn tokens. experts: as in a Completion."""
         if self.written is None:
-            return Written(token_ids, logprobs, tuple(versions))
+            return Written(token_ids, logprobs, tuple(versions), experts)
         before = self.written
         return Written(
             np.concatenate([before.token_ids, token_ids]),
             np.concatenate([before.logprobs, logprobs]),
             joined(before.versions, versions),
+            None if experts is None else recorded_first(before.experts, len(token_ids), experts),
         )
 
     def cut_after(self, sample: int, turn: Written) -> "Request":
@@ -121,6 +126,9 @@ class Completion:
     finish_reason: FinishReason  # "length": cut by max_new_tokens
     versions: tuple[tuple[int, int], ...]  # ((policy version, tokens), ...) in order
     text: str  # decoded, without special tokens
+    # [X, layers, k] of the last X tokens of request and turn, where the engine records them. The
+    # newest token has none: no engine computes it before the next turn.
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +234,23 @@ class HaltingEngine(Engine, Protocol):
     def wake(self) -> None:
         """From any thread: a `completed` that waits asks `halt` again."""
         ...
+
+
+def recorded_first(first: Experts | None, more: int, again: Experts) -> Experts:
+    """The experts of tokens that an engine computed several times, for instance in each turn: those
+    of the first time.
+
+    first: [F, layers, k] of all tokens but the newest `more`. again: of the newest tokens, computed
+    now. Returns those of all tokens that either knows.
+    """
+    if first is None:
+        return again
+    size = max(len(first) + more, len(again))
+    merged = np.full((size, *again.shape[1:]), -1, np.int16)
+    merged[size - len(again) :] = again
+    earlier = merged[size - more - len(first) : size - more]
+    np.copyto(earlier, first, where=first >= 0)
+    return merged
 
 
 def joined(

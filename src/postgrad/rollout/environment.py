@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.process import Handle, done
-from postgrad.core.records import EpisodeFailure, FinishReason, Prompt, Rollout, Turn
-from postgrad.rollout.engine import Completion, Request, Written, joined
+from postgrad.core.records import EpisodeFailure, Experts, FinishReason, Prompt, Rollout, Turn
+from postgrad.rollout.engine import Completion, Request, Written, joined, recorded_first
 from postgrad.rollout.settings import SamplingSettings
 
 
@@ -171,6 +171,8 @@ class OpenSample:
         self.observations: list[Observation] = []  # what followed each of them
         self._rewards: list[float] = []  # one a turn
         self._counts: dict[str, float] = {}
+        # [tokens, layers, k] of the prompt and all turns up to the policy's newest
+        self._experts: Experts | None = None
         self._finish: FinishReason = "stop"
         self._failure: EpisodeFailure | None = None
         # What an engine has to do next; None: the sample has ended.
@@ -210,8 +212,29 @@ class OpenSample:
             self._episode = episode
         return episode is not None
 
+    @property
+    def written(self) -> Written | None:
+        """What was written of the turn under way, with the experts that are not known yet."""
+        if self.request is None or self.request.written is None:
+            return None
+        written = self.request.written
+        return replace(written, experts=self._news(written.experts, len(self.request.prefix)))
+
+    def _news(self, experts: Experts | None, tokens: int) -> Experts | None:
+        """The experts of the newest of `tokens` tokens, from the one on that had none before."""
+        if experts is None or self._experts is None:
+            return experts
+        return experts[-(tokens - len(self._experts) + 1) :]
+
     def _add(self, completion: Completion) -> None:
         self._turns.append(Turn("policy", completion.token_ids, completion.logprobs))
+        if completion.experts is not None:
+            tokens = len(self.prompt.token_ids) + sum(len(t.token_ids) for t in self._turns)
+            more = tokens if self._experts is None else tokens - len(self._experts)
+            news = self._news(completion.experts, tokens)
+            assert news is not None
+            completion = replace(completion, experts=news)
+            self._experts = recorded_first(self._experts, more, news)
         self.completions.append(completion)
         self._finish = completion.finish_reason
 
@@ -257,10 +280,11 @@ class OpenSample:
             turn_rewards[ends] = self._rewards
             columns["turn_rewards"] = turn_rewards
         one_turn = len(self._turns) == 1
+        prompt_experts, turns = self._with_experts()
         return Rollout(
             ticket=self.prompt.ticket,
             sample=self._number,
-            turns=tuple(self._turns),
+            turns=turns,
             finish_reason=self._finish,
             versions=joined((), [span for turn in self.completions for span in turn.versions]),
             text=self.completions[0].text
@@ -270,4 +294,16 @@ class OpenSample:
             answer=None if one_turn else self.completions[-1].text,
             counts=self._counts,
             failure=self._failure,
+            prompt_experts=prompt_experts,
         )
+
+    def _with_experts(self) -> tuple[Experts | None, tuple[Turn, ...]]:
+        """The prompt's experts, and the turns with theirs, where the engine recorded them."""
+        if self._experts is None:
+            return None, tuple(self._turns)
+        lengths = [len(turn.token_ids) for turn in self._turns]
+        prompt, *parts = np.split(
+            self._experts, len(self.prompt.token_ids) + np.cumsum([0, *lengths[:-1]])
+        )
+        pairs = zip(self._turns, parts, strict=True)
+        return prompt, tuple(replace(turn, experts=part) for turn, part in pairs)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import RunError
-from postgrad.core.records import EpisodeFailure, FinishReason, Prompt
+from postgrad.core.records import EpisodeFailure, Experts, FinishReason, Prompt
 from postgrad.core.untrusted import parse_json
 from postgrad.rollout.engine import Completion, Request, Written
 from postgrad.rollout.environment import Drawing, Observation, OpenGroup, OpenSample, Step
@@ -33,6 +33,9 @@ TYPES = {
 # Of environments that are not deterministic: UTF-8 text of a JSON list with an object for each turn
 # that has ended, in the order of "turns" (_recorded).
 REPLIES = "replies"
+# Of engines that record experts: [M, layers, k] of the turns end to end, and how many of these M
+# tokens are of each turn [T] (a turn has those of what it follows too, see Completion.experts).
+EXPERTS, ROUTED = "experts", "routed"
 
 
 @dataclass(slots=True)
@@ -44,12 +47,22 @@ class _Turns:
     tokens: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])
     logprobs: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
     replies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    experts: list[Experts] = field(default_factory=list[Experts])
 
     def add(self, ticket: int, sample: int, end: int, turn: Written | Completion) -> None:
         self.turns.append((ticket, sample, end, len(turn.token_ids), len(turn.versions)))
         self.spans += turn.versions
         self.tokens.append(turn.token_ids)
         self.logprobs.append(turn.logprobs)
+        if turn.experts is not None:
+            self.experts.append(turn.experts)
+
+    def routed(self) -> PendingArrays:
+        """The arrays of experts; {} where the engine records none."""
+        if not self.experts:
+            return {}
+        lengths = np.array([len(experts) for experts in self.experts], np.int64)
+        return {EXPERTS: np.concatenate(self.experts), ROUTED: lengths}
 
 
 def to_arrays(
@@ -66,13 +79,14 @@ def to_arrays(
             rows.replies += map(_recorded, sample.observations)
             for turn in sample.completions:
                 rows.add(ticket, number, ENDS.index(turn.finish_reason), turn)
-            if sample.request is not None and sample.request.written is not None:
-                rows.add(ticket, number, 0, sample.request.written)
+            if (written := sample.written) is not None:
+                rows.add(ticket, number, 0, written)
     tickets = [(ticket, begun[ticket]) for ticket in groups]
     text = json.dumps(rows.replies).encode()
     recorded = {REPLIES: np.frombuffer(text, np.uint8).copy()} if replies else {}
     return {
         **recorded,
+        **rows.routed(),
         "tickets": np.array(tickets, np.int64).reshape(-1, 2),
         "turns": np.array(rows.turns, np.int64).reshape(-1, 5),
         "spans": np.array(rows.spans, np.int64).reshape(-1, 2),
@@ -126,11 +140,13 @@ class _Turn:
         assert self.finish is not None
         written = self.written
         turn = (written.token_ids, written.logprobs, self.finish, written.versions, self.text)
-        return Completion(self.ticket, self.sample, number, *turn)
+        return Completion(self.ticket, self.sample, number, *turn, written.experts)
 
 
 def _turns_of(arrays: PendingArrays, tokenizer: Any) -> Iterator[_Turn]:
     first_token = first_span = 0
+    ends = np.cumsum(arrays.get(ROUTED, np.zeros(0, np.int64)))[:-1]
+    experts = iter(np.split(arrays[EXPERTS], ends) if EXPERTS in arrays else ())
     for ticket, number, end, tokens, spans in arrays["turns"].tolist():
         token, span = slice(first_token, first_token + tokens), slice(first_span, None)
         first_token, first_span = token.stop, first_span + spans
@@ -138,6 +154,7 @@ def _turns_of(arrays: PendingArrays, tokenizer: Any) -> Iterator[_Turn]:
             arrays["tokens"][token],
             arrays["logprobs"][token],
             tuple((int(v), int(n)) for v, n in arrays["spans"][span][:spans]),
+            next(experts, None),
         )
         if sum(n for _, n in written.versions) != tokens:
             raise _unfit(f"a turn with other spans, of ticket {ticket}")
@@ -236,17 +253,32 @@ def _require_place(arrays: PendingArrays, groups: Mapping[int, OpenGroup]) -> No
 def _check(arrays: PendingArrays) -> None:
     """Names, types and sizes: the file may come from anywhere."""
     types = TYPES | ({REPLIES: (np.uint8, None)} if REPLIES in arrays else {})
-    if arrays.keys() != types.keys():
+    types |= {ROUTED: (np.int64, None)} if ROUTED in arrays else {}
+    if arrays.keys() - {EXPERTS} != types.keys():
         raise _unfit(f"it has {sorted(arrays)} and not {sorted(TYPES)}")
     for name, (dtype, columns) in types.items():
         array = arrays[name]
         if array.dtype != dtype or array.shape[1:] != (() if columns is None else (columns,)):
             raise _unfit(f"{name} is {array.dtype} {list(array.shape)}")
+    _check_experts(arrays)
     turns = arrays["turns"]
     counts = (len(arrays["tokens"]), len(arrays["logprobs"]), len(arrays["spans"]))
     sums = (turns[:, 3].sum(), turns[:, 3].sum(), turns[:, 4].sum())
     if counts != sums or (turns < 0).any() or (turns[:, 2] >= len(ENDS)).any():
         raise _unfit("turns do not add up to the tokens and spans that are there")
+
+
+def _check_experts(arrays: PendingArrays) -> None:
+    """Every turn has experts, of its own tokens at least, or none has."""
+    if (EXPERTS in arrays) != (ROUTED in arrays):
+        raise _unfit(f"it has one of {EXPERTS} and {ROUTED} without the other")
+    if EXPERTS not in arrays:
+        return
+    experts, routed = arrays[EXPERTS], arrays[ROUTED]
+    if experts.dtype != np.int16 or experts.ndim != 3 or len(routed) != len(arrays["turns"]):
+        raise _unfit(f"{EXPERTS} is {experts.dtype} {list(experts.shape)} for {len(routed)} turns")
+    if routed.sum() != len(experts) or (routed < arrays["turns"][:, 3]).any():
+        raise _unfit(f"{EXPERTS} and {ROUTED} do not add up")
 
 
 def _unfit(why: str) -> RunError:

@@ -5,11 +5,13 @@ Keys: step, ticket, sample, dataset, row, question, answer, metadata, prompt_tok
 finish_reason, text, rewards {component: number, null where it failed}, total (null where not kept),
 kept, failures [{component, cause, message}], and, where the run has them, details {component: what
 its verifier noted}, last_text (what verifiers read of several turns), counts {name: number},
-columns {name: values}, turn_weight (of the column turn_rewards in the total), and advantages and
-mask, one value a response token. Float32 values are written with nine digits, which name them
-exactly.
+prompt_experts and experts of each turn (base64 of little-endian int16 [tokens, layers, k] with
+"experts_shape" [layers, k]), columns {name: values}, turn_weight (of the column turn_rewards in the
+total), and advantages and mask, one value a response token. Float32 values are written with nine
+digits, which name them exactly.
 """
 
+import base64
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.core.records import Failure, Prompt, Rollout, ScoredGroup, Turn
+from postgrad.core.records import Experts, Failure, Prompt, Rollout, ScoredGroup, Turn
 
 Json = dict[str, Any]
 Decode = Callable[[list[int]], str]
@@ -83,6 +85,9 @@ def _failures(group: ScoredGroup, sample: int) -> list[Json]:
 def _of_environment(rollout: Rollout, turn_weight: float) -> Json:
     """The keys that samples of a single turn seldom have."""
     fields: Json = {}
+    if rollout.prompt_experts is not None:
+        fields["experts_shape"] = list(rollout.prompt_experts.shape[1:])
+        fields["prompt_experts"] = _packed(rollout.prompt_experts)
     if rollout.answer is not None:
         fields["last_text"] = rollout.answer
     if rollout.columns:
@@ -117,7 +122,23 @@ def _turn_to_json(turn: Turn, text: str, columns: Columns, cut: slice | None) ->
     }
     if learned is not None:
         fields["learner_logprobs"] = learned[cut or slice(None)]
+    if turn.experts is not None:
+        fields["experts"] = _packed(turn.experts)
     return fields
+
+
+def _packed(experts: Experts) -> str:
+    """Experts as text: as lists they would be most of the file."""
+    return base64.b64encode(experts.astype("<i2").tobytes()).decode("ascii")
+
+
+def _unpacked(text: str | None, line: Mapping[str, Any]) -> Experts | None:
+    """The experts that `_packed` wrote; None where a line has none. A ValueError for other text."""
+    if text is None:
+        return None
+    layers, each = line["experts_shape"]
+    values = np.frombuffer(base64.b64decode(text, validate=True), "<i2")
+    return values.reshape(-1, layers, each).astype(np.int16)
 
 
 def group_from_lines(lines: Sequence[Mapping[str, Any]]) -> ScoredGroup:
@@ -174,6 +195,7 @@ def _rollout(line: Mapping[str, Any]) -> Rollout:
                 turn["author"],
                 np.array(turn["token_ids"], np.int32),
                 np.array(turn["logprobs"], np.float32),
+                _unpacked(turn.get("experts"), line),
             )
             for turn in line["turns"]
         ),
@@ -185,6 +207,7 @@ def _rollout(line: Mapping[str, Any]) -> Rollout:
         },
         answer=line.get("last_text"),
         counts=line.get("counts", {}),
+        prompt_experts=_unpacked(line.get("prompt_experts"), line),
     )
 
 

@@ -96,6 +96,10 @@ class ReplaySource:
         }
         return Sampled(groups, cursor.settle(sorted(by_ticket)), reasons, state)
 
+    def awaited(self) -> str:
+        """Source.awaited: nothing is waited for."""
+        return ""
+
     def go_on(self) -> bool:
         """Source.go_on: nothing is sampled."""
         return False

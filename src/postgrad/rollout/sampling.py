@@ -19,6 +19,8 @@ from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.rollout.engine import Completion, Engine
 from postgrad.rollout.environment import Drawing, OpenGroup, Step
 
+TOLD = 3  # groups that are told of where nothing goes on
+
 
 class Scoring(Protocol):
     """The part of rewards.scorer.Scorer that sampling needs."""
@@ -86,6 +88,16 @@ class GroupSampler:
     def _streams(self) -> int:
         """Between how many batches of the engine tickets are dealt."""
         return max(1, self._engine.streams)
+
+    def awaited(self) -> str:
+        """What holds the first groups that have not come back, for people, from any thread."""
+        held = [
+            _held(group, ticket in self._asked)
+            for ticket, group in list(self.groups.items())
+            if ticket not in self._scored
+        ]
+        rest = f" and {len(held) - TOLD} more" if len(held) > TOLD else ""
+        return ", ".join(held[:TOLD]) + rest
 
     def start(self, prompts: Sequence[Prompt]) -> None:
         """Samples these prompts too."""
@@ -257,6 +269,13 @@ class GroupSampler:
         while missing := len(self._asked - self._scored.keys()):
             if not self._collect(wait=True):
                 raise RunError(f"{missing} groups never came back from the scorer")
+
+
+def _held(group: OpenGroup, asked: bool) -> str:
+    counts = {"being written": group.decoding, "at the environment": group.stepping}
+    parts = [f"{count} {place}" for place, count in counts.items() if count]
+    state = f"samples {' and '.join(parts)}" if parts else "scores" if asked else "ended"
+    return f"ticket {group.prompt.ticket} ({state})"
 
 
 def sample_groups(

@@ -7,6 +7,8 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from postgrad.core.settings import Settings
 from postgrad.rewards.http import plain_address
 
+# Which experts of a mixture the policy uses again when it learns.
+RouterReplay = Literal["off", "sampled", "old"]
 TOTAL = "total"  # of filter_on: the shaped reward, not one of its components
 
 
@@ -96,6 +98,28 @@ class OpenAISettings(Settings):
         return url and plain_address(url, "https://host/v1", "rollout.openai.api_key_env")
 
 
+class TeacherServerSettings(Settings):
+    """A server that gives logprobs of a prompt's tokens (vLLM's `prompt_logprobs`), for a teacher.
+
+    `model`: what the server calls it; left out, the first of its list. `api_key_env` names the
+    environment variable that holds the key, which is stored nowhere. `concurrent` requests are
+    under way at once.
+    """
+
+    base_url: str | None = None
+    model: str | None = None
+    api_key_env: str | None = None
+    timeout: float = Field(default=300.0, gt=0.0)  # seconds of one try
+    retries: int = Field(default=5, ge=0, le=20)
+    backoff: float = Field(default=1.0, ge=0.0)  # seconds before the second try, then twice that
+    concurrent: int = Field(default=16, ge=1, le=1024)
+
+    @field_validator("base_url")
+    @classmethod
+    def _plain_address(cls, url: str | None) -> str | None:
+        return url and plain_address(url, "https://host/v1", "teacher.server.api_key_env")
+
+
 class RolloutSettings(SamplingSettings):
     """The rollout engine and where a step's samples come from.
 
@@ -135,6 +159,10 @@ class RolloutSettings(SamplingSettings):
     slots: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     cache_tokens: int | None = Field(default=None, ge=16)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    # Which experts the policy uses when it learns, where it is a mixture of them. "off": those that
+    # its routers choose then. "sampled": those that the built-in engine chose. "old": those that it
+    # chose before the step, in all updates of it.
+    router_replay: RouterReplay = "off"
     # How weights get from the ranks to vLLM's processes and rollout workers. "memory": through the
     # memory of a machine that both share. "ipc": on the GPU that both share. "broadcast": NCCL, on
     # CPUs gloo. "auto" chooses for each engine by where it is, and says so where versions do not

@@ -58,6 +58,10 @@ class Source(Protocol):
         """
         ...
 
+    def awaited(self) -> str:
+        """What a step waits for, by ticket, for people; "" where it waits for nothing."""
+        ...
+
     def go_on(self) -> bool:
         """After `next`: samples for the next step from now on, until `pause`, beside whatever its
         caller does. False: it does not, and the engine is empty.
@@ -148,6 +152,10 @@ class LiveSource:
         sampled = self.take(step, cursor, state, pending)
         self.cut()
         return sampled
+
+    def awaited(self) -> str:
+        """Source.awaited: the groups that have begun."""
+        return self._sampler.awaited()
 
     def go_on(self) -> bool:
         """Source.go_on: the engine was cut by `next`."""

@@ -28,7 +28,6 @@ from postgrad.learner.distilled import DistilledLearner
 from postgrad.learner.protocols import Learns
 from postgrad.learner.role import Learner, Policy, PolicyLearner
 from postgrad.learner.score import ScoreLearner, ScoreRole
-from postgrad.ops.distillation import TeacherDivergence
 from postgrad.plan.auto import AutoSizes, least_tokens
 from postgrad.plan.lengths import row_lengths
 from postgrad.plan.plan import outlook
@@ -319,8 +318,7 @@ def _try_learning(learner: Learner[Any], tokens: int, longest: int, run: Run) ->
 def _output(learner: Learner[Any], layout: Layout) -> torch.Tensor:
     """[tokens] outputs that the learner's loss is computed from."""
     if isinstance(learner, DistilledLearner):
-        logprobs, apart = learner.divergences(layout, TeacherDivergence("jsd"))
-        return logprobs + apart
+        return learner.trial(layout)
     if isinstance(learner, PolicyLearner):
         logprobs, entropy = learner.backbone.logprobs(layout, learner.temperature, True)
         assert entropy is not None

@@ -19,7 +19,6 @@ from postgrad.core.batch import BatchGeometry
 from postgrad.core.cursor import Cursor
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
-from postgrad.data.cache import cache_folder
 from postgrad.data.draws import Drawn, Draws
 from postgrad.data.pairs import Labelled, Pair
 from postgrad.data.step_tokens import Stepwise
@@ -39,6 +38,7 @@ from postgrad.recipe.recipe import Comparing, PreferenceRecipe, RewardRecipe
 from postgrad.training import memory, rows
 from postgrad.training.run import Run
 from postgrad.training.saving import foresee_disk
+from postgrad.training.stored import prepared
 from postgrad.training.supervised import SupervisedJob
 
 KEPT = 0.9  # of the running mean and mean square, at each step
@@ -335,29 +335,10 @@ def _reference(
         reference, quantize = policy.start(), recipe.model.quantize
     else:
         reference, quantize = run.fleet.frozen_policy(start), recipe.reference.model.quantize
-    choices, learner = run.choices, recipe.learner
-    name = {
-        "model": run.choices.frozen["reference"],
-        "versions": [torch.__version__],
-        "choices": [choices.device, choices.threads, choices.dtype, choices.micro_train_tokens],
-        "compiled": choices.compiled,
-        "mkl": sorted(name for name, library in choices.products.items() if library == "mkl"),
-        "micro_train_batch_size": recipe.batch.micro_train_batch_size,
-        "attention": recipe.model.attention,
-        "quantize": quantize,
-    }
-    if learner.ranks > 1:  # parts of a matrix round otherwise than the whole
-        name["ranks"] = [learner.ranks, learner.context_parallel, learner.tensor_parallel]
-    cache = cache_folder() if recipe.data.cache else None
-    folder = cache and cache.parent / "reference"
-    logprobs = ReferenceLogprobs()
-    computed, cached = logprobs.prepare(
-        wanted, lambda part: reference.logprobs(part).result(), folder, name
-    )
+    logprobs = prepared(
+        run, "reference", wanted, lambda part: reference.logprobs(part).result(),
+        source=start, quantize=quantize, label="reference logprobs",
+    )  # fmt: skip
     if start != path:
         run.fleet.release("frozen_policy")  # its logprobs are all that is needed
-    run.console.note(
-        f"reference logprobs: {computed} sequences computed with {start}, {cached} from the cache "
-        f"({folder or 'not kept: data.cache is off'})"
-    )
     return logprobs

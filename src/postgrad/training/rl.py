@@ -21,6 +21,7 @@ from postgrad.data.draws import Draws
 from postgrad.evaluation.answers import Evaluator, check_answers, check_rows
 from postgrad.evaluation.results import Result
 from postgrad.fleet.learned import learned_reward, scorer_of
+from postgrad.fleet.teachers import Graded, Teachers, check_teachers, load_teachers
 from postgrad.learner.protocols import (
     Changes,
     Follows,
@@ -30,7 +31,7 @@ from postgrad.learner.protocols import (
     ScoringRole,
 )
 from postgrad.learner.role import UpdateResult
-from postgrad.learner.update import Update, updates
+from postgrad.learner.update import Update, replayed, updates
 from postgrad.models.load import load_tokenizer, require_same_tokens
 from postgrad.observe.samples import step_samples
 from postgrad.recipe.recipe import RLRecipe
@@ -64,7 +65,7 @@ class Roles:
     critic: ScoringRole | None  # None where the algorithm needs none
     reference: LogprobRole | None  # None where the algorithm needs none
     follows: Follows | None  # the reference, where it follows the policy
-    teacher: LogprobRole | None  # None where the algorithm needs none
+    teachers: Teachers | None = None  # None where the algorithm needs none
 
     @property
     def learners(self) -> list[Learns]:
@@ -112,7 +113,8 @@ class RLJob:
             parts.engine.rest()
         with run.phase("train", run.geometry.updates_per_step):
             with run.clock.timed("train/columns"):
-                columns = self._columns(batch)
+                batch = replayed(batch, parts.sampling, parts.roles.policy, run.geometry)
+                columns = self._columns(batch, [group.prompt for group in sampled.groups])
             with run.clock.timed("train/credit"):
                 credit = parts.algorithm.credit(batch, state=state.algorithm, **columns)
             with run.clock.timed("train/update"):
@@ -164,7 +166,7 @@ class RLJob:
         run, parts = self._run, self._parts
         self._sampling = parts.scorer.seconds, parts.engine.stats.row
         parts.engine.stats.by_engine()  # since the step before: evaluations are of no step
-        with run.phase("sample", run.geometry.samples_per_step):
+        with run.phase("sample", run.geometry.samples_per_step, parts.source.awaited):
             sampled = parts.source.next(state.step + 1, state.cursor, state.source, state.pending)
             parts.scorer.judge(sampled.all)
         missing = sampled.metrics.get("sampling/missing_groups", 0.0)
@@ -193,7 +195,7 @@ class RLJob:
         learns; times the parts of sampling since the step began.
         """
         run, parts = self._run, self._parts
-        with run.phase("sample", run.geometry.samples_per_step):
+        with run.phase("sample", run.geometry.samples_per_step, parts.source.awaited):
             paused = parts.source.pause()
         if paused.schedule is not None:
             run.logs.schedule(paused.schedule)
@@ -204,21 +206,21 @@ class RLJob:
             run.clock.add(f"sample/{part}", spent[f"{part}_seconds"])
         return paused
 
-    def _columns(self, batch: RolloutBatch) -> dict[str, Ragged | None]:
+    def _columns(self, batch: RolloutBatch, prompts: Sequence[Prompt]) -> dict[str, Ragged | None]:
         """By parameter of `credit` what it needs: logprobs of the policy before the step, of
-        reference and teacher, the critic's values, and the policy's entropies.
+        reference and teachers, the critic's values, and the policy's entropies. prompts: by group.
 
         A step of one update begins with the policy itself: its old logprobs are the current ones.
         """
         roles, needs = self._parts.roles, self._parts.algorithm.needs()
         several = needs.ratio and self._run.geometry.updates_per_step > 1
-        asked: dict[str, Handle[Ragged]] = {}  # all are asked before any is waited for
+        asked: dict[str, Handle[Ragged] | Graded] = {}  # all are asked before any is waited for
         if needs.old_logprobs or (several and not needs.sampled_is_old):
             asked["old"] = roles.policy.logprobs(batch.sequences)
         if roles.reference is not None:
             asked["ref"] = roles.reference.logprobs(batch.sequences)
-        if roles.teacher is not None:
-            asked["teacher"] = roles.teacher.logprobs(batch.sequences)
+        if roles.teachers is not None:
+            asked["teacher"] = roles.teachers.logprobs(batch.sequences, prompts)
         if roles.critic is not None:
             asked["values"] = roles.critic.scores(batch.sequences)
         if needs.old_entropy:
@@ -289,7 +291,9 @@ def assemble(
     check_answers(scorer, prompts.all())
     evaluator = rows.evaluator(run, recipe, tokenizer, scorer) if recipe.eval.sets else None
     run.count_rows(len(prompts))
+    first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(PROBES)]
     roles = _roles(run, recipe, path, checkpoint)
+    roles = replace(roles, teachers=load_teachers(run.fleet, run, recipe, tokenizer, first, stack))
     if learned is not None:
         learned.role = run.fleet.frozen_reward_model(learned.path)
     run.give_back()  # what loading took, before an engine looks how much is free
@@ -298,22 +302,20 @@ def assemble(
         sequences=max(run.geometry.samples_per_step, evaluator.sequences if evaluator else 0),
         max_len=max(recipe.data.max_len, evaluator.max_len if evaluator else 0),
     )  # fmt: skip
-    first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(PROBES)]
     publish = Publisher(
         roles.policy, engine, first, run.give_back, run.console.warn,
         event=run.logs.event, adapter=recipe.rollout.sends_adapter)  # fmt: skip
     engine.rest()  # as it does while the policy learns
-    readers = [roles.reference, roles.teacher, learned and learned.role]
-    memory.try_tokens(run, roles.learners, readers)
+    graders = roles.teachers.roles if roles.teachers else ()
+    memory.try_tokens(run, roles.learners, [roles.reference, *graders, learned and learned.role])
     run.sentinels.at_once(0, publish(checkpoint.step if checkpoint else 0))  # also after a resume
     source = _source(run, recipe, prompts, engine, scorer, tokenizer, thread, stack)
+    algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens, recipe.reward_weights)
     return RLJob(
         run,
         Parts(
             roles=roles,
-            algorithm=recipe.algorithm.for_rollout(
-                recipe.rollout.max_new_tokens, recipe.reward_weights
-            ),
+            algorithm=algorithm,
             engine=engine,
             publish=publish,
             source=source,
@@ -331,7 +333,7 @@ def _check_tokens(recipe: RLRecipe, path: str, tokenizer: object) -> None:
         model = recipe.loaded_models.get((role, "model"))
         if model is not None and model.source not in (None, path):
             require_same_tokens(model.source, f"{role}.model.path", tokenizer)
-    rows.check_teacher(recipe, tokenizer)
+    check_teachers(recipe, tokenizer)
 
 
 def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None) -> Roles:
@@ -343,9 +345,7 @@ def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None)
         reference = follows = run.fleet.moving_reference(path)
     else:
         reference = run.fleet.reference(path) if needs.reference else None
-    taught_by = recipe.teacher.model.source if needs.teacher else None
-    teacher = taught_by and run.fleet.teacher(taught_by)
-    roles = Roles(policy, critic, reference, follows, teacher or None)
+    roles = Roles(policy, critic, reference, follows)
     foresee_disk(run, sum(role.state_bytes() for role in roles.changing))
     if checkpoint is not None:
         for role in roles.changing:

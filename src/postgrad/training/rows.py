@@ -26,7 +26,6 @@ from postgrad.evaluation.answers import (
     with_tools,
 )
 from postgrad.learner.protocols import Changes
-from postgrad.models.load import require_same_tokens
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import (
     Answering,
@@ -40,12 +39,6 @@ from postgrad.recipe.settings import RowKind
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.environments.chat import NOT_EXACT, Dialogue
 from postgrad.training.run import Run
-
-OTHER_TOKENS = (
-    "a teacher grades the student's own tokens one by one, so it needs the same tokenizer: take "
-    "one of the student's family, or let it write answers (postgrad generate) and train on their "
-    "text with SFT"
-)
 
 
 def held_out(recipe: Recipe) -> overlap.HeldOut:
@@ -64,14 +57,6 @@ def evaluator(run: Run, recipe: Answering, tokenizer: object, scorer: Scorer) ->
         check_rows(recipe.environment, drawn)
         check_answers(scorer, drawn.all())
     return of_policy
-
-
-def check_teacher(recipe: Answering, tokenizer: object) -> None:
-    """Raises UsageError where the recipe's teacher has other tokens than the student."""
-    model = recipe.loaded_models.get(("teacher", "model"))
-    if model is not None:
-        assert model.source is not None  # a recipe without it is refused
-        require_same_tokens(model.source, "teacher.model.path", tokenizer, remedy=OTHER_TOKENS)
 
 
 def restore(role: Changes, checkpoint: Checkpoint | None) -> None:

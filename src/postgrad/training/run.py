@@ -235,11 +235,15 @@ class Run:
             self.fleet.rest()
 
     @contextmanager
-    def phase(self, name: str, total: int | None = None) -> Generator[None]:
-        """Times a phase, shows its progress (`advance`) and watches that it does not hang."""
+    def phase(
+        self, name: str, total: int | None = None, awaited: Callable[[], str] = str
+    ) -> Generator[None]:
+        """Times a phase, shows its progress (`advance`) and watches that it does not hang. awaited:
+        as of Watchdog.phase.
+        """
         with (
             self.clock.timed(name),
-            self.watchdog.phase(name),
+            self.watchdog.phase(name, awaited),
             self.console.phase(name, total) as self.shown,
         ):
             yield

@@ -1,9 +1,12 @@
 """Supervised fine-tuning: an update on the next conversations."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 
+from postgrad.algorithms.distillation import Distillation
 from postgrad.algorithms.sft import SFT
 from postgrad.checkpoint.store import Checkpoint
+from postgrad.core.errors import UsageError
 from postgrad.core.records import Experience
 from postgrad.data.conversations import Conversation
 from postgrad.data.draws import Draws
@@ -11,14 +14,18 @@ from postgrad.evaluation.answers import Evaluator
 from postgrad.evaluation.losses import LossEvaluator, sequences_of, with_losses
 from postgrad.evaluation.results import Result
 from postgrad.fleet.learned import scorer_of
+from postgrad.fleet.teachers import check_teachers
+from postgrad.learner.distilled import STORED, shared_vocabulary
 from postgrad.learner.protocols import PolicyRole
-from postgrad.models.load import load_tokenizer
+from postgrad.learner.reference import ReferenceLogprobs
+from postgrad.models.load import load_config, load_tokenizer
 from postgrad.recipe.recipe import SFTRecipe
 from postgrad.rollout.engine import Engine
 from postgrad.training import memory, rows
 from postgrad.training.publish import PROBES, Publisher
 from postgrad.training.run import Run
 from postgrad.training.saving import foresee_disk
+from postgrad.training.stored import prepared
 from postgrad.training.supervised import SupervisedJob
 
 
@@ -37,7 +44,9 @@ class SFTJob(SupervisedJob[Conversation]):
         evaluator: Evaluator | None,
         publish: Publisher | None,
         losses: LossEvaluator | None,
+        taught: ReferenceLogprobs | None = None,
     ) -> None:
+        """taught: what a teacher said of the rows, where it read them before."""
         super().__init__(run, policy, algorithm, conversations)
         self._sft = algorithm
         self._policy = policy
@@ -45,9 +54,14 @@ class SFTJob(SupervisedJob[Conversation]):
         self._evaluator = evaluator
         self._publish = publish
         self._losses = losses
+        self._taught = taught
 
     def experience(self, drawn: list[Conversation]) -> Experience:
-        return self._sft.experience(sequences_of(drawn))
+        experience = self._sft.experience(sequences_of(drawn))
+        if self._taught is None:
+            return experience
+        stored = self._taught.of(experience.sequences)
+        return replace(experience, columns={**experience.columns, STORED: stored})
 
     def evaluate(self) -> list[Result]:
         answered = [] if self._evaluator is None else self._answers()
@@ -76,7 +90,7 @@ def assemble(
 ) -> SFTJob:
     """The job, from a checkpoint where there is one. See train.prepare.assemble."""
     tokenizer = load_tokenizer(path)
-    rows.check_teacher(recipe, tokenizer)
+    check_teachers(recipe, tokenizer)
     conversations = rows.conversations(recipe, tokenizer)
     rows.show_rows(run, conversations.accounts)
     evaluator = losses = None
@@ -102,5 +116,35 @@ def assemble(
         )  # fmt: skip
         engine.rest()
     memory.try_tokens(run, [policy])
-    algorithm = recipe.algorithm
-    return SFTJob(run, algorithm, policy, conversations, engine, evaluator, publish, losses)
+    taught = _taught(run, recipe, path, conversations)
+    return SFTJob(
+        run, recipe.algorithm, policy, conversations, engine, evaluator, publish, losses, taught
+    )
+
+
+def _taught(
+    run: Run, recipe: SFTRecipe, path: str, rows_of_run: Draws[Conversation]
+) -> ReferenceLogprobs | None:
+    """What the teacher of teacher.top_k says of all rows, after which it is released."""
+    top_k, source = recipe.teacher.top_k, recipe.teacher.model.source
+    if top_k is None:
+        return None
+    assert source is not None  # a recipe without it is refused
+    assert isinstance(recipe.algorithm, Distillation)
+    vocabulary = shared_vocabulary(load_config(path), source)
+    if top_k >= vocabulary:
+        raise UsageError(
+            f"teacher.top_k = {top_k}: both models have {vocabulary} tokens; take fewer, or leave "
+            "it out, and the teacher computes beside its student"
+        )
+    temperature = recipe.algorithm.temperature
+    teacher = run.fleet.reading_teacher(source, vocabulary)
+    stored = prepared(
+        run, "teacher", [sequences_of(rows_of_run.all())],
+        lambda part: teacher.top_logprobs(part, top_k, temperature).result(),
+        source=source, quantize=recipe.teacher.model.quantize,
+        label=f"the teacher's {top_k} most likely tokens",
+        top_k=top_k, temperature=temperature, vocabulary=vocabulary,
+    )  # fmt: skip
+    run.fleet.release("reading_teacher")
+    return stored

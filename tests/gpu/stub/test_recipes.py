@@ -60,6 +60,7 @@ DESIGN = {
     "algorithms": "B",
     "async": "A",
     "distill": "B",
+    "process_reward": "A",
     "best_of_n": "B",
     "iterative_dpo": "A",
     "gsm8k_sft": "B",

@@ -221,7 +221,8 @@ def test_results_follow_rows_that_move_and_leave_out_rows_that_ended():
     flight = Flight(np.arange(4), results, None)
     flight.move(np.array([0, 2]), np.array([0]), np.array([3]))  # 1 stays, 3 becomes 0
     flight.move(np.array([1]), np.zeros(0, np.int64), np.zeros(0, np.int64))
-    rows, tokens, logprobs = flight.read()
+    rows, tokens, logprobs, experts = flight.read()
+    assert experts is None
     assert (rows.tolist(), tokens.tolist(), logprobs.tolist()) == ([0], [13], [0.0])
 
 

@@ -24,6 +24,7 @@ from postgrad.rollout.settings import EnvironmentSettings
 ENVIRONMENTS = {
     "agent": "postgrad.rollout.environments.agent:Agent",
     "guess_number": "postgrad.rollout.environments.guess_number:GuessNumber",
+    "openenv": "postgrad.rollout.environments.openenv:OpenEnv",
     "tools": "postgrad.rollout.environments.tools:Tools",
 }
 

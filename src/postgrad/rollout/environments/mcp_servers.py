@@ -51,7 +51,7 @@ class MCPServer(Settings):
     def _either(self) -> Self:
         if bool(self.command) == (self.url is not None):
             raise ValueError("either command or url is wanted")
-        if self.url is not None and not self.remote and not _is_here(self.url):
+        if self.url is not None and not self.remote and not is_here(self.url):
             raise ValueError(f"{self.url} is not on this machine: say remote = true if it is meant")
         return self
 
@@ -68,7 +68,8 @@ class MCPServer(Settings):
         return Client(StdioServerParameters(command=program, args=words, env=variables))
 
 
-def _is_here(url: str) -> bool:
+def is_here(url: str) -> bool:
+    """Whether an address is of this machine."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ip_address(host).is_loopback

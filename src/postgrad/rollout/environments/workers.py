@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from postgrad.core.process import inherited
@@ -19,6 +19,7 @@ from postgrad.rollout.environments import function_worker
 from postgrad.rollout.environments.base import StepFailed
 
 _VARIABLES = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_CALLER = (sys.executable, "-m", function_worker.__name__)
 _MOST_BYTES = 2**24  # of an answer
 _TAIL = 300  # bytes that are told of what a process printed last
 
@@ -32,8 +33,8 @@ class FunctionWorkers:
         """
         paths = os.pathsep.join(filter(None, sys.path))  # what is importable here is there too
         self._environment = inherited(variables) | _VARIABLES | {"PYTHONPATH": paths}
-        self._idle: list[_Process] = []
-        self._busy: set[_Process] = set()
+        self._idle: list[PipedProcess] = []
+        self._busy: set[PipedProcess] = set()
 
     async def call(self, function: str, arguments: Mapping[str, Any]) -> Any:
         """What `function`, "package.module:function", returns: a JSON value.
@@ -41,7 +42,9 @@ class FunctionWorkers:
         Raises ValueError with what a tool tells the model (function_worker.TOLD); StepFailed where
         it raised anything else, where its process ended, and where it returned no JSON.
         """
-        process = self._idle.pop() if self._idle else await _Process.start(self._environment)
+        process = (
+            self._idle.pop() if self._idle else await PipedProcess.start(_CALLER, self._environment)
+        )
         self._busy.add(process)
         try:
             answer = await process.ask({"function": function, "arguments": dict(arguments)})
@@ -74,12 +77,14 @@ class _Tail(asyncio.Protocol):
         self.text = (self.text + data)[-_TAIL:]
 
 
-class _Process:
-    """One process of function_worker.py."""
+class PipedProcess:
+    """A process that answers JSON objects, a line each, on its standard output. To be used within
+    one event loop.
+    """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", function_worker.__name__],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -93,9 +98,9 @@ class _Process:
         self._transports: list[asyncio.BaseTransport] = []
 
     @classmethod
-    async def start(cls, environment: Mapping[str, str]) -> "_Process":
-        """A process that can be asked."""
-        process = cls(environment)
+    async def start(cls, command: Sequence[str], environment: Mapping[str, str]) -> "PipedProcess":
+        """A process that can be asked. Raises OSError where there is no such program."""
+        process = cls(command, environment)
         loop, pipes = asyncio.get_running_loop(), process._process
         reading, _ = await loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(process._answers), pipes.stdout
@@ -107,9 +112,19 @@ class _Process:
         return process
 
     async def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a request. Raises StepFailed where the process ends without one."""
+        """The answer to a request, one at a time. Raises StepFailed where the process ends without
+        one.
+        """
+        self.send(message)
+        return await self.receive()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Begins a request, whose answer is the next."""
         assert self._writing is not None  # since it was started
         self._writing.write(json.dumps(message).encode() + b"\n")
+
+    async def receive(self) -> dict[str, Any]:
+        """The next answer. Raises as `ask`."""
         try:
             line = await self._answers.readline()
             answer = json.loads(line) if line else None

@@ -23,6 +23,8 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.models.attention import require_embedded, to_device
 from postgrad.models.decoder import decoder_of
 from postgrad.models.head import target_logprobs
+from postgrad.models.images import ImageTower
+from postgrad.models.routers import replayable
 from postgrad.models.supported import is_tested
 from postgrad.parallel.device import give_back
 from postgrad.rollout.engine import Completion, Request, Sent, WeightIntake, in_order
@@ -60,17 +62,23 @@ class LocalEngine:
         cache_tokens: int,
         borrows: bool = False,
         shares: bool = False,
+        records_experts: bool = False,
+        tower: ImageTower | None = None,
     ) -> None:
         """lm: the engine's own copy. slots: sequences decoded together in a cache of `cache_tokens`
         places; fewer where sequences are longer than cache_tokens / slots. borrows: loaded weights
         are not copied where that is possible (WeightIntake): whoever changes them in place has to
         load them again before the next request. shares: all weights of `lm` are the learner's
-        (models.four_bits.twin), so that none of those to be loaded are read.
+        (models.four_bits.twin), so that none of those to be loaded are read. records_experts:
+        completions say which experts tokens were sent to. tower: of a model that reads images.
+        Raises UsageError where `lm` has no experts to record.
         """
         self.stats = EngineStats()
         self._lm = lm.eval() if shares else lm.eval().requires_grad_(False)
         self._shares = shares
         self._decoder = decoder_of(lm)
+        self._routers = replayable(lm) if records_experts else None
+        self._tower = tower
         self._tokenizer = tokenizer
         self._slots = slots
         self._borrows = borrows
@@ -88,13 +96,13 @@ class LocalEngine:
         self._shared = SharedPrompts(0)
         self._prompts_computed = 0  # since the engine was idle: names a prompt's stretches
         self._division = (0, 0, 0)  # of the cache: slots, places of a prompt and of a response
-        self._stepper = Stepper(self._decoder, self._cache, 0)
+        self._stepper = self._new_stepper(0)
         self._flights: list[Flight] = []  # steps whose tokens are not read yet, oldest first
         self._ended: list[Completion] = []  # that `advance` has still to return
         self._ahead = AHEAD[self._device.type]
         self._intake: WeightIntake | None = None  # not None after a publish broke off
         if not is_tested(lm.config):
-            require_same_samples(self, lm)
+            require_same_samples(self, lm, self._routers)
             self.stats, self._submitted = EngineStats(), 0
 
     def submit(self, request: Request) -> None:
@@ -107,6 +115,8 @@ class LocalEngine:
                 f"{self._cache.tokens}: raise rollout.cache_tokens or lower rollout.max_new_tokens"
             )
         request.require_valid()
+        if request.images and self._tower is None:
+            raise UsageError(f"ticket {request.ticket} has an image, which this engine cannot read")
         require_embedded(self._lm, request.token_ids)
         order = (request.ticket, request.sample_ids[0], request.turn, self._submitted)
         self._submitted += 1
@@ -225,9 +235,12 @@ class LocalEngine:
             self._decoder.forget()
             self._cache.release()
             self._division = (0, 0, 0)
-            self._stepper = Stepper(self._decoder, self._cache, 0)
+            self._stepper = self._new_stepper(0)
             if self._device.type == "cuda":
                 give_back(self._device)
+
+    def _new_stepper(self, slots: int) -> Stepper:
+        return Stepper(self._decoder, self._cache, slots, self._routers)
 
     def _require_whole(self) -> None:
         if self._intake is not None:
@@ -245,7 +258,9 @@ class LocalEngine:
             if self._prefilled is None:
                 if not (requests := self._next_prompts()):
                     break
-                self._prefilled = prefill(self._decoder, requests, self._device)
+                self._prefilled = prefill(
+                    self._decoder, requests, self._device, self._routers, self._tower
+                )
                 self.stats.prompt_tokens += int(self._prefilled.starts[-1])
                 self._prompts_computed += len(self._prefilled.hidden)
             pool = self._prefilled
@@ -264,7 +279,8 @@ class LocalEngine:
             prompt = int(pool.prompt_of[number])
             name, length = first_name + prompt, int(lengths[prompt])
             stretches, new = self._shared.join(name, length, len(samples))
-            self._rows.add(pool.requests[number], samples, stretches)
+            experts = None if pool.experts is None else pool.experts[prompt]
+            self._rows.add(pool.requests[number], samples, stretches, experts)
             opened += [(stretch, prompt) for stretch in new]
             prompts += [prompt] * len(samples)
         if opened:
@@ -296,7 +312,7 @@ class LocalEngine:
             self._stepper.restart()
         else:
             self._division = slots, prompt, new
-            self._stepper = Stepper(self._decoder, self._cache, slots)
+            self._stepper = self._new_stepper(slots)
         self._prompts_computed = 0
 
     def _next_prompts(self) -> list[Request]:
@@ -326,7 +342,7 @@ class LocalEngine:
     def _read(self) -> None:
         """Add the tokens of the oldest step that is not read yet, and free the rows that end."""
         rows = self._rows
-        here, tokens, logprobs = self._flights.pop(0).read()
+        here, tokens, logprobs, experts = self._flights.pop(0).read()
         broken = np.flatnonzero(~np.isfinite(logprobs))
         if len(broken):
             row = here[broken[0]]
@@ -336,7 +352,7 @@ class LocalEngine:
                 f"{rows.position[row] + rows.written[row]}): "
                 "the weights have diverged; go back to a checkpoint with a lower learner.lr"
             )
-        rows.append(here, tokens, logprobs)
+        rows.append(here, tokens, logprobs, experts)
         self.stats.response_tokens += len(here)
         self._release()
 
@@ -376,6 +392,7 @@ class LocalEngine:
                 finish_reason="stop" if stopped[row] else "length",
                 versions=turn.versions,
                 text=text,
+                experts=turn.experts,
             )
             for row, turn, text in zip(gone, turns, texts, strict=True)
         ]

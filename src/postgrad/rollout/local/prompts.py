@@ -2,6 +2,7 @@
 proof that what is sampled behind them is drawn from what transformers computes.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,12 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences
+from postgrad.core.records import Experts, PlacedImage, Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout, lay_out
 from postgrad.models.attention import AttentionContext, carries_states, to_device
 from postgrad.models.decoder import Decoder, ModuleDecoder
+from postgrad.models.images import ImageTower
 from postgrad.models.probe import own_attention, probe_sequences, same, spread
+from postgrad.models.routers import Routers, chosen_of
 from postgrad.models.supported import unsupported
 from postgrad.models.tree import TreeAttention, attention_over
 from postgrad.rollout.engine import Completion, Engine, Request
@@ -35,6 +38,7 @@ class Recording:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.states: list[dict[str, Tensor]] = []  # of mixers, see models.states.SequenceMixing
+        self.experts: Experts | None = None  # [T, layers, k], where they are recorded
 
     @property
     def shapes(self) -> tuple[LayerShape, ...]:
@@ -64,12 +68,16 @@ class Recording:
         )
 
 
-def lay_out_plain(sequences: list[NDArray[np.int32]]) -> tuple[Layout, Ragged]:
-    """A layout of unrelated sequences in which every token but the first is a loss entry."""
+def lay_out_plain(
+    sequences: list[NDArray[np.int32]], images: tuple[tuple[PlacedImage, ...], ...] = ()
+) -> tuple[Layout, Ragged]:
+    """A layout of unrelated sequences in which every token but the first is a loss entry. images:
+    of each sequence.
+    """
     tokens = Ragged.of(sequences, np.int32)
     loss_mask = np.ones(len(tokens.values), np.bool_)
     loss_mask[tokens.offsets[:-1]] = False
-    columns = Sequences(tokens, tokens.like(loss_mask), np.arange(len(tokens)))
+    columns = Sequences(tokens, tokens.like(loss_mask), np.arange(len(tokens)), images=images)
     return lay_out(columns, np.arange(len(tokens))), tokens
 
 
@@ -78,9 +86,12 @@ def run_plain(
     layout: Layout,
     device: torch.device,
     attention: AttentionContext | None = None,
+    routers: Routers | None = None,
+    tower: ImageTower | None = None,
 ) -> tuple[Tensor, Recording]:
     """The hidden states [T, hidden] of a layout, and every layer's keys and values, or its state
-    behind each sequence. attention: None for the fastest.
+    behind each sequence. attention: None for the fastest. routers: those whose experts are
+    recorded. tower: encodes the layout's images.
     """
     recording = Recording(attention or attention_over(layout, device))
     context: AttentionContext = recording
@@ -89,8 +100,14 @@ def run_plain(
 
         mixing = SequenceMixing(layout, device, keep=True)
         context, recording.states = StateContext(recording, mixing), mixing.states
-    ids, positions = (to_device(array, device) for array in (layout.token_ids, layout.positions))
-    return decoder.hidden_states(ids, positions, context), recording
+    arrays = (layout.token_ids, layout.rotary_positions)
+    ids, positions = (to_device(array, device) for array in arrays)
+    pictures = None if tower is None else tower.pictures(layout)
+    with nullcontext() if routers is None else routers.recording() as routed:
+        hidden = decoder.hidden_states(ids, positions, context, pictures)
+    if routed is not None:
+        recording.experts = chosen_of(routed).cpu().numpy()
+    return hidden, recording
 
 
 def layer_shapes(lm: nn.Module, device: torch.device) -> tuple[LayerShape, ...]:
@@ -126,6 +143,7 @@ class Prefilled:
     states: list[dict[str, Tensor]]  # for each mixer its state behind each prompt, [P, ...]
     starts: NDArray[np.int64]  # [P + 1] where each prompt begins among the T tokens
     hidden: Tensor  # [P, hidden] the state that predicts the first token of a response
+    experts: list[Experts] | None = None  # of each of the P prompts, where they are recorded
     number: int = field(default=0)  # the first request with waiting samples
     taken: int = field(default=0)  # how many of its samples have rows already
 
@@ -184,15 +202,29 @@ class Prefilled:
         return None
 
 
-def prefill(decoder: Decoder, requests: list[Request], device: torch.device) -> Prefilled:
-    """Compute the prompts of `requests` in one packed forward, equal ones once."""
-    number: dict[bytes, int] = {}
+def prefill(
+    decoder: Decoder,
+    requests: list[Request],
+    device: torch.device,
+    routers: Routers | None = None,
+    tower: ImageTower | None = None,
+) -> Prefilled:
+    """Compute the prompts of `requests` in one packed forward, equal ones once. routers: those
+    whose experts are recorded. tower: encodes their images.
+    """
+    number: dict[tuple[bytes, ...], int] = {}
     prompts = [np.ascontiguousarray(r.prefix, np.int32) for r in requests]
-    prompt_of = np.array([number.setdefault(p.tobytes(), len(number)) for p in prompts], np.int64)
+    names = [
+        (prompt.tobytes(), *(image.digest.encode() for image in request.images))
+        for prompt, request in zip(prompts, requests, strict=True)
+    ]
+    prompt_of = np.array([number.setdefault(name, len(number)) for name in names], np.int64)
     _, first = np.unique(prompt_of, return_index=True)
-    layout, _ = lay_out_plain([prompts[i] for i in first])
-    hidden, context = run_plain(decoder, layout, device)
+    images = tuple(requests[i].images for i in first)
+    layout, _ = lay_out_plain([prompts[i] for i in first], images if any(images) else ())
+    hidden, context = run_plain(decoder, layout, device, routers=routers, tower=tower)
     starts = layout.segment_start
+    experts = None if context.experts is None else np.split(context.experts, starts[1:-1])
     last = to_device(starts[1:] - 1, device)
     return Prefilled(
         requests,
@@ -202,13 +234,15 @@ def prefill(decoder: Decoder, requests: list[Request], device: torch.device) -> 
         context.states,
         starts,
         hidden.index_select(0, last),
+        experts,
     )
 
 
 @torch.no_grad()
-def require_same_samples(engine: Engine, lm: Any) -> None:
+def require_same_samples(engine: Engine, lm: Any, routers: Routers | None = None) -> None:
     """Samples a few tokens. Raises UsageError where their logprobs are not those of transformers
-    with its own attention and without a cache. lm: the model that `engine` samples from.
+    with its own attention and without a cache. lm: the model that `engine` samples from. routers:
+    those whose experts it records, which transformers uses again.
     """
     prompts = [sequence[:6] for sequence in probe_sequences(lm)]
     path = str(lm.config.name_or_path or "the model")
@@ -224,7 +258,7 @@ def require_same_samples(engine: Engine, lm: Any) -> None:
         problem = f"the built-in engine ends with {type(error).__name__}: {error}"
         raise unsupported(lm.config.model_type, path, "layers", problem) from error
     with own_attention(lm):
-        logits = [_logits(lm, prompts[completion.ticket], completion) for completion in done]
+        logits = [_logits(lm, prompts[c.ticket], c, routers) for c in done]
     expected = [
         table.log_softmax(-1).gather(
             1, torch.from_numpy(completion.token_ids.astype(np.int64))[:, None]
@@ -237,9 +271,13 @@ def require_same_samples(engine: Engine, lm: Any) -> None:
         raise unsupported(lm.config.model_type, path, "layers", problem)
 
 
-def _logits(lm: Any, prompt: Any, completion: Completion) -> torch.Tensor:
+def _logits(lm: Any, prompt: Any, completion: Completion, routers: Routers | None) -> torch.Tensor:
     """[tokens, V] float32: transformers' logits for each token of a completion."""
     ids = np.concatenate([prompt, completion.token_ids]).astype(np.int64)
     device = next(lm.parameters()).device
-    logits = lm(input_ids=torch.from_numpy(ids)[None].to(device), use_cache=False).logits[0]
+    again = nullcontext()
+    if routers is not None and completion.experts is not None:
+        again = routers.replaying(torch.from_numpy(completion.experts).to(device))
+    with again:
+        logits = lm(input_ids=torch.from_numpy(ids)[None].to(device), use_cache=False).logits[0]
     return logits[len(prompt) - 1 : -1].float().cpu()

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from postgrad.core import seeds
 from postgrad.core.errors import UsageError
+from postgrad.core.records import Experts
+from postgrad.layout.layout import rotary_positions
 from postgrad.rollout.engine import Request, Written
 from postgrad.rollout.local.budget import close_gaps
 from postgrad.rollout.local.sampler import Kind
@@ -35,6 +37,8 @@ class Rows:
         # number that draws it.
         self.key = np.zeros(capacity, np.uint64)
         self.prompt = np.zeros(capacity, np.int64)  # tokens before the response
+        # The position of its first token in rotary embeddings: behind images it is not `prompt`.
+        self.rotary = np.zeros(capacity, np.int64)
         self.stretch = np.zeros(capacity, np.int64)  # number of the prompt's stretch, see shared.py
         self.position = np.zeros(capacity, np.int64)  # tokens of the turn before these, see cut
         self.written = np.zeros(capacity, np.int64)  # tokens of the response so far
@@ -47,9 +51,20 @@ class Rows:
         self.min_p = np.zeros(capacity, np.float32)
         self.tokens = np.zeros((capacity, max_new_tokens), np.int32)
         self.logprobs = np.zeros((capacity, max_new_tokens), np.float32)
+        self.before: Any = np.empty(capacity, object)  # Experts of what a response stands behind
+        # [capacity, tokens, layers, k] of the response, from the first row that has some on
+        self.experts = np.zeros((capacity, 0, 0, 0), np.int16)
 
-    def add(self, request: Request, samples: Sequence[int], stretches: NDArray[np.int64]) -> None:
-        """Use the next rows for samples of a request. stretches: [samples] where its prompt is."""
+    def add(
+        self,
+        request: Request,
+        samples: Sequence[int],
+        stretches: NDArray[np.int64],
+        experts: Experts | None = None,
+    ) -> None:
+        """Use the next rows for samples of a request. stretches: [samples] where its prompt is.
+        experts: [prefix, layers, k] of its prefix, where they are recorded.
+        """
         rows = slice(self.count, self.count + len(samples))
         sampling = request.sampling
         self.requests[rows] = request
@@ -60,7 +75,8 @@ class Rows:
         counters = request.ticket, np.array(samples, np.int64), request.turn
         self.key[rows] = seeds.bits(request.seed, "sample", *counters)
         self.position[rows] = request.position
-        self.prompt[rows] = len(request.prefix)
+        self.prompt[rows] = length = len(request.prefix)
+        self.rotary[rows] = rotary_positions(length + 1, request.images)[0, -1]
         self.stretch[rows] = stretches
         self.written[rows] = 0
         self.launched[rows] = 0
@@ -70,6 +86,13 @@ class Rows:
         self.top_k[rows] = sampling.top_k
         self.top_p[rows] = sampling.top_p
         self.min_p[rows] = sampling.min_p
+        if experts is not None:
+            if not self.experts.size:
+                size = (*self.tokens.shape, *experts.shape[1:])
+                self.experts = np.full(size, -1, np.int16)
+            self.experts[rows] = -1
+            for row in range(rows.start, rows.stop):
+                self.before[row] = experts
         self.count += len(samples)
 
     def newest(self, count: int) -> NDArray[np.int64]:
@@ -86,9 +109,15 @@ class Rows:
         rows: NDArray[np.int64],
         tokens: NDArray[np.int32],
         logprobs: NDArray[np.float32],
+        experts: Experts | None = None,
     ) -> None:
-        """Add the next token and its logprob of each of the rows numbered `rows`."""
+        """Add the next token and its logprob of each of the rows numbered `rows`. experts: [rows,
+        layers, k] of the token before it, which the same step computed if it is of the response.
+        """
         place = self.written[rows]
+        if experts is not None:
+            later = place > 0
+            self.experts[rows[later], place[later] - 1] = experts[later]
         self.tokens[rows, place] = tokens
         self.logprobs[rows, place] = logprobs
         self.written[rows] = place + 1
@@ -108,10 +137,14 @@ class Rows:
     def whole_turn(self, row: int, version: int) -> Written:
         """A row's turn from its start, before any cut. version: as of `versions`."""
         written = slice(0, int(self.written[row]))
+        experts = None
+        if self.before[row] is not None:
+            experts = np.concatenate([self.before[row], self.experts[row, written]])
         return self.requests[row].turn_with(
             self.tokens[row, written].copy(),
             self.logprobs[row, written].copy(),
             self.versions(row, version),
+            experts,
         )
 
     def tail(self, row: int, count: int) -> list[int]:
@@ -126,8 +159,9 @@ class Rows:
         left, to, source = close_gaps(self.count, gone)
         for column in (
             self.requests, self.spans, self.sample, self.ticket, self.turn, self.key, self.prompt,
-            self.stretch, self.position, self.written, self.launched, self.limit, self.has_stop,
-            self.temperature, self.top_k, self.top_p, self.min_p, self.tokens, self.logprobs,
+            self.rotary, self.stretch, self.position, self.written, self.launched, self.limit,
+            self.has_stop, self.temperature, self.top_k, self.top_p, self.min_p, self.tokens,
+            self.logprobs, self.before, self.experts,
         ):  # fmt: skip
             column[to] = column[source]
         self.count = left

@@ -11,6 +11,7 @@ that were written in place since. Results are copied to the host in the backgrou
 the caller asks for them.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from postgrad.core.records import Experts
 from postgrad.models.attention import AttentionContext
 from postgrad.models.decoder import Decoder
+from postgrad.models.routers import Routers, chosen_of
 from postgrad.rollout.local.budget import LANES, SharedPrompts, align, rows_computed
 from postgrad.rollout.local.cache import Decoding, KeyValueCache
 from postgrad.rollout.local.rows import Rows
@@ -29,7 +32,8 @@ from postgrad.rollout.local.sampler import Kind, Knobs, sample, uniform
 
 # Columns of the block, an integer of 64 bits for each row; KNOBS are float64 in the same bits.
 COLUMNS = (
-    "source", "written", "active", "fresh", "position", "prompt", "key", "lane", "response", "top_k"
+    *("source", "written", "active", "fresh", "position", "prompt", "rotary", "key", "lane"),
+    *("response", "top_k"),
 )  # fmt: skip
 KNOBS = ("temperature", "top_p", "min_p")
 STRETCHES = ("length", "used", "place")  # of prompts: tokens, lanes in use, place in the cache
@@ -66,6 +70,7 @@ class StepBuffers:
         self.ids = torch.zeros(capacity, dtype=torch.int64, device=device)
         self.results = torch.zeros(2, capacity, dtype=torch.int32, device=device)
         self.entering: Tensor | None = None
+        self.experts: Tensor | None = None  # [rows, layers, k] of the newest tokens
         columns = dict(zip(NAMED, self.block, strict=False))
         self.columns = columns
         self.written, self.active = columns["written"], columns["active"]
@@ -88,21 +93,29 @@ class StepBuffers:
         self.entering[first : first + len(states)].copy_(states)
 
 
-def step(decoder: Decoder, cache: KeyValueCache, buffers: StepBuffers, shape: StepShape) -> None:
+def step(
+    decoder: Decoder,
+    cache: KeyValueCache,
+    buffers: StepBuffers,
+    shape: StepShape,
+    routers: Routers | None = None,
+) -> None:
     """One token for each of the first rows, into `ids` and `results`; their keys and values into
-    the cache.
+    the cache. routers: those whose experts go into `experts`.
     """
     hidden: Tensor | None = None
     if shape.decoded:
         rows = shape.decoded
-        positions = buffers.prompt[:rows] + buffers.places(rows)
+        positions = buffers.columns["rotary"][:rows] + buffers.places(rows)
         context = _attention(cache, buffers, shape)
         if decoder.stateful:
             from postgrad.models.states import StateContext, TokenMixing
 
             goes_on = buffers.fresh[:rows] == 0
             context = StateContext(context, TokenMixing(cache.states.of, goes_on))
-        hidden = decoder.hidden_states(buffers.ids[:rows], positions, context)
+        with nullcontext() if routers is None else routers.recording() as routed:
+            hidden = decoder.hidden_states(buffers.ids[:rows], positions, context)
+        buffers.experts = None if routed is None else chosen_of(routed)
     if shape.enters:
         hidden = _entered(hidden, buffers, shape)
     assert hidden is not None  # a step without old rows has new ones
@@ -165,6 +178,7 @@ class Flight:
     rows: NDArray[np.int64]
     _results: Tensor
     _arrived: torch.cuda.Event | None
+    _experts: Tensor | None = None  # [decoded, layers, k] of the tokens that the step began with
 
     def move(
         self, gone: NDArray[np.int64], to: NDArray[np.int64], source: NDArray[np.int64]
@@ -177,20 +191,41 @@ class Flight:
         left = self.rows >= 0
         self.rows[left] = number[self.rows[left]]
 
-    def read(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
-        """Waits for the step. Returns (rows, tokens, logprobs) of the rows that are still there."""
+    def read(
+        self,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32], Experts | None]:
+        """Waits for the step. Returns (rows, tokens, logprobs, experts) of the rows that are still
+        there; experts as of Rows.append.
+        """
         if self._arrived is not None:
             self._arrived.synchronize()
         left = np.flatnonzero(self.rows >= 0)
         results = self._results.numpy()[:, left]
-        return self.rows[left], results[0], results[1].view(np.float32)
+        return self.rows[left], results[0], results[1].view(np.float32), self._experts_of(left)
+
+    def _experts_of(self, left: NDArray[np.int64]) -> Experts | None:
+        """-1 of rows that were new in the step: nothing was decoded for them."""
+        if self._experts is None:
+            return None
+        decoded = self._experts.numpy()[: len(self.rows)]
+        experts = np.full((len(self.rows), *decoded.shape[1:]), -1, np.int16)
+        experts[: len(decoded)] = decoded
+        return experts[left]
 
 
 class Stepper:
     """Runs the steps of up to `capacity` rows."""
 
-    def __init__(self, decoder: Decoder, cache: KeyValueCache, capacity: int) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KeyValueCache,
+        capacity: int,
+        routers: Routers | None = None,
+    ) -> None:
+        """routers: those whose experts are recorded."""
         self._decoder = decoder
+        self._routers = routers
         self._cache = cache
         self._device = cache.device
         self._captures = cache.device.type == "cuda"
@@ -260,7 +295,8 @@ class Stepper:
         arguments = self._decoder, self._cache, self._buffers, shape
         if shape not in self._seen or not self._captures or not self._decoder.static:
             self._seen.add(shape)  # the first time compiles kernels, and chooses those of cuBLAS
-            step(*arguments)
+            self._buffers.experts = None
+            step(*arguments, self._routers)
         else:
             if shape not in self._graphs:
                 self._addresses = self._decoder.addresses()
@@ -279,14 +315,17 @@ class Stepper:
         return graph
 
     def _flight(self, count: int) -> Flight:
-        results = self._buffers.results
+        results, experts = self._buffers.results, self._buffers.experts
         if self._device.type == "cpu":
-            return Flight(np.arange(count), results[:, :count].clone(), None)
+            return Flight(np.arange(count), results[:, :count].clone(), None, experts)
         host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
         host.copy_(results, non_blocking=True)
+        if experts is not None:
+            held = torch.empty(experts.shape, dtype=experts.dtype, pin_memory=True)
+            experts = held.copy_(experts, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
-        return Flight(np.arange(count), host, arrived)
+        return Flight(np.arange(count), host, arrived, experts)
 
     def _upload(self, rows: Rows, shared: SharedPrompts, decoding: int) -> None:
         """Write the block anew, and put the newest tokens where their rows are now."""
@@ -299,6 +338,7 @@ class Stepper:
         columns["fresh"][decoding:count] = 1
         columns["position"][:count] = rows.position[:count]
         columns["prompt"][:count] = rows.prompt[:count]
+        columns["rotary"][:count] = rows.rotary[:count]
         columns["key"][:count] = rows.key[:count].view(np.int64)
         columns["response"][:] = self._cache.responses.place[:capacity]
         columns["top_k"][:count] = rows.top_k[:count]

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
 from postgrad.models.adapters import target_layers
+from postgrad.models.headers import read_headers
 from postgrad.models.known_shapes import any_shape
 from postgrad.models.load import (
     load_config,
@@ -23,8 +24,10 @@ from postgrad.models.load import (
     load_tokenizer,
     require_readable,
     skeleton,
+    weight_files,
 )
 from postgrad.models.settings import LoraSettings
+from postgrad.models.stored import mxfp4_weights
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.local.rows import eos_token_ids
 from postgrad.rollout.settings import RolloutSettings
@@ -41,14 +44,27 @@ BLOCK = (
 def read_model(
     path: str, dtype: torch.dtype, max_len: int, adapter: LoraSettings | None = None
 ) -> Model:
-    """The model without its weights. adapter: see Model. Raises UsageError as load_model does."""
+    """The model without its weights. adapter: see Model. Raises UsageError as load_model does, and
+    for weights in MXFP4.
+    """
     config, tokenizer = load_config(path), load_tokenizer(path)
     require_readable(path, config, AutoModelForCausalLM)  # vLLM would unpickle
+    _require_plain_weights(path)
     meta = skeleton(config, AutoModelForCausalLM, path)
     # a directory without generation_config.json has what its config says
     generation = load_generation_config(path) or GenerationConfig.from_model_config(config)
     eos = eos_token_ids(SimpleNamespace(generation_config=generation), tokenizer)
     return Model(meta, tokenizer, eos, dtype, max_len, adapter)
+
+
+def _require_plain_weights(path: str) -> None:
+    """vLLM would hold experts packed, and a publish sends them as plain numbers."""
+    if packed := mxfp4_weights(read_headers(weight_files(path))):
+        raise UsageError(
+            f'rollout.type = "vllm": {path} has weights in MXFP4 (such as {packed[0]}), which vLLM '
+            'keeps packed, so that no trained weights could be sent to it: use type = "local", '
+            "or name a copy with plain weights, such as an export of postgrad"
+        )
 
 
 def sizes_of(

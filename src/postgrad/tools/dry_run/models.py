@@ -19,7 +19,6 @@ from postgrad.models.attention import no_embedding
 from postgrad.models.files import adapter_base, is_adapter
 from postgrad.models.load import load_config, load_generation_config, load_tokenizer
 from postgrad.models.rope import fixed_length, max_positions
-from postgrad.recipe.load import ROLES
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.rows import eos_token_ids
 from postgrad.tools.dry_run.data import Sets
@@ -57,11 +56,10 @@ def _about(config: Any, path: str) -> str:
 
 def _models_of_other_roles(recipe: Recipe) -> list[tuple[str, str]]:
     """(role, path) of the models beside the policy's."""
-    owners = [(role, getattr(recipe, role, None)) for role in ROLES if role]
     return [
-        (role, owner.model.source)
-        for role, owner in owners
-        if owner is not None and owner.model.source not in (None, recipe.model.source)
+        (str(place[0]), table.source)
+        for place, table in recipe.model_tables.items()
+        if place[0] != "model" and table.source not in (None, recipe.model.source)
     ]
 
 

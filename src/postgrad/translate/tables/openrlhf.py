@@ -162,7 +162,8 @@ RULES: dict[str, Rule] = {
     "ref.model_name_or_path": to("reference.model.path"),
     "kd.teacher_model": to("teacher.model.path"),
     "kd.teacher_offload": missing("the teacher is asked in each micro-batch and stays where it is; "
-                                  'learner.sharding = "zero3" divides it'),
+                                  'learner.sharding = "zero3" divides it, and with teacher.top_k '
+                                  "it reads the rows once and is freed"),
     "ds.param_dtype": choice("model.dtype", {"bf16": "bfloat16"}),
     "adam.lr": to("learner.lr", read=decimal),
     "adam.betas": to("learner.betas", read=list),

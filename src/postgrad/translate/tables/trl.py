@@ -49,7 +49,8 @@ OTHERS = {
     'student\'s own (lmbda = 1) job = "rl" with "on_policy_distillation"',
     "gold|sdft|sdpo|ssd|ssd_eval": "distillation from a teacher with other tokens, or from the "
     "student itself, is not here",
-    "prm": 'reward models of single steps are not here; job = "reward" scores answers',
+    "prm": 'write a recipe with job = "reward" and algorithm.type = "process_reward": its rows are '
+    "read as they are (docs/algorithms/process_reward.md)",
     "bco|tpo": "this trainer is not here: of preferences dpo, ipo, simpo, cpo, kto and orpo are",
     "nash_md|xpo": "they sample with the reference too: online_dpo samples with the policy alone",
 }

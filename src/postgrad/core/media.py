@@ -1,0 +1,107 @@
+"""Images by their content: checked, and kept once each in a folder under the SHA-256 of their file.
+
+Rows, tickets and checkpoints name an image by that hash. Nothing is fetched from a network.
+"""
+
+import hashlib
+import io
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from postgrad.core.errors import RunError, UsageError
+from postgrad.core.files import whole_file
+
+MOST_BYTES = 2**26  # of an image's file
+MOST_PIXELS = 2**26  # a file of some kilobytes may hold a picture of gigabytes
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+NEEDED = "images are read with Pillow, which is not installed: pip install 'postgrad[images]'"
+
+
+class ImageStore:
+    """Files of images under their hashes. folder: None keeps none of them."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._checked: set[str] = set()
+
+    def add(self, content: bytes) -> str:
+        """Checks an image, unless it was checked before, and keeps it. Returns the hash of its
+        file. Raises ValueError as `decoded` does.
+        """
+        digest = hashlib.sha256(content).hexdigest()
+        if digest not in self._checked:
+            decoded(content)
+            if self.folder is not None and not (self.folder / digest).exists():
+                with whole_file(self.folder / digest) as path:
+                    path.write_bytes(content)
+            self._checked.add(digest)
+        return digest
+
+    def read(self, digest: str) -> bytes:
+        """The file of an image. Raises RunError where it is not there, or is another one."""
+        if self.folder is None:
+            raise RunError(f"image {digest}: this command keeps no images")
+        path = self.folder / digest
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise RunError(f"image {digest} cannot be read: {error}") from error
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise RunError(f"{path} is damaged: its content has another hash; remove it, resume")
+        return content
+
+
+_current = ImageStore(None)
+
+
+def image_store() -> ImageStore:
+    """Where the images of rows go; in a run its folder, else nowhere."""
+    return _current
+
+
+@contextmanager
+def images_kept_in(folder: Path) -> Generator[None]:
+    """Inside, `image_store` is in `folder`, which is made when the first image comes."""
+    global _current
+    before, _current = _current, ImageStore(folder)
+    try:
+        yield
+    finally:
+        _current = before
+
+
+def decoded(content: bytes) -> Any:
+    """The picture of a file as a PIL image in RGB, turned as its camera says.
+
+    Raises ValueError for more than MOST_BYTES or MOST_PIXELS, before a pixel is decoded; for a file
+    that is broken, cut off, animated or in none of FORMATS; UsageError without Pillow.
+    """
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise UsageError(NEEDED) from error
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"its file has {len(content)} bytes, and at most {MOST_BYTES} are read")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # ours is lower
+            picture = Image.open(io.BytesIO(content), formats=FORMATS)
+            width, height = picture.size
+            if width * height > MOST_PIXELS:
+                raise ValueError(
+                    f"it has {width} x {height} pixels, and at most {MOST_PIXELS} are read: scale "
+                    "it down"
+                )
+            frames = getattr(picture, "n_frames", 1)
+            if frames > 1 and picture.format != "MPO":  # a camera's second picture is a preview
+                raise ValueError(f"it is animated, with {frames} frames, and one picture is read")
+            return ImageOps.exif_transpose(picture).convert("RGB")
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"{error}: at most {MOST_PIXELS} are read, scale it down") from error
+    except Image.UnidentifiedImageError as error:
+        raise ValueError(f"it is no image in {', '.join(FORMATS)}") from error
+    except (OSError, SyntaxError, EOFError, KeyError, IndexError, OverflowError) as error:
+        raise ValueError(f"its file is broken: {error}") from error

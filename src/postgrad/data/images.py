@@ -1,0 +1,146 @@
+"""Images of rows: in content parts of messages, or in a column of their own.
+
+A text has a MARK where an image stands, and its message lists them under `images`: first as the row
+names them, then, once read and checked, by the hash of their file (core/media.py).
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+from postgrad.core.errors import UsageError
+from postgrad.core.media import MOST_BYTES, image_store
+from postgrad.data.chat_format import EMPTY, MARK, Message
+from postgrad.data.rows import Row, shown
+from postgrad.data.settings import RowSettings
+
+REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+BASE64 = re.compile(r"[A-Za-z0-9+/_-]{64,}={0,2}\s*")  # no file is called so
+
+
+def with_images(messages: list[Message], row: Row, settings: RowSettings) -> list[Message]:
+    """`messages` with their images read, checked and named by hash.
+
+    Parts of messages without a source take the images of the column data.images, in order. Where no
+    message has an image and the column has some, they stand before the first text of the user, as
+    TRL puts them. Raises UsageError that names row and image for one that is missing, broken, too
+    large or remote, and where there are more of them than places or fewer.
+    """
+    column = _column(row, settings)
+    if column and not any("images" in message for message in messages):
+        messages = _in_front(messages, len(column), row, settings)
+    waiting = list(column)
+    read: list[Message] = []
+    for message in messages:
+        if "images" not in message:
+            read.append(message)
+            continue
+        sources = [waiting.pop(0) if s is None and waiting else s for s in message["images"]]
+        read.append({**message, "images": [_digest(source, row) for source in sources]})
+    if waiting:
+        raise UsageError(
+            f"{row.place}: row {row.index} has {len(column)} images in column {settings.images!r} "
+            f"(data.images), and its messages have places for {len(column) - len(waiting)}"
+        )
+    return read
+
+
+def identified(message: Message) -> str:
+    """A message's text with the hashes of its images: two questions are equal if both are."""
+    text: str = message["content"]
+    for digest in message.get("images", ()):
+        text = text.replace(MARK, f"<image {digest}>", 1)
+    return text
+
+
+def _column(row: Row, settings: RowSettings) -> list[Any]:
+    """The images in a row's column, which holds a list of them, or one."""
+    value = row.values.get(settings.images) if settings.images else None
+    if value in EMPTY:
+        return []
+    images = value if isinstance(value, list) else [value]
+    return [image for image in images if image is not None]
+
+
+def _in_front(
+    messages: Sequence[Message], count: int, row: Row, settings: RowSettings
+) -> list[Message]:
+    """`messages` with places for images before the first text of the user."""
+    placed = list(messages)
+    for number, message in enumerate(placed):
+        if message["role"] == "user":
+            if MARK in message["content"]:
+                raise UsageError(
+                    f"{row.place}: a text of row {row.index} has U+FFFC, which stands for an image "
+                    "here: remove it"
+                )
+            text = MARK * count + message["content"]
+            placed[number] = {**message, "content": text, "images": [None] * count}
+            return placed
+    raise UsageError(
+        f"{row.place}: row {row.index} has images in column {settings.images!r}, and no message of "
+        'the user where they could stand (data.images; "" reads no such column)'
+    )
+
+
+def _digest(source: Any, row: Row) -> str:
+    try:
+        return image_store().add(_content(source, row.folder))
+    except ValueError as error:
+        raise UsageError(
+            f"{row.place}: an image of row {row.index} ({shown(source)}) cannot be read: {error}"
+        ) from error
+
+
+def _content(source: Any, folder: Path | None) -> bytes:
+    """The file of an image that a row names. Raises ValueError that says why there is none."""
+    if isinstance(source, Mapping):  # the hub's Image feature, and OpenAI's image_url
+        for key in ("bytes", "url", "path"):
+            if source.get(key) not in EMPTY:
+                return _content(source[key], folder)
+    if isinstance(source, bytes):
+        return source
+    if source is None:
+        raise ValueError("a message has a place for it, and the row has no further image")
+    if not isinstance(source, str) or not source:
+        raise ValueError("an image is a file name, base64, a data URL, or bytes with their path")
+    if source.startswith("data:"):
+        head, _, text = source.partition(",")
+        if not head.endswith(";base64"):
+            raise ValueError("its data URL is not in base64")
+        return _from_base64(text)
+    if source.startswith("file://"):
+        source = unquote(urlparse(source).path)
+    elif REMOTE.match(source):
+        raise ValueError(
+            "it is elsewhere, and nothing is fetched while rows are read: download it first, and "
+            "name the file"
+        )
+    elif BASE64.fullmatch(source):
+        return _from_base64(source)
+    return _file(Path(source), folder)
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text.strip().replace("-", "+").replace("_", "/"), validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"its base64 is broken: {error}") from error
+
+
+def _file(path: Path, folder: Path | None) -> bytes:
+    if folder is None:
+        raise ValueError("it is a file name, and only rows of a file on this machine have files")
+    path = folder / path
+    try:
+        if not path.is_file():
+            raise ValueError(f"there is no file {path}")
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"{path} has more than {MOST_BYTES} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,168 @@
+"""The teachers of a run's rollouts: one for all datasets or one for each, loaded by the fleet or
+behind servers.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.core.errors import RunError, UsageError
+from postgrad.core.process import Handle
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Prompt, Sequences
+from postgrad.data.rows import dataset_name
+from postgrad.fleet.fleet import Fleet, Site, teacher_name
+from postgrad.learner.protocols import LogprobRole
+from postgrad.models.load import require_same_tokens
+from postgrad.recipe.recipe import Answering, RLRecipe
+from postgrad.recipe.teachers import OneTeacher
+from postgrad.rollout.openai.prompt_logprobs import ServedTeacher
+
+OTHER_TOKENS = (
+    "a teacher grades the student's own tokens one by one, so it needs the same tokenizer: take "
+    "one of the student's family, or let it write answers (postgrad generate) and train on their "
+    "text with SFT"
+)
+PROBED = 64  # tokens that servers have to read as the policy does, beside prompts of the data
+
+
+class Teachers:
+    """Grades samples: a sample's teacher is that of its prompt's dataset."""
+
+    def __init__(self, roles: Sequence[LogprobRole], of_dataset: dict[str, int]) -> None:
+        """of_dataset: by name of a dataset, which of `roles`; one for each dataset of the data."""
+        self.roles = roles
+        self._of_dataset = of_dataset
+
+    def logprobs(self, sequences: Sequences, prompts: Sequence[Prompt]) -> "Graded":
+        """The teachers' logprobs of every loss token. prompts: by group of `sequences`. Raises
+        UsageError for a sample of a dataset that is not in [data] (a replay of another run).
+        """
+        for prompt in prompts:
+            if prompt.dataset not in self._of_dataset:
+                raise UsageError(
+                    f"teacher: ticket {prompt.ticket} is of {prompt.dataset}, which [data] does "
+                    f"not have ({', '.join(self._of_dataset)}): no teacher is for it"
+                )
+        chosen = np.array([self._of_dataset[prompt.dataset] for prompt in prompts], np.int64)
+        teacher_of = chosen[sequences.group]
+        parts: list[tuple[np.ndarray[Any, Any], Handle[Ragged]]] = []
+        numbers: list[int] = np.unique(teacher_of).tolist()
+        for number in numbers:  # all are asked before any is waited for
+            rows = np.flatnonzero(teacher_of == number)
+            part = sequences if len(rows) == len(sequences) else sequences.take(rows)
+            parts.append((rows, self.roles[number].logprobs(part)))
+        return Graded(sequences, parts)
+
+
+class Graded:
+    """The logprobs of several teachers as one column, once it is asked for."""
+
+    def __init__(
+        self, sequences: Sequences, parts: Sequence[tuple[np.ndarray[Any, Any], Handle[Ragged]]]
+    ) -> None:
+        self._sequences, self._parts = sequences, parts
+
+    def result(self) -> Ragged:
+        """Waits for all of them; float32 over the tokens, as LogprobRole.logprobs."""
+        columns: list[Any] = [None] * len(self._sequences)
+        for rows, handle in self._parts:
+            for row, column in zip(rows.tolist(), handle.result(), strict=True):
+                columns[row] = column
+        return Ragged.of(columns, np.float32)
+
+
+def check_teachers(recipe: Answering, tokenizer: object) -> None:
+    """Raises UsageError where a teacher that is loaded here has other tokens than the student."""
+    for place, model in recipe.loaded_models.items():
+        if place[0] == "teacher":
+            key = ".".join(map(str, (*place, "path")))
+            assert model.source is not None  # of no path there is no table
+            require_same_tokens(model.source, key, tokenizer, remedy=OTHER_TOKENS)
+
+
+def load_teachers(
+    fleet: Fleet,
+    site: Site,
+    recipe: RLRecipe,
+    tokenizer: Any,
+    first: Sequence[NDArray[np.int32]],
+    stack: ExitStack,
+) -> Teachers | None:
+    """The teachers of a recipe; None where its algorithm has none. first: token ids of prompts,
+    whose texts servers have to read as the policy does. stack: ends what talks to servers.
+
+    Raises UsageError for a dataset without a teacher, or a server with other tokens, RunError for a
+    server with another model than the run was started with.
+    """
+    if not recipe.algorithm.needs().teacher:
+        return None
+    settings = recipe.teacher
+    of_dataset = teacher_numbers(recipe)
+    roles: dict[int, LogprobRole] = {}
+    texts = [*(tokenizer.decode(ids) for ids in first), spread_tokens(tokenizer)]
+    others = [(number, teacher) for number, teacher in enumerate(settings.sets)]
+    listed: list[tuple[int | None, OneTeacher]] = [(None, settings), *others]
+    for number, teacher in listed:
+        place = 0 if number is None else number + 1
+        if place not in of_dataset.values():
+            continue
+        if teacher.server.base_url is None:
+            assert teacher.model.source is not None  # a set without a teacher is refused
+            roles[place] = fleet.teacher(teacher.model.source, number)
+            continue
+        key = "teacher.server" if number is None else f"teacher.sets.{number}.server"
+        served = ServedTeacher(teacher.server, key)
+        stack.callback(served.close)
+        _require_unchanged(site, teacher_name(number), served.identity)
+        served.require_same_tokens(tokenizer, texts, OTHER_TOKENS)
+        roles[place] = served
+    places = sorted(roles)
+    return Teachers(
+        [roles[place] for place in places],
+        {name: places.index(place) for name, place in of_dataset.items()},
+    )
+
+
+def spread_tokens(tokenizer: Any) -> str:
+    """A text of tokens from the whole of a vocabulary, in which each is a text of its own."""
+    vocabulary = sorted(tokenizer.get_vocab().values())
+    texts = [tokenizer.decode([token]) for token in vocabulary[:: len(vocabulary) // PROBED + 1]]
+    return "".join(text for text in texts if text and "\ufffd" not in text)
+
+
+def teacher_numbers(recipe: RLRecipe) -> dict[str, int]:
+    """By dataset of the training data: 0 for [teacher], n + 1 for [[teacher.sets]] at n. Raises
+    UsageError for a dataset without a teacher, and for a name that no dataset has.
+    """
+    settings = recipe.teacher
+    by_name = {name: n + 1 for n, other in enumerate(settings.sets) for name in other.datasets}
+    names = [dataset_name(source) for source in recipe.data.sources]
+    for name in by_name:
+        if name not in names:
+            raise UsageError(
+                f"teacher.sets: no dataset of [data] is called {name!r}; there are "
+                f"{', '.join(names)}"
+            )
+    without = [name for name in names if name not in by_name]
+    if without and not settings.named:
+        raise UsageError(
+            f"teacher: {without[0]} has no teacher: name it in the datasets of one of "
+            "[[teacher.sets]], or give teacher.model.path for all that no set names"
+        )
+    return {name: by_name.get(name, 0) for name in names}
+
+
+def _require_unchanged(site: Site, name: str, identity: str) -> None:
+    """A run goes on with the model of the same name on the server: its weights are not seen."""
+    before = site.choices.frozen.get(name, identity)
+    if before != identity:
+        raise RunError(
+            f"the {name}'s server has {identity}, and this run was started with {before}: serve "
+            "that again, or start a new run"
+        )
+    site.choices = replace(site.choices, frozen={**site.choices.frozen, name: identity})

@@ -1,0 +1,69 @@
+"""The tower of a model that reads images: pixels to the embeddings of an image's tokens.
+
+Every type of transformers that reads images has `get_image_features`. An image is encoded once for
+each forward pass that it is in, however many sequences share it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from postgrad.core.errors import RunError
+from postgrad.layout.layout import Layout
+from postgrad.models.attention import Pictures, to_device
+
+Pixels = Mapping[str, NDArray[Any]]  # what an image processor of transformers gives for an image
+
+
+class ImageTower:
+    """Encodes the images of layouts with the weights of `lm`, whose attention is as
+    models.attention.implementation_of says.
+    """
+
+    def __init__(self, lm: nn.Module, pixels: Callable[[str], Pixels]) -> None:
+        """pixels: of the image with a hash."""
+        self._lm: Any = lm
+        self._pixels = pixels
+
+    def pictures(self, layout: Layout) -> Pictures | None:
+        """The features of a layout's images, with gradients; None where it has none. Raises
+        RunError where the tower gives an image another number of tokens than it has.
+        """
+        if not layout.images:
+            return None
+        encoded: dict[str, list[Tensor]] = {}
+        for image in layout.images:
+            if image.digest not in encoded:
+                encoded[image.digest] = self._encoded(image.digest)
+            if len(encoded[image.digest][0]) != len(image.rows):
+                raise RunError(
+                    f"image {image.digest}: the model gives it {len(encoded[image.digest][0])} "
+                    f"tokens, and its sequence has {len(image.rows)}: its image processor is of "
+                    "another model"
+                )
+        rows = np.concatenate([image.rows for image in layout.images])
+        columns = zip(*(encoded[image.digest] for image in layout.images), strict=True)
+        features, *deeper = [torch.cat(parts) for parts in columns]
+        return Pictures(to_device(rows, features.device), features, tuple(deeper))
+
+    def _encoded(self, digest: str) -> list[Tensor]:
+        """[tokens, hidden] of an image, and of each layer that adds more of it (Qwen3-VL)."""
+        model, device = self._lm.model, self._lm.device
+        arrays = {name: torch.as_tensor(np.asarray(a)) for name, a in self._pixels(digest).items()}
+        named = {
+            name: array.to(device, self._lm.dtype if array.is_floating_point() else None)
+            for name, array in arrays.items()
+        }
+        out = model.get_image_features(**named, return_dict=True)
+        layers = [out.pooler_output, *(getattr(out, "deepstack_features", None) or ())]
+        return [_flat(layer) for layer in layers]
+
+
+def _flat(features: Any) -> Tensor:
+    """The tokens of one image, whether a type gives a tensor or a tensor for each image."""
+    joined = features if isinstance(features, Tensor) else torch.cat([*features])
+    return joined.reshape(-1, joined.shape[-1])

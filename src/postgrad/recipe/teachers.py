@@ -1,0 +1,162 @@
+"""The teachers of a recipe: [teacher], and [[teacher.sets]] for rows of some datasets."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from pydantic import Field
+
+from postgrad.algorithms.base import Algorithm
+from postgrad.cluster.settings import ClusterSettings
+from postgrad.core.settings import Settings
+from postgrad.models.settings import ModelSettings
+from postgrad.recipe.lines import KeyPath, RecipeProblem
+from postgrad.rollout.settings import TeacherServerSettings
+
+
+class OneTeacher(Settings):
+    """A frozen model that a student learns from, loaded here or behind a server: it has the
+    student's tokens.
+    """
+
+    model: ModelSettings = ModelSettings()
+    server: TeacherServerSettings = TeacherServerSettings()
+
+    @property
+    def named(self) -> bool:
+        """Whether there is one."""
+        return self.model.path is not None or self.server.base_url is not None
+
+
+class TeacherSet(OneTeacher):
+    """The teacher of some datasets, as samples.jsonl calls them."""
+
+    datasets: tuple[str, ...] = Field(min_length=1)
+
+
+class TeacherSettings(OneTeacher):
+    """The teacher of every dataset that none of [[teacher.sets]] names. top_k, of SFT: the teacher
+    reads the rows once, before the first update, and so many of its most likely tokens are kept of
+    each distribution; left out, it computes beside its student.
+    """
+
+    sets: tuple[TeacherSet, ...] = ()
+    top_k: int | None = Field(default=None, ge=1)
+
+    @property
+    def tables(self) -> dict[KeyPath, ModelSettings]:
+        """The [model] of each, by place."""
+        places: dict[KeyPath, ModelSettings] = {("teacher", "model"): self.model}
+        for number, other in enumerate(self.sets):
+            places["teacher", "sets", number, "model"] = other.model
+        return places
+
+    @property
+    def models(self) -> dict[KeyPath, ModelSettings]:
+        """Those that are loaded, and not behind servers."""
+        return {place: model for place, model in self.tables.items() if model.path is not None}
+
+
+class WithTeachers(Protocol):
+    """What a recipe that may have teachers says beside them."""
+
+    @property
+    def teacher(self) -> TeacherSettings: ...
+
+    @property
+    def algorithm(self) -> Algorithm: ...
+
+    @property
+    def trains_on_rollouts(self) -> bool: ...
+
+    @property
+    def logprob_temperature(self) -> float: ...
+
+    @property
+    def cluster(self) -> ClusterSettings: ...
+
+
+def teacher_problems(recipe: WithTeachers) -> Iterator[RecipeProblem]:
+    """A teacher that is not named, or that nothing reads, or that cannot do what is asked."""
+    settings, places = recipe.teacher, dict(_places(recipe.teacher))
+    named = {place: teacher for place, teacher in places.items() if teacher.named}
+    if not recipe.algorithm.needs().teacher:
+        if named:
+            yield (
+                ("teacher",),
+                'this algorithm asks no teacher: take "on_policy_distillation" (RL) or '
+                '"distillation" (SFT), or leave it out',
+            )
+        return
+    if not named:
+        yield (
+            ("teacher", "model", "path"),
+            "the algorithm learns from a teacher: give its directory or hub id, or "
+            "teacher.server.base_url",
+        )
+    for place, teacher in places.items():
+        if place != ("teacher",) and not teacher.named:
+            yield place, "a set names its teacher: model.path, or server.base_url"
+        if teacher.model.path is not None and teacher.server.base_url is not None:
+            yield (
+                (*place, "server"),
+                "beside model.path there are two teachers: keep one, or give each datasets of its "
+                "own in [[teacher.sets]]",
+            )
+    yield from _datasets_once(settings)
+    yield from (_of_rollouts if recipe.trains_on_rollouts else _of_rows)(recipe, named)
+
+
+def _places(settings: TeacherSettings) -> Iterator[tuple[KeyPath, OneTeacher]]:
+    yield ("teacher",), settings
+    for number, other in enumerate(settings.sets):
+        yield ("teacher", "sets", number), other
+
+
+def _datasets_once(settings: TeacherSettings) -> Iterator[RecipeProblem]:
+    seen = set[str]()
+    for number, other in enumerate(settings.sets):
+        for name in other.datasets:
+            if name in seen:
+                yield (
+                    ("teacher", "sets", number, "datasets"),
+                    f"{name!r} has a teacher already: each dataset has one",
+                )
+            seen.add(name)
+
+
+def _of_rollouts(recipe: WithTeachers, named: dict[KeyPath, OneTeacher]) -> Iterator[RecipeProblem]:
+    """Of RL, whose teachers grade the tokens of samples."""
+    if recipe.teacher.top_k is not None:
+        yield (
+            ("teacher", "top_k"),
+            'is of job = "sft", whose rows are known before: samples are graded as they come',
+        )
+    for place, teacher in named.items():
+        if teacher.server.base_url is not None and recipe.logprob_temperature != 1.0:
+            yield (
+                (*place, "server"),
+                f"rollout.temperature = {recipe.logprob_temperature:g}: a server gives logprobs "
+                "at a temperature of 1 alone: sample at 1, or load this teacher here (model.path)",
+            )
+    if recipe.cluster.teacher is not None and not recipe.teacher.models:
+        yield (
+            ("cluster", "teacher"),
+            "all teachers are behind servers, so there is nothing to place: leave this out",
+        )
+
+
+def _of_rows(recipe: WithTeachers, named: dict[KeyPath, OneTeacher]) -> Iterator[RecipeProblem]:
+    """Of SFT, whose teacher gives whole distributions."""
+    if recipe.teacher.sets:
+        yield (
+            ("teacher", "sets"),
+            'are of job = "rl": here one teacher reads all rows. Train on one dataset after the '
+            "other, each with its teacher",
+        )
+    if recipe.teacher.server.base_url is not None:
+        yield (
+            ("teacher", "server"),
+            "gives the logprobs of single tokens, and distillation compares whole distributions: "
+            'load the teacher here (model.path), or take job = "rl" with '
+            '"on_policy_distillation"',
+        )

@@ -1,0 +1,57 @@
+"""What frozen models say of the rows of a run, computed once before its first update: the logprobs
+of a reference, the most likely tokens of a teacher. Kept in files that the content of model, rows
+and all that decides the bits names.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.data.cache import cache_folder
+from postgrad.learner.reference import ReferenceLogprobs
+from postgrad.training.run import Run
+
+
+def prepared(
+    run: Run,
+    role: str,
+    wanted: Iterable[Sequences],
+    compute: Callable[[Sequences], Ragged],
+    *,
+    source: str,
+    quantize: str,
+    label: str,
+    **more: Any,
+) -> ReferenceLogprobs:
+    """The columns that `compute` gives for all of `wanted`, from files where they are there.
+
+    role: whose hash is in the run's choices. source, label: for the console. more: what else
+    decides the bits, JSON values.
+    """
+    recipe, choices = run.recipe, run.choices
+    learner = recipe.learner
+    name = {
+        "model": choices.frozen[role],
+        "versions": [torch.__version__],
+        "choices": [choices.device, choices.threads, choices.dtype, choices.micro_train_tokens],
+        "compiled": choices.compiled,
+        "mkl": sorted(name for name, library in choices.products.items() if library == "mkl"),
+        "micro_train_batch_size": recipe.batch.micro_train_batch_size,
+        "attention": recipe.model.attention,
+        "quantize": quantize,
+        **more,
+    }
+    if learner.ranks > 1:  # parts of a matrix round otherwise than the whole
+        name["ranks"] = [learner.ranks, learner.context_parallel, learner.tensor_parallel]
+    cache = cache_folder() if recipe.data.cache else None
+    folder = cache and cache.parent / role
+    columns = ReferenceLogprobs()
+    computed, cached = columns.prepare(wanted, compute, folder, name)
+    run.console.note(
+        f"{label}: {computed} sequences computed with {source}, {cached} from the cache "
+        f"({folder or 'not kept: data.cache is off'})"
+    )
+    return columns

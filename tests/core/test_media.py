@@ -1,0 +1,94 @@
+"""Images by their content: what is read, what is refused undecoded, and what is kept."""
+
+import hashlib
+import io
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from postgrad.core.errors import RunError
+from postgrad.core.media import MOST_PIXELS, ImageStore, decoded, image_store, images_kept_in
+
+
+def file_of(picture: Any, format: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, format, **options)
+    return file.getvalue()
+
+
+def picture(width: int = 3, height: int = 2, mode: str = "RGB") -> Any:
+    return Image.new(mode, (width, height), 200)
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of some bytes that says it has so many pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_every_format_gives_its_pixels(format: str) -> None:
+    pixels = np.asarray(decoded(file_of(picture(), format)))
+    assert pixels.shape == (2, 3, 3)
+    assert np.abs(pixels.astype(int) - [200, 0, 0]).max() <= 4  # what JPEG and WEBP lose
+
+
+def test_a_picture_is_turned_as_its_camera_says() -> None:
+    tags = Image.Exif()
+    tags[0x0112] = 6  # a quarter turn
+    assert decoded(file_of(picture(3, 2), "JPEG", exif=tags)).size == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "it is no image in PNG, JPEG"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "it is no image in PNG, JPEG"),
+        (file_of(picture(40, 40))[:70], "its file is broken: "),
+        (file_of(picture(400, 400), "JPEG")[:900], "its file is broken: "),
+        (file_of(picture(), "TIFF"), "it is no image in PNG, JPEG"),
+        (bomb(20_000, 5_000), f"it has 20000 x 5000 pixels, and at most {MOST_PIXELS} are read"),
+        (bomb(100_000, 100_000), f"at most {MOST_PIXELS} are read, scale it down"),
+        (file_of(picture(), "GIF", save_all=True, append_images=[Image.new("RGB", (3, 2), 9)]),
+         "it is animated, with 2 frames"),
+        (bytes(2**26 + 1), "its file has 67108865 bytes"),
+    ],
+)  # fmt: skip
+def test_what_is_no_picture_says_why(content: bytes, why: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        decoded(content)
+    assert why in str(raised.value)
+
+
+def test_an_image_is_kept_once_under_its_hash(tmp_path: Path) -> None:
+    content = file_of(picture())
+    with images_kept_in(tmp_path / "images"):
+        digest = image_store().add(content)
+        assert image_store().add(content) == digest == hashlib.sha256(content).hexdigest()
+        assert image_store().read(digest) == content
+    assert [file.name for file in (tmp_path / "images").iterdir()] == [digest]
+    assert image_store().add(content) == digest  # outside it is checked, and not kept
+    with pytest.raises(RunError, match="keeps no images"):
+        image_store().read(digest)
+
+
+def test_a_damaged_or_lost_image_is_an_error(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path)
+    digest = store.add(file_of(picture()))
+    (tmp_path / digest).write_bytes(file_of(picture(9, 9)))
+    with pytest.raises(RunError, match="is damaged"):
+        store.read(digest)
+    (tmp_path / digest).unlink()
+    with pytest.raises(RunError, match="cannot be read"):
+        store.read(digest)

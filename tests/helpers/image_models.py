@@ -1,0 +1,204 @@
+"""Small fresh models that read images, with what makes their pixels: one of each family."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import PlacedImage, Sequences
+from postgrad.models.attention import implementation_of
+from postgrad.models.images import Pixels
+
+PLACEHOLDER, START, END = 90, 91, 92  # token ids
+VOCABULARY = 96
+TEXT: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+MROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 100.0}
+QWEN = {
+    "image_token_id": PLACEHOLDER, "video_token_id": 93, "vision_start_token_id": START,
+    "vision_end_token_id": END, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ImageModel:
+    """A model's config, and for a size of image in patches its pixels and (rows, columns)."""
+
+    config: Callable[[], Any]
+    pixels: Callable[[np.random.Generator, int, int], Pixels]
+    grid: bool  # rotary positions have three components
+    mutual: bool  # tokens of an image see each other
+    types: str | None  # the argument of transformers' forward that says which tokens are images'
+
+
+def _qwen_pixels(generator: np.random.Generator, rows: int, columns: int) -> Pixels:
+    patches = generator.normal(size=(rows * columns * 4, 3 * 2 * 4 * 4)).astype(np.float32)
+    return {
+        "pixel_values": patches,
+        "image_grid_thw": np.array([[1, 2 * rows, 2 * columns]], np.int64),
+    }
+
+
+def _square_pixels(generator: np.random.Generator, rows: int, columns: int) -> Pixels:
+    return {"pixel_values": generator.normal(size=(1, 3, 16, 16)).astype(np.float32)}
+
+
+def _qwen2_5() -> Any:
+    vision = {
+        "depth": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": 4,
+        "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32,
+        "window_size": 16, "fullatt_block_indexes": [1],
+    }  # fmt: skip
+    text = {**TEXT, "rope_parameters": MROPE}
+    return AutoConfig.for_model("qwen2_5_vl", text_config=text, vision_config=vision, **QWEN)
+
+
+def _qwen3() -> Any:
+    vision = {
+        "depth": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": 4,
+        "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32,
+        "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1],
+    }  # fmt: skip
+    rope = {**MROPE, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    text = {**TEXT, "head_dim": 8, "rope_parameters": rope}
+    return AutoConfig.for_model("qwen3_vl", text_config=text, vision_config=vision, **QWEN)
+
+
+def _gemma3() -> Any:
+    vision = {
+        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "image_size": 16, "patch_size": 4,
+    }  # fmt: skip
+    plain = {"rope_type": "default", "rope_theta": 100.0}
+    text = {
+        **TEXT, "head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {"full_attention": plain, "sliding_attention": plain},
+    }  # fmt: skip
+    return AutoConfig.for_model(
+        "gemma3", text_config=text, vision_config=vision, mm_tokens_per_image=4,
+        image_token_id=PLACEHOLDER, boi_token_id=START, eoi_token_id=END,
+    )  # fmt: skip
+
+
+def _tile_pixels(generator: np.random.Generator, rows: int, columns: int) -> Pixels:
+    return {"pixel_values": generator.normal(size=(1, 1, 3, 16, 16)).astype(np.float32)}
+
+
+def _smolvlm() -> Any:
+    vision = {
+        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "image_size": 16, "patch_size": 4,
+    }  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": 100.0}
+    text = {**TEXT, "model_type": "llama", "rope_parameters": rope}
+    return AutoConfig.for_model(
+        "smolvlm", text_config=text, vision_config=vision, image_token_id=PLACEHOLDER,
+        scale_factor=2, tie_word_embeddings=False,
+    )  # fmt: skip
+
+
+IMAGE_MODELS = {
+    "qwen2_5_vl": ImageModel(_qwen2_5, _qwen_pixels, True, False, "mm_token_type_ids"),
+    "qwen3_vl": ImageModel(_qwen3, _qwen_pixels, True, False, "mm_token_type_ids"),
+    "gemma3": ImageModel(_gemma3, _square_pixels, False, True, "token_type_ids"),
+    "smolvlm": ImageModel(_smolvlm, _tile_pixels, False, False, None),
+}
+
+
+def fresh(kind: str, implementation: str | None = None) -> Any:
+    """A model with weights of its own scale in every dimension, the same at each call."""
+    config = IMAGE_MODELS[kind].config()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        lm = AutoModelForImageTextToText.from_config(
+            config,
+            attn_implementation=implementation or implementation_of(config),
+            dtype=torch.float32,
+        )
+        with torch.no_grad():
+            for parameter in lm.parameters():
+                if parameter.ndim > 1:
+                    parameter.normal_(0.0, parameter[0].numel() ** -0.5)
+    return lm.eval()
+
+
+def placeholders(count: int) -> NDArray[np.int32]:
+    """The tokens of an image of `count` tokens."""
+    return np.array([START, *[PLACEHOLDER] * count, END], np.int32)
+
+
+SIZES = ((2, 3), (3, 1))  # rows and columns of tokens; Gemma's images have 2 x 2
+
+
+def placed(ids: Any, digests: list[str], sizes: Any, model: Any) -> tuple[PlacedImage, ...]:
+    at, images = np.flatnonzero(ids == PLACEHOLDER), []
+    for digest, (rows, columns) in zip(digests, sizes, strict=True):
+        own, at = at[: rows * columns], at[rows * columns :]
+        grid = (rows, columns) if model.grid else None
+        images.append(PlacedImage(digest, own, grid, model.mutual))
+    return tuple(images)
+
+
+class Scene:
+    """Two samples of a prompt with two images, one of a prompt with one, and one without images."""
+
+    def __init__(self, kind: str) -> None:
+        self.model = model = IMAGE_MODELS[kind]
+        generator = np.random.default_rng(3)
+        sizes = SIZES if model.grid else ((2, 2), (2, 2))
+        digests = [hashlib.sha256(bytes([n])).hexdigest() for n in range(2)]
+        self.pixels: dict[str, Pixels] = {
+            digest: model.pixels(generator, *size)
+            for digest, size in zip(digests, sizes, strict=True)
+        }
+        spans = [placeholders(rows * columns) for rows, columns in sizes]
+
+        def text(count: int) -> Any:
+            return generator.integers(3, 80, count).astype(np.int32)
+
+        both = np.concatenate([text(3), spans[0], text(2), spans[1], text(4)])
+        tokens = [
+            np.concatenate([both, text(5)]),
+            np.concatenate([both, text(7)]),
+            np.concatenate([text(2), spans[1], text(9)]),
+            text(12),
+        ]
+        shown = [digests, digests, digests[1:], []]
+        self.sequences = Sequences(
+            Ragged.of(tokens, np.int32),
+            Ragged.of([np.arange(len(t)) >= len(t) - 4 for t in tokens], np.bool_),
+            np.array([0, 0, 1, 2]),
+            tuple(
+                placed(ids, named, sizes[-len(named) :] if named else (), model)
+                for ids, named in zip(tokens, shown, strict=True)
+            ),
+        )
+
+    def arguments(self, ids: torch.Tensor, images: tuple[PlacedImage, ...]) -> dict[str, Any]:
+        """What transformers' own forward takes of the images of one sequence, ids [1, T]."""
+        pixels = [self.pixels[image.digest] for image in images]
+        named: dict[str, Any] = {
+            name: torch.from_numpy(np.concatenate([p[name] for p in pixels]))
+            for name in (pixels[0] if pixels else ())
+        }
+        if pixels and self.model.types is not None:
+            named[self.model.types] = (ids == PLACEHOLDER).int()
+        return named

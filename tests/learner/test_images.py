@@ -1,0 +1,131 @@
+"""Images in packed sequences: logprobs and gradients are those of transformers' own forward, one
+sequence at a time, and an image that samples share is encoded once.
+"""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.image_models import IMAGE_MODELS, Scene, fresh
+from postgrad.core.errors import RunError
+from postgrad.core.records import PlacedImage, Sequences
+from postgrad.layout.layout import lay_out
+from postgrad.learner.backbone import Backbone, MicroBatch
+from postgrad.models.images import ImageTower, Pixels
+
+CPU = torch.device("cpu")
+
+
+def own_logprobs(lm: Any, scene: Scene, row: int) -> torch.Tensor:
+    """transformers' logprobs of a sequence's loss tokens, computed alone."""
+    ids = torch.from_numpy(scene.sequences.tokens.row(row).astype(np.int64))[None]
+    named = scene.arguments(ids, scene.sequences.images_of(row))
+    lm.model.rope_deltas = None
+    logits = lm(input_ids=ids, use_cache=False, **named).logits[0]
+    chosen = logits[:-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+    return chosen[torch.from_numpy(scene.sequences.loss_mask.row(row)[1:])]
+
+
+def learner(kind: str, scene: Scene) -> Backbone:
+    lm = fresh(kind)
+    backbone = Backbone(lm, CPU, MicroBatch())
+    backbone.tower = ImageTower(lm, scene.pixels.__getitem__)
+    return backbone
+
+
+@pytest.mark.parametrize("kind", IMAGE_MODELS)
+def test_packed_logprobs_and_gradients_are_those_of_each_sequence_alone(kind: str) -> None:
+    scene = Scene(kind)
+    backbone, own = learner(kind, scene), fresh(kind, "eager")
+    rows = np.arange(len(scene.sequences))
+    layout = lay_out(scene.sequences, rows)
+    assert [len(image.rows) for image in layout.images] == [
+        len(image.at) for row in (0, 2) for image in scene.sequences.images_of(row)
+    ]  # those that two samples share stand there once
+    ours, _ = backbone.logprobs(layout, 1.0)
+    theirs = torch.cat([own_logprobs(own, scene, row) for row in rows])
+    order = np.argsort(layout.column)
+    torch.testing.assert_close(ours[order], theirs, rtol=1e-5, atol=2e-5)
+    weights = torch.linspace(-1.0, 1.0, len(theirs))
+    (ours[order] * weights).sum().backward()
+    (theirs * weights).sum().backward()
+    expected = {name: p.grad for name, p in own.named_parameters()}
+    largest = max(float(g.abs().max()) for g in expected.values() if g is not None)
+    for name, parameter in backbone.lm.named_parameters():
+        grad = expected[name]
+        assert (parameter.grad is None) == (grad is None), name
+        if parameter.grad is None or grad is None:
+            continue
+        # without rotation the softmax takes it out, and its gradient is rounding
+        if name.startswith("model.vision_") and name.endswith("k_proj.bias"):
+            assert float(max(parameter.grad.abs().max(), grad.abs().max())) < 1e-4 * largest, name
+            continue
+        error = (parameter.grad - grad).abs().max() / (grad.abs().max() + 1e-6 * largest)
+        assert float(error) < 2e-4, name
+    tower = [n for n, g in expected.items() if "vis" in n and g is not None and g.abs().max() > 0]
+    assert len(tower) > 10  # the images do matter
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3"])
+def test_the_cut_into_micro_batches_does_not_matter(kind: str) -> None:
+    scene = Scene(kind)
+    backbone = learner(kind, scene)
+    read = lambda layout: backbone.logprobs(layout, 1.0)[0]  # noqa: E731
+    together = backbone.column(scene.sequences, read).values
+    backbone.micro = MicroBatch(max_sequences=1)
+    np.testing.assert_allclose(
+        backbone.column(scene.sequences, read).values, together, rtol=1e-5, atol=2e-5
+    )
+
+
+def test_an_image_is_encoded_once_for_its_samples() -> None:
+    scene = Scene("qwen2_5_vl")
+    backbone = learner("qwen2_5_vl", scene)
+    asked: list[str] = []
+
+    def pixels(digest: str) -> Pixels:
+        asked.append(digest)
+        return scene.pixels[digest]
+
+    backbone.tower = ImageTower(backbone.lm, pixels)
+    backbone.logprobs(lay_out(scene.sequences, np.arange(4)), 1.0)
+    assert sorted(asked) == sorted(scene.pixels)
+
+
+def test_samples_with_other_images_do_not_share_their_prompt() -> None:
+    scene = Scene("qwen2_5_vl")
+    backbone = learner("qwen2_5_vl", scene)
+    first, second = scene.sequences.images_of(0), scene.sequences.images_of(1)
+    digest = hashlib.sha256(b"another").hexdigest()
+    scene.pixels[digest] = {
+        name: array + 1 if name == "pixel_values" else array
+        for name, array in scene.pixels[first[0].digest].items()
+    }
+    other = PlacedImage(digest, second[0].at, second[0].grid)
+    mixed = Sequences(
+        scene.sequences.tokens, scene.sequences.loss_mask, scene.sequences.group,
+        (first, (other, second[1]), *scene.sequences.images[2:]),
+    )  # fmt: skip
+    layout = lay_out(mixed, np.arange(2))
+    assert len({image.digest for image in layout.images}) == 3
+    ours, _ = backbone.logprobs(layout, 1.0)
+    own = fresh("qwen2_5_vl", "eager")
+    scene.sequences = mixed
+    theirs = torch.cat([own_logprobs(own, scene, row) for row in range(2)])
+    torch.testing.assert_close(ours[np.argsort(layout.column)], theirs, rtol=1e-5, atol=2e-5)
+
+
+def test_an_image_of_another_size_or_without_a_tower_is_an_error() -> None:
+    scene = Scene("qwen2_5_vl")
+    backbone = learner("qwen2_5_vl", scene)
+    layout = lay_out(scene.sequences, np.arange(4))
+    wide, tall = scene.pixels
+    scene.pixels[wide], scene.pixels[tall] = scene.pixels[tall], scene.pixels[wide]
+    with pytest.raises(RunError, match="its image processor is of another model"):
+        backbone.logprobs(layout, 1.0)
+    backbone.tower = None
+    with pytest.raises(RunError, match="a sequence has an image, which this model does not read"):
+        backbone.logprobs(layout, 1.0)

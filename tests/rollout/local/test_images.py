@@ -1,0 +1,139 @@
+"""The built-in engine samples behind images: the tokens of transformers' generate, and the
+learner's logprobs.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.image_models import IMAGE_MODELS, Scene, fresh
+from postgrad.core.errors import UsageError
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
+from postgrad.learner.backbone import Backbone, MicroBatch
+from postgrad.models.images import ImageTower, Pixels
+from postgrad.rollout.engine import Request, generate
+from postgrad.rollout.local.engine import LocalEngine
+from postgrad.rollout.settings import SamplingSettings
+
+NEW = 8
+GREEDY = SamplingSettings(max_new_tokens=NEW, temperature=0.0)
+
+
+class Words:
+    """The part of a tokenizer that an engine calls; no token ends an answer but the last one."""
+
+    eos_token_id = 95
+
+    def batch_decode(self, rows: Any, **_: Any) -> list[str]:
+        return [" ".join(map(str, row)) for row in rows]
+
+
+def engine_of(kind: str, pixels: Any) -> LocalEngine:
+    lm = fresh(kind)
+    lm.generation_config.eos_token_id = 95
+    tower = ImageTower(lm, pixels)
+    return LocalEngine(lm, Words(), slots=4, cache_tokens=2048, tower=tower)
+
+
+def requests_of(scene: Scene, sampling: SamplingSettings) -> list[Request]:
+    """A prompt of two samples with two images, one with one image, one with none."""
+    return [
+        Request(
+            ticket,
+            samples,
+            scene.sequences.tokens.row(row)[:-4],
+            sampling,
+            images=scene.sequences.images_of(row),
+        )
+        for ticket, (row, samples) in enumerate([(0, (0, 1)), (2, (0,)), (3, (0,))])
+    ]
+
+
+def transformers_tokens(lm: Any, scene: Scene, request: Request) -> list[int]:
+    ids = torch.from_numpy(request.token_ids.astype(np.int64))[None]
+    named = scene.arguments(ids, request.images)
+    lm.model.rope_deltas = None
+    out = lm.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW,
+        eos_token_id=95, pad_token_id=0, **named,
+    )  # fmt: skip
+    return out[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("kind", IMAGE_MODELS)
+def test_greedy_samples_are_those_of_transformers_and_logprobs_the_learners(kind: str) -> None:
+    scene = Scene(kind)
+    asked: list[str] = []
+
+    def pixels(digest: str) -> Pixels:
+        asked.append(digest)
+        return scene.pixels[digest]
+
+    engine, own = engine_of(kind, pixels), fresh(kind, "eager")
+    requests = requests_of(scene, GREEDY)
+    done = generate(engine, requests)
+    assert sorted(asked) == sorted(scene.pixels)  # once, also where it is in two prompts
+    for completion in done:
+        expected = transformers_tokens(own, scene, requests[completion.ticket])
+        assert completion.token_ids.tolist() == expected[: len(completion.token_ids)]
+        assert len(completion.token_ids) == len(expected)
+    tokens = [
+        np.concatenate([requests[c.ticket].token_ids, c.token_ids]).astype(np.int32) for c in done
+    ]
+    responses = [
+        np.arange(len(t)) >= len(t) - len(c.token_ids) for t, c in zip(tokens, done, strict=True)
+    ]
+    sequences = Sequences(
+        Ragged.of(tokens, np.int32),
+        Ragged.of(responses, np.bool_),
+        np.array([c.ticket for c in done]),
+        tuple(requests[c.ticket].images for c in done),
+    )
+    backbone = Backbone(fresh(kind), torch.device("cpu"), MicroBatch())
+    backbone.tower = ImageTower(backbone.lm, scene.pixels.__getitem__)
+    column = backbone.column(sequences, lambda layout: backbone.logprobs(layout, 1.0)[0])
+    for row, completion in enumerate(done):
+        learned = column.row(row)[responses[row]]
+        np.testing.assert_allclose(completion.logprobs, learned, rtol=1e-5, atol=2e-5)
+
+
+def test_a_turn_that_was_cut_goes_on_behind_its_images() -> None:
+    scene = Scene("qwen2_5_vl")
+    requests = requests_of(scene, GREEDY)
+    whole = generate(engine_of("qwen2_5_vl", scene.pixels.__getitem__), requests)
+    engine = engine_of("qwen2_5_vl", scene.pixels.__getitem__)
+    for request in requests:
+        engine.submit(request)
+    for _ in range(3):
+        assert engine.advance() == []
+    left = engine.cut()
+    assert all(request.position for request in left)
+    again = generate(engine, left)
+    assert [c.token_ids.tolist() for c in again] == [c.token_ids.tolist() for c in whole]
+
+
+def test_equal_tokens_with_other_images_are_two_prompts() -> None:
+    scene = Scene("qwen2_5_vl")
+    first, *_ = requests_of(scene, GREEDY)
+    digest = "ab" * 32
+    scene.pixels[digest] = {
+        name: array + 1 if name == "pixel_values" else array
+        for name, array in scene.pixels[first.images[0].digest].items()
+    }
+    other = replace(first.images[0], digest=digest)
+    second = replace(first, ticket=1, images=(other, first.images[1]))
+    done = generate(engine_of("qwen2_5_vl", scene.pixels.__getitem__), [first, second])
+    alone = generate(engine_of("qwen2_5_vl", scene.pixels.__getitem__), [second])
+    assert [c.token_ids.tolist() for c in done[2:]] == [c.token_ids.tolist() for c in alone]
+    assert not np.array_equal(done[0].logprobs, done[2].logprobs)
+
+
+def test_an_engine_without_a_tower_refuses_images() -> None:
+    scene = Scene("gemma3")
+    engine = LocalEngine(fresh("gemma3"), Words(), slots=2, cache_tokens=512)
+    with pytest.raises(UsageError, match="ticket 0 has an image, which this engine cannot read"):
+        engine.submit(requests_of(scene, GREEDY)[0])

@@ -1,0 +1,98 @@
+"""Runs of a mixture of experts that learn with the experts that the sampler chose."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.model_types import make_model
+from helpers.tiny_runs import MakeRecipe
+from postgrad.core.errors import UsageError
+from postgrad.models.load import load_tokenizer
+from postgrad.observe.console import Console
+from postgrad.recipe.recipe import Recipe
+from postgrad.rollout.records_json import group_from_lines
+from postgrad.tools.verify_resume import fingerprint
+from postgrad.training.start import train
+
+Models = Callable[[int], str]
+ROLLOUT = {"max_new_tokens": 6, "router_replay": "sampled"}
+STALE = {**ROLLOUT, "max_staleness": 1, "slots": 5}
+
+
+@pytest.fixture
+def run(make_recipe: MakeRecipe, models: Models, tmp_path: Path) -> Callable[..., Recipe]:
+    """run(name, **sections): trains a small Qwen3-MoE."""
+    vocabulary = len(load_tokenizer(models(0)))
+    mixture = make_model("qwen3_moe", Path(models(0)), vocabulary, tmp_path / "mixture")
+
+    def trained(name: str, **changes: Any) -> Recipe:
+        model = {"path": str(mixture), "init": None}
+        recipe = make_recipe("rl", name, model=model, **changes)
+        train(recipe, Console("quiet"))
+        return recipe
+
+    return trained
+
+
+def weights(recipe: Recipe) -> str:
+    return fingerprint(Path(recipe.run_dir))["policy.weights.safetensors"]
+
+
+def test_a_run_records_its_experts_and_its_samples_replayed_make_the_same_weights(
+    run: Callable[..., Recipe],
+) -> None:
+    changes: dict[str, Any] = {"steps": 2, "rollout": ROLLOUT, "eval": {"every": 0}}
+    first = run("first", **changes)
+    lines = [json.loads(line) for line in (Path(first.run_dir) / "samples.jsonl").open()]
+    for ticket in {line["ticket"] for line in lines}:
+        group = group_from_lines([line for line in lines if line["ticket"] == ticket])
+        for rollout in group.rollouts:
+            experts = rollout.experts
+            assert experts is not None
+            assert len(experts) == len(group.prompt.token_ids) + len(rollout.token_ids)
+            assert (np.unique(experts[:-1]) >= 0).all()
+            assert (experts[-1] == -1).all()
+    replay = {**ROLLOUT, "source": "replay", "replay_path": first.run_dir}
+    assert weights(run("again", **{**changes, "rollout": replay})) == weights(first)
+
+
+@pytest.mark.slow
+def test_kills_and_resumes_keep_the_experts_of_samples_under_way(
+    run: Callable[..., Recipe],
+) -> None:
+    changes: dict[str, Any] = {"algorithm": {"correction": "tis"}, "rollout": STALE}
+    whole = run("whole", steps=4, **changes)
+    for steps in range(1, 5):
+        pieces = run("pieces", steps=steps, **changes)
+    first, second = (fingerprint(Path(recipe.run_dir)) for recipe in (whole, pieces))
+    for name in ("policy.weights.safetensors", "pending.safetensors", "samples.jsonl"):
+        assert first[name] == second[name]
+
+
+def test_several_updates_use_the_experts_from_before_the_step(run: Callable[..., Recipe]) -> None:
+    batch = {"rollout_batch_size": 4, "n_samples_per_prompt": 4, "train_batch_size": 4}
+    digests = {
+        replay: weights(
+            run(
+                replay,
+                steps=1,
+                batch=batch,
+                rollout={"max_new_tokens": 6, "router_replay": replay},
+                learner={"lr": 0.05, "threads": 1},
+            )
+        )
+        for replay in ("off", "old")
+    }
+    assert digests["off"] != digests["old"]
+
+
+def test_other_engines_and_dense_models_are_refused_by_name(make_recipe: MakeRecipe) -> None:
+    with pytest.raises(UsageError, match=r"router_replay.*\n?.*\"vllm\", whose samples come"):
+        make_recipe("rl", rollout={**ROLLOUT, "type": "vllm"})
+    recipe = make_recipe("rl", rollout=ROLLOUT)
+    with pytest.raises(UsageError, match="a qwen3 model is no mixture of experts"):
+        train(recipe, Console("quiet"))
