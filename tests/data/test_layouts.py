@@ -1,5 +1,6 @@
 """Layouts of rows: Alpaca's columns, prompt and completion, plain text; and what is not read."""
 
+import copy
 import itertools
 import json
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from postgrad.data.draws import DrawnSet
 from postgrad.data.overlap import HeldOut, Selection, keys
 from postgrad.data.prompts import load_prompts
 from postgrad.data.settings import DataSettings, PairSettings
+from postgrad.models.named_templates import with_template
 
 WriteRows = Callable[..., str]
 ALPACA: dict[str, Any] = {"prompt": "instruction", "input": "input", "answer": "output"}
@@ -87,6 +89,17 @@ def test_prompt_and_completion_are_text_or_messages(write_rows: WriteRows, token
     drawn = load(write_rows(rows), tokenizer, **COMPLETION)
     assert learned(drawn, tokenizer) == ["b<|im_end|>", "d<|im_end|>", "e<|im_end|>"]
     assert texts(drawn, tokenizer)[1].startswith("<|im_start|>user\na<|im_end|>\n<|im_start|>assi")
+
+
+def test_plain_text_with_the_completion_alone_learned(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    rows = [{"prompt": "1 + 1 = ", "completion": "2"}, {"prompt": "Hi", "completion": " ho"}]
+    plain = with_template(copy.deepcopy(tokenizer), "plain")
+    drawn = load(write_rows(rows), plain, **COMPLETION)
+    eos = tokenizer.eos_token
+    assert texts(drawn, tokenizer) == [f"1 + 1 = 2{eos}", f"Hi ho{eos}"]
+    assert learned(drawn, tokenizer) == [f"2{eos}", f" ho{eos}"]
 
 
 def test_a_prompt_that_is_no_conversation_is_refused_with_row_and_key(

@@ -149,6 +149,9 @@ def plan(one: Command, folder: Path) -> None:
         sweep_of(known.recipe, overrides, parse_swept(known.sweep))
     if known.recipe.is_dir():
         stages = load_pipeline(known.recipe, overrides).stages
+        if any(stage.generate is not None for stage in stages):  # whose rows are not there
+            assert main(["plan", str(known.recipe), *overrides, "--json"]) == 0
+            return
         models = {stage.name: str(folder / "RUN_DIR" / "model") for stage in stages}
         for stage in stages:
             resolved = folder / f"{stage.name}.toml"

@@ -37,9 +37,10 @@ PIPELINES = (
     "async",
     "distill",
     "process_reward",
+    "best_of_n",
+    "iterative_dpo",
 )
 START = {f"start/{job}/recipe" for job in ("sft", "reward", "preference", "rl")}
-BEST_OF_N = "best_of_n"  # reads the model and the samples of quickstart
 SHAPED = {
     "80": ["0.6B sft", "0.6B grpo", "7b/dpo_lora", "7b/grpo_lora", "7b/reward_lora"],
     "192": ["7b/sft", "7b/dpo", "7b/reward", "7b/grpo", "7b/ppo_lora"],

@@ -41,6 +41,7 @@ class Parts(NamedTuple):
     dtype: str = "float32"
     kind: str = "grpo"
     lora: bool = False
+    dora: bool = False
     tied: bool = True
     headed: bool = False
     adapted: bool = False
@@ -87,7 +88,8 @@ def load(case: Parts, path: Path, ranks: Ranks, *, whole: bool) -> Backbone:
     source = load_score_model if case.kind == "reward" else load_model
     backbone = Backbone(source(str(path), **how).lm, torch.device("cpu"), MicroBatch(max_tokens=64))
     if case.lora:
-        backbone.adapter = add_adapter(backbone.lm, LORA, seed=1)
+        lora = LORA.model_copy(update={"dora": case.dora})
+        backbone.adapter = add_adapter(backbone.lm, lora, seed=1)
     backbone.divide(ranks, case.stage, offload=case.offload)  # type: ignore[arg-type]
     return backbone
 

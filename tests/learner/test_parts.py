@@ -35,6 +35,7 @@ OTHERS = [  # some ranks have the same weights, or a matrix is merged before it 
     Parts(stage="none"),
     Parts(stage="zero2", lora=True, dtype="bfloat16"),
     Parts(stage="none", kind="reward", lora=True),
+    Parts("qwen2", lora=True, dora=True),
     Parts("qwen2", grid=Grid(tensor=2)),
     Parts("llama", stage="none", kept="bfloat16", lora=True, grid=Grid(tensor=2)),
     Parts(grid=Grid(groups=2)),

@@ -51,6 +51,7 @@ WRITTEN = {  # the whole conversation, and what begins an answer behind a questi
         "<|user|>\nq1</s>\n<|assistant|>\n",
     ),
     "simple_chat": ("User: q1\n\nAssistant: a1\n\nUser: q2\n\nAssistant: a2</s>", "User: q1"),
+    "plain": ("q1a1</s>q2a2</s>", "q1"),
     "simple_concat_with_space": ("q1 a1 q2 a2</s>", "q1"),
     "simple_concat_with_new_line": ("q1\na1\nq2\na2</s>", "q1"),
     "r1_simple_chat": (

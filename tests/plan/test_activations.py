@@ -31,6 +31,7 @@ SIZES = {
     "tie_word_embeddings": True,
 }  # fmt: skip
 LORA = LoraSettings(rank=8, alpha=8)
+DORA = LORA.model_copy(update={"dora": True})
 CPU = torch.device("cpu")
 
 
@@ -68,7 +69,7 @@ def bytes_kept(backbone: Backbone, of: Sequences) -> int:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("lora", [None, LORA])
+@pytest.mark.parametrize("lora", [None, LORA, DORA])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_what_is_foreseen_is_what_autograd_keeps(

@@ -163,6 +163,28 @@ def test_a_page_of_a_pipeline_has_a_part_for_each_recipe_and_says_which_does_not
     assert f"{folder.name}: rl will not fit" in page
 
 
+def test_a_stage_that_generates_is_not_planned_and_its_rows_are_counted_once_they_are_there(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    best = (folder / "sft.toml").read_text("utf-8").replace("steps = 3", "epochs = 2")
+    best = best.replace(json.dumps(str(folder / "rows.jsonl")), '"@rl"') + "[batch]\n"
+    (folder / "best.toml").write_text(f"{best}train_batch_size = 4\n", "utf-8")
+    stages = 'recipes = ["sft.toml", "rl.toml", "best.toml"]\nrun_dir = "p"\n[generate.rl]\n'
+    (folder / "pipeline.toml").write_text(stages, "utf-8")
+    words = ["plan", str(folder), "--hardware", "H100", "--json"]
+    assert main(words) == 0
+    before = json.loads(capsys.readouterr().out)
+    assert (before["fits"], before["hours"], before["stages"]["rl"]["fits"]) == (True, None, None)
+    assert before["stages"]["best"]["batch"]["steps"] is None
+    (folder / "p" / "rl").mkdir(parents=True)
+    rows = (folder / "rows.jsonl").read_text("utf-8")
+    (folder / "p" / "rl" / "all.jsonl").write_text(rows[: 8 * len(rows) // 9], "utf-8")
+    assert main(words) == 0
+    best_plan = json.loads(capsys.readouterr().out)["stages"]["best"]
+    assert best_plan["batch"]["steps"] == 4  # two epochs of 8 rows
+
+
 def test_a_recipe_that_starts_from_a_stage_is_planned_with_its_folder(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -484,6 +484,13 @@ def test_layers_that_ranks_share_are_not_compiled(write: Write, key: str) -> Non
     assert load_recipe(write(), (*RANKS, "--model.compile", "true")).model.compile is True
 
 
+def test_rows_whose_lengths_are_trained_are_not_cut(write: Write) -> None:
+    flags = (*RANKS, "--model.lora.dora", "true", "--learner.tensor_parallel")
+    with pytest.raises(UsageError, match=r"learner\.tensor_parallel: 2: DoRA needs the lengths"):
+        load_recipe(write(), (*flags, "2"))
+    assert load_recipe(write(), (*flags, "1")).model.lora is not None
+
+
 def test_a_run_goes_on_with_another_number_of_ranks_for_all_its_roles(write: Write) -> None:
     before = load_recipe(write(), (*PPO, "--critic.learner.lr", "1e-3"))
     flags = ["--learner.ranks", "4", "--learner.sharding", "zero3"]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from postgrad.core.errors import UsageError
-from postgrad.recipe.pipeline import load_pipeline, with_models
+from postgrad.recipe.load import require_models
+from postgrad.recipe.pipeline import load_pipeline, with_models, with_rows
 from postgrad.recipe.recipe import RLRecipe
 
 Write = Callable[..., Path]
@@ -60,11 +61,13 @@ def test_what_is_wrong_is_told_before_the_first_stage_runs(folder: Path, write: 
     )
     write(("some/model", "@stf"), name="rl.toml")
     assert refused(folder) == (
-        "rl.toml: model.path = '@stf' names no earlier recipe; did you mean '@sft'?"
+        "rl.toml: model.path = '@stf' names no earlier recipe that trains a model; "
+        "did you mean '@sft'?"
     )
     write(("[batch]", '[reference.model]\npath = "@rl"\n[batch]'), name="rl.toml")
     assert refused(folder) == (
-        "rl.toml: reference.model.path = '@rl' names no earlier recipe; earlier ones: sft"
+        "rl.toml: reference.model.path = '@rl' names no earlier recipe that trains a model; "
+        "earlier ones: sft"
     )
     write(text=FILE.replace('"rl.toml"', '"lr.toml"'), name="pipeline.toml")
     assert "no recipe at lr.toml" in refused(folder)
@@ -83,3 +86,72 @@ def test_a_folder_without_a_pipeline_is_told(tmp_path: Path) -> None:
     told = "is a folder without pipeline.toml: name one of other, sft.toml"
     assert refused(tmp_path).endswith(told)
     assert "no recipe at pipeline.toml" in refused(tmp_path / "nowhere")
+
+
+ROWS = 'recipes = ["sft.toml", "rl.toml", "best.toml"]\nrun_dir = "runs/p"\n'
+GENERATE = '[generate.rl]\nselect = "best"\nsamples = 4\n'
+
+
+@pytest.fixture
+def generating(folder: Path, write: Write) -> Path:
+    """SFT, answers of its model, SFT on the best of them."""
+    write(text=SFT.replace('"rows.jsonl"', '"@rl"'), name="best.toml")
+    write(text=ROWS + GENERATE, name="pipeline.toml")
+    return folder
+
+
+def test_a_stage_trains_on_the_rows_that_an_earlier_one_generates(generating: Path) -> None:
+    pipeline = load_pipeline(generating, ["--generate.rl.top", "2", "--run_dir", "b"])
+    sft, rl, best = pipeline.stages
+    assert (sft.generate, best.generate) == (None, None)
+    assert rl.generate is not None
+    assert (rl.generate.select, rl.generate.samples, rl.generate.top) == ("best", 4, 2)
+    assert rl.rows == Path("b/rl/best.jsonl")
+    assert with_rows(best.recipe, {}).data.path == "@rl"
+    recipe = with_rows(best.recipe, {"rl": str(rl.rows)})
+    assert recipe.data.path == "b/rl/best.jsonl"
+    with pytest.raises(UsageError, match=r"data\.path = '@rl' are rows that an earlier recipe"):
+        require_models(with_models(best.recipe, {}))
+
+
+def test_rows_are_named_in_every_set(generating: Path, write: Write) -> None:
+    sets = '[[data.sets]]\npath = "@rl"\n[[data.sets]]\npath = "more.jsonl"\n'
+    text = SFT.replace('[data]\npath = "rows.jsonl"\n', sets) + '[eval]\npath = "@rl"\nevery = 1\n'
+    write(text=text, name="best.toml")
+    recipe = with_rows(load_pipeline(generating).stages[2].recipe, {"rl": "x.jsonl"})
+    assert [source.path for source in recipe.data.sources] == ["x.jsonl", "more.jsonl"]
+    assert [held_out.data.path for held_out in recipe.eval.sets] == ["x.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "[generate.rl]",
+            "[generate.bset]",
+            "[generate.bset] names no recipe; did you mean 'best'?",
+        ),
+        ("[generate.rl]", "[generate.best]", "the last recipe, best, only generates"),
+        ('"best"\n', '"above"\n', 'select = "above" needs threshold'),
+        ('"best"\n', '"bets"\n', "'best'"),
+        ("samples = 4", "pass_rate = [0.9, 0.1]", "the lower one first"),
+        ("samples = 4", "samples = 0", "samples"),
+    ],
+)
+def test_a_wrong_generation_is_told_before_anything_runs(
+    old: str, new: str, message: str, generating: Path, write: Write
+) -> None:
+    write(text=(ROWS + GENERATE).replace(old, new), name="pipeline.toml")
+    assert message in refused(generating)
+
+
+def test_models_and_rows_are_not_taken_for_each_other(generating: Path, write: Write) -> None:
+    write(text=SFT.replace('"rows.jsonl"', '"@sft"'), name="best.toml")
+    assert refused(generating) == (
+        "best.toml: data.path = '@sft' names no earlier recipe that generates rows; "
+        "earlier ones: rl"
+    )
+    write(text=SFT.replace('"m"', '"@rl"'), name="best.toml")
+    assert "model.path = '@rl' names no earlier recipe that trains a model" in refused(generating)
+    write(text=ROWS.replace("best.toml", "generate.toml"), name="pipeline.toml")
+    assert "a recipe cannot be called generate" in refused(generating)

@@ -158,6 +158,21 @@ def test_a_pipeline_is_swept_by_the_keys_of_its_stages(tmp_path: Path) -> None:
         swept(QUICKSTART, "rll.learner.lr=1e-4", flags=flags)
 
 
+def test_a_stage_of_a_swept_pipeline_still_generates(tmp_path: Path) -> None:
+    flags = ("--run_dir", str(tmp_path / "sweep"), "--generate.answers.threshold", "1.5")
+    sweep = swept(ROOT / "recipes" / "best_of_n", "best_of_n.learner.lr=1e-4,1e-3", flags=flags)
+    sweep.path.mkdir()
+    sweep.write()
+    for trial in read_sweep(sweep.path).trials:
+        assert isinstance(trial.source, Pipeline)
+        sft, answers, best = trial.source.stages
+        assert (sft.generate, best.generate) == (None, None)
+        assert answers.generate is not None
+        assert (answers.generate.samples, answers.generate.threshold) == (8, 1.5)
+        assert answers.rows == trial.path / "answers" / "best.jsonl"
+        assert best.recipe.data.path == "@answers"
+
+
 def test_names_are_folders_of_any_file_system(write: Write) -> None:
     long = "/".join(["x" * 60] * 5)
     sweep = swept(write(), f"model.path=org/one,org one,{long}1,{long}2")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from postgrad.core.errors import RunError, UsageError
 from postgrad.models.save import directory_hash
 from postgrad.observe.console import Console
 from postgrad.recipe.pipeline import load_pipeline
@@ -89,3 +90,67 @@ def test_a_pipeline_that_has_ended_does_nothing(ended: Ended) -> None:
     again = quickstart(ended.run)
     assert again == json.loads((ended.run / "summary.json").read_text("utf-8"))
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files} == before
+
+
+ROUND = [
+    "--sft.steps", "2", "--sft.data.size", "64", "--eval.size", "8", "--learner.threads", "1",
+    "--sft.model.init.hidden_size", "24", "--sft.model.init.num_hidden_layers", "1",
+    "--sft.learner.warmup_updates", "0", "--best_of_n.learner.warmup_updates", "0",
+    "--scoring.workers", "1", "--answers.data.size", "16", "--best_of_n.epochs", "1",
+    "--best_of_n.batch.train_batch_size", "4", "--generate.answers.samples", "2",
+    "--generate.answers.threshold", "-1", "--generate.answers.keep_truncated", "true",
+    "--generate.answers.shard", "4",
+]  # fmt: skip
+
+
+def rejection_sampling(run: Path, *flags: str, overwrite: bool = False) -> dict[str, Any]:
+    pipeline = load_pipeline(
+        ROOT / "recipes" / "best_of_n", [*ROUND, "--run_dir", str(run), *flags]
+    )
+    return train_pipeline(pipeline, Console("quiet"), overwrite=overwrite)
+
+
+def files_of(run: Path) -> dict[Path, tuple[int, bytes]]:
+    files = [path for path in run.rglob("*") if path.is_file()]
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def test_a_stage_generates_the_rows_that_the_next_one_trains_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    summary = rejection_sampling(run)
+    assert list(summary["stages"]) == ["sft", "answers", "best_of_n"]
+    answers = summary["stages"]["answers"]
+    assert answers["counts"]["samples"] == 2 * answers["counts"]["prompts"]
+    rows = [json.loads(line) for line in (run / "answers" / "best.jsonl").open(encoding="utf-8")]
+    assert len(rows) == answers["counts"]["rows"] == answers["counts"]["prompts"] > 12
+    assert {row["generated"] for row in rows} == {answers["generated"]}
+    about = json.loads((run / "answers" / "generate.json").read_text("utf-8"))
+    assert about["model"] == str(run / "sft" / "model")
+    trained = json.loads((run / "best_of_n" / "recipe.json").read_text("utf-8"))["recipe"]
+    assert trained["data"]["path"] == str(run / "answers" / "best.jsonl")
+    assert summary["stages"]["best_of_n"]["episodes"] == len(rows)
+
+    before = files_of(run)  # it has ended: nothing is done again
+    assert rejection_sampling(run) == summary
+    assert files_of(run) == before
+
+    lost = run / "answers" / "shards" / "00001.jsonl"  # as if killed while it sampled
+    whole = lost.read_bytes()
+    for path in (lost, run / "answers" / "summary.json", run / "answers" / "best.jsonl"):
+        path.unlink()
+    again = rejection_sampling(run)["stages"]
+    assert lost.read_bytes() == whole
+    assert again["answers"]["counts"] == answers["counts"]
+    assert again["best_of_n"] == summary["stages"]["best_of_n"]
+
+    with pytest.raises(UsageError, match="samples = 2, and now it is 3: choose another"):
+        rejection_sampling(run, "--generate.answers.samples", "3")
+
+
+@pytest.mark.slow
+def test_a_stage_without_rows_ends_the_pipeline_and_can_be_sampled_anew(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"answers selected no row of \d+ samples"):
+        rejection_sampling(tmp_path, "--generate.answers.threshold", "5")
+    flags = ["--generate.answers.samples", "3"]
+    answers = rejection_sampling(tmp_path, *flags, overwrite=True)["stages"]["answers"]
+    assert answers["counts"]["samples"] == 3 * answers["counts"]["prompts"]

@@ -96,11 +96,13 @@ def test_training_changes_the_adapter_alone(
     assert all(tensor.abs().max() > 0 for tensor in b)
 
 
+@pytest.mark.parametrize("dora", [False, True])
 def test_the_engine_samples_with_the_merged_weights(
-    make_recipe: Any, console: Console, models: Any, seen: list[Any]
+    dora: bool, make_recipe: Any, console: Console, models: Any, seen: list[Any]
 ) -> None:
     """After each publish engine and learner agree, and the policy has moved."""
-    recipe = make_recipe("rl", model=adapted(models), algorithm=GRPO, learner={"lr": 0.05})
+    model = adapted(models, dora=dora)
+    recipe = make_recipe("rl", model=model, algorithm=GRPO, learner={"lr": 0.05})
     train(recipe, console)
     engine, policy = seen[0].engine, seen[0].roles.policy
     assert isinstance(engine, LocalEngine)
@@ -123,11 +125,12 @@ def test_the_engine_samples_with_the_merged_weights(
     [
         ("sft", SFTJob, {}),
         ("rl", RLJob, {"algorithm": GRPO}),
+        ("rl", RLJob, {"algorithm": GRPO, "dora": True}),
         ("rl", RLJob, {"algorithm": {"type": "ppo", "kl_coef": 0.05}}),
         ("preference", PreferenceJob, {"algorithm": {"type": "dpo"}}),
         ("preference", PreferenceJob, {"algorithm": {"type": "kto"}}),
     ],
-    ids=["sft", "grpo", "ppo", "dpo", "kto"],
+    ids=["sft", "grpo", "grpo-dora", "ppo", "dpo", "kto"],
 )
 def test_a_killed_run_with_dropout_ends_with_the_same_bits(
     job: str,
@@ -138,7 +141,8 @@ def test_a_killed_run_with_dropout_ends_with_the_same_bits(
     models: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = adapted(models)
+    changes = dict(changes)
+    model = adapted(models, dora=changes.pop("dora", False))
     whole = make_recipe(job, "whole", model=model, **changes, checkpoint={"save_steps": 1})
     killed = make_recipe(job, "killed", model=model, **changes, checkpoint={"save_steps": 1})
     train(whole, console)

@@ -144,7 +144,7 @@ def _eval(args: argparse.Namespace, rest: list[str]) -> Any:
 
 def _generate(args: argparse.Namespace, rest: list[str]) -> Any:
     from postgrad.recipe.load import load_recipe
-    from postgrad.tools.selection import RowSelection, select
+    from postgrad.tools.selection import select, selection_for
 
     recipe, console = load_recipe(args.recipe, rest), console_of(args)
     flags = {
@@ -152,13 +152,7 @@ def _generate(args: argparse.Namespace, rest: list[str]) -> Any:
         "margin": args.margin, "pass_rate": args.pass_rate and tuple(args.pass_rate),
     }  # fmt: skip
     stated = {name: value for name, value in flags.items() if value is not None}
-    judged = {name: getattr(recipe.eval, name, None) for name in ("component", "correct_at")}
-    selection = RowSelection(
-        **stated,
-        **{name: value for name, value in judged.items() if value is not None},
-        keep_truncated=args.keep_truncated,
-        seed=recipe.seed,
-    )
+    selection = selection_for(recipe, **stated, keep_truncated=args.keep_truncated)
     with heavy_imports():
         from postgrad.tools.generate import Extent, generate
 

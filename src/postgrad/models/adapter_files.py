@@ -128,6 +128,7 @@ class _AdapterSaver:
             r=self.settings.rank,
             lora_alpha=self.settings.alpha,
             use_rslora=self.settings.rslora,
+            use_dora=self.settings.dora,
             lora_dropout=self.settings.dropout,
             target_modules=list(self.settings.targets or last_names(self.weights)),
             modules_to_save=[HEAD] if scores else None,

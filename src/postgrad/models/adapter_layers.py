@@ -19,6 +19,7 @@ from postgrad.core import seeds
 from postgrad.models.adapter_dropout import CounterDropout, RowMasks
 from postgrad.models.attention import to_device
 from postgrad.models.decoder import joined
+from postgrad.models.four_bits import base_weight
 from postgrad.models.linear import multiply
 from postgrad.models.score import in_float32
 from postgrad.models.settings import SIBLINGS
@@ -107,6 +108,9 @@ class Siblings:
 class AdaptedLinear(Linear):
     """PEFT's layer: W x + b + (alpha / rank) B A dropout(x), the second part in the dtype of A and
     B. At most one adapter acts, and it is never merged.
+
+    With DoRA's lengths m [out]: f (W x + (alpha / rank) B A dropout(x)) + b, where f is m divided
+    by the lengths of the rows of W + (alpha / rank) B A, which have no gradient (section 4.3).
     """
 
     siblings: Siblings
@@ -130,8 +134,27 @@ class AdaptedLinear(Linear):
             rows = multiply(dropout(x.to(a.dtype)), a)
         else:
             rows = self.siblings.rows(self.place, name, x)
-        change = multiply(rows, b)
-        return torch.add(result, change, alpha=self.scaling[name]).to(result.dtype)
+        change, scale = multiply(rows, b), self.scaling[name]
+        if name not in self.lora_magnitude_vector:
+            return torch.add(result, change, alpha=scale).to(result.dtype)
+        lengths: Any = self.lora_magnitude_vector[name]
+        factor = lengths.weight / self._row_lengths(a, b, scale)
+        bias: Any = self.base_layer.bias
+        product = result if bias is None else result - bias
+        return (result + (factor - 1) * product + factor * scale * change).to(result.dtype)
+
+    @torch.no_grad()
+    def _row_lengths(self, a: Tensor, b: Tensor, scale: float) -> Tensor:
+        """[out] float32, or float64, the lengths of the rows of W + scale B A, without that matrix;
+        1 for rows of zeros. Where B is zero they are those of `give_lengths`, to the bit.
+        """
+        weight = base_weight(self)
+        plain = row_lengths(weight).to(a.dtype)
+        mixed = multiply(a.to(weight.dtype), weight).to(a.dtype).T  # W A^T [out, rank]
+        longer = (b * (2 * scale * mixed + scale**2 * (b @ (a @ a.T)))).sum(1)  # of the squares
+        changed = (plain.square() + longer).clamp(min=0).sqrt()
+        lengths = torch.where(longer == 0, plain, changed)
+        return torch.where(lengths > 0, lengths, 1.0)
 
 
 def own_layers(lm: nn.Module) -> None:
@@ -186,6 +209,40 @@ def give_weights(layers: Iterator[tuple[str, Any]], name: str, rank: int, seed: 
             b = torch.zeros(shape_b, device=base.device)
         layer.lora_A[name].weight = nn.Parameter(a)
         layer.lora_B[name].weight = nn.Parameter(b)
+
+
+def row_lengths(weight: Tensor) -> Tensor:
+    """[out] the lengths of the rows of a matrix, in float32 or, of float64, in that."""
+    dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    return torch.linalg.vector_norm(weight, dim=1, dtype=dtype)
+
+
+@torch.no_grad()
+def give_lengths(layers: Iterator[tuple[str, Any]], name: str) -> None:
+    """DoRA's lengths for the adapter `name`: those of the rows of the frozen matrices, by PEFT's
+    name. layers: those with the adapter, by name.
+    """
+    for _, layer in layers:
+        if isinstance(getattr(layer, "modules_to_save", None), nn.ModuleDict):
+            continue  # a head, which trains whole
+        base, holder = layer.get_base_layer().weight, nn.Module()
+        if isinstance(base, StoredTensor):
+            shape = (layer.out_features,)
+            lengths = StoredTensor(shape, torch.float32, base.device, _StoredLengths(base))
+        else:
+            lengths = row_lengths(base_weight(layer))
+        holder.weight = nn.Parameter(lengths)
+        layer.lora_magnitude_vector[name] = holder
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredLengths:
+    """Blocks of the lengths of the rows of a matrix that lies in its file."""
+
+    weight: StoredTensor
+
+    def __call__(self, box: Box) -> Tensor:
+        return row_lengths(self.weight.block((box[0], whole_box(self.weight.shape)[1])))
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,7 @@ def read_adapter(path: str | Path) -> AdapterFile:
                 "rank": config.get("r"),
                 "alpha": config.get("lora_alpha"),
                 "rslora": config.get("use_rslora", False),
+                "dora": config.get("use_dora", False),
                 "dropout": config.get("lora_dropout", 0.0),
                 "targets": _targets(weights, config),
             }
@@ -150,7 +151,7 @@ def merge_adapter(lm: nn.Module, adapter: AdapterFile, path: str, *, weight: flo
     for name, factors in products.items():
         matrix = layers[name].weight
         magnitude = adapter.magnitudes.get(name)
-        merged = partial(_merged, factors, adapter.scales[name], magnitude, weight)
+        merged = partial(changed_matrix, factors, adapter.scales[name], magnitude, weight)
         if isinstance(matrix, StoredTensor):
             layers[name].weight = nn.Parameter(matrix.mapped(merged))
         else:
@@ -160,7 +161,7 @@ def merge_adapter(lm: nn.Module, adapter: AdapterFile, path: str, *, weight: flo
         _replace_head(lm, adapter, path)
 
 
-def _merged(
+def changed_matrix(
     factors: tuple[Tensor, Tensor],
     scale: float,
     magnitude: Tensor | None,
@@ -175,6 +176,7 @@ def _merged(
         return torch.addmm(weight.float(), b, a, alpha=share * scale)
     changed = torch.addmm(weight.float(), b, a, alpha=scale)
     lengths = torch.linalg.vector_norm(changed, dim=1)
+    lengths = torch.where(lengths > 0, lengths, 1.0)  # a row of zeros stays one
     changed *= (magnitude.float().to(weight.device) / lengths)[:, None]
     return changed if share == 1 else torch.lerp(weight.float(), changed, share)
 

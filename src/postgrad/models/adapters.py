@@ -18,12 +18,13 @@ from torch.distributed.tensor import DTensor
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.adapter_dropout import RowMasks
-from postgrad.models.adapter_reader import HEAD, PREFIX, linear_layers
+from postgrad.models.adapter_reader import HEAD, PREFIX, changed_matrix, linear_layers
 from postgrad.models.attention import carries_states
 from postgrad.models.four_bits import FourBitLinear, base_weight
 from postgrad.models.settings import LoraSettings
 from postgrad.models.stored import StoredTensor, realise
 
+LENGTHS = "lora_magnitude_vector"  # PEFT's name of DoRA's lengths of rows
 # The layers with adapters of each model: finding them takes longer than switching them.
 _adapted: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
 
@@ -34,10 +35,10 @@ def add_adapter(
     """A new adapter on `lm`, a transformers decoder with an output head or a `score` head.
 
     Every weight that was there is frozen. A is drawn from (seed, name of the adapter, name of the
-    layer) as PEFT draws it and B is zero, so that nothing changes yet; a `score` head is copied and
-    the copy trained. All of it is float32, whatever the model computes in. The first adapter acts
-    from now on, a later one only while it is `active`. Raises UsageError for a target that names no
-    linear layer of the decoder, ValueError for a name that is taken.
+    layer) as PEFT draws it, B is zero and DoRA's lengths are W's, so that nothing changes yet; a
+    `score` head is copied and the copy trained. All of it is float32, whatever the model computes
+    in. The first adapter acts from now on, a later one only while it is `active`. Raises UsageError
+    for a target that names no linear layer of the decoder, ValueError for a name that is taken.
     """
     import peft  # five seconds
 
@@ -63,6 +64,8 @@ def add_adapter(
             peft.inject_adapter_in_model(config, lm, name, low_cpu_mem_usage=True)
     adapter_layers.own_layers(lm)
     adapter_layers.give_weights(_adapted_layers(lm, name), name, settings.rank, seed)
+    if settings.dora:
+        adapter_layers.give_lengths(_adapted_layers(lm, name), name)
     _adapted.pop(lm)
     _act(_layers(lm), acting)
     layers = _adapted_layers(lm, name)
@@ -133,7 +136,7 @@ class Adapter:
         self.settings = settings
         self.name = name
         self._masks = masks
-        pattern = re.compile(rf"\.(lora_[AB]|modules_to_save)\.{name}\.")
+        pattern = re.compile(rf"\.(lora_[AB]|modules_to_save)\.{name}\.|\.({LENGTHS})\.{name}\..*")
         self._parameter_names = {
             PREFIX + pattern.sub(_in_file, parameter_name): parameter_name
             for parameter_name, _ in lm.named_parameters()
@@ -187,15 +190,18 @@ class Adapter:
 
     @torch.no_grad()
     def merged(self) -> Iterator[tuple[str, Tensor]]:
-        """(hub name, W + (alpha / rank) B A in float32) of every target layer, and the trained copy
-        of a `score` head. One matrix at a time, so that no second model is held in memory.
+        """(hub name, W + (alpha / rank) B A in float32) of every target layer, with DoRA's lengths
+        of its rows, and the trained copy of a `score` head. One matrix at a time, so that no second
+        model is held in memory.
         """
         for layer_name, layer in _adapted_layers(self.lm, self.name):
             if hasattr(layer, "lora_A"):
                 a, b = layer.lora_A[self.name].weight, layer.lora_B[self.name].weight
                 matrices = base_weight(layer).float(), a, b
                 base, a, b = (_full_tensor(matrix) for matrix in matrices)
-                merge = partial(torch.addmm, mat1=b, mat2=a, alpha=layer.scaling[self.name])
+                lengths = layer.lora_magnitude_vector
+                lengths = _full_tensor(lengths[self.name].weight) if self.settings.dora else None
+                merge = partial(changed_matrix, (b, a), layer.scaling[self.name], lengths, 1.0)
                 stored = isinstance(base, StoredTensor)
                 yield f"{layer_name}.weight", base.mapped(merge) if stored else merge(base)
             else:
@@ -209,7 +215,7 @@ class Adapter:
         yield from self._frozen(frozenset())
 
     def _frozen(self, without: Set[str]) -> Iterator[tuple[str, Tensor]]:
-        pattern = re.compile(r"\.(lora_[AB]|original_module|modules_to_save)\.")
+        pattern = re.compile(rf"\.(lora_[AB]|{LENGTHS}|original_module|modules_to_save)\.")
         for parameter_name, parameter in self.lm.named_parameters():
             name = parameter_name.replace(".base_layer.", ".")
             if not pattern.search(parameter_name) and name not in without:
@@ -243,7 +249,7 @@ class Adapter:
                     f"{tuple(parameters[name].shape)}: is it of this model and rank?"
                 )
         for _, layer in _adapted_layers(self.lm, self.name):
-            for kind in ("lora_A", "lora_B", "modules_to_save"):
+            for kind in ("lora_A", "lora_B", LENGTHS, "modules_to_save"):
                 realise(getattr(layer, kind, nn.Module()))  # nothing is written into a file
         parameters = self.parameters()
         for name, tensor in weights.items():
@@ -259,8 +265,11 @@ def _full_tensor(tensor: Tensor) -> Tensor:
 
 def _in_file(match: re.Match[str]) -> str:
     """The part of a parameter's name in PEFT's files, where the adapter's name is left out, and
-    that a head is a copy: ".lora_A.policy." -> ".lora_A.", ".modules_to_save.policy." -> ".".
+    that a head is a copy: ".lora_A.policy." -> ".lora_A.", ".modules_to_save.policy." -> ".",
+    ".lora_magnitude_vector.policy.weight" -> ".lora_magnitude_vector".
     """
+    if match[2]:
+        return f".{match[2]}"
     return "." if match[1] == "modules_to_save" else f".{match[1]}."
 
 

@@ -70,6 +70,9 @@ class LoraSettings(Settings):
     alpha: int = Field(default=64, ge=1)  # B A is multiplied by alpha / rank
     # By alpha / sqrt(rank) instead (Kalajdzievski 2023, arXiv:2312.03732): for high ranks.
     rslora: bool = False
+    # The rows of the sum get lengths of their own, which are trained too (DoRA, Liu et al. 2024,
+    # arXiv:2402.09353).
+    dora: bool = False
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # chance that an input of A is zeroed
     # Linear layers by the ends of their names, as in PEFT ("q_proj", "mlp.down_proj"); (): every
     # one of the decoder.

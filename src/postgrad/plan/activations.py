@@ -81,14 +81,16 @@ def _kept_by_norm(shape: ModelShape, width: int, lora: LoraSettings | None, *, c
 
 def _kept_by_adapter(shape: ModelShape, width: int, lora: LoraSettings | None) -> int:
     """Bytes a token that a layer's adapters keep. An adapter computes in float32: of each input
-    that adapted linear layers read, a converted copy is kept.
+    that adapted linear layers read, a converted copy is kept. With DoRA a layer keeps its result
+    and its adapter's, for the gradient of the lengths.
     """
     if lora is None:
         return 0
     layers = adapted_layers(shape, lora)
     converted = sum(adapter_inputs(shape, lora)) * FLOAT32 if width != FLOAT32 else 0
     dropped = sum(a for a, _ in layers) * (FLOAT32 + 1) if lora.dropout else 0
-    return converted + dropped + len(layers) * lora.rank * FLOAT32
+    lengths = sum(b for _, b in layers) * (width + FLOAT32) if lora.dora else 0
+    return converted + dropped + lengths + len(layers) * lora.rank * FLOAT32
 
 
 def kept(

@@ -22,7 +22,7 @@ from postgrad.plan.search import search, search_note, search_rows, split_note, s
 from postgrad.plan.splits import fitting_splits
 from postgrad.recipe.load import load_recipe, require_models, stage_named, write_changed
 from postgrad.recipe.overrides import last_of_each
-from postgrad.recipe.pipeline import Pipeline, load_pipeline
+from postgrad.recipe.pipeline import Pipeline, load_pipeline, with_rows
 from postgrad.recipe.recipe import Recipe
 
 MOST_ROWS = 10**12
@@ -108,14 +108,20 @@ def _stages(
     """A plan for each recipe of a pipeline, and the sums: the recipes run one after the other."""
     models: dict[str, ModelSettings] = {}
     plans: dict[str, dict[str, Any]] = {}
+    generating = {each.name: each for each in pipeline.stages if each.generate is not None}
     for stage in pipeline.stages:
         console.heading(f"{stage.name}: {stage.path}")
-        planned = facts_of(stage.recipe, hardware, models)
+        if stage.generate is not None:
+            console.note("samples answers and trains nothing: its time and memory are not planned")
+            plans[stage.name] = {"fits": None, "hours": None, "devices": 1}
+            continue
+        rows = {name: str(each.rows) for name, each in generating.items() if each.rows.is_file()}
+        planned = facts_of(with_rows(stage.recipe, rows), hardware, models)
         plans[stage.name], _ = _shown(*planned, console, searching=searching)
         models[stage.name] = start_of(stage.recipe.model, models)
     hours = [report["hours"] for report in plans.values()]
     total = None if None in hours else sum(hours)
-    misfits = [name for name, report in plans.items() if not report["fits"]]
+    misfits = [name for name, report in plans.items() if report["fits"] is False]
     word = f"{' and '.join(misfits)} will not fit" if misfits else "everything fits"
     endless = [name for name, report in plans.items() if report["hours"] is None]
     long = (

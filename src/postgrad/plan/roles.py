@@ -160,6 +160,8 @@ def adapter_inputs(shape: ModelShape, lora: LoraSettings) -> list[int]:
 
 def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
     """How many weights an adapter has: A [rank, inputs] and B [outputs, rank] of every adapted
-    linear layer.
+    linear layer, and with DoRA the lengths [outputs].
     """
-    return shape.layers * sum(lora.rank * (a + b) for a, b in adapted_layers(shape, lora))
+    return shape.layers * sum(
+        lora.rank * (a + b) + (b if lora.dora else 0) for a, b in adapted_layers(shape, lora)
+    )

@@ -99,11 +99,18 @@ def require_runnable(recipe: Recipe) -> None:
 
 
 def require_models(recipe: Recipe) -> None:
-    """Raises UsageError where a recipe alone names the model of a pipeline's stage (`@NAME`)."""
+    """Raises UsageError where a recipe alone names the model or the rows of a pipeline's stage
+    (`@NAME`).
+    """
     for key, name in names_used(recipe):
         raise UsageError(
             f"{key} = '@{name}' is the model of an earlier recipe of a pipeline: name the folder "
             f"with pipeline.toml, or give --{key} DIR"
+        )
+    for key, name in rows_used(recipe):
+        raise UsageError(
+            f"{key} = '@{name}' are rows that an earlier recipe of a pipeline generates: name the "
+            f"folder with pipeline.toml, or give --{key} FILE"
         )
 
 
@@ -114,6 +121,24 @@ def names_used(recipe: Recipe) -> list[tuple[str, str]]:
         for place, table in recipe.model_tables.items()
         if (name := stage_named(table.path)) is not None
     ]
+
+
+def rows_used(recipe: Recipe) -> list[tuple[str, str]]:
+    """(key, NAME) of every `@NAME`, the rows that a pipeline's stage generates."""
+    return [
+        (f"{key}.path", name)
+        for key, table in data_tables(recipe.dump())
+        if (name := stage_named(table.get("path"))) is not None
+    ]
+
+
+def data_tables(dump: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The tables of a dumped recipe that name rows, each with its key."""
+    for section in ("data", "eval"):
+        table: dict[str, Any] = dump[section]
+        yield section, table
+        for number, entry in enumerate(table["sets"]):
+            yield f"{section}.sets.{number}", entry
 
 
 def stage_named(path: str | None) -> str | None:

@@ -218,6 +218,13 @@ def rank_problems(recipe: CommonSections) -> Iterator[RecipeProblem]:
             '"none", which holds them whole on each',
         )
     yield from _arranged(learner, quantized, recipe.model.compile is True)
+    dora = any(m.lora is not None and m.lora.dora for m in recipe.trained_models.values())
+    if dora and learner.tensor_parallel > 1:
+        yield (
+            ("learner", "tensor_parallel"),
+            f"{learner.tensor_parallel}: DoRA needs the lengths of whole rows, which this would "
+            "cut: use 1, or model.lora.dora = false",
+        )
     if learner.ranks > 1 and recipe.cluster.type == "local":
         yield (
             ("learner", "ranks"),
@@ -348,6 +355,11 @@ def _adapter_alone(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
             ("rollout", "vllm", "lora"),
             f'"adapter" beside model.quantize = "{model.quantize}": vLLM would apply it to other '
             'weights than those that it is trained on: use "merged"',
+        )
+    elif rollout.sends_adapter and model.lora is not None and model.lora.dora:
+        yield (
+            ("rollout", "vllm", "lora"),
+            '"adapter" beside model.lora.dora: vLLM applies no lengths of rows: use "merged"',
         )
 
 

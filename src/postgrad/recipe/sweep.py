@@ -98,6 +98,11 @@ class Sweep:
                 "recipes": [f"{stage.name}.toml" for stage in stages],
                 "run_dir": str(trial.source.run_dir),
                 "ask": trial.source.ask,
+                "generate": {
+                    stage.name: stage.generate.model_dump(mode="json", exclude_none=True)
+                    for stage in stages
+                    if stage.generate is not None
+                },
             }
             write_text(target / FILE, tomlkit.dumps(settings))
         runs = [{"name": trial.name, "values": dict(trial.values)} for trial in self.trials]

@@ -231,13 +231,18 @@ class _Unscored:
         return ready
 
 
+def is_generated(to: Path) -> bool:
+    """Whether a directory holds samples of `generate`."""
+    return (to / ABOUT).is_file()
+
+
 def _recorded(to: Path) -> dict[str, Any]:
     """What generate.json of `to` says; {} where there is none. Raises UsageError for a directory
     that holds something else.
     """
     if not to.exists():
         return {}
-    if not (to / ABOUT).is_file():
+    if not is_generated(to):
         half = left_behind(to, [ABOUT]) if to.is_dir() else []
         if to.is_dir() and not {*to.iterdir()} - {*half, to / SHARDS}:
             for path in half:  # of a command that was killed as it began

@@ -1,10 +1,11 @@
-"""`postgrad train DIR`: the recipes of DIR/pipeline.toml in order, then answers of the last model
-to a few questions, and one summary above all stages.
+"""`postgrad train DIR`: the recipes of DIR/pipeline.toml in order, each trained or sampled from,
+then answers of the last model to a few questions, and one summary above all stages.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from postgrad.core.errors import RunError
-from postgrad.core.files import finite, write_json
+from postgrad.core.files import finite, remove, write_json
 from postgrad.core.records import Author, Prompt
 from postgrad.core.text import fixed
 from postgrad.data.prompts import load_prompts
@@ -21,11 +22,14 @@ from postgrad.models.load import load_tokenizer, read_plain
 from postgrad.observe.console import Console
 from postgrad.observe.follow import read_object
 from postgrad.observe.run_dir import SUMMARY
-from postgrad.recipe.pipeline import Pipeline, Stage, with_models
+from postgrad.recipe.pipeline import Pipeline, Stage, with_models, with_rows
 from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.environment import Environment, SingleTurn
 from postgrad.rollout.local.rows import eos_token_ids
+from postgrad.tools.generate import SHARDS, Extent, generate, is_generated
+from postgrad.tools.selection import select, selection_for
+from postgrad.training.run import resident_bytes
 from postgrad.training.start import train
 from postgrad.training.summary import PHASES, change, whole_seconds
 
@@ -155,10 +159,16 @@ def train_pipeline(
     """
     began = time.perf_counter()
     models: dict[str, str] = {}
+    rows: dict[str, str] = {}
     summaries: dict[str, dict[str, Any]] = {}
     for stage in pipeline.stages:
-        recipe = _saving(with_models(stage.recipe, models))
+        recipe = with_rows(with_models(stage.recipe, models), rows)
         console.heading(f"{stage.name}: {stage.path}")
+        if stage.generate is not None:
+            summaries[stage.name] = _generate(stage, recipe, console, overwrite=overwrite)
+            rows[stage.name] = str(stage.rows)
+            continue
+        recipe = _saving(recipe)
         summaries[stage.name] = train(
             recipe, console, overwrite=overwrite, allow_change=allow_change
         )
@@ -173,6 +183,48 @@ def train_pipeline(
     write_json(pipeline.run_dir / SUMMARY, finite(summary))
     _show(pipeline, summary, answers, console)
     return summary
+
+
+def _generate(stage: Stage, recipe: Recipe, console: Console, *, overwrite: bool) -> dict[str, Any]:
+    """Samples a stage's answers and selects its rows; what is there already is not sampled again.
+    The summary, written beside the rows. seconds: of the process that ended it.
+    """
+    began = time.perf_counter()
+    assert stage.generate is not None
+    to, settings = Path(recipe.run_dir), stage.generate
+    if overwrite and is_generated(to):
+        remove(to)
+    extent = Extent(settings.samples, settings.rows, settings.shard)
+    chosen = settings.model_dump(exclude={"samples", "rows", "shard", "select", "format"})
+    selection = selection_for(recipe, kind=settings.select, **chosen)
+    generated = generate(recipe, to, console, extent)
+    source = {"generated": generated.name, "selection": settings.model_dump(mode="json")}
+    earlier = read_object(to / SUMMARY) or {}
+    if stage.rows.is_file() and source.items() <= earlier.items():
+        console.note(f"{stage.rows} is whole: nothing to do")
+        return earlier
+    selected = select(generated.groups(), selection, stage.rows, generated.name)
+    console.table(f"rows selected: {stage.rows}", ("", ""), selected.table())
+    if not selected.counts["rows"]:
+        raise RunError(
+            f"{stage.name} selected no row of {selected.counts['samples']} samples, so that the "
+            f"next recipe has nothing to train on: see the table above, or read {to / SHARDS}"
+        )
+    seconds = round(time.perf_counter() - began, 3)
+    summary: dict[str, Any] = {
+        "job": "generate",
+        "run_dir": str(to),
+        **source,
+        "rows": str(stage.rows),
+        "counts": dict(selected.counts),
+        "loss": None,
+        "evaluations": {},
+        "seconds": seconds,
+        "phase_seconds": {"sample": seconds},
+        "peak_memory_bytes": resident_bytes(),
+    }
+    write_json(to / SUMMARY, summary)
+    return finite(summary)
 
 
 def _saving(recipe: Recipe) -> Recipe:
@@ -249,6 +301,8 @@ def _reached(stages: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     for name in _sets(stages):
         accuracies = (stage["evaluations"].get(f"eval/{name}/accuracy") for stage in stages)
         rows.append((f"  {name}", *("" if x is None else f"{x:.3f}" for x in accuracies)))
+    selected = (f"{s['counts']['rows']:,}" if s["job"] == "generate" else "" for s in stages)
+    rows.append(("rows selected", *selected))
     rows.append(("held-out loss", *(change(stage, "loss") for stage in stages)))
     rows.append(("greedy accuracy", *(change(stage, "greedy_accuracy") for stage in stages)))
     rows.append(("reward", *(change(stage, "reward") for stage in stages)))

@@ -9,16 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from postgrad.core.errors import UsageError
 from postgrad.core.files import whole_file
 from postgrad.core.seeds import permutation
 from postgrad.core.text import nearest
 from postgrad.observe.sinks import fast_json
+from postgrad.recipe.pipeline import PairKind, SelectedRows
+from postgrad.recipe.recipe import Recipe
 
-SelectedRows = Literal["all", "best", "above", "pairs", "difficulty"]
-PairKind = Literal["best_worst", "random", "all"]
 Sample = Mapping[str, Any]  # a line of a shard
 JSONL, PARQUET = ".jsonl", ".parquet"
 
@@ -56,6 +56,13 @@ class RowSelection:
             raise UsageError(f"--margin {self.margin}: 0 or more is wanted")
         if self.kind == "above" and self.threshold is None:
             raise UsageError("--select above needs --threshold: the lowest reward of a row")
+
+
+def selection_for(recipe: Recipe, **stated: Any) -> RowSelection:
+    """The selection with the stated fields; the recipe says what is right, and the seed."""
+    judged = {name: getattr(recipe.eval, name, None) for name in ("component", "correct_at")}
+    of_recipe = {name: value for name, value in judged.items() if value is not None}
+    return RowSelection(**stated, **of_recipe, seed=recipe.seed)
 
 
 @dataclass(frozen=True, slots=True)

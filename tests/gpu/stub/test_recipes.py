@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from helpers.gpu_stub import (
-    BEST_OF_N,
     PIPELINES,
     PYTHONS,
     ROOT,
@@ -62,7 +61,8 @@ DESIGN = {
     "async": "A",
     "distill": "B",
     "process_reward": "A",
-    BEST_OF_N: "B",
+    "best_of_n": "B",
+    "iterative_dpo": "A",
     "gsm8k_sft": "B",
     "gsm8k_grpo": "A",
     "hh_reward": "A",
@@ -83,7 +83,7 @@ DESIGN = {
     "start/rl/recipe": "A",
 }
 ROWS = {half: [dict(zip(FACTORS, row, strict=True)) for row in HALVES[half]] for half in HALVES}
-SMALL = {*PIPELINES, *SINGLE, *START, BEST_OF_N}
+SMALL = {*PIPELINES, *SINGLE, *START}
 SHAPED = {name for name in DESIGN if name.startswith("7b/")}
 REFUSED = {  # by memory: what cannot be there
     "24": SHAPED | SEVERAL_DEVICES,
@@ -91,11 +91,8 @@ REFUSED = {  # by memory: what cannot be there
 }
 CARDS = {"24": ("RTX-4090", "NVIDIA GeForce RTX 4090", 24564)}
 CARDS |= {"80": ("H100", "NVIDIA H100 80GB HBM3", 81559)}
-# What these recipes read is what other recipes export: a reward model, a policy.
-BY_OTHERS = {
-    "7b/ppo_lora": ["--reward_model.model.path", "Qwen/Qwen3-8B"],
-    BEST_OF_N: ["--model.path", "Qwen/Qwen3-0.6B"],
-}
+# The reward model that this recipe reads is what another recipe exports.
+BY_OTHERS = {"7b/ppo_lora": ["--reward_model.model.path", "Qwen/Qwen3-8B"]}
 SEVERAL = {"cluster/grpo": 16}  # devices
 
 
@@ -176,22 +173,6 @@ def ask(stub: Stub, row: Row, *arguments: str, **environment: str) -> Any:
     return stub.ask(*arguments, **card, **environment)
 
 
-def before(name: str, arguments: list[str], folder: Path) -> dict[str, list[str]]:
-    """The commands whose files a recipe reads. Its arguments get the files' names."""
-    if name != BEST_OF_N:
-        return {}
-    said = [{"role": "user", "content": "sun"}, {"role": "assistant", "content": "nus"}]
-    rows = folder / "best.jsonl"
-    rows.write_text(json.dumps({"messages": said}) + "\n", "utf-8")
-    run, model = str(folder / "sft"), str(folder / "model")
-    arguments += ["--data.path", str(rows), "--model.path", model]
-    sft = ["train", str(ROOT / "recipes/quickstart/sft.toml"), "--run_dir", run, "--steps", "1"]
-    return {
-        "sft": [*sft, "--data.size", "64", "--eval.size", "2"],
-        "export": ["export", run, "--to", model],
-    }
-
-
 @pytest.mark.gpu_stub
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "row"), cases(SMALL))
@@ -211,8 +192,7 @@ def test_a_recipe_of_small_models_takes_a_small_step(
         arguments += ["--data.path", f"{data}/{SINGLE[name]}", "--data.name", "none"]
     else:
         arguments += ["--run_dir", str(tmp_path / "run")]
-    commands = before(name, arguments, tmp_path) | {name: arguments}
-    (tmp_path / "commands").write_text(json.dumps(commands), "utf-8")
+    (tmp_path / "commands").write_text(json.dumps({name: arguments}), "utf-8")
     path = nvidia_smi(tmp_path, *CARDS[row["memory"]][1:])
     told = ask(stub, row, str(HERE / "command.py"), str(tmp_path / "commands"), PATH=path)[name]
     assert told.pop("error") is None

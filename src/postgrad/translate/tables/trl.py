@@ -123,7 +123,7 @@ RULES: dict[str, Rule] = {
     "whiten_rewards": to("algorithm.whiten_rewards", read=on),
     "cliprange_value": to("algorithm.value_clip", read=decimal),
     "logit_softcapping": missing("logits are the model's own"),
-    "use_dora": missing("adapters are plain low-rank ones"),
+    "use_dora": to("model.lora.dora", read=on),
     "use_rslora": to("model.lora.rslora", read=on),
     "lora_modules_to_save": missing("the adapter alone is trained; a reward model's head too"),
     "load_in_8bit": missing("weights are whole or in four bits"),
