@@ -186,7 +186,7 @@ class Scene:
             Ragged.of(tokens, np.int32),
             Ragged.of([np.arange(len(t)) >= len(t) - 4 for t in tokens], np.bool_),
             np.array([0, 0, 1, 2]),
-            tuple(
+            images=tuple(
                 placed(ids, named, sizes[-len(named) :] if named else (), model)
                 for ids, named in zip(tokens, shown, strict=True)
             ),

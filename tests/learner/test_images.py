@@ -107,7 +107,7 @@ def test_samples_with_other_images_do_not_share_their_prompt() -> None:
     other = PlacedImage(digest, second[0].at, second[0].grid)
     mixed = Sequences(
         scene.sequences.tokens, scene.sequences.loss_mask, scene.sequences.group,
-        (first, (other, second[1]), *scene.sequences.images[2:]),
+        images=(first, (other, second[1]), *scene.sequences.images[2:]),
     )  # fmt: skip
     layout = lay_out(mixed, np.arange(2))
     assert len({image.digest for image in layout.images}) == 3

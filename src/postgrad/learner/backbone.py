@@ -84,12 +84,13 @@ class PackedForward(nn.Module):
         hidden_row: Tensor,
         context: AttentionContext,
         read: Callable[[nn.Module, Tensor], Out],
-        encode: Callable[[], Pictures | None] = lambda: None,
+        encode: Callable[[], Pictures | None] | None,
     ) -> Out:
         """The result of read(lm, hidden states [E, hidden] of the loss entries). encode: computes
         the features of the images.
         """
-        hidden = hidden_states(self.lm, token_ids, positions, context, encode())
+        pictures = None if encode is None else encode()
+        hidden = hidden_states(self.lm, token_ids, positions, context, pictures)
         return read(self.lm, hidden.index_select(0, hidden_row))
 
 
@@ -333,7 +334,7 @@ class Backbone:
             arrays = rank_rows.inputs(layout)
             context = SharedAttention(context, layout.n_tokens, self.ranks)
         tensors = (to_device(array, self.device) for array in arrays)
-        encode = encoder_of(layout, self.tower, rows_shared=rank_rows is not None)
+        encode = encoder_of(layout, self.tower, rank_rows is not None) if layout.images else None
         return self._forward(*tensors, context, read, encode)
 
     def _compile_mode(self) -> None:

@@ -65,13 +65,11 @@ class ImageTower:
 
 
 def encoder_of(
-    layout: Layout, tower: ImageTower | None, *, rows_shared: bool
+    layout: Layout, tower: ImageTower | None, rows_shared: bool
 ) -> Callable[[], Pictures | None]:
     """Computes the features of a layout's images when it is called, which is within the forward
-    pass. Raises RunError where the model reads no images, and where ranks share the layout's rows.
+    pass. Raises RunError where the model reads none, and where ranks share the layout's rows.
     """
-    if not layout.images:
-        return lambda: None
     if tower is None or rows_shared:
         raise RunError(
             "a sequence has an image, which this model does not read, or whose rows several "

@@ -91,7 +91,7 @@ def test_greedy_samples_are_those_of_transformers_and_logprobs_the_learners(kind
         Ragged.of(tokens, np.int32),
         Ragged.of(responses, np.bool_),
         np.array([c.ticket for c in done]),
-        tuple(requests[c.ticket].images for c in done),
+        images=tuple(requests[c.ticket].images for c in done),
     )
     backbone = Backbone(fresh(kind), torch.device("cpu"), MicroBatch())
     backbone.tower = ImageTower(backbone.lm, scene.pixels.__getitem__)
