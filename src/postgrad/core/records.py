@@ -186,7 +186,7 @@ class Sequences:
     def take(self, rows: NDArray[np.int64]) -> "Sequences":
         """Sequences `rows`, in this order."""
         experts = None if self.experts is None else self.experts.take(rows)
-        images = tuple(self.images[row] for row in rows) if self.images else ()
+        images = tuple(self.images[row] for row in rows.tolist()) if self.images else ()
         tokens, loss_mask = self.tokens.take(rows), self.loss_mask.take(rows)
         return Sequences(tokens, loss_mask, self.group[rows], experts, images)
 
