@@ -48,6 +48,9 @@ FOREIGN_ARGUMENTS = re.compile(
     r"attention_interface\((?:[^()]|\([^()]*\))*\b"
     r"(sinks|indices|block_indices|position_bias)="
 )
+# What DeepSeek-V4 names the bias of the keys that it appends to those of the tokens: ours gets the
+# keys, and no mask that says who sees them.
+APPENDED_KEYS = re.compile(r"\b(block_bias)\b")
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 
 
@@ -128,7 +131,7 @@ def require_interface(lm: Any, path: str) -> None:
     mixers = _mixers(lm, path)
     if "ALL_ATTENTION_FUNCTIONS" not in source and not mixers:
         raise unsupported(kind, path, "attention")
-    if foreign := FOREIGN_ARGUMENTS.search(source):
+    if foreign := FOREIGN_ARGUMENTS.search(source) or APPENDED_KEYS.search(source):
         raise unsupported(kind, path, "arguments", foreign[1])
     if hasattr(decoder, "encoder"):
         raise unsupported(kind, path, "encoder")
