@@ -179,3 +179,10 @@ def test_files_of_a_directory_are_as_readable_as_the_umask_lets_them_be(
     finally:
         os.umask(before)
     assert (tmp_path / "model" / "model.safetensors").stat().st_mode & 0o777 == mode
+
+
+def test_a_name_that_is_too_long_for_the_disk_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    assert files.is_file(tmp_path / "a")
+    assert not files.is_file(tmp_path)
+    assert not files.is_file(tmp_path / ("9" * 5000))

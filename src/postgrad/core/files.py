@@ -19,6 +19,11 @@ from typing import Any, cast
 from postgrad._version import __version__
 
 
+def is_file(path: Path) -> bool:
+    """Whether a file is there. A name that is too long for the disk is of none, and no OSError."""
+    return os.path.isfile(path)  # noqa: PTH113  # Path.is_file raises
+
+
 def beside(path: Path) -> Path:
     """The temporary name, in the same folder, under which `path` is written first."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")

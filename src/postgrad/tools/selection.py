@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from postgrad.core.errors import UsageError
-from postgrad.core.files import whole_file
+from postgrad.core.files import left_behind, remove, whole_file
 from postgrad.core.seeds import permutation
 from postgrad.core.text import nearest
 from postgrad.observe.sinks import fast_json
@@ -90,6 +90,8 @@ def select(
         raise UsageError(f"{to}: rows are written as {JSONL} or {PARQUET}")
     counts: Counter[str] = Counter(prompts=0, samples=0, rows=0)
     rows = _rows(groups, selection, counts, generated)
+    for half in left_behind(to.parent, [to.name]):  # of a command that was killed
+        remove(half)
     with whole_file(to) as written:
         if to.suffix == JSONL:
             with written.open("wb") as file:

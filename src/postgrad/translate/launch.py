@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
+from postgrad.core.files import is_file
 from postgrad.translate.files import CONFIGS, checked, config_table, plain
 from postgrad.translate.shell import VISIBLE
 
@@ -188,7 +189,7 @@ def zero_stage(launcher: Sequence[str], options: Mapping[str, Any]) -> int | Non
     )  # fmt: skip
     for config in map(str, filter(None, configs)):
         path = Path(config)
-        if path.suffix in CONFIGS and path.is_file():
+        if path.suffix in CONFIGS and is_file(path):
             settings = config_table(path)
             inner = settings.get("deepspeed_config", settings.get("zero_optimization"))
             table = cast(dict[str, Any], inner) if isinstance(inner, dict) else {}
@@ -207,7 +208,7 @@ def _accelerated(config: str) -> int | None:
     name: they have 8.
     """
     path = Path(config)
-    if path.is_file():
+    if is_file(path):
         count = config_table(path).get("num_processes")
         return count if isinstance(count, int) else None
     shipped = r"(deepspeed_)?zero[123]|fsdp[12]|multi_gpu"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
+from postgrad.core.files import is_file
 from postgrad.translate.files import CONFIGS, config_table, text_of
 from postgrad.translate.launch import flags, launched, slurm_job
 from postgrad.translate.shell import UNKNOWN, arguments, commands, named
@@ -53,7 +54,7 @@ def read(words: Sequence[str], program_of: FindProgram) -> SourceCommands:
     rest = words[1:] if program else words
     if rest and not rest[0].startswith("-") and Path(rest[0]).suffix in (*SCRIPTS, *CONFIGS):
         path = Path(rest[0])
-        if path.is_file() or path.suffix:
+        if is_file(path) or path.suffix:
             return _of_file(path, rest[1:], program, program_of)
     if program:
         return SourceCommands((_of_flags(rest, [], program, Path()),))
@@ -89,7 +90,7 @@ def _of_file(path: Path, extra: list[str], program: str, program_of: FindProgram
 def _sourced(folder: Path, name: str) -> str | None:
     """The text of a shell script beside this one; None for a file that is not here."""
     path = folder / Path(name).name
-    return text_of(path) if path.suffix in (".sh", ".bash") and path.is_file() else None
+    return text_of(path) if path.suffix in (".sh", ".bash") and is_file(path) else None
 
 
 def _counted(names: Sequence[str]) -> list[str]:
@@ -142,7 +143,7 @@ def _of_flags(
     if isinstance(config := stated.pop("config", None), str):
         configs.append(config)
     for name in configs:
-        path = next((file for file in (folder / name, Path(name)) if file.is_file()), None)
+        path = next((file for file in (folder / name, Path(name)) if is_file(file)), None)
         if path is None:
             notes.append(f"{name} is not here, so what it says is missing")
         else:
