@@ -1,10 +1,9 @@
 """The heads of student and teacher together, in chunks: the numbers and gradients of all logits."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from postgrad.models import head
 from postgrad.models.distilled_head import (
@@ -24,7 +23,7 @@ class OnlyHead(nn.Module):
 
     def __init__(self, width: int, vocabulary: int, **shaped: float) -> None:
         super().__init__()
-        self.config = SimpleNamespace(vocab_size=vocabulary, **shaped)
+        self.config = PreTrainedConfig(vocab_size=vocabulary, **shaped)
         self.head = nn.Linear(width, vocabulary)
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -35,7 +34,7 @@ def both(**shaped: float) -> tuple[OnlyHead, OnlyHead, Tensor, Tensor, Tensor, T
     """Student, teacher, their hidden states, targets, and gradients that come back."""
     torch.manual_seed(0)
     student, teacher = (OnlyHead(w, v) for w, v in zip(WIDTHS, VOCABULARIES, strict=True))
-    student.config = SimpleNamespace(vocab_size=VOCABULARIES[0], **shaped)
+    student.config = PreTrainedConfig(vocab_size=VOCABULARIES[0], **shaped)
     hidden, taught = (2 * torch.randn(ENTRIES, width) for width in WIDTHS)
     targets = torch.randint(0, min(VOCABULARIES), (ENTRIES,))
     return student, teacher, hidden, taught, targets, torch.randn(2, ENTRIES)

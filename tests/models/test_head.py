@@ -1,8 +1,7 @@
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from postgrad.models import head
 from postgrad.models.compiled import head_kernels
@@ -16,7 +15,7 @@ class Model(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.config = SimpleNamespace(vocab_size=VOCABULARY)
+        self.config = PreTrainedConfig(vocab_size=VOCABULARY)
         self.head = nn.Linear(HIDDEN, VOCABULARY)
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -106,7 +105,7 @@ def of_narrow(rows: int, *, with_master: bool) -> float:
     torch.manual_seed(0)
     entries, vocabulary, width = 1200, 64, 32
     model = Model().bfloat16()
-    model.config = SimpleNamespace(vocab_size=vocabulary)
+    model.config = PreTrainedConfig(vocab_size=vocabulary)
     model.head = nn.Linear(width, vocabulary, bias=False, dtype=torch.bfloat16)
     weight, master = model.head.weight, nn.Parameter(model.head.weight.detach().float())
     if with_master:
@@ -141,7 +140,7 @@ def test_a_head_that_is_more_than_a_matrix_has_the_same_gradients(
 ) -> None:
     torch.manual_seed(0)
     model, hidden = Model(), torch.randn(ENTRIES, HIDDEN)
-    model.config = SimpleNamespace(vocab_size=VOCABULARY, **shaped)
+    model.config = PreTrainedConfig(vocab_size=VOCABULARY, **shaped)
     targets, coming = torch.randint(0, VOCABULARY, (ENTRIES,)), torch.randn(2, ENTRIES)
     monkeypatch.setitem(head.CHUNK_BYTES, "cpu", 4 * 5 * VOCABULARY)
     plain, wanted = gradients(model, hidden, targets, coming)
@@ -163,7 +162,7 @@ def test_kernels_of_compiled_heads_give_what_plain_heads_give(
     head_kernels.cache_clear()
     torch.manual_seed(0)
     plain = Model().to(dtype)
-    plain.config = SimpleNamespace(vocab_size=VOCABULARY, **shaped)
+    plain.config = PreTrainedConfig(vocab_size=VOCABULARY, **shaped)
     rows = torch.randn(ENTRIES, HIDDEN, dtype=dtype)
     targets, coming = torch.randint(0, VOCABULARY, (ENTRIES,)), torch.randn(2, ENTRIES)
 

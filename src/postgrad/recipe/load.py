@@ -115,10 +115,13 @@ def require_models(recipe: Recipe) -> None:
 
 
 def names_used(recipe: Recipe) -> list[tuple[str, str]]:
-    """(key, NAME) of every `@NAME`, the exported model of a pipeline's stage."""
+    """(key, NAME) of every `@NAME`, the exported model of a pipeline's stage. The critic's comes
+    last: it is the reward model's where it states none.
+    """
+    tables = sorted(recipe.model_tables.items(), key=lambda item: item[0][0] == "critic")
     return [
         (".".join(map(str, (*place, "path"))), name)
-        for place, table in recipe.model_tables.items()
+        for place, table in tables
         if (name := stage_named(table.path)) is not None
     ]
 
