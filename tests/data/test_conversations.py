@@ -63,6 +63,14 @@ def test_a_conversation_cut_before_its_answer_has_no_loss_and_is_dropped(
     assert found.account.fates == {"kept": 2, "no_loss": 1}
 
 
+def test_rows_whose_answers_say_nothing_are_dropped_and_counted(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    rows = [ROWS[0], {"question": "q", "answer": ""}, {"question": "r", "answer": " \n"}]
+    loaded = load(write_rows(rows), tokenizer, max_lost_fraction=1.0)
+    assert loaded.account.fates == {"kept": 1, "empty": 2}
+
+
 def test_a_row_that_cannot_be_marked_is_shown(
     write_rows: WriteRows, make_tokenizer: Callable[..., Any]
 ) -> None:

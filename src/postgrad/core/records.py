@@ -186,7 +186,8 @@ class Sequences:
     def take(self, rows: NDArray[np.int64]) -> "Sequences":
         """Sequences `rows`, in this order."""
         experts = None if self.experts is None else self.experts.take(rows)
-        images = tuple(self.images[row] for row in rows.tolist()) if self.images else ()
+        taken: list[int] = rows.tolist()
+        images = tuple(self.images[row] for row in taken) if self.images else ()
         tokens, loss_mask = self.tokens.take(rows), self.loss_mask.take(rows)
         return Sequences(tokens, loss_mask, self.group[rows], experts, images)
 

@@ -13,7 +13,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.data.account import Bookkeeper, Fate
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.cache import TokenCache, TokenColumns
-from postgrad.data.chat_format import Message, bears_loss
+from postgrad.data.chat_format import Message, bears_loss, says_nothing
 from postgrad.data.draws import DrawnSet
 from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import (
@@ -178,7 +178,9 @@ def _selected(
         messages = conversation_of(row, settings)
         asked = asked_in(row, messages, settings)
         answers = answers_in(messages)
-        fate = selection.left_out(settings, row, asked, [*asked, *answers])
+        said = [message for message in messages if message["role"] == "assistant"]
+        fate: Fate | None = "empty" if said and all(map(says_nothing, said)) else None
+        fate = fate or selection.left_out(settings, row, asked, [*asked, *answers])
         if fate is None and not _can_teach(messages, answers, settings):
             fate = "no_loss"
         if fate is not None:
