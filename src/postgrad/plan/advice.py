@@ -6,7 +6,6 @@ Every advice was planned as a recipe of its own, so that its effect is that of a
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from math import ceil
 
 from postgrad.plan.change import Advice, Change, digits
 from postgrad.plan.engines import dealt
@@ -123,7 +122,7 @@ def _sampled_together(now: Outlook, facts: Facts) -> Iterator[Change]:
 
 def _larger_caches(now: Outlook, facts: Facts) -> Iterator[Change]:
     """More slots and cache for the built-in engine, the most first that fit: as many as sample a
-    step in one wave, in two, and so on.
+    step in one wave, in two, and so on. Where MAX_SLOTS need several, in these, twice these, ...
     """
     recipe, size = now.recipe, now.sizes.engine
     rollout = recipe.rollout_settings
@@ -131,13 +130,14 @@ def _larger_caches(now: Outlook, facts: Facts) -> Iterator[Change]:
         return
     sequences = engine_sequences(recipe, now.geometry)
     share = dealt(sequences, recipe.answers_per_prompt, now.places.engines)
-    for waves in range(1, share + 1):
-        slots = ceil(share / waves)
+    fewest = max(1, -(-share // MAX_SLOTS))
+    for waves in range(fewest, share + 1, fewest):
+        slots = -(-share // waves)
         if slots <= size.slots:
             return
         cache = slots * places_for(now.sizes.places)
         change = (*flags("rollout.slots", slots), *flags("rollout.cache_tokens", cache))
-        tried = planned(recipe, change, facts) if slots <= MAX_SLOTS else None
+        tried = planned(recipe, change, facts)
         if tried is not None and _leaves_room(tried, now):
             yield change, "more sequences are sampled together"
 
