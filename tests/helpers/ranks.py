@@ -52,9 +52,10 @@ def run_ranks(
         process.kill()
         process.join()
     told = [path.read_text() for path in sorted(folder.glob("failed-*"))]
-    assert not told, "\n".join(told)
+    codes = [process.exitcode for process in processes]
+    assert not told, "\n".join([f"exit codes: {codes}", *told])
     assert not left, f"{len(left)} of {size} ranks did not end"
-    assert [process.exitcode for process in processes] == [0] * size
+    assert codes == [0] * size
 
 
 def _main(

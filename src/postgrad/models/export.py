@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -253,25 +253,12 @@ def _compare(lm: Any, tokenizer: Any, written: Path) -> None:
         raise RunError(f"export: the tokenizer read back from {written} gives other tokens")
     if read_tokenizer.chat_template != tokenizer.chat_template:
         raise RunError(f"export: the chat template read back from {written} is another")
-    _store(read)
     batch = torch.tensor([ids])
     difference = float((lm(batch).logits.float() - read(batch).logits.float()).abs().max())
     if not difference <= TOLERANCE:
         raise RunError(
             f"export: the model read back from {written} gives other logits (by {difference:.3g})"
         )
-
-
-def _store(lm: Any) -> None:
-    """Makes a model's weights stored tensors, as those of the model that was written are: torch
-    multiplies stored and ordinary weights in other layouts, whose bits differ, and linear attention
-    makes more of that than TOLERANCE.
-    """
-    for module in lm.modules():
-        for name, weight in list(module.named_parameters(recurse=False)):
-            block = partial(_block, {name: weight}, name, weight.shape)
-            stored = StoredTensor(weight.shape, weight.dtype, CPU, block)
-            setattr(module, name, nn.Parameter(stored, requires_grad=False))
 
 
 def _probe(tokenizer: Any) -> str:

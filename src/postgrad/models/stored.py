@@ -76,7 +76,7 @@ class StoredTensor(Tensor):
             raise TypeError(f"{func} would write into a tensor that lies in its file")
         if len(stored) == len(tensors) and _gives_tensors(func):
             return _noted(func, args, kwargs, stored[0].device)
-        args, kwargs = tree_map_only(StoredTensor, StoredTensor.real, (args, kwargs))
+        args, kwargs = tree_map_only(StoredTensor, StoredTensor._operand, (args, kwargs))
         return func(*args, **kwargs)
 
     def __repr__(self, **_: Any) -> str:
@@ -87,6 +87,12 @@ class StoredTensor(Tensor):
         if any(count == 0 for _, count in box):
             return torch.empty([count for _, count in box], dtype=self.dtype)
         return self._read(box).to(self.dtype).contiguous()
+
+    def _operand(self) -> Tensor:
+        """The whole tensor, in the layout that an ordinary one would have in an operation: torch
+        rounds a product otherwise where a matrix is transposed in memory.
+        """
+        return self._read(whole_box(self.shape)).to(self.device, self.dtype)
 
     def real(self) -> Tensor:
         """The whole tensor, on its device."""
