@@ -115,6 +115,7 @@ def divide(ranks: Ranks, folder: Path, kind: str, dtype: torch.dtype, saved: Any
         # kernels that torch made for the probe of a mixture are not its weights
         before = own_bytes()
         backbone.divide(ranks, "zero3")
+        torch.distributed.barrier()  # a rank that ends early takes the store of the groups with it
         if saved is not None:
             learner = PolicyLearner(backbone, LearnerSettings(), 100)
             learner.load(saved)
