@@ -88,8 +88,8 @@ def bears_loss(message: Mapping[str, Any]) -> bool:
 
 def says_nothing(message: Mapping[str, Any]) -> bool:
     """Whether a message has no text, no reasoning and no call of a tool."""
-    told = (message["content"], *(message.get(key) or "" for key in REASONING))
-    return not any(map(str.strip, told)) and not message.get("tool_calls")
+    texts = (message["content"], *(message.get(key) or "" for key in REASONING))
+    return not any(map(str.strip, texts)) and not message.get("tool_calls")
 
 
 def texts_of(message: Mapping[str, Any]) -> Iterator[str]:

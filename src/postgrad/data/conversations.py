@@ -178,8 +178,8 @@ def _selected(
         messages = conversation_of(row, settings)
         asked = asked_in(row, messages, settings)
         answers = answers_in(messages)
-        said = [message for message in messages if message["role"] == "assistant"]
-        fate: Fate | None = "empty" if said and all(map(says_nothing, said)) else None
+        turns = [message for message in messages if message["role"] == "assistant"]
+        fate: Fate | None = "empty" if turns and all(map(says_nothing, turns)) else None
         fate = fate or selection.left_out(settings, row, asked, [*asked, *answers])
         if fate is None and not _can_teach(messages, answers, settings):
             fate = "no_loss"
