@@ -47,6 +47,9 @@ MORE: dict[str, dict[str, Any]] = {
     # with a padding token transformers clears its embedding whenever it loads the model
     "youtu": {**ALL_HEADS, "pad_token_id": None},
     "axk1": ALL_HEADS,
+    "sarvam_mla": ALL_HEADS,
+    "inkling2_text": {"unpadded_vocab_size": 90},
+    "inkling2_loop_text": {"unpadded_vocab_size": 90},
     "dots3_note_text": ALL_HEADS,
     "zaya": {"num_experts_per_tok": 1},
     "bamba": {**MAMBA, "attn_layer_indices": [1]},

@@ -44,7 +44,7 @@ def require_same_outputs(lm: Any, path: str) -> None:
     that transformers' own attention gives for each sequence alone.
     """
     kind, sequences = lm.config.model_type, probe_sequences(lm)
-    watched = _Windows()
+    watched = _Watched()
     try:
         packed = _packed(lm, sequences, watched)
         with own_attention(lm), torch.no_grad():
@@ -58,6 +58,10 @@ def require_same_outputs(lm: Any, path: str) -> None:
             else f"a short packed forward ends with {type(error).__name__}: {error}"
         )
         raise unsupported(kind, path, "attention", detail) from error
+    twice = [layer for layer in watched.layers if watched.layers.count(layer) > 1]
+    if twice and not carries_states(lm):  # there layers are numbered by their calls
+        detail = f"layer {twice[0]} attends {watched.layers.count(twice[0])} times"
+        raise unsupported(kind, path, "layers", detail)
     if not all(bool(outputs.isfinite().all()) for outputs in plain):
         raise UsageError(
             f"{path} gives outputs that are no finite numbers for a short text: its weights are "
@@ -66,7 +70,7 @@ def require_same_outputs(lm: Any, path: str) -> None:
     if not same(packed, plain, spread(plain), lm.dtype):
         raise unsupported(kind, path, "outputs")
     window = _window(text_config(lm))
-    if window is not None and window not in watched.seen:
+    if window is not None and window not in watched.windows:
         raise unsupported(kind, path, "mask", f"a sliding window of {window}")
 
 
@@ -111,20 +115,24 @@ def same(
     return bool(torch.stack(errors).max() <= TOLERANCE.get(dtype, 1e-3) * scale)
 
 
-class _Windows:
-    """Passes attention on to `inner`, and notes which window sizes the layers asked for."""
+class _Watched:
+    """Passes attention on to `inner`, and notes which layers attended, in order, and which window
+    sizes they asked for.
+    """
 
     def __init__(self) -> None:
         self.inner: AttentionContext | None = None
-        self.seen: set[int | None] = set()
+        self.layers: list[int] = []
+        self.windows: set[int | None] = set()
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Tensor:
         assert self.inner is not None
-        self.seen.add(more["window"])
+        self.layers.append(layer)
+        self.windows.add(more["window"])
         return self.inner.attend(layer, query, key, value, **more)
 
 
-def _packed(lm: Any, sequences: Sequence[NDArray[np.int32]], watched: _Windows) -> list[Tensor]:
+def _packed(lm: Any, sequences: Sequence[NDArray[np.int32]], watched: _Watched) -> list[Tensor]:
     """Logits [N - 1, V] of each sequence (of a score model hidden states) from one packed forward.
     Its backward pass is run too: that has to work as well.
     """

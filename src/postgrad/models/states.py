@@ -22,7 +22,8 @@ from postgrad.layout.layout import Layout
 from postgrad.models.attention import CARRIER, AttentionContext, layers_of, to_device
 
 MAX_PADDED = 1.3  # tokens of a batch of sequences, padding included, over those of the sequences
-STATE_ARGUMENTS = ("cache_params", "past_key_values")  # where mixers take transformers' cache
+# Where mixers take transformers' cache: `cache` from transformers 5.24 on.
+STATE_ARGUMENTS = ("cache", "cache_params", "past_key_values")
 # What a mixer's code calls on that cache to keep its state.
 KEEPS_STATE = re.compile(r"\.(update_conv_state|update_recurrent_state|set_linear_cache)\(")
 
