@@ -65,10 +65,12 @@ class Terminal:
                 raise AssertionError("it is not there:\n" + "\n".join(self.lines))
 
     def ended(self, seconds: float = 120.0) -> int:
-        """The exit code, once it has ended by itself."""
+        """The exit code, once it has ended by itself; AssertionError if it does not."""
         deadline = time.monotonic() + seconds
         while self._read(deadline - time.monotonic()):
             pass
+        if time.monotonic() > deadline:
+            raise AssertionError("it did not end:\n" + "\n".join(self.lines))
         self._code = os.waitstatus_to_exitcode(os.waitpid(self._process, 0)[1])
         return self._code
 

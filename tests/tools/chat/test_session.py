@@ -11,6 +11,7 @@ import pytest
 
 from helpers.terminal import Terminal
 from postgrad.cli.main import main
+from postgrad.tools.chat.session import PROMPT
 
 FLAGS = ("--max-new-tokens", "4", "--temperature", "0")
 Models = Callable[[int], str]
@@ -94,5 +95,7 @@ def test_a_person_talks_to_two_models_side_by_side(
         terminal.wait_for("/bla is no command")  # and the conversation goes on
         terminal.type(" /said to the model\n")
         terminal.wait_for("the limit is 64")  # it has 64 positions
+        # the end of input that comes before input() edits the line is lost, as in any shell
+        terminal.wait_for(lambda lines: lines[-1] == PROMPT.rstrip())
         terminal.type("\x04")
         assert terminal.ended() == 0
