@@ -123,8 +123,8 @@ def test_fewer_ranks_never_take_less(table: dict[str, Any]) -> None:
     fewer = learner.ranks // 2
     if fewer < least:  # one rank has no sharding to keep
         return
-    if recipe.job == "rl":  # of float32 an engine beside a single rank has no copy
-        recipe = with_overrides(recipe, ["--rollout.dtype", "bfloat16"])
+    if recipe.job == "rl" and fewer == 1:  # an engine beside a single rank reads its weights
+        return
     least_peak = peak(with_overrides(recipe, ["--learner.ranks", str(fewer)]), buffers=False)
     assert least_peak >= peak(recipe, buffers=False)
 
