@@ -343,3 +343,9 @@ def test_a_refused_type_is_refused_for_the_reason_in_the_table(kind: str, make: 
         use()
     assert refused.value.reason == REASONS[kind]
     assert TABLE[REASONS[kind]]["because"] in str(refused.value)
+
+
+def test_a_layer_that_attends_twice_is_refused_when_the_model_is_loaded(make: Make) -> None:
+    """Not first when an engine is built: training and export would come before it."""
+    with pytest.raises(UnsupportedModel, match="layer 0 attends 2 times"):
+        load_model(str(make("diffllama")), dtype=torch.float32)
