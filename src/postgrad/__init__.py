@@ -12,15 +12,68 @@ from postgrad._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from postgrad.api import *  # noqa: F403
+# ruff: noqa: F405
+
+# Stated here too: libraries ask modules for names of all kinds (pickle does), and the answer "no"
+# must need no import, least of all in vLLM's processes, which lack postgrad's dependencies.
+__all__ = [
+    "AOT",
+    "CISPO",
+    "CPO",
+    "DAPO",
+    "DPO",
+    "GDPO",
+    "GMPO",
+    "GPG",
+    "GRPO",
+    "GSPO",
+    "IPO",
+    "KTO",
+    "OPO",
+    "ORPO",
+    "PPO",
+    "RLOO",
+    "SAPO",
+    "SFT",
+    "VESPO",
+    "WPO",
+    "BradleyTerry",
+    "Distillation",
+    "DrGRPO",
+    "MaxRL",
+    "OnPolicyDistillation",
+    "OnlineDPO",
+    "PassAtK",
+    "PostgradError",
+    "PreferenceAlgorithm",
+    "PreferenceRecipe",
+    "ProcessReward",
+    "RLRecipe",
+    "ReMax",
+    "ReinforcePP",
+    "ReinforcePPBaseline",
+    "RewardAlgorithm",
+    "RewardRecipe",
+    "RolloutAlgorithm",
+    "Run",
+    "RunError",
+    "RunsOfSweep",
+    "SFTRecipe",
+    "SimPO",
+    "UsageError",
+    "evaluate",
+    "load_recipe",
+    "resume",
+    "sweep",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if not name.startswith("_"):
-        api = import_module("postgrad.api")
-        if name in api.__all__:
-            return getattr(api, name)
+    if name in __all__:
+        return getattr(import_module("postgrad.api"), name)
     raise AttributeError(f"module 'postgrad' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *import_module("postgrad.api").__all__])
+    return sorted([*globals(), *__all__])

@@ -65,6 +65,24 @@ def test_what_is_not_public_is_not_there() -> None:
         from postgrad import _no_such_name  # noqa: F401
 
 
+def test_the_package_lists_the_names_of_its_api() -> None:
+    assert sorted(postgrad.__all__) == sorted(api.__all__)
+
+
+def test_a_name_that_is_not_public_is_refused_without_an_import() -> None:
+    """pickle asks every module for the names of objects that do not say where they come from; in
+    vLLM's processes, which lack postgrad's dependencies, an import here ended the engine.
+    """
+    check = (
+        "import pickle, sys, postgrad\n"
+        "assert pickle.whichmodule(object(), 'clear') == '__main__'\n"
+        "assert not hasattr(postgrad, 'clear')\n"
+        "dir(postgrad)\n"
+        "assert 'postgrad.api' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
 def test_the_names_come_without_torch_and_the_package_without_anything() -> None:
     check = (
         "import sys, postgrad\n"
