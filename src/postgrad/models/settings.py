@@ -63,7 +63,7 @@ class LoraSettings(Settings):
     """A low-rank adapter: W + (alpha / rank) B A on linear layers, the rest frozen (Hu et al. 2021,
     arXiv:2106.09685).
 
-    The output head and embeddings get no adapter.
+    The output head and embeddings get no adapter; `modules_to_save` trains them whole.
     """
 
     rank: int = Field(default=64, ge=1)  # columns of B and rows of A
@@ -77,8 +77,11 @@ class LoraSettings(Settings):
     # Linear layers by the ends of their names, as in PEFT ("q_proj", "mlp.down_proj"); (): every
     # one of the decoder.
     targets: tuple[str, ...] = ()
+    # Embeddings and output head by the ends of their names ("embed_tokens", "lm_head"): each that
+    # is named trains whole, as a copy beside the frozen one. Not where a model ties the two.
+    modules_to_save: tuple[str, ...] = ()
 
-    @field_validator("targets")
+    @field_validator("targets", "modules_to_save")
     @classmethod
     def _are_names(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
         for target in targets:

@@ -9,6 +9,7 @@ from postgrad.models.settings import SIBLINGS, LoraSettings, ModelSettings
 from postgrad.models.shapes import ModelShape
 from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
 
+OUTPUT_HEADS = frozenset({"lm_head", "embed_out", "output"})  # names in transformers' models
 Find = Callable[[ModelSettings], ModelShape]
 
 
@@ -55,7 +56,25 @@ class PlannedRole:
         if self.model.lora is None:
             return self.parameters
         adapter = adapter_parameters(self.shape, self.model.lora)
-        return adapter + (self.shape.hidden_size if self.scores else 0)  # the score head trains too
+        head = self.shape.hidden_size if self.scores else 0  # the score head trains too
+        return adapter + self.copied + head
+
+    @property
+    def copied(self) -> int:
+        """How many weights of embeddings and output head train as copies beside an adapter. A plan
+        has no model to find modules in: it knows transformers' names of output heads.
+        """
+        lora = self.model.lora
+        if self.learner is None or lora is None:
+            return 0
+        ends = {name.rpartition(".")[2] for name in lora.modules_to_save} - {"score"}
+        embeddings = self.shape.embedding_parameters if ends - OUTPUT_HEADS else 0
+        return embeddings + (self.shape.head_parameters if ends & OUTPUT_HEADS else 0)
+
+    @property
+    def trains_outside(self) -> bool:
+        """Whether matrices outside the layers have a gradient."""
+        return self.model.lora is None or self.copied > 0
 
 
 def planned_roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
