@@ -53,6 +53,8 @@ def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[
     if role.on is None:
         width = FLOAT32 if _shards_masters(role, sharing) else b
         weights = line("weights", _weights(role, width) * share, shards)
+        if role.freed:
+            weights = replace(weights, bytes={p: weights.bytes[p] for p in ("load", "score")})
         yield _resting(role, weights, divided=shards > 1) if role.rests and not cpu else weights
     if role.follows:  # sharded as the policy
         yield line("average", FLOAT32 * role.parameters * share, sharing.divided)

@@ -26,6 +26,7 @@ class PlannedRole:
     follows: bool = False  # it also holds a float32 average of the policy's weights
     home: str = POLICY  # the role on whose ranks it lies: its own name where it has some
     rests: bool = False  # frozen, and in the host's memory between its passes
+    freed: bool = False  # it reads all rows before the first update, and is freed
 
     @property
     def parameters(self) -> int:
@@ -86,7 +87,8 @@ def planned_roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
     if isinstance(recipe, RLRecipe):
         return policy, *_beside(recipe, policy, find)
     if (teacher := recipe.loaded_models.get(("teacher", "model"))) is not None:
-        return policy, PlannedRole("teacher", find(teacher), teacher)
+        freed = not beside_student(recipe)
+        return policy, PlannedRole("teacher", find(teacher), teacher, freed=freed)
     reference = recipe.loaded_models.get(("reference", "model"))
     moves = recipe.reference_moves
     if reference is not None and (moves or _is_another(recipe, reference)):
@@ -102,6 +104,15 @@ def beside_student(recipe: Recipe) -> bool:
     if not isinstance(recipe, SFTRecipe) or recipe.teacher.top_k is not None:
         return False
     return ("teacher", "model") in recipe.loaded_models
+
+
+def stored_bytes(recipe: Recipe) -> int:
+    """Bytes of what a teacher of SFT with `top_k` says of a token, in float32: ids and
+    log-probabilities of k tokens, and that of all others (models.distilled_head.top_logprobs). 0
+    where there is none.
+    """
+    top_k = recipe.teacher.top_k if isinstance(recipe, SFTRecipe) else None
+    return 0 if top_k is None else 4 * (2 * top_k + 1)
 
 
 def _placed(recipe: Recipe, role: PlannedRole) -> PlannedRole:
