@@ -232,3 +232,11 @@ def test_modules_that_train_whole_beside_an_adapter_have_their_key() -> None:
     lora = of("--use_peft", *flags).recipe["model"]["lora"]
     assert lora["modules_to_save"] == ["embed_tokens", "lm_head"]
     assert "lora" not in of(*flags).recipe["model"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [((), "bfloat16"), (("--fp16",), "float16"), (("--bf16", "false"), "float32")],
+)
+def test_float16_has_its_key(flags: tuple[str, ...], dtype: str) -> None:
+    assert of(*flags).recipe["model"]["dtype"] == dtype

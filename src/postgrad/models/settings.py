@@ -96,8 +96,9 @@ class LoraSettings(Settings):
 class ModelSettings(Settings):
     """Where weights come from and how they compute. `init` is used only where no `path` is given.
 
-    dtype: "float32"; "bfloat16" computes in bfloat16 over float32 master weights; "auto" is
-    bfloat16 on CUDA, and on a CPU what a short measurement at the start of a run says.
+    dtype: "float32"; "bfloat16" computes in bfloat16 over float32 master weights, "float16" in
+    float16 with a scaled loss; "auto" is bfloat16 on CUDA, and on a CPU what a short measurement at
+    the start of a run says.
     quantize: "4bit" holds the frozen weights under an adapter in four bits (QLoRA,
     arXiv:2305.14314), those of the layers' matrices.
     """
@@ -106,7 +107,7 @@ class ModelSettings(Settings):
     # Branch, tag or commit of a hub id; left out, main as it is when the run begins.
     revision: str | None = Field(default=None, pattern=REVISION)
     init: ModelInit | None = None
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     attention: Literal["auto", "sdpa", "flex"] = "auto"  # "flex": on CUDA only
     # Decoder layers by torch.compile: true on CUDA only; "auto" is true there with flex attention,
     # for the tested types. One graph for all layers and lengths, compiled in the first step.
