@@ -1,5 +1,7 @@
 """The step of Muon: a matrix without the lengths of its singular vectors."""
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,7 @@ def orthogonalised(matrix: Tensor, steps: int) -> Tensor:
     """
     a, b, c = COEFFICIENTS
     wide = matrix.T if matrix.size(0) > matrix.size(1) else matrix
-    length: Tensor = wide.norm()  # pyright: ignore[reportUnknownMemberType]
+    length = cast(Tensor, wide.norm())  # pyright: ignore[reportUnknownMemberType]
     x = wide / length.clamp(min=SMALLEST)
     for _ in range(steps):
         gram = x @ x.T
