@@ -57,6 +57,7 @@ class Case(NamedTuple):
     beside: bool = False
     large: bool = False
     compiled: bool = False
+    saved: bool = False  # embeddings and output head train whole beside the adapter
     grid: Grid | None = None  # None: that of the test's ranks
 
     @property
@@ -138,7 +139,9 @@ def learner(case: Case, ranks: Ranks, **settings: Any) -> Learner[Any]:
     lm = model(case)
     backbone = backbone_of(case, lm)
     if case.lora:
-        backbone.adapter = add_adapter(lm, LoraSettings(rank=4, alpha=8, dropout=0.1), seed=1)
+        saved = ("embed_tokens", "lm_head") if case.saved else ()
+        lora = LoraSettings(rank=4, alpha=8, dropout=0.1, modules_to_save=saved)
+        backbone.adapter = add_adapter(lm, lora, seed=1)
     if case.type.endswith(("_moe", "_oss")):
         backbone.routers = Routers(lm, balance=0.5, z=0.01)
     backbone.divide(ranks, case.stage, offload=case.offload)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import pytest
 from plan.test_cases import planned
 from plan.test_engines import IDEAL, device
 from postgrad.models.known_shapes import shape_of_model
-from postgrad.plan.hardware import Hardware
+from postgrad.plan.hardware import Hardware, parse_hardware
 from postgrad.plan.held import PHASES, MemoryPhase
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.page import Page
@@ -236,3 +236,29 @@ def test_a_teacher_that_reads_the_rows_once_computes_in_no_update() -> None:
     assert stored.timing.step["update"] < live.timing.step["update"]
     assert stored.timing.once["teacher"] > 0.0
     assert ("policy", "hidden states of the teacher") not in lines(stored, 0)
+    weights = lines(stored, 0)["teacher", "weights"]
+    assert weights == {"load": 2 * WHOLE, "score": 2 * WHOLE}  # it is freed before the updates
+
+
+def test_what_a_teacher_said_of_the_rows_is_kept_where_the_loop_is() -> None:
+    """Of each token 64 ids, 64 log-probabilities and that of all others, of four bytes each. Rows
+    of unknown length count as the longest, of 2048 tokens; an update has 32.
+    """
+    recipe = taught(
+        "sft", "--teacher.top_k", "64", "--learner.ranks", "1", "--learner.sharding", "none",
+        "--cluster.type", "local", "--batch.train_batch_size", "32",
+    )  # fmt: skip
+    facts = Facts(shape_of_model, parse_hardware("CPU"), rows=100)
+    found = outlook(recipe, facts)
+    each = 4 * 129
+    assert lines(found, 0)["run", "what the teacher said"] == dict.fromkeys(
+        ("rollout", "score", "update", "save"), each * 100 * 2048
+    )
+    update = lines(found, 0)["policy", "the teacher's tokens of an update"]
+    assert update == {"update": 2 * each * 32 * 2048}
+    assert any("106 MB in the first process" in note for note in Page(found, ()).notes())
+    on_card = outlook(recipe, Facts(shape_of_model, parse_hardware("H200")))
+    assert ("run", "what the teacher said") not in lines(on_card, 0)  # it is the host's
+    update = lines(on_card, 0)["policy", "the teacher's tokens of an update"]
+    assert update == {"update": each * 32 * 2048}
+    assert any("516 bytes a token" in note for note in Page(on_card, ()).notes())

@@ -1,6 +1,7 @@
 """What the plan says of weights in four bits and of moments in eight."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -59,12 +60,22 @@ def test_the_constants_are_those_of_the_learner() -> None:
     assert bits == pytest.approx(held.FOUR_BITS, rel=1e-3)
 
 
-@pytest.mark.parametrize("lora", [None, LoraSettings(rank=24, alpha=24)])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("optimizer_state", ["8bit", "float32"])
+@pytest.mark.parametrize(
+    ("lora", "tied"),
+    [
+        (None, True),
+        (None, False),
+        (LoraSettings(rank=24, alpha=24), True),
+        (LoraSettings(rank=24, alpha=24, modules_to_save=("embed_tokens", "lm_head")), False),
+        (LoraSettings(rank=24, alpha=24, modules_to_save=("lm_head",)), False),
+    ],
+)
 def test_the_moments_are_those_that_the_optimizer_will_keep(
-    lora: LoraSettings | None, tied: bool
+    lora: LoraSettings | None, tied: bool, optimizer_state: Literal["8bit", "float32"]
 ) -> None:
     """Of full rows to the byte; where a row ends within a block, within a hundredth."""
+    learner = LearnerSettings(optimizer_state=optimizer_state)
     config = AutoConfig.for_model(
         "qwen3", vocab_size=500, hidden_size=256, intermediate_size=512, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=64, tie_word_embeddings=tied,
@@ -74,6 +85,25 @@ def test_the_moments_are_those_that_the_optimizer_will_keep(
     trained = lm if lora is None else add_adapter(lm, lora, seed=0).parameters()
     shape = shape_of(config.to_dict())
     model = ModelSettings(path="x", lora=lora)
-    role = PlannedRole("policy", shape, model, SMALL)
-    kept = MasterOptimizer(trained, SMALL).state_bytes() - torch.int64.itemsize
+    role = PlannedRole("policy", shape, model, learner)
+    kept = MasterOptimizer(trained, learner).state_bytes() - torch.int64.itemsize
     assert held.state_bytes(role) == pytest.approx(kept, rel=1e-9 if lora is None else 0.01)
+
+
+def test_copies_that_train_beside_an_adapter_are_in_the_plan() -> None:
+    """Qwen3-8B's embeddings and head are 151936 rows of 4096 each: copies of two bytes a weight,
+    and masters, gradients and two moments of four.
+    """
+    saved = "--model.lora.modules_to_save", '["embed_tokens", "lm_head"]'
+    before, after = planned("grpo_8b_qlora"), planned("grpo_8b_qlora", *saved)
+    weights = 2 * 151936 * 4096
+    without, with_them = (
+        {line.purpose: line.bytes["update"] for line in found.memory.lines
+         if line.role == "policy" and "update" in line.bytes}
+        for found in (before, after)
+    )  # fmt: skip
+    added = {purpose: size - without.get(purpose, 0) for purpose, size in with_them.items()}
+    assert added["trained copies"] == 2 * weights
+    assert added["adapter"] == 4 * weights
+    assert added["optimizer"] == 8 * weights
+    assert added["gradients"] == 4 * weights

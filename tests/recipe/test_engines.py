@@ -143,6 +143,7 @@ def test_a_transport_that_nothing_would_take_is_refused() -> None:
         ({}, "and it has none"),
         ({"lora": {}, "quantize": "4bit"}, 'model.quantize = "4bit": vLLM would apply it to other'),
         ({"lora": {"dora": True}}, "vLLM applies no lengths of rows"),
+        ({"lora": {"modules_to_save": ["lm_head"]}}, "vLLM takes no whole modules"),
     ],
 )
 def test_an_adapter_that_vllm_could_not_apply_is_refused(model: dict[str, Any], told: str) -> None:

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from helpers.jobs import write_pairs
 from helpers.runs import assert_same_run, lines, tensors, train_until_killed
-from postgrad.core.errors import RunError
+from helpers.tiny_runs import MODEL
+from postgrad.core.errors import RunError, UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.fleet.choices import choose
@@ -19,7 +20,9 @@ from postgrad.fleet.local import LocalFleet, frozen_reward_model
 from postgrad.learner.backbone import Backbone
 from postgrad.learner.role import Policy
 from postgrad.learner.score import ScoreRole
+from postgrad.models.fresh import make_fresh
 from postgrad.models.load import load_model
+from postgrad.models.settings import ModelInit
 from postgrad.observe.console import Console
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.tools.export import export
@@ -49,6 +52,21 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(rl.RLJob, "__init__", keep)
     return found
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The directory of a fresh model whose output head is a matrix of its own."""
+    path = tmp_path_factory.mktemp("untied") / "model"
+    init = {**MODEL["init"], "initializer_range": 0.2, "tie_word_embeddings": False}
+    make_fresh(ModelInit.model_validate(init), [], 0, path)
+    return str(path)
+
+
+def saving(base: str, **more: Any) -> dict[str, Any]:
+    """[model] with an adapter beside which embeddings and output head train whole."""
+    lora = {**LORA, "modules_to_save": ["embed_tokens", "lm_head"]}
+    return {"path": base, "init": None, "lora": lora, **more}
 
 
 def some_sequences() -> Sequences:
@@ -149,6 +167,82 @@ def test_a_killed_run_with_dropout_ends_with_the_same_bits(
     train_until_killed(monkeypatch, kind, 2, killed, console)
     resume(Path(killed.run_dir), [], [], console)
     assert_same_run(whole, killed, 3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("job", "kind", "changes"),
+    [("sft", SFTJob, {}), ("rl", RLJob, {"algorithm": GRPO})],
+    ids=["sft", "grpo"],
+)
+def test_a_killed_run_that_trains_modules_whole_ends_with_the_same_bits(
+    job: str,
+    kind: type,
+    changes: dict[str, Any],
+    dtype: str,
+    make_recipe: Any,
+    console: Console,
+    untied: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = saving(untied, dtype=dtype)
+    whole = make_recipe(job, "whole", model=model, **changes, checkpoint={"save_steps": 1})
+    killed = make_recipe(job, "killed", model=model, **changes, checkpoint={"save_steps": 1})
+    train(whole, console)
+    train_until_killed(monkeypatch, kind, 2, killed, console)
+    resume(Path(killed.run_dir), [], [], console)
+    assert_same_run(whole, killed, 3)
+    saved = tensors(whole.run_dir, 3)
+    base = load_file(Path(untied) / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weight = saved[f"policy.weights/base_model.model.{name}"]
+        assert weight.dtype == torch.float32
+        assert not torch.equal(weight, base[name].float())
+        assert f"policy.optimizer/base_model.model.{name}.exp_avg" in saved
+
+
+@pytest.mark.parametrize("more", [{}, {"quantize": "4bit"}], ids=["float32", "4bit"])
+def test_the_engine_samples_with_modules_that_were_trained_whole(
+    more: dict[str, Any],
+    make_recipe: Any,
+    console: Console,
+    untied: str,
+    seen: list[Any],
+    tmp_path: Path,
+) -> None:
+    """So do readers of both exports; the reference is the base."""
+    recipe = make_recipe(
+        "rl", model=saving(untied, **more), algorithm=GRPO, learner={"lr": 0.05},
+        checkpoint={"save_steps": 1},
+    )  # fmt: skip
+    train(recipe, console)
+    engine, policy, reference = seen[0].engine, seen[0].roles.policy, seen[0].roles.reference
+    tokens, mask = list(some_sequences().tokens), some_sequences().loss_mask.values
+    got = np.concatenate([row[1:] for row in engine.logprobs(tokens, 1.0)])
+    policy.temperature = reference.temperature = 1.0
+    wanted = policy.logprobs(some_sequences()).result().values[mask]
+    np.testing.assert_allclose(got, wanted, atol=1e-4)
+    before = reference.logprobs(some_sequences()).result().values[mask]
+    assert np.abs(wanted - before).max() > 1e-3
+    metrics = lines(Path(recipe.run_dir) / "metrics.jsonl")
+    assert all(line["sentinel/publish_difference"] < 1e-4 for line in metrics)
+    run = Path(recipe.run_dir)
+    exports = [export(run, "latest", tmp_path / "merged")]
+    if not more:  # whoever reads an adapter puts it on the base in full precision
+        exports.append(export(run, "latest", tmp_path / "adapter", adapter=True))
+    for path in exports:
+        lm: Any = load_model(str(path), dtype=torch.float32).lm
+        plain = Policy(Backbone(lm, torch.device("cpu"), policy.backbone.micro))
+        read = plain.logprobs(some_sequences()).result().values[mask]
+        np.testing.assert_allclose(read, wanted, atol=1e-4)
+
+
+def test_modules_of_a_model_that_ties_them_are_refused(
+    make_recipe: Any, console: Console, models: Any
+) -> None:
+    recipe = make_recipe("sft", model=saving(models(0)))
+    with pytest.raises(UsageError, match="tie_word_embeddings"):
+        train(recipe, console)
 
 
 def test_reference_logprobs_of_a_preference_are_those_of_the_base(

@@ -225,3 +225,18 @@ def test_sorted_and_weighted_pairs_and_a_reference_that_follows() -> None:
     flags = ["--sync_ref_model", "true", "--ref_model_sync_steps", "64"]
     recipe = translate("trl", ["dpo", "--model_name_or_path", "m", *flags]).recipe
     assert recipe["reference"] == {"refresh_steps": 64, "ema_decay": 0.4}
+
+
+def test_modules_that_train_whole_beside_an_adapter_have_their_key() -> None:
+    flags = ("--lora_modules_to_save", "embed_tokens", "lm_head")
+    lora = of("--use_peft", *flags).recipe["model"]["lora"]
+    assert lora["modules_to_save"] == ["embed_tokens", "lm_head"]
+    assert "lora" not in of(*flags).recipe["model"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [((), "bfloat16"), (("--fp16",), "float16"), (("--bf16", "false"), "float32")],
+)
+def test_float16_has_its_key(flags: tuple[str, ...], dtype: str) -> None:
+    assert of(*flags).recipe["model"]["dtype"] == dtype

@@ -36,7 +36,7 @@ Count = Annotated[int, Field(ge=0, le=MOST)]
 Positive = Annotated[float, StrictMode(), AllowInfNan(False), Field(gt=0.0)]
 Size = Annotated[int, Field(ge=1, le=MOST)]
 Name = Annotated[str, Field(pattern=PLAIN_NAME), AfterValidator(_plain)]
-Dtype = Literal["float32", "bfloat16"]
+Dtype = Literal["float32", "bfloat16", "float16"]
 Three = Annotated[list[float], Field(min_length=3, max_length=3)]
 Two = Annotated[list[float], Field(min_length=2, max_length=2)]
 

@@ -41,7 +41,7 @@ class Choices:
     device: str  # "cpu" or "cuda"
     threads: int  # of torch
     deterministic: bool
-    dtype: str  # that the learner computes in: "float32" or "bfloat16"
+    dtype: str  # that the learner computes in: "float32", "bfloat16" or "float16"
     rollout_dtype: str | None  # None where nothing is sampled
     micro_train_tokens: int | None  # None where the recipe counts micro-batches in samples
     slots: int | None = None  # sequences that the engine decodes at a time; None without an engine

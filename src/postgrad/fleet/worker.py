@@ -22,6 +22,7 @@ from postgrad.core.files import sync_file
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.local import LocalFleet
 from postgrad.fleet.sending import RankSender
+from postgrad.learner.loss_scale import NUMBERS
 from postgrad.learner.optimizer import UPDATES
 from postgrad.parallel.ranks import ALONE, Grid, Ranks
 from postgrad.parallel.sharding import WHOLE, TensorPiece, whole_tensor
@@ -182,6 +183,6 @@ class RankWorker:
     def _piece(self, role: str, name: str) -> TensorPiece:
         """Of a weight, or of a moment that is called after it."""
         pieces: Mapping[str, TensorPiece] = self._fleet.roles[role].pieces
-        if name == UPDATES:
+        if name in (UPDATES, *NUMBERS):
             return replace(WHOLE, first=self._ranks.rank == 0)
         return pieces[name] if name in pieces else pieces[name.rpartition(".")[0]]

@@ -137,7 +137,7 @@ class Backbone:
         adapter: Adapter | None = None,
         compiler: str | None = None,
     ) -> None:
-        self.lm = lm
+        self.lm, self.half = lm, lm.dtype == torch.float16  # divided weights are float32
         self.device = device
         self.micro = micro
         self.adapter = adapter

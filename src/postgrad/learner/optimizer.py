@@ -10,20 +10,20 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.learner import eight_bits
+from postgrad.learner import eight_bits, loss_scale
+from postgrad.learner.loss_scale import LossScale
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.linear import sum_gradients_in
+from postgrad.ops.orthogonal import orthogonalised
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import WHOLE, TensorPiece, local, piece_of, whole_tensor
 
 Gather = Callable[[str, Tensor], tuple[Tensor, TensorPiece]]  # by name; see MasterOptimizer
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al., 2024: the steepest slope at zero
-SMALLEST = 1e-7  # least norm to divide by: zeros stay zeros
 ADAMW_RMS = 0.2  # root mean square of AdamW's step, in learning rates (Liu et al., 2025, sec. 2.2)
 _IN_A_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
 
-UPDATES = "updates"  # name of the only tensor of the state that belongs to no weight
+UPDATES = "updates"  # a number of the state, which belongs to no weight
 ADAMW = ("exp_avg", "exp_avg_sq")
 MUON = ("momentum_buffer",)
 
@@ -34,23 +34,6 @@ def is_hidden_matrix(name: str, weight: Tensor) -> bool:
     Embeddings, output and score heads lie outside the layers; norms and biases have one dimension.
     """
     return weight.ndim == 2 and _IN_A_LAYER.search(name) is not None
-
-
-def orthogonalised(matrix: Tensor, steps: int) -> Tensor:
-    """Approximately U V^T of a matrix [rows, columns] = U S V^T, in its dtype.
-
-    Newton-Schulz iteration of a quintic after division by the Frobenius norm, so that the scale of
-    `matrix` does not matter. Five steps bring singular values that are not tiny into about
-    [0.7, 1.2]. More steps do not converge to 1, which does no harm (Jordan et al., 2024). A matrix
-    of zeros stays one.
-    """
-    a, b, c = COEFFICIENTS
-    wide = matrix.T if matrix.size(0) > matrix.size(1) else matrix
-    x = wide / wide.norm().clamp(min=SMALLEST)
-    for _ in range(steps):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.T if matrix.size(0) > matrix.size(1) else x
 
 
 class Muon:
@@ -119,9 +102,11 @@ class MasterOptimizer:
         model: nn.Module | Mapping[str, nn.Parameter],
         settings: LearnerSettings,
         ranks: Ranks = ALONE,
+        scale: LossScale | None = None,
     ) -> None:
         self._settings = settings
         self._ranks = ranks
+        self.scale = scale  # of the loss that gradients are of
         named = model.named_parameters() if isinstance(model, nn.Module) else model.items()
         self._working = {name: p for name, p in named if p.requires_grad}
         self.pieces = {name: piece_of(name, p, ranks) for name, p in self._working.items()}
@@ -192,15 +177,22 @@ class MasterOptimizer:
 
     def step(self, rate: float) -> float:
         """One update at `rate` from the gradients gathered so far; returns their norm before
-        clipping. A norm that is not finite is a RunError and changes nothing.
+        clipping. A norm that is not finite is a RunError and changes nothing; with a loss scale it
+        lowers that, and no update is made.
 
         Clipping scales all gradients alike, those of Muon's matrices too, before they enter the
         momentum. It does not change the length of Muon's step, but limits how much one outlier
         decides the direction of the next twenty steps.
         """
         self._take_gradients()
+        if self.scale is not None:
+            self.scale.unscale(self.master.values())
         limit = self._settings.max_grad_norm or float("inf")
         norm = self._clip(limit)
+        if not norm < float("inf") and self.scale is not None:
+            self.scale.skipped(self.updates)
+            self._forget_gradients()
+            return norm
         if not norm < float("inf"):
             raise RunError(
                 f"the gradient of update {self.updates} is not finite (norm {norm}): lower "
@@ -213,11 +205,16 @@ class MasterOptimizer:
             self._eight_bits.step(rate, self.updates + 1)
         ratio = (self._settings.muon_lr or self._settings.lr) / self._settings.lr
         self._muon.step(rate * ratio, moving=norm > 0.0)
-        for master in self.master.values():
-            master.grad = None
+        self._forget_gradients()
         self._publish()
         self.updates += 1
+        if self.scale is not None:
+            self.scale.taken()
         return norm
+
+    def _forget_gradients(self) -> None:
+        for master in self.master.values():
+            master.grad = None
 
     def _take_gradients(self) -> None:
         """Moves gradients to the master weights, summed over all ranks. FSDP2 has already summed
@@ -275,6 +272,7 @@ class MasterOptimizer:
         NAME.exp_avg_sq_scale, Muon's as NAME.momentum_buffer.
         """
         tensors = {UPDATES: torch.tensor(self.updates)}
+        tensors |= {} if self.scale is None else self.scale.state()
         for name, master in self.master.items() if self.updates else ():
             if self._moments[name] == MUON:
                 tensors[f"{name}.{MUON[0]}"] = self._muon.momentum[name]
@@ -310,7 +308,7 @@ class MasterOptimizer:
         """Bytes of weights() and state() after the first update; of parts that several ranks hold,
         only on the first of them.
         """
-        kept = torch.int64.itemsize
+        kept = torch.int64.itemsize * (1 if self.scale is None else 3)
         for name, master in self.master.items():
             if self.pieces[name].first:
                 kept += master.nbytes
@@ -343,13 +341,16 @@ class MasterOptimizer:
             if updates
         }
         sizes = {name: shape for name, (shape, _) in moments.items()}
-        _check("optimizer state", state, {UPDATES: torch.Size(()), **sizes})
+        numbers = (UPDATES, *loss_scale.NUMBERS) if self.scale is not None else (UPDATES,)
+        _check("optimizer state", state, {**dict.fromkeys(numbers, torch.Size(())), **sizes})
         for name, (_, dtype) in moments.items():
             if state[name].dtype != dtype:
                 raise RunError(
                     f"{name!r} of the checkpoint's optimizer state is {state[name].dtype}, here it "
                     f"is {dtype}: learner.optimizer_state has to stay as it was"
                 )
+        if self.scale is not None:
+            self.scale.load(state)
         for name, master in self.master.items():
             piece = self.pieces[name]
             master.copy_(piece.of(weights[name]))

@@ -1,5 +1,6 @@
 """Roles on a backbone: `Policy` computes logprobs, `Learner` is a role with an optimizer."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -19,6 +20,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.layout import Layout, ReadPosition
 from postgrad.learner.backbone import Backbone, Outputs
+from postgrad.learner.loss_scale import LossScale
 from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.settings import LearnerSettings, learning_rate
 from postgrad.learner.update import FlatColumns, Routing, Update, chosen_experts, replaying
@@ -137,7 +139,8 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         lm = backbone.lm
         trained = dict(lm.named_parameters()) if adapter is None else adapter.parameters()
         self._sums = _layer_sums(trained, backbone.compiler)  # before the optimizer
-        self.optimizer = MasterOptimizer(trained, settings, backbone.ranks)
+        scale = LossScale() if backbone.half else None
+        self.optimizer = MasterOptimizer(trained, settings, backbone.ranks, scale)
         self.average = (
             MovingAverage(self.weights(), settings.ema_decay) if settings.ema_decay else None
         )
@@ -170,8 +173,8 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         if routing.counts_first:
             self._count_choices(update, algorithm, routing)
         metrics = {f"{self.name}/loss": torch.zeros((), device=self.backbone.device)}
-        entry_outputs = Outputs()
-        computed = 0
+        entry_outputs, computed = Outputs(), 0
+        scale = 1.0 if self.optimizer.scale is None else self.optimizer.scale.scale
         for layout in self._layouts(update, algorithm):
             if not layout.n_sequences:  # other ranks still compute: take part in their collectives
                 # with dropout as they do: without, compiled layers would gather weights once more
@@ -183,7 +186,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
             with self._acting(layout):
                 with routing.watching(layout):  # not backward, which may compute layers again
                     loss_output, of_layout = self._loss(layout, flat, algorithm)
-                (loss_output.loss + routing.loss(layout)).backward()
+                ((loss_output.loss + routing.loss(layout)) * scale).backward()
             terms = {f"{self.name}/loss": loss_output.loss, **loss_output.metrics}
             for name, value in terms.items():
                 value = value.detach()
@@ -195,7 +198,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
             self._sums.hand_over(self.optimizer.master)
         norm = self.optimizer.step(lr)
         self.backbone.free_gathered()
-        if self.average is not None:
+        if self.average is not None and math.isfinite(norm):
             self.average.update(self.weights())
         ranks = self.backbone.ranks
         sums = ranks.sums(_numbers(metrics))
@@ -204,7 +207,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         outputs, _ = ranks.merged(outputs, ~np.isnan(outputs))
         report = algorithm.report(sums)
         report |= {
-            f"{self.name}/grad_norm": norm,
+            **_step_metrics(self.name, norm, None if self.optimizer.scale is None else scale),
             f"{self.name}/lr": lr,
             f"{self.name}/computed_tokens": int(ranks.sum(computed)) // ranks.grid.sharers,
             f"{self.name}/skipped_samples": len(update.rows) - len(update.rows_with_gradient),
@@ -313,6 +316,17 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         if self.average is not None:
             saved = read(f"{self.name}.ema")
             self.average.load(self.optimizer.parts_of("moving average", saved))
+
+
+def _step_metrics(name: str, norm: float, scale: float | None) -> dict[str, float]:
+    """Metrics of an optimizer step: its gradient's norm, unless it was skipped, and the loss scale
+    that it was computed with, where there is one.
+    """
+    skipped = not math.isfinite(norm)
+    metrics = {} if skipped else {f"{name}/grad_norm": norm}
+    if scale is not None:
+        metrics |= {f"{name}/loss_scale": scale, f"{name}/skipped_updates": float(skipped)}
+    return metrics
 
 
 def _numbers(values: Mapping[str, Tensor]) -> dict[str, float]:

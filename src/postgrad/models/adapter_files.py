@@ -122,7 +122,7 @@ class _AdapterSaver:
     def save_pretrained(self, folder: Path) -> None:
         import peft
 
-        scores = HEAD_WEIGHT in self.weights
+        scores, saved = HEAD_WEIGHT in self.weights, self.settings.modules_to_save
         name, revision = split_revision(self.base)
         config: dict[str, Any] = peft.LoraConfig(
             r=self.settings.rank,
@@ -131,7 +131,7 @@ class _AdapterSaver:
             use_dora=self.settings.dora,
             lora_dropout=self.settings.dropout,
             target_modules=list(self.settings.targets or last_names(self.weights)),
-            modules_to_save=[HEAD] if scores else None,
+            modules_to_save=sorted({*saved, *([HEAD] if scores else [])}) or None,
             task_type=peft.TaskType.SEQ_CLS if scores else peft.TaskType.CAUSAL_LM,
             # absolute: PEFT would take a relative one that is not there for a hub id
             base_model_name_or_path=str(Path(self.base).resolve())

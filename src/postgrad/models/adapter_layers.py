@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from postgrad.core import seeds
 from postgrad.models.adapter_dropout import CounterDropout, RowMasks
+from postgrad.models.adapter_reader import HEAD
 from postgrad.models.attention import to_device
 from postgrad.models.decoder import joined
 from postgrad.models.four_bits import base_weight
@@ -190,12 +191,13 @@ def join_siblings(lm: nn.Module) -> None:
 
 @torch.no_grad()
 def give_weights(layers: Iterator[tuple[str, Any]], name: str, rank: int, seed: int) -> None:
-    """Kaiming-uniform A with a = sqrt(5), which is +-1 / sqrt(inputs); zero B; the head's copy.
-    layers: those with the adapter `name`, by name.
+    """Kaiming-uniform A with a = sqrt(5), which is +-1 / sqrt(inputs); zero B; the score head's
+    copy. layers: those with the adapter `name`, by name.
     """
     for layer_name, layer in layers:
-        if isinstance(head := getattr(layer, "modules_to_save", None), nn.ModuleDict):
-            in_float32(head[name])
+        if isinstance(copies := getattr(layer, "modules_to_save", None), nn.ModuleDict):
+            if layer_name == HEAD:
+                in_float32(copies[name])
             continue
         base = layer.get_base_layer().weight
         width = layer.in_features
@@ -224,7 +226,7 @@ def give_lengths(layers: Iterator[tuple[str, Any]], name: str) -> None:
     """
     for _, layer in layers:
         if isinstance(getattr(layer, "modules_to_save", None), nn.ModuleDict):
-            continue  # a head, which trains whole
+            continue  # a module that trains whole
         base, holder = layer.get_base_layer().weight, nn.Module()
         if isinstance(base, StoredTensor):
             shape = (layer.out_features,)

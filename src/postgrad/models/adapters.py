@@ -37,17 +37,19 @@ def add_adapter(
     Every weight that was there is frozen. A is drawn from (seed, name of the adapter, name of the
     layer) as PEFT draws it, B is zero and DoRA's lengths are W's, so that nothing changes yet; a
     `score` head is copied and the copy trained. All of it is float32, whatever the model computes
-    in. The first adapter acts from now on, a later one only while it is `active`. Raises UsageError
-    for a target that names no linear layer of the decoder, ValueError for a name that is taken.
+    in; copies of embeddings and output head (`modules_to_save`) have the model's dtype. The first
+    adapter acts from now on, a later one only while it is `active`. Raises UsageError for a target
+    that names no linear layer of the decoder, and for a module that is not trained whole (see
+    `saved_modules`); ValueError for a name that is taken, and for a later adapter with other
+    modules.
     """
     import peft  # five seconds
 
     from postgrad.models import adapter_layers
 
-    targets = target_layers(lm, settings)
+    targets, saved = target_layers(lm, settings), saved_modules(lm, settings)
     layers = _layers(lm)
-    if not name.isidentifier() or name == HEAD or any(name in _names(layer) for layer in layers):
-        raise ValueError(f"{name!r} cannot name another adapter of this model")
+    _require_new(lm, name, saved)
     acting = _acting(layers) if layers else name
     trained = [(p, bool(layers) and p.requires_grad) for p in lm.parameters()]
     config = peft.LoraConfig(
@@ -55,7 +57,7 @@ def add_adapter(
         lora_alpha=settings.alpha,
         use_rslora=settings.rslora,
         target_modules=targets,
-        modules_to_save=[HEAD] if hasattr(lm, HEAD) else None,
+        modules_to_save=saved or None,
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Already found a `peft_config`")  # several are meant
@@ -76,6 +78,21 @@ def add_adapter(
     for parameter in adapter.parameters().values():
         parameter.requires_grad_(True)
     return adapter
+
+
+def _require_new(lm: nn.Module, name: str, saved: list[str]) -> None:
+    """Raises ValueError where a model cannot have another adapter `name` with these modules."""
+    layers = _layers(lm)
+    if not name.isidentifier() or name == HEAD or any(name in _names(layer) for layer in layers):
+        raise ValueError(f"{name!r} cannot name another adapter of this model")
+    copied = [n for n, m in lm.named_modules() if _has_copies(m)]
+    if layers and saved != copied:
+        raise ValueError(f"the adapters of a model train the same modules: {copied}")
+
+
+def _has_copies(module: nn.Module) -> bool:
+    """Whether it is PEFT's wrapper of a module that trains whole."""
+    return isinstance(getattr(module, "modules_to_save", None), nn.ModuleDict)
 
 
 @contextmanager
@@ -126,6 +143,40 @@ def target_layers(lm: nn.Module, settings: LoraSettings) -> list[str]:
     return [name for name in linear if f".{name}".endswith(ends)]
 
 
+def saved_modules(lm: Any, settings: LoraSettings) -> list[str]:
+    """Names of the modules that train whole beside an adapter of these settings, in the model's
+    order: its embeddings and its output head where they are named, and a `score` head always.
+
+    Raises UsageError for a name of anything else, and where the model ties the two: one matrix
+    would become two, which its config, and so an export, has no place for.
+    """
+    modules = lm.get_input_embeddings(), lm.get_output_embeddings(), getattr(lm, HEAD, None)
+    names = {
+        name: module
+        for name, module in lm.named_modules()
+        if any(module is other for other in modules)
+    }
+    wanted = {HEAD} if hasattr(lm, HEAD) else set[str]()
+    for end in settings.modules_to_save:
+        ended = {name for name in names if f".{name}".endswith(f".{end}")}
+        if not ended:
+            available = " and ".join(name.rpartition(".")[2] for name in names)
+            raise UsageError(
+                f"model.lora.modules_to_save: {end!r} is none of the modules of this "
+                f"{lm.config.model_type} model that can train whole, which are {available}"
+            )
+        wanted |= ended
+    weights = [names[name].weight for name in wanted]
+    tied = modules[1] is not None and modules[0].weight is modules[1].weight
+    if tied and any(weight is modules[0].weight for weight in weights):
+        raise UsageError(
+            "model.lora.modules_to_save: this model's output head is its embedding matrix "
+            "(tie_word_embeddings), and trained apart they would be two: leave it out, or train "
+            "the model whole, without [model.lora]"
+        )
+    return [name for name in names if name in wanted]
+
+
 class Adapter:
     """One adapter of a model; made by `add_adapter`."""
 
@@ -144,8 +195,8 @@ class Adapter:
         }
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The trained parameters, float32, by their names in PEFT's file:
-        "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
+        """The trained parameters, float32 but for copies of embeddings and output head, by their
+        names in PEFT's file: "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
         "base_model.model.score.weight".
         """
         parameters = dict(self.lm.named_parameters())  # every time: sharding replaces parameters
@@ -191,8 +242,8 @@ class Adapter:
     @torch.no_grad()
     def merged(self) -> Iterator[tuple[str, Tensor]]:
         """(hub name, W + (alpha / rank) B A in float32) of every target layer, with DoRA's lengths
-        of its rows, and the trained copy of a `score` head. One matrix at a time, so that no second
-        model is held in memory.
+        of its rows, and the trained copies of whole modules, which are not copied again. One matrix
+        at a time, so that no second model is held in memory.
         """
         for layer_name, layer in _adapted_layers(self.lm, self.name):
             if hasattr(layer, "lora_A"):
@@ -206,10 +257,11 @@ class Adapter:
                 yield f"{layer_name}.weight", base.mapped(merge) if stored else merge(base)
             else:
                 for end, tensor in layer.modules_to_save[self.name].named_parameters():
-                    yield f"{layer_name}.{end}", tensor.detach().clone()
+                    yield f"{layer_name}.{end}", tensor.detach()
 
     def frozen(self) -> Iterator[tuple[str, Tensor]]:
-        """The frozen model's weights by hub name, without its `score` head; a tied weight once.
+        """The frozen model's weights by hub name, without modules that train whole; a tied weight
+        once.
         Those in four bits are expanded, one at a time.
         """
         yield from self._frozen(frozenset())

@@ -20,6 +20,7 @@ from postgrad.models.head import (
     finished_logits,
     full_logits,
     is_plain,
+    output_head,
     row_runs,
 )
 from postgrad.models.linear import project
@@ -82,7 +83,7 @@ def divergences(
         return empty.expand(0), empty.expand(0)
     config: Any = lm.config
     size = _rows_at_once(config, hidden)
-    matrix: Any = lm.get_output_embeddings()  # pyright: ignore[reportCallIssue]
+    matrix = output_head(lm)
     if is_plain(matrix):
         return _HeadDivergences.apply(
             hidden, matrix.weight, matrix.bias, targets, taught, config, size

@@ -326,7 +326,7 @@ def target_logprobs(
     config: Any = text_config(lm)
     size = chunk_rows(config.vocab_size, cpu=hidden.device.type == "cpu")
     trains = torch.is_grad_enabled()
-    matrix: Any = lm.get_output_embeddings()  # pyright: ignore[reportCallIssue]
+    matrix = output_head(lm)
     if is_plain(matrix):
         logprobs, entropy = _HeadLogprobs.apply(
             hidden, matrix.weight, matrix.bias, targets, config,
@@ -344,6 +344,17 @@ def _kernels(compiler: str | None) -> "HeadKernels | None":
     from postgrad.models.compiled import head_kernels  # torch's compiler takes seconds
 
     return head_kernels(compiler)
+
+
+def output_head(lm: Any) -> Any:
+    """The module that gives logits: of one that trains whole beside an adapter (PEFT's wrapper),
+    the copy that acts, or the frozen one.
+    """
+    head = lm.get_output_embeddings()
+    copies = getattr(head, "modules_to_save", None)
+    if not isinstance(copies, nn.ModuleDict):
+        return head
+    return head.original_module if head.disable_adapters else copies[head.active_adapters[0]]
 
 
 def is_plain(head: Any) -> bool:

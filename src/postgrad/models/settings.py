@@ -63,7 +63,7 @@ class LoraSettings(Settings):
     """A low-rank adapter: W + (alpha / rank) B A on linear layers, the rest frozen (Hu et al. 2021,
     arXiv:2106.09685).
 
-    The output head and embeddings get no adapter.
+    The output head and embeddings get no adapter; `modules_to_save` trains them whole.
     """
 
     rank: int = Field(default=64, ge=1)  # columns of B and rows of A
@@ -77,8 +77,11 @@ class LoraSettings(Settings):
     # Linear layers by the ends of their names, as in PEFT ("q_proj", "mlp.down_proj"); (): every
     # one of the decoder.
     targets: tuple[str, ...] = ()
+    # Embeddings and output head by the ends of their names ("embed_tokens", "lm_head"): each that
+    # is named trains whole, as a copy beside the frozen one. Not where a model ties the two.
+    modules_to_save: tuple[str, ...] = ()
 
-    @field_validator("targets")
+    @field_validator("targets", "modules_to_save")
     @classmethod
     def _are_names(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
         for target in targets:
@@ -93,8 +96,9 @@ class LoraSettings(Settings):
 class ModelSettings(Settings):
     """Where weights come from and how they compute. `init` is used only where no `path` is given.
 
-    dtype: "float32"; "bfloat16" computes in bfloat16 over float32 master weights; "auto" is
-    bfloat16 on CUDA, and on a CPU what a short measurement at the start of a run says.
+    dtype: "float32"; "bfloat16" computes in bfloat16 over float32 master weights, "float16" in
+    float16 with a scaled loss; "auto" is bfloat16 on CUDA, and on a CPU what a short measurement at
+    the start of a run says.
     quantize: "4bit" holds the frozen weights under an adapter in four bits (QLoRA,
     arXiv:2305.14314), those of the layers' matrices.
     """
@@ -103,7 +107,7 @@ class ModelSettings(Settings):
     # Branch, tag or commit of a hub id; left out, main as it is when the run begins.
     revision: str | None = Field(default=None, pattern=REVISION)
     init: ModelInit | None = None
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     attention: Literal["auto", "sdpa", "flex"] = "auto"  # "flex": on CUDA only
     # Decoder layers by torch.compile: true on CUDA only; "auto" is true there with flex attention,
     # for the tested types. One graph for all layers and lengths, compiled in the first step.

@@ -93,7 +93,7 @@ class TreeAttention:
         softcap: float | None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        if query.device.type == "cpu" and query.dtype == torch.bfloat16:
+        if query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16):
             # torch's kernel takes up to half as long again in bfloat16 there, most of it backward.
             wide = (each.float() for each in (query, key, value))
             out = self.attend(

@@ -122,10 +122,11 @@ def without_expandable(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype that a recipe's "auto", "float32" or "bfloat16" means on `device`."""
+    """The dtype that a recipe's "auto", "float32", "bfloat16" or "float16" means on `device`."""
     if name == "auto":
         name = "bfloat16" if device.type == "cuda" else "float32"
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    return dtypes[name]
 
 
 def bfloat16_pays(hidden: int, intermediate: int, multiply: Multiply) -> bool:

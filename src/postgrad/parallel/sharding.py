@@ -111,10 +111,6 @@ class Sharding:
         self._grouped = ranks.grid.groups > 1
         if stage == "none" or ranks.size == 1:
             return
-        half = compute != torch.float32 and any(map(_narrow, root.parameters()))
-        policy = MixedPrecisionPolicy(
-            param_dtype=compute if half else None, reduce_dtype=torch.float32
-        )
         plain = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
         how: dict[str, Any] = {"reshard_after_forward": stage == "zero3"}
         if stage != "zero3" and not offload:
@@ -125,8 +121,8 @@ class Sharding:
         for module in alone:
             _shard(module, mesh=mesh, mp_policy=plain, **how)
         for module in layers:
-            _shard(module, mesh=data_mesh, mp_policy=policy, **how)
-        _shard(root, mesh=mesh, mp_policy=policy, **how)
+            _shard(module, mesh=data_mesh, mp_policy=_policy(module, compute), **how)
+        _shard(root, mesh=mesh, mp_policy=_policy(root, compute), **how)
         self._modules = [module for module in root.modules() if isinstance(module, FSDPModule)]
         for module in self._modules:
             module.set_gradient_divide_factor(1.0)  # sums, never means
@@ -155,6 +151,14 @@ class Sharding:
         """
         for module in self._modules:
             module.reshard()
+
+
+def _policy(module: nn.Module, compute: torch.dtype) -> MixedPrecisionPolicy:
+    """Trained weights in a narrow dtype compute in it; an adapter's are float32, and stay so, also
+    where a copy of the output head trains beside it.
+    """
+    half = compute != torch.float32 and any(map(_narrow, module.parameters()))
+    return MixedPrecisionPolicy(param_dtype=compute if half else None, reduce_dtype=torch.float32)
 
 
 def _shard(module: nn.Module, **how: Any) -> None:

@@ -53,6 +53,8 @@ def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[
     if role.on is None:
         width = FLOAT32 if _shards_masters(role, sharing) else b
         weights = line("weights", _weights(role, width) * share, shards)
+        if role.freed:
+            weights = replace(weights, bytes={p: weights.bytes[p] for p in ("load", "score")})
         yield _resting(role, weights, divided=shards > 1) if role.rests and not cpu else weights
     if role.follows:  # sharded as the policy
         yield line("average", FLOAT32 * role.parameters * share, sharing.divided)
@@ -61,6 +63,9 @@ def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[
     trained = FLOAT32 * role.trained * share
     if role.model.lora is not None:
         yield line("adapter", trained, sharing.divided)
+        if role.copied:  # what computes, beside its float32 master, or where that is divided
+            copies = role.copied * b if b != FLOAT32 and sharing.divided == 1 else 0
+            yield line("trained copies", copies, 1)
     elif b != FLOAT32 and sharing.divided == 1:
         yield line("master weights", trained, 1)
     moments = line("optimizer", moment_bytes(role) * share, sharing.divided)
@@ -139,8 +144,8 @@ def moment_bytes(role: PlannedRole) -> int:
         return 2 * FLOAT32 * plain + sum(c * _quantized_bytes(m, k) for c, m, k in matrices)
     if role.learner.optimizer == "adamw":
         return both
-    if role.model.lora is not None:
-        return FLOAT32 * role.trained
+    if role.model.lora is not None:  # copies of embeddings and head are no matrices of layers
+        return FLOAT32 * (role.trained + role.copied)
     return both - FLOAT32 * role.shape.layers * role.shape.layer_matrix_parameters
 
 
@@ -151,6 +156,8 @@ def _trained_matrices(role: PlannedRole) -> Iterator[tuple[int, int, int]]:
         for inputs, outputs in adapted_layers(shape, lora):
             yield shape.layers, lora.rank, inputs
             yield shape.layers, outputs, lora.rank
+        copies = role.copied // shape.embedding_parameters  # embeddings, head, or both
+        yield copies, shape.vocab_size, shape.hidden_size
         return
     hidden = shape.hidden_size
     yield shape.layers, shape.layer_matrix_parameters // hidden, hidden

@@ -28,7 +28,7 @@ from postgrad.plan.held import (
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.passes import Bytes, Passes
 from postgrad.plan.publishing import publish_lines
-from postgrad.plan.roles import PlannedRole, beside_student
+from postgrad.plan.roles import PlannedRole, beside_student, stored_bytes
 from postgrad.plan.sizes import ALONE, Sharing, Sizes, ahead_bytes, width
 from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.rewards.pool import worker_bytes
@@ -198,6 +198,11 @@ def _passing(
                 hidden = passes.sizes.micro_tokens * teacher.shape.hidden_size
                 each = width(teacher.model.dtype, cpu=passes.cpu)
                 summed["hidden states of the teacher"] = hidden * each
+            if each := stored_bytes(passes.recipe):
+                samples = passes.recipe.geometry(passes.lengths.rows).train_batch_size
+                places = 2 if passes.cpu else 1  # on a CPU the step's own beside the update's
+                tokens = samples * passes.lengths.computed(1)
+                summed["the teacher's tokens of an update"] = int(places * each * tokens)
             learning[role.name] = summed | _divided(passes.learning(role), sharing)
     phases: tuple[tuple[MemoryPhase, dict[str, Bytes]], ...] = (
         ("rollout", judging),
@@ -253,6 +258,9 @@ def _of_host(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> It
         )
     if roles[0].name == "policy":
         yield MemoryLine("run", "samples ahead", always(ahead_bytes(recipe)))
+    if (each := stored_bytes(recipe)) and (rows := passes.lengths.rows):
+        kept = int(each * rows * passes.lengths.computed(1))
+        yield MemoryLine("run", "what the teacher said", {p: kept for p in PHASES if p != "load"})
     settings = recipe.checkpoint
     by_times = settings.save_steps or settings.save_minutes or settings.save_epochs
     if by_times or settings.best_metric:

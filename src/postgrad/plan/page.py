@@ -9,9 +9,11 @@ from postgrad.plan.cards import CardGroup, card_numbers, total_bytes
 from postgrad.plan.change import Advice, digits, gigabytes
 from postgrad.plan.engines import FULLEST, EnginePlaces, dealt
 from postgrad.plan.held import PHASES
+from postgrad.plan.lengths import RowLengths
 from postgrad.plan.memory import Memory
 from postgrad.plan.plan import Outlook, full_logits_bytes
 from postgrad.plan.publishing import PlannedPublish
+from postgrad.plan.roles import stored_bytes
 from postgrad.plan.sampling import SampledShare
 from postgrad.plan.sizes import ahead_bytes
 from postgrad.recipe.recipe import Recipe
@@ -213,6 +215,8 @@ class Page:
                 f"samples ahead take up to {ahead / 1e6:.3g} MB in the first process, and in each "
                 "checkpoint"
             )
+        if each := stored_bytes(outlook.recipe):
+            yield _stored(each, outlook.lengths)
         if outlook.timing.overlaps:
             yield (
                 "engines sample later steps while the learner works: a step takes the longer of "
@@ -304,6 +308,15 @@ def _free(group: CardGroup) -> str:
     if free < 0:
         return f"{-free:.1f} short"
     return "refused" if group.problem else f"{free:.1f}"
+
+
+def _stored(each: int, lengths: RowLengths) -> str:
+    """Where what a teacher says of the rows is kept. each: bytes of a token."""
+    if not lengths.rows:
+        where = "in the first process; their number is unknown here (--rows)"
+        return f"what the teacher says takes {each} bytes a token of all rows, {where}"
+    kept = each * lengths.rows * lengths.computed(1)
+    return f"what the teacher says of the rows takes {kept / 1e6:.3g} MB in the first process"
 
 
 def _no_place(outlook: Outlook) -> str | None:

@@ -145,7 +145,7 @@ class Passes:
         kept, layer = self._of_layers(role)
         if role.scores:
             return {"activations": kept, "backward pass of a layer": layer}
-        head = self._head(role, trains=role.model.lora is None)
+        head = self._head(role, trains=role.trains_outside)
         # Activations are freed by the time of the embedding's gradient, which comes last. On a CPU
         # what is freed of them mostly stays with the process.
         ending = head.ending() - (0 if self.cpu else kept)

@@ -9,6 +9,7 @@ from postgrad.models.settings import SIBLINGS, LoraSettings, ModelSettings
 from postgrad.models.shapes import ModelShape
 from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
 
+OUTPUT_HEADS = frozenset({"lm_head", "embed_out", "output"})  # names in transformers' models
 Find = Callable[[ModelSettings], ModelShape]
 
 
@@ -25,6 +26,7 @@ class PlannedRole:
     follows: bool = False  # it also holds a float32 average of the policy's weights
     home: str = POLICY  # the role on whose ranks it lies: its own name where it has some
     rests: bool = False  # frozen, and in the host's memory between its passes
+    freed: bool = False  # it reads all rows before the first update, and is freed
 
     @property
     def parameters(self) -> int:
@@ -55,7 +57,25 @@ class PlannedRole:
         if self.model.lora is None:
             return self.parameters
         adapter = adapter_parameters(self.shape, self.model.lora)
-        return adapter + (self.shape.hidden_size if self.scores else 0)  # the score head trains too
+        head = self.shape.hidden_size if self.scores else 0  # the score head trains too
+        return adapter + self.copied + head
+
+    @property
+    def copied(self) -> int:
+        """How many weights of embeddings and output head train as copies beside an adapter. A plan
+        has no model to find modules in: it knows transformers' names of output heads.
+        """
+        lora = self.model.lora
+        if self.learner is None or lora is None:
+            return 0
+        ends = {name.rpartition(".")[2] for name in lora.modules_to_save} - {"score"}
+        embeddings = self.shape.embedding_parameters if ends - OUTPUT_HEADS else 0
+        return embeddings + (self.shape.head_parameters if ends & OUTPUT_HEADS else 0)
+
+    @property
+    def trains_outside(self) -> bool:
+        """Whether matrices outside the layers have a gradient."""
+        return self.model.lora is None or self.copied > 0
 
 
 def planned_roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
@@ -67,7 +87,8 @@ def planned_roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
     if isinstance(recipe, RLRecipe):
         return policy, *_beside(recipe, policy, find)
     if (teacher := recipe.loaded_models.get(("teacher", "model"))) is not None:
-        return policy, PlannedRole("teacher", find(teacher), teacher)
+        freed = not beside_student(recipe)
+        return policy, PlannedRole("teacher", find(teacher), teacher, freed=freed)
     reference = recipe.loaded_models.get(("reference", "model"))
     moves = recipe.reference_moves
     if reference is not None and (moves or _is_another(recipe, reference)):
@@ -83,6 +104,15 @@ def beside_student(recipe: Recipe) -> bool:
     if not isinstance(recipe, SFTRecipe) or recipe.teacher.top_k is not None:
         return False
     return ("teacher", "model") in recipe.loaded_models
+
+
+def stored_bytes(recipe: Recipe) -> int:
+    """Bytes of what a teacher of SFT with `top_k` says of a token, in float32: ids and
+    log-probabilities of k tokens, and that of all others (models.distilled_head.top_logprobs). 0
+    where there is none.
+    """
+    top_k = recipe.teacher.top_k if isinstance(recipe, SFTRecipe) else None
+    return 0 if top_k is None else 4 * (2 * top_k + 1)
 
 
 def _placed(recipe: Recipe, role: PlannedRole) -> PlannedRole:

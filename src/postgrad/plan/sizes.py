@@ -15,7 +15,7 @@ from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.local.budget import PREFILL_TOKENS, EngineSizes
 
 EVALUATION_SEQUENCES = 512  # assumed of an evaluation: its rows are not read before the run
-DType = Literal["auto", "float32", "bfloat16"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -361,6 +361,12 @@ def _adapter_alone(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
             ("rollout", "vllm", "lora"),
             '"adapter" beside model.lora.dora: vLLM applies no lengths of rows: use "merged"',
         )
+    elif rollout.sends_adapter and model.lora is not None and model.lora.modules_to_save:
+        yield (
+            ("rollout", "vllm", "lora"),
+            '"adapter" beside model.lora.modules_to_save: vLLM takes no whole modules with an '
+            'adapter: use "merged"',
+        )
 
 
 def _openai(recipe: AnsweringSections) -> Iterator[RecipeProblem]:

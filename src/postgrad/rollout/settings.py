@@ -158,7 +158,7 @@ class RolloutSettings(SamplingSettings):
     schedule_path: str | None = None  # run directory whose schedule.jsonl is repeated
     slots: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     cache_tokens: int | None = Field(default=None, ge=16)
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # Which experts the policy uses when it learns, where it is a mixture of them. "off": those that
     # its routers choose then. "sampled": those that the built-in engine chose. "old": those that it
     # chose before the step, in all updates of it.

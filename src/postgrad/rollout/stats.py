@@ -16,7 +16,7 @@ StatsRow = tuple[float, ...]  # the values of SUMMED
 EngineSums = tuple[StatsRow, ...]
 
 # The most that engines with the same weights may differ: mean over a probe's tokens, in nats.
-AGREEMENT = {"float32": 1e-4, "bfloat16": 5e-3}
+AGREEMENT = {"float32": 1e-4, "bfloat16": 5e-3, "float16": 5e-3}
 
 
 @dataclass(slots=True)

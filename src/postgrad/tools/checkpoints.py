@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from postgrad.checkpoint.store import Checkpoint, CheckpointInfo, CheckpointStore
 from postgrad.core.errors import RunError
 from postgrad.fleet.exported import ExportedRole, roles_of
+from postgrad.learner.loss_scale import NUMBERS
 from postgrad.learner.optimizer import UPDATES
 from postgrad.models.adapters import add_adapter
 from postgrad.models.load import load_config, skeleton
@@ -140,6 +141,8 @@ def _check_tensors(checkpoint: Checkpoint, by_role: Mapping[str, Shapes]) -> Non
         if content == "optimizer":
             if tensors.pop(UPDATES, None) is None:
                 raise RunError(f"{path} lacks {UPDATES!r}, the number of updates")
+            for number in NUMBERS:
+                tensors.pop(number, None)
             names = {name.rpartition(".")[0] for name in tensors}
         shapes = {name: wanted[name] for name in names if name in wanted}
         if names != set(wanted) and tensors:

@@ -273,6 +273,8 @@ class RLJob:
             for role, handle in asked.items():
                 results[role].append(handle.result())
             run.advance()
+        every = (result.metrics for of_role in results.values() for result in of_role)
+        run.tell_skipped(every, state.step + 1)
         return results
 
 

@@ -18,7 +18,7 @@ from postgrad.observe.sentinels.watch import of_samples
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.source import Sampled
 
-SUMMED = ("computed_tokens", "skipped_samples", "bounded_exponents")
+SUMMED = ("computed_tokens", "skipped_samples", "skipped_updates", "bounded_exponents")
 
 
 def step_metrics(

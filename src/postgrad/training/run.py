@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -261,6 +261,22 @@ class Run:
         self.watchdog.beat()
         if self.shown is not None:
             self.shown.count(work, done, total)
+
+    def tell_skipped(self, updates: Iterable[Mapping[str, float]], step: int) -> None:
+        """Records updates that were skipped because their gradients overflowed float16. updates:
+        metrics of each; step: their step's number.
+        """
+        for metrics in updates:
+            for name, skipped in metrics.items():
+                role, _, metric = name.partition("/")
+                if metric == "skipped_updates" and skipped:
+                    scale = metrics[f"{role}/loss_scale"]
+                    self.logs.event(
+                        "update_skipped",
+                        f"an update of the {role} is skipped: its gradient is not finite in "
+                        f"float16 at a loss scale of {scale:g}, which is halved",
+                        step=step,
+                    )
 
     def measure_memory(self) -> int:
         """The peak of resident bytes of this process and its verifiers so far."""

@@ -55,6 +55,7 @@ class SupervisedJob(ABC, Generic[Drawn]):
             update = Update(experience, np.arange(len(experience)))
             run.stop.hold()  # from here on the weights are no longer those of the last boundary
             result = self._learner.update(update, self._algorithm).result()
+        run.tell_skipped([result.metrics], state.step + 1)
         following, more = self.learned(state.algorithm, experience, result)
         seconds = run.clock.step["train"]
         metrics = {

@@ -108,11 +108,13 @@ def _guessed(options: Mapping[str, Any]) -> str:
 
 
 def _model(draft: Draft, options: Options) -> None:
-    half = flag(options.take("bf16")) and not flag(options.take("fp16", False))
-    draft.put("model.dtype", "bfloat16" if half else "float32")
+    half = "bfloat16" if flag(options.take("bf16")) else "float32"
+    draft.put("model.dtype", "float16" if flag(options.take("fp16", False)) else half)
     names = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
+    saved = options.texts("lora_modules_to_save")
     if flag(options.take("use_peft", False)):
         common.adapter(draft, options, names, "load_in_4bit")
+        draft.put("model.lora.modules_to_save", saved or None)
     else:
         for name in names:
             options.take(name)

@@ -9,7 +9,8 @@ from pydantic import Field
 from postgrad.observe.sentinels.base import Look, Seen, Sentinel, SentinelMemory
 
 KEY = "sentinel/on_policy"
-LIMITS = {"float32": 1e-4, "bfloat16": 0.02}  # compute dtype -> what rounding alone gives
+# compute dtype -> what rounding alone gives
+LIMITS = {"float32": 1e-4, "bfloat16": 0.02, "float16": 0.02}
 
 
 class OnPolicy(Sentinel):

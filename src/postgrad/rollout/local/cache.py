@@ -259,7 +259,7 @@ class Decoding:
             over_prompts = over_prompts.repeat_interleave(groups, 1)
         biases = tuple(
             torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-            .masked_fill_(hidden, HIDDEN)
+            .masked_fill_(hidden, max(HIDDEN, torch.finfo(dtype).min / 2))
             .repeat_interleave(heads, 0)
             for hidden in (over_prompts, over_responses[:, None])
         )

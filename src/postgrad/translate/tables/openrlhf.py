@@ -164,7 +164,7 @@ RULES: dict[str, Rule] = {
     "kd.teacher_offload": missing("the teacher is asked in each micro-batch and stays where it is; "
                                   'learner.sharding = "zero3" divides it, and with teacher.top_k '
                                   "it reads the rows once and is freed"),
-    "ds.param_dtype": choice("model.dtype", {"bf16": "bfloat16"}),
+    "ds.param_dtype": choice("model.dtype", {"bf16": "bfloat16", "fp16": "float16"}),
     "adam.lr": to("learner.lr", read=decimal),
     "adam.betas": to("learner.betas", read=list),
     "adam.eps": to("learner.eps", read=decimal),

@@ -125,7 +125,6 @@ RULES: dict[str, Rule] = {
     "logit_softcapping": missing("logits are the model's own"),
     "use_dora": to("model.lora.dora", read=on),
     "use_rslora": to("model.lora.rslora", read=on),
-    "lora_modules_to_save": missing("the adapter alone is trained; a reward model's head too"),
     "load_in_8bit": missing("weights are whole or in four bits"),
     "eos_token": missing("a turn ends as the chat template ends it"),
     "mask_truncated_completions": to("algorithm.mask_truncated_completions", read=on),
