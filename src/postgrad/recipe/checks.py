@@ -120,8 +120,8 @@ def moving_reference(
     if policy.lora is not None:
         yield (
             _following(reference),
-            "a reference that follows takes whole weights, and [model.lora] trains an adapter: "
-            "leave one of them out",
+            "a reference that follows the policy needs all weights to train, and [model.lora] "
+            "trains an adapter: leave one of them out",
         )
     if not algorithm.needs().reference:
         unread = "nothing reads it: "
