@@ -42,7 +42,7 @@ def test_what_a_filter_leaves_out_is_not_lost(write_rows: WriteRows, tokenizer: 
     settings = DataSettings(path=write_rows(rows), filter=f"{HERE}:short", max_lost_fraction=0.0)
     assert len(load_conversations(settings, tokenizer)) == 2
     none = settings.model_copy(update={"filter": f"{HERE}:nothing"})
-    with pytest.raises(UsageError, match=r"no row of 23 is left to use(.|\n)*23  left out by data\."):
+    with pytest.raises(UsageError, match=r"no row of 23 is left to use(.|\n)*23  left out by data"):
         load_conversations(none, tokenizer)
 
 

@@ -23,7 +23,7 @@ OF_TRAINED = {
         "learner.lr": "1e-6",
         "data.max_len": "1024",
         "rollout.max_new_tokens": "512",
-        "sentinels.truncation": "warn",
+        "sentinels.truncation.action": "warn",
     },
 }
 PATH = '[model]\npath = ""\n\n'  # in place of the fresh model's tables
