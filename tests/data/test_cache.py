@@ -148,7 +148,7 @@ def test_a_damaged_entry_is_told_and_made_again(
         assert [one.token_ids.tolist() for one in found.all()] == wanted
         note, _ = found.account.notes  # then the column that is not read
         assert note.startswith(f"the cache entry {entry} cannot be used: ")
-        assert note.endswith("; it is made again")
+        assert note.endswith("; it is computed again")
         assert entry.read_bytes() == whole
         assert entries(folder) == [entry]
 

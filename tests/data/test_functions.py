@@ -34,7 +34,7 @@ def test_a_filter_says_which_rows_stay_and_they_keep_their_numbers(
         assert [one.row for one in found.all()] == [0, 2]
         assert found.account.fates == {"kept": 2, "filtered": 1}
         assert found.account.rows == 3
-        assert "data.filter says no, such as" in found.account.lines()[1]
+        assert "left out by data.filter, such as" in found.account.lines()[1]
 
 
 def test_what_a_filter_leaves_out_is_not_lost(write_rows: WriteRows, tokenizer: Any) -> None:
@@ -42,7 +42,7 @@ def test_what_a_filter_leaves_out_is_not_lost(write_rows: WriteRows, tokenizer: 
     settings = DataSettings(path=write_rows(rows), filter=f"{HERE}:short", max_lost_fraction=0.0)
     assert len(load_conversations(settings, tokenizer)) == 2
     none = settings.model_copy(update={"filter": f"{HERE}:nothing"})
-    with pytest.raises(UsageError, match=r"no row of 23 is left to use(.|\n)*23  left out: data\."):
+    with pytest.raises(UsageError, match=r"no row of 23 is left to use(.|\n)*23  left out by data"):
         load_conversations(none, tokenizer)
 
 

@@ -195,7 +195,7 @@ def test_what_cannot_teach_is_told(run: Path) -> None:
     plan.write_text(json.dumps({"plans": [{"after_step": 0, "machine": there}]}), "utf-8")
     refuses("ran on H100")
     plan.write_text(json.dumps({"plans": [{"after_step": 0, "problem": "?"}]}), "utf-8")
-    refuses("says no machine")
+    refuses("names no machine")
     plan.unlink()
     refuses("older version")
     (run / "recipe.json").unlink()

@@ -151,7 +151,7 @@ def test_a_row_of_ones_own_stands_in_place_of_a_known_one(tmp_path: Path) -> Non
         (ROW.replace("1e12", '"fast"'), r"\[Mine-48G\] bandwidth = 'fast'"),
         (ROW.replace("1e12", "inf"), r"\[Mine-48G\] bandwidth = "),
         (ROW.replace('"nvlink"', '"wire"'), r"\[Mine-48G\] link = 'wire'"),
-        ("memory_bytes = 3", "memory_bytes = 3 stands outside a device's table"),
+        ("memory_bytes = 3", "memory_bytes = 3 is outside a device's table"),
         ("[A", "is not TOML"),
         (ROW + 'sources = { prize = "x" }', r"\[Mine-48G\] sources = .*prize: figures are memory"),
     ],

@@ -11,6 +11,21 @@ from postgrad.recipe.load import load_recipe, with_overrides
 
 Write = Callable[..., Path]
 RUN = Path("runs/a")
+SFT = """job = "sft"
+run_dir = "runs/a"
+steps = 10
+
+[model]
+path = "some/model"
+
+[data]
+path = "rows.jsonl"
+max_len = {max_len}
+system = "{system}"
+
+[eval]
+path = "held.jsonl"
+"""
 
 
 def test_differences_are_dotted_keys() -> None:
@@ -18,6 +33,12 @@ def test_differences_are_dotted_keys() -> None:
     after = {"a": 1, "b": {"c": [1, 3], "d": 4}, "f": 6}
     assert list(differences(before, after)) == ["b.c", "b.d", "e", "f"]
     assert list(differences(before, before)) == []
+
+
+def test_tables_of_a_list_differ_under_their_numbers() -> None:
+    before = {"sets": [{"a": 1, "b": 2}, {"a": 3}]}
+    assert list(differences(before, {"sets": [{"a": 1, "b": 2}, {"a": 4}]})) == ["sets.1.a"]
+    assert list(differences(before, {"sets": [{"a": 1, "b": 2}]})) == ["sets"]
 
 
 @pytest.mark.parametrize(
@@ -48,3 +69,30 @@ def test_whatever_decides_a_weight_may_not_unless_it_is_allowed(write: Write) ->
         compare(before, after, ["learner.lr"], RUN)
     changed = compare(before, after, ["learner", "batch.rollout_batch_size"], RUN)
     assert sorted(changed) == ["batch.rollout_batch_size", "learner.lr"]
+
+
+def test_a_key_of_data_is_named_once_though_evaluation_takes_it_over(write: Write) -> None:
+    before = load_recipe(write(text=SFT.format(max_len=512, system="x" * 500)))
+    after = load_recipe(write(text=SFT.format(max_len=256, system="y" * 500)))
+    with pytest.raises(UsageError) as refused:
+        compare(before, after, [], RUN)
+    lines = str(refused.value).splitlines()
+    assert lines[1].startswith("  data.system: 'xxx")
+    assert len(lines[1]) < 160
+    assert lines[2] == "  data.max_len: 512 there, 256 here"
+    assert lines[3].endswith("with --allow-change data.system --allow-change data.max_len")
+    assert compare(before, after, ["data.max_len", "data.system"], RUN) == [
+        "data.system",
+        "data.max_len",
+        "eval.sets.0.system",
+        "eval.sets.0.max_len",
+    ]
+
+
+def test_a_key_of_an_evaluation_set_alone_has_its_own_name(write: Write) -> None:
+    before = load_recipe(write(text=SFT.format(max_len=512, system="x")))
+    after = load_recipe(write(text=SFT.format(max_len=512, system="x") + "max_len = 128\n"))
+    with pytest.raises(UsageError, match=r"  eval\.sets\.0\.max_len: 512 there, 128 here"):
+        compare(before, after, ["data"], RUN)
+    for allowed in ("eval.sets.0.max_len", "eval.sets", "eval"):
+        assert compare(before, after, [allowed], RUN) == ["eval.sets.0.max_len"]

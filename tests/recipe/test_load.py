@@ -456,10 +456,10 @@ def test_what_divides_sequences_and_what_divides_matrices_can_be_run(write: Writ
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (("--learner.shard_groups", "3"), r"learner\.shard_groups.*cannot be made of 8"),
+        (("--learner.shard_groups", "3"), r"learner\.shard_groups.*cannot be formed from 8"),
         (
             ("--learner.shard_groups", "4", "--learner.tensor_parallel", "4"),
-            r"learner\.shard_groups.*cannot be made of 2",
+            r"learner\.shard_groups.*cannot be formed from 2",
         ),
         (("--learner.offload", "true", "--learner.sharding", "none"), r"learner\.offload.*zero3"),
         (

@@ -117,11 +117,11 @@ REFUSED = {
     ),
     "a reference that follows adapters": (
         PPO + LORA + "\n[reference]\nrefresh_steps = 5\n",
-        "recipe.toml:25: reference.refresh_steps: a reference that follows takes whole weights",
+        "recipe.toml:25: reference.refresh_steps: a reference that follows the policy needs",
     ),
     "an average that follows adapters": (
         PPO + LORA + "\n[reference]\nema_decay = 0.5\n",
-        "recipe.toml:25: reference.ema_decay: a reference that follows takes whole weights",
+        "recipe.toml:25: reference.ema_decay: a reference that follows the policy needs",
     ),
     "a reference that follows and that the loss does not read": (
         PAIRS.format(job="preference")

@@ -152,7 +152,7 @@ def test_a_pipeline_is_swept_by_the_keys_of_its_stages(tmp_path: Path) -> None:
     again = read_sweep(sweep.path)
     assert [trial.recipes for trial in again.trials] == [trial.recipes for trial in sweep.trials]
     assert again.trials[0].source.ask == first.source.ask  # pyright: ignore
-    with pytest.raises(UsageError, match="sweep of a pipeline, which goes on as it is"):
+    with pytest.raises(UsageError, match="sweep of a pipeline, which resumes unchanged"):
         read_sweep(sweep.path, ["--rl.steps", "3"])
     with pytest.raises(UsageError, match="rll"):
         swept(QUICKSTART, "rll.learner.lr=1e-4", flags=flags)

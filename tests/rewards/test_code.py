@@ -341,7 +341,7 @@ def test_what_it_costs_to_start_programs_is_not_counted_against_them(monkeypatch
     monkeypatch.setattr(code, "shared", ends_after(0.25, 0.0))  # 4 s are 16 of them
     assert score(tests, "", partial=True).detail == {
         "tests": 20, "passed": 16, "test": 16, "cause": "cpu_time",
-        "message": "the tests before it used up the time of the whole sample",
+        "message": "earlier tests used up the time of this sample",
     }  # fmt: skip
     monkeypatch.setattr(code, "shared", ends_after(0.0, 0.04))
     with pytest.raises(choice.SandboxError, match="the row has too many tests for it"):

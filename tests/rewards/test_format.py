@@ -28,10 +28,10 @@ def test_think_then_answer_is_the_structure(text):
         ("", "no <think>"),
         ("<think>a<answer>4</answer>", "no </think>"),
         ("<think>a</think><answer>4", "no </answer>"),
-        ("<think>a</think></think><answer>4</answer>", "</think> stands there 2 times"),
-        ("<think>a</think><answer>4</answer><answer>5</answer>", "<answer> stands there 2 times"),
+        ("<think>a</think></think><answer>4</answer>", "</think> occurs 2 times"),
+        ("<think>a</think><answer>4</answer><answer>5</answer>", "<answer> occurs 2 times"),
         ("<answer>4</answer><think>a</think>", "text before <think>"),
-        ("<think>a<answer></think>4</answer>", "<answer> stands too early"),
+        ("<think>a<answer></think>4</answer>", "<answer> comes too early"),
         ("Well: <think>a</think><answer>4</answer>", "text before <think>"),
         ("<think>a</think>So: <answer>4</answer>", "text before <answer>"),
         ("<think>a</think><answer>4</answer>.", "text after </answer>"),
@@ -47,15 +47,15 @@ def test_text_outside_may_be_allowed():
     assert judged(text, outside=True) == (1.0, None)
     assert judged("<answer>4</answer>.", outside=True) == (0.0, "no <think>")
     turned = "<answer>4</answer><think>a</think>"
-    assert judged(turned, outside=True) == (0.0, "<answer> stands too early")
+    assert judged(turned, outside=True) == (0.0, "<answer> comes too early")
     turned = "</think>a<think><answer>4</answer>"
-    assert judged(turned, outside=True) == (0.0, "</think> stands too early")
+    assert judged(turned, outside=True) == (0.0, "</think> comes too early")
 
 
 def test_a_prompt_may_have_opened_the_first_tag():
     assert judged("a</think><answer>4</answer>", opened=True) == (1.0, None)
     double = "<think>a</think><answer>4</answer>"
-    assert judged(double, opened=True) == (0.0, "<think> stands there 2 times")
+    assert judged(double, opened=True) == (0.0, "<think> occurs 2 times")
 
 
 def test_tags_have_names_of_ones_own():

@@ -193,7 +193,7 @@ def test_one_sample_a_prompt_is_never_an_equal_group() -> None:
     ("rollout", "told"),
     [
         ({"keep_above": 0.1}, "set dynamic_sampling = true"),
-        ({"filter_on": "gsm8k"}, "filter_on is asked by dynamic sampling and a curriculum"),
+        ({"filter_on": "gsm8k"}, "filter_on is read by dynamic sampling and by a curriculum"),
         (
             {"dynamic_sampling": True, "keep_above": 0.5, "keep_below": 0.5},
             "keep_above must be below keep_below",

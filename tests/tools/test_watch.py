@@ -196,4 +196,4 @@ def test_a_signal_ends_it_in_order(run: Path, number: signal.Signals) -> None:
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
     assert (process.returncode, err) == (0, "")
-    assert "the run goes on" in out
+    assert "the run continues" in out

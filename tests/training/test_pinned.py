@@ -116,12 +116,12 @@ def test_changed_rows_of_a_file_stop_the_resume(
     recipe = recipe_of(tmp_path, data={"path": rows_of(file, ROWS), "max_len": 48})
     train(recipe, console)
     rows_of(file, [*ROWS[:-1], {"question": "spell mop", "answer": "pom"}])
-    with pytest.raises(UsageError, match=r"data\.path: .*rows\.jsonl is not what the run was"):
+    with pytest.raises(UsageError, match=r"data\.path: .*rows\.jsonl has changed since the run"):
         resume(tmp_path / "run", ["--steps", "3"], [], console)
     resume(tmp_path / "run", ["--steps", "3"], ["data.path"], console)
     resume(tmp_path / "run", ["--steps", "4"], [], console)  # the new rows are the run's now
     rows_of(file, ROWS)
-    with pytest.raises(UsageError, match=r"data\.path: .*put it back"):
+    with pytest.raises(UsageError, match=r"data\.path: .*restore it, start"):
         resume(tmp_path / "run", ["--steps", "5"], [], console)
 
 
@@ -134,7 +134,7 @@ def test_a_changed_chat_template_file_stops_the_resume(
     data = {"path": "org/rows", "max_len": 48, "chat_template": str(template)}
     train(recipe_of(tmp_path, data=data), console)
     template.write_text("{# new #}" + plain, "utf-8")
-    with pytest.raises(UsageError, match=r"data\.chat_template: .*chat\.jinja is not what"):
+    with pytest.raises(UsageError, match=r"data\.chat_template: .*chat\.jinja has changed since"):
         resume(tmp_path / "run", ["--steps", "3"], [], console)
     resume(tmp_path / "run", ["--steps", "3"], ["data.chat_template"], console)
 
@@ -150,7 +150,7 @@ def test_a_changed_tokenizer_of_a_model_directory_stops_the_resume(
     resume(tmp_path / "run", ["--steps", "3"], [], console)
     config = own / "tokenizer_config.json"
     config.write_text(config.read_text("utf-8") + "\n", "utf-8")
-    with pytest.raises(UsageError, match=r"model\.path: .* there, sha256:.* here"):
+    with pytest.raises(UsageError, match=r"model\.path: .* it was sha256:.*, now sha256:"):
         resume(tmp_path / "run", ["--steps", "4"], [], console)
 
 

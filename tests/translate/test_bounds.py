@@ -30,7 +30,7 @@ def bomb(inner: str) -> str:
     [
         (bomb("[{}]"), "stand for more than 100000 values"),
         (bomb("{{<<: [{}]}}"), "stand for more than 100000 values"),
-        ("a: &a [*a]", "holds itself"),
+        ("a: &a [*a]", "contains itself"),
         ("[" * 1000 + "]" * 1000, "nested more than"),
         ("a: " + "9" * 5000, "cannot be read"),
         ("a: 2001-99-99", "cannot be read"),
@@ -56,7 +56,7 @@ def test_yaml_with_names_and_dates_is_what_a_person_means() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("A='$A$A'\nrun $A", "stands for itself"),
+        ("A='$A$A'\nrun $A", "refers to itself"),
         ("A=xxxx\n" + "".join(f"A=$A$A$A$A{n}\n" for n in range(12)) + "run $A", "too much|over"),
         ("x '" + "a\n" * 20_000, "ends within a quote"),
         ("for a in " + " " * 100_000, "a line of over"),

@@ -86,7 +86,7 @@ def test_exported_gpus_stand_before_every_command_after_them() -> None:
 
 def test_a_value_that_doubles_without_end_is_refused() -> None:
     script = "A=aaaaaaaaaaaaaaaa\n" + 'A="$A$A"\n' * 60
-    with pytest.raises(UsageError, match="stands for itself, or for too much"):
+    with pytest.raises(UsageError, match="refers to itself, or expands to too much"):
         commands(script)
 
 

@@ -38,26 +38,26 @@ def _add_generate(commands: Commands) -> None:
     parser = commands.add_for_recipe(
         "generate", _generate, "sample and score answers to a recipe's prompts, and select rows"
     )
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="samples and rows")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="output folder")
     parser.add_argument(
-        "--model", help="directory, hub id, run directory or checkpoint; else model.path"
+        "--model", help="directory, hub id, run directory or checkpoint; default: model.path"
     )
-    parser.add_argument("--samples", type=int, metavar="N", help="of each prompt")
-    parser.add_argument("--rows", type=int, metavar="N", help="the first prompts only")
-    parser.add_argument("--shard", type=int, metavar="N", help="prompts of one file of samples")
-    parser.add_argument("--select", metavar="all|best|above|pairs|difficulty", help="else all")
-    parser.add_argument("--top", type=int, metavar="N", help="best: answers of a prompt; else 1")
+    parser.add_argument("--samples", type=int, metavar="N", help="samples per prompt")
+    parser.add_argument("--rows", type=int, metavar="N", help="use only the first N prompts")
+    parser.add_argument("--shard", type=int, metavar="N", help="prompts per file of samples")
+    parser.add_argument("--select", metavar="all|best|above|pairs|difficulty", help="default: all")
+    parser.add_argument("--top", type=int, metavar="N", help="best: answers per prompt")
     parser.add_argument("--threshold", type=float, metavar="R", help="best, above: lowest reward")
-    parser.add_argument("--pairs", metavar="best_worst|random|all", help="else best_worst")
-    parser.add_argument("--margin", type=float, metavar="M", help="pairs: rewards differ by more")
+    parser.add_argument("--pairs", metavar="best_worst|random|all", help="default: best_worst")
+    parser.add_argument("--margin", type=float, metavar="M", help="pairs: least difference")
     parser.add_argument(
-        "--pass-rate", type=float, nargs=2, metavar=("LOW", "HIGH"), help="difficulty: prompts kept"
+        "--pass-rate", type=float, nargs=2, metavar=("LOW", "HIGH"), help="difficulty: keep these"
     )
     parser.add_argument(
-        "--keep-truncated", action="store_true", help="answers that were cut may be chosen"
+        "--keep-truncated", action="store_true", help="also select truncated answers"
     )
     parser.add_argument(
-        "--rows-to", type=Path, metavar="FILE.jsonl|FILE.parquet", help="else DIR/SELECT.jsonl"
+        "--rows-to", type=Path, metavar="FILE.jsonl|FILE.parquet", help="default: DIR/SELECT.jsonl"
     )
     add_quiet(parser)
 
@@ -65,9 +65,9 @@ def _add_generate(commands: Commands) -> None:
 def _add_chat(commands: Commands) -> None:
     parser = commands.add("chat", _chat, "talk to a model or a run's checkpoint, or to two at once")
     parser.add_argument("model", metavar="MODEL_DIR|RUN_DIR", help="or a hub id, or a checkpoint")
-    parser.add_argument("other", nargs="?", metavar="OTHER", help="a second one to compare with")
+    parser.add_argument("other", nargs="?", metavar="OTHER", help="a second model to compare with")
     parser.add_argument(
-        "--checkpoint", metavar="latest|best|STEP", help="of a run; default: the newest"
+        "--checkpoint", metavar="latest|best|STEP", help="of a run directory; default: latest"
     )
     parser.add_argument(
         "--system", metavar="TEXT", help="the system message; default: the run's own"
@@ -94,9 +94,7 @@ def _add_serve_reward(commands: Commands) -> None:
         "--token-file", type=Path, metavar="FILE",
         help="the bearer token that clients send; or in POSTGRAD_SERVE_TOKEN",
     )  # fmt: skip
-    parser.add_argument(
-        "--max-batch-tokens", type=int, metavar="N", help="in one call of the model"
-    )
+    parser.add_argument("--max-batch-tokens", type=int, metavar="N", help="tokens per model call")
     parser.add_argument("--max-request-bytes", type=int, metavar="N")
     parser.add_argument("--request-seconds", type=float, metavar="S")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
@@ -115,21 +113,21 @@ def _add_merge(commands: Commands) -> None:
     parser.add_argument("--to", type=Path, required=True, metavar="DIR")
     parser.add_argument("--base", metavar="MODEL", help="what the models were trained from")
     numbers = {"type": float, "nargs": "+", "metavar": "W"}
-    parser.add_argument("--weights", help="one for each model; else 1", **numbers)
+    parser.add_argument("--weights", help="one per model; default: 1", **numbers)
     parser.add_argument(
-        "--density", help="share of each model's changes that is kept: one, or one a model; else 1",
+        "--density", help="share of each model's changes to keep: one, or one a model; default: 1",
         **numbers,
     )  # fmt: skip
     parser.add_argument("--t", type=float, metavar="T", help="slerp: 0 first model, 1 second")
     parser.add_argument(
-        "--lambda", type=float, dest="scale", metavar="L", help="times what is added to the base"
+        "--lambda", type=float, dest="scale", metavar="L", help="scales the change of the base"
     )
     parser.add_argument(
         "--normalize", action=argparse.BooleanOptionalAction, default=None,
-        help="divide by the sum of the weights; so do linear, ties and dare_ties if left out",
+        help="divide by the sum of the weights; default: for linear, ties and dare_ties",
     )  # fmt: skip
-    parser.add_argument("--dtype", metavar="float32|bfloat16|float16", help="else the files' own")
-    parser.add_argument("--seed", type=int, default=0, help="of the numbers that DARE drops")
+    parser.add_argument("--dtype", metavar="float32|bfloat16|float16", help="default: as stored")
+    parser.add_argument("--seed", type=int, default=0, help="decides what DARE drops")
 
 
 def _eval(args: argparse.Namespace, rest: list[str]) -> Any:
@@ -220,8 +218,7 @@ def _merge(args: argparse.Namespace, rest: list[str]) -> Any:
     if args.method.endswith((".yml", ".yaml")):
         if args.models or stated:
             raise UsageError(
-                f"{args.method} says what is merged and how: beside it only --to, --dtype and "
-                "--seed are read"
+                f"{args.method} defines the merge: only --to, --dtype and --seed go beside it"
             )
         asked = from_mergekit(Path(args.method), dtype=args.dtype, seed=args.seed)
     else:

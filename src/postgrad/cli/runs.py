@@ -18,14 +18,14 @@ def add(commands: Commands) -> None:
         "--role", metavar="policy|critic|reward|ema", help="default: what the job trains"
     )
     parser.add_argument(
-        "--adapter", action="store_true", help="the adapter alone, as PEFT reads it"
+        "--adapter", action="store_true", help="write only the adapter, in PEFT's format"
     )
     parser.add_argument("--to", type=Path, required=True, metavar="DIR")
     parser.add_argument(
         "--push-to-hub", metavar="ORG/NAME", help="also push it to the hub, with its model card"
     )
     parser.add_argument(
-        "--private", action="store_true", help="if the push creates the repository: private"
+        "--private", action="store_true", help="make the repository private if the push creates it"
     )
     parser = commands.add("checkpoints", _checkpoints, "list the checkpoints of a run")
     parser.add_argument("run_dir", type=Path)

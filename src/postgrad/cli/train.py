@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
         "train", _train, "run a recipe, or the recipes of a folder with pipeline.toml", folders=True
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="plan the run, then try every phase of it in small"
+        "--dry-run", action="store_true", help="plan the run, then run every phase at a small scale"
     )
     parser.add_argument(
         "--profile", action="store_true", help="measure where the time of a step goes"
@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--overwrite", choices=("true", "false"), default="false")
     parser.add_argument(
         "--sweep", action="append", default=[], metavar="KEY=VALUE,VALUE",
-        help="a run for each value, such as learner.lr=1e-4,3e-4; again: for each pair",
+        help="one run per value, such as learner.lr=1e-4,3e-4; repeat it for a grid",
     )  # fmt: skip
     _add_run_flags(parser)
     parser = commands.add(
@@ -47,11 +47,11 @@ def add(commands: Commands) -> None:
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-change", action="append", default=[], metavar="KEY",
-        help="continue although this key of the recipe has changed",
+        help="continue although this recipe key has changed",
     )  # fmt: skip
     parser.add_argument(
         "--at-once", type=int, metavar="N",
-        help="of a sweep: runs at the same time; default: as many as cores and memory allow",
+        help="for a sweep: number of concurrent runs; default: what cores and memory allow",
     )  # fmt: skip
     add_quiet(parser)
 

@@ -25,7 +25,7 @@ Fate = Literal[
 MEANING: Mapping[Fate, str] = {
     "kept": "kept",
     "truncated": "kept, cut to the limit",
-    "filtered": "left out: data.filter says no",
+    "filtered": "left out by data.filter",
     "excluded": "left out: held out for evaluation",
     "trained": "left out: trained on (data.eval_fraction)",
     "contaminated": "left out: shares words in a row with a held-out question",

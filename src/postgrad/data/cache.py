@@ -60,7 +60,7 @@ class TokenCache:
         except FileNotFoundError:
             cached = None
         except (OSError, KeyError, ValueError) as error:
-            notes.append(f"the cache entry {path} cannot be used: {error}; it is made again")
+            notes.append(f"the cache entry {path} cannot be used: {error}; it is computed again")
             cached = None
         if cached is not None:
             notes.append("tokens from the cache (data.cache)")

@@ -73,7 +73,7 @@ class ExportedRole:
     ) -> None:
         """Writes the adapter alone. Raises UsageError where the role has none."""
         if self.lora is None:
-            raise UsageError("--adapter: this role was trained whole, without [model.lora]")
+            raise UsageError("--adapter: this role was trained without [model.lora]")
         if self.separator is not None:
             raise UsageError(
                 "--adapter: PEFT's files do not say that a head judges steps: leave it out, and "

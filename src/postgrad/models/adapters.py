@@ -130,7 +130,7 @@ def target_layers(lm: nn.Module, settings: LoraSettings) -> list[str]:
     if not linear:
         raise UsageError(
             f"[model.lora]: this {lm.config.model_type} decoder has no linear layers that an "  # pyright: ignore[reportAttributeAccessIssue]
-            "adapter could stand on: train it whole"
+            "adapter could be attached to: train all its weights"
         )
     for target in settings.targets:
         if not any(f".{name}".endswith(f".{target}") for name in linear):

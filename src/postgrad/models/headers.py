@@ -91,7 +91,7 @@ def require_whole(
     for fault, names in {"missing": missing, "of another shape": mismatched}.items():
         if names:
             raise UsageError(
-                f"the model {path} is not whole: {len(names)} weights are {fault} "
+                f"the model {path} is incomplete: {len(names)} weights are {fault} "
                 f"({', '.join(sorted(names)[:3])}); its config.json and its weights have to be of "
                 "one model"
             )

@@ -193,7 +193,7 @@ def load_tokenizer(path: str) -> Any:
         size = len(tokenizer)
     if not tokenizer.is_fast or not size:
         raise UsageError(
-            f"the tokenizer at {path} gives no offsets, from which loss masks are made: convert it "
+            f"the tokenizer at {path} gives no offsets, which loss masks need: convert it "
             "to tokenizer.json"
         )
     if tokenizer.eos_token_id is None:

@@ -148,7 +148,7 @@ def _newest_plan(directory: RunDirectory) -> tuple[Machine, int]:
         machine = TypeAdapter(Machine).validate_json(recorded, strict=True)
     except ValidationError as error:
         raise UsageError(
-            f"{directory.plan} says no machine: {problem_of(error)}; calibrate from another run"
+            f"{directory.plan} names no machine: {problem_of(error)}; calibrate from another run"
         ) from error
     return machine, plans[-1]["after_step"]
 

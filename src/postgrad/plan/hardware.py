@@ -281,7 +281,7 @@ def _devices(text: str, source: str) -> dict[str, Device]:
 def _device(name: str, row: Any, source: str) -> Device:
     if not isinstance(row, dict):
         raise UsageError(
-            f"{source}: {name} = {row!r} stands outside a device's table: put it below [NAME]"
+            f"{source}: {name} = {row!r} is outside a device's table: move it below [NAME]"
         )
     values = {"source": source, **cast("dict[str, Any]", row), "name": name}
     try:

@@ -177,7 +177,8 @@ def _filter(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     if component == TOTAL and TOTAL in names:
         yield (
             place,
-            f"{TOTAL!r} is the whole reward, and one of [[rewards]] too: `name` it otherwise",
+            f"{TOTAL!r} is the name of the total reward and of one of [[rewards]]: give that one "
+            "another `name`",
         )
 
 

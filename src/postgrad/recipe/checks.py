@@ -120,8 +120,8 @@ def moving_reference(
     if policy.lora is not None:
         yield (
             _following(reference),
-            "a reference that follows takes whole weights, and [model.lora] trains an adapter: "
-            "leave one of them out",
+            "a reference that follows the policy needs all weights to train, and [model.lora] "
+            "trains an adapter: leave one of them out",
         )
     if not algorithm.needs().reference:
         unread = "nothing reads it: "
@@ -168,8 +168,8 @@ def _eval_fraction(recipe: Sections) -> Iterator[RecipeProblem]:
         if source.eval_fraction and not any(_same_rows(source, part) for part in parts):
             yield (
                 (("data", "sets", number) if recipe.data.sets else ("data",)) + ("eval_fraction",),
-                "holds out rows for an evaluation, and [eval] names others: leave out its path, "
-                "split and sets, or leave this out",
+                "holds out rows to evaluate on, but [eval] names rows of its own: delete path, "
+                "split and sets from [eval] to evaluate on the held-out rows, or delete this key",
             )
     for number, eval_set in enumerate(sets):
         if eval_set.eval_fraction and not any(_same_rows(eval_set.data, s) for s in sources):

@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from postgrad.core.errors import UsageError
 from postgrad.recipe.placement import SHARED
@@ -36,13 +37,22 @@ ALLOWED = (
     "rollout.transport",
 )
 
+# Keys that a set takes from [data] where the file states none of its own: `recipe/resolve.py`.
+_OF_SET = re.compile(r"(?:eval|data)\.sets\.\d+\.(?P<key>.+)")
+_LONGEST = 72  # characters of a value in a message
+
 
 def differences(before: Any, after: Any, place: tuple[str, ...] = ()) -> Iterator[str]:
-    """The dotted keys at which two resolved recipes differ, list entries by number."""
+    """The dotted keys at which two resolved recipes differ. Tables of a list ([[eval.sets]]) are
+    compared one by one, under their numbers, if there are as many before as after.
+    """
     if isinstance(before, dict) and isinstance(after, dict):
         old, new = cast(dict[str, Any], before), cast(dict[str, Any], after)
         for key in dict.fromkeys([*old, *new]):
             yield from differences(old.get(key), new.get(key), (*place, key))
+    elif _are_tables(before) and _are_tables(after) and len(before) == len(after):
+        for number, (entry_before, entry_after) in enumerate(zip(before, after, strict=True)):
+            yield from differences(entry_before, entry_after, (*place, str(number)))
     elif before != after:
         yield ".".join(place)
 
@@ -56,16 +66,22 @@ def compare(
 ) -> list[str]:
     """The keys that changed; UsageError for each that may not, unless it is in `allowed`.
 
-    allowed: the keys of --allow-change; a key allows everything below it. ways_out: what else the
-    command lets a person do, for the message.
+    allowed: the keys of --allow-change; a key allows everything below it, and what sets take over
+    from it. ways_out: what else the command lets a person do, for the message.
     """
     old, new = before.dump(), after.dump()
     changed = list(differences(old, new))
     may_change = (*ALLOWED, *allowed)
-    refused = [key for key in changed if not any(covers(above, key) for above in may_change)]
+    stated = {key: _stated(key, changed, old, new) for key in changed}
+    refused = dict.fromkeys(
+        stated[key]
+        for key in changed
+        if not any(covers(above, name) for above in may_change for name in (key, stated[key]))
+    )
     if refused:
         lines = [
-            f"  {key}: {_value(old, key)!r} there, {_value(new, key)!r} here" for key in refused
+            f"  {key}: {_brief(_value(old, key))} there, {_brief(_value(new, key))} here"
+            for key in refused
         ]
         raise UsageError(
             f"{run_dir} already holds another run; its recipe differs:\n"
@@ -92,8 +108,32 @@ def covers(allowed: str, key: str) -> bool:
     return key == allowed or key.startswith(f"{allowed}.")
 
 
+def _stated(key: str, changed: Sequence[str], old: dict[str, Any], new: dict[str, Any]) -> str:
+    """The key of [data] from which a set has taken over this change, else the key itself."""
+    if (of_set := _OF_SET.fullmatch(key)) is None:
+        return key
+    name = "name" if of_set["key"] == "subset" else of_set["key"]
+    source = f"data.{name}"
+    values = [(_value(old, place), _value(new, place)) for place in (key, source)]
+    return source if source in changed and values[0] == values[1] else key
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-12:]}"
+
+
+def _are_tables(value: Any) -> TypeGuard[list[dict[str, Any]]]:
+    return isinstance(value, list) and all(
+        isinstance(entry, dict) for entry in cast(list[Any], value)
+    )
+
+
 def _value(recipe: dict[str, Any], key: str) -> Any:
     node: Any = recipe
     for part in key.split("."):
-        node = cast(dict[str, Any], node).get(part) if isinstance(node, dict) else None
+        if isinstance(node, list):
+            node = cast(list[Any], node)[int(part)] if part.isdecimal() else None
+        else:
+            node = cast(dict[str, Any], node).get(part) if isinstance(node, dict) else None
     return node

@@ -115,7 +115,7 @@ def _side_role(
     if role == "reference" and recipe.reference_moves:
         yield (
             place,
-            "a reference that follows the policy (refresh_steps, ema_decay) lies on its ranks: "
+            "a reference that follows the policy (refresh_steps, ema_decay) is on its ranks: "
             "leave this out",
         )
     frozen = recipe.model_tables.get(("reference", "model")) if role == "reference" else None
@@ -137,7 +137,7 @@ def _cannot_rest(recipe: CommonSections, settings: ClusterSettings, role: str) -
     if role == "teacher":  # no adapter is trained on its weights
         if recipe.trains_on_rollouts:
             return None
-        return "this teacher is asked in every micro-batch of an update: leave it out"
+        return "this teacher computes in every micro-batch of an update: leave it out"
     over = ("model",) if role == "reference" else ("critic", "model")
     trained, frozen = recipe.loaded_models.get(over), recipe.model_tables[role, "model"]
     if trained is None or trained.lora is None:
@@ -258,7 +258,7 @@ def _arranged(learner: LearnerSettings, quantized: bool, compiled: bool) -> Iter
         if replicas % groups:
             yield (
                 ("learner", "shard_groups"),
-                f"{groups} groups of equally many replicas cannot be made of {replicas} "
+                f"{groups} groups of equally many replicas cannot be formed from {replicas} "
                 "(ranks / (tensor_parallel * context_parallel)): it has to divide that number",
             )
     for key in ("shard_groups", "offload"):

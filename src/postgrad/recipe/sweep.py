@@ -175,7 +175,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
         if pipeline.is_dir():
             if overrides:
                 raise UsageError(
-                    f"{path} is a sweep of a pipeline, which goes on as it is: to change a key, "
+                    f"{path} is a sweep of a pipeline, which resumes unchanged: to change a key, "
                     "give the command of the sweep again with it"
                 )
             source = load_pipeline(pipeline, ["--run_dir", str(path / run.name)])

@@ -68,7 +68,7 @@ def describe(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception as second:  # noqa: BLE001  # its __str__ is code of others too
-        text = f"its message cannot be made: {type(second).__name__}"
+        text = f"its message cannot be formatted: {type(second).__name__}"
     return f"{type(error).__name__}: {text[:MAX_MESSAGE]}{where}"
 
 

@@ -99,7 +99,7 @@ class Code(Verifier):
         """(cause, message) of a test that failed; (None, "") where it passed."""
         if min(budget.cpu_seconds, budget.idle_seconds) < _LEAST_SECONDS:
             spent = "cpu_time" if budget.cpu_seconds < _LEAST_SECONDS else "idle"
-            return spent, "the tests before it used up the time of the whole sample"
+            return spent, "earlier tests used up the time of this sample"
         if budget.own_cpu_seconds < 0.0:
             raise SandboxError(
                 f"starting the programs took {_OWN_SHARE:.0%} of cpu_seconds = "

@@ -52,7 +52,7 @@ class Format(Verifier):
             if not re.fullmatch(r"[^<>/\s]+", tag):
                 raise ValueError(f"{tag!r}: a tag is named without <, >, / and white space")
         if len(set(tags)) < len(tags):
-            raise ValueError("a tag stands there twice")
+            raise ValueError("a tag is listed twice")
         return tags
 
     @model_validator(mode="after")
@@ -75,12 +75,12 @@ class Format(Verifier):
                 in_prompt = mark == f"<{tag}>" and number == 0 and self.opened
                 count = text.count(mark) + in_prompt
                 if count != 1:
-                    return f"{mark} stands there {count} times" if count else f"no {mark}"
+                    return f"{mark} occurs {count} times" if count else f"no {mark}"
                 if in_prompt:
                     continue
                 start = text.index(mark)
                 if start < end:
-                    return f"{mark} stands too early"
+                    return f"{mark} comes too early"
                 between = mark == f"<{tag}>"
                 if between and not self.outside and text[end:start].strip():
                     return f"text before {mark}"

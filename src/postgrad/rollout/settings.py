@@ -192,8 +192,8 @@ class RolloutSettings(SamplingSettings):
             self.dynamic_sampling or self.curriculum != CurriculumSettings()
         ):
             raise ValueError(
-                "filter_on is asked by dynamic sampling and a curriculum: set dynamic_sampling = "
-                "true, or give [rollout.curriculum]"
+                "filter_on is read by dynamic sampling and by a curriculum only: set "
+                "dynamic_sampling = true, or give [rollout.curriculum]"
             )
         return self
 

@@ -201,7 +201,7 @@ def _entries(table: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
         if entries is None:
             raise UsageError(
                 f"{path}: {len(slices)} slices put layers of several models on top of each other, "
-                "which is not done here: only whole models are merged; use mergekit for it"
+                "which postgrad does not do: it merges complete models only; use mergekit for it"
             )
     if not isinstance(entries, list) or not entries:
         raise UsageError(f"{path}: models is missing: a list of entries `- model: PATH`")

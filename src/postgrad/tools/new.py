@@ -19,7 +19,12 @@ OF_TRAINED = {
     "sft": {"learner.lr": "1e-5", "data.max_len": "2048"},
     "reward": {"learner.lr": "5e-6", "data.max_len": "2048"},
     "preference": {"learner.lr": "5e-7", "data.max_len": "2048"},
-    "rl": {"learner.lr": "1e-6", "data.max_len": "1024", "rollout.max_new_tokens": "512"},
+    "rl": {
+        "learner.lr": "1e-6",
+        "data.max_len": "1024",
+        "rollout.max_new_tokens": "512",
+        "sentinels.truncation.action": "warn",
+    },
 }
 PATH = '[model]\npath = ""\n\n'  # in place of the fresh model's tables
 

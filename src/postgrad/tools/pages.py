@@ -149,7 +149,7 @@ def watch(run_dirs: Sequence[Path], console: Console, port: int = 0) -> dict[str
         names = " and ".join(map(str, run_dirs))
         console.note(f"the page of {names} is at {server.address}  (Ctrl-C ends it)")
         server.serve_forever(poll_interval=0.2)
-    console.note("stopped; the run goes on")
+    console.note("stopped; the run continues")
     return {"address": server.address}
 
 

@@ -201,7 +201,7 @@ def _generate(stage: Stage, recipe: Recipe, console: Console, *, overwrite: bool
     source = {"generated": generated.name, "selection": settings.model_dump(mode="json")}
     earlier = read_object(to / SUMMARY) or {}
     if stage.rows.is_file() and source.items() <= earlier.items():
-        console.note(f"{stage.rows} is whole: nothing to do")
+        console.note(f"{stage.rows} is complete: nothing to do")
         return earlier
     selected = select(generated.groups(), selection, stage.rows, generated.name)
     console.table(f"rows selected: {stage.rows}", ("", ""), selected.table())

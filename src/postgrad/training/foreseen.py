@@ -108,7 +108,7 @@ def foresee(
             )
     except Exception as error:  # noqa: BLE001  # recorded: to run matters more than to foresee
         reason = str(error) if isinstance(error, PostgradError) else repr(error)
-        entry["problem"] = f"no plan could be made: {reason}"
+        entry["problem"] = f"the plan failed: {reason}"
         logs.event("no_plan", entry["problem"])
     _add(directory, entry, after)
     return expected

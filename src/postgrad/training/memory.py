@@ -86,7 +86,7 @@ def explain(run: Run, step: int, phase: str, error: BaseException, standing: str
         keys = dict.fromkeys(flag[2:] for flag in changes if flag.startswith("--"))
         words = [*changes, *(word for key in keys for word in ("--allow-change", key))]
         command = shlex.join(["postgrad", "resume", str(run.directory.path), *words])
-        advice = f"with less it goes on as: {command}"
+        advice = f"to continue with less memory: {command}"
     else:
         advice = f"what takes less: {GENERAL}; see postgrad plan"
     refusal = DeviceFull.of(error)

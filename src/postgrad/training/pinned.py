@@ -99,7 +99,7 @@ def _require_there(source: RecipeSource, commit: str) -> None:
     except UsageError as error:
         raise UsageError(
             f"the run was started with {at_revision(source.path, commit)} ({source.key}), which "
-            f"cannot be found any more: {error}. Bring it back into the cache, or go on with what "
+            f"cannot be found any more: {error}. Restore it in the cache, or continue with what "
             f"the id means now: --{source.key}.revision main --allow-change {source.key}.revision"
         ) from error
 
@@ -126,8 +126,8 @@ def require_unchanged(
         if before != part.identity and not any(covers(a, k) for a in allowed for k in part.keys):
             key = part.keys[0]
             changed.append(
-                f"{key}: {part.path} is not what the run was started with: {before} there, "
-                f"{part.identity} here; put it back, start a new run, or go on with "
+                f"{key}: {part.path} has changed since the run started: it was {before}, "
+                f"now {part.identity}; restore it, start a new run, or accept it with "
                 f"--allow-change {key}"
             )
     if changed:

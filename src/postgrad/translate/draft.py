@@ -97,7 +97,7 @@ def toml(draft: Draft) -> str:
         keys = [place for place in draft.values if place[:-1] == table]
         for place in sorted(keys, key=lambda place: place[-1] not in _FIRST):
             lines += _line(draft, place)
-    title = f"No counterpart here: what {draft.system} was told and this run does not do."
+    title = f"No counterpart here: settings of {draft.system} that this run ignores."
     lines += _comment_list(title, draft.missing)
     lines += _grouped("Not needed: a run here is the same without them.", draft.needless)
     return "\n".join(lines) + "\n"

@@ -93,7 +93,7 @@ def _expanded(text: str, variables: Variables) -> str:
 
 def _endless(text: str) -> UsageError:
     return UsageError(
-        f"a variable stands for itself, or for too much: {_shown(text).strip()[:60]!r} ..."
+        f"a variable refers to itself, or expands to too much: {_shown(text).strip()[:60]!r} ..."
     )
 
 

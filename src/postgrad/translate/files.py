@@ -42,7 +42,7 @@ def _size(node: yaml.Node, sizes: dict[int, int], depth: int) -> int:
     if depth > MOST_DEPTH:
         raise ValueError(f"nested more than {MOST_DEPTH} deep")
     if sizes.get(id(node)) == 0:
-        raise ValueError("a name stands for a list or table that holds itself")
+        raise ValueError("a name refers to a list or table that contains itself")
     if id(node) in sizes:
         return sizes[id(node)]
     sizes[id(node)] = 0

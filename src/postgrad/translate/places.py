@@ -60,7 +60,7 @@ def divided(draft: Draft, stage: tuple[str, Any], shares: Mapping[str, tuple[str
     elif ranks == 1:
         draft.skip(name, level, "one rank trains, and has nothing to divide")
     elif draft.get("model.quantize"):
-        draft.miss(name, level, "weights in four bits are whole on every rank")
+        draft.miss(name, level, "every rank holds all weights that are in four bits")
     else:
         draft.put("learner.sharding", f"zero{level}")
 

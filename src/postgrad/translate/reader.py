@@ -135,7 +135,7 @@ def _of_flags(
     unknown = [word for word in words if UNKNOWN in word]
     if unknown:
         shown = ", ".join(word.replace(UNKNOWN, "$(...)") for word in unknown)
-        notes.append(f"commands within a script are not run; '.' stands for their output: {shown}")
+        notes.append(f"commands within a script are not run; '.' replaces their output: {shown}")
     place = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))
     options: dict[str, Any] = {}
     configs = [word for word in words[:place] if Path(word).suffix in CONFIGS]

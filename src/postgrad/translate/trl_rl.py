@@ -135,7 +135,9 @@ def _generation_batch(draft: Draft, options: Options, devices: int) -> None:
         f"prompts: {step} completions of a generation / {samples} a prompt",
     )
     if step % samples:
-        draft.notes.append(f"{step} completions are no whole groups of {samples}: TRL refuses that")
+        draft.notes.append(
+            f"{step} completions do not divide into groups of {samples}: TRL refuses that"
+        )
     draft.put("batch.n_samples_per_prompt", samples)
     draft.put("batch.epochs_per_rollout", n)
     size = f"completions: per device {micro} * accumulation {accumulation} * devices {devices}"

@@ -136,7 +136,7 @@ def test_parcels_of_another_publish_do_not_complete_this_one() -> None:
 def test_a_tensor_outside_its_parcel_is_refused() -> None:
     (parcel,), sender, _ = packed(some_weights(1))
     outside = replace(parcel.tensors[0], offset=64)
-    with pytest.raises(RunError, match=r"layer\.0 lies outside parcel 0"):
+    with pytest.raises(RunError, match=r"layer\.0 is outside parcel 0"):
         Parcel.from_json(replace(parcel, tensors=(outside,)).to_json())
     sender.close()
 

@@ -71,7 +71,7 @@ def test_a_device_that_nobody_knows_only_means_that_there_is_no_plan(
 ) -> None:
     assert ahead.check_plan(report, make_recipe("sft"), "HAL-9000") is None
     assert report.problems == []
-    assert "no plan can be made" in report.warnings[0].message
+    assert "the plan failed" in report.warnings[0].message
 
 
 def test_a_run_dir_that_holds_another_run_is_found(report: Report, make_recipe: Any) -> None:
@@ -94,7 +94,7 @@ def test_a_run_dir_that_goes_on_is_no_problem(report: Report, make_recipe: Any) 
 def test_a_run_dir_under_a_file_is_found(report: Report, make_recipe: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", "utf-8")
     ahead.check_run_dir(report, make_recipe("sft", "file/run"))
-    assert "cannot be made" in message(report, FAILURE)
+    assert "cannot be created" in message(report, FAILURE)
 
 
 def test_a_logger_whose_package_is_missing_is_found(

@@ -47,8 +47,8 @@ class Entropy(Sentinel):
             share,
             f"entropy has collapsed: {now:.3g} nats a token, {share:.1%} of the {start:.3g} at the "
             f"start (limit {self.share:.0%}), and {seen[BEST]:.0%} of the samples earn the best "
-            "reward; answers no longer differ, so nothing new is found: lower learner.lr, set "
-            "algorithm.entropy_coef, or raise algorithm.clip_high",
+            "reward; answers no longer differ, so the policy does not explore: lower "
+            "learner.lr, set algorithm.entropy_coef, or raise algorithm.clip_high",
         )
 
 

@@ -213,7 +213,7 @@ class _Conversation:
                 has = json.dumps(messages[place])[:200] if place < len(messages) else "nothing"
                 raise StepFailed(
                     "error",
-                    f"the agent's request does not go on with the conversation: message {place} is "
+                    f"the agent's request does not continue the conversation: message {place} is "
                     f"{has}, and was {json.dumps(message)[:200]}",
                 )
         new = messages[len(self._said) :]

@@ -68,7 +68,7 @@ class Parcel:
         parcel = cls(**{**value, "tensors": tensors})
         for packed in tensors:
             if packed.offset < 0 or packed.offset + packed.size > parcel.size:
-                raise RunError(f"weights: {packed.name} lies outside parcel {parcel.number}")
+                raise RunError(f"weights: {packed.name} is outside parcel {parcel.number}")
         return parcel
 
 

@@ -35,7 +35,7 @@ def check_plan(report: Report, recipe: Recipe, hardware: str | None = None) -> P
             machine = parse_hardware(hardware) if hardware else this_machine()
             page = page_of(*facts_of(recipe, machine))
         except UsageError as error:
-            report.warn(check, f"no plan can be made: {error}")
+            report.warn(check, f"the plan failed: {error}")
             return None
         show(page, report.console)
         report.plan = page.to_json()
@@ -54,7 +54,7 @@ def check_run_dir(report: Report, recipe: Recipe) -> None:
         folder = existing(path)
         if not os.access(folder, os.W_OK | os.X_OK) or not folder.is_dir():
             report.problem(
-                check, f"run_dir {path} cannot be made: {folder} cannot be written to", FAILURE
+                check, f"run_dir {path} cannot be created: {folder} is not writable", FAILURE
             )
         if not RunDirectory.holds_results(path):
             check.detail = f"a new run in {path}"

@@ -127,7 +127,7 @@ class Report:
         if not self.problems:
             skipped = [check.name for check in self.checks if not check.tried]
             but = f", but not all was tried: {', '.join(skipped)}" if skipped else ""
-            self.console.note(f"dry run: nothing was found that would fail later{but}")
+            self.console.note(f"dry run: no check failed{but}")
             return
         self.console.error(f"dry run, what would have failed later ({len(self.problems)}):")
         for number, problem in enumerate(self.problems, 1):

@@ -17,7 +17,7 @@ from postgrad.tools.pages import REPORT
 from postgrad.tools.sweep.results import Standing, TrialResult, ends
 
 PAGE = "sweep.html"
-WIDTH, HEIGHT, LEFT, BOTTOM = 720, 260, 56, 24  # of the picture of curves
+WIDTH, HEIGHT, LEFT, BOTTOM = 720, 260, 76, 28  # of the picture of curves
 BAR = 220  # width of the column of intervals
 MOST_POINTS = 300  # of a curve
 MOST_COLOURS = 6  # further runs are grey: more colours cannot be told apart
@@ -35,8 +35,10 @@ th, td { text-align: left; padding: .35rem .7rem .35rem 0; border-bottom: 1px so
 th, td { white-space: nowrap; } td:last-child { white-space: normal; min-width: 12rem; }
 th { font-weight: 600; } td.n, th.n { text-align: right; }
 .quiet { color: var(--quiet); } .best td:first-child { font-weight: 600; }
-svg { display: block; max-width: 100%; height: auto; } table svg { max-width: none; }
+svg { display: block; max-width: 100%; height: auto; overflow: visible; }
+table svg { max-width: none; }
 svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
+@media (max-width: 40rem) { svg text { font-size: 18px; } }
 .axis { stroke: var(--line); } .ends { stroke: currentColor; stroke-width: 2; }
 .band { fill: var(--best); opacity: .14; } .dot { fill: currentColor; }
 .curve { fill: none; stroke-width: 2; stroke: var(--quiet); opacity: .9; }

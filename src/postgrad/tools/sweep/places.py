@@ -60,9 +60,7 @@ def places_for(trials: Sequence[SweptRun], at_once: int | None) -> Places:
         peak = 0 if at_once is not None else max(_peak(trial, hardware) for trial in trials)
     except PostgradError as error:
         if at_once is None:
-            return Places(
-                1, None, (), f"no plan could be made, so runs go one after another: {error}"
-            )
+            return Places(1, None, (), f"the plan failed, so runs go one after another: {error}")
         return Places(min(at_once, len(trials)), None, (), "--at-once")
     free = min(hardware.device.memory_bytes, psutil.virtual_memory().available)
     return _on_cores(len(trials), usable_cores(), stated, peak, free, at_once)

@@ -238,7 +238,7 @@ def _run(sweep: Sweep, places: Places, console: Console, command: Command) -> St
         left = sum(run.state != "finished" for run in result.results)
         raise RunError(
             f"stopped: {left} of {len(sweep.trials)} runs have not finished; postgrad resume "
-            f"{sweep.path} goes on with them"
+            f"{sweep.path} continues with them"
         )
     return result
 

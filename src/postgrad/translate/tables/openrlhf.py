@@ -158,10 +158,10 @@ RULES: dict[str, Rule] = {
     "model.undesirable_loss_weight": to("algorithm.undesirable_weight", read=decimal),
     "model.loss_type": choice("algorithm.loss", {"sigmoid": "log_sigmoid", "logexp": "log_exp"}),
     "model.margin_loss_enable": to("algorithm.margin", "name its column in data.margin", on),
-    "model.pretrain_mode_enable": missing("loss lies on the assistant's turns only"),
+    "model.pretrain_mode_enable": missing("only the assistant's turns have a loss"),
     "ref.model_name_or_path": to("reference.model.path"),
     "kd.teacher_model": to("teacher.model.path"),
-    "kd.teacher_offload": missing("the teacher is asked in each micro-batch and stays where it is; "
+    "kd.teacher_offload": missing("the teacher computes in each micro-batch and stays on its GPU; "
                                   'learner.sharding = "zero3" divides it, and with teacher.top_k '
                                   "it reads the rows once and is freed"),
     "ds.param_dtype": choice("model.dtype", {"bf16": "bfloat16", "fp16": "float16"}),

@@ -125,7 +125,7 @@ RULES: dict[str, Rule] = {
     "logit_softcapping": missing("logits are the model's own"),
     "use_dora": to("model.lora.dora", read=on),
     "use_rslora": to("model.lora.rslora", read=on),
-    "load_in_8bit": missing("weights are whole or in four bits"),
+    "load_in_8bit": missing("weights are in 16 or 32 bits, or in four"),
     "eos_token": missing("a turn ends as the chat template ends it"),
     "mask_truncated_completions": to("algorithm.mask_truncated_completions", read=on),
     "repetition_penalty": missing("tokens are drawn from the policy's own distribution"),
@@ -149,7 +149,7 @@ RULES: dict[str, Rule] = {
                                   lambda value: 1.0 - decimal(value)),
     "discopop_tau": to("algorithm.discopop_tau", read=decimal),
     "stop_token": missing("an answer ends with its turn; rollout.stop has texts that end it"),
-    "streaming": missing("a dataset is read whole"),
+    "streaming": missing("a dataset is read completely before the run"),
     "assistant_only_loss": missing_but(ON, "the loss is always on the assistant's turns alone"),
     "completion_only_loss": missing_but(ON, "the loss is always on the answer alone"),
     "precompute_ref_log_probs": missing_but(ON, "the reference's logprobs are computed once, "
@@ -185,7 +185,7 @@ RULES: dict[str, Rule] = {
     "trust_remote_code": missing("code of a model's repository is never run"),
     **family("", "use_liger_kernel use_liger_loss", missing(common.KERNELS)),
     **family("", "dtype torch_dtype", missing_but(("float32", "auto"), _MASTER)),
-    "tf32": missing("products in float32 are whole; model.dtype = \"bfloat16\" is faster"),
+    "tf32": missing("float32 products are not rounded; model.dtype = \"bfloat16\" is faster"),
     "activation_offloading": missing("activations stay on their device; "
                                      "model.gradient_checkpointing computes them again"),
     "router_aux_loss_coef": to("model.router_aux_loss_coef", read=decimal),

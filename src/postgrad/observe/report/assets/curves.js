@@ -19,8 +19,8 @@ const FIRST = [
   "policy/logprob", "policy/grad_norm", "policy/ratio", "policy/clip_fraction", "response_length",
 ];
 const ABOUT = {
-  reward: "mean of kept samples, those of filtered groups too",
-  loss: "of the step's updates, their mean",
+  reward: "mean of kept samples, filtered groups included",
+  loss: "mean over the step's updates",
   "policy/entropy": "nats a token",
   sampled_entropy: "nats a token: mean −log p of the sampled tokens",
   "policy/ratio": "new over old probability, mean over tokens",
@@ -155,7 +155,7 @@ export class Curves {
         const own = { ...seriesOf(run, name, axis), colour: run.number, name: run.name };
         const foreseen = seriesOf(run, `foreseen/${name}`, axis);
         const told = foreseen.ys.some((value) => !Number.isNaN(value));
-        return told ? [own, { ...foreseen, colour: run.number, name: "foreseen", dashed: true }] : [own];
+        return told ? [own, { ...foreseen, colour: run.number, name: "estimated", dashed: true }] : [own];
       }).filter((one) => one.xs.length),
       marks: axis === "step" ? runs.flatMap((run) => run.resumes()) : [],
       weight: this.weight,

@@ -120,7 +120,7 @@ function speeds(run) {
 function planned(run) {
   const whole = last(run.column("foreseen/peak_memory_bytes"));
   const peak = Number.isFinite(whole) ? whole : run.about.plan?.memory?.peak_bytes;
-  return typeof peak === "number" ? `foreseen ${bytes(peak)}` : "";
+  return typeof peak === "number" ? `estimated ${bytes(peak)}` : "";
 }
 
 function figures(run) {

@@ -50,7 +50,7 @@ export class Phases {
       read: () => ({
         series: store.runs.flatMap((run) => {
           const foreseen = `foreseen/${name}`;
-          return run.names().includes(foreseen) ? [series(run, name), series(run, foreseen, { dashed: true, name: "foreseen" })] : [series(run, name)];
+          return run.names().includes(foreseen) ? [series(run, name), series(run, foreseen, { dashed: true, name: "estimated" })] : [series(run, name)];
         }),
         references: whole ? store.runs.filter((run) => !run.names().includes(`foreseen/${name}`)).flatMap(peakOf) : [],
         marks: store.runs.flatMap((run) => run.resumes()),
@@ -63,7 +63,7 @@ export class Phases {
 
 function peakOf(run) {
   const peak = run.about.plan?.memory?.peak_bytes;
-  return typeof peak === "number" ? [{ value: peak, name: "foreseen" }] : [];
+  return typeof peak === "number" ? [{ value: peak, name: "estimated" }] : [];
 }
 
 function phasesOf(run) {
@@ -101,7 +101,7 @@ function timeline(run, many) {
     "div",
     { className: "timeline" },
     many ? h("h4", { className: `run-name c${run.number}` }, run.name) : null,
-    h("p", { className: "scale quiet" }, `0 to ${seconds(most)} a step, steps 1 to ${run.steps}${foreseen ? `; the dashed line was foreseen: ${seconds(foreseen)}` : ""}`),
+    h("p", { className: "scale quiet" }, `0 to ${seconds(most)} a step, steps 1 to ${run.steps}${foreseen ? `; the dashed line is the estimate: ${seconds(foreseen)}` : ""}`),
     root,
     phaseTable(run, phases),
   );
