@@ -24,10 +24,10 @@ from postgrad.core.records import Sequences
 from postgrad.layout.layout import Layout
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.models.adapters import add_adapter, target_layers
-from postgrad.models.export import export_hf
+from postgrad.models.export import export_hf, read_plain
 from postgrad.models.fresh import make_fresh
 from postgrad.models.known_shapes import find_shape
-from postgrad.models.load import load_model, load_tokenizer, read_plain
+from postgrad.models.load import load_model, load_tokenizer
 from postgrad.models.save import directory_hash
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import LoraSettings, ModelInit

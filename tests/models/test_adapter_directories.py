@@ -17,10 +17,11 @@ from helpers.hub import A, B, OfflineHub
 from postgrad.core.errors import UsageError
 from postgrad.models import files
 from postgrad.models.adapter_files import export_merged, write_adapter
+from postgrad.models.export import read_plain
 from postgrad.models.files import adapter_base, is_adapter, weights_source
 from postgrad.models.fresh import make_fresh
 from postgrad.models.known_shapes import find_shape
-from postgrad.models.load import load_config, load_model, load_tokenizer, read_plain
+from postgrad.models.load import load_config, load_model, load_tokenizer
 from postgrad.models.save import model_hash
 from postgrad.models.score import load_score_model, scale_of
 from postgrad.models.settings import LoraSettings, ModelInit, TokenizerInit

@@ -226,7 +226,7 @@ def test_an_export_that_reads_back_differently_leaves_nothing_behind(
             lm.get_input_embeddings().weight.mul_(1.01)
         return lm
 
-    monkeypatch.setattr(export.AutoModelForCausalLM, "from_pretrained", wrong)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", wrong)
     weights = changed_plain(fresh("llama"))
     with pytest.raises(RunError, match="gives other logits"):
         export_hf(weights, str(fresh("llama")), tmp_path / "model", dtype=torch.float32)

@@ -14,6 +14,7 @@ from typing import Any
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import whole_file
 
+MARK = "\ufffc"  # OBJECT REPLACEMENT CHARACTER: an image stands there in a text
 MOST_BYTES = 2**26  # of an image's file
 MOST_PIXELS = 2**26  # a file of some kilobytes may hold a picture of gigabytes
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")

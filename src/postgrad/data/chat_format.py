@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from postgrad.core.media import MARK
+
 Message = dict[str, Any]
 
 SHAPE = 'a list of {"role": text, "content": text}'
@@ -38,7 +40,6 @@ EMPTY = (None, "", [], {})  # what tables fill in where a message lacks a key
 TEXT_PARTS = ("text", "input_text", "output_text")
 IMAGE_PARTS = ("image", "image_url", "input_image")
 SOURCES = ("image", "image_url", "url", "path", "base64", "bytes")  # keys of such a part
-MARK = "\ufffc"  # OBJECT REPLACEMENT CHARACTER: an image stands there
 READ_HERE = {"role", "content", "tool_calls", "function_call", "from", "value", "images", *WEIGHTS}
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 from postgrad.core.errors import UsageError
 from postgrad.core.progress import tracked
 from postgrad.core.ragged import Ragged
+from postgrad.core.records import PlacedImage
 from postgrad.data.account import Bookkeeper, Fate
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.cache import TokenCache, TokenColumns
 from postgrad.data.chat_format import Message, bears_loss, says_nothing
 from postgrad.data.draws import DrawnSet
 from postgrad.data.functions import prepared_rows
+from postgrad.data.images import images_in, with_image_texts
 from postgrad.data.messages import (
     answers_in,
     asked_in,
@@ -37,6 +39,9 @@ from postgrad.data.templates import (
     unread_notes,
 )
 
+if TYPE_CHECKING:
+    from postgrad.models.image_reader import ImageReader  # imports torch
+
 COLUMNS = ("token_ids", "loss_mask", "starts")
 USED: tuple[Fate, ...] = ("kept", "truncated")
 
@@ -49,6 +54,7 @@ class Conversation:
     row: int  # index in the dataset, from 0
     token_ids: NDArray[np.int32]  # [T]
     loss_mask: NDArray[np.bool_]  # [T] True at the assistant's tokens, its end-of-turn included
+    images: tuple[PlacedImage, ...] = ()
     text: int = 0  # which of its row's texts, where a row was unrolled into one for each answer
 
 
@@ -62,9 +68,10 @@ def load_conversations(
     *,
     selection: Selection | None = None,
     cache: TokenCache | None = None,
+    reader: "ImageReader | None" = None,
 ) -> ConversationSet:
     """Reads, renders and tokenises a dataset. selection: held-out questions and duplicates, shared
-    by all sets of the run.
+    by all sets of the run. reader: of a model that reads images; others refuse rows with some.
 
     A conversation over settings.max_len tokens is dropped, cut at its end, or an error, as
     settings.on_too_long says. Raises UsageError that shows the first row whose assistant tokens the
@@ -75,13 +82,14 @@ def load_conversations(
     rows, messages = _selected(settings, selection, book)
     if not settings.text:
         book.notes += unread_notes(tokenizer, rows, messages, template_call(settings))
-    columns = _columns(settings, tokenizer, rows, messages, cache, book.notes)
+    columns = _columns(settings, tokenizer, rows, messages, cache, book.notes, reader)
     entries: list[Conversation] = []
     unrolled: list[int] = []  # training rows of each row that has several
     table = zip(rows, messages, *(columns[name] for name in COLUMNS), strict=True)
     for row, conversation, ids, mask, starts in table:
         parts = _pieces(ids, mask, settings) or _texts(ids, mask, starts)
-        texts = [_fitted(row, *text, settings) for text in parts]
+        shown = images_in(conversation)
+        texts = [_fitted(row, *text, settings, reader, shown) for text in parts]
         fate = _together([text.fate for text in texts])
         if fate in USED and selection.repeats(conversation):
             fate = "duplicate"
@@ -90,7 +98,8 @@ def load_conversations(
             continue
         kept = [(n, text) for n, text in enumerate(texts) if text.fate in USED]
         for n, text in kept:
-            entries.append(Conversation(len(entries), row.index, text.ids, text.mask, n))
+            number = len(entries)
+            entries.append(Conversation(number, row.index, text.ids, text.mask, text.images, n))
         if len(texts) > 1:
             unrolled.append(len(kept))
     if unrolled:
@@ -138,17 +147,39 @@ class _Text:
     ids: NDArray[np.int32]  # [T]
     mask: NDArray[np.bool_]  # [T] True at tokens that bear loss
     fate: Fate
+    images: tuple[PlacedImage, ...] = ()
 
 
 def _fitted(
-    row: Row, ids: NDArray[np.int32], mask: NDArray[np.bool_], settings: DataSettings
+    row: Row,
+    ids: NDArray[np.int32],
+    mask: NDArray[np.bool_],
+    settings: DataSettings,
+    reader: "ImageReader | None",
+    digests: Sequence[str],
 ) -> _Text:
     fate = _fate(row, len(ids), settings)
+    images = _placed(row, ids, reader, digests) if reader is not None else ()
     if fate == "truncated":
         ids, mask = ids[: settings.max_len], mask[: settings.max_len]
+        images = tuple(image for image in images if image.at[0] < len(ids))
+        if images and images[-1].at[-1] >= len(ids):  # half an image cannot be shown
+            fate = "too_long"
     if fate != "too_long" and not mask[1:].any():  # nothing predicts a first token
         fate = "no_loss"
-    return _Text(ids, mask, fate)
+    return _Text(ids, mask, fate, images)
+
+
+def _placed(
+    row: Row, ids: NDArray[np.int32], reader: "ImageReader", digests: Sequence[str]
+) -> tuple[PlacedImage, ...]:
+    images = reader.placed(ids, digests)
+    if images is None:
+        raise UsageError(
+            f"{row.place}: the tokens of row {row.index} are not those of its {len(digests)} "
+            "images: the tokenizer, the image processor and the config have to be of one model"
+        )
+    return images
 
 
 def _texts(
@@ -205,6 +236,7 @@ def _columns(
     messages: Sequence[Sequence[Message]],
     cache: TokenCache | None,
     notes: list[str],
+    reader: "ImageReader | None",
 ) -> TokenColumns:
     """COLUMNS by row: the tokens of its texts joined; `starts` is True where a text begins."""
     call = template_call(settings)
@@ -212,11 +244,13 @@ def _columns(
     def make() -> TokenColumns:
         if settings.text:
             return _documents(tokenizer, rows, messages)
-        return _tokenised(settings, tokenizer, rows, messages, call)
+        return _tokenised(settings, tokenizer, rows, messages, call, reader)
 
     if cache is None:
         return make()
     how = "documents" if settings.text else f"conversations, loss on {settings.loss_turns}"
+    if reader is not None:
+        how += f", images by {reader.fingerprint}"
     return cache.columns(messages, call, how, make, notes)
 
 
@@ -236,6 +270,7 @@ def _tokenised(
     rows: Sequence[Row],
     messages: Sequence[Sequence[Message]],
     call: Mapping[str, Any],
+    reader: "ImageReader | None",
 ) -> TokenColumns:
     texts: list[Rendered] = []
     counts: list[int] = []  # texts of each row
@@ -245,10 +280,16 @@ def _tokenised(
         ends=turn_ends(tokenizer),
         turns=settings.loss_turns,
         variables=call,
+        parts=reader is not None,
     )
-    for row, row_texts in zip(rows, rendered, strict=False):
+    for row, conversation, row_texts in zip(rows, messages, rendered, strict=False):
         if isinstance(row_texts, Unmarkable):
             raise unmarkable(row, row_texts) from row_texts
+        if reader is not None:
+            try:
+                row_texts = with_image_texts(row_texts, conversation, reader)
+            except Unmarkable as error:
+                raise unmarkable(row, error) from error
         texts += row_texts
         counts.append(len(row_texts))
     sources = [row for row, n in zip(rows, counts, strict=True) for _ in range(n)]

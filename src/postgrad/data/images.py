@@ -9,14 +9,18 @@ import binascii
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 from postgrad.core.errors import UsageError
-from postgrad.core.media import MOST_BYTES, image_store
-from postgrad.data.chat_format import EMPTY, MARK, Message
+from postgrad.core.media import MARK, MOST_BYTES, image_store
+from postgrad.data.answer_spans import Rendered, Unmarkable
+from postgrad.data.chat_format import EMPTY, Message
 from postgrad.data.rows import Row, shown
 from postgrad.data.settings import RowSettings
+
+if TYPE_CHECKING:
+    from postgrad.models.image_reader import ImageReader  # imports torch
 
 REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 BASE64 = re.compile(r"[A-Za-z0-9+/_-]{64,}={0,2}\s*")  # no file is called so
@@ -47,6 +51,54 @@ def with_images(messages: list[Message], row: Row, settings: RowSettings) -> lis
             f"(data.images), and its messages have places for {len(column) - len(waiting)}"
         )
     return read
+
+
+def images_in(messages: Sequence[Message]) -> list[str]:
+    """The hashes of the images of messages, in order."""
+    return [digest for message in messages for digest in message.get("images", ())]
+
+
+def with_image_texts(
+    texts: Sequence[Rendered], messages: Sequence[Message], reader: "ImageReader"
+) -> list[Rendered]:
+    """The texts of a conversation with what the model reads in place of each placeholder that its
+    chat template wrote for an image. A text shows the images of the first messages.
+
+    Raises Unmarkable where the template does not write one placeholder for each image, and where
+    somebody else wrote one.
+    """
+    marks = {reader.placeholder, reader.token}
+    for number, message in enumerate(messages):
+        if written := [mark for mark in marks if mark in str(message)]:
+            raise Unmarkable(f"message {number} has {written[0]!r}, which stands for an image")
+    digests = images_in(messages)
+    most = max((text.text.count(reader.placeholder) for text in texts), default=0)
+    if most > len(digests) or (len(texts) == 1 and most < len(digests)):
+        raise Unmarkable(
+            f"the chat template writes {most} times {reader.placeholder!r}, and there are "
+            f"{len(digests)} images"
+        )
+    return [_with_texts(text, digests, reader) for text in texts]
+
+
+def _with_texts(rendered: Rendered, digests: Sequence[str], reader: "ImageReader") -> Rendered:
+    places = [match.start() for match in re.finditer(re.escape(reader.placeholder), rendered.text)]
+    written = [reader.text(digest).text for digest, _ in zip(digests, places, strict=False)]
+    grown = [len(text) - len(reader.placeholder) for text in written]
+
+    def moved(at: int) -> int:
+        return at + sum(more for place, more in zip(places, grown, strict=True) if place < at)
+
+    text = _filled(rendered.text, reader.placeholder, written)
+    spans = tuple((moved(start), moved(end)) for start, end in rendered.spans)
+    return Rendered(text, spans, _filled(rendered.prompt, reader.placeholder, written))
+
+
+def _filled(text: str, placeholder: str, written: Sequence[str]) -> str:
+    first, *rest = text.split(placeholder)
+    return first + "".join(
+        image + after for image, after in zip(written[: len(rest)], rest, strict=True)
+    )
 
 
 def identified(message: Message) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from postgrad.data.prompts import load_prompts
 from postgrad.data.rows import Row
 from postgrad.data.settings import DataSettings, MixSettings, PairSettings, Share, Together
 from postgrad.data.steps import is_stepwise, steps_of
+
+if TYPE_CHECKING:
+    from postgrad.models.image_reader import ImageReader  # imports torch
 
 
 class Mixture(Generic[Drawn]):
@@ -88,12 +91,12 @@ def training_prompts(
 
 
 def training_conversations(
-    data: MixSettings, tokenizer: Any, *, exclude: HeldOut
+    data: MixSettings, tokenizer: Any, *, exclude: HeldOut, reader: "ImageReader | None" = None
 ) -> Draws[Conversation]:
     """The conversations of [data] by ticket. Raises UsageError as load_conversations does."""
     selection, cache = selection_and_cache(data, tokenizer, exclude)
     sets = [
-        load_conversations(source, tokenizer, selection=selection, cache=cache)
+        load_conversations(source, tokenizer, selection=selection, cache=cache, reader=reader)
         for source in data.sources
     ]
     return mixture_of(data.sets, sets, data.shuffle)

@@ -150,11 +150,13 @@ def render_conversations(
     ends: re.Pattern[str],
     turns: Literal["all", "last"],
     variables: Mapping[str, Any],
+    parts: bool = False,
 ) -> Iterator[list[Rendered] | Unmarkable]:
     """The texts of each conversation, with spans at what the assistant wrote.
 
     conversations: (messages, first): only messages from index `first` on get spans. turns: "last"
     marks the last answer alone. Answers with a weight of 0 get none. ends: turn_ends(tokenizer).
+    parts: as models.rendering.rendered.
 
     A span begins behind the generation prompt and ends with the token that ends the turn (the first
     of `ends` after the content). A conversation is one text, but where the template writes an
@@ -166,7 +168,7 @@ def render_conversations(
     than SFT trains on.
     """
     pending: deque[tuple[Sequence[Message], Sequence[int]]] = deque()
-    turn = TurnEnds(ends, cache(lambda: _end_of_text(tokenizer, ends, variables)))
+    turn = TurnEnds(ends, cache(lambda: _end_of_text(tokenizer, ends, variables, parts)))
 
     def rows() -> Iterator[RenderRequest]:
         for messages, first in conversations:
@@ -180,7 +182,7 @@ def render_conversations(
                     prefixes.append((i + 1, False))
             yield messages, prefixes
 
-    for texts in rendered(tokenizer, rows(), variables):
+    for texts in rendered(tokenizer, rows(), variables, parts=parts):
         messages, answers = pending.popleft()
         if isinstance(texts, Unrenderable):
             yield Unmarkable(str(texts))
@@ -192,12 +194,14 @@ def render_conversations(
             return
 
 
-def _end_of_text(tokenizer: Any, ends: re.Pattern[str], variables: Mapping[str, Any]) -> str | None:
+def _end_of_text(
+    tokenizer: Any, ends: re.Pattern[str], variables: Mapping[str, Any], parts: bool
+) -> str | None:
     """The token that the template writes after an answer of plain text; None where that cannot be
     told, as of a template that refuses a plain question.
     """
     chat = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}]
-    (texts,) = rendered(tokenizer, [(chat, [(2, False)])], variables)
+    (texts,) = rendered(tokenizer, [(chat, [(2, False)])], variables, parts=parts)
     if isinstance(texts, Unrenderable) or PROBE not in texts[0]:
         return None
     end = ends.search(texts[0], texts[0].rindex(PROBE))
@@ -234,7 +238,7 @@ def unread_notes(
             "template does not read them: the model would not see the functions that it is to "
             'call; take a template that does (data.chat_template), or say data.tools = ""'
         )
-    silent = {"role", "content", "weight", "tools", "tool_calls", *REASONING}
+    silent = {"role", "content", "weight", "tools", "tool_calls", "images", *REASONING}
     return [
         f"{counts[key]} rows have {key!r} in a message: the chat template does not read it"
         for key in sorted(unread)

@@ -15,6 +15,7 @@ from postgrad.data.conversations import Conversation, ConversationSet, load_conv
 from postgrad.data.overlap import Selection
 from postgrad.evaluation.answers import with_tools
 from postgrad.evaluation.results import Result
+from postgrad.models.image_reader import ImageReader
 from postgrad.ops.intervals import ratio_interval
 from postgrad.recipe.recipe import Answering
 from postgrad.recipe.settings import EvalSet
@@ -24,19 +25,24 @@ LogprobsOf = Callable[[Sequences], Ragged]  # of every loss token, zeros elsewhe
 
 def sequences_of(conversations: Sequence[Conversation]) -> Sequences:
     """Conversations as a learner reads them, each a group of its own."""
+    images = tuple(conversation.images for conversation in conversations)
     return Sequences(
         tokens=Ragged.of([conversation.token_ids for conversation in conversations], np.int32),
         loss_mask=Ragged.of([conversation.loss_mask for conversation in conversations], np.bool_),
         group=np.arange(len(conversations), dtype=np.int64),
+        images=images if any(images) else (),
     )
 
 
-def read_set(recipe: Answering, eval_set: EvalSet, tokenizer: Any) -> ConversationSet:
+def read_set(
+    recipe: Answering, eval_set: EvalSet, tokenizer: Any, reader: ImageReader | None = None
+) -> ConversationSet:
     """One evaluation set, read as training data is. Raises UsageError for rows that cannot be read
     or have no answer.
     """
     data = with_tools(recipe.environment, eval_set.data)
-    return load_conversations(data, tokenizer, selection=Selection(part="evaluation"))
+    selection = Selection(part="evaluation")
+    return load_conversations(data, tokenizer, selection=selection, reader=reader)
 
 
 class LossEvaluator:
@@ -48,10 +54,13 @@ class LossEvaluator:
     failed: it is in no mean.
     """
 
-    def __init__(self, recipe: Answering, tokenizer: Any) -> None:
+    def __init__(
+        self, recipe: Answering, tokenizer: Any, reader: ImageReader | None = None
+    ) -> None:
         """Raises UsageError as read_set does."""
         self._sets = [
-            (eval_set.name, read_set(recipe, eval_set, tokenizer)) for eval_set in recipe.eval.sets
+            (eval_set.name, read_set(recipe, eval_set, tokenizer, reader))
+            for eval_set in recipe.eval.sets
         ]
 
     @property

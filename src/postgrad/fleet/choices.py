@@ -27,7 +27,7 @@ from postgrad.models.linear import (
 )
 from postgrad.models.settings import ModelSettings
 from postgrad.models.shapes import ModelShape, shape_of
-from postgrad.models.supported import is_tested
+from postgrad.models.supported import is_tested, reads_images
 from postgrad.parallel import device as devices
 from postgrad.parallel.device import Placement
 from postgrad.recipe.recipe import Recipe
@@ -158,7 +158,8 @@ def runs_compiled(choices: Choices, settings: ModelSettings, config: Any) -> boo
     """
     if settings.compile != "auto":
         return choices.compiled and settings.compile
-    return choices.compiled and settings.quantize == "none" and is_tested(config)
+    tested = is_tested(config) and not reads_images(config)
+    return choices.compiled and settings.quantize == "none" and tested
 
 
 def _threads(device: str, most: int, measure: bool) -> int:

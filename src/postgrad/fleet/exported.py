@@ -11,7 +11,7 @@ from torch import Tensor
 from postgrad.core.errors import UsageError
 from postgrad.fleet.choices import Choices
 from postgrad.models.adapter_files import merged_state, write_adapter
-from postgrad.models.export import export_hf
+from postgrad.models.export import export_hf, frozen_weights
 from postgrad.models.four_bits import Quantize
 from postgrad.models.score import RewardScale, scale_of_state
 from postgrad.models.settings import LoraSettings
@@ -29,6 +29,7 @@ class ExportedRole:
     scores: bool  # it has a score head
     template: str = ""  # the recipe's data.chat_template
     quantize: Quantize = "none"  # of the frozen base under its adapter
+    freeze: tuple[str, ...] = ()  # model.freeze: these weights are the base's
     separator: str | None = None  # of steps, if it is a process reward model
 
     def export(
@@ -52,6 +53,8 @@ class ExportedRole:
             weights = merged_state(
                 self.base, weights, self.lora, quantize=self.quantize, dtype=dtype
             )
+        elif self.freeze:
+            weights = {**frozen_weights(self.base, self.freeze, dtype), **weights}
         scale = None
         if self.scores and self.separator is None:
             trained = self.stem.startswith("reward_model.")
@@ -108,7 +111,9 @@ def roles_of(recipe: Recipe, base: str) -> dict[str, ExportedRole]:
     lora, template = recipe.model.lora, recipe.data.chat_template
 
     def of_base(stem: str, *, scores: bool) -> ExportedRole:
-        return ExportedRole(stem, base, lora, scores, template, recipe.model.quantize)
+        return ExportedRole(
+            stem, base, lora, scores, template, recipe.model.quantize, recipe.model.freeze
+        )
 
     if recipe.trained_role == "reward_model":
         role = of_base("reward_model.weights", scores=True)

@@ -25,6 +25,8 @@ from postgrad.learner.settings import LearnerSettings, horizon
 from postgrad.learner.tensor import require_divisible
 from postgrad.models.adapters import add_adapter
 from postgrad.models.fresh import make_fresh
+from postgrad.models.image_reader import tower_of
+from postgrad.models.images import freeze_parts
 from postgrad.models.load import load_model
 from postgrad.models.rope import require_length
 from postgrad.models.routers import routers_of
@@ -238,8 +240,11 @@ class LocalFleet:
         backbone = load(recipe, settings, path, self._site.choices, self._ranks)
         compiled = backbone.compiler is not None
         backbone.routers = routers_of(backbone.lm, settings, compiled=compiled, replays=replays)
-        if settings.lora is not None:
+        if settings.freeze:
+            freeze_parts(backbone.lm, settings.freeze, path)
+        if settings.freeze or settings.lora is not None:
             require_unchanged(self._site, role, path)
+        if settings.lora is not None:
             seed = integer(recipe.seed, "adapter")
             backbone.adapter = add_adapter(backbone.lm, settings.lora, seed=seed, name=role)
         self._divide(backbone, learner)
@@ -349,11 +354,14 @@ def _causal(
         gradient_checkpointing=settings.gradient_checkpointing,
         quantize=settings.quantize,
         ranks=ranks,
+        images=isinstance(recipe, SFTRecipe),
     )
-    require_length(model.config, recipe.data.max_len, path)
+    require_length(model.config.get_text_config(), recipe.data.max_len, path)
     compiler = "inductor" if runs_compiled(choices, settings, model.config) else None
     micro = _micro(recipe, choices)
-    return Backbone(model.lm, device, micro, settings.attention, compiler=compiler)
+    backbone = Backbone(model.lm, device, micro, settings.attention, compiler=compiler)
+    backbone.tower = tower_of(model)
+    return backbone
 
 
 def _scoring(

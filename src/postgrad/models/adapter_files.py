@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import write_json
@@ -24,6 +25,7 @@ from postgrad.models.save import save_model
 from postgrad.models.score import RewardScale, load_score_model
 from postgrad.models.settings import LoraSettings
 from postgrad.models.stored import StoredTensor, real
+from postgrad.models.supported import causal_class
 
 
 def write_adapter(
@@ -77,7 +79,7 @@ def merged_state(
     quantize, dtype: what the adapter was trained on: into a base in four bits, which were taken of
     weights in `dtype`, it is merged as they read, not into the weights that they came from.
     """
-    load = load_score_model if HEAD_WEIGHT in weights else load_model
+    load = load_score_model if HEAD_WEIGHT in weights else partial(load_model, images=True)
     read_in = torch.float32 if quantize == "none" else dtype
     model = load(base, dtype=read_in, quantize=quantize, in_files=True)
     adapter = add_adapter(model.lm, settings, seed=0)
@@ -99,7 +101,7 @@ def export_merged(adapter: Path, to: Path) -> None:
     standard deviation 1.
     """
     scores = read_adapter(adapter).scores
-    load = load_score_model if scores else load_model
+    load = load_score_model if scores else partial(load_model, images=True)
     model = load(str(adapter), dtype=torch.float32, in_files=True)
     stored = model.config.dtype  # None where config.json says nothing
     export_hf(
@@ -161,7 +163,7 @@ def _compare(
     import peft
 
     config = load_config(base)
-    kind: Any = AutoModelForCausalLM
+    kind: Any = causal_class(config)
     if HEAD_WEIGHT in weights:
         kind, config.num_labels = AutoModelForSequenceClassification, 1
     require_readable(base, config, kind)

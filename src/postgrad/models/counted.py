@@ -64,11 +64,10 @@ def _from_child(config: Mapping[str, Any], path: str) -> ModelShape:
 
 def _count(config: Mapping[str, Any], path: str) -> ModelShape:
     # these take seconds, and a plan of a known type needs none of them
-    from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from postgrad.models.load import reading, skeleton
-    from postgrad.models.supported import require_interface, require_supported
+    from postgrad.models.supported import causal_class, require_interface, require_supported
 
     kind = stated_type(config, path)
     if kind not in CONFIG_MAPPING:
@@ -78,7 +77,7 @@ def _count(config: Mapping[str, Any], path: str) -> ModelShape:
             json.loads(json.dumps(config), object_hook=_number)
         )
     require_supported(parsed, path)
-    lm = skeleton(parsed, AutoModelForCausalLM, path)
+    lm = skeleton(parsed, causal_class(parsed), path)
     require_interface(lm, path)
     return _shape_of(lm)
 
@@ -95,7 +94,7 @@ def _shape_of(lm: Any) -> ModelShape:
     from postgrad.models.attention import layers_of
     from postgrad.models.routers import balance_of
 
-    config = lm.config
+    config = lm.config.get_text_config()
     layers = list(layers_of(lm))
     having_keys, states = _keys_and_states(lm)
     weights = {

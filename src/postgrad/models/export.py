@@ -1,7 +1,8 @@
 """Writes weights as a Hugging Face directory, and checks it by a reload with plain transformers."""
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
-    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
@@ -20,16 +20,20 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import write_json
-from postgrad.models.files import INDEX, SUFFIX, WEIGHTS
+from postgrad.core.hub import pretrained
+from postgrad.models.adapter_reader import merge_adapter, read_adapter
+from postgrad.models.files import INDEX, SUFFIX, WEIGHTS, is_adapter, weights_source
 from postgrad.models.headers import require_room
+from postgrad.models.image_reader import ImageReader, processor_files
+from postgrad.models.images import ImageTower, is_frozen
 from postgrad.models.load import (
     Loading,
     load_config,
     load_generation_config,
     load_tokenizer,
-    read_plain,
     read_weights,
     reading,
+    require_readable,
     skeleton,
 )
 from postgrad.models.named_templates import with_template
@@ -45,11 +49,25 @@ from postgrad.models.score import (
     two_labels,
 )
 from postgrad.models.stored import DTYPES, Box, StoredTensor, of_tensors, real
+from postgrad.models.supported import causal_class, reads_images
 
 PROBE = "The quick brown fox jumps over the lazy dog."
 CPU = torch.device("cpu")
 SHARD_BYTES = 5 * 10**9  # of one file
 TOLERANCE = 1e-5  # largest difference of logits; the same weights in one dtype differ by less
+
+
+def read_plain(path: str, kind: Any, dtype: torch.dtype) -> Any:
+    """The model of a directory as anybody's transformers reads it, with its own attention."""
+    adapter = read_adapter(path) if is_adapter(path) else None
+    source = weights_source(path)
+    require_readable(source, load_config(source), kind)
+    name, at = pretrained(source)
+    with reading(f"the model {source} cannot be loaded", "write it again"):
+        lm: Any = kind.from_pretrained(name, dtype=dtype, use_safetensors=True, **at)
+    if adapter is not None:
+        merge_adapter(lm, adapter, path)
+    return lm
 
 
 def export_hf(
@@ -82,7 +100,7 @@ def export_hf(
         raise UsageError(f"{to} already exists: choose another --to")
     tokenizer = with_template(load_tokenizer(base), chat_template)
     config = load_config(base)
-    kind: Any = AutoModelForCausalLM
+    policy = kind = causal_class(config)
     if separator is not None:
         kind, weights = _describe_steps(config, separator), two_labels(weights)
     elif scale is not None:
@@ -91,10 +109,10 @@ def export_hf(
     meta = skeleton(config, kind, base)
     require_room(meta, sum(parameter.nbytes for parameter in meta.parameters()), base)  # buffers
     lm = _model_of(weights, _buffers(meta, base, config, kind, dtype), meta, dtype)
-    if kind is AutoModelForCausalLM:
+    if kind is policy:
         lm.generation_config = _generation_config(base, tokenizer)
     save_model(
-        _Saver(lm),
+        _Saver(lm, processor_files(base) if reads_images(config) else []),
         tokenizer,
         to,
         check=lambda folder: _compare(lm, tokenizer, folder),
@@ -131,6 +149,13 @@ def _buffers(meta: Any, base: str, config: Any, kind: Any, dtype: torch.dtype) -
     lm, _ = read_weights(base, config, kind, Loading(dtype, CPU, in_files=True))
     held = dict(lm.named_buffers())
     return {name: real(held[name]) for name in names}
+
+
+def frozen_weights(base: str, freeze: Collection[str], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights of a model that model.freeze kept from training, by hub name, in their files."""
+    config = load_config(base)
+    lm, _ = read_weights(base, config, causal_class(config), Loading(dtype, CPU, in_files=True))
+    return {name: p.detach() for name, p in lm.named_parameters() if is_frozen(name, freeze)}
 
 
 def _model_of(
@@ -176,10 +201,13 @@ class _Saver:
     """A model of stored weights with the method save_pretrained, which reads them one by one."""
 
     lm: Any
+    processor: Sequence[Path]  # the files of its image processor, which are copied
 
     @torch.no_grad()
     def save_pretrained(self, folder: Path) -> None:
         self.lm.save_pretrained(folder, state_dict={})  # the configs, and no weights
+        for file in self.processor:
+            shutil.copyfile(file, folder / file.name)
         state: dict[str, Tensor] = dict(self.lm.named_parameters())  # tied ones once
         named = dict(self.lm.named_parameters(remove_duplicate=False))
         state |= {name: t for name, t in self.lm.state_dict().items() if name not in named}
@@ -243,7 +271,9 @@ def _generation_config(base: str, tokenizer: Any) -> GenerationConfig:
 @torch.no_grad()
 def _compare(lm: Any, tokenizer: Any, written: Path) -> None:
     read_tokenizer: Any = AutoTokenizer.from_pretrained(written)
-    kind: Any = AutoModelForSequenceClassification if hasattr(lm, "score") else AutoModelForCausalLM
+    kind: Any = (
+        AutoModelForSequenceClassification if hasattr(lm, "score") else causal_class(lm.config)
+    )
     if type(lm).__name__.endswith("ForTokenClassification"):
         kind = AutoModelForTokenClassification
     read = read_plain(str(written), kind, lm.dtype)
@@ -259,6 +289,19 @@ def _compare(lm: Any, tokenizer: Any, written: Path) -> None:
         raise RunError(
             f"export: the model read back from {written} gives other logits (by {difference:.3g})"
         )
+    if reads_images(lm.config):
+        _compare_towers(lm, read, ImageReader(str(written), read.config, read_tokenizer))
+
+
+def _compare_towers(lm: Any, read: Any, reader: ImageReader) -> None:
+    """Raises RunError where two models encode a picture differently."""
+    from PIL import Image  # installed where there is a reader
+
+    pixels = reader.inputs(Image.radial_gradient("L").convert("RGB"), "the picture of an export")
+    towers = (ImageTower(each, {"": pixels}.__getitem__) for each in (lm, read))
+    pairs = zip(*(tower.encoded("") for tower in towers), strict=True)
+    if any(float((a.float() - b.float()).abs().max()) > TOLERANCE for a, b in pairs):
+        raise RunError("export: the model read back encodes an image differently")
 
 
 def _probe(tokenizer: Any) -> str:

@@ -4,7 +4,8 @@ Every type of transformers that reads images has `get_image_features`. An image 
 each forward pass that it is in, however many sequences share it.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,11 +14,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from postgrad.core.errors import RunError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.layout.layout import Layout
 from postgrad.models.attention import Pictures, to_device
 
+# In the names of weights: what brings the tower's outputs to the decoder's width, and the tower.
+PROJECTOR = re.compile(r"\.(merger|deepstack_merger_list|multi_modal_projector|connector)\.")
+TOWER = re.compile(r"\.(visual|vision_tower|vision_model)\.")
 Pixels = Mapping[str, NDArray[Any]]  # what an image processor of transformers gives for an image
+
+
+def is_frozen(name: str, freeze: Collection[str]) -> bool:
+    """Whether a weight is in a part that model.freeze names. name: of the weight on the hub."""
+    if PROJECTOR.search(name):
+        return "projector" in freeze
+    return "vision" in freeze and bool(TOWER.search(name))
+
+
+def freeze_parts(lm: nn.Module, freeze: Collection[str], path: str) -> None:
+    """Stops the training of what model.freeze names. Raises UsageError where it is not there."""
+    frozen = [p for name, p in lm.named_parameters() if is_frozen(name, freeze)]
+    if not frozen:
+        raise UsageError(
+            f"model.freeze = {list(freeze)}: {path} reads text alone, and has no tower: leave it "
+            "out"
+        )
+    for parameter in frozen:
+        parameter.requires_grad_(False)
 
 
 class ImageTower:
@@ -39,7 +62,7 @@ class ImageTower:
         encoded: dict[str, list[Tensor]] = {}
         for image in layout.images:
             if image.digest not in encoded:
-                encoded[image.digest] = self._encoded(image.digest)
+                encoded[image.digest] = self.encoded(image.digest)
             if len(encoded[image.digest][0]) != len(image.rows):
                 raise RunError(
                     f"image {image.digest}: the model gives it {len(encoded[image.digest][0])} "
@@ -51,7 +74,7 @@ class ImageTower:
         features, *deeper = [torch.cat(parts) for parts in columns]
         return Pictures(to_device(rows, features.device), features, tuple(deeper))
 
-    def _encoded(self, digest: str) -> list[Tensor]:
+    def encoded(self, digest: str) -> list[Tensor]:
         """[tokens, hidden] of an image, and of each layer that adds more of it (Qwen3-VL)."""
         model, device = self._lm.model, self._lm.device
         arrays = {name: torch.as_tensor(np.asarray(a)) for name, a in self._pixels(digest).items()}

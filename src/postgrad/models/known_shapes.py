@@ -13,7 +13,7 @@ from postgrad.core.hub import split_revision
 from postgrad.core.text import nearest
 from postgrad.models.config_check import require_config
 from postgrad.models.files import CONFIG, adapter_base, is_adapter, read_object
-from postgrad.models.settings import ModelSettings, looks_local
+from postgrad.models.settings import IMAGE_TYPES, ModelSettings, looks_local
 from postgrad.models.shapes import TYPES, ModelShape, shape_of, shape_of_init, stated_type
 
 HUB_SECONDS = 2.0  # how long the hub is waited for; a plan as a whole may take five seconds
@@ -53,7 +53,8 @@ def any_shape(config: Mapping[str, Any], source: str) -> ModelShape:
     name for messages. Raises UsageError for models that are not trained here.
     """
     reads_more = {"text_config", "vision_config"} & set(config) or config.get("is_encoder_decoder")
-    if stated_type(config, source) in TYPES or reads_more:
+    kind = stated_type(config, source)
+    if not (kind in IMAGE_TYPES and reads_more) and (kind in TYPES or reads_more):
         return shape_of(config, source)
     from postgrad.models.counted import counted_shape  # torch, unless a child process counts
 

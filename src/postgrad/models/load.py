@@ -16,7 +16,6 @@ from torch import nn
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
@@ -29,7 +28,7 @@ from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.hub import pretrained
 from postgrad.models import files
 from postgrad.models.adapter_reader import HEAD, merge_adapter, read_adapter
-from postgrad.models.attention import ATTENTION_NAME, carries_states, carry_context
+from postgrad.models.attention import carries_states, carry_context, implementation_of
 from postgrad.models.config_check import require_config
 from postgrad.models.decoder import move_together
 from postgrad.models.four_bits import Quantize, loading_arguments
@@ -47,15 +46,17 @@ from postgrad.models.stored import (
     unpacked_mxfp4,
 )
 from postgrad.models.supported import (
+    causal_class,
     checkpoint_activations,
     give_score_class,
     is_tested,
     require_interface,
     require_supported,
+    require_text_model,
+    without_dropout,
 )
 from postgrad.parallel.ranks import ALONE, Ranks
 
-RANDOM_KEYS = ("dropout", "pdrop", "jitter")  # of config.json: shares of what is drawn anew
 SCALE_KEYS = ("reward_mean", "reward_std")  # in config.json of a reward model
 LONGEST = 400  # characters of a library's message that are shown
 
@@ -96,6 +97,7 @@ def load_model(
     together: bool = False,
     ranks: Ranks = ALONE,
     in_files: bool = False,
+    images: bool = False,
 ) -> LoadedModel:
     """The model of a directory or hub id, computing in `dtype`, dropout off.
 
@@ -105,15 +107,17 @@ def load_model(
     one piece of memory (models.decoder.move_together). ranks: those that will divide the model. If
     there are several, its weights stay in their files (models.stored) until Backbone.divide takes
     this rank's part; those in four bits do not. in_files: True does so in one process too.
+    images: whether the caller trains models that read images too; others refuse them.
     The model attends with our attention, so `hidden_states` can run it over layouts. It is in eval
     mode; with gradient checkpointing, which acts in train mode alone, in that.
     Raises UsageError for a path without a model or tokenizer, for files that are damaged or not
     safetensors, and for a model whose outputs here are not those of transformers.
     """
     config = load_config(path)
+    require_text_model(config, path, images=images)
     tokenizer = load_tokenizer(path)
     how = Loading(dtype, device or torch.device("cpu"), quantize, ranks, in_files)
-    lm, missing = read_weights(path, config, AutoModelForCausalLM, how)
+    lm, missing = read_weights(path, config, causal_class(config), how)
     require_whole(path, missing=missing)
     if together:
         move_together(lm, how.device)
@@ -169,9 +173,7 @@ def load_config(path: str) -> Any:
     if (stated.get("quantization_config") or {}).get("quant_method") == "mxfp4":
         del config.quantization_config  # weights are read as numbers (models.stored)
     require_supported(config, path)
-    for key, value in config.to_dict().items():
-        if any(word in key for word in RANDOM_KEYS) and isinstance(value, float):
-            setattr(config, key, 0.0)  # a mask drawn from a generator could not be resumed
+    without_dropout(config)
     for key in SCALE_KEYS if is_merged else ():
         config.__dict__.pop(key, None)  # of the base's scores, which the adapter changes
     return config
@@ -260,7 +262,9 @@ def read_weights(path: str, config: Any, kind: Any, how: Loading) -> tuple[Any, 
             )
         if how.stored or packed:
             weights = unpacked_mxfp4(stored_tensors(weight_files(path), how.device))
-            read: Any = of_tensors(type(meta), config, how.dtype, weights, ATTENTION_NAME)
+            read: Any = of_tensors(
+                type(meta), config, how.dtype, weights, implementation_of(config)
+            )
             if not how.stored:
                 realise(read[0])
         else:
@@ -268,7 +272,7 @@ def read_weights(path: str, config: Any, kind: Any, how: Loading) -> tuple[Any, 
                 name,
                 config=config,
                 dtype=how.dtype,
-                attn_implementation=ATTENTION_NAME,
+                attn_implementation=implementation_of(config),
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
@@ -294,19 +298,6 @@ def _read_merged(path: str, config: Any, kind: Any, how: Loading) -> tuple[Any, 
     return lm, [name for name in missing if not (adapter.scores and name == f"{HEAD}.weight")]
 
 
-def read_plain(path: str, kind: Any, dtype: torch.dtype) -> Any:
-    """The model of a directory as anybody's transformers reads it, with its own attention."""
-    adapter = read_adapter(path) if files.is_adapter(path) else None
-    source = files.weights_source(path)
-    require_readable(source, load_config(source), kind)
-    name, at = pretrained(source)
-    with reading(f"the model {source} cannot be loaded", "write it again"):
-        lm: Any = kind.from_pretrained(name, dtype=dtype, use_safetensors=True, **at)
-    if adapter is not None:
-        merge_adapter(lm, adapter, path)
-    return lm
-
-
 def require_readable(path: str, config: Any, kind: Any) -> Any:
     """The model on the meta device (`skeleton`). Raises UsageError, before a weight is read or
     memory taken for one, where its files are not safetensors or do not fit its config.
@@ -314,7 +305,7 @@ def require_readable(path: str, config: Any, kind: Any) -> Any:
     path = files.weights_source(path)
     files.has_generation(Path(path))  # transformers reads it with the weights
     headers = read_headers(weight_files(path))
-    layers = getattr(config, "num_hidden_layers", 0)
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     if layers > len(headers):
         raise UsageError(
             f"{path}/{files.CONFIG}: num_hidden_layers is {layers}, and the files hold "

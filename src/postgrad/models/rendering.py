@@ -24,6 +24,7 @@ import orjson
 import psutil
 
 from postgrad.core.errors import RunError
+from postgrad.core.media import MARK
 from postgrad.models import render_child
 
 Wanted = tuple[int, bool]  # (n, generation): the first n messages, with the start of an answer?
@@ -291,14 +292,19 @@ def program_of(
 
 
 def rendered(
-    tokenizer: Any, rows: Iterable[RenderRequest], variables: Mapping[str, Any]
+    tokenizer: Any,
+    rows: Iterable[RenderRequest],
+    variables: Mapping[str, Any],
+    *,
+    parts: bool = False,
 ) -> Iterator[list[str] | Unrenderable]:
     """The texts of each row in order, as transformers' apply_chat_template gives them. Ends after
-    the first row that has none. Rows are sent in batches.
+    the first row that has none. Rows are sent in batches. parts: contents are lists of parts, as
+    the templates of models that read images take them; others refuse images.
     """
     for batch in _batches(rows):
         for (tools, images), run in itertools.groupby(batch, _kind):
-            if images:
+            if images and not parts:
                 yield Unrenderable(NO_IMAGES)
                 return
             try:
@@ -306,10 +312,23 @@ def rendered(
             except Unrenderable as error:
                 yield error
                 return
-            answers = process().texts(program, list(run))
+            asked = list(run)
+            if parts:
+                asked = [([_in_parts(m) for m in messages], wanted) for messages, wanted in asked]
+            answers = process().texts(program, asked)
             yield from answers
             if isinstance(answers[-1], Unrenderable):
                 return
+
+
+def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message whose content is a list of parts: its text, cut where images stand."""
+    texts = message["content"].split(MARK) if "images" in message else [message["content"]]
+    content: list[Mapping[str, Any]] = []
+    for number, text in enumerate(texts):
+        content += [{"type": "image"}] if number else []
+        content += [{"type": "text", "text": text}] if text or len(texts) == 1 else []
+    return {key: value for key, value in message.items() if key != "images"} | {"content": content}
 
 
 def _kind(row: RenderRequest) -> tuple[bool, bool]:

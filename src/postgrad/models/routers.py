@@ -184,8 +184,8 @@ def balance_of(config: Any, settings: ModelSettings) -> float:
     model's config. Raises UsageError for one of a type that transformers has no balance loss for.
     """
     stated = settings.router_aux_loss_coef
-    causal = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if not hasattr(inspect.getmodule(causal), "load_balancing_loss_func"):
+    causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if not hasattr(inspect.getmodule(causal), "load_balancing_loss_func"):  # or it reads images
         if stated:
             raise UsageError(
                 f"model.router_aux_loss_coef = {stated:g}: transformers has no balance loss for a "

@@ -33,6 +33,7 @@ from postgrad.models.load import (
     skeleton,
 )
 from postgrad.models.stored import real, realise
+from postgrad.models.supported import require_text_model
 from postgrad.parallel.ranks import ALONE, Ranks
 
 HEAD = "score.weight"
@@ -70,6 +71,7 @@ def load_score_model(
     computes in: a bfloat16 score has two digits, and differences of scores are what is learned.
     """
     config = load_config(path)
+    require_text_model(config, path)
     of_steps, auto = judges_steps(config), _class_of(config, path)
     tokenizer = load_tokenizer(path)
     how = Loading(dtype, device or torch.device("cpu"), quantize, ranks, in_files)

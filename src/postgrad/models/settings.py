@@ -15,6 +15,13 @@ LLAMA_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 # Layers of one block that read the same input: adapters on them share a product
 # (models/adapter_layers.py).
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# Types that read images, by the type of the model, and the types of its decoder.
+IMAGE_TYPES = {
+    "gemma3": ("gemma3_text",),
+    "qwen2_5_vl": ("qwen2_5_vl_text",),
+    "qwen3_vl": ("qwen3_vl_text",),
+    "smolvlm": ("llama",),
+}
 ModelType = Literal["qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3"]
 
 
@@ -116,6 +123,9 @@ class ModelSettings(Settings):
     # Of a mixture of experts: the weight of its balance loss; left out, that of the model's config.
     router_aux_loss_coef: float | None = Field(default=None, ge=0.0)
     router_z_loss_coef: float = Field(default=0.0, ge=0.0)  # of the squared log Z of router logits
+    # Parts of a model that reads images which are not trained: its tower, and what brings the
+    # tower's outputs to the decoder's width. With an adapter neither is trained anyway.
+    freeze: tuple[Literal["vision", "projector"], ...] = ()
     lora: LoraSettings | None = None
     quantize: Literal["none", "4bit"] = "none"
 

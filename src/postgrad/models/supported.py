@@ -18,6 +18,8 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForTokenClassification,
 )
 from transformers.activations import ACT2FN
@@ -32,10 +34,10 @@ from postgrad.core.text import nearest
 from postgrad.models.attention import CARRIER, carries_states, layers_of
 from postgrad.models.config_check import REMEDY, rope_tables
 from postgrad.models.files import CONFIG
-from postgrad.models.settings import ModelType
+from postgrad.models.settings import IMAGE_TYPES, ModelType
 
 RefusalReason = Literal[
-    "media", "encoder", "state", "attention", "arguments", "mask", "layers", "outputs"
+    "images", "media", "encoder", "state", "attention", "arguments", "mask", "layers", "outputs"
 ]  # the tables of types.toml
 LAYER_KEYS = ("layer_types", "layers_block_type", "block_types")  # where configs say them
 # Kinds of attention that differ only by their mask; ours gets no mask.
@@ -51,6 +53,7 @@ FOREIGN_ARGUMENTS = re.compile(
 # What DeepSeek-V4 names the bias of the keys that it appends to those of the tokens: ours gets the
 # keys, and no mask that says who sees them.
 APPENDED_KEYS = re.compile(r"\b(block_bias)\b")
+RANDOM_KEYS = ("dropout", "pdrop", "jitter")  # of config.json: shares of what is drawn anew
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 
 
@@ -85,7 +88,32 @@ def unsupported(
 
 def is_tested(config: Any) -> bool:
     """True for the types whose logits, gradients and samples need no probe when they are loaded."""
-    return config.model_type.removesuffix("_text") in get_args(ModelType)
+    kind = config.model_type
+    return kind in IMAGE_TYPES or kind.removesuffix("_text") in get_args(ModelType)
+
+
+def reads_images(config: Any) -> bool:
+    """Whether a model reads images beside text, and can be trained here."""
+    return config.model_type in IMAGE_TYPES
+
+
+def without_dropout(config: Any) -> None:
+    """Sets every dropout of a config and its parts to 0."""
+    for part in [config, *(getattr(config, name) for name in config.sub_configs)]:
+        for key, value in part.to_dict().items() if part is not None else ():
+            if any(word in key for word in RANDOM_KEYS) and isinstance(value, float):
+                setattr(part, key, 0.0)  # a mask drawn from a generator could not be resumed
+
+
+def require_text_model(config: Any, path: str, *, images: bool = False) -> None:
+    """Raises UnsupportedModel for a model that reads images, unless `images` are read too."""
+    if reads_images(config) and not images:
+        raise unsupported(config.model_type, path, "images")
+
+
+def causal_class(config: Any) -> Any:
+    """The Auto class of transformers for a policy."""
+    return AutoModelForImageTextToText if reads_images(config) else AutoModelForCausalLM
 
 
 def require_supported(config: Any, path: str) -> None:
@@ -96,8 +124,11 @@ def require_supported(config: Any, path: str) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise unsupported(kind, path, "encoder")
     parts = [part for part in config.sub_configs if "vision" in part or "audio" in part]
-    if config.get_text_config() is not config or parts:
-        raise unsupported(kind, path, "media")
+    text = config.get_text_config()
+    if text is not config or parts:
+        if text.model_type not in IMAGE_TYPES.get(kind, ()):
+            raise unsupported(kind, path, "media")
+        config = text  # what follows is about the decoder
     kinds = [str(kind) for key in LAYER_KEYS for kind in getattr(config, key, None) or []]
     if kind in refused_types()["state"]["types"]:
         raise unsupported(kind, path, "state")

@@ -29,6 +29,7 @@ RECIPE, PLAN, SUMMARY = "recipe.json", "plan.json", "summary.json"
 SOURCES = "sources"  # a key of RECIPE
 TOKENIZER = "tokenizer.json"  # a copy, so that token ids of samples.jsonl can always be decoded
 INIT, MODEL, COPIES, CHECKPOINTS = "init", "model", "hf", "checkpoints"
+IMAGES = "images"
 SAMPLES = ("samples.jsonl", "eval_samples.jsonl")  # observe.compress packs them
 OURS = (  # what a run writes, and --overwrite true removes
     RECIPE,
@@ -39,6 +40,7 @@ OURS = (  # what a run writes, and --overwrite true removes
     MODEL,
     COPIES,
     CHECKPOINTS,
+    IMAGES,
     "metrics.jsonl",
     "eval.jsonl",
     *(f"{name}{packed}" for name in SAMPLES for packed in ("", SUFFIX)),
@@ -100,6 +102,7 @@ class RunDirectory:
         self.model = path / MODEL  # the exported model
         self.copies = path / COPIES  # one export of each checkpoint, where the recipe asks for them
         self.checkpoints = path / CHECKPOINTS
+        self.images = path / IMAGES  # those of rows, by the SHA-256 of their files
         self.plan = path / PLAN  # forecasts of memory and time
 
     @classmethod

@@ -1,5 +1,6 @@
 """How long the rows of the data are: read from it where it is at hand, else assumed longest."""
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -89,8 +90,9 @@ def _problems(settings: RowSettings) -> int | None:
 
 
 def row_lengths(recipe: Recipe, model: ModelSettings | None = None) -> RowLengths | None:
-    """Lengths of the recipe's training data; None where it is not on this machine, or none of the
-    counted rows fits. model: the model whose tokenizer counts, where it is not the recipe's.
+    """Lengths of the recipe's training data; None where it is not on this machine, none of the
+    counted rows fits, or some have images. model: the model whose tokenizer counts, where it is
+    not the recipe's.
 
     Where that tokenizer is not on this machine, tokens are guessed from words; for English and
     large vocabularies that is within a tenth. Answers that RL samples count with the most tokens
@@ -110,6 +112,8 @@ def row_lengths(recipe: Recipe, model: ModelSettings | None = None) -> RowLength
         trained = round(len(rows) * (1 - settings.eval_fraction))
         draws = settings.draws(trained) if isinstance(settings, Share) else trained
         counted += len(chosen)
+        if any(math.isnan(sum(pair)) for pair in pairs):
+            return None
         parts.append((draws / len(chosen), np.array(pairs, np.float64)))
     weights = np.concatenate([np.full(len(pairs), weight) for weight, pairs in parts])
     prompt, answer, kept = _fitting(np.concatenate([pairs for _, pairs in parts]), recipe)
@@ -147,7 +151,9 @@ def _counted(
     its answer has the mean of the two answers.
     """
 
-    def tokens(messages: list[Message]) -> int:
+    def tokens(messages: list[Message]) -> float:
+        if any("images" in message for message in messages):
+            return math.nan  # only the model's image processor knows
         around = sum(OPENING + count(message["role"]) + CLOSING for message in messages)
         return around + sum(count(text) for message in messages for text in texts_of(message))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Size
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification
 
 from postgrad.checkpoint.store import Checkpoint, CheckpointInfo, CheckpointStore
 from postgrad.core.errors import RunError
@@ -15,7 +15,9 @@ from postgrad.fleet.exported import ExportedRole, roles_of
 from postgrad.learner.loss_scale import NUMBERS
 from postgrad.learner.optimizer import UPDATES
 from postgrad.models.adapters import add_adapter
+from postgrad.models.images import is_frozen
 from postgrad.models.load import load_config, skeleton
+from postgrad.models.supported import causal_class
 from postgrad.observe.console import Console
 from postgrad.observe.follow import read_steps
 from postgrad.observe.run_dir import RunDirectory
@@ -162,11 +164,12 @@ def _check_tensors(checkpoint: Checkpoint, by_role: Mapping[str, Shapes]) -> Non
 def _shapes(role: ExportedRole) -> Shapes:
     """The shape of every parameter by name. The model is built on the meta device: no weights."""
     config = load_config(role.base)
-    kind = AutoModelForCausalLM
+    kind = causal_class(config)
     if role.scores:
         config.num_labels, kind = 1, AutoModelForSequenceClassification
     lm = skeleton(config, kind, role.base)
     named = lm.named_parameters()
     if role.lora is not None:
         named = add_adapter(lm, role.lora, seed=0).parameters().items()
-    return {name: parameter.shape for name, parameter in named}
+    frozen = role.freeze if role.lora is None else ()
+    return {name: parameter.shape for name, parameter in named if not is_frozen(name, frozen)}

@@ -18,7 +18,8 @@ from postgrad.core.records import Author, Prompt
 from postgrad.core.text import fixed
 from postgrad.data.prompts import load_prompts
 from postgrad.evaluation.answers import environment_of, with_tools
-from postgrad.models.load import load_tokenizer, read_plain
+from postgrad.models.export import read_plain
+from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.observe.follow import read_object
 from postgrad.observe.run_dir import SUMMARY

@@ -12,7 +12,9 @@ import torch
 from postgrad.checkpoint.state import RunState
 from postgrad.checkpoint.store import Checkpoint, CheckpointStore, Untidy
 from postgrad.core.cursor import Cursor
+from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
+from postgrad.core.media import images_kept_in
 from postgrad.core.progress import reported_to
 from postgrad.fleet.choices import Choices, choose
 from postgrad.fleet.engines import require_startable
@@ -22,7 +24,7 @@ from postgrad.fleet.ranked import ClusterSession, RankedFleet, device_of
 from postgrad.learner.settings import horizon, shortened_warmup
 from postgrad.models.load import load_config
 from postgrad.models.routers import balance_of
-from postgrad.models.supported import experts_of
+from postgrad.models.supported import experts_of, reads_images
 from postgrad.observe.console import Console
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.observe.sentinels.watch import Sentinels
@@ -49,6 +51,7 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
     require_startable(recipe)
     with run.phase("load"), reported_to(run.count):
         path = base_model(recipe, run.directory.init)
+        require_images_trained(recipe, path)
         tell_of_experts(run, path)
         match recipe:
             case SFTRecipe():
@@ -61,6 +64,33 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
                 job = rl.assemble(run, recipe, path, stack, checkpoint)
         run.fleet.rest()  # holes that loading left would stay for the whole run
     return job, path
+
+
+def require_images_trained(recipe: Recipe, path: str) -> None:
+    """Raises UsageError where the policy reads images and the recipe says what is not supported
+    with them yet.
+    """
+    if not reads_images(load_config(path)):
+        return
+    learner = recipe.learner
+    unsupported = {
+        f'job = "{recipe.job}"': not isinstance(recipe, SFTRecipe),
+        "eval by sampled answers (leave out [[rewards]] and [rollout]: losses are supported)": (
+            isinstance(recipe, SFTRecipe) and recipe.samples_answers
+        ),
+        "a teacher": recipe.algorithm.needs().teacher,
+        'cluster.type = "ray"': recipe.cluster.type != "local",
+        "learner.tensor_parallel": learner.tensor_parallel > 1,
+        "learner.context_parallel": learner.context_parallel > 1,
+        "model.quantize": recipe.model.quantize != "none",
+        "model.compile": recipe.model.compile is True,
+    }
+    for key, is_asked in unsupported.items():
+        if is_asked:
+            raise UsageError(
+                f"{path} is a model that reads images, and {key} does not support such models "
+                'yet: they are trained by job = "sft" on one machine, in one process'
+            )
 
 
 def tell_of_experts(run: Run, path: str) -> None:
@@ -94,6 +124,7 @@ def prepare(
     session = session or stack.enter_context(closing(ClusterSession()))
     logs = Logs(directory.path, console.warn, compress=recipe.observe.compress != "none")
     stack.callback(logs.close)
+    stack.enter_context(images_kept_in(directory.images))
     store = store_of(recipe, directory)
     checkpoint = _newest(store, console)
     recorded: Mapping[str, Any] = checkpoint.state.choices if checkpoint else {}

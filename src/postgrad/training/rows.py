@@ -26,6 +26,9 @@ from postgrad.evaluation.answers import (
     with_tools,
 )
 from postgrad.learner.protocols import Changes
+from postgrad.models.image_reader import ImageReader
+from postgrad.models.load import load_config
+from postgrad.models.supported import reads_images
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import (
     Answering,
@@ -94,10 +97,18 @@ def print_rows(console: Console, accounts: Sequence[RowAccount], title: str) -> 
             console.note("\n".join([dataset.name, *remarks]))
 
 
-def conversations(recipe: SFTRecipe, tokenizer: Any) -> Draws[Conversation]:
+def image_reader(path: str, tokenizer: Any) -> ImageReader | None:
+    """Reads the images of rows for the model at `path`; None for one that reads text alone."""
+    config = load_config(path)
+    return ImageReader(path, config, tokenizer) if reads_images(config) else None
+
+
+def conversations(
+    recipe: SFTRecipe, tokenizer: Any, reader: ImageReader | None = None
+) -> Draws[Conversation]:
     """Raises UsageError, as the other functions here do, for rows that cannot be read."""
     data = with_tools(recipe.environment, recipe.data)
-    return training_conversations(data, tokenizer, exclude=held_out(recipe))
+    return training_conversations(data, tokenizer, exclude=held_out(recipe), reader=reader)
 
 
 def prompts(recipe: RLRecipe, tokenizer: Any) -> Draws[Prompt]:

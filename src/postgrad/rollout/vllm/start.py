@@ -28,6 +28,7 @@ from postgrad.models.load import (
 )
 from postgrad.models.settings import LoraSettings
 from postgrad.models.stored import mxfp4_weights
+from postgrad.models.supported import require_text_model
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.local.rows import eos_token_ids
 from postgrad.rollout.settings import RolloutSettings
@@ -48,6 +49,7 @@ def read_model(
     for weights in MXFP4.
     """
     config, tokenizer = load_config(path), load_tokenizer(path)
+    require_text_model(config, path)
     require_readable(path, config, AutoModelForCausalLM)  # vLLM would unpickle
     _require_plain_weights(path)
     meta = skeleton(config, AutoModelForCausalLM, path)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from postgrad.core.errors import UsageError
 from postgrad.data.answer_spans import Unmarkable
 from postgrad.data.templates import (
     render_conversation,
@@ -19,6 +20,7 @@ from postgrad.models.attention import no_embedding
 from postgrad.models.files import adapter_base, is_adapter
 from postgrad.models.load import load_config, load_generation_config, load_tokenizer
 from postgrad.models.rope import fixed_length, max_positions
+from postgrad.models.supported import reads_images
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.rows import eos_token_ids
 from postgrad.tools.dry_run.data import Sets
@@ -38,6 +40,10 @@ def check_models(report: Report, recipe: Recipe, init: Path) -> tuple[str, Any] 
     with report.check("model") as check:
         path = base_model(recipe, init)
         config = load_config(path)
+        if reads_images(config):
+            raise UsageError(
+                f"{path} reads images, which a dry run does not try yet: --steps 1 tries them"
+            )
         start = path, load_tokenizer(path)
         check.detail = _about(config, path)
         _check_positions(report, check, recipe, config, path)

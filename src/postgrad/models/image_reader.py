@@ -1,0 +1,176 @@
+"""What a model's own image processor makes of an image: pixels for its tower, tokens in its text.
+
+The processor is transformers', on Pillow, so that it needs no torchvision. A chat template writes
+one placeholder for an image; here that becomes the text that the model was trained on, with one
+token for each embedding of the tower.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import AutoImageProcessor
+from transformers.utils.hub import cached_file
+
+from postgrad.core.errors import UsageError
+from postgrad.core.hub import pretrained
+from postgrad.core.media import decoded, image_store
+from postgrad.core.records import PlacedImage
+from postgrad.models.files import weights_source
+from postgrad.models.images import ImageTower, Pixels
+from postgrad.models.load import LoadedModel, reading
+from postgrad.models.supported import reads_images
+
+# The last one is of transformers' processors, which vLLM and AutoProcessor read.
+PROCESSOR_FILES = (
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
+)
+INPUTS = ("pixel_values", "image_grid_thw", "pixel_attention_mask")  # of get_image_features
+
+
+@dataclass(frozen=True, slots=True)
+class ImageText:
+    """An image in a text."""
+
+    text: str  # in place of the placeholder of the chat template
+    tokens: int  # how often `text` has the token that gets an embedding
+    grid: tuple[int, int] | None = None  # as PlacedImage.grid
+
+
+def processor_files(path: str) -> list[Path]:
+    """The files of the image processor of a directory or hub id."""
+    name, at = pretrained(weights_source(path))
+    quiet = {"_raise_exceptions_for_missing_entries": False, **at}
+    with reading(f"no image processor at {path}", "a hub id needs the network, or fetched files"):
+        files = [cached_file(name, file, **quiet) for file in PROCESSOR_FILES]
+    return [Path(file) for file in files if file is not None]
+
+
+class ImageReader:
+    """Reads images, by the hash of their file, for one model."""
+
+    def __init__(self, path: str, config: Any, tokenizer: Any) -> None:
+        """config, tokenizer: of the model at `path`. Raises UsageError where it has no image
+        processor, or one with an option that is not supported here.
+        """
+        path = weights_source(path)
+        name, at = pretrained(path)
+        wanted = "a model that reads images has a preprocessor_config.json"
+        with reading(f"no image processor at {path}", wanted):
+            self._processor: Any = AutoImageProcessor.from_pretrained(
+                name, trust_remote_code=False, backend="pil", **at
+            )
+        if getattr(self._processor, "do_pan_and_scan", None):
+            raise UsageError(
+                f"{path}: its image processor cuts images into crops (do_pan_and_scan), which is "
+                "not supported: set it to false in preprocessor_config.json"
+            )
+        self._config = config
+        self.token_id: int = config.image_token_id
+        self.token = str(tokenizer.convert_ids_to_tokens(self.token_id))
+        self._write: Callable[[Any], ImageText] = self._plain
+        self.placeholder = self.token
+        self._mutual = config.model_type == "gemma3"
+        if config.model_type == "gemma3":
+            begin, end = config.boi_token_id, config.eoi_token_id
+            self.placeholder, self._end = tokenizer.convert_ids_to_tokens([begin, end])
+            self._write = self._surrounded
+        elif config.model_type == "smolvlm":
+            self._write = self._tiled
+        self._texts: dict[str, ImageText] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what decides the tokens of an image."""
+        options = self._processor.to_json_string()
+        sizes = json.dumps(self._config.to_dict(), default=str, sort_keys=True)
+        return hashlib.sha256(f"{options}\n{sizes}".encode()).hexdigest()
+
+    def pixels(self, digest: str) -> Pixels:
+        """What the tower takes of an image."""
+        return self.inputs(self._picture(digest), f"image {digest}")
+
+    def inputs(self, picture: Any, name: str) -> Pixels:
+        """What the tower takes of a PIL image. name: of the image, for messages."""
+        processed = self._processed(picture, name)
+        return {name: np.asarray(processed[name]) for name in INPUTS if name in processed}
+
+    def text(self, digest: str) -> ImageText:
+        """What stands in a text for an image."""
+        if digest not in self._texts:
+            self._texts[digest] = self._write(
+                self._processed(self._picture(digest), f"image {digest}")
+            )
+        return self._texts[digest]
+
+    def placed(
+        self, ids: NDArray[np.int32], digests: Sequence[str]
+    ) -> tuple[PlacedImage, ...] | None:
+        """The images whose tokens are among ids [T]: the first of `digests`, as many as there are.
+        None where the tokens are not those of whole images.
+        """
+        at = np.flatnonzero(ids == self.token_id)
+        images: list[PlacedImage] = []
+        for digest in digests:
+            if not len(at):
+                break
+            image = self.text(digest)
+            if len(at) < image.tokens:
+                return None
+            images.append(PlacedImage(digest, at[: image.tokens], image.grid, self._mutual))
+            at = at[image.tokens :]
+        return None if len(at) else tuple(images)
+
+    def _picture(self, digest: str) -> Any:
+        return decoded(image_store().read(digest))
+
+    def _processed(self, picture: Any, name: str) -> Any:
+        asked = {"return_row_col_info": True} if self._write == self._tiled else {}
+        try:
+            return self._processor(images=[picture], return_tensors="np", **asked)
+        except ValueError as error:  # a picture that is 200 times as wide as high, say
+            raise UsageError(
+                f"{name} of {picture.width} x {picture.height} pixels is refused by the "
+                f"model's image processor: {error}"
+            ) from error
+
+    def _plain(self, processed: Any) -> ImageText:
+        """Qwen2.5-VL and Qwen3-VL: the template writes what surrounds an image."""
+        _, rows, columns = (int(count) for count in processed["image_grid_thw"][0])
+        merged = self._config.vision_config.spatial_merge_size
+        grid = rows // merged, columns // merged
+        count = grid[0] * grid[1]
+        return ImageText(self.token * count, count, grid)
+
+    def _surrounded(self, processed: Any) -> ImageText:
+        """Gemma 3: a fixed number of tokens between two marks, in lines of their own."""
+        count: int = self._config.mm_tokens_per_image
+        return ImageText(f"\n\n{self.placeholder}{self.token * count}{self._end}\n\n", count)
+
+    def _tiled(self, processed: Any) -> ImageText:
+        """SmolVLM: the tiles of a large image row by row, each with its place, then all of it."""
+        vision = self._config.vision_config
+        side = vision.image_size // vision.patch_size // self._config.scale_factor
+        each, mark = self.token * side**2, "<fake_token_around_image>"
+        rows, columns = int(processed["rows"][0][0]), int(processed["cols"][0][0])
+        lines = [
+            "".join(f"{mark}<row_{row}_col_{column}>{each}" for column in range(1, columns + 1))
+            for row in range(1, rows + 1)
+        ]
+        tiles = "".join(f"{line}\n" for line in lines) + ("\n" if lines else "")
+        text = f"{tiles}{mark}<global-img>{each}{mark}"
+        return ImageText(text, side**2 * (rows * columns + 1))
+
+
+def tower_of(model: LoadedModel) -> ImageTower | None:
+    """What encodes images for a model; None for one that reads text alone."""
+    if not reads_images(model.config):
+        return None
+    return ImageTower(model.lm, ImageReader(model.source, model.config, model.tokenizer).pixels)

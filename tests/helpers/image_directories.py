@@ -1,0 +1,104 @@
+"""Directories of tiny models that read images: tokenizer, chat template and image processor too."""
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers import AutoModelForImageTextToText
+
+from helpers.image_models import IMAGE_MODELS
+from postgrad.models.fresh import make_fresh
+from postgrad.models.load import load_tokenizer
+from postgrad.models.save import save_model
+from postgrad.models.settings import ModelInit
+
+MARKS = {  # what the chat template writes for an image, and the token that gets the embeddings
+    "qwen2_5_vl": ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"),
+    "qwen3_vl": ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"),
+    "gemma3": ("<start_of_image>", "<image_soft_token>"),
+    "smolvlm": ("<image>", "<image>"),
+}
+SPECIAL = [
+    "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>", "<start_of_image>",
+    "<image_soft_token>", "<end_of_image>", "<image>", "<fake_token_around_image>", "<global-img>",
+    *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)),
+]  # fmt: skip
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}{{ 'IMAGE' }}"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+HALVES = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+QWEN = {
+    "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2,
+    "temporal_patch_size": 2, "size": {"shortest_edge": 64, "longest_edge": 1024}, **HALVES,
+}  # fmt: skip
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": QWEN,
+    "qwen3_vl": QWEN,
+    "gemma3": {
+        "image_processor_type": "Gemma3ImageProcessor", "size": {"height": 16, "width": 16},
+        **HALVES,
+    },
+    "smolvlm": {
+        "image_processor_type": "SmolVLMImageProcessor", "size": {"longest_edge": 32},
+        "max_image_size": {"longest_edge": 16}, "do_image_splitting": True, **HALVES,
+    },
+}  # fmt: skip
+
+
+def write_model(kind: str, to: Path) -> str:
+    """Writes a tiny model that reads images; returns its path."""
+    init = {"tokenizer": {"kind": "characters"}, "hidden_size": 8, "num_hidden_layers": 1}
+    make_fresh(ModelInit.model_validate(init), [], 0, to.with_name(f"{to.name}-text"))
+    tokenizer = load_tokenizer(str(to.with_name(f"{to.name}-text")))
+    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
+    tokenizer.chat_template = TEMPLATE.replace("IMAGE", MARKS[kind][0])
+    ids = dict(zip(SPECIAL, tokenizer.convert_tokens_to_ids(SPECIAL), strict=True))
+    config = IMAGE_MODELS[kind].config()
+    text = config.get_text_config()
+    text.vocab_size, text.pad_token_id = len(tokenizer), tokenizer.pad_token_id
+    text.eos_token_id = tokenizer.eos_token_id
+    config.image_token_id = ids[MARKS[kind][1]]
+    if kind.startswith("qwen"):
+        config.video_token_id = ids["<|video_pad|>"]
+        config.vision_start_token_id = ids["<|vision_start|>"]
+        config.vision_end_token_id = ids["<|vision_end|>"]
+    if kind == "gemma3":
+        config.boi_token_id, config.eoi_token_id = ids["<start_of_image>"], ids["<end_of_image>"]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        lm = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    save_model(lm, tokenizer, to)
+    (to / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[kind]))
+    return str(to)
+
+
+def picture(seed: int, width: int, height: int) -> bytes:
+    """A PNG of noise."""
+    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3)).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def row(seed: int, answer: str, sizes: tuple[tuple[int, int], ...] = ((16, 16),)) -> dict[str, Any]:
+    """A row of SFT with images in parts of the question."""
+    parts: list[Any] = []
+    for number, size in enumerate(sizes):
+        content = base64.b64encode(picture(10 * seed + number, *size)).decode()
+        parts += [{"type": "image", "image": f"data:image/png;base64,{content}"}]
+        parts += [{"type": "text", "text": f" picture {number}? "}]
+    return {
+        "messages": [
+            {"role": "user", "content": parts},
+            {"role": "assistant", "content": answer},
+        ]
+    }

@@ -1,0 +1,117 @@
+"""What stands in a text for an image: as transformers' own processors write it, counted by hand."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
+
+from helpers.image_directories import picture, write_model
+from postgrad.core.errors import UsageError
+from postgrad.core.media import MARK, image_store, images_kept_in
+from postgrad.data.answer_spans import Rendered, Unmarkable
+from postgrad.data.images import with_image_texts
+from postgrad.models.image_reader import ImageReader
+from postgrad.models.load import load_config, load_model, load_tokenizer
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Iterator[None]:
+    with images_kept_in(tmp_path / "images"):
+        yield
+
+
+@pytest.fixture
+def reader(request: pytest.FixtureRequest, tmp_path: Path, stored: None) -> ImageReader:
+    path = write_model(request.param, tmp_path / request.param)
+    return ImageReader(path, load_config(path), load_tokenizer(path))
+
+
+def kind(name: str) -> Any:
+    return pytest.mark.parametrize("reader", [name], indirect=True)
+
+
+@kind("qwen2_5_vl")
+def test_qwen_has_a_token_for_four_patches(reader: ImageReader) -> None:
+    text = reader.text(image_store().add(picture(0, 40, 16)))  # patches of 4 pixels: 10 x 4
+    assert (text.text, text.tokens, text.grid) == ("<|image_pad|>" * 10, 10, (2, 5))
+
+
+@kind("gemma3")
+def test_gemma_writes_a_fixed_number_of_tokens_in_lines_of_their_own(reader: ImageReader) -> None:
+    begin, each, end = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
+    expected = "\n\n" + begin + 4 * each + end + "\n\n"
+    text = reader.text(image_store().add(picture(0, 40, 16)))
+    assert (text.text, text.tokens, text.grid) == (expected, 4, None)
+
+
+@kind("smolvlm")
+@pytest.mark.parametrize(
+    ("width", "height", "rows", "columns"), [(32, 32, 2, 2), (32, 16, 1, 2), (16, 32, 2, 1)]
+)
+def test_smolvlm_writes_what_its_processor_writes(
+    reader: ImageReader, width: int, height: int, rows: int, columns: int
+) -> None:
+    own = get_image_prompt_string(
+        rows, columns, 4, "<fake_token_around_image>", "<image>", "<global-img>"
+    )
+    text = reader.text(image_store().add(picture(0, width, height)))
+    assert (text.text, text.tokens) == (own, 4 * (rows * columns + 1))
+    digest = image_store().add(picture(0, width, height))
+    assert reader.pixels(digest)["pixel_values"].shape == (1, rows * columns + 1, 3, 16, 16)
+
+
+@kind("qwen3_vl")
+def test_spans_move_with_the_texts_of_images(reader: ImageReader) -> None:
+    digests = [image_store().add(picture(n, 16, 16)) for n in range(2)]  # 2 x 2 tokens each
+    question = {"role": "user", "content": f"{MARK}a{MARK}b", "images": digests}
+    text = "<|image_pad|>a<|image_pad|>b:yes"
+    (filled,) = with_image_texts([Rendered(text, ((29, 32),), text[:29])], [question], reader)
+    assert filled.text == "<|image_pad|>" * 4 + "a" + "<|image_pad|>" * 4 + "b:yes"
+    assert [filled.text[start:end] for start, end in filled.spans] == ["yes"]
+    assert filled.prompt == filled.text[:-3]
+    ids = np.array([5, *[reader.token_id] * 4, 6, *[reader.token_id] * 4], np.int32)
+    images = reader.placed(ids, digests)
+    assert images is not None
+    assert [image.at.tolist() for image in images] == [[1, 2, 3, 4], [6, 7, 8, 9]]
+    assert [image.digest for image in reader.placed(ids[:6], digests) or ()] == digests[:1]
+    assert reader.placed(ids[:3], digests) is None  # half an image
+    assert reader.placed(ids, digests[:1]) is None  # more tokens than images
+
+
+@kind("qwen3_vl")
+@pytest.mark.parametrize(
+    ("content", "text", "message"),
+    [
+        ("<|image_pad|>", "<|image_pad|>a", "message 0 has '<|image_pad|>'"),
+        (f"{MARK}a", "a", "writes 0 times"),
+        (f"{MARK}a", "<|image_pad|><|image_pad|>a", "writes 2 times"),
+    ],
+)
+def test_placeholders_that_are_not_those_of_the_images_are_refused(
+    content: str, text: str, message: str, reader: ImageReader
+) -> None:
+    digests = [image_store().add(picture(0, 16, 16))] if MARK in content else []
+    question = {"role": "user", "content": content, "images": digests}
+    with pytest.raises(Unmarkable) as caught:
+        with_image_texts([Rendered(text, (), "")], [question], reader)
+    assert message in str(caught.value)
+
+
+@kind("gemma3")
+def test_crops_are_refused(reader: ImageReader, tmp_path: Path) -> None:
+    file = tmp_path / "gemma3" / "preprocessor_config.json"
+    file.write_text(file.read_text().replace("{", '{"do_pan_and_scan": true, ', 1))
+    path = str(tmp_path / "gemma3")
+    with pytest.raises(UsageError, match="do_pan_and_scan"):
+        ImageReader(path, load_config(path), load_tokenizer(path))
+
+
+@pytest.mark.parametrize("name", ["gemma3", "smolvlm"])
+def test_other_uses_refuse_such_a_model_by_name(name: str, tmp_path: Path) -> None:
+    path = write_model(name, tmp_path / name)
+    with pytest.raises(UsageError, match=f"is a {name} model, .* it reads images too"):
+        load_model(path, dtype=torch.float32)

@@ -1,0 +1,170 @@
+"""SFT on rows with images: whole runs of tiny models of every family, from rows to the export."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from helpers.image_directories import row, write_model
+from helpers.image_models import IMAGE_MODELS
+from helpers.runs import tensors
+from postgrad.core.errors import UsageError
+from postgrad.models.images import is_frozen
+from postgrad.models.known_shapes import find_shape
+from postgrad.models.load import load_model
+from postgrad.observe.console import Console
+from postgrad.plan.lengths import row_lengths
+from postgrad.recipe.load import parse_recipe
+from postgrad.recipe.recipe import Recipe
+from postgrad.tools.dry_run.dry_run import dry_run
+from postgrad.training.start import resume, train
+
+ROWS = [row(n, "yes", ((40, 16), (16, 24)) if n % 3 == 0 else ((16, 16),)) for n in range(7)]
+TEXT = {
+    "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}],
+}
+REWARDS = [{"type": "regex", "pattern": "a"}]
+ANSWERED = {"size": 1, "max_new_tokens": 4, "max_len": 200}
+Make = Callable[..., Recipe]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    folder = tmp_path_factory.mktemp("models")
+
+    def model(kind: str) -> str:
+        to = folder / kind
+        return str(to) if to.exists() else write_model(kind, to)
+
+    return model
+
+
+@pytest.fixture
+def make(tmp_path: Path, models: Callable[[str], str]) -> Make:
+    """A recipe of two steps; model: what its table says beside the path."""
+    rows, held_out = tmp_path / "rows.jsonl", tmp_path / "held_out.jsonl"
+    rows.write_text("".join(f"{json.dumps(each)}\n" for each in [*ROWS, TEXT]))
+    held_out.write_text(f"{json.dumps(row(50, 'no'))}\n")
+
+    def recipe(kind: str, name: str = "run", model: Any = None, **changes: Any) -> Recipe:
+        return parse_recipe(
+            {
+                "job": "sft",
+                "run_dir": str(tmp_path / name),
+                "steps": 2,
+                "model": {"path": models(kind), "dtype": "float32", **(model or {})},
+                "data": {"path": str(rows), "max_len": 200},
+                "eval": {"path": str(held_out)},
+                "batch": {"train_batch_size": 4},
+                "learner": {"lr": 1e-2, "threads": 1},
+                "checkpoint": {"save_steps": 1, "save_hf": True},
+                **changes,
+            }
+        )
+
+    return recipe
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("kind", IMAGE_MODELS)
+def test_a_run_learns_and_exports_what_it_learned(
+    kind: str, make: Make, models: Callable[[str], str], tmp_path: Path
+) -> None:
+    summary = train(make(kind), Console())
+    assert np.isfinite(summary["loss_after"])
+    before, after = weights(Path(models(kind))), weights(tmp_path / "run" / "model")
+    assert before.keys() == after.keys()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any(is_frozen(f".{name}", ("vision",)) for name in moved)  # the tower learns
+    assert any(is_frozen(f".{name}", ("projector",)) for name in moved)
+    processor = "preprocessor_config.json"
+    copied = (tmp_path / "run" / "model" / processor).read_bytes()
+    assert copied == (Path(models(kind)) / processor).read_bytes()
+    kept = {file.name for file in (tmp_path / "run" / "images").iterdir()}
+    assert len(kept) == 11  # each once
+    assert all(len(name) == 64 for name in kept)  # by hash
+    train(make(kind, "again", steps=1, model={"path": str(tmp_path / "run" / "model")}), Console())
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3"])
+def test_a_run_that_resumes_has_the_same_bits(kind: str, make: Make, tmp_path: Path) -> None:
+    train(make(kind, "whole"), Console())
+    train(make(kind, "parted", steps=1), Console())
+    resume(tmp_path / "parted", ["--steps", "2"], (), Console())
+    whole, parted = (tensors(str(tmp_path / name), 2) for name in ("whole", "parted"))
+    assert whole.keys() == parted.keys()
+    assert all(torch.equal(whole[name], parted[name]) for name in whole)
+
+
+@pytest.mark.parametrize("freeze", [("vision",), ("projector",), ("vision", "projector")])
+def test_frozen_parts_stay_as_they_were(
+    freeze: tuple[str, ...], make: Make, models: Callable[[str], str], tmp_path: Path
+) -> None:
+    train(make("qwen2_5_vl", model={"freeze": freeze}), Console())
+    before, after = weights(Path(models("qwen2_5_vl"))), weights(tmp_path / "run" / "model")
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    assert same == {name for name in before if is_frozen(f".{name}", freeze)}
+    assert not any(is_frozen(name, freeze) for name in tensors(str(tmp_path / "run"), 2))
+
+
+def test_an_adapter_stands_on_the_language_part(make: Make, tmp_path: Path) -> None:
+    train(make("smolvlm", model={"lora": {"rank": 2, "alpha": 2}}), Console())
+    adapted = {name for name in tensors(str(tmp_path / "run"), 2) if "lora_" in name}
+    assert adapted
+    assert not any(is_frozen(name, ("vision", "projector")) for name in adapted)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"quantize": "4bit", "lora": {}}}, "model.quantize does not support"),
+        (
+            {"rewards": REWARDS, "eval": {"path": "rows.jsonl", **ANSWERED}},
+            "eval by sampled answers",
+        ),
+        ({"job": "preference", "eval": {}}, 'job = "preference" does not support such models yet'),
+    ],
+)
+def test_what_is_not_supported_yet_is_refused_by_name(
+    changes: dict[str, Any], message: str, make: Make
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        train(make("smolvlm", **changes), Console())
+
+
+def test_half_an_image_is_never_shown(make: Make, tmp_path: Path) -> None:
+    data = {"path": str(tmp_path / "rows.jsonl"), "max_len": 30, "on_too_long": "truncate"}
+    with pytest.raises(UsageError, match="4  dropped: over the limit"):
+        train(make("smolvlm", data=data), Console())
+
+
+def test_a_text_model_has_nothing_to_freeze(make: Make) -> None:
+    from helpers.tiny_runs import MODEL
+
+    with pytest.raises(UsageError, match="reads text alone, and has no tower"):
+        train(make("smolvlm", model={"path": None, "freeze": ["vision"], **MODEL}, **{
+            "data": {"path": "reasoning-gym:spell_backward", "size": 8, "max_len": 64},
+            "eval": {},
+        }), Console())  # fmt: skip
+
+
+def test_a_plan_takes_rows_with_images_as_the_longest(make: Make) -> None:
+    recipe = make("qwen2_5_vl")
+    assert row_lengths(recipe) is None
+    lm = load_model(str(recipe.model.path), dtype=torch.float32, images=True).lm
+    counted = find_shape(str(recipe.model.path)).parameters()
+    assert counted == sum(parameter.numel() for parameter in lm.parameters())  # the tower too
+
+
+def test_a_dry_run_says_that_it_does_not_try_images(make: Make) -> None:
+    report = dry_run(make("qwen2_5_vl"), Console())
+    assert len(report.problems) == 1
+    assert "which a dry run does not try yet" in str(report.problems[0])
