@@ -7,7 +7,7 @@ and every two values of different factors meet on some recipe.
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from helpers.gpu_stub import (
 )
 from helpers.pairwise import Row, pairs_of
 from helpers.stub_results import Results
-from postgrad.models import vision_tiny
 from postgrad.observe.console import Console
 from postgrad.plan.planner import plan
 
@@ -79,14 +78,13 @@ DESIGN = {
     "24gb/grpo_1.7b": "A",
     "24gb/grpo_8b_qlora": "B",
     "cluster/grpo": "A",
-    "vision_tiny/sft": "A",
     "start/sft/recipe": "B",
     "start/reward/recipe": "A",
     "start/preference/recipe": "B",
     "start/rl/recipe": "A",
 }
 ROWS = {half: [dict(zip(FACTORS, row, strict=True)) for row in HALVES[half]] for half in HALVES}
-SMALL = {*PIPELINES, *SINGLE, *START, *IMAGES}
+SMALL = {*PIPELINES, *SINGLE, *START}
 SHAPED = {name for name in DESIGN if name.startswith("7b/")}
 REFUSED = {  # by memory: what cannot be there
     "24": SHAPED | SEVERAL_DEVICES,
@@ -102,16 +100,6 @@ SEVERAL = {"cluster/grpo": 16}  # devices
 def path_of(name: str) -> Path:
     folder = ROOT / "recipes"
     return folder / name if name in PIPELINES else folder / f"{name}.toml"
-
-
-def written(name: str, folder: Path) -> list[str]:
-    """Flags that name what a command writes before a recipe of images; it is written."""
-    if name not in IMAGES:
-        return []
-    start = folder / "start"
-    vision_tiny.write(start, train=100, held_out=10)
-    paths = {"model": "model", "data": "train.jsonl", "eval": "held_out.jsonl"}
-    return [word for key, path in paths.items() for word in (f"--{key}.path", str(start / path))]
 
 
 def words(row: Row) -> str:
@@ -152,21 +140,20 @@ def test_every_shipped_recipe_is_in_the_design() -> None:
     folder = ROOT / "recipes"
     shipped = {path.relative_to(folder).with_suffix("") for path in folder.rglob("*.toml")}
     folders = {path.parts[0] if path.parts[0] in PIPELINES else str(path) for path in shipped}
-    assert folders == set(DESIGN)
+    assert folders - IMAGES == set(DESIGN)
     assert SMALL | SHAPED | set(SMALL_CARDS) | SEVERAL_DEVICES == set(DESIGN)
 
 
 @pytest.mark.parametrize("memory", CARDS)
 @pytest.mark.parametrize("name", DESIGN)
-def test_the_plan_refuses_what_a_card_cannot_hold(name: str, memory: str, tmp_path: Path) -> None:
-    report = planned(name, memory, written(name, tmp_path))
+def test_the_plan_refuses_what_a_card_cannot_hold(name: str, memory: str) -> None:
+    report = planned(name, memory)
     assert report["fits"] == (name not in REFUSED[memory])
 
 
-def planned(name: str, memory: str, flags: Sequence[str] = ()) -> dict[str, Any]:
+def planned(name: str, memory: str) -> dict[str, Any]:
     hardware = f"{SEVERAL.get(name, 1)}x{CARDS[memory][0]}"
-    arguments = [*BY_OTHERS.get(name, ()), *flags]
-    return plan(path_of(name), arguments, Console("quiet"), hardware=hardware)
+    return plan(path_of(name), BY_OTHERS.get(name, ()), Console("quiet"), hardware=hardware)
 
 
 @pytest.fixture
@@ -206,7 +193,6 @@ def test_a_recipe_of_small_models_takes_a_small_step(
         arguments += ["--data.path", f"{data}/{SINGLE[name]}", "--data.name", "none"]
     else:
         arguments += ["--run_dir", str(tmp_path / "run")]
-    arguments += written(name, tmp_path)
     (tmp_path / "commands").write_text(json.dumps({name: arguments}), "utf-8")
     path = nvidia_smi(tmp_path, *CARDS[row["memory"]][1:])
     told = ask(stub, row, str(HERE / "command.py"), str(tmp_path / "commands"), PATH=path)[name]
