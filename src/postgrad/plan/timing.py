@@ -133,6 +133,16 @@ def timing(
     )
 
 
+def _answered_rows(recipe: Recipe, geometry: BatchGeometry) -> int:
+    return ceil(recipe.own_answers * geometry.train_batch_size)
+
+
+def answered_tokens(recipe: Recipe, geometry: BatchGeometry) -> int:
+    """Most tokens of the answers that the policy gives in a step in place of the rows'."""
+    rollout = recipe.rollout_settings
+    return 0 if rollout is None else _answered_rows(recipe, geometry) * rollout.max_new_tokens
+
+
 def _answering(
     recipe: SFTRecipe,
     geometry: BatchGeometry,
@@ -144,7 +154,7 @@ def _answering(
     """Seconds of a publish and of the answers of the rows that the policy answers itself, each as
     long as may be.
     """
-    answered = ceil(recipe.own_answers * geometry.train_batch_size)
+    answered = _answered_rows(recipe, geometry)
     lengths = replace(lengths, answer=recipe.rollout.max_new_tokens)
     policy = ranks.roles[0]
     engine = EngineCosts.of(recipe, policy, ranks.sizes, lengths, costs, places)
