@@ -49,8 +49,8 @@ MEMORY_OF: Mapping[str, tuple[MemoryPhase, ...]] = {
 
 def phases_of(recipe: Recipe) -> Mapping[str, tuple[str, ...]]:
     """The timed phases of a run's step, and of which of the plan's each consists."""
-    answering = {"sample": ("sample",)} if recipe.own_answers else {}
-    return answering | _PHASE_OF[recipe.job]
+    phases = _PHASE_OF[recipe.job]
+    return {"sample": ("sample",), **phases} if recipe.own_answers else phases
 
 
 @dataclass(frozen=True, slots=True)
