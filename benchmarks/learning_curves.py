@@ -1,4 +1,4 @@
-"""Curves of real runs on the pages of docs/algorithms: a picture and a table each.
+"""Curves of real runs on pages of the documentation: a picture and a table each.
 
     for seed in 0 1 2; do
       postgrad train recipes/algorithms --seed $seed --run_dir runs/algorithms-$seed \
@@ -8,6 +8,7 @@
     postgrad train recipes/distill --seed 0 --run_dir runs/distill-0 --learner.threads 1
     postgrad train recipes/process_reward --seed 0 --run_dir runs/process_reward-0 \
       --learner.threads 1
+    postgrad train recipes/best_of_n --seed 0 --run_dir runs/best_of_n-0 --learner.threads 1
     postgrad train recipes/rlhf_tiny --seed 0 --run_dir runs/rlhf_tiny-0 --learner.threads 1 \
       --reward.eval.at_start true --reward.eval.every 50
     python -m benchmarks.learning_curves runs
@@ -45,7 +46,8 @@ class Figure:
     """One page's curve: `field` of the log (metrics.jsonl, eval.jsonl) of runs/RUN-SEED/STAGE.
 
     made_by: the command of seed 0. of: the evaluation set. since: the first step that
-    is shown; before it all pairs are ties where scores are against a reference.
+    is shown; before it all pairs are ties where scores are against a reference. folder: of the
+    page, in docs.
     """
 
     page: str
@@ -59,6 +61,12 @@ class Figure:
     of: str | None = None
     since: int = 0
     seeds: tuple[str, ...] = ("0", "1", "2")
+    folder: str = "algorithms"
+
+    @property
+    def picture(self) -> str:
+        """The link from the page to its picture."""
+        return f"{'../' if self.folder else ''}images/curves/{self.page}.svg"
 
 
 def _figures() -> list[Figure]:
@@ -70,6 +78,7 @@ def _figures() -> list[Figure]:
             "Held-out accuracy of sampled answers (temperature 1) on the quickstart's task, from "
             "the model that SFT made with the same seed.",
             f"{of_pipeline.format('algorithms')} {one_thread}", "algorithms", "accuracy", page,
+            seeds=ONE if page == "online_dpo" else ("0", "1", "2"),
         )
         for page in SAMPLED.split()
     ]  # fmt: skip
@@ -107,9 +116,17 @@ def _figures() -> list[Figure]:
             "rl", seeds=ONE,
         )
     ]  # fmt: skip
+    selected = Figure(
+        "generate", "held-out accuracy",
+        "Held-out accuracy of sampled answers (temperature 1) on the quickstart's task, of SFT on "
+        "the best of 8 answers that the model sampled to each of 3 000 problems "
+        "(`recipes/best_of_n`).",
+        f"{of_pipeline.format('best_of_n')} {one_thread}", "best_of_n", "accuracy", "best_of_n",
+        seeds=ONE, folder="",
+    )  # fmt: skip
     rlhf = f"{of_pipeline.format('rlhf_tiny')} {one_thread}"
     of_rlhf = _of_rlhf(f"{rlhf} --reward.eval.at_start true --reward.eval.every 50")
-    return [*sampled, *preferred, *taught, *by_step, *of_rlhf]
+    return [*sampled, *preferred, *taught, *by_step, selected, *of_rlhf]
 
 
 def _of_rlhf(made_by: str) -> list[Figure]:
@@ -186,7 +203,7 @@ def section(figure: Figure, curves: Curves, made: str) -> str:
     first, last = (f"{value:.3f}" for value in (_end(short, 0), _end(short, -1)))
     return (
         f"{HEADING}\n\n"
-        f"![{figure.title} by step: from {first} to {last}](../images/curves/{figure.page}.svg)\n\n"
+        f"![{figure.title} by step: from {first} to {last}]({figure.picture})\n\n"
         f"{figure.caption} {drawn}Made {made}{each} by\n\n"
         f"```sh\n{figure.made_by}\n```\n\n"
         f"{table(short)}\n{f'{chr(10)}{note.strip()}{chr(10)}' if note else ''}"
@@ -226,7 +243,8 @@ def main() -> None:
         drawn = {seed: binned(one, MOST_POINTS) for seed, one in curves.items()}
         (pictures / f"{figure.page}.svg").write_text(picture(drawn, figure.title), "utf-8")
         made = day_and_versions([paths[seed] for seed in figure.seeds])
-        write(options.docs / "algorithms" / f"{figure.page}.md", section(figure, curves, made))
+        page = options.docs / figure.folder / f"{figure.page}.md"
+        write(page, section(figure, curves, made))
         kept = {"title": figure.title, "made": made, "made_by": figure.made_by, "curves": curves}
         results = options.results / f"{figure.page}.json"
         results.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", "utf-8")
