@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from plan.test_cases import planned, rl
 from postgrad.plan.cards import total_bytes
+from postgrad.plan.change import long_as
 from postgrad.plan.held import PHASES
-from postgrad.plan.page import Page, long_as
+from postgrad.plan.page import Page
 from postgrad.plan.plan import Outlook, phase_seconds
 from postgrad.recipe.load import with_overrides
 from postgrad.recipe.recipe import Recipe
