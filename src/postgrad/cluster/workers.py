@@ -313,8 +313,8 @@ class _Worker:
                 f"{error.strerror}; start it in a folder that all machines share"
             ) from error
         _use_interface_of(address)
-        node, given = ray.get_runtime_context().get_node_id(), os.environ.get(VISIBLE, "")
-        return address, os.getpid(), node, stderr_file(), given
+        node, gpus = ray.get_runtime_context().get_node_id(), os.environ.get(VISIBLE, "")
+        return address, os.getpid(), node, stderr_file(), gpus
 
     def make(self, worker: str, arguments: list[Any]) -> None:
         with heavy_imports():  # the longest part of a start

@@ -7,7 +7,6 @@ from typing import Any
 from postgrad.plan.batches import batch_json, batch_rows
 from postgrad.plan.cards import CardGroup, card_numbers, total_bytes
 from postgrad.plan.change import Advice, digits, gigabytes, long_as
-from postgrad.plan.costs import HOST_MEMORY
 from postgrad.plan.engines import FULLEST, EnginePlaces, dealt
 from postgrad.plan.held import PHASES
 from postgrad.plan.lengths import RowLengths
@@ -226,11 +225,7 @@ class Page:
         if outlook.timing.publish and (way := _publish(outlook.timing.publish)):
             yield way
         if outlook.timing.on_host:
-            yield (
-                f"learner.offload: optimizers step in the host's memory, "
-                f"{digits(outlook.timing.on_host)} s of a step; estimated, with "
-                f"{HOST_MEMORY / 1e9:g} GB/s for each rank, which no vendor states"
-            )
+            yield outlook.timing.offload_note
         if note := _no_place(outlook):
             yield note
         if self.advice and not self.advice[-1].after.fits:

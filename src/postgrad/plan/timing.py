@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from postgrad.core.batch import BatchGeometry
-from postgrad.plan.costs import CostModel
+from postgrad.plan.costs import HOST_MEMORY, CostModel
 from postgrad.plan.engines import EnginePlaces
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.publishing import PlannedPublish, planned_publish
@@ -68,6 +68,14 @@ class Timing:
         if self.steps is None:
             return None
         return (self.steps * self.step_seconds + sum(self.once.values())) / 3600
+
+    @property
+    def offload_note(self) -> str:
+        """What a plan assumes of optimizers that step in the host's memory."""
+        return (
+            f"learner.offload: optimizers step in the host's memory, {self.on_host:.2f} s of a step; "
+            f"estimated, with {HOST_MEMORY / 1e9:g} GB/s for each rank, which no vendor states"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The value of "time" in plan.json: seconds, hours and device-hours."""

@@ -175,11 +175,11 @@ def _colocated(
             "each",
         )
     elif workers * each > ranks:
-        one = f"one on each {each} (workers = {ranks // each})" if each > 1 else "one on each"
+        most = f"one on each {each} (workers = {ranks // each})" if each > 1 else "one on each"
         yield (
             ("cluster", "rollout", "workers"),
             f'{workers} on the devices of {ranks} ranks (policy.colocate = "rollout"): at most '
-            f"{one}",
+            f"{most}",
         )
     keys = ("gpus", "cpus", "machines", "least")
     stated = [key for key in keys if rollout and getattr(rollout, key)]
