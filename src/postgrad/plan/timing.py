@@ -73,8 +73,9 @@ class Timing:
     def offload_note(self) -> str:
         """What a plan assumes of optimizers that step in the host's memory."""
         return (
-            f"learner.offload: optimizers step in the host's memory, {self.on_host:.2f} s of a step; "
-            f"estimated, with {HOST_MEMORY / 1e9:g} GB/s for each rank, which no vendor states"
+            f"learner.offload: optimizers step in the host's memory, {self.on_host:.2f} s of a "
+            f"step; estimated, with {HOST_MEMORY / 1e9:g} GB/s for each rank, "
+            "which no vendor states"
         )
 
     def to_json(self) -> dict[str, Any]:
