@@ -14,7 +14,7 @@ from postgrad.cluster.workers import Workers
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 SETTINGS = ClusterSettings(type="ray", start_seconds=600.0)
-WORKER = "helpers.rank_workers:Devices"
+WORKER = "helpers.seen_devices:Devices"
 
 
 @pytest.fixture(scope="module", autouse=True)

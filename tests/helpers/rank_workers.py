@@ -26,13 +26,6 @@ flight recorder dump signal from another rank via TCPStore.
 """
 
 
-class Devices:
-    """Says which GPUs its process sees."""
-
-    def devices(self) -> str:
-        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
-
-
 class Misbehaving:
     """Joins nobody. Its methods act on one rank; the others answer, or wait for ever."""
 
