@@ -65,7 +65,7 @@ def test_a_colocated_engine_over_two_gpus_has_those_of_two_ranks() -> None:
     assert place(found) == {"type": "ray", "policy": policy, "rollout": {"workers": 4}}
     assert found.recipe["rollout"]["vllm"]["tensor_parallel"] == 2
     assert missing(found) == set()
-    policy_ranks, engines = wants_of(parse_recipe(found.recipe), "cuda")
+    policy_ranks, engines = wants_of(parse_recipe(dict(found.recipe)), "cuda")
     assert (policy_ranks.processes, policy_ranks.together) == (8, 2)
     assert (engines.processes, engines.gpus, engines.inside) == (4, 2, "policy")
 
