@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from postgrad.core.errors import UsageError
-from postgrad.models.supported import require_supported
+from postgrad.models.supported import require_supported, require_text_model
 
 WIDTH, LAYERS, HEADS = 32, 2, 4
 SIZES: dict[str, Any] = {
@@ -135,6 +135,7 @@ def make_model(kind: str, tokenizer: Path, vocabulary: int, to: Path) -> Path:
     config.save_pretrained(to)
     try:
         require_supported(config, kind)
+        require_text_model(config, kind)
         with torch.device("meta"):
             size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
     except (UsageError, AttributeError):  # AttributeError: transformers cannot make it

@@ -37,8 +37,12 @@ ALLOWED = (
     "rollout.transport",
 )
 
-# Keys that a set takes from [data] where the file states none of its own: `recipe/resolve.py`.
-_OF_SET = re.compile(r"(?:eval|data)\.sets\.\d+\.(?P<key>.+)")
+# Keys that sections take from another where the file states none of its own: `recipe/resolve.py`.
+_TAKEN_OVER = {
+    re.compile(r"(?:eval|data)\.sets\.\d+\.(?P<key>.+)"): "data",
+    re.compile(r"critic\.learner\.(?P<key>.+)"): "learner",
+    re.compile(r"(?:reference|critic|reward_model|teacher)\.model\.(?P<key>.+)"): "model",
+}
 _LONGEST = 72  # characters of a value in a message
 
 
@@ -66,8 +70,8 @@ def compare(
 ) -> list[str]:
     """The keys that changed; UsageError for each that may not, unless it is in `allowed`.
 
-    allowed: the keys of --allow-change; a key allows everything below it, and what sets take over
-    from it. ways_out: what else the command lets a person do, for the message.
+    allowed: the keys of --allow-change; a key allows everything below it, and what other
+    sections take over from it. ways_out: what else the command lets a person do, for the message.
     """
     old, new = before.dump(), after.dump()
     changed = list(differences(old, new))
@@ -80,7 +84,7 @@ def compare(
     )
     if refused:
         lines = [
-            f"  {key}: {_brief(_value(old, key))} there, {_brief(_value(new, key))} here"
+            f"  {key}: {_brief(value_at(old, key))} there, {_brief(value_at(new, key))} here"
             for key in refused
         ]
         raise UsageError(
@@ -95,7 +99,19 @@ def compare(
 def changes(before: Recipe, after: Recipe, keys: Sequence[str]) -> dict[str, tuple[Any, Any]]:
     """(value before, value after) of each of the dotted `keys`."""
     old, new = before.dump(), after.dump()
-    return {key: (_value(old, key), _value(new, key)) for key in keys}
+    return {key: (value_at(old, key), value_at(new, key)) for key in keys}
+
+
+def value_at(recipe: dict[str, Any], key: str) -> Any:
+    """The value of a dotted key of `differences`, None where it is not there."""
+    node: Any = recipe
+    for part in key.split("."):
+        if isinstance(node, list):
+            entries = cast(list[Any], node)
+            node = entries[int(part)] if part.isdecimal() and int(part) < len(entries) else None
+        else:
+            node = cast(dict[str, Any], node).get(part) if isinstance(node, dict) else None
+    return node
 
 
 def recipe_hash(recipe: Recipe) -> str:
@@ -109,13 +125,15 @@ def covers(allowed: str, key: str) -> bool:
 
 
 def _stated(key: str, changed: Sequence[str], old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The key of [data] from which a set has taken over this change, else the key itself."""
-    if (of_set := _OF_SET.fullmatch(key)) is None:
-        return key
-    name = "name" if of_set["key"] == "subset" else of_set["key"]
-    source = f"data.{name}"
-    values = [(_value(old, place), _value(new, place)) for place in (key, source)]
-    return source if source in changed and values[0] == values[1] else key
+    """The key from which this one's section has taken over the change, else the key itself."""
+    for section, above in _TAKEN_OVER.items():
+        if taken := section.fullmatch(key):
+            name = "name" if taken["key"] == "subset" else taken["key"]
+            source = f"{above}.{name}"
+            values = [(value_at(old, place), value_at(new, place)) for place in (key, source)]
+            if source in changed and values[0] == values[1]:
+                return source
+    return key
 
 
 def _brief(value: Any) -> str:
@@ -127,13 +145,3 @@ def _are_tables(value: Any) -> TypeGuard[list[dict[str, Any]]]:
     return isinstance(value, list) and all(
         isinstance(entry, dict) for entry in cast(list[Any], value)
     )
-
-
-def _value(recipe: dict[str, Any], key: str) -> Any:
-    node: Any = recipe
-    for part in key.split("."):
-        if isinstance(node, list):
-            node = cast(list[Any], node)[int(part)] if part.isdecimal() else None
-        else:
-            node = cast(dict[str, Any], node).get(part) if isinstance(node, dict) else None
-    return node
