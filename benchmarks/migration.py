@@ -13,7 +13,7 @@ with --command N. Each flag that a translated command states counts once:
 - lost: the translation names it, with the reason;
 - unknown: the translation names it as an option that it does not know. The goal is none.
 
-Commands without a recipe are counted by their reason: images (not supported yet), another job (the
+Commands without a recipe are counted by their reason: images (not translated), another job (the
 translation says what stands for it here), unreadable. "incomplete" are recipes that do not load
 before a person adds what the command does not say.
 """

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from benchmarks.gpu.session import PARTS, Result
-from benchmarks.gpu.work import FULL, JOBS, LOADS, SMALL, step_name
+from benchmarks.gpu.work import FULL, JOBS, LOADS, SMALL, WAYS, step_name, way_name
 
 CHECK = "passes"  # the form, and the goal, of figures that are yes or no
 Read = Callable[[Result], float]
@@ -164,6 +164,9 @@ def _steps(small: bool) -> Iterator[Figure]:
             yield Figure(f"GRPO 1.5B {name}: {part}, s", "step", name, phase(part), "{:.2f}")
         yield Figure(f"GRPO 1.5B {name}: times as fast as TRL", "step", f"{name} trl", ratio,
                      "{:.2f}", least=3)  # fmt: skip
+    for way in WAYS:
+        yield Figure(f"weights to an engine by {way}: s per GB", "step", way_name(way),
+                     key("seconds_per_gb"), "{:.3f}")  # fmt: skip
 
 
 def outcomes(results: Mapping[str, Any]) -> list[Outcome]:

@@ -25,7 +25,9 @@ TEXT = (
     what checkpointing computes again, against the dense bfloat16 peak of the data sheet.
     Decoding is held to the bytes of weights and cache that a step has to read, at the measured rate
     of a copy. GRPO steps have GSM8K's shape: prompts of 44 to 156 tokens, 100 on average, answers
-    of at most 300, 146 on average; beside TRL all answers have 300.
+    of at most 300, 146 on average; beside TRL all answers have 300. Weights of 2 GB are sent to
+    another process as they are to an engine, with their checksums and the copy into its own; NCCL
+    needs two cards.
     """,
 )
 

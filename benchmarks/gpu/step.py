@@ -6,7 +6,8 @@ from typing import Any
 from benchmarks.gpu.peers import against, require
 from benchmarks.gpu.session import Case, Result, Session
 from benchmarks.gpu.training_runs import grpo, run_recipe
-from benchmarks.gpu.work import step_name
+from benchmarks.gpu.transports import sent
+from benchmarks.gpu.work import WAYS, step_name, way_name
 from benchmarks.gpu.workload import model_of, question_lengths, sizes_of, write_questions
 
 MODEL = "1.5B"
@@ -19,12 +20,14 @@ def run_name(prompts: int, samples: int) -> str:
 
 
 def cases(session: Session) -> Iterator[Case]:
-    """Both steps, then beside TRL."""
+    """Both steps, the ways of weights to an engine, then beside TRL."""
     sizes = sizes_of(session)
     few, many = sizes.prompts
     n = sizes.samples
     yield Case(step_name(few, n), 60, lambda: stepped(session, few, STEPS[0]))
     yield Case(step_name(many, n), 65, lambda: stepped(session, many, STEPS[1]))
+    for way in WAYS:
+        yield Case(way_name(way), 10, lambda way=way: sent(session, way))
     for prompts in (few, many):
         name = f"{step_name(prompts, n)} trl"
         yield Case(name, 150, lambda prompts=prompts: beside_trl(session, prompts))

@@ -107,6 +107,19 @@ LOADS = (  # the first has the goal: nothing is shared, so that every byte count
 )
 
 
+WAYS = ("memory", "ipc", "nccl", "gloo")  # of weights to an engine's process
+
+
+def sent_bytes(small: bool) -> int:
+    """Bytes of weights that are sent."""
+    return 1 << 20 if small else 1 << 31
+
+
+def way_name(way: str) -> str:
+    """Of its case."""
+    return f"weights by {way}"
+
+
 def step_name(prompts: int, samples: int) -> str:
     """ "16 x 8"."""
     return f"{prompts} x {samples}"

@@ -360,7 +360,10 @@ def test_the_limit_of_decoding_reads_each_byte_once(tmp_path: Path) -> None:
 # The whole command
 
 OPTIONAL = {"vllm", "2 x 4 trl", "4 x 4 trl"}
-NOT_HERE = {"flex attention is tree attention", "graphs are eager decoding", "tests/gpu"}
+NOT_HERE = {
+    "flex attention is tree attention", "graphs are eager decoding", "tests/gpu", "weights by ipc",
+    "weights by nccl",
+}  # fmt: skip
 SHUT_OUT = """
 import importlib.util, sys
 
@@ -411,6 +414,7 @@ def test_a_dry_run_comes_to_its_end_without_what_it_does_not_need(tmp_path: Path
     assert cases["SFT of the quickstart"]["passed"]
     assert 0 < cases["reward rises in 20 steps"]["last_reward"] < 2
     assert cases["1.5B 4k"]["mfu"] > 0
+    assert cases["weights by memory"]["bytes"] == cases["weights by gloo"]["bytes"] == 1 << 20
     assert (to / "hardware.toml").exists()
     assert (to / "calibration.toml").exists()
     assert "failed: 0" in done.stdout

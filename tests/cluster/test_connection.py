@@ -70,34 +70,61 @@ def test_auto_means_the_address_in_the_environment(monkeypatch: pytest.MonkeyPat
         start("auto")
 
 
-def test_a_rank_and_the_worker_beside_it_have_half_of_a_device_each(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+Bundles = list[dict[str, float]]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Bundles]:
+    """The bundles of each placement group, on a cluster that has room for anything."""
     import ray
 
-    asked: list[list[dict[str, float]]] = []
+    asked: list[Bundles] = []
 
     class Group:
         def wait(self, seconds: float) -> bool:
             return True
 
-    def placement_group(bundles: list[dict[str, float]], strategy: str) -> Group:
+    def placement_group(bundles: Bundles, strategy: str) -> Group:
         asked.append(bundles)
         return Group()
 
-    placed = {"policy": ["10.0.0.1", "10.0.0.1"]}
+    placed = {"policy": [None] * 4}
     monkeypatch.setattr(ray.util, "placement_group", placement_group)
     monkeypatch.setattr(connection, "_assigned", lambda *arguments: placed)
-    ranks = RoleRequest("policy", "learner.ranks = 2", 2, gpus=1, cpus=1)
-    engines = RoleRequest("rollout", "policy.colocate", 2, gpus=1, inside="policy")
+    return asked
+
+
+def test_a_rank_and_the_worker_beside_it_have_half_of_a_device_each(asked: list[Bundles]) -> None:
+    ranks = RoleRequest("policy", "learner.ranks = 4", 4, gpus=1, cpus=1)
+    engines = RoleRequest("rollout", "policy.colocate", 4, gpus=1, inside="policy")
     reservation = Reservation([ranks, engines], 1.0)
-    ((first, second),) = asked
+    ((first, second, *_),) = asked
     assert first["GPU"] == second["GPU"] == 1
     for number in (0, 1):
         both = [reservation.options(role, number) for role in ("policy", "rollout")]
         assert [options["num_gpus"] for options in both] == [0.5, 0.5]
         places = {options["scheduling_strategy"].placement_group_bundle_index for options in both}
         assert places == {number}
+        assert reservation.devices("rollout", number) is None  # Ray says
+
+
+def test_an_engine_over_two_devices_works_on_those_of_two_ranks(asked: list[Bundles]) -> None:
+    ranks = RoleRequest("policy", "learner.ranks = 4", 4, gpus=1, cpus=3, together=2)
+    engines = RoleRequest("rollout", "workers = 2", 2, gpus=2, inside="policy")
+    reservation = Reservation([ranks, engines], 1.0)
+    assert asked == [[{"GPU": 2.0, "CPU": 6.0}, {"GPU": 2.0, "CPU": 6.0}]]
+    place = lambda role, n: (  # noqa: E731
+        reservation.options(role, n)["scheduling_strategy"].placement_group_bundle_index,
+        reservation.options(role, n)["num_gpus"],
+    )
+    assert [place("policy", n) for n in range(4)] == [(0, 1), (0, 1), (1, 1), (1, 1)]
+    assert [place("rollout", n) for n in range(2)] == [(0, 0), (1, 0)]
+    reservation.note_devices("policy", ["3", "1", "GPU-a", "0"])
+    assert [reservation.devices("rollout", n) for n in range(2)] == ["3,1", "GPU-a,0"]
+    assert reservation.devices("policy", 0) is None
+    reservation.note_devices("policy", ["3", "1", "", ""])
+    with pytest.raises(RunError, match=r"Ray set no CUDA_VISIBLE_DEVICES .* rollout 1 shares"):
+        reservation.devices("rollout", 1)
 
 
 class Cluster:

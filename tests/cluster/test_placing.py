@@ -92,6 +92,17 @@ def test_roles_that_share_devices_are_side_by_side() -> None:
     assert found["rollout"] == found["policy"][:2]
 
 
+def test_ranks_whose_devices_one_engine_has_are_on_one_machine() -> None:
+    odd = [Node("10.0.0.1", 3, 16), Node("10.0.0.2", 7, 16)]
+    both = RoleRequest("rollout", "cluster.rollout.workers = 4", 4, gpus=2, inside="policy")
+    found = assign([ranks(8, gpus=1, together=2), both], odd)
+    assert found["policy"] == ["10.0.0.2"] * 6 + ["10.0.0.1"] * 2
+    assert found["rollout"] == ["10.0.0.2"] * 3 + ["10.0.0.1"]
+    assert assign([ranks(10, gpus=1)], odd)["policy"].count("10.0.0.1") == 3
+    with pytest.raises(UsageError, match=r"each 2 of them on one machine, and .*room for 2; .*6"):
+        assign([ranks(10, gpus=1, together=2)], odd)
+
+
 def test_the_error_says_what_each_machine_has() -> None:
     with pytest.raises(UsageError) as told:
         assign([ranks(8, gpus=1, cpus=8)], TWO)

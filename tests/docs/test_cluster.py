@@ -24,6 +24,7 @@ from postgrad.cluster.settings import (
 )
 from postgrad.fleet.ranked import wants_of
 from postgrad.observe.console import Console
+from postgrad.plan.change import digits
 from postgrad.plan.planner import plan
 from postgrad.recipe.load import load_recipe, parse_recipe
 
@@ -98,6 +99,38 @@ LAYOUTS = [
 ]
 
 
+PLANNING = (ROOT / "docs" / "planning.md").read_text("utf-8")
+
+
+def cells(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+
+
+EXAMPLES = cells(PLANNING.partition("| layout | GB at the peak |")[2].partition("\n\n")[0])[2:]
+
+
+def example_of(report: dict[str, Any]) -> list[str]:
+    """The figures of a plan as docs/planning.md shows them."""
+    cards, time = report["cards"], report["time"]
+    peaks = "; ".join(f"{g['cards']}: {g['peak_bytes'] / 1e9:.1f}" for g in cards)
+    seconds = sum(time["step_seconds"].values())
+    figures = [digits(value) for value in (seconds, report["hours"], time["device_hours"])]
+    return [f"{peaks} of {cards[0]['capacity_bytes'] / 1e9:.1f}", *figures]
+
+
+def test_every_layout_is_a_worked_example() -> None:
+    assert [row[0].split(":")[0] for row in EXAMPLES] == [one.words[4] for one in LAYOUTS]
+
+
+def require_cards_as_drawn(report: dict[str, Any]) -> None:
+    """docs/planning.md draws the cards of the first layout."""
+    drawn = PLANNING.partition("cards, GB of 84.9 on each")[2].partition("```")[0]
+    policy, engine, total = (re.findall(r"\d+\.\d", line) for line in drawn.splitlines()[4:7])
+    for group, figures in zip(report["cards"], (policy, engine), strict=True):
+        assert [f"{count / 1e9:.1f}" for count in group["phases"].values()] == figures[:5]
+    assert [f"{count / 1e9:.1f}" for count in report["cards_bytes"].values()] == total
+
+
 @pytest.mark.parametrize("shown", LAYOUTS, ids=lambda one: one.words[4])
 def test_the_layouts_of_the_page_fit_and_use_every_card(
     shown: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -109,6 +142,12 @@ def test_the_layouts_of_the_page_fit_and_use_every_card(
     assert report["devices"] == report["hardware"]["count"]
     assert report["hours"] > 0
     assert sum(card["count"] for card in report["cards"]) == report["devices"]
+    place = LAYOUTS.index(shown)
+    assert example_of(report) == EXAMPLES[place][1:]
+    if place == 0:
+        require_cards_as_drawn(report)
+        assert "790 of the 846 s of a step" in report["summary"][0]  # as docs/cluster.md says
+        assert "a step 846 -> 211 s" in report["advice"][0]["effect"]
     overrides = [word for word in shown.words[3:] if word not in ("--search", "--json")]
     for flag in ("--hardware", "--rows"):
         if flag in overrides:
@@ -119,11 +158,11 @@ def test_the_layouts_of_the_page_fit_and_use_every_card(
     assert cards == report["devices"]
 
 
-def test_the_page_shows_the_seven_layouts_of_which_people_ask() -> None:
+def test_the_page_shows_the_layouts_of_which_people_ask() -> None:
     hardware = [one.words[4] for one in LAYOUTS]
     assert hardware == [
-        "8xH100", "3xRTX-4090", "6xRTX-4090", "2xA100-40G", "8xA100-80G", "16xH100", "64xH100",
-        "64xH100",
+        "8xH100", "3xRTX-4090", "6xRTX-4090", "2xA100-40G", "8xA100-80G", "8xA100-80G", "16xH100",
+        "64xH100", "64xH100", "16xH100",
     ]  # fmt: skip
 
 

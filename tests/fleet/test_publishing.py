@@ -7,10 +7,10 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,12 +21,13 @@ from hypothesis import strategies as st
 from contracts.conftest import small_model, small_tokenizer
 from helpers import dying_publish
 from helpers.dying_publish import digest
+from helpers.fake_cuda import FakeCuda
 from helpers.fake_ranks import FakeLogs, FakeSite, SendingRanks
 from postgrad.cluster import connection
 from postgrad.core.errors import RunError, WorkerLost
 from postgrad.core.process import Handle
 from postgrad.fleet import members, ranked, sending
-from postgrad.fleet.publishing import RankPublisher
+from postgrad.fleet.publishing import RankPublisher, parcel_of
 from postgrad.fleet.ranked import ClusterSession, RankedFleet
 from postgrad.fleet.receiving import WorkerWeights
 from postgrad.fleet.remote import RankedWeights
@@ -35,7 +36,9 @@ from postgrad.observe.console import Console
 from postgrad.rollout.engine import WeightHandover
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.transport import memory
-from postgrad.rollout.transport.route import Place
+from postgrad.rollout.transport.ipc import Driver, IpcCarrier, IpcFetcher
+from postgrad.rollout.transport.parcel import Parcel, Receiver
+from postgrad.rollout.transport.route import Place, choose
 
 CPU = torch.device("cpu")
 
@@ -187,6 +190,46 @@ def test_an_engine_on_another_machine_gets_them_over_gloo_beside_one_that_maps_m
         "publish/by_gloo",
     }
     assert engines[0].bits() == engines[1].bits() == EXPECTED
+
+
+class Rank:
+    """`Ranks` of which one is here."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def gathered(self, value: Any) -> list[Any]:
+        return [value]
+
+
+def test_an_engine_over_two_cards_takes_on_each_the_payload_of_the_rank_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = FakeCuda()
+    senders = {card: RankSender(cast(Any, Rank(rank))) for rank, card in enumerate("abc")}
+    route = choose("auto", [there(card) for card in "abc"], [there("c"), there("b")])
+    assert (route.way, route.sender, route.beside) == ("ipc", 2, (1,))
+    parcels: list[Any] = []
+    for card, sender in senders.items():
+        carrier = IpcCarrier(CPU, card, Driver(cuda))
+        monkeypatch.setattr(sending, "carrier_of", lambda *way, carrier=carrier: carrier)
+        sender.open(weights(), "bfloat16", [(0, asdict(route))])
+        parcels += sender.next()
+    assert parcels[0] is None  # on whose card there is no engine
+    parcel = Parcel.from_json(parcel_of(parcels, route))
+    assert parcel.where["handles"].keys() == {"b", "c"}
+    assert len(set(parcel.where["handles"].values())) == 2
+    for card in "bc":
+        receiver = Receiver({"ipc": IpcFetcher(CPU, card, Driver(cuda))})
+        arrived = dict(receiver.take(parcel))
+        assert all(torch.equal(arrived[name], w.bfloat16()) for name, w in weights())
+    manifests = [manifest for sender in senders.values() for manifest in sender.end()]
+    assert manifests[1] == manifests[2]
+    assert not cuda.memory
+
+
+def there(card: str) -> Place:
+    return Place("here", card, "2.13.0", "2.29.1", True)
 
 
 def test_another_torch_on_another_machine_is_an_error_before_anything_is_sent() -> None:

@@ -27,6 +27,7 @@ def recipe(cluster: dict[str, Any], rollout: dict[str, Any]) -> Any:
         ({"rollout": {"workers": 2}}, {}, [1, 1], [0, 0]),
         ({"rollout": {"workers": 2}}, VLLM, [1, 4], [0, 0]),
         ({"policy": {"colocate": "rollout"}}, {"type": "vllm"}, [1, 1], [0, 0]),
+        ({"policy": {"colocate": "rollout"}, "rollout": {"workers": 1}}, VLLM, [1, 4], [0, 0]),
     ],
 )
 def test_every_process_gets_the_gpus_that_it_works_on(
@@ -44,7 +45,6 @@ def test_every_process_gets_the_gpus_that_it_works_on(
         ({"policy": {"gpus": 0}}, {}, "cuda", "4 processes that work on 1 GPUs each need 4"),
         ({"rollout": {"gpus": 0}}, {}, "cuda", "1 processes that work on 1 GPUs each need 1"),
         ({"rollout": {"gpus": 2}}, VLLM, "cuda", "1 processes that work on 4 GPUs each need 4"),
-        ({"policy": {"colocate": "rollout"}}, VLLM, "cuda", r"rollout\.vllm wants 4"),
         ({}, {}, "cuda", r"has no place\. .*policy\.colocate rollout\), .*workers 1\)$"),
         ({"policy": {"gpus": 4}}, {"type": "vllm"}, "cuda", "the rollout engine has no place"),
     ],
@@ -75,6 +75,22 @@ def test_roles_with_processes_of_their_own_ask_for_gpus_of_their_own() -> None:
         ("rollout", 1, 1),
     ]
     assert wants[1].key == "cluster.critic.ranks = 2"
+
+
+def test_ranks_whose_gpus_an_engine_has_together_are_neighbours() -> None:
+    shared = {"policy": {"colocate": "rollout"}, "rollout": {"workers": 2}}
+    loaded = recipe(shared, {"type": "vllm", "vllm": {"tensor_parallel": 2}})
+    ranks, engines = wants_of(loaded, "cuda")
+    assert (ranks.processes, ranks.gpus, ranks.together) == (4, 1, 2)
+    assert (engines.processes, engines.gpus, engines.inside, engines.together) == (
+        2,
+        2,
+        "policy",
+        1,
+    )
+    assert [one.together for one in wants_of(loaded, "cpu")] == [1, 1]
+    apart = recipe({"rollout": {"workers": 2}}, VLLM)
+    assert [one.together for one in wants_of(apart, "cuda")] == [1, 1]
 
 
 def test_engines_that_come_later_are_no_condition_of_the_start() -> None:

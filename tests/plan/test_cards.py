@@ -3,15 +3,18 @@
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plan.test_cases import planned, rl
+from postgrad.models.known_shapes import shape_of_model
+from postgrad.plan.advice import advise
 from postgrad.plan.cards import total_bytes
+from postgrad.plan.change import long_as
+from postgrad.plan.hardware import parse_hardware
 from postgrad.plan.held import PHASES
-from postgrad.plan.page import Page, long_as
-from postgrad.plan.plan import Outlook, phase_seconds
+from postgrad.plan.page import Page
+from postgrad.plan.plan import Facts, Outlook, outlook, phase_seconds
 from postgrad.recipe.load import with_overrides
 from postgrad.recipe.recipe import Recipe
 
@@ -127,14 +130,45 @@ def test_engines_and_ranks_that_are_more_than_the_devices_are_counted_together()
     assert "8 ranks and 2 for engines are 10 devices" in Page(found, ()).verdict()
 
 
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        (["--cluster.policy.colocate", "rollout"], "shares the one card of a rank"),
-        (["--cluster.rollout", "{ workers = 2, gpus = 2 }"], "work on 2 cards each need 4"),
-    ],
-)
-def test_a_placement_that_a_run_refuses_does_not_fit(flags: list[str], reason: str) -> None:
+def test_engines_over_two_cards_share_those_of_two_ranks() -> None:
+    """Each card has half of an engine's weights, within vLLM's share of it."""
+    recipe = rl("Qwen/Qwen2.5-7B", 2048, 8, "zero2")
+    flags = ["--cluster.policy.colocate", "rollout", "--rollout.type", "vllm"]
+    flags += ["--rollout.vllm.tensor_parallel", "2", "--cluster.rollout.workers"]
+    some, every = (planned(with_overrides(recipe, [*flags, n]), "8xH100") for n in ("3", "4"))
+    assert [(group.numbers, group.roles) for group in some.cards] == [
+        ("0-5", ("policy", "3 vLLM engines of 2 cards")),
+        ("6-7", ("policy",)),
+    ]
+    (group,) = every.cards
+    assert every.fits
+    assert (group.numbers, group.roles) == ("0-7", ("policy", "4 vLLM engines of 2 cards"))
+    share = int(0.5 * 84_943_715_696)
+    assert lines(every, 0)["engine", "share of vLLM"] == {"rollout": share, "save": share}
+    assert every.timing.publish is not None
+    assert every.timing.publish.way == "ipc"  # from the rank of each card
+    alone = planned(with_overrides(recipe, flags[:4]), "8xH100")
+    tokens = [of.sizes.engine.cache_tokens for of in (alone, every) if of.sizes.engine]
+    assert tokens[1] > 2 * tokens[0]  # half of the weights leave more than twice the room
+
+
+def test_weights_that_no_card_holds_are_divided_over_the_cards_of_several_ranks() -> None:
+    """141 GB of weights over four cards are 35 GB, under half of 84.9."""
+    recipe = rl("meta-llama/Llama-3.1-70B", 2048, 16, "zero3", lora=True)
+    flags = ["--cluster.policy.colocate", "rollout", "--rollout.type", "vllm"]
+    facts = Facts(shape_of_model, parse_hardware("16xH100"))
+    start = outlook(with_overrides(recipe, flags), facts)
+    assert not start.fits
+    after = advise(start, facts)[-1].after
+    assert after.fits
+    assert after.places.each == 4
+    assert (after.places.engines, after.places.own_cards) == (4, 0)
+    assert after.recipe.cluster.rollout is not None
+    assert after.recipe.cluster.rollout.workers == 4
+
+
+def test_a_placement_that_a_run_refuses_does_not_fit() -> None:
+    flags, reason = ["--cluster.rollout", "{ workers = 2, gpus = 2 }"], "on 2 cards each need 4"
     recipe = rl("Qwen/Qwen2.5-0.5B", 2048, 4, "zero1")
     more = ["--rollout.type", "vllm", "--rollout.vllm.tensor_parallel", "2"]
     found = planned(with_overrides(recipe, [*flags, *more]), "8xH100")

@@ -36,11 +36,13 @@ def test_cards_move_one_by_one_from_learner_to_engines() -> None:
     assert splits_of(recipe, 1) == {(1, 0, False)}
 
 
-def test_an_engine_of_four_cards_takes_them_together_and_shares_none() -> None:
+def test_an_engine_of_four_cards_takes_them_together() -> None:
     recipe = with_overrides(
         rl("Qwen/Qwen2.5-0.5B", 1024), [*VLLM, "--rollout.vllm.tensor_parallel", "4"]
     )
-    assert splits_of(recipe, 16) == {(12, 1, False), (8, 2, False), (4, 3, False)}
+    apart = {(12, 1, False), (8, 2, False), (4, 3, False)}
+    assert splits_of(recipe, 16) == apart | {(16, 4, True)}
+    assert splits_of(recipe, 15) == {(11, 1, False), (7, 2, False), (3, 3, False)}
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,32 @@ def test_an_impossible_placement_is_an_error_of_the_recipe(
         parse(cluster, {**RL, "learner": {"ranks": 1 if cluster.get("type") == "local" else 4}})
 
 
+@pytest.mark.parametrize(
+    ("ranks", "policy", "workers", "told"),
+    [
+        (4, {}, None, r"workers: 4 on the devices of 4 .*one on each 2 \(workers = 2\)$"),
+        (4, {}, 3, r"workers: 3 on the devices of 4 ranks"),
+        (
+            5,
+            {},
+            2,
+            r"learner\.ranks: 5 on 1 machines: engines of 2 devices .*a multiple of 2 on each$",
+        ),
+        (6, {"machines": 2}, 2, r"learner\.ranks: 6 on 2 machines"),
+    ],
+)
+def test_engines_that_the_ranks_do_not_divide_into_are_an_error_of_the_recipe(
+    ranks: int, policy: dict[str, Any], workers: int | None, told: str
+) -> None:
+    table = {**RL, "learner": {"ranks": ranks}}
+    vllm = {"type": "vllm", "vllm": {"tensor_parallel": 2}}
+    cluster = {"policy": {"colocate": "rollout", **policy}, "rollout": {"workers": workers}}
+    with pytest.raises(UsageError, match=told):
+        parse(cluster, {**table, "rollout": vllm})
+    fewer = {**cluster, "rollout": {"workers": 2}, "policy": {"colocate": "rollout"}}
+    assert parse(fewer, {**table, "learner": {"ranks": 4}, "rollout": vllm}).cluster.engines(4) == 2
+
+
 @pytest.mark.parametrize("cluster", [{"rollout": {}}, {"policy": {"colocate": "rollout"}}])
 def test_a_job_that_samples_nothing_places_no_engine(cluster: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r'job = "reward" samples nothing'):

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from postgrad.fleet.ranked import wants_of
+from postgrad.recipe.load import parse_recipe
 from postgrad.translate.translate import Translation, translate
 
 PPO = "--actor.model_name_or_path m --data.prompt_dataset d --data.input_key q"
@@ -54,17 +56,34 @@ def test_engines_that_share_the_policys_gpus_are_colocated_here() -> None:
     assert missing(found) == set()
 
 
-def test_a_colocated_engine_over_two_gpus_becomes_two_and_that_is_told() -> None:
+def test_a_colocated_engine_over_two_gpus_has_those_of_two_ranks() -> None:
     found = openrlhf(
         "--actor.num_gpus_per_node 8 --vllm.num_engines 4 --vllm.tensor_parallel_size 2 "
-        "--train.colocate_all"
+        "--train.colocate_all --train.batch_size 128"
     )
-    assert place(found) == {"type": "ray", "policy": {"colocate": "rollout"}}  # one on each of 8
+    policy = {"colocate": "rollout"}
+    assert place(found) == {"type": "ray", "policy": policy, "rollout": {"workers": 4}}
+    assert found.recipe["rollout"]["vllm"]["tensor_parallel"] == 2
+    assert missing(found) == set()
+    policy_ranks, engines = wants_of(parse_recipe(dict(found.recipe)), "cuda")
+    assert (policy_ranks.processes, policy_ranks.together) == (8, 2)
+    assert (engines.processes, engines.gpus, engines.inside) == (4, 2, "policy")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "told"),
+    [("3", "3 ranks of a machine do not divide into 2"), ("1", "one rank has one device")],
+)
+def test_a_colocated_engine_that_ranks_do_not_divide_into_is_told(gpus: str, told: str) -> None:
+    found = openrlhf(
+        f"--actor.num_gpus_per_node {gpus} --vllm.num_engines 1 --vllm.tensor_parallel_size 2 "
+        "--train.colocate_all --train.batch_size 96 --rollout.batch_size 96"
+    )
     assert "tensor_parallel" not in found.recipe["rollout"]["vllm"]
     (loss,) = found.draft.missing
     assert (loss.name, loss.value) == ("vllm.tensor_parallel_size", 2)
-    assert "2 times the memory" in loss.why
-    assert "need devices of their own (cluster.rollout)" in loss.why
+    assert loss.why.startswith(told)
+    assert "each device has an engine with all weights" in loss.why
 
 
 def test_the_backend_of_weights_is_not_needed_because_the_way_is_chosen_by_place() -> None:

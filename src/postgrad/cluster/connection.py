@@ -25,6 +25,7 @@ WAYS_OUT = (
     "machine"
 )
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # empty: the user wants a run on CPUs
 MARK = 0.0001  # the least that Ray counts: a bundle cannot be empty
 LOOK_SECONDS = 1.0
 
@@ -157,13 +158,22 @@ class Reservation:
         bundles: list[dict[str, float]] = []
         separate = [request for request in requests if request.inside is None]
         for request in separate:
-            first = len(bundles)
-            self._bundles[request.role] = list(range(first, first + request.first))
-            bundles += [_bundle(request, address) for address in addresses[request.role]]
+            first, together = len(bundles), request.together
+            places = range(request.first)
+            self._bundles[request.role] = [first + number // together for number in places]
+            bundles += [_bundle(request, at) for at in addresses[request.role][::together]]
+        self._hosts: dict[str, str] = {}  # of roles that have no GPU of their own to be given
+        self._visible: dict[str, list[str]] = {}  # by role, what Ray gave each process
         for request in requests:
             if request.inside is not None:
-                self._bundles[request.role] = self._bundles[request.inside][: request.processes]
-                self._shares[request.role] = self._shares[request.inside] = 0.5
+                each = max(1, request.gpus)
+                there = self._bundles[request.inside][::each]
+                self._bundles[request.role] = there[: request.processes]
+                if each == 1:
+                    self._shares[request.role] = self._shares[request.inside] = 0.5
+                else:  # Ray gives whole GPUs to one process each: the ranks have them
+                    self._shares[request.role] = 0.0
+                    self._hosts[request.role] = request.inside
         self._gpus = {request.role: request.gpus for request in requests}
         self._cpus = {request.role: request.cpus for request in separate}
         self._group: Any = ray.util.placement_group(bundles, strategy="PACK")
@@ -192,6 +202,25 @@ class Reservation:
                 group, placement_group_bundle_index=bundle
             ),
         }
+
+    def note_devices(self, role: str, visible: Sequence[str]) -> None:
+        """Takes note of the GPUs that Ray gave the processes of a role, as CUDA_VISIBLE_DEVICES."""
+        self._visible[role] = list(visible)
+
+    def devices(self, role: str, number: int) -> str | None:
+        """CUDA_VISIBLE_DEVICES of a process that works on the GPUs of several others, which have
+        started; None where Ray gives it what it works on. Raises RunError where Ray gave them none.
+        """
+        if (host := self._hosts.get(role)) is None:
+            return None
+        each = self._gpus[role]
+        visible = self._visible[host][number * each : (number + 1) * each]
+        if not all(visible):
+            raise RunError(
+                f"cluster.{host}.colocate: Ray set no CUDA_VISIBLE_DEVICES for the processes whose "
+                f"GPUs {role} {number} shares: give engines GPUs of their own (cluster.rollout)"
+            )
+        return ",".join(visible)
 
     def stands(self) -> bool:
         """Whether every place that the run cannot do without is on a machine that is up."""
@@ -271,8 +300,11 @@ def _assigned(
 
 
 def _bundle(request: RoleRequest, address: str | None) -> dict[str, float]:
-    """The resources that Ray keeps for one process, by Ray's names. address: of its machine."""
-    resources = {"GPU": float(request.gpus), "CPU": float(request.cpus)}
+    """The resources that Ray keeps for one process, or for those that belong together, by Ray's
+    names. address: of its machine.
+    """
+    count = request.together
+    resources = {"GPU": float(request.gpus * count), "CPU": float(request.cpus * count)}
     if address is not None:
         resources[f"node:{address}"] = MARK
     resources = {name: amount for name, amount in resources.items() if amount}

@@ -29,6 +29,7 @@ class RoleRequest:
     machines: int = 0  # how many machines they are spread over, evenly; 0: as few as have room
     inside: str | None = None  # the role whose processes they share machines and GPUs with
     later: int = 0  # how many of the processes, the last ones, may come after the others
+    together: int = 1  # neighbours that are on one machine: an engine works on the GPUs of them all
 
     @property
     def first(self) -> int:
@@ -45,16 +46,17 @@ def role_request(
     inside: str | None = None,
     least: int = 1,
     later: int = 0,
+    together: int = 1,
 ) -> RoleRequest:
     """The request of a role with that placement.
 
     device: of the run, "cpu" or "cuda". least: GPUs that each process needs on "cuda". later: how
-    many of the processes may come after the others. That the GPUs divide evenly over the processes
-    was checked with the recipe. Raises UsageError where a process would have too few GPUs, or GPUs
-    that it would not use.
+    many of the processes may come after the others. together: see RoleRequest. That the GPUs divide
+    evenly over the processes was checked with the recipe. Raises UsageError where a process would
+    have too few GPUs, or GPUs that it would not use.
     """
     gpus = least if device == "cuda" else 0
-    if placement.gpus is not None:
+    if placement.gpus is not None and inside is None:
         gpus = placement.gpus // processes
     stated = f"cluster.{role}.gpus = {placement.gpus}"
     if device != "cuda" and gpus:
@@ -68,13 +70,8 @@ def role_request(
             f"{least * processes}: say so or leave gpus out; a run on CPUs is started with "
             "CUDA_VISIBLE_DEVICES="
         )
-    if device == "cuda" and inside is not None and least > 1:
-        raise UsageError(
-            f"cluster.{inside}.colocate: an engine shares the one GPU of a rank, and rollout.vllm "
-            f"wants {least} (tensor_parallel * engines): leave colocate out, or use 1"
-        )
     cpus, machines = placement.cpus, placement.machines
-    return RoleRequest(role, key, processes, gpus, cpus, machines, inside, later)
+    return RoleRequest(role, key, processes, gpus, cpus, machines, inside, later, together)
 
 
 def assign(requests: Sequence[RoleRequest], nodes: Sequence[Node]) -> dict[str, list[str]]:
@@ -99,7 +96,8 @@ def assign(requests: Sequence[RoleRequest], nodes: Sequence[Node]) -> dict[str, 
             free[address] = gpus - count * request.gpus, cpus - count * request.cpus
     for request in requests:
         if request.inside is not None:
-            addresses[request.role] = addresses[request.inside][: request.processes]
+            each = max(1, request.gpus)  # processes whose GPUs one of these works on
+            addresses[request.role] = addresses[request.inside][::each][: request.processes]
     return addresses
 
 
@@ -107,7 +105,8 @@ def _room(request: RoleRequest, gpus: int, cpus: int) -> float:
     """How many of the role's processes fit on a machine with so many GPUs and cores left."""
     by_gpus = gpus // request.gpus if request.gpus else inf
     by_cpus = cpus // request.cpus if request.cpus else inf
-    return min(by_gpus, by_cpus)
+    room = min(by_gpus, by_cpus)
+    return room if room == inf else room // request.together * request.together
 
 
 def _counts(request: RoleRequest, rooms: dict[str, float]) -> list[tuple[str, int]] | None:
@@ -138,6 +137,7 @@ def _no_room(request: RoleRequest, nodes: Sequence[Node], rooms: dict[str, float
         *([f"{gpus} GPUs for each of {request.first} processes"] if gpus > 1 else []),
         *([f"{cpus} cores for each of {request.first} processes"] if cpus else []),
         *([f"{machines} machines with as many processes on each"] if machines else []),
+        *([f"each {request.together} of them on one machine"] if request.together > 1 else []),
     ]
     asked = " and ".join(needs)
     there = "; ".join(

@@ -51,8 +51,9 @@ class SidePlacement(RolePlacement):
 class RolloutPlacement(RolePlacement):
     """Engines in processes of their own. workers: how many; each samples its share of a step's
     prompts with all of the weights. Where left out one, or one on each device of the ranks that
-    they share. least: how many have to be there for the run to start; the others join when the
-    cluster has room for them. Where left out all of them.
+    they share; it has to be stated where vLLM engines over several devices share those of as many
+    ranks. least: how many have to be there for the run to start; the others join when the cluster
+    has room for them. Where left out all of them.
     """
 
     workers: int | None = Field(default=None, ge=1)

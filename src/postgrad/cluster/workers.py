@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.cluster import pulse
-from postgrad.cluster.connection import Reservation, first_line
+from postgrad.cluster.connection import VISIBLE, Reservation, first_line
 from postgrad.cluster.pulse import Pulse, Watch, last_words, pulse_of, stderr_file, timed_out
 from postgrad.cluster.settings import POLICY, ClusterSettings
 from postgrad.core.errors import PostgradError, RunError, WorkerLost
@@ -76,13 +76,15 @@ class Workers:
         self.places = [("?", 0)] * size  # of each process: its machine's address, its pid
         self._written = [("", "")] * size  # of each: Ray's id of its machine, the file of stderr
         try:
-            places = self._each([actor.stand.remote(str(Path.cwd())) for actor in self._actors])
+            here, devices = str(Path.cwd()), [reservation.devices(role, n) for n in numbers]
+            asked = zip(self._actors, devices, strict=True)
+            places = self._each([actor.stand.remote(here, visible) for actor, visible in asked])
+            reservation.note_devices(role, [visible for *_, visible in places])
             order = _side_by_side([address for address, *_ in places])
             self._actors = [self._actors[number] for number in order]
             self.places = [places[number][:2] for number in order]
-            nodes = [places[number][2] for number in order]
-            self._written = [places[number][2:] for number in order]
-            pids = [pid for _, pid in self.places]
+            self._written = [places[number][2:4] for number in order]
+            nodes, pids = [node for node, _ in self._written], [pid for _, pid in self.places]
             self._watch = Watch(self._actors, nodes, pids, still=still)
             self._each([actor.make.remote(worker, list(arguments)) for actor in self._actors])
         except BaseException:
@@ -187,9 +189,7 @@ class Workers:
             raise self.hang_error(f"{self._named(numbers)} hangs: {message}")
 
     def _of_death(self, number: int, error: Exception) -> Exception:
-        """The error of a process that NCCL's watchdog ended, which Ray calls lost; others as they
-        are.
-        """
+        """The error of a process that NCCL's watchdog ended, which Ray calls lost; else `error`."""
         from ray.exceptions import RayActorError
 
         waited = None
@@ -295,12 +295,15 @@ class _Worker:
     _object: Any
     _thread: int | None = None  # identifier of the thread that runs a call
 
-    def stand(self, folder: str) -> tuple[str, int, str, str]:
-        """Changes into the run's folder, so that a recipe's paths mean the same here. Returns the
-        machine's address, the pid, Ray's id of the machine, and the file that stderr goes to.
+    def stand(self, folder: str, visible: str | None) -> tuple[str, int, str, str, str]:
+        """Changes into the run's folder, so that a recipe's paths mean the same here. visible: GPUs
+        to work on; None: Ray's choice. Returns the machine's address, the pid, Ray's id of the
+        machine, the file that stderr goes to, and CUDA_VISIBLE_DEVICES.
         """
         import ray
 
+        if visible is not None:
+            os.environ[VISIBLE] = visible  # nothing has asked for GPUs yet
         address: str = ray.util.get_node_ip_address()
         try:
             os.chdir(folder)
@@ -310,7 +313,8 @@ class _Worker:
                 f"{error.strerror}; start it in a folder that all machines share"
             ) from error
         _use_interface_of(address)
-        return address, os.getpid(), ray.get_runtime_context().get_node_id(), stderr_file()
+        node, gpus = ray.get_runtime_context().get_node_id(), os.environ.get(VISIBLE, "")
+        return address, os.getpid(), node, stderr_file(), gpus
 
     def make(self, worker: str, arguments: list[Any]) -> None:
         with heavy_imports():  # the longest part of a start

@@ -81,7 +81,7 @@ class RankPublisher:
         """While engines load a parcel, ranks pack the next."""
         following: Handle[list[PublishJson | None]] = group.call("publish", "next")
         while live and any(parcels := following.result()):
-            by_engine = {e: (_parcel(parcels, self.routes[e]),) for e in live}
+            by_engine = {e: (parcel_of(parcels, self.routes[e]),) for e in live}
             taking = self._call(live, "take", by_engine)
             if any(self.routes[engine].pushes for engine in live):
                 self._drop_where_lost(group, taking)
@@ -201,7 +201,17 @@ class RankPublisher:
             self._lose(engine, error)
 
 
-def _parcel(parcels: list[PublishJson | None], route: Route) -> PublishJson:
+def parcel_of(parcels: list[PublishJson | None], route: Route) -> PublishJson:
+    """The parcel that an engine takes: on each of its cards the payload of the rank there, which
+    has packed the same.
+    """
     parcel = parcels[route.sender]
     assert parcel is not None  # all ranks that send have equally many
-    return {**parcel, "way": route.way}
+    if not route.beside:
+        return {**parcel, "way": route.way}
+    handles: dict[str, str] = {}
+    for rank in (route.sender, *route.beside):
+        packed = parcels[rank]
+        assert packed is not None
+        handles |= packed["where"]["handles"]
+    return {**parcel, "way": route.way, "where": {"handles": handles}}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.cluster import connection
-from postgrad.cluster.connection import Reservation
+from postgrad.cluster.connection import VISIBLE, Reservation
 from postgrad.cluster.placing import RoleRequest, role_request
 from postgrad.cluster.settings import POLICY, ClusterSettings, SidePlacement
 from postgrad.cluster.workers import RankGroup, Workers
@@ -28,7 +28,6 @@ from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.engine import Engine
 
 RANK = "postgrad.fleet.worker:RankWorker"
-VISIBLE = "CUDA_VISIBLE_DEVICES"  # empty: the user wants a run on CPUs
 
 
 class RankedFleet:
@@ -359,7 +358,10 @@ def wants_of(recipe: Recipe, device: str) -> list[RoleRequest]:
     a placement that does not suit it.
     """
     settings, ranks, rollout = recipe.cluster, recipe.learner.ranks, recipe.rollout_settings
-    wants = [role_request(POLICY, f"learner.ranks = {ranks}", ranks, settings.policy, device)]
+    gpus = rollout.vllm.devices if rollout is not None and rollout.type == "vllm" else 1
+    shares = device == "cuda" and settings.policy.colocate is not None
+    together, key = gpus if shares else 1, f"learner.ranks = {ranks}"
+    wants = [role_request(POLICY, key, ranks, settings.policy, device, together=together)]
     for role, processes in settings.homes.items():
         key = f"cluster.{role}.ranks = {processes}"
         wants.append(role_request(role, key, processes, settings.side_roles[role], device))
@@ -377,8 +379,6 @@ def wants_of(recipe: Recipe, device: str) -> list[RoleRequest]:
         first, inside = settings.first_engines(ranks), settings.policy.colocate and POLICY
         key = f"cluster.rollout.{'workers' if first == count else 'least'} = {first}"
         place = settings.rollout or settings.policy
-        engine = rollout.vllm
-        gpus = engine.tensor_parallel * engine.engines if rollout.type == "vllm" else 1
         later = count - first
         wants.append(role_request(ROLLOUT, key, count, place, device, inside, gpus, later))
     return wants

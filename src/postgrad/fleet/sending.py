@@ -77,7 +77,8 @@ class RankSender:
         """
         self.close()
         every = [(engine, Route(**route)) for engine, route in routes]
-        served = [(engine, route) for engine, route in every if route.sender == self._ranks.rank]
+        rank = self._ranks.rank
+        served = [(e, route) for e, route in every if rank in (route.sender, *route.beside)]
         self._pushed = [engine for engine, route in served if route.pushes]
         ways = {route.way for _, route in served}
         carrier = None

@@ -72,3 +72,11 @@ def digits(value: float) -> str:
 def gigabytes(count: float) -> str:
     """The bytes as text in units of 10^9: "13.4 GB"."""
     return f"{count / 1e9:.1f} GB"
+
+
+def long_as(hours: float) -> str:
+    """ "3.40 h"; "12 min" and "45 s" of less than an hour and than two minutes."""
+    seconds = 3600 * hours
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{hours:.2f} h" if hours >= 1 else f"{seconds / 60:.0f} min"

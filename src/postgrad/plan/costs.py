@@ -15,7 +15,10 @@ from postgrad.plan.sizes import Sharing
 # How often each number that a layer writes moves to or from memory in a pass: it is written and
 # read, and norms, rotations and gates write and read temporary copies of it. benchmarks.growth.
 MOVES = 6
-# A guess: a rank's share of a server's memory bandwidth, while the optimizer steps there.
+# Bytes a second of the host's memory that an optimizer step of one rank gets there
+# (learner.offload). An estimate: no vendor states it. Whole steps of Qwen2.5-3B, whose optimizer
+# moves 43 GB on each of two ranks, took 2.4 to 3.1 s (DeepSpeed pull request 7474): at least 14 to
+# 18 GB/s.
 HOST_MEMORY = 20e9
 
 
@@ -52,6 +55,15 @@ class CostModel:
     def reads(self, count: float) -> float:
         """Seconds in which one device reads or writes `count` bytes of its memory."""
         return count / (self.device.bandwidth * self.efficiency.decoding)
+
+    @property
+    def steps_on_host(self) -> bool:
+        """Whether optimizers step in the host's memory, beside the devices."""
+        return self.sharing.offloads and not self.device.is_cpu
+
+    def steps(self, count: float) -> float:
+        """Seconds in which an optimizer step reads or writes `count` bytes of a rank's state."""
+        return count / HOST_MEMORY if self.steps_on_host else self.reads(count)
 
     def sends(self, count: float) -> float:
         """Seconds in which every rank sends `count` bytes."""

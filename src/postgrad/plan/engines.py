@@ -75,14 +75,7 @@ class EnginePlaces:
             return cls(copies, each, int(beside), needed - beside, is_vllm, is_vllm)
         needed = copies * each
         if recipe.cluster.policy.colocate is not None:
-            problem = (
-                None
-                if needed == 1
-                else f"cluster.policy.colocate: an engine shares the one card of a rank, and "
-                f"rollout.vllm wants {needed} (tensor_parallel * engines): give it cards of its "
-                f"own (cluster.rollout.workers), or use 1"
-            )
-            return cls(workers * copies, each, workers, 0, is_vllm, True, problem)
+            return cls(workers * copies, each, workers * needed, 0, is_vllm, True)
         return cls._on_own_cards(recipe, workers, copies, each, is_vllm, hardware.count)
 
     @classmethod

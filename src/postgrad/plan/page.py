@@ -6,7 +6,7 @@ from typing import Any
 
 from postgrad.plan.batches import batch_json, batch_rows
 from postgrad.plan.cards import CardGroup, card_numbers, total_bytes
-from postgrad.plan.change import Advice, digits, gigabytes
+from postgrad.plan.change import Advice, digits, gigabytes, long_as
 from postgrad.plan.engines import FULLEST, EnginePlaces, dealt
 from postgrad.plan.held import PHASES
 from postgrad.plan.lengths import RowLengths
@@ -224,6 +224,8 @@ class Page:
             )
         if outlook.timing.publish and (way := _publish(outlook.timing.publish)):
             yield way
+        if outlook.timing.on_host:
+            yield outlook.timing.offload_note
         if note := _no_place(outlook):
             yield note
         if self.advice and not self.advice[-1].after.fits:
@@ -262,14 +264,6 @@ class Page:
             "summary": list(self.summary()),
             "notes": list(self.notes()),
         }
-
-
-def long_as(hours: float) -> str:
-    """ "3.40 h"; "12 min" and "45 s" of less than an hour and than two minutes."""
-    seconds = 3600 * hours
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{hours:.2f} h" if hours >= 1 else f"{seconds / 60:.0f} min"
 
 
 def advice_rows(advice: Sequence[Advice]) -> TableRows:

@@ -13,10 +13,11 @@ from postgrad.models.settings import ModelSettings
 from postgrad.observe.console import Console
 from postgrad.plan.advice import advise
 from postgrad.plan.calibration import calibration_file, read, settled
+from postgrad.plan.change import long_as
 from postgrad.plan.hardware import Hardware, parse_hardware, this_machine, with_threads
 from postgrad.plan.held import PHASES
 from postgrad.plan.lengths import row_lengths
-from postgrad.plan.page import Page, advice_rows, long_as
+from postgrad.plan.page import Page, advice_rows
 from postgrad.plan.plan import Facts, outlook
 from postgrad.plan.search import search, search_note, search_rows, split_note, split_rows
 from postgrad.plan.splits import fitting_splits

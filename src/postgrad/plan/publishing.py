@@ -104,7 +104,8 @@ def planned_publish(
         return PlannedPublish("memory", size, seconds, seconds)
     by_host = seconds + costs.copies(size) + costs.copies(size * in_turn)
     transport = recipe.rollout.transport
-    if in_file or transport == "memory":
+    on_one = places.shared_cards > 0 and places.own_cards > 0  # of its cards the learner has one
+    if in_file or on_one or transport == "memory":
         return PlannedPublish("memory", size, by_host, by_host)
     if places.shared_cards and transport != "broadcast":
         return PlannedPublish("ipc", size, seconds, by_host)

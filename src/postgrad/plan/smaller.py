@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from postgrad.core.settings import ShardingStage
 from postgrad.plan.change import Advice, Change, advised
-from postgrad.plan.engines import vllm_share
+from postgrad.plan.engines import VLLMShare, vllm_share
 from postgrad.plan.plan import Facts, Outlook
 from postgrad.plan.splits import STAGES, Overrides, best_split, flags, planned, ranked
 from postgrad.recipe.recipe import Recipe
@@ -88,8 +88,19 @@ def _larger_share(now: Outlook) -> Iterator[Change]:
         return
     if (fraction := share.least_fraction(device)) <= 1.0:
         yield flags("rollout.vllm.memory_fraction", fraction), "vLLM's share holds its weights"
-    twice = 2 * rollout.vllm.tensor_parallel
-    yield flags("rollout.vllm.tensor_parallel", twice), "an engine's weights are divided"
+    for times in (2, 4, 8):
+        vllm = rollout.vllm.model_copy(
+            update={"tensor_parallel": times * rollout.vllm.tensor_parallel}
+        )
+        divided = rollout.model_copy(update={"vllm": vllm})
+        share = VLLMShare.of(divided, now.roles[0], device, longest)
+        if share.least <= share.share:
+            overrides = flags("rollout.vllm.tensor_parallel", vllm.tensor_parallel)
+            workers = now.recipe.learner.ranks // vllm.devices
+            if now.recipe.cluster.policy.colocate and workers:
+                overrides = (*overrides, *flags("cluster.rollout.workers", workers))
+            yield overrides, "an engine's weights are divided"
+            return
 
 
 def _smaller_forward(now: Outlook) -> Iterator[Change]:

@@ -93,7 +93,7 @@ def cards_of_worker(recipe: Recipe) -> int:
     rollout = recipe.rollout_settings
     if rollout is None or rollout.type != "vllm":
         return 1
-    return rollout.vllm.tensor_parallel * rollout.vllm.engines
+    return rollout.vllm.devices
 
 
 def arrangements(recipe: Recipe, count: int, stage: str) -> Iterator[Overrides]:
@@ -109,9 +109,10 @@ def arrangements(recipe: Recipe, count: int, stage: str) -> Iterator[Overrides]:
         yield ranked(recipe, count, stage)
         return
     each = cards_of_worker(recipe)
-    if each == 1:
-        alone = count == 1 and not beside
-        yield ranked(recipe, 1, stage) if alone else _shared(recipe, count, stage)
+    if count == 1 and not beside and each == 1:
+        yield ranked(recipe, 1, stage)
+    elif count % each == 0:
+        yield _shared(recipe, count, stage)
     step = max(1, count // (FINE * each))
     for workers in range(step, (count - 1) // each + 1, step):
         yield _apart(recipe, count - workers * each, workers, stage)
@@ -119,11 +120,13 @@ def arrangements(recipe: Recipe, count: int, stage: str) -> Iterator[Overrides]:
 
 def _shared(recipe: Recipe, count: int, stage: str) -> Overrides:
     """Flags for engines on the cards of `count` ranks."""
+    each = cards_of_worker(recipe)
+    workers = f"{{ workers = {count // each} }}" if each > 1 else "{}"
     return (
         *_learner(recipe, count, stage),
         *(flags("cluster.policy", "{}") if _places_policy(recipe) else ()),
         *flags("cluster.policy.colocate", "rollout"),
-        *(flags("cluster.rollout", "{}") if recipe.cluster.rollout else ()),
+        *(flags("cluster.rollout", workers) if recipe.cluster.rollout or each > 1 else ()),
         *_share(recipe, most=HALF),
     )
 

@@ -36,6 +36,7 @@ class Timing:
     staleness: int = 0  # steps that samples may be ahead: rollout.max_staleness
     longest: float = 0.0  # seconds in which the longest answer is decoded
     publish: PlannedPublish | None = None  # of the job that samples; before a calibration
+    on_host: float = 0.0  # seconds of "update" in which optimizers step in the host's memory
 
     @property
     def step_seconds(self) -> float:
@@ -68,6 +69,15 @@ class Timing:
         if self.steps is None:
             return None
         return (self.steps * self.step_seconds + sum(self.once.values())) / 3600
+
+    @property
+    def offload_note(self) -> str:
+        """What a plan assumes of optimizers that step in the host's memory."""
+        return (
+            f"learner.offload: optimizers step in the host's memory, {self.on_host:.2f} s of a "
+            f"step; estimated, with {HOST_MEMORY / 1e9:g} GB/s for each rank, "
+            "which no vendor states"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The value of "time" in plan.json: seconds, hours and device-hours."""
@@ -127,10 +137,16 @@ def timing(
         taught = role.name == "teacher" and beside_student(recipe)
         return _forward(role, samples, sizes, costs) if taught else 0.0
 
+    def on_host(role: PlannedRole, sizes: Sizes, costs: CostModel) -> float:
+        del sizes
+        there = role.learner and costs.steps_on_host
+        return geometry.updates_per_step * costs.steps(_moved(role, costs)) if there else 0.0
+
     step["update"] = _at_once(ranks, costs, updating)
     return Timing(
-        step, geometry.steps, once, devices, overlaps(recipe), staleness, longest, publish
-    )
+        step, geometry.steps, once, devices, overlaps(recipe), staleness, longest, publish,
+        _at_once(ranks, costs, on_host),
+    )  # fmt: skip
 
 
 def _answered_rows(recipe: Recipe, geometry: BatchGeometry) -> int:
@@ -334,8 +350,7 @@ def _stepping(role: PlannedRole, micro_batches: float, costs: CostModel) -> floa
     and written.
     """
     sharing, trained = costs.sharing, role.trained
-    moved = trained * (3 * 4 + 4 * 4) / sharing.tensor / sharing.divided
-    seconds = moved / HOST_MEMORY if sharing.offloads else costs.reads(moved)
+    seconds = costs.steps(_moved(role, costs))
     together = sharing.replicas * sharing.context
     if together == 1:
         return seconds
@@ -348,3 +363,8 @@ def _stepping(role: PlannedRole, micro_batches: float, costs: CostModel) -> floa
     b = width(role.model.dtype, cpu=costs.device.is_cpu)
     weights = 0.0 if sharing.gathers else _all_gather(role, b, costs)
     return seconds + scattered * gradients + weights
+
+
+def _moved(role: PlannedRole, costs: CostModel) -> float:
+    """Bytes that an optimizer step of one rank reads and writes: weights and moments, gradients."""
+    return role.trained * (3 * 4 + 4 * 4) / costs.sharing.tensor / costs.sharing.divided

@@ -54,7 +54,7 @@ def placement_problems(recipe: CommonSections, job: str) -> Iterator[RecipeProbl
         yield place, f'job = "{job}" samples nothing: leave it out'
         return
     if policy.colocate is not None:
-        yield from _colocated(rollout, workers, ranks)
+        yield from _colocated(recipe, rollout, workers)
     elif rollout is not None:
         yield from _later(rollout, workers)
         yield from _spread("rollout", rollout, workers, f"workers = {workers}")
@@ -161,14 +161,25 @@ def _spread(
 
 
 def _colocated(
-    rollout: RolloutPlacement | None, workers: int, ranks: int
+    recipe: CommonSections, rollout: RolloutPlacement | None, workers: int
 ) -> Iterator[RecipeProblem]:
     """Engines on the ranks' devices: how many fit, and keys that are then the ranks'."""
-    if workers > ranks:
+    ranks, engine = recipe.learner.ranks, recipe.rollout_settings
+    each = engine.vllm.devices if engine is not None and engine.type == "vllm" else 1
+    machines = max(1, recipe.cluster.policy.machines)
+    if ranks // machines % each:
+        yield (
+            ("learner", "ranks"),
+            f"{ranks} on {machines} machines: engines of {each} devices (rollout.vllm) share those "
+            f'of as many ranks of a machine (policy.colocate = "rollout"): a multiple of {each} on '
+            "each",
+        )
+    elif workers * each > ranks:
+        most = f"one on each {each} (workers = {ranks // each})" if each > 1 else "one on each"
         yield (
             ("cluster", "rollout", "workers"),
             f'{workers} on the devices of {ranks} ranks (policy.colocate = "rollout"): at most '
-            "one on each",
+            f"{most}",
         )
     keys = ("gpus", "cpus", "machines", "least")
     stated = [key for key in keys if rollout and getattr(rollout, key)]

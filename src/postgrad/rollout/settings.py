@@ -72,6 +72,11 @@ class VLLMSettings(Settings):
     lora: Literal["merged", "adapter"] = "merged"
     start_seconds: float = Field(default=600.0, gt=0.0)  # until a process can sample
 
+    @property
+    def devices(self) -> int:
+        """Of all processes together."""
+        return self.engines * self.tensor_parallel
+
 
 class OpenAISettings(Settings):
     """A server with OpenAI's interface, for type = "openai", which evaluates and does not train.

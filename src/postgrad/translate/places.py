@@ -103,18 +103,24 @@ def engines(
 
 
 def _on_the_ranks(draft: Draft, names: EngineOptions, count: int, tensor: int, ranks: int) -> None:
-    """Engines on the ranks' devices. An engine there has the one device of its rank, so that one
-    that spans several there becomes several here.
+    """Engines on the ranks' devices. One that spans several has those of as many ranks of a
+    machine; where the ranks do not divide into them, an engine on each device stands for it.
     """
+    machines = int(draft.get("cluster.policy.machines") or 1)
+    divides = ranks // machines % tensor == 0
+    each = tensor if divides else 1
     if ranks > 1:
         draft.put("cluster.policy.colocate", "rollout", "engines on the ranks' devices")
-        if count * tensor < ranks:
-            draft.put("cluster.rollout.workers", count * tensor)
-    if tensor > 1:
+        workers = min(count * tensor, ranks) // each
+        if workers * each < ranks or each > 1:
+            draft.put("cluster.rollout.workers", workers)
+    if tensor > 1 and divides:
+        draft.put("rollout.vllm.tensor_parallel", tensor)
+    elif tensor > 1:
+        some = f"{ranks // machines} ranks of a machine do not divide into {tensor}"
         why = (
-            "an engine that shares a rank's device has that one here: more engines of one device "
-            f"each, whose weights take {tensor} times the memory of a device; engines of {tensor} "
-            "need devices of their own (cluster.rollout)"
+            f"{some if ranks > 1 else 'one rank has one device'}, and engines share the devices of "
+            "ranks: here each device has an engine with all weights; give --devices N if more train"
         )
         draft.miss(names.tensor_parallel, tensor, why)
 

@@ -98,8 +98,8 @@ def translate(
     chosen = source.commands[number]
     if (needed := images_of(chosen.program, chosen.options)) is not None:
         raise UsageError(
-            f"{needed}: this run needs images, which are not supported yet: postgrad trains on "
-            "text alone"
+            f"{needed}: this run needs images, and translate writes recipes for text alone. "
+            'postgrad trains on images with job = "sft" (docs/models.md): write that recipe by hand'
         )
     if chosen.program and chosen.program not in system.JOBS:
         raise UsageError(f"{chosen.program}: {_instead(system, chosen.program)}")

@@ -44,6 +44,16 @@ def test_the_fastest_way_from_the_nearest_rank_is_chosen(
     assert (route.way, route.sender, route.fallback) == (way, rank, "")
 
 
+def test_an_engine_over_the_cards_of_several_ranks_has_the_weights_from_each() -> None:
+    ranks = [place("a"), place("b"), place("c"), place("d")]
+    route = choose("auto", ranks, [place("d"), place("b")], 1)
+    assert (route.way, route.sender, route.beside, route.fallback) == ("ipc", 3, (1,), "")
+    assert choose("ipc", ranks, [place("a"), place("a")]) == Route("ipc", 0)
+    one = [place("a"), place("b", shares=False)]
+    assert "driver cannot share memory" in choose("auto", one, one).fallback
+    assert choose("auto", ranks, [place("d"), place("e")]).way == "nccl"  # from a card of others
+
+
 def test_engines_are_shared_out_over_ranks() -> None:
     ranks = [HOST, HOST, HOST]
     assert [choose("auto", ranks, [HOST], n).sender for n in range(5)] == [0, 1, 2, 0, 1]

@@ -57,6 +57,7 @@ class Route:
     way: Way
     sender: int = 0  # rank, of those that were asked
     fallback: str = ""  # "": nothing is lost
+    beside: tuple[int, ...] = ()  # ranks that pack the same, for further cards of the engine
 
     @property
     def pushes(self) -> bool:
@@ -76,7 +77,7 @@ def choose(
     the engine's processes that compute. number: of the engine; engines that several ranks could
     serve are shared out by it. Raises RunError where the stated way cannot be gone.
 
-    IPC from the rank that works on the engine's card, NCCL from a rank on another card, else host
+    IPC from the ranks that work on the engine's cards, NCCL from a rank on another card, else host
     memory from a rank on the engine's machine, and gloo where there is none.
     """
     if stated == "memory" or not all(place.card for place in (*senders, *receivers)):
@@ -97,15 +98,16 @@ def choose(
 
 
 def _by_ipc(senders: Sequence[Place], receivers: Sequence[Place]) -> Route | None:
-    """By memory of the one card that all receivers and a sender work on; None where there is none.
-    `fallback` says why it cannot be gone.
+    """By memory of cards, where a sender works on each card of the receivers; None where that is
+    not so. `fallback` says why it cannot be gone.
     """
-    for rank, sender in enumerate(senders):
-        if all(place.card == sender.card for place in receivers):
-            shared = all(place.shares for place in (sender, *receivers))
-            problem = "CUDA's driver cannot share memory between processes here"
-            return Route("ipc", rank, "" if shared else problem)
-    return None
+    ranks = {sender.card: rank for rank, sender in reversed(list(enumerate(senders)))}
+    if not all(place.card in ranks for place in receivers):
+        return None
+    first, *others = dict.fromkeys(ranks[place.card] for place in receivers)
+    shared = all(place.shares for place in (*(senders[r] for r in (first, *others)), *receivers))
+    problem = "" if shared else "CUDA's driver cannot share memory between processes here"
+    return Route("ipc", first, problem, tuple(others))
 
 
 def _by_nccl(senders: Sequence[Place], receivers: Sequence[Place], number: int) -> Route:
