@@ -1,5 +1,6 @@
 """What every rollout engine must do. An engine joins by one line in conftest.py."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -93,6 +94,28 @@ def test_filtered_logprobs_are_renormalised_over_what_is_left(make_engine):
     assert tokens(done) == tokens(greedy)
     assert all(np.all(c.logprobs == 0.0) for c in done)
     assert all(np.all(c.logprobs < 0.0) for c in greedy)
+
+
+GRAMMARS = [  # over the letters a to p, with texts of theirs
+    ({"regex": "a(b|c)*d|nope"}, re.compile("a(b|c)*d|nope").fullmatch),
+    (
+        {"lark": 'start: "a" start? "b"'},
+        lambda text: text == "a" * len(text[1::2]) + "b" * len(text[1::2]),
+    ),
+]
+
+
+@pytest.mark.parametrize(("grammar", "follows"), GRAMMARS)
+def test_answers_follow_a_grammar_with_logprobs_over_what_it_allows(make_engine, grammar, follows):
+    done = generate(make_engine(5, 1024), requests(max_new_tokens=16, **grammar))
+    ended = [completion for completion in done if completion.finish_reason == "stop"]
+    assert len(ended) > 12
+    assert all(completion.token_ids[-1] == 1 for completion in ended)
+    assert all(follows(completion.text) for completion in ended)
+    assert len({completion.text for completion in ended}) > 1
+    for completion in ended:  # behind the last letter nothing but the end is allowed
+        assert completion.logprobs[-1] == pytest.approx(0.0, abs=1e-6)
+        assert (completion.logprobs <= 1e-6).all()
 
 
 def test_answers_end_with_the_end_token_or_at_the_limit(make_engine):

@@ -21,7 +21,9 @@ from postgrad.core import seeds
 from postgrad.core.errors import RunError
 from postgrad.core.ragged import Ragged
 
-FinishReason = Literal["stop", "length"]
+# "stop": it ended by itself; "length": the token limit cut it; "dead_end": no token may come next
+# that its grammar allows
+FinishReason = Literal["stop", "length", "dead_end"]
 Author = Literal["policy", "environment"]
 Logprobs = NDArray[np.float32]  # [tokens]
 # [tokens, layers, k] numbers of the experts that each layer with a router sent a token to; -1 where
@@ -72,7 +74,7 @@ class Rollout:
     ticket: int  # of its prompt
     sample: int  # number among the samples of the prompt, 0 .. n - 1
     turns: tuple[Turn, ...]  # in order; at least one by the policy
-    finish_reason: FinishReason  # "stop": it ended by itself; "length": the token limit cut it
+    finish_reason: FinishReason  # of its last turn
     # Which policy version wrote how many tokens, in order: ((3, 120), (4, 16)).
     versions: tuple[tuple[int, int], ...]
     text: str  # all turns decoded, without special tokens

@@ -73,9 +73,14 @@ class Evaluator:
         self._scorer = scorer
         self._kept: KeptSamples = recipe.observe.eval_samples
         new = self.settings.max_new_tokens or recipe.rollout.max_new_tokens
-        stop = recipe.rollout.stop
+        rollout = recipe.rollout
         self._sampling = SamplingSettings(
-            temperature=self.settings.temperature, max_new_tokens=new, stop=stop
+            temperature=self.settings.temperature,
+            max_new_tokens=new,
+            stop=rollout.stop,
+            regex=rollout.regex,
+            json_schema=rollout.json_schema,
+            lark=rollout.lark,
         )
         self._environment = (
             environment_of(recipe.environment, recipe.data, tokenizer) or SingleTurn()
@@ -239,7 +244,7 @@ def sample_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     totals = np.concatenate([group.total[group.kept] for group in groups])
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     lengths = [sum(len(turn.token_ids) for turn in rollout.turns) for rollout in rollouts]
-    truncated = [rollout.finish_reason == "length" for rollout in rollouts]
+    truncated = [rollout.finish_reason != "stop" for rollout in rollouts]
     metrics = {
         **{f"environment/{name}": value for name, value in mean_counts(rollouts).items()},
         "reward": float(totals.mean()) if len(totals) else math.nan,

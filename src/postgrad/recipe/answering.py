@@ -203,12 +203,17 @@ def stale_samples(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iter
             '"sampled" clips the ratio to the sampler itself: there is nothing left for '
             "algorithm.correction to do, leave one of them out",
         )
-    filters = rollout.top_p < 1.0 or rollout.top_k or rollout.min_p
-    if sampled_is_old and filters:
+    if sampled_is_old and rollout.filters:
         yield (
             ("algorithm", "old_logprobs"),
-            '"sampled" with rollout.top_p, top_k or min_p: samples come from another distribution '
-            "than the policy's, which biases the ratio; sample without",
+            '"sampled" with rollout.top_p, top_k or min_p, or a grammar: samples come from another '
+            "distribution than the policy's, which biases the ratio; sample without",
+        )
+    if rollout.max_staleness and rollout.grammar and rollout.type == "vllm":
+        yield (
+            ("rollout", rollout.grammar[0]),
+            f"with rollout.max_staleness = {rollout.max_staleness}: vLLM begins a grammar anew "
+            'where a sample goes on; use type = "local", or max_staleness = 0',
         )
     if rollout.max_staleness == 0 and not rollout.in_flight_updates:
         yield (
@@ -238,10 +243,9 @@ def correction(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iterato
     """Importance weights of samples that were drawn from a truncated distribution."""
     if not isinstance(algorithm, BehaviourCorrection) or algorithm.correction_with_filters:
         return
-    filters = {"top_p": rollout.top_p < 1.0, "top_k": rollout.top_k, "min_p": rollout.min_p}
     corrects = algorithm.correction not in ("off", "metrics")
-    if (corrects or algorithm.off_policy_threshold is not None) and any(filters.values()):
-        stated = " and ".join(f"rollout.{name}" for name, on in filters.items() if on)
+    if (corrects or algorithm.off_policy_threshold is not None) and rollout.filters:
+        stated = " and ".join(f"rollout.{name}" for name in rollout.filters)
         yield (
             ("algorithm", "correction" if corrects else "off_policy_threshold"),
             f"with {stated} samples come from another distribution than the policy's, which biases "

@@ -123,7 +123,7 @@ class Completion:
     turn: int  # as in the request
     token_ids: NDArray[np.int32]  # [R]
     logprobs: NDArray[np.float32]  # [R], in nats; NaN from a server that gives none
-    finish_reason: FinishReason  # "length": cut by max_new_tokens
+    finish_reason: FinishReason
     versions: tuple[tuple[int, int], ...]  # ((policy version, tokens), ...) in order
     text: str  # decoded, without special tokens
     # [X, layers, k] of the last X tokens of request and turn, where the engine records them. The

@@ -86,6 +86,21 @@ def test_sampling_is_said_in_vllms_words(make_engine, tmp_path):
     }
 
 
+def test_a_grammar_is_said_in_vllms_words(make_engine, tmp_path):
+    for kind, text in (("regex", "a+"), ("json_schema", "{}"), ("lark", 'start: "a"')):
+        generate(make_engine(), [request(**{kind: text})])
+        name = {"regex": "regex", "json_schema": "json", "lark": "grammar"}[kind]
+        assert said(tmp_path)[-1]["sampling"]["structured_outputs"] == {name: text}
+
+
+def test_a_sample_that_goes_on_under_a_grammar_is_refused(make_engine):
+    """vLLM would begin the grammar anew behind the tokens that are there."""
+    written = Written(np.array([2], np.int32), np.zeros(1, np.float32), ((0, 1),))
+    asked = replace(request(samples=1, regex="a+"), written=written)
+    with pytest.raises(UsageError, match="vLLM begins a grammar anew where a sample goes on"):
+        make_engine().submit(asked)
+
+
 def test_a_request_that_can_never_fit_is_refused_at_once(make_engine):
     with pytest.raises(UsageError, match=r"ticket 3: a prompt of 33 tokens and 8 new ones"):
         make_engine().submit(request(3, length=33))

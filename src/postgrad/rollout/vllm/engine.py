@@ -86,6 +86,11 @@ class VLLMEngine:
                 "lower rollout.max_new_tokens"
             )
         request.require_valid()
+        if request.position and request.sampling.grammar:
+            raise UsageError(
+                f"ticket {request.ticket}: vLLM begins a grammar anew where a sample goes "
+                "on; sample with rollout.max_staleness = 0"
+            )
         self._be_ready()
         keys = range(self._keys, self._keys + len(request.sample_ids))
         self._keys = keys.stop

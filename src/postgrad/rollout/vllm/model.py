@@ -15,6 +15,7 @@ from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.vllm.protocol import SampledTokens
 
 MARGIN = 4  # tokens decoded before a stop string
+VLLM_NAMES = {"regex": "regex", "json_schema": "json", "lark": "grammar"}  # of grammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,10 @@ class Model:
     adapter: LoraSettings | None = None  # that it samples with; None: its weights are whole
 
     def sampling(self, sampling: SamplingSettings, new_tokens: int) -> dict[str, Any]:
-        """Sampling settings as keyword arguments of vLLM's SamplingParams."""
+        """Sampling settings as keyword arguments of vLLM's SamplingParams, and of its
+        StructuredOutputsParams.
+        """
+        grammar = sampling.grammar
         return {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -38,6 +42,7 @@ class Model:
             "stop": list(sampling.stop),
             "max_tokens": new_tokens,
             "stop_token_ids": list(self.eos),
+            **({"structured_outputs": {VLLM_NAMES[grammar[0]]: grammar[1]}} if grammar else {}),
         }
 
     def completion(self, request: Request, sample: int, sampled: SampledTokens) -> Completion:
