@@ -93,12 +93,12 @@ def test_a_recipe_has_its_defaults_written_out(write: Write) -> None:
             'recipe.toml:20: algorithm.old_logprobs: "sampled" clips the ratio to the sampler',
         ),
         (
-            ('type = "grpo"', 'type = "grpo"\ncorrection = "tis"\n[rollout]\nregex = "a+"'),
+            ("clip_high = 0.28", 'correction = "tis"\n[rollout]\nregex = "a+"'),
             "recipe.toml:20: algorithm.correction: with rollout.regex samples",
         ),
         (
             ("clip_high = 0.28", 'old_logprobs = "sampled"\n[rollout]\nregex = "a+"'),
-            'recipe.toml:20: algorithm.old_logprobs: "sampled" with rollout.top_p, top_k or min_p',
+            'recipe.toml:20: algorithm.old_logprobs: "sampled" with rollout.regex: samples',
         ),
         (
             ("clip_high = 0.28", 'clip_high = 0.28\n[rollout]\nregex = "(a"'),
@@ -122,7 +122,7 @@ def test_a_recipe_has_its_defaults_written_out(write: Write) -> None:
         ),
         (
             ("clip_high = 0.28", 'old_logprobs = "sampled"\n[rollout]\nmin_p = 0.1'),
-            'recipe.toml:20: algorithm.old_logprobs: "sampled" with rollout.top_p, top_k or min_p',
+            'recipe.toml:20: algorithm.old_logprobs: "sampled" with rollout.min_p: samples',
         ),
         (
             ("clip_high = 0.28", "clip_high = 0.28\n[rollout]\nin_flight_updates = false"),

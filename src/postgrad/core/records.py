@@ -226,7 +226,7 @@ class RolloutBatch:
     rewards: NDArray[np.float64]  # [S] the total of each sample, turn rewards included
     ticket: NDArray[np.int64]  # [S]
     sample: NDArray[np.int64]  # [S] number among the samples of its prompt
-    truncated: NDArray[np.bool_]  # [S] True where finish_reason is "length"
+    truncated: NDArray[np.bool_]  # [S] True where finish_reason is not "stop"
     # int32 [N] the policy version that drew each token, -1 where loss_mask is False; None: unknown.
     versions: Ragged | None = None
     # [S] each, by component: what it gave before its weight; NaN where it does not apply or failed.
@@ -274,7 +274,7 @@ class RolloutBatch:
             rewards=np.array([group.total[i] for _, group, _, i in rows], np.float64),
             ticket=np.array([r.ticket for r in rollouts], np.int64),
             sample=np.array([r.sample for r in rollouts], np.int64),
-            truncated=np.array([r.finish_reason == "length" for r in rollouts], np.bool_),
+            truncated=np.array([r.finish_reason != "stop" for r in rollouts], np.bool_),
             versions=_versions(rollouts, at_prompt),
             components={
                 name: np.array([_component(group, name, i) for _, group, _, i in rows], np.float64)

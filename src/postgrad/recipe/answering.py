@@ -19,6 +19,7 @@ from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rewards.registry import build as build_verifier
 from postgrad.rewards.registry import component_names, for_rollout
 from postgrad.rollout.environments.base import build as build_environment
+from postgrad.rollout.grammar import KINDS
 from postgrad.rollout.settings import TOTAL, RolloutSettings
 
 _ONE_TEMPLATE = "with an [environment] all sets have those of [data]: it answers through them too"
@@ -206,12 +207,13 @@ def stale_samples(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iter
     if sampled_is_old and rollout.filters:
         yield (
             ("algorithm", "old_logprobs"),
-            '"sampled" with rollout.top_p, top_k or min_p, or a grammar: samples come from another '
-            "distribution than the policy's, which biases the ratio; sample without",
+            f'"sampled" with rollout.{rollout.filters[0]}: samples come from another distribution '
+            "than the policy's, which biases the ratio; sample without",
         )
-    if rollout.max_staleness and rollout.grammar and rollout.type == "vllm":
+    grammars = [name for name in rollout.filters if name in KINDS]
+    if rollout.max_staleness and grammars and rollout.type == "vllm":
         yield (
-            ("rollout", rollout.grammar[0]),
+            ("rollout", grammars[0]),
             f"with rollout.max_staleness = {rollout.max_staleness}: vLLM begins a grammar anew "
             'where a sample goes on; use type = "local", or max_staleness = 0',
         )

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from postgrad.core.errors import RunError
 from postgrad.core.records import Experts, FinishReason, PlacedImage
+from postgrad.rollout.grammar import KINDS, Grammar
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.stats import EngineStats
 
@@ -72,6 +73,12 @@ class Request:
     def position(self) -> int:
         """W: the place of the next token in its turn."""
         return 0 if self.written is None else len(self.written.token_ids)
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the turn follows from its first token on."""
+        texts = ((kind, getattr(self.sampling, kind)) for kind in KINDS)
+        return next(((kind, text) for kind, text in texts if text is not None), None)
 
     @property
     def new_tokens(self) -> int:

@@ -1,16 +1,18 @@
-"""Answers that a grammar allows: which tokens may come next in a sample.
+"""Answers that follow a grammar: which tokens may come next in a sample.
 
 The library is llguidance, which vLLM has too: it reads regular expressions, JSON schemas and Lark
 grammars, and compares them with the bytes of tokens, so that a token may cross what a grammar
 divides. Where only one text can follow, the tokenizer's own division of it is allowed and no other.
-What a sample may go on with depends on the tokens that it has alone.
+What a sample may go on with depends on the tokens that it has alone. llguidance limits the memory
+and the work of a grammar, and of each token: a recipe's grammar cannot hold up a run.
 """
 
-from collections.abc import Sequence
+import importlib.util
+import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from postgrad.core.errors import RunError, UsageError
@@ -19,12 +21,15 @@ Grammar = tuple[str, str]  # kind, one of KINDS, and text
 KINDS = ("regex", "json_schema", "lark")
 ALL = -1  # 32 tokens, all of them allowed
 DEAD_END = "NoExtension"  # how llguidance's message begins where no token continues a sample
+LONGEST_MESSAGE = 300  # characters of a message, which may repeat the grammar
 
 
 def compiled(grammar: Grammar) -> str:
     """A grammar as llguidance's matchers take it. Raises ValueError, which says where in the
-    grammar and what is wrong.
+    grammar and what is wrong, or that llguidance is missing.
     """
+    if importlib.util.find_spec("llguidance") is None:
+        raise ValueError("needs the package llguidance: pip install 'postgrad[grammar]'")
     from llguidance import LLMatcher
 
     read = {
@@ -35,8 +40,24 @@ def compiled(grammar: Grammar) -> str:
     kind, text = grammar
     compiled_text = read[kind](text)
     if message := LLMatcher.validate_grammar(compiled_text):
-        raise ValueError(f"no grammar: {' '.join(message.split())}")
+        raise ValueError(f"no grammar: {' '.join(message.split())[:LONGEST_MESSAGE]}")
     return compiled_text
+
+
+def lark_of(grammar: Grammar, ends: Iterable[int]) -> str:
+    """A grammar of any kind as a Lark grammar, behind which one of the tokens `ends` may come: for
+    a library's user who knows a single end of an answer. `start:` is its first line, by which
+    llguidance recognises Lark.
+    """
+    kind, text = grammar
+    if kind == "json_schema":
+        answer = f"%json {text}"
+    else:
+        if kind == "regex":  # in the words of Lark, as llguidance quotes them
+            text = json.loads(compiled(grammar))["grammars"][0]["lark_grammar"]
+        answer = f"%lark {{\n{text}\n}}"
+    numbers = ",".join(map(str, ends))
+    return f"start: answer{f' <[{numbers}]>?' if numbers else ''}\nanswer: {answer}\n"
 
 
 class Grammars:
@@ -70,6 +91,7 @@ class Grammars:
         return matcher
 
     def _start(self, grammar: Grammar) -> Any:
+        import torch
         from llguidance import LLExecutor, LLMatcher
         from llguidance.hf import from_tokenizer
 
@@ -86,9 +108,27 @@ class Grammars:
         matcher = LLMatcher(self._tokens, compiled(grammar), log_level=0)
         if not self.allow([matcher], [0], np.zeros((1, self.words), np.int32))[0]:
             raise UsageError(
-                f"rollout.{kind}: no token of this tokenizer begins what it allows: {text!r}"
+                f"rollout.{kind}: no token of this tokenizer begins what it allows: "
+                f"{text[:LONGEST_MESSAGE]!r}"
             )
         return matcher
+
+    def followed(self, grammar: Grammar, tokens: NDArray[np.int32]) -> int:
+        """How many of a turn's `tokens` its grammar allows: all, or those before a dead end, at
+        which another engine went on. Raises RunError for a token that it forbids elsewhere.
+        """
+        matcher = self.begin(grammar, None)
+        ended = len(tokens) > 0 and int(tokens[-1]) in self._eos
+        count = int(matcher.try_consume_tokens(tokens[: len(tokens) - ended].tolist()))
+        if count == len(tokens) - ended and (not ended or matcher.is_accepting()):
+            return len(tokens)
+        matcher = self.begin(grammar, tokens[:count])
+        if self.allow([matcher], [0], np.zeros((1, self.words), np.int32))[0]:
+            raise RunError(
+                f"a sample does not follow its grammar: token {count} of its turn is "
+                f"{int(tokens[count])}, which rollout.{grammar[0]} does not allow there"
+            )
+        return count
 
     def follow(
         self,

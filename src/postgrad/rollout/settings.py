@@ -6,18 +6,21 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_v
 
 from postgrad.core.settings import Settings
 from postgrad.rewards.http import plain_address
-from postgrad.rollout.grammar import KINDS, Grammar, compiled
+from postgrad.rollout.grammar import KINDS, compiled
 
 # Which experts of a mixture the policy uses again when it learns.
 RouterReplay = Literal["off", "sampled", "old"]
 TOTAL = "total"  # of filter_on: the shaped reward, not one of its components
+# Settings that take tokens out of the policy's distribution, each off by default.
+FILTERS = {"top_p", "top_k", "min_p", *KINDS}
 
 
 class SamplingSettings(Settings):
     """How the next token is chosen. temperature 0 is greedy; the filters are applied after it.
 
     With `regex`, `json_schema` or `lark`, one of them, each answer, or each turn, is what it
-    describes from its first token to its last: other tokens have no probability. Needs llguidance.
+    describes from its first token to its last: other tokens have no probability. Needs the extra
+    `grammar`.
     """
 
     temperature: float = Field(default=1.0, ge=0.0)
@@ -45,21 +48,9 @@ class SamplingSettings(Settings):
         return self
 
     @property
-    def grammar(self) -> Grammar | None:
-        """What all answers follow."""
-        texts = ((kind, getattr(self, kind)) for kind in KINDS)
-        return next(((kind, text) for kind, text in texts if text is not None), None)
-
-    @property
     def filters(self) -> tuple[str, ...]:
-        """The settings that take tokens out of the policy's distribution."""
-        on = {
-            "top_p": self.top_p < 1.0,
-            "top_k": self.top_k > 0,
-            "min_p": self.min_p > 0.0,
-            **{kind: getattr(self, kind) is not None for kind in KINDS},
-        }
-        return tuple(name for name, stated in on.items() if stated)
+        """Which of FILTERS are on."""
+        return tuple(self.model_dump(include=FILTERS, exclude_defaults=True))
 
 
 class CurriculumSettings(Settings):

@@ -15,7 +15,7 @@ from postgrad.learner.update import Update
 from postgrad.observe.sentinels.mismatch import DRIFT, differences, drift
 from postgrad.observe.sentinels.on_policy import ratio_distance
 from postgrad.observe.sentinels.watch import of_samples
-from postgrad.rollout.settings import RolloutSettings
+from postgrad.rollout.settings import FILTERS, RolloutSettings
 from postgrad.rollout.source import Sampled
 
 SUMMED = ("computed_tokens", "skipped_samples", "skipped_updates", "bounded_exponents")
@@ -81,7 +81,7 @@ def compared_logprobs(
     metrics: dict[str, float] = {}
     if old is not None and results and not dropout:
         metrics |= ratio_distance(learned, results[0].outputs, mask)
-    if sampling.filters:
+    if sampling.model_dump(include=FILTERS, exclude_defaults=True):
         return metrics
     sampled = batch.sampled_logprobs.take(credit.rows).values
     mask = mask & ~np.isnan(learned)

@@ -79,15 +79,13 @@ class LocalEngine:
         self._shares = shares
         self._decoder, self._tower = decoder_of(lm), tower
         self._routers = replayable(lm) if records_experts else None
-        self._tokenizer = tokenizer
-        self._slots, self._borrows = slots, borrows
+        self._tokenizer, self._slots, self._borrows = tokenizer, slots, borrows
         parameter = next(lm.parameters())
         self._device = parameter.device
         self._prefill_tokens = PREFILL_TOKENS[self._device.type]
         shapes = layer_shapes(lm, self._device)
         self._cache = KeyValueCache(shapes, cache_tokens, parameter.dtype, self._device)
-        eos = eos_token_ids(lm, tokenizer)
-        self._stopper = Stopper(eos, tokenizer)
+        self._stopper = Stopper(eos := eos_token_ids(lm, tokenizer), tokenizer)
         self._grammars = Grammars(tokenizer, eos, text_config(lm).vocab_size)
         self._version = 0
         self._waiting: list[tuple[tuple[int, ...], Request]] = []  # a heap

@@ -108,7 +108,7 @@ class Rows:
         request = self.requests[rows.start]
         if self.allowed.size:
             self.allowed[rows.start : rows.stop] = ALL
-        if (grammar := request.sampling.grammar) is None:
+        if (grammar := request.grammar) is None:
             self.matcher[rows.start : rows.stop] = None
             return
         if not self.allowed.size:
