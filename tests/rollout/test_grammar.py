@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import random
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +12,12 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.rollout.grammar import Grammars, compiled, lark_of
+from postgrad.rollout.grammar import KINDS, Grammars, compiled, lark_of
 from postgrad.rollout.settings import SamplingSettings
 
-NAMES = ["<pad>", "<eos>", "<end>", "<turn>", *'abcd[]{}",:/\\012 ', "ab", "[[", '":', "cd"]
+NAMES = ["<pad>", "<eos>", "<end>", "<turn>", *'abcd[]{}",:/\\012Ġ', "ab", "[[", '":', "cd"]
 EOS, END, TURN = 1, 2, 3
+SPACE = NAMES.index("Ġ")
 GRAMMARS = [
     ("regex", "(ab|c){1,3}d?"),
     ("regex", r"a/b\\?|c\/+"),
@@ -135,3 +138,23 @@ def test_json_text_reads_back(tokenizer):
     schema = ("json_schema", GRAMMARS[2][1])
     assert Grammars(tokenizer, [EOS], len(NAMES)).followed(schema, ids(text)) == len(text)
     assert json.loads(text) == ["ab", 20]
+
+
+@pytest.mark.parametrize("flexible", [True, False])
+def test_a_schema_says_whether_json_has_white_space_for_both_engines(flexible, tokenizer):
+    schema = {"type": "array", "items": {"type": "integer"}}
+    if not flexible:
+        schema["x-guidance"] = {"whitespace_flexible": False}
+    grammar = ("json_schema", json.dumps(schema))
+    for asked in (grammar, ("lark", lark_of(grammar, []))):
+        matcher = Grammars(tokenizer, [EOS], len(NAMES)).begin(asked, ids("["))
+        assert (SPACE in allowed_after(matcher)) is flexible
+
+
+def test_the_grammars_of_the_documentation_are_ones():
+    page = (Path(__file__).parents[2] / "docs" / "rollout.md").read_text("utf-8")
+    block = page.partition("## Answers that follow a grammar")[2].split("```")[1]
+    table = tomllib.loads(block.removeprefix("toml"))["rollout"]
+    for kind, text in table.items():
+        assert SamplingSettings(**{kind: text}).filters == (kind,)
+    assert list(table) == list(KINDS)

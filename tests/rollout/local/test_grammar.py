@@ -12,9 +12,11 @@ from transformers import PreTrainedTokenizerFast
 
 from postgrad.core.errors import UsageError
 from postgrad.rollout.engine import Request, generate
+from postgrad.rollout.local import step as step_module
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.local.rows import Rows
 from postgrad.rollout.local.sampler import Kind, Knobs, sample
+from postgrad.rollout.local.step import StepShape
 from postgrad.rollout.settings import SamplingSettings
 
 REGEX = "(ab|cd)+[x-z]?|hello( world){1,3}"
@@ -140,8 +142,8 @@ def test_logprobs_are_those_of_the_masked_distribution(model, prompt, bytelevel)
 def test_samples_do_not_depend_on_slots_late_reading_or_what_is_beside_them(
     model, prompt, bytelevel
 ):
-    asked = requests(prompt, regex=REGEX)
-    plain = [replace(r, ticket=r.ticket + 10) for r in requests(prompt)]
+    asked = requests(prompt, count=3, regex=REGEX, max_new_tokens=12)
+    plain = [replace(r, ticket=r.ticket + 10) for r in requests(prompt, count=3, max_new_tokens=12)]
     alone = generate(engine_of(model, bytelevel, slots=5), asked)
     for slots, ahead in ((1, 0), (9, 0), (5, 1)):
         done = generate(engine_of(model, bytelevel, slots=slots, ahead=ahead), asked + plain)
@@ -151,6 +153,28 @@ def test_samples_do_not_depend_on_slots_late_reading_or_what_is_beside_them(
             np.testing.assert_allclose(completion.logprobs, other.logprobs, atol=1e-5)
         free = generate(engine_of(model, bytelevel, slots=slots, ahead=ahead), plain)
         assert [b[0] for b in bits(done) if b not in bits(followed)] == [b[0] for b in bits(free)]
+
+
+def test_a_step_with_a_grammar_is_traced_in_one_graph_with_the_same_bits(
+    model, prompt, bytelevel, monkeypatch
+):
+    """So that CUDA captures it."""
+    asked = requests(prompt, count=1, regex=REGEX, max_new_tokens=2)
+    eager = generate(engine_of(model, bytelevel, slots=6), asked)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    traced, kinds = torch.compile(step_module.step, backend="eager", fullgraph=True), []
+
+    def compiled(*arguments):
+        kinds.extend(each.kind for each in arguments if isinstance(each, StepShape))
+        traced(*arguments)
+
+    monkeypatch.setattr(step_module, "step", compiled)
+    done = generate(engine_of(model, bytelevel, slots=6), asked)
+    assert torch._dynamo.utils.counters["graph_break"] == {}
+    assert len(kinds) > 1
+    assert all(kind.masked for kind in kinds)
+    assert bits(done) == bits(eager)
 
 
 @pytest.mark.parametrize("steps", [1, 3, 7])
