@@ -110,7 +110,7 @@ def test_a_recipe_has_its_defaults_written_out(write: Write) -> None:
         ),
         (
             ("clip_high = 0.28", "clip_high = 0.28\n[rollout]\nregex = 'a'\nlark = 'start: \"a\"'"),
-            "rollout: regex and lark are two grammars: keep one",
+            "rollout: give one grammar, not regex and lark",
         ),
         (
             (

@@ -153,8 +153,8 @@ def test_a_schema_says_whether_json_has_white_space_for_both_engines(flexible, t
 
 def test_the_grammars_of_the_documentation_are_ones():
     page = (Path(__file__).parents[2] / "docs" / "rollout.md").read_text("utf-8")
-    block = page.partition("## Answers that follow a grammar")[2].split("```")[1]
-    table = tomllib.loads(block.removeprefix("toml"))["rollout"]
-    for kind, text in table.items():
-        assert SamplingSettings(**{kind: text}).filters == (kind,)
-    assert list(table) == list(KINDS)
+    blocks = page.partition("## Answers that follow a grammar")[2].split("```toml")[1:4]
+    tables = [tomllib.loads(block.partition("```")[0])["rollout"] for block in blocks]
+    assert tuple(key for table in tables for key in table) == KINDS
+    for kind, table in zip(KINDS, tables, strict=True):
+        assert SamplingSettings(**table).filters == (kind,)

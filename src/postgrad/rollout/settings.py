@@ -44,7 +44,7 @@ class SamplingSettings(Settings):
     def _single_grammar(self) -> Self:
         stated = [kind for kind in KINDS if getattr(self, kind) is not None]
         if len(stated) > 1:
-            raise ValueError(f"{' and '.join(stated)} are two grammars: keep one")
+            raise ValueError(f"give one grammar, not {' and '.join(stated)}")
         return self
 
     @property
