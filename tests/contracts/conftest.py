@@ -50,8 +50,8 @@ def small_model(seed: int = 0, vocabulary: int = 2 + len(LETTERS), *, tied: bool
 def small_tokenizer() -> Any:
     """<pad>, <eos>, then one token a letter."""
     vocabulary = {name: i for i, name in enumerate(["<pad>", "<eos>", *LETTERS])}
-    raw = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    raw.decoder = decoders.Fuse()
+    raw = Tokenizer(models.BPE(vocabulary, []))
+    raw.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
         tokenizer_object=raw,
         pad_token="<pad>",

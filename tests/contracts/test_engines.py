@@ -1,5 +1,6 @@
 """What every rollout engine must do. An engine joins by one line in conftest.py."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -93,6 +94,69 @@ def test_filtered_logprobs_are_renormalised_over_what_is_left(make_engine):
     assert tokens(done) == tokens(greedy)
     assert all(np.all(c.logprobs == 0.0) for c in done)
     assert all(np.all(c.logprobs < 0.0) for c in greedy)
+
+
+GRAMMARS = [  # over the letters a to p, with texts of theirs
+    ({"regex": "a(b|c)*d|nope"}, re.compile("a(b|c)*d|nope").fullmatch),
+    (
+        {"lark": 'start: "a" start? "b"'},
+        lambda text: text == "a" * len(text[1::2]) + "b" * len(text[1::2]),
+    ),
+]
+
+
+@pytest.mark.parametrize(("grammar", "follows"), GRAMMARS)
+def test_answers_follow_a_grammar_with_logprobs_over_what_it_allows(make_engine, grammar, follows):
+    done = generate(make_engine(5, 1024), requests(max_new_tokens=16, **grammar))
+    ended = [completion for completion in done if completion.finish_reason == "stop"]
+    assert len(ended) > 12
+    assert all(completion.token_ids[-1] == 1 for completion in ended)
+    assert all(follows(completion.text) for completion in ended)
+    assert len({completion.text for completion in ended}) > 1
+    for completion in ended:  # behind the last letter nothing but the end is allowed
+        assert completion.logprobs[-1] == pytest.approx(0.0, abs=1e-6)
+        assert (completion.logprobs <= 1e-6).all()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_under_a_grammar_are_those_of_the_constrained_distribution(
+    make_engine, temperature
+):
+    """Against float64 NumPy: log softmax(l / T) over what the regex lets follow each prefix."""
+    follows = {"": "an", "a": "bc", "ab": "d", "ac": "d", "abd": "", "acd": "", "n": "o", "no": ""}
+    asked = requests(temperature=temperature, regex="a(b|c)d|no")
+    lm, texts = small_model(), set()
+    lm.set_attn_implementation("eager")
+    for completion in generate(make_engine(6, 6 * 32), asked):
+        before = asked[completion.ticket].token_ids
+        ids = torch.tensor([[*before.tolist(), *completion.token_ids.tolist()]])
+        with torch.no_grad():
+            logits = lm(ids).logits[0, len(before) - 1 : -1].double().numpy() / temperature
+        text, reference = "", []
+        for row, token in zip(logits, completion.token_ids.tolist(), strict=True):
+            allowed = [2 + LETTERS.index(letter) for letter in follows[text]] or [1]
+            assert token in allowed
+            reference.append(row[token] - np.log(np.exp(row[allowed]).sum()))
+            text += LETTERS[token - 2] if token > 1 else ""
+        np.testing.assert_allclose(completion.logprobs, reference, atol=2e-5)
+        assert completion.finish_reason == "stop"
+        texts.add(text)
+    assert texts == {"abd", "acd", "no"}
+
+
+def test_a_sample_that_no_token_continues_is_a_dead_end(make_engine):
+    """No token has the q that must follow "ab"; what is written before it is kept."""
+    done = generate(make_engine(6, 6 * 32), requests(regex="abq|cd"))
+    ends = {(c.text, len(c.token_ids), len(c.logprobs)): c.finish_reason for c in done}
+    assert ends == {("ab", 2, 2): "dead_end", ("cd", 3, 3): "stop"}
+
+
+def test_a_grammar_holds_for_its_own_requests_alone(make_engine):
+    free = tokens(generate(make_engine(6, 6 * 32), requests(3)))
+    bound = [replace(r, ticket=r.ticket + 10) for r in requests(3, regex="a(b|c)d|no")]
+    done = generate(make_engine(6, 6 * 32), [*requests(3), *bound])
+    assert {key: ids for key, ids in tokens(done).items() if key[0] < 10} == free
+    assert {c.text for c in done if c.ticket >= 10} <= {"abd", "acd", "no"}
 
 
 def test_answers_end_with_the_end_token_or_at_the_limit(make_engine):

@@ -163,3 +163,14 @@ def test_evaluations_of_the_same_weights_agree_whenever_they_are_made(
     began = train(second, console)
     assert began["accuracy_before"] == ended["accuracy_after"]
     assert began["greedy_accuracy_before"] == ended["greedy_accuracy_after"]
+
+
+def test_dead_ends_are_truncated_and_counted_where_there_are_any() -> None:
+    whole = group(0, 1.0, 0.0, 1.0, 0.0)
+    assert "dead_end_fraction" not in sample_metrics([whole])
+    ends = ("stop", "length", "dead_end", "stop")
+    rollouts = zip(whole.rollouts, ends, strict=True)
+    cut = [dataclasses.replace(rollout, finish_reason=end) for rollout, end in rollouts]
+    metrics = sample_metrics([dataclasses.replace(whole, rollouts=tuple(cut))])
+    assert metrics["truncated_fraction"] == 0.5
+    assert metrics["dead_end_fraction"] == 0.25

@@ -93,8 +93,36 @@ def test_a_recipe_has_its_defaults_written_out(write: Write) -> None:
             'recipe.toml:20: algorithm.old_logprobs: "sampled" clips the ratio to the sampler',
         ),
         (
+            ("clip_high = 0.28", 'correction = "tis"\n[rollout]\nregex = "a+"'),
+            "recipe.toml:20: algorithm.correction: with rollout.regex samples",
+        ),
+        (
+            ("clip_high = 0.28", 'old_logprobs = "sampled"\n[rollout]\nregex = "a+"'),
+            'recipe.toml:20: algorithm.old_logprobs: "sampled" with rollout.regex: samples',
+        ),
+        (
+            ("clip_high = 0.28", 'clip_high = 0.28\n[rollout]\nregex = "(a"'),
+            "recipe.toml:22: rollout.regex: no grammar: at 1(8): invalid regex",
+        ),
+        (
+            ("clip_high = 0.28", 'clip_high = 0.28\n[rollout]\njson_schema = "{"'),
+            "recipe.toml:22: rollout.json_schema: no grammar",
+        ),
+        (
+            ("clip_high = 0.28", "clip_high = 0.28\n[rollout]\nregex = 'a'\nlark = 'start: \"a\"'"),
+            "rollout: give one grammar, not regex and lark",
+        ),
+        (
+            (
+                "clip_high = 0.28",
+                'correction = "tis"\ncorrection_with_filters = true\n[rollout]\ntype = "vllm"\n'
+                'max_staleness = 1\nregex = "a"',
+            ),
+            "recipe.toml:25: rollout.regex: with rollout.max_staleness = 1: vLLM begins a grammar",
+        ),
+        (
             ("clip_high = 0.28", 'old_logprobs = "sampled"\n[rollout]\nmin_p = 0.1'),
-            'recipe.toml:20: algorithm.old_logprobs: "sampled" with rollout.top_p, top_k or min_p',
+            'recipe.toml:20: algorithm.old_logprobs: "sampled" with rollout.min_p: samples',
         ),
         (
             ("clip_high = 0.28", "clip_high = 0.28\n[rollout]\nin_flight_updates = false"),

@@ -41,6 +41,7 @@ def test_a_sample_that_the_limit_cut_off_is_penalised():
     assert one.score(PROMPT, sample(5)).value == 0.0
     cut = one.score(PROMPT, sample(5, "length"))
     assert (cut.value, cut.detail) == (-0.5, {"finish_reason": "length"})
+    assert one.score(PROMPT, sample(5, "dead_end")).value == -0.5
 
 
 @pytest.mark.parametrize(

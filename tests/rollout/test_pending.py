@@ -9,7 +9,7 @@ import pytest
 from helpers.rollouts import Chosen, Numbers, Ticking, Words
 from postgrad.core.errors import RunError
 from postgrad.core.process import done
-from postgrad.core.records import EpisodeFailure, Experts, Prompt
+from postgrad.core.records import EpisodeFailure, Experts, FinishReason, Prompt
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.environment import Drawing, Environment, Observation, OpenGroup, Step
 from postgrad.rollout.pending import REPLIES, to_arrays, to_groups
@@ -107,6 +107,21 @@ def test_without_the_record_an_environment_that_is_not_deterministic_is_never_st
     arrays = to_arrays(cut_run(Dice(10)).groups, {0: 0})
     with pytest.raises(RunError, match="it lacks what the environment said"):
         back(arrays, Dice(500))
+
+
+@pytest.mark.parametrize("end", ["stop", "length", "dead_end"])
+def test_how_a_sample_ended_comes_back_with_it(end: FinishReason) -> None:
+    """Of a group whose other samples are under way."""
+    group = OpenGroup(Numbers(100).draw(0, 0), Drawing(3, SAMPLING, 0, Dice(10)))
+    turn = np.array([5, 6], np.int32), np.array([-0.5, -0.25], np.float32)
+    group.samples[1].take(Completion(0, 1, 0, *turn, end, ((0, 2),), ""))
+    group.samples[1].observe(Observation(np.zeros(0, np.int32), done=True))
+    group.left -= 1
+    again, _ = back(to_arrays({0: group}, {0: 0}, replies=True), Dice(500))
+    rollout = again.samples[1].rollout(Words())
+    assert rollout.finish_reason == end
+    assert rollout.turns[0].token_ids.tolist() == [5, 6]
+    assert again.left == 2
 
 
 @pytest.mark.parametrize(

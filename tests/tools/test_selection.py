@@ -64,14 +64,15 @@ def test_pairs_have_the_better_answer_first(tmp_path: Path) -> None:
     assert rows(tmp_path, [group], kind="pairs", pairs="random", seed=4) == [drawn]
 
 
-def test_a_truncated_answer_is_rejected_and_never_chosen(tmp_path: Path) -> None:
-    group = [sample(0, 1.0, finish_reason="length"), sample(1, 0.5), sample(2, 0.0)]
+@pytest.mark.parametrize("end", ["length", "dead_end"])
+def test_a_truncated_answer_is_rejected_and_never_chosen(end: str, tmp_path: Path) -> None:
+    group = [sample(0, 1.0, finish_reason=end), sample(1, 0.5), sample(2, 0.0)]
     assert answers(rows(tmp_path, [group], kind="best")) == ["text 1"]
     (pair,) = rows(tmp_path, [group], kind="pairs")
     assert pair["samples"] == [1, 2]
     (kept,) = rows(tmp_path, [group], kind="pairs", keep_truncated=True)
     assert kept["samples"] == [0, 2]
-    cut = [sample(0, 0.0, finish_reason="length"), sample(1, 0.5)]
+    cut = [sample(0, 0.0, finish_reason=end), sample(1, 0.5)]
     assert rows(tmp_path, [cut], kind="pairs")[0]["samples"] == [1, 0]
 
 
@@ -100,7 +101,7 @@ def test_every_prompt_is_accounted_for(tmp_path: Path) -> None:
         "samples without a reward": 2,
         "prompts without a row: no two rewards differ by more than the margin": 1,
         "prompts without a row: no sample has a reward": 1,
-        "prompts without a row: every answer was cut at the token limit": 1,
+        "prompts without a row: every answer was truncated": 1,
     }
     assert selected.table()[2] == ("rows", "1")
 

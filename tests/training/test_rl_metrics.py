@@ -198,9 +198,10 @@ def old_of(batch: RolloutBatch) -> Ragged:
         ({"top_p": 0.9}, False, ON_POLICY),
         ({"top_k": 5}, False, ON_POLICY),
         ({"min_p": 0.1}, False, ON_POLICY),
+        ({"regex": "a+"}, False, ON_POLICY),
         ({"top_p": 0.9}, True, {}),
     ],
-    ids=["plain", "dropout", "top-p", "top-k", "min-p", "top-p and dropout"],
+    ids=["plain", "dropout", "top-p", "top-k", "min-p", "grammar", "top-p and dropout"],
 )
 def test_logprobs_are_compared_where_both_sides_mean_the_same_distribution(
     sampling: dict[str, Any], dropout: bool, expected: dict[str, float], batch: RolloutBatch

@@ -240,3 +240,13 @@ def test_modules_that_train_whole_beside_an_adapter_have_their_key() -> None:
 )
 def test_float16_has_its_key(flags: tuple[str, ...], dtype: str) -> None:
     assert of(*flags).recipe["model"]["dtype"] == dtype
+
+
+@pytest.mark.parametrize("name", ["vllm_structured_outputs_regex", "vllm_guided_decoding_regex"])
+def test_a_regex_for_vllm_is_the_rollouts(name: str) -> None:
+    flags = [f"--{name}", r"\d{1,3}", "--vllm_importance_sampling_mode", "token_mask"]
+    found = of("--use_vllm", "true", *flags)
+    assert found.recipe["rollout"]["regex"] == r"\d{1,3}"
+    assert found.recipe["algorithm"]["correction"] == "icepop"
+    assert found.recipe["algorithm"]["correction_with_filters"] is True  # its ratio is the same
+    assert missing(of(*flags)) >= {name}  # without vLLM it does nothing there

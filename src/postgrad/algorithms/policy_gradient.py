@@ -46,10 +46,10 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
     advantages are computed. With `kl_target` beta is adapted so that the mean k1 per token stays
     near the target. KL in the loss: beta * KL of each token, with the policy loss's denominator.
 
-    mask_truncated_completions: samples with finish_reason "length" are removed from numerators,
-    denominators and whitening, also in a critic's loss. A group's mean and deviation still count
-    them (DAPO's overlong filtering, arXiv:2503.14476): without them the baseline of the finished
-    samples would be too high.
+    mask_truncated_completions: samples that did not end by themselves (finish_reason "length" or
+    "dead_end") are removed from numerators, denominators and whitening, also in a critic's loss. A
+    group's mean and deviation still count them (DAPO's overlong filtering, arXiv:2503.14476):
+    without them the baseline of the finished samples would be too high.
     """
 
     min_group_size: ClassVar[int] = 2

@@ -21,7 +21,9 @@ from postgrad.core import seeds
 from postgrad.core.errors import RunError
 from postgrad.core.ragged import Ragged
 
-FinishReason = Literal["stop", "length"]
+# "stop": it ended by itself; "length": the token limit cut it; "dead_end": no token may come next
+# that its grammar allows
+FinishReason = Literal["stop", "length", "dead_end"]
 Author = Literal["policy", "environment"]
 Logprobs = NDArray[np.float32]  # [tokens]
 # [tokens, layers, k] numbers of the experts that each layer with a router sent a token to; -1 where
@@ -72,7 +74,7 @@ class Rollout:
     ticket: int  # of its prompt
     sample: int  # number among the samples of the prompt, 0 .. n - 1
     turns: tuple[Turn, ...]  # in order; at least one by the policy
-    finish_reason: FinishReason  # "stop": it ended by itself; "length": the token limit cut it
+    finish_reason: FinishReason  # of its last turn
     # Which policy version wrote how many tokens, in order: ((3, 120), (4, 16)).
     versions: tuple[tuple[int, int], ...]
     text: str  # all turns decoded, without special tokens
@@ -224,7 +226,7 @@ class RolloutBatch:
     rewards: NDArray[np.float64]  # [S] the total of each sample, turn rewards included
     ticket: NDArray[np.int64]  # [S]
     sample: NDArray[np.int64]  # [S] number among the samples of its prompt
-    truncated: NDArray[np.bool_]  # [S] True where finish_reason is "length"
+    truncated: NDArray[np.bool_]  # [S] True where finish_reason is not "stop"
     # int32 [N] the policy version that drew each token, -1 where loss_mask is False; None: unknown.
     versions: Ragged | None = None
     # [S] each, by component: what it gave before its weight; NaN where it does not apply or failed.
@@ -272,7 +274,7 @@ class RolloutBatch:
             rewards=np.array([group.total[i] for _, group, _, i in rows], np.float64),
             ticket=np.array([r.ticket for r in rollouts], np.int64),
             sample=np.array([r.sample for r in rollouts], np.int64),
-            truncated=np.array([r.finish_reason == "length" for r in rollouts], np.bool_),
+            truncated=np.array([r.finish_reason != "stop" for r in rollouts], np.bool_),
             versions=_versions(rollouts, at_prompt),
             components={
                 name: np.array([_component(group, name, i) for _, group, _, i in rows], np.float64)

@@ -73,9 +73,14 @@ class Evaluator:
         self._scorer = scorer
         self._kept: KeptSamples = recipe.observe.eval_samples
         new = self.settings.max_new_tokens or recipe.rollout.max_new_tokens
-        stop = recipe.rollout.stop
+        rollout = recipe.rollout
         self._sampling = SamplingSettings(
-            temperature=self.settings.temperature, max_new_tokens=new, stop=stop
+            temperature=self.settings.temperature,
+            max_new_tokens=new,
+            stop=rollout.stop,
+            regex=rollout.regex,
+            json_schema=rollout.json_schema,
+            lark=rollout.lark,
         )
         self._environment = (
             environment_of(recipe.environment, recipe.data, tokenizer) or SingleTurn()
@@ -234,17 +239,20 @@ def _dataset(prompt: Prompt, by: str | None) -> str:
 
 def sample_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     """Mean reward of kept samples, mean response length in tokens, the share of truncated samples,
-    and the mean score of each component over the samples that it scored; NaN where it scored none.
+    that of samples at a dead end of their grammar, where there are any, and the mean score of each
+    component over the samples that it scored; NaN where it scored none.
     """
     totals = np.concatenate([group.total[group.kept] for group in groups])
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     lengths = [sum(len(turn.token_ids) for turn in rollout.turns) for rollout in rollouts]
-    truncated = [rollout.finish_reason == "length" for rollout in rollouts]
+    truncated = [rollout.finish_reason != "stop" for rollout in rollouts]
+    dead_ends = [rollout.finish_reason == "dead_end" for rollout in rollouts]
     metrics = {
         **{f"environment/{name}": value for name, value in mean_counts(rollouts).items()},
         "reward": float(totals.mean()) if len(totals) else math.nan,
         "response_length": float(np.mean(lengths)),
         "truncated_fraction": float(np.mean(truncated)),
+        **({"dead_end_fraction": float(np.mean(dead_ends))} if any(dead_ends) else {}),
     }
     for name in dict.fromkeys(name for group in groups for name in group.rewards):
         scores = np.concatenate([group.rewards[name] for group in groups if name in group.rewards])

@@ -14,6 +14,7 @@ from postgrad.plan.lengths import RowLengths
 from postgrad.plan.roles import PlannedRole, beside_student
 from postgrad.plan.sizes import Sizes, width
 from postgrad.recipe.recipe import Recipe, RLRecipe
+from postgrad.rollout.grammar import KINDS
 from postgrad.rollout.local.budget import LANES, align
 
 # models.head.CHUNK_BYTES and CHUNK_ROWS, which a test holds them to: on a CPU, on a GPU
@@ -218,6 +219,8 @@ class Passes:
         each = SAMPLED + (FILTERED if filtered else 0)
         drawn = logits * (FLOAT32 + (b if b != FLOAT32 else 0))
         drawn += min(logits, max(SAMPLED_TOGETHER, shape.vocab_size)) * each
+        if {*KINDS} & {*rollout.filters}:
+            drawn += logits // 8  # a bit for each token that may come next
         return {
             "prompts computed ahead": prompts * (shape.cache_bytes_per_token(b) + inside),
             "logits": max(0, drawn - prompts * inside),

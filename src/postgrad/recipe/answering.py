@@ -19,6 +19,7 @@ from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rewards.registry import build as build_verifier
 from postgrad.rewards.registry import component_names, for_rollout
 from postgrad.rollout.environments.base import build as build_environment
+from postgrad.rollout.grammar import KINDS
 from postgrad.rollout.settings import TOTAL, RolloutSettings
 
 _ONE_TEMPLATE = "with an [environment] all sets have those of [data]: it answers through them too"
@@ -222,12 +223,18 @@ def stale_samples(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iter
             '"sampled" clips the ratio to the sampler itself: there is nothing left for '
             "algorithm.correction to do, leave one of them out",
         )
-    filters = rollout.top_p < 1.0 or rollout.top_k or rollout.min_p
-    if sampled_is_old and filters:
+    if sampled_is_old and rollout.filters:
         yield (
             ("algorithm", "old_logprobs"),
-            '"sampled" with rollout.top_p, top_k or min_p: samples come from another distribution '
+            f'"sampled" with rollout.{rollout.filters[0]}: samples come from another distribution '
             "than the policy's, which biases the ratio; sample without",
+        )
+    grammars = [name for name in rollout.filters if name in KINDS]
+    if rollout.max_staleness and grammars and rollout.type == "vllm":
+        yield (
+            ("rollout", grammars[0]),
+            f"with rollout.max_staleness = {rollout.max_staleness}: vLLM begins a grammar anew "
+            'where a sample goes on; use type = "local", or max_staleness = 0',
         )
     if rollout.max_staleness == 0 and not rollout.in_flight_updates:
         yield (
@@ -257,10 +264,9 @@ def correction(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iterato
     """Importance weights of samples that were drawn from a truncated distribution."""
     if not isinstance(algorithm, BehaviourCorrection) or algorithm.correction_with_filters:
         return
-    filters = {"top_p": rollout.top_p < 1.0, "top_k": rollout.top_k, "min_p": rollout.min_p}
     corrects = algorithm.correction not in ("off", "metrics")
-    if (corrects or algorithm.off_policy_threshold is not None) and any(filters.values()):
-        stated = " and ".join(f"rollout.{name}" for name, on in filters.items() if on)
+    if (corrects or algorithm.off_policy_threshold is not None) and rollout.filters:
+        stated = " and ".join(f"rollout.{name}" for name in rollout.filters)
         yield (
             ("algorithm", "correction" if corrects else "off_policy_threshold"),
             f"with {stated} samples come from another distribution than the policy's, which biases "

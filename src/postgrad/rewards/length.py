@@ -45,7 +45,7 @@ class Overlong(Verifier):
 
 
 class StopProperly(Verifier):
-    """`penalty` where the token limit truncated it (finish_reason "length"), else `stopped`.
+    """`penalty` where it did not end by itself (finish_reason other than "stop"), else `stopped`.
 
     With the defaults it is added to the other rewards; with stopped = 1, a penalty in [0, 1] and
     multiply = true it scales them.
@@ -56,9 +56,7 @@ class StopProperly(Verifier):
 
     def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
         reason = rollout.finish_reason
-        return Score(
-            self.penalty if reason == "length" else self.stopped, {"finish_reason": reason}
-        )
+        return Score(self.stopped if reason == "stop" else self.penalty, {"finish_reason": reason})
 
 
 class TargetLength(Verifier):

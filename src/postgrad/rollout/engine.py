@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from postgrad.core.errors import RunError
 from postgrad.core.records import Experts, FinishReason, PlacedImage
+from postgrad.rollout.grammar import KINDS, Grammar
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.stats import EngineStats
 
@@ -74,6 +75,12 @@ class Request:
         return 0 if self.written is None else len(self.written.token_ids)
 
     @property
+    def grammar(self) -> Grammar | None:
+        """What the turn follows from its first token on."""
+        texts = ((kind, getattr(self.sampling, kind)) for kind in KINDS)
+        return next(((kind, text) for kind, text in texts if text is not None), None)
+
+    @property
     def new_tokens(self) -> int:
         """How many tokens may still be drawn."""
         return self.sampling.max_new_tokens - self.position
@@ -123,7 +130,7 @@ class Completion:
     turn: int  # as in the request
     token_ids: NDArray[np.int32]  # [R]
     logprobs: NDArray[np.float32]  # [R], in nats; NaN from a server that gives none
-    finish_reason: FinishReason  # "length": cut by max_new_tokens
+    finish_reason: FinishReason
     versions: tuple[tuple[int, int], ...]  # ((policy version, tokens), ...) in order
     text: str  # decoded, without special tokens
     # [X, layers, k] of the last X tokens of request and turn, where the engine records them. The

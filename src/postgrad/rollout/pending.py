@@ -21,7 +21,7 @@ from postgrad.rollout.engine import Completion, Request, Written
 from postgrad.rollout.environment import Drawing, Observation, OpenGroup, OpenSample, Step
 
 PendingArrays = Mapping[str, NDArray[Any]]
-ENDS: tuple[FinishReason | None, ...] = (None, "stop", "length")  # None: the turn goes on
+ENDS: tuple[FinishReason | None, ...] = (None, "stop", "length", "dead_end")  # None: it goes on
 TYPES = {
     "tickets": (np.int64, 2),  # [G, 2] ticket, policy version at which it was begun
     # [T, 5] ticket, sample, index in ENDS, tokens, spans; a sample's turns in order

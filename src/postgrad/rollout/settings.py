@@ -2,18 +2,26 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from postgrad.core.settings import Settings
 from postgrad.rewards.http import plain_address
+from postgrad.rollout.grammar import KINDS, compiled
 
 # Which experts of a mixture the policy uses again when it learns.
 RouterReplay = Literal["off", "sampled", "old"]
 TOTAL = "total"  # of filter_on: the shaped reward, not one of its components
+# Settings that take tokens out of the policy's distribution, each off by default.
+FILTERS = {"top_p", "top_k", "min_p", *KINDS}
 
 
 class SamplingSettings(Settings):
-    """How the next token is chosen. temperature 0 is greedy; the filters are applied after it."""
+    """How the next token is chosen. temperature 0 is greedy; the filters are applied after it.
+
+    With `regex`, `json_schema` or `lark`, one of them, each answer, or each turn, is what it
+    describes from its first token to its last: other tokens have no probability. Needs the extra
+    `grammar`.
+    """
 
     temperature: float = Field(default=1.0, ge=0.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)  # 1: off
@@ -21,6 +29,28 @@ class SamplingSettings(Settings):
     min_p: float = Field(default=0.0, ge=0.0, lt=1.0)  # 0: off
     stop: tuple[str, ...] = ()  # texts that end an answer
     max_new_tokens: int = Field(default=512, ge=1)  # of one answer, or of one turn
+    regex: str | None = None  # a regular expression, in the syntax of Rust's crate regex
+    json_schema: str | None = None  # the text of a JSON schema
+    lark: str | None = None  # a context-free grammar, as the library Lark writes them
+
+    @field_validator(*KINDS)
+    @classmethod
+    def _readable(cls, text: str | None, info: ValidationInfo) -> str | None:
+        if text is not None:
+            compiled((str(info.field_name), text))
+        return text
+
+    @model_validator(mode="after")
+    def _single_grammar(self) -> Self:
+        stated = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if len(stated) > 1:
+            raise ValueError(f"give one grammar, not {' and '.join(stated)}")
+        return self
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """Which of FILTERS are on."""
+        return tuple(self.model_dump(include=FILTERS, exclude_defaults=True))
 
 
 class CurriculumSettings(Settings):

@@ -149,9 +149,9 @@ def _of_group(
         return _difficulty(scored, selection)
     usable = scored
     if not selection.keep_truncated:
-        usable = [sample for sample in scored if sample["finish_reason"] != "length"]
+        usable = [sample for sample in scored if sample["finish_reason"] == "stop"]
     if not usable:
-        return [], "every answer was cut at the token limit"
+        return [], "every answer was truncated"
     if selection.kind == "pairs":
         return _pairs(scored, usable, selection)
     good = [s for s in usable if selection.threshold is None or s["total"] >= selection.threshold]

@@ -15,7 +15,7 @@ from postgrad.learner.update import Update
 from postgrad.observe.sentinels.mismatch import DRIFT, differences, drift
 from postgrad.observe.sentinels.on_policy import ratio_distance
 from postgrad.observe.sentinels.watch import of_samples
-from postgrad.rollout.settings import RolloutSettings
+from postgrad.rollout.settings import FILTERS, RolloutSettings
 from postgrad.rollout.source import Sampled
 
 SUMMED = ("computed_tokens", "skipped_samples", "skipped_updates", "bounded_exponents")
@@ -74,14 +74,14 @@ def compared_logprobs(
     own weights apart from those of older ones, whose logprobs differ by right, together and by age.
     step: the number of steps before this one, which is the version of the policy's weights.
 
-    With top-p, top-k or min-p the sampler drew from another distribution, and `dropout` makes each
-    update's policy another one: nothing to compare.
+    With top-p, top-k, min-p or a grammar the sampler drew from another distribution, and `dropout`
+    makes each update's policy another one: nothing to compare.
     """
     mask = credit.experience.sequences.loss_mask.values
     metrics: dict[str, float] = {}
     if old is not None and results and not dropout:
         metrics |= ratio_distance(learned, results[0].outputs, mask)
-    if sampling.top_p < 1.0 or sampling.top_k or sampling.min_p:
+    if sampling.model_dump(include=FILTERS, exclude_defaults=True):
         return metrics
     sampled = batch.sampled_logprobs.take(credit.rows).values
     mask = mask & ~np.isnan(learned)

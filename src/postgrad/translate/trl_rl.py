@@ -38,10 +38,13 @@ def engines(draft: Draft, options: Options, source: SourceCommand) -> None:
                      "vllm_enable_sleep_mode"):  # fmt: skip
             if options.states(name):
                 draft.skip(name, options.take(name), "a server has its own, as there")
-    _vllm_correction(draft, options)
+    regex = options.take("vllm_structured_outputs_regex")
+    regex = regex or options.take("vllm_guided_decoding_regex")  # its name before
+    draft.put("rollout.regex", regex and str(regex), "needs the extra grammar")
+    _vllm_correction(draft, options, filtered=bool(regex))
 
 
-def _vllm_correction(draft: Draft, options: Options) -> None:
+def _vllm_correction(draft: Draft, options: Options, *, filtered: bool) -> None:
     """Weights of the difference between engine and learner."""
     enabled = flag(options.take("vllm_importance_sampling_correction", True))
     mode = str(options.take("vllm_importance_sampling_mode", "sequence_mask"))
@@ -57,6 +60,7 @@ def _vllm_correction(draft: Draft, options: Options) -> None:
         return
     draft.put("algorithm.correction", name, mode)
     draft.put("algorithm.correction_high", high)
+    draft.put("algorithm.correction_with_filters", filtered or None, "as there")
     if name == "icepop":
         draft.put("algorithm.correction_low", decimal(low or 0.0))
 

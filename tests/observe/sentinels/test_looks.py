@@ -355,3 +355,11 @@ def test_a_rise_of_unused_experts_over_the_first_steps_is_a_collapse() -> None:
     (look, *_) = looks(Router(), history[:1])
     assert look is not None
     assert look.value is None
+
+
+def test_answers_at_dead_ends_of_their_grammar_are_named_as_such() -> None:
+    base = {"truncated_fraction": 0.8, "samples": 1.0, "response_length": 1.0}
+    (limit, ends) = (Truncation(steps=1).tell(0.8, base | {"dead_end_fraction": share})
+                     for share in (0.3, 0.5))  # fmt: skip
+    assert "80% of the answers are cut off at the token limit" in limit
+    assert "most of them at a dead end of their grammar" in ends

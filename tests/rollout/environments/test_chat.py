@@ -110,11 +110,11 @@ def test_the_last_turn_that_is_allowed_is_heard_and_ends_the_episode():
     assert (last.done, last.reward, last.counts["out_of_turns"]) == (True, 0.5, 1.0)
 
 
-def test_a_turn_that_was_cut_ends_the_episode_unheard():
+@pytest.mark.parametrize("finish", ["length", "dead_end"])
+def test_a_turn_that_was_cut_ends_the_episode_unheard(finish):
     tokenizer = FAMILIES["chatml"][0]
-    seen = (
-        started(tokenizer).step(completion(tokenizer, "bye", end=False, finish="length")).result()
-    )
+    cut = completion(tokenizer, "bye", end=False, finish=finish)
+    seen = started(tokenizer).step(cut).result()
     assert (seen.done, seen.reward) == (True, 0.0)
 
 

@@ -167,7 +167,7 @@ def test_no_more_requests_are_under_way_than_allowed(make_engine):
     assert most[0] <= 3
 
 
-@pytest.mark.parametrize("sampling", [{"top_k": 3}, {"min_p": 0.1}])
+@pytest.mark.parametrize("sampling", [{"top_k": 3}, {"min_p": 0.1}, {"regex": "a"}])
 def test_filters_that_the_interface_lacks_are_refused(make_engine, sampling):
     engine, _ = make_engine(lambda *_: Answer("a"))
     with pytest.raises(UsageError, match="not part of OpenAI's interface"):

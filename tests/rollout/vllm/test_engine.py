@@ -20,9 +20,11 @@ from postgrad.models.linear import SHAPES_KEPT
 from postgrad.models.settings import LoraSettings
 from postgrad.parallel.device import ALLOCATOR
 from postgrad.rollout.engine import Request, Written, generate
+from postgrad.rollout.grammar import lark_of
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.vllm import engine as engine_module
 from postgrad.rollout.vllm import process as process_module
+from postgrad.rollout.vllm.model import seed_of
 from postgrad.rollout.vllm.weights import WeightNames
 
 
@@ -84,6 +86,40 @@ def test_sampling_is_said_in_vllms_words(make_engine, tmp_path):
         "max_tokens": 8,
         "stop_token_ids": [1],
     }
+
+
+def test_a_grammar_is_said_in_vllms_words(make_engine, tmp_path):
+    """The fake answers abc, and then the token that is its seed's last digit."""
+    engine = make_engine()
+    seed = next(n for n in range(99) if seed_of(request(seed=n), 0) % 10 == 5)
+    for kind, text in (("regex", "abcd"), ("lark", "start: /abc[a-d]/")):
+        (done,) = generate(engine, [request(samples=1, seed=seed, **{kind: text})])
+        lark = lark_of((kind, text), ())
+        assert said(tmp_path)[-1]["sampling"]["structured_outputs"] == {"grammar": lark}
+        assert (done.text, done.finish_reason) == ("abcd", "stop")
+
+
+def test_what_vllm_writes_behind_a_dead_end_is_taken_away_and_named(make_engine):
+    """No token has the q that must follow "ab"; the fake goes on with a c and another."""
+    for completion in generate(make_engine(), [request(regex="abq")]):
+        assert completion.token_ids.tolist() == [2, 3]
+        assert completion.logprobs.tolist() == [-0.5, -0.5]
+        assert completion.versions == ((0, 2),)
+        assert (completion.finish_reason, completion.text) == ("dead_end", "ab")
+
+
+def test_a_sample_of_vllms_that_does_not_follow_its_grammar_is_an_error(make_engine):
+    message = "token 2 of its turn is 4, which rollout.regex does not allow there"
+    with pytest.raises(RunError, match=message):
+        generate(make_engine(), [request(regex="abd")])
+
+
+def test_a_sample_that_goes_on_under_a_grammar_is_refused(make_engine):
+    """vLLM would begin the grammar anew behind the tokens that are there."""
+    written = Written(np.array([2], np.int32), np.zeros(1, np.float32), ((0, 1),))
+    asked = replace(request(samples=1, regex="a+"), written=written)
+    with pytest.raises(UsageError, match="vLLM begins a grammar anew where a sample goes on"):
+        make_engine().submit(asked)
 
 
 def test_a_request_that_can_never_fit_is_refused_at_once(make_engine):

@@ -150,7 +150,7 @@ class _Episode:
         raises RunError where the reply's reward is not finite.
         """
         self._turns += 1
-        if response.finish_reason == "length":
+        if response.finish_reason != "stop":
             self._close()
             counts = {"turns": 1.0, "out_of_turns": 0.0}
             return at_once(Observation(_TOKENS, done=True, counts=counts))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.models.attention import require_embedded, to_device
+from postgrad.models.attention import require_embedded, text_config, to_device
 from postgrad.models.decoder import decoder_of
 from postgrad.models.head import target_logprobs
 from postgrad.models.images import ImageTower
@@ -28,6 +28,7 @@ from postgrad.models.routers import replayable
 from postgrad.models.supported import is_tested
 from postgrad.parallel.device import give_back
 from postgrad.rollout.engine import Completion, Request, Sent, WeightIntake, in_order
+from postgrad.rollout.grammar import Grammars
 from postgrad.rollout.local.budget import PREFILL_TOKENS, SharedPrompts, align
 from postgrad.rollout.local.cache import KeyValueCache
 from postgrad.rollout.local.prompts import (
@@ -38,7 +39,7 @@ from postgrad.rollout.local.prompts import (
     require_same_samples,
     run_plain,
 )
-from postgrad.rollout.local.rows import Rows, Stopper, eos_token_ids
+from postgrad.rollout.local.rows import Rows, Stopper, eos_token_ids, require_finite
 from postgrad.rollout.local.step import Flight, Stepper
 from postgrad.rollout.stats import EngineStats
 
@@ -78,14 +79,14 @@ class LocalEngine:
         self._shares = shares
         self._decoder, self._tower = decoder_of(lm), tower
         self._routers = replayable(lm) if records_experts else None
-        self._tokenizer = tokenizer
-        self._slots, self._borrows = slots, borrows
+        self._tokenizer, self._slots, self._borrows = tokenizer, slots, borrows
         parameter = next(lm.parameters())
         self._device = parameter.device
         self._prefill_tokens = PREFILL_TOKENS[self._device.type]
         shapes = layer_shapes(lm, self._device)
         self._cache = KeyValueCache(shapes, cache_tokens, parameter.dtype, self._device)
-        self._stopper = Stopper(eos_token_ids(lm, tokenizer), tokenizer)
+        self._stopper = Stopper(eos := eos_token_ids(lm, tokenizer), tokenizer)
+        self._grammars = Grammars(tokenizer, eos, text_config(lm).vocab_size)
         self._version = 0
         self._waiting: list[tuple[tuple[int, ...], Request]] = []  # a heap
         self._submitted = 0
@@ -148,7 +149,8 @@ class LocalEngine:
         admitted = time.perf_counter()
         if self._rows.count:
             self._step(decoding)
-        while len(self._flights) > self._ahead:
+        # Where a grammar is followed, what may come next depends on the token before it.
+        while len(self._flights) > (0 if self._rows.masked else self._ahead):
             self._read()
         done, self._ended = self._ended, []
         self.stats.count_step(started, admitted, time.perf_counter(), turns=len(done))
@@ -278,7 +280,7 @@ class LocalEngine:
             name, length = first_name + prompt, int(lengths[prompt])
             stretches, new = self._shared.join(name, length, len(samples))
             experts = None if pool.experts is None else pool.experts[prompt]
-            self._rows.add(pool.requests[number], samples, stretches, experts)
+            self._rows.add(pool.requests[number], samples, stretches, experts, self._grammars)
             opened += [(stretch, prompt) for stretch in new]
             prompts += [prompt] * len(samples)
         if opened:
@@ -341,29 +343,22 @@ class LocalEngine:
         """Add the tokens of the oldest step that is not read yet, and free the rows that end."""
         rows = self._rows
         here, tokens, logprobs, experts = self._flights.pop(0).read()
-        broken = np.flatnonzero(~np.isfinite(logprobs))
-        if len(broken):
-            row = here[broken[0]]
-            raise RunError(
-                f"the policy's logits are not finite (version {self._version}, ticket "
-                f"{rows.ticket[row]}, sample {rows.sample[row]}, token "
-                f"{rows.position[row] + rows.written[row]}): "
-                "the weights have diverged; go back to a checkpoint with a lower learner.lr"
-            )
+        require_finite(rows, here, logprobs, self._version)
         rows.append(here, tokens, logprobs, experts)
         self.stats.response_tokens += len(here)
-        self._release()
+        self._release(here)
 
-    def _release(self) -> None:
-        """Free the rows that have ended, among those with a token."""
+    def _release(self, here: NDArray[np.int64]) -> None:
+        """Free the rows that have ended, among those with a token. here: those with a new one."""
         rows = self._rows
         n = rows.count
         stopped = self._stopper.stopped(rows)
         ends = (stopped | (rows.written[:n] >= rows.limit[:n])) & (rows.written[:n] > 0)
-        gone = np.flatnonzero(ends)
+        dead = rows.follow_grammars(here, ends, self._grammars)
+        gone = np.flatnonzero(ends | dead)
         if not len(gone):
             return
-        self._ended += self._completions(gone, stopped)
+        self._ended += self._completions(gone, stopped, dead)
         to, source = rows.remove(gone)
         self._cache.responses.move(to, source, rows.launched)
         self._cache.states.move(to, source)
@@ -375,7 +370,9 @@ class LocalEngine:
         if not rows.count:
             self._flights.clear()
 
-    def _completions(self, gone: NDArray[np.int64], stopped: NDArray[np.bool_]) -> list[Completion]:
+    def _completions(
+        self, gone: NDArray[np.int64], stopped: NDArray[np.bool_], dead: NDArray[np.bool_]
+    ) -> list[Completion]:
         rows = self._rows
         turns = [rows.whole_turn(row, self._version) for row in gone]
         ids = [turn.token_ids for turn in turns]
@@ -387,7 +384,7 @@ class LocalEngine:
                 turn=int(rows.turn[row]),
                 token_ids=turn.token_ids,
                 logprobs=turn.logprobs,
-                finish_reason="stop" if stopped[row] else "length",
+                finish_reason="stop" if stopped[row] else "dead_end" if dead[row] else "length",
                 versions=turn.versions,
                 text=text,
                 experts=turn.experts,

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core import seeds
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Experts
 from postgrad.layout.layout import rotary_positions
 from postgrad.rollout.engine import Request, Written
+from postgrad.rollout.grammar import ALL, Grammars
 from postgrad.rollout.local.budget import close_gaps
 from postgrad.rollout.local.sampler import Kind
 
@@ -49,6 +50,9 @@ class Rows:
         self.top_k = np.zeros(capacity, np.int64)
         self.top_p = np.zeros(capacity, np.float32)
         self.min_p = np.zeros(capacity, np.float32)
+        self.matcher: Any = np.empty(capacity, object)  # of a row with a grammar, else None
+        # [capacity, W] bits of the tokens that may come next, from the first row with a grammar on
+        self.allowed = np.zeros((capacity, 0), np.int32)
         self.tokens = np.zeros((capacity, max_new_tokens), np.int32)
         self.logprobs = np.zeros((capacity, max_new_tokens), np.float32)
         self.before: Any = np.empty(capacity, object)  # Experts of what a response stands behind
@@ -61,9 +65,11 @@ class Rows:
         samples: Sequence[int],
         stretches: NDArray[np.int64],
         experts: Experts | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """Use the next rows for samples of a request. stretches: [samples] where its prompt is.
-        experts: [prefix, layers, k] of its prefix, where they are recorded.
+        experts: [prefix, layers, k] of its prefix, where they are recorded. grammars: for a request
+        with a grammar.
         """
         rows = slice(self.count, self.count + len(samples))
         sampling = request.sampling
@@ -93,7 +99,43 @@ class Rows:
             self.experts[rows] = -1
             for row in range(rows.start, rows.stop):
                 self.before[row] = experts
+        if grammars is not None:
+            self._constrain(range(rows.start, rows.stop), grammars)
         self.count += len(samples)
+
+    def _constrain(self, rows: range, grammars: Grammars) -> None:
+        """What may come first in new rows of one request."""
+        request = self.requests[rows.start]
+        if self.allowed.size:
+            self.allowed[rows.start : rows.stop] = ALL
+        if (grammar := request.grammar) is None:
+            self.matcher[rows.start : rows.stop] = None
+            return
+        if not self.allowed.size:
+            self.allowed = np.full((self.capacity, grammars.words), ALL, np.int32)
+        written = None if request.written is None else request.written.token_ids
+        for row in rows:
+            self.matcher[row] = grammars.begin(grammar, written)
+        grammars.allow(self.matcher[rows.start : rows.stop], rows, self.allowed)
+
+    @property
+    def masked(self) -> bool:
+        """Whether any row has a grammar."""
+        return self.allowed.size > 0 and any(m is not None for m in self.matcher[: self.count])
+
+    def follow_grammars(
+        self, rows: NDArray[np.int64], ended: NDArray[np.bool_], grammars: Grammars
+    ) -> NDArray[np.bool_]:
+        """What may come behind the newest tokens of the rows numbered `rows`, apart from those that
+        have `ended` [count]. Returns [count] True where no token may.
+        """
+        dead = np.zeros(self.count, np.bool_)
+        if self.allowed.size:
+            open_rows = [row for row in rows if self.matcher[row] is not None and not ended[row]]
+            newest = self.newest(self.count)[open_rows].tolist()
+            goes_on = grammars.follow(self.matcher[open_rows], newest, open_rows, self.allowed)
+            dead[open_rows] = np.logical_not(goes_on)
+        return dead
 
     def newest(self, count: int) -> NDArray[np.int64]:
         """[count] the newest token of each of the first rows, which must have one."""
@@ -102,7 +144,8 @@ class Rows:
     def kind(self) -> Kind:
         """What choosing the next tokens takes."""
         n = self.count
-        return Kind.of(self.temperature[:n], self.top_k[:n], self.top_p[:n], self.min_p[:n])
+        kind = Kind.of(self.temperature[:n], self.top_k[:n], self.top_p[:n], self.min_p[:n])
+        return kind._replace(masked=True) if self.masked else kind
 
     def append(
         self,
@@ -160,12 +203,27 @@ class Rows:
         for column in (
             self.requests, self.spans, self.sample, self.ticket, self.turn, self.key, self.prompt,
             self.rotary, self.stretch, self.position, self.written, self.launched, self.limit,
-            self.has_stop, self.temperature, self.top_k, self.top_p, self.min_p, self.tokens,
-            self.logprobs, self.before, self.experts,
+            self.has_stop, self.temperature, self.top_k, self.top_p, self.min_p, self.matcher,
+            self.allowed, self.tokens, self.logprobs, self.before, self.experts,
         ):  # fmt: skip
             column[to] = column[source]
         self.count = left
         return to, source
+
+
+def require_finite(
+    rows: Rows, numbers: NDArray[np.int64], logprobs: NDArray[np.float32], version: int
+) -> None:
+    """Raises RunError where a new token of the rows numbered `numbers` has no logprob."""
+    broken = np.flatnonzero(~np.isfinite(logprobs))
+    if len(broken):
+        row = numbers[broken[0]]
+        raise RunError(
+            f"the policy's logits are not finite (version {version}, ticket "
+            f"{rows.ticket[row]}, sample {rows.sample[row]}, token "
+            f"{rows.position[row] + rows.written[row]}): "
+            "the weights have diverged; go back to a checkpoint with a lower learner.lr"
+        )
 
 
 MARGIN = 4  # tokens decoded before a stop string: the first of a text may decode differently

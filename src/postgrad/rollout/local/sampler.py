@@ -4,7 +4,8 @@ The numbers are those of core.seeds, computed where the logits are. Nothing here
 
 With weights e_i = softmax(l / T)_i, filtered ones set to 0, the token is the first i whose
 running sum exceeds u * sum(e), and its logprob is log(e_i / sum(e)): what it was drawn from.
-Filters act in transformers' order (top-k, then top-p, then min-p), each on what the last one left.
+Filters act in transformers' order (top-k, then top-p, then min-p), each on what the last one left;
+a grammar acts before them, on the logits.
 """
 
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ class Kind(NamedTuple):
     heated: bool  # a temperature other than 1
     greedy: bool  # temperature 0
     filtered: bool  # top-k, top-p or min-p, of a row that is not greedy
+    masked: bool = False  # a grammar
 
     @staticmethod
     def of(
@@ -59,11 +61,17 @@ class Knobs:
     top_k: Tensor  # [N], 0: off
     top_p: Tensor  # [N], 1: off
     min_p: Tensor  # [N], 0: off
+    # [N, W] int32, a bit for each token, the lowest first; None where no row was masked yet
+    allowed: Tensor | None = None
 
     def rows(self, which: slice) -> "Knobs":
         """The parameters of a slice of the rows."""
         return Knobs(
-            self.temperature[which], self.top_k[which], self.top_p[which], self.min_p[which]
+            self.temperature[which],
+            self.top_k[which],
+            self.top_p[which],
+            self.min_p[which],
+            None if self.allowed is None else self.allowed[which],
         )
 
 
@@ -102,6 +110,9 @@ def sample(logits: Tensor, knobs: Knobs, uniform: Tensor, kind: Kind) -> tuple[T
 
 def _sample(logits: Tensor, knobs: Knobs, uniform: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
     greedy = (knobs.temperature == 0.0)[:, None]
+    if kind.masked:
+        assert knobs.allowed is not None
+        logits.masked_fill_(_bits(knobs.allowed, logits.shape[1]) == 0, -torch.inf)
     if kind.heated:
         scale = knobs.temperature.float()[:, None]
         logits /= scale.masked_fill(greedy, 1.0) if kind.greedy else scale
@@ -114,6 +125,13 @@ def _sample(logits: Tensor, knobs: Knobs, uniform: Tensor, kind: Kind) -> tuple[
         token = torch.where(greedy, best, token)
     logprob = (weights.gather(-1, token).double() / total).log().float()
     return token[:, 0], logprob[:, 0]
+
+
+def _bits(words: Tensor, count: int) -> Tensor:
+    """[N, W] int32 -> [N, count] uint8: their first bits, the lowest first."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=words.device)
+    octets = words.view(torch.uint8)[:, :, None]  # the lowest first, as all that torch runs on
+    return ((octets >> shifts) & 1).flatten(1)[:, :count]
 
 
 def _draw(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:

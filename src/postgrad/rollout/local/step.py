@@ -25,6 +25,7 @@ from postgrad.core.records import Experts
 from postgrad.models.attention import AttentionContext
 from postgrad.models.decoder import Decoder
 from postgrad.models.routers import Routers, chosen_of
+from postgrad.rollout.grammar import ALL
 from postgrad.rollout.local.budget import LANES, SharedPrompts, align, rows_computed
 from postgrad.rollout.local.cache import Decoding, KeyValueCache
 from postgrad.rollout.local.rows import Rows
@@ -80,6 +81,15 @@ class StepBuffers:
         wide = [columns[name].view(torch.float64) for name in KNOBS]
         self.knobs = Knobs(wide[0], columns["top_k"], wide[1], wide[2])
 
+    def allow(self, words: NDArray[np.int32]) -> None:
+        """Take the bits [rows, W] of the tokens that the first rows may draw."""
+        if self.knobs.allowed is None:
+            size = self.capacity, words.shape[1]
+            allowed = torch.full(size, ALL, dtype=torch.int32, device=self.block.device)
+            self.knobs = replace(self.knobs, allowed=allowed)
+        assert self.knobs.allowed is not None
+        self.knobs.allowed[: len(words)].copy_(_host(words, self.block.device), non_blocking=True)
+
     def places(self, rows: int) -> Tensor:
         """[rows] the index of the newest token of each of the first rows in its response, 0 for
         rows without one.
@@ -91,6 +101,12 @@ class StepBuffers:
         if self.entering is None:
             self.entering = states.new_zeros(self.capacity, states.shape[1])
         self.entering[first : first + len(states)].copy_(states)
+
+
+def _host(array: NDArray[Any], device: torch.device) -> Tensor:
+    """`array` for a copy to the device; pinned, so that nothing waits for that."""
+    host = torch.from_numpy(array)
+    return host if device.type == "cpu" else host.pin_memory()
 
 
 def step(
@@ -271,6 +287,8 @@ class Stepper:
         # The lanes are of the rows that decode; a row is new for one step.
         self._changed = decoding < count
         shape = StepShape(decoded, sampled, count, decoding < count, rows.kind())
+        if shape.kind.masked:
+            self._buffers.allow(rows.allowed[:count])
         if not on_cpu:  # few shapes: idle rows get tokens too, and a new row takes part in all
             shape = replace(shape, decoded=sampled, drawn=sampled, enters=True)
         elif decoding:
@@ -346,10 +364,7 @@ class Stepper:
             columns[name].view(np.float64)[:count] = getattr(rows, name)[:count]
         if decoding:
             self._write_lanes(rows, shared, decoding, block)
-        host = torch.from_numpy(block)
-        if self._device.type != "cpu":  # from pinned memory, so that nothing waits for the copy
-            host = host.pin_memory()
-        self._buffers.block.copy_(host, non_blocking=True)
+        self._buffers.block.copy_(_host(block, self._device), non_blocking=True)
         ids = self._buffers.ids
         ids.copy_(ids.index_select(0, self._buffers.columns["source"]))
         self._source[:] = np.arange(capacity)

@@ -158,10 +158,10 @@ def _messages(request: Request) -> list[dict[str, str]]:
 
 def _sampling(sampling: SamplingSettings) -> dict[str, Any]:
     """Sampling settings as OpenAI's parameters. Raises UsageError for those that it lacks."""
-    if sampling.top_k or sampling.min_p:
+    if unknown := [f"rollout.{name}" for name in sampling.filters if name != "top_p"]:
         raise UsageError(
-            "rollout.top_k and rollout.min_p are not part of OpenAI's interface: give them in "
-            "rollout.openai.extra_body, if the server knows them"
+            f"{' and '.join(unknown)}: not part of OpenAI's interface; give it in "
+            "rollout.openai.extra_body, if the server knows it"
         )
     options: dict[str, Any] = {
         "temperature": sampling.temperature,

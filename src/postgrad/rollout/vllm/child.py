@@ -38,9 +38,7 @@ TRANSFER = "postgrad.rollout.vllm.transfer"  # the module that vLLM's workers im
 
 
 def main() -> None:
-    """Sample until the other end of the pipe closes, then end the process at once: an orderly exit
-    of Python with vLLM takes three seconds of CPU time.
-    """
+    """Sample until the pipe closes, then end at once: an orderly exit takes 3 s of CPU time."""
     code = 0
     try:
         _serve()
@@ -155,6 +153,9 @@ class EngineServer:
         on the rest of the batch. vLLM draws for each such row by itself; without seeds, for all of
         them in one kernel. The prompt is computed once (vLLM's prefix cache).
         """
+        if grammar := sampling.pop("structured_outputs", None):
+            params_of = _vllm(".sampling_params").StructuredOutputsParams
+            sampling["structured_outputs"] = params_of(**grammar)
         for key, seed in zip(keys, seeds, strict=True):
             params = _vllm().SamplingParams(
                 **sampling,
@@ -344,6 +345,7 @@ def engine_arguments(start: Start) -> dict[str, Any]:
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",  # of what was drawn from: temperature and filters
         "generation_config": "vllm",  # the recipe says how samples are drawn, not the model
+        "structured_outputs_config": {"backend": "guidance"},  # the built-in engine's library
         "trust_remote_code": False,
         "disable_log_stats": True,
         # Where samples have no seeds, all are drawn with this one: of each engine another.

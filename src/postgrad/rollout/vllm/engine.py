@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from postgrad.core.errors import RunError, UsageError
+from postgrad.models.attention import text_config
 from postgrad.rollout.engine import Completion, Request, Sent, in_order
+from postgrad.rollout.grammar import Grammars
 from postgrad.rollout.stats import DividedStats, EngineStats, agreed
 from postgrad.rollout.transport.broadcast import Meeting
 from postgrad.rollout.transport.route import Place, Stated
@@ -60,6 +62,8 @@ class VLLMEngine:
         self._processes = processes
         self._inbox = inbox
         self._model = model
+        vocabulary = text_config(model.skeleton).vocab_size
+        self._grammars = Grammars(model.tokenizer, model.eos, vocabulary)
         self._level = level
         self._asleep: tuple[str, ...] = ()  # the parts that sleep, of PARTS
         self._empty = False  # the weights were dropped and not loaded yet
@@ -86,6 +90,11 @@ class VLLMEngine:
                 "lower rollout.max_new_tokens"
             )
         request.require_valid()
+        if request.position and request.grammar:
+            raise UsageError(
+                f"ticket {request.ticket}: vLLM begins a grammar anew where a sample goes "
+                "on; sample with rollout.max_staleness = 0"
+            )
         self._be_ready()
         keys = range(self._keys, self._keys + len(request.sample_ids))
         self._keys = keys.stop
@@ -101,7 +110,7 @@ class VLLMEngine:
                 "keys": list(keys),
                 "seeds": [seed_of(request, sample) for sample in request.sample_ids],
                 "prompt": request.prefix.tolist(),
-                "sampling": self._model.sampling(request.sampling, new),
+                "sampling": self._model.sampling(request),
             }
         )
 
@@ -120,7 +129,10 @@ class VLLMEngine:
         arrived, self._arrived = self._arrived, []
         for _, _, number, sampled in arrived:
             self._sums.end(number, len(sampled.tokens))
-        return [self._model.completion(request, n, sampled) for request, n, _, sampled in arrived]
+        return [
+            self._model.completion(request, n, sampled, self._grammars)
+            for request, n, _, sampled in arrived
+        ]
 
     def wake(self) -> None:
         """HaltingEngine.wake, by a message of this side."""

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from postgrad.core.errors import RunError
+from postgrad.core.records import FinishReason
 from postgrad.core.seeds import integer
 from postgrad.models.settings import LoraSettings
 from postgrad.rollout.engine import Completion, Request, Written
-from postgrad.rollout.settings import SamplingSettings
+from postgrad.rollout.grammar import Grammars, lark_of
 from postgrad.rollout.vllm.protocol import SampledTokens
 
 MARGIN = 4  # tokens decoded before a stop string
@@ -28,30 +29,49 @@ class Model:
     max_len: int  # tokens of the longest sequence, prompt and response
     adapter: LoraSettings | None = None  # that it samples with; None: its weights are whole
 
-    def sampling(self, sampling: SamplingSettings, new_tokens: int) -> dict[str, Any]:
-        """Sampling settings as keyword arguments of vLLM's SamplingParams."""
+    def sampling(self, request: Request) -> dict[str, Any]:
+        """A request's settings as keyword arguments of vLLM's SamplingParams, and of its
+        StructuredOutputsParams.
+
+        Where a grammar may end vLLM allows the tokenizer's end of sequence alone: other tokens that
+        end an answer are made a part of the grammar.
+        """
+        sampling, grammar = request.sampling, request.grammar
+        ends = [token for token in self.eos if token != self.tokenizer.eos_token_id]
         return {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
             "stop": list(sampling.stop),
-            "max_tokens": new_tokens,
+            "max_tokens": request.new_tokens,
             "stop_token_ids": list(self.eos),
+            **({"structured_outputs": {"grammar": lark_of(grammar, ends)}} if grammar else {}),
         }
 
-    def completion(self, request: Request, sample: int, sampled: SampledTokens) -> Completion:
-        """A sample that has ended. Raises RunError as `turn_of` does."""
-        turn, stopped = turn_of(request, sample, sampled), sampled.stopped
+    def completion(
+        self, request: Request, sample: int, sampled: SampledTokens, grammars: Grammars
+    ) -> Completion:
+        """A sample that has ended. Raises RunError as `turn_of` does, and for one that does not
+        follow its grammar.
+
+        At a dead end vLLM goes on with the end of sequence, which is taken away here.
+        """
+        turn = turn_of(request, sample, sampled)
+        reason: FinishReason = "stop" if sampled.stopped else "length"
         if (end := self.end_over_cut(request, turn)) is not None:
-            turn, stopped = turn.first(end), True
+            turn, reason = turn.first(end), "stop"
+        if (grammar := request.grammar) is not None:
+            allowed = grammars.followed(grammar, turn.token_ids)
+            if allowed < len(turn.token_ids):
+                turn, reason = turn.first(allowed), "dead_end"
         return Completion(
             ticket=request.ticket,
             sample=sample,
             turn=request.turn,
             token_ids=turn.token_ids,
             logprobs=turn.logprobs,
-            finish_reason="stop" if stopped else "length",
+            finish_reason=reason,
             versions=turn.versions,
             text=self.tokenizer.decode(turn.token_ids.tolist(), skip_special_tokens=True),
         )

@@ -166,7 +166,8 @@ RULES: dict[str, Rule] = {
     **family("", "vllm_mode vllm_gpu_memory_utilization vllm_tensor_parallel_size "
              "vllm_enable_sleep_mode vllm_importance_sampling_correction "
              "vllm_importance_sampling_mode vllm_importance_sampling_cap "
-             "vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min",
+             "vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min "
+             "vllm_structured_outputs_regex vllm_guided_decoding_regex",
              missing("vLLM samples where use_vllm is set")),
     **family("", "ds3_gather_for_generation cache_implementation use_transformers_paged "
              "use_transformers_continuous_batching",

@@ -59,7 +59,7 @@ export class Detail {
     const facts = [
       this.store.many ? h("span", { className: `run-name c${row.run}` }, this.store.all[row.run].name) : null,
       counted(row.tokens, "token"),
-      row.finish === "length" ? "truncated at the token limit" : plain(row.finish),
+      row.finish === "length" ? "truncated at the token limit" : row.finish === "dead_end" ? "truncated: no token continues its grammar" : plain(row.finish),
       row.group.filtered ? `group filtered: ${plain(row.group.filtered)}` : null,
       row.group.evaluated ? `evaluation${row.group.set ? ` on ${plain(row.group.set)}` : ""}` : row.kept === false ? "dropped" : row.trained ? "trained on" : "not trained on",
       row.correct === undefined ? null : row.correct ? "right" : "wrong",

@@ -27,7 +27,7 @@ const TESTS = {
   untrained: (row) => !row.trained && !row.group.evaluated,
   evaluated: (row) => Boolean(row.group.evaluated),
   wrong: (row) => row.correct === false,
-  truncated: (row) => row.finish === "length",
+  truncated: (row) => row.finish === "length" || row.finish === "dead_end",
   failed: (row) => Boolean(row.failures),
   filtered: (row) => Boolean(row.group.filtered),
 };

@@ -133,7 +133,7 @@ export class Samples {
     const marks = [
       group.evaluated ? (row.greedy ? "evaluation, greedy" : "evaluation") : null,
       row.correct === false ? "wrong" : null,
-      row.finish === "length" ? "truncated" : null,
+      row.finish === "length" || row.finish === "dead_end" ? "truncated" : null,
       row.failures ? "failed" : null,
       group.filtered ? "filtered" : null,
       row.kept === false ? "dropped" : null,
