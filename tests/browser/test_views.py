@@ -23,6 +23,8 @@ def overlapped(step: int) -> dict[str, float]:
         "staleness/age_0": 0.75,
         "staleness/age_1": 0.25,
         "publish_seconds": 0.5,
+        "idle/learner_per_second": 0.5 - 0.01 * step,
+        "publish/sent_bytes": 3.0 * 2**20,
         "engine/0/busy_seconds": 2.0,
         "engine/1/busy_seconds": 1.0,
     }
@@ -86,6 +88,16 @@ def drag(page: Any, slider: Any, start: float, end: float) -> None:
 
 def ends(slider: Any) -> list[float]:
     return [float(slider.get_attribute(f"aria-value{end}")) for end in ("min", "max")]
+
+
+def test_idle_shares_and_bytes_that_were_sent_are_among_the_curves(
+    opened: Open, ahead: str
+) -> None:
+    part = opened(ahead).locator("section[aria-label='Samples ahead']")
+    shown = part.inner_text()
+    assert "idle/learner_per_second" in shown
+    assert "share of the step in which the learner does not learn" in shown
+    assert "publish/sent_bytes 3 MiB" in " ".join(shown.split())
 
 
 def test_a_drag_zooms_every_curve_and_the_address_keeps_it(opened: Open, ahead: str) -> None:
