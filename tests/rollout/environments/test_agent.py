@@ -96,7 +96,7 @@ def test_calls_of_tools_are_given_to_the_agent_and_results_come_back_through_the
 @pytest.mark.parametrize(
     ("agent", "why"),
     [
-        ("forgets", "does not go on with the conversation: message 1 is .*other"),
+        ("forgets", "does not continue the conversation: message 1 is .*other"),
         ("silent", "ended without asking"),
         ("words", "returned str, no number"),
         ("streams", "HTTP Error 400"),
