@@ -233,9 +233,9 @@ def test_a_phone_needs_no_sideways_scroll(opened: Open, one: str, two: str, widt
     )
 
 
-def test_the_peak_is_beside_what_was_foreseen_of_the_whole_process(opened: Open, one: str) -> None:
+def test_the_peak_is_beside_the_estimate_of_the_whole_process(opened: Open, one: str) -> None:
     tile = opened(one).locator(".figures > div:has(dt:text-is('peak memory'))")
-    assert tile.locator("dd").all_text_contents() == ["1 GiB", "foreseen 1.5 GiB"]
+    assert tile.locator("dd").all_text_contents() == ["1 GiB", "estimated 1.5 GiB"]
 
 
 def test_a_resume_is_marked_in_every_curve(opened: Open, tmp_path: Path) -> None:

@@ -47,6 +47,11 @@ class Small(nn.Module):
     def get_decoder(self) -> nn.Module:
         return self.model
 
+    def get_input_embeddings(self) -> None:
+        """It has none: its inputs are vectors."""
+
+    get_output_embeddings = get_input_embeddings
+
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.model.layers:  # pyright: ignore[reportGeneralTypeIssues]
             x = layer(x)

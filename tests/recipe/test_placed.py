@@ -149,7 +149,7 @@ def test_a_teacher_is_placed_as_a_reference_is_unless_it_is_compared_with_its_st
     compared = {**REWARD, **teacher, "job": "sft", "algorithm": {"type": "distillation"}}
     with pytest.raises(UsageError, match=r"cluster\.teacher: distillation compares whole"):
         parse({"teacher": {"ranks": 1}}, compared)
-    with pytest.raises(UsageError, match=r"cluster\.teacher\.offload: this teacher is asked in"):
+    with pytest.raises(UsageError, match=r"cluster\.teacher\.offload: this teacher computes in"):
         parse({"teacher": {"offload": True}}, compared)
     with pytest.raises(UsageError, match=r"cluster\.teacher: this job asks no such role"):
         parse({"teacher": {"ranks": 1}})

@@ -151,7 +151,7 @@ def test_a_resume_of_a_whole_model_is_refused_where_a_config_changed(
     train(recipe, console)
     text = (tmp_path / changed).read_text("utf-8")
     (tmp_path / changed).write_text(json.dumps(json.loads(text), indent=7), "utf-8")
-    with pytest.raises(UsageError, match=r"adapter \(an adapter on .*\) is not what the run"):
+    with pytest.raises(UsageError, match=r"adapter \(an adapter on .*\) has changed since the run"):
         resume(Path(recipe.run_dir), ["--steps", "2"], [], console)
 
 

@@ -55,10 +55,15 @@ def test_recipes_are_compared_key_by_key() -> None:
     three = {"seed": 1, "learner": {"lr": 1.0}, "rewards": [{"type": "a"}], "eval": None}
     assert difference_rows([one, two, three]) == [
         ["learner.lr", 1.0, 2.0, 1.0],
-        ["rewards", [{"type": "a"}], [{"type": "b"}], [{"type": "a"}]],
+        ["rewards.0.type", "a", "b", "a"],
         ["seed", 0, 0, 1],
     ]
     assert difference_rows([one]) == []
+    none = {**one, "rewards": []}
+    assert difference_rows([one, two, none])[1:] == [
+        ["rewards.0.type", "a", "b", None],
+        ["rewards", [{"type": "a"}], [{"type": "b"}], []],
+    ]
 
 
 def test_batch_numbers_come_with_their_formulas() -> None:

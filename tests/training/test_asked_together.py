@@ -62,6 +62,7 @@ def job(work: Work, algorithm: RolloutAlgorithm, updates_per_step: int = 2) -> A
         geometry=SimpleNamespace(updates_per_step=updates_per_step),
         stop=SimpleNamespace(hold=lambda: None),
         advance=lambda: None,
+        tell_skipped=lambda updates, step: None,
     )
     parts: Any = SimpleNamespace(roles=roles, algorithm=algorithm)
     return RLJob(run, parts)

@@ -80,7 +80,7 @@ def compare(
     )
     if refused:
         lines = [
-            f"  {key}: {_brief(_value(old, key))} there, {_brief(_value(new, key))} here"
+            f"  {key}: {_brief(value_at(old, key))} there, {_brief(value_at(new, key))} here"
             for key in refused
         ]
         raise UsageError(
@@ -95,7 +95,19 @@ def compare(
 def changes(before: Recipe, after: Recipe, keys: Sequence[str]) -> dict[str, tuple[Any, Any]]:
     """(value before, value after) of each of the dotted `keys`."""
     old, new = before.dump(), after.dump()
-    return {key: (_value(old, key), _value(new, key)) for key in keys}
+    return {key: (value_at(old, key), value_at(new, key)) for key in keys}
+
+
+def value_at(recipe: dict[str, Any], key: str) -> Any:
+    """The value of a dotted key of `differences`, None where it is not there."""
+    node: Any = recipe
+    for part in key.split("."):
+        if isinstance(node, list):
+            entries = cast(list[Any], node)
+            node = entries[int(part)] if part.isdecimal() and int(part) < len(entries) else None
+        else:
+            node = cast(dict[str, Any], node).get(part) if isinstance(node, dict) else None
+    return node
 
 
 def recipe_hash(recipe: Recipe) -> str:
@@ -114,7 +126,7 @@ def _stated(key: str, changed: Sequence[str], old: dict[str, Any], new: dict[str
         return key
     name = "name" if of_set["key"] == "subset" else of_set["key"]
     source = f"data.{name}"
-    values = [(_value(old, place), _value(new, place)) for place in (key, source)]
+    values = [(value_at(old, place), value_at(new, place)) for place in (key, source)]
     return source if source in changed and values[0] == values[1] else key
 
 
@@ -127,13 +139,3 @@ def _are_tables(value: Any) -> TypeGuard[list[dict[str, Any]]]:
     return isinstance(value, list) and all(
         isinstance(entry, dict) for entry in cast(list[Any], value)
     )
-
-
-def _value(recipe: dict[str, Any], key: str) -> Any:
-    node: Any = recipe
-    for part in key.split("."):
-        if isinstance(node, list):
-            node = cast(list[Any], node)[int(part)] if part.isdecimal() else None
-        else:
-            node = cast(dict[str, Any], node).get(part) if isinstance(node, dict) else None
-    return node

@@ -32,7 +32,7 @@ from postgrad.observe.report import page
 from postgrad.observe.report.run import RunReader, expected_steps
 from postgrad.observe.report.selection import Cap
 from postgrad.observe.run_dir import RunDirectory
-from postgrad.recipe.compare import differences
+from postgrad.recipe.compare import differences, value_at
 from postgrad.recipe.load import recipe_from_json
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -120,13 +120,6 @@ def difference_rows(recipes: Sequence[dict[str, Any]]) -> list[list[Any]]:
     """A row [key, value of each run ...] for every recipe key whose values differ."""
     keys = {key: None for other in recipes[1:] for key in differences(recipes[0], other)}
     return [[key, *(value_at(recipe, key) for recipe in recipes)] for key in keys]
-
-
-def value_at(recipe: Any, key: str) -> Any:
-    """The value of a dotted key, None where it is not there."""
-    for part in key.split("."):
-        recipe = cast(dict[str, Any], recipe).get(part) if isinstance(recipe, dict) else None
-    return recipe
 
 
 def about(recipe: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.gpu_stub import (
+    IMAGES,
     PIPELINES,
     ROOT,
     SEVERAL_DEVICES,
@@ -51,7 +52,7 @@ def test_every_shipped_recipe_is_run() -> None:
     shipped = {str(path.relative_to(recipes).with_suffix("")) for path in recipes.rglob("*.toml")}
     of_pipelines = {name for name in shipped if name.split("/")[0] in PIPELINES}
     shaped = {name for names in SHAPED.values() for name in names} | set(SMALL_CARDS)
-    in_test_recipes = SEVERAL_DEVICES | START
+    in_test_recipes = SEVERAL_DEVICES | START | IMAGES
     assert shipped - of_pipelines - set(SINGLE) - shaped == in_test_recipes
 
 
