@@ -157,7 +157,7 @@ class Agent(Conversed):
             self._workers.close()
 
     async def converse(self, base_url: str, api_key: str, row: Mapping[str, Any]) -> Ended:
-        """Calls the function."""
+        """Calls the function, here or in a process of its own."""
         assert self._workers is not None  # within `running`
         function: Callable[..., Any] = resolve(self.agent, {}, "agent")
         asked = {"base_url": base_url, "api_key": api_key, "model": MODEL, "row": dict(row)}
