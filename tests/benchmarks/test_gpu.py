@@ -385,6 +385,7 @@ REFUSED = {
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_dry_run_comes_to_its_end_without_what_it_does_not_need(tmp_path: Path) -> None:
     shut_out = tmp_path / "site"
     shut_out.mkdir()

@@ -102,7 +102,14 @@ def judge(name: str, call: Callable[[], int], capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["dapo with a reference that follows", "ppo", "reward model"])
+@pytest.mark.parametrize(
+    "job",
+    [
+        "ppo",
+        pytest.param("dapo with a reference that follows", marks=pytest.mark.long),
+        pytest.param("reward model", marks=pytest.mark.long),
+    ],
+)
 def test_no_command_breaks_on_a_hostile_run_directory(
     job: str,
     genuine: Callable[[str], Path],

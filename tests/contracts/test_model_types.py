@@ -59,6 +59,12 @@ SAME_MIXERS = (
 FAST = (
     "gpt2", "gpt_neox", "stablelm", "qwen3_moe", "gemma3n_text", "gpt_oss", "qwen3_next", "mamba2",
 )  # fmt: skip
+# Whole runs in "make test-slow": of each kind of mixer and cache. "make test-long" has all of them.
+RESUMED = (
+    "gpt2", "gpt_neox", "llama", "gemma3n_text", "gemma4_text", "gpt_oss", "mimo_v2_flash",
+    "qwen3_moe", "deepseek_v3", "qwen3_next", "kimi_linear", "minimax", "mamba", "mamba2", "lfm2",
+    "nemotron_h",
+)  # fmt: skip
 FAST_REFUSED = ("hy_v4", "rwkv", "falcon", "diffllama", "llama4_text", "bert", "qwen3_5")
 
 
@@ -305,7 +311,15 @@ def test_a_plan_counts_the_weights_and_the_cache_of_the_model(kind: str, make: M
     assert shape.state_bytes == state_bytes(lm, torch.device("cpu"))
 
 
-@every(types([kind for kind in TABLE["works"] if kind not in SAME_MIXERS], ("gpt2",)))
+@every(
+    [
+        pytest.param(
+            kind, marks=(pytest.mark.slow, *([] if kind in RESUMED else [pytest.mark.long]))
+        )
+        for kind in TABLE["works"]
+        if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in SAME_MIXERS
+    ]
+)
 def test_a_run_goes_on_from_its_checkpoint_to_the_same_bits(
     kind: str, make: Make, make_recipe: Any
 ) -> None:

@@ -23,6 +23,7 @@ __all__ = ["console", "make_recipe", "reward_on_path"]
 
 ray: Any = pytest.importorskip("ray")
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+long = pytest.mark.long
 CLUSTER = """
 [cluster]
 type = "ray"
@@ -60,14 +61,17 @@ def test_a_run_killed_with_its_cluster_ends_with_the_same_bits(tmp_path: Path) -
     same_bits(written(tmp_path, 1, 1), 1)
 
 
-@pytest.mark.parametrize(("workers", "staleness"), [(2, 2), (2, 1), (1, 2)])
+@pytest.mark.parametrize(
+    ("workers", "staleness"),
+    [(2, 1), pytest.param(2, 2, marks=long), pytest.param(1, 2, marks=long)],
+)
 def test_a_run_killed_within_steps_and_saves_ends_with_the_same_bits(
     workers: int, staleness: int, address: str, tmp_path: Path
 ) -> None:
     same_bits(written(tmp_path, workers, staleness, address), workers)
 
 
-@pytest.mark.parametrize(("workers", "staleness"), [(2, 2), (1, 1)])
+@pytest.mark.parametrize(("workers", "staleness"), [(2, 2), pytest.param(1, 1, marks=long)])
 def test_a_free_run_killed_within_steps_and_saves_has_the_bits_of_a_replay_of_its_schedule(
     workers: int, staleness: int, address: str, tmp_path: Path
 ) -> None:

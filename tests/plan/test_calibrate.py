@@ -210,3 +210,21 @@ def test_a_file_that_is_no_calibration_is_told(run: Path, tmp_path: Path, text: 
     with pytest.raises(UsageError, match=r"calibration\.toml"):
         calibrate(run, Console("quiet"))
     assert path.read_text("utf-8") == text
+
+
+def test_answers_of_the_student_count_by_the_tokens_that_were_drawn() -> None:
+    """Half of the 8 rows are answered, with half of the 64 tokens that each may have."""
+    recipe = parse_recipe(
+        {
+            **SFT,
+            "algorithm": {"type": "distillation", "on_policy": 0.5},
+            "teacher": {"model": {"path": "Qwen/Qwen3-0.6B"}},
+            "rollout": {"max_new_tokens": 64},
+        }
+    )
+    planned = outlook(recipe, facts(recipe))
+    drawn = {"on_policy/samples": 4.0, "on_policy/mean_tokens": 32.0, "sample_seconds": 3.0}
+    lines = [{"train_seconds": 1.0, "policy/computed_tokens": 100.0, **drawn}]
+    (sampled,) = (row for row in learned(planned, lines, machine(), "run") if row.phase == "sample")
+    assert sampled.tokens == pytest.approx(0.5)
+    assert sampled.times == pytest.approx(3.0 / planned.timing.step["sample"] / 0.5, rel=1e-3)

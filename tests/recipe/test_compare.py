@@ -96,3 +96,14 @@ def test_a_key_of_an_evaluation_set_alone_has_its_own_name(write: Write) -> None
         compare(before, after, ["data"], RUN)
     for allowed in ("eval.sets.0.max_len", "eval.sets", "eval"):
         assert compare(before, after, [allowed], RUN) == ["eval.sets.0.max_len"]
+
+
+def test_a_key_of_the_policy_is_named_once_though_the_critic_takes_it_over(write: Write) -> None:
+    ppo = ('type = "grpo"', 'type = "ppo"')
+    more = "[learner]\nlr = {}\n[critic.learner]\nwarmup_updates = 5\n"
+    text = write(ppo).read_text("utf-8")
+    before, after = (load_recipe(write(text=text + more.format(lr))) for lr in (0.1, 0.5))
+    with pytest.raises(UsageError) as refused:
+        compare(before, after, [], RUN)
+    assert str(refused.value).endswith("with --allow-change learner.lr")
+    assert compare(before, after, ["learner.lr"], RUN) == ["learner.lr", "critic.learner.lr"]

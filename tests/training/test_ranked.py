@@ -34,6 +34,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 STEPS = 10
 CLUSTER = {"type": "ray", "start_seconds": 600.0}
 LEARNER = {"eps": 1e-6}  # moments of nothing but rounding do not decide a step
+GRPO = {"algorithm": {"type": "grpo", "kl_coef": 0.05}}
 PPO = {
     "algorithm": {"type": "ppo", "kl_coef": 0.05},
     "critic": {"learner": {"lr": 5e-3, "eps": 1e-6}},  # at 2e-2 rounding grows past 1e-4
@@ -84,8 +85,15 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_pairs(tmp_path_factory.mktemp("pairs") / "pairs.jsonl"))
 
 
-@pytest.mark.parametrize(("ranks", "sharding"), [(2, "zero3"), (4, "zero1")])
-@pytest.mark.parametrize("job", ["sft", "reward"])
+@pytest.mark.parametrize(
+    ("job", "ranks", "sharding"),
+    [
+        ("sft", 4, "zero1"),
+        ("reward", 2, "zero3"),
+        pytest.param("sft", 2, "zero3", marks=pytest.mark.long),
+        pytest.param("reward", 4, "zero1", marks=pytest.mark.long),
+    ],
+)
 def test_a_run_on_ranks_gives_the_weights_of_one_process(
     make_recipe: Any, console: Console, job: str, ranks: int, sharding: str
 ) -> None:
@@ -176,8 +184,15 @@ def test_a_reference_with_a_model_of_its_own_lies_on_the_ranks_and_leaves_them(
         assert b["policy/loss"] == pytest.approx(a["policy/loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize(("ranks", "sharding"), [(2, "none"), (4, "zero2")])
-@pytest.mark.parametrize("changes", [{"algorithm": {"type": "grpo", "kl_coef": 0.05}}, PPO])
+@pytest.mark.parametrize(
+    ("changes", "ranks", "sharding"),
+    [
+        pytest.param(GRPO, 2, "none", id="grpo"),
+        pytest.param(PPO, 4, "zero2", id="ppo"),
+        pytest.param(GRPO, 4, "zero2", id="grpo on four", marks=pytest.mark.long),
+        pytest.param(PPO, 2, "none", id="ppo on two", marks=pytest.mark.long),
+    ],
+)
 def test_replayed_rollouts_on_ranks_give_the_weights_of_one_process(
     make_recipe: Any, console: Console, changes: dict[str, Any], ranks: int, sharding: str
 ) -> None:
@@ -234,13 +249,16 @@ TENSOR = {  # two key heads, so that two ranks can have one each
         },
     },
 }
-GRPO = {"algorithm": {"type": "grpo", "kl_coef": 0.05}}
 
 
 @pytest.mark.parametrize(
     ("job", "changes"),
-    [("sft", {}), ("reward", {}), ("rl", GRPO), ("rl", PPO)],
-    ids=["sft", "reward", "grpo", "ppo"],
+    [
+        pytest.param("reward", {}, id="reward"),
+        pytest.param("rl", PPO, id="ppo"),
+        pytest.param("sft", {}, id="sft", marks=pytest.mark.long),
+        pytest.param("rl", GRPO, id="grpo", marks=pytest.mark.long),
+    ],
 )
 def test_ranks_that_share_matrices_give_the_weights_of_one_process(
     make_recipe: Any, console: Console, job: str, changes: dict[str, Any]

@@ -52,6 +52,7 @@ class Needs:
     components: bool = False  # the rewards' components apart, each with its weight
     mismatched: bool = False  # logprobs of each prompt with another sample's answer (KTO)
     teacher: bool = False  # what the model of [teacher] says of the same tokens
+    own_answers: float = 0.0  # share of SFT's rows that the policy answers itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from postgrad.plan import calibration
 from postgrad.plan.calibration import Machine, Measured
 from postgrad.plan.hardware import Hardware, full_name, this_cpu, this_machine, with_threads
 from postgrad.plan.lengths import row_lengths
-from postgrad.plan.plan import PHASE_OF, Facts, Outlook, outlook
-from postgrad.plan.timing import REWARD, Samples
+from postgrad.plan.plan import Facts, Outlook, outlook, phases_of
+from postgrad.plan.timing import REWARD, Samples, answered_tokens
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
 
@@ -94,7 +94,7 @@ def learned(
 ) -> Iterator[Measured]:
     """A row for each phase that was measured. planned: without calibration."""
     shares = _shares(planned, lines)
-    for name, phases in PHASE_OF[planned.recipe.job].items():
+    for name, phases in phases_of(planned.recipe).items():
         timed = [phase for phase in phases if phase != REWARD or planned.timing.step.get(phase)]
         if len(timed) != 1:  # its parts are measured too
             continue
@@ -114,6 +114,11 @@ def learned(
         )
 
 
+def _answered(line: MetricsLine) -> float:
+    """Tokens of the answers that the policy sampled in place of rows'."""
+    return (line["on_policy/samples"] or 0.0) * (line["on_policy/mean_tokens"] or 0.0)
+
+
 def _shares(planned: Outlook, lines: Sequence[MetricsLine]) -> dict[str, float]:
     """By phase, measured tokens of a step over the foreseen ones, where runs count the tokens."""
     samples = Samples.of(planned.recipe, planned.geometry, planned.lengths)
@@ -121,6 +126,9 @@ def _shares(planned: Outlook, lines: Sequence[MetricsLine]) -> dict[str, float]:
     foreseen = learners * planned.geometry.epochs_per_rollout * samples.tokens
     computed = [_sum(line, "/computed_tokens") for line in lines]
     shares = {"update": statistics.median(computed) / foreseen}
+    if answered := answered_tokens(planned.recipe, planned.geometry):
+        drawn = [_answered(line) for line in lines if "on_policy/samples" in line]
+        shares["sample"] = statistics.median(drawn or [0.0]) / answered
     sampled = median(lines, "response_tokens")
     if sampled is not None:
         shares["sample"] = sampled / samples.learned

@@ -26,7 +26,7 @@ FREE = 0.8  # the share of a GPU's memory, beside loaded weights, that the engin
 
 # By job: a run's phases and parts of phases, and which phases of the plan each consists of.
 _SUPERVISED = {"train": ("update",)}
-PHASE_OF: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+_PHASE_OF: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "rl": {
         "sample": ("sample", REWARD),
         "train": ("score", "update"),
@@ -45,6 +45,12 @@ MEMORY_OF: Mapping[str, tuple[MemoryPhase, ...]] = {
     "train": ("score", "update"),
     "save": ("save",),
 }
+
+
+def phases_of(recipe: Recipe) -> Mapping[str, tuple[str, ...]]:
+    """The timed phases of a run's step, and of which of the plan's each consists."""
+    answering = {"sample": ("sample",)} if recipe.own_answers else {}
+    return answering | _PHASE_OF[recipe.job]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +211,7 @@ def phase_seconds(planned: Outlook) -> dict[str, float]:
     """Seconds of a step by phase of the run; "step": of all phases."""
     seconds = {
         name: sum(planned.timing.step.get(phase, 0.0) for phase in phases)
-        for name, phases in PHASE_OF[planned.recipe.job].items()
+        for name, phases in phases_of(planned.recipe).items()
     }
     seconds["step"] = planned.timing.step_seconds
     return {name: value for name, value in seconds.items() if value}
@@ -215,7 +221,7 @@ def phase_bytes(planned: Outlook) -> dict[str, int]:
     """Bytes by phase of the run, as a run measures them: of its own process, which has the first
     card, above what that took before the run.
     """
-    timed = PHASE_OF[planned.recipe.job]
+    timed = phases_of(planned.recipe)
     return {
         name: max(planned.cards[0].memory.above_baseline(phase) for phase in phases)
         for name, phases in MEMORY_OF.items()

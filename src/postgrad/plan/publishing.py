@@ -11,7 +11,7 @@ from postgrad.plan.hardware import Device
 from postgrad.plan.held import MemoryLine
 from postgrad.plan.roles import PlannedRole, adapted_layers, adapter_parameters
 from postgrad.plan.sizes import Sharing, width
-from postgrad.recipe.recipe import RLRecipe
+from postgrad.recipe.recipe import RLRecipe, SFTRecipe
 
 # How often each byte of a payload moves to or from memory at either end, which work at once: it is
 # packed or loaded (read and written), and its checksum reads it twice.
@@ -43,7 +43,7 @@ class LearnerCosts(Protocol):
         ...
 
 
-def publish_bytes(recipe: RLRecipe, policy: PlannedRole, *, cpu: bool) -> int:
+def publish_bytes(recipe: RLRecipe | SFTRecipe, policy: PlannedRole, *, cpu: bool) -> int:
     """Bytes that each engine gets: whole weights in its dtype, or the adapter in float32."""
     lora = policy.model.lora
     if recipe.rollout.sends_adapter and lora is not None:
@@ -76,7 +76,7 @@ class PlannedPublish:
 
 
 def planned_publish(
-    recipe: RLRecipe, policy: PlannedRole, costs: LearnerCosts, places: EnginePlaces
+    recipe: RLRecipe | SFTRecipe, policy: PlannedRole, costs: LearnerCosts, places: EnginePlaces
 ) -> PlannedPublish:
     """How weights go to the engines after a step.
 

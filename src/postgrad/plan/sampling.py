@@ -10,7 +10,7 @@ from postgrad.plan.engines import EnginePlaces, engine_width
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import ALONE, Sizes
-from postgrad.recipe.recipe import RLRecipe
+from postgrad.recipe.recipe import RLRecipe, SFTRecipe
 from postgrad.rollout.local.budget import LANES, EngineSizes, places_for
 
 # Of a layer's overhead, what is left where decoding is a CUDA graph: kernels follow each other
@@ -80,7 +80,7 @@ def reduced_bytes(shape: ModelShape, b: int, each: int) -> float:
 class EngineCosts:
     """Seconds of one engine's work; its cards divide it and add up their sums."""
 
-    recipe: RLRecipe
+    recipe: RLRecipe | SFTRecipe
     policy: PlannedRole
     sizes: EngineSizes
     lengths: RowLengths
@@ -90,7 +90,7 @@ class EngineCosts:
     @classmethod
     def of(
         cls,
-        recipe: RLRecipe,
+        recipe: RLRecipe | SFTRecipe,
         policy: PlannedRole,
         sizes: Sizes,
         lengths: RowLengths,
@@ -112,7 +112,7 @@ class EngineCosts:
         what is under way.
         """
         lengths, answers = self.lengths, self.recipe.answers_per_prompt
-        longest, ahead = self.recipe.sampled_tokens, self.recipe.rollout.max_staleness
+        longest, ahead = self._longest, self.recipe.rollout.max_staleness
         share = SampledShare.of(geometry, lengths, self.sizes, self.places, answers, longest, ahead)
         tokens, squares = share.prompts * lengths.prompt, share.prompts * lengths.prompt**2
         if ahead:
@@ -127,7 +127,7 @@ class EngineCosts:
 
     def longest(self) -> float:
         """Seconds in which the longest answer is decoded, with nothing beside it."""
-        most = max(self.lengths.answer, self.recipe.sampled_tokens)
+        most = max(self.lengths.answer, self._longest)
         return most * self.decode(1, self.lengths.prompt + most / 2)
 
     def decode(self, rows: int, cached: float) -> float:
@@ -140,6 +140,11 @@ class EngineCosts:
         what attention costs is left out.
         """
         return self._prefill(tokens, 0.0, 1)
+
+    @property
+    def _longest(self) -> int:
+        """Most tokens of an answer."""
+        return self.recipe.sampled_tokens or self.recipe.rollout.max_new_tokens
 
     @property
     def _b(self) -> int:

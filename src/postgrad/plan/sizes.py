@@ -162,5 +162,10 @@ def longest_sampled(recipe: Recipe) -> int:
 
 
 def engine_sequences(recipe: Recipe, geometry: BatchGeometry) -> int:
-    """Sequences that the engine samples at once: of a step of RL, else of an evaluation."""
-    return geometry.samples_per_step if recipe.trains_on_rollouts else EVALUATION_SEQUENCES
+    """Sequences that the engine samples at once: of a step of RL, else of an evaluation or of the
+    rows that SFT answers itself.
+    """
+    if recipe.trains_on_rollouts:
+        return geometry.samples_per_step
+    answered = geometry.train_batch_size if recipe.own_answers else 0
+    return max(answered, EVALUATION_SEQUENCES if recipe.evaluates_answers else 0)

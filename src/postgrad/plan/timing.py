@@ -6,6 +6,7 @@ long what takes, in FLOPs and bytes, is said by plan.costs.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 from postgrad.core.batch import BatchGeometry
@@ -17,7 +18,7 @@ from postgrad.plan.roles import PlannedRole, beside_student
 from postgrad.plan.sampling import EngineCosts
 from postgrad.plan.sizes import PlannedRanks, Sizes, width
 from postgrad.recipe.placement import overlaps
-from postgrad.recipe.recipe import Recipe, RLRecipe
+from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
 
 GRADIENT = 4  # bytes: ranks add gradients in float32
 REWARD = "reward"  # the phase in which the reward model of [[rewards]] computes
@@ -112,6 +113,8 @@ def timing(
         publish = planned_publish(recipe, policy, costs, places)
         step["publish"] = publish.seconds
         staleness, longest = recipe.rollout.max_staleness, engine.longest() if engine else 0.0
+    elif isinstance(recipe, SFTRecipe) and recipe.algorithm.needs().own_answers:
+        step |= _answering(recipe, geometry, ranks[0], lengths, costs, places)
     elif (name := _read_once(recipe)) is not None:
         there = ranks[-1]
         on_them = replace(costs, sharing=there.sharing)
@@ -128,6 +131,35 @@ def timing(
     return Timing(
         step, geometry.steps, once, devices, overlaps(recipe), staleness, longest, publish
     )
+
+
+def _answered_rows(recipe: Recipe, geometry: BatchGeometry) -> int:
+    return ceil(recipe.own_answers * geometry.train_batch_size)
+
+
+def answered_tokens(recipe: Recipe, geometry: BatchGeometry) -> int:
+    """Most tokens of the answers that the policy gives in a step in place of the rows'."""
+    rollout = recipe.rollout_settings
+    return 0 if rollout is None else _answered_rows(recipe, geometry) * rollout.max_new_tokens
+
+
+def _answering(
+    recipe: SFTRecipe,
+    geometry: BatchGeometry,
+    ranks: PlannedRanks,
+    lengths: RowLengths,
+    costs: CostModel,
+    places: EnginePlaces,
+) -> dict[str, float]:
+    """Seconds of a publish and of the answers of the rows that the policy answers itself, each as
+    long as may be.
+    """
+    answered = _answered_rows(recipe, geometry)
+    lengths = replace(lengths, answer=recipe.rollout.max_new_tokens)
+    policy = ranks.roles[0]
+    engine = EngineCosts.of(recipe, policy, ranks.sizes, lengths, costs, places)
+    sampled = engine.sampling(replace(geometry, rollout_batch_size=answered)) if engine else 0.0
+    return {"sample": sampled, "publish": planned_publish(recipe, policy, costs, places).seconds}
 
 
 def _read_once(recipe: Recipe) -> str | None:

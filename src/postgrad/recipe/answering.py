@@ -34,7 +34,7 @@ def answering(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     if not settings.sets:
         return
     yield from _held_out(recipe)
-    if not recipe.samples_answers:
+    if not recipe.evaluates_answers:
         return
     names = recipe.reward_components
     new = settings.max_new_tokens or recipe.rollout.max_new_tokens
@@ -58,7 +58,7 @@ def _plain_text(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
         if dataset.text:
             place = ("data", "sets", number, "text") if recipe.data.sets else ("data", "text")
             yield place, why.format("an RL job")
-    for number, eval_set in enumerate(recipe.eval.sets if recipe.samples_answers else ()):
+    for number, eval_set in enumerate(recipe.eval.sets if recipe.evaluates_answers else ()):
         if eval_set.text:
             yield ("eval", "sets", number, "text"), why.format("an evaluation with [[rewards]]")
 
@@ -70,7 +70,7 @@ def _held_out(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
         yield ("eval", "loss"), "is of SFT jobs: an RL job has no answers to take the loss of"
     if recipe.measures_loss:
         yield from evaluation_lengths(recipe)
-    if recipe.samples_answers:
+    if recipe.evaluates_answers:
         return
     kind = type(settings)
     for key in ("n_samples", "pass_at", "greedy", "component", "correct_at", "max_new_tokens"):
@@ -86,6 +86,25 @@ def _held_out(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
                 ("eval", "sets", number, "by"),
                 "divides the rates of sampled answers: for losses give each part a set of its own",
             )
+
+
+def own_answers(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """SFT that answers some rows itself: a row asks something, and an answer has room."""
+    if not recipe.own_answers:
+        return
+    rollout, why = recipe.rollout, "with algorithm.on_policy"
+    for number, dataset in enumerate(recipe.data.sources):
+        if dataset.text:
+            place = ("data", "sets", number, "text") if recipe.data.sets else ("data", "text")
+            yield place, f"is plain text, which asks nothing, {why}: name columns of questions"
+    if rollout.max_new_tokens >= recipe.data.max_len:
+        yield (
+            ("rollout", "max_new_tokens"),
+            f"{rollout.max_new_tokens} leaves no room for a question in data.max_len = "
+            f"{recipe.data.max_len} tokens, {why}: take fewer",
+        )
+    if rollout.source == "replay":
+        yield ("rollout", "source"), f'"replay" has no answers of this student, {why}: leave it out'
 
 
 def sampling(recipe: AnsweringSections) -> Iterator[RecipeProblem]:

@@ -37,8 +37,12 @@ ALLOWED = (
     "rollout.transport",
 )
 
-# Keys that a set takes from [data] where the file states none of its own: `recipe/resolve.py`.
-_OF_SET = re.compile(r"(?:eval|data)\.sets\.\d+\.(?P<key>.+)")
+# Keys that sections take from another where the file states none of its own: `recipe/resolve.py`.
+_TAKEN_OVER = {
+    re.compile(r"(?:eval|data)\.sets\.\d+\.(?P<key>.+)"): "data",
+    re.compile(r"critic\.learner\.(?P<key>.+)"): "learner",
+    re.compile(r"(?:reference|critic|reward_model|teacher)\.model\.(?P<key>.+)"): "model",
+}
 _LONGEST = 72  # characters of a value in a message
 
 
@@ -66,8 +70,8 @@ def compare(
 ) -> list[str]:
     """The keys that changed; UsageError for each that may not, unless it is in `allowed`.
 
-    allowed: the keys of --allow-change; a key allows everything below it, and what sets take over
-    from it. ways_out: what else the command lets a person do, for the message.
+    allowed: the keys of --allow-change; a key allows everything below it, and what other
+    sections take over from it. ways_out: what else the command lets a person do, for the message.
     """
     old, new = before.dump(), after.dump()
     changed = list(differences(old, new))
@@ -121,13 +125,15 @@ def covers(allowed: str, key: str) -> bool:
 
 
 def _stated(key: str, changed: Sequence[str], old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The key of [data] from which a set has taken over this change, else the key itself."""
-    if (of_set := _OF_SET.fullmatch(key)) is None:
-        return key
-    name = "name" if of_set["key"] == "subset" else of_set["key"]
-    source = f"data.{name}"
-    values = [(value_at(old, place), value_at(new, place)) for place in (key, source)]
-    return source if source in changed and values[0] == values[1] else key
+    """The key from which this one's section has taken over the change, else the key itself."""
+    for section, above in _TAKEN_OVER.items():
+        if taken := section.fullmatch(key):
+            name = "name" if taken["key"] == "subset" else taken["key"]
+            source = f"{above}.{name}"
+            values = [(value_at(old, place), value_at(new, place)) for place in (key, source)]
+            if source in changed and values[0] == values[1]:
+                return source
+    return key
 
 
 def _brief(value: Any) -> str:

@@ -135,7 +135,8 @@ class _Recipe(CommonSections):
 class SFTRecipe(_Recipe, AnsweringSections):
     """Supervised fine-tuning: a step is one update of `train_batch_size` conversations.
 
-    Rewards and rollout are for the accuracy of [eval] only; without rewards it measures the loss.
+    Rewards are for the accuracy of [eval] only; without rewards it measures the loss. So is
+    rollout, but where the algorithm learns from the policy's own answers too.
     """
 
     job: Literal["sft"] = "sft"
@@ -147,6 +148,7 @@ class SFTRecipe(_Recipe, AnsweringSections):
         problems = [
             *checks.common(self, self.job),
             *answering.answering(self),
+            *answering.own_answers(self),
             *teacher_problems(self),
         ]
         raise_problems("recipe", problems)
@@ -168,7 +170,15 @@ class SFTRecipe(_Recipe, AnsweringSections):
 
     @property
     def measures_loss(self) -> bool:
-        return bool(self.eval.sets) and (self.eval.loss or not self.samples_answers)
+        return bool(self.eval.sets) and (self.eval.loss or not self.evaluates_answers)
+
+    @property
+    def samples_answers(self) -> bool:
+        return self.evaluates_answers or self.own_answers > 0
+
+    @property
+    def own_answers(self) -> float:
+        return self.algorithm.needs().own_answers
 
 
 class RLRecipe(_Recipe, AnsweringSections):

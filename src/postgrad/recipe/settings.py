@@ -272,6 +272,18 @@ class CommonSections(Settings):
         return False
 
     @property
+    def evaluates_answers(self) -> bool:
+        """True where held-out questions are answered, and the answers scored."""
+        return False
+
+    @property
+    def own_answers(self) -> float:
+        """The share of the rows that the policy answers itself, to learn from its own answers in
+        place of theirs: SFT, algorithm.on_policy.
+        """
+        return 0.0
+
+    @property
     def measures_loss(self) -> bool:
         """True where held-out conversations are evaluated by their loss."""
         return False
@@ -320,9 +332,13 @@ class AnsweringSections(CommonSections):
         return self.rollout
 
     @property
+    def evaluates_answers(self) -> bool:
+        """An SFT job without anything that scores answers evaluates none."""
+        return bool(self.eval.sets) and self.reward_components != []
+
+    @property
     def samples_answers(self) -> bool:
-        """An SFT job without anything that scores answers samples none."""
-        return self.trains_on_rollouts or (bool(self.eval.sets) and self.reward_components != [])
+        return self.trains_on_rollouts or self.evaluates_answers
 
     @property
     def asks_reward_model(self) -> bool:

@@ -147,6 +147,12 @@ def _of_rollouts(recipe: WithTeachers, named: dict[KeyPath, OneTeacher]) -> Iter
 
 def _of_rows(recipe: WithTeachers, named: dict[KeyPath, OneTeacher]) -> Iterator[RecipeProblem]:
     """Of SFT, whose teacher gives whole distributions."""
+    if recipe.teacher.top_k is not None and recipe.algorithm.needs().own_answers:
+        yield (
+            ("teacher", "top_k"),
+            "reads the rows before the first update, and with algorithm.on_policy some answers are "
+            "sampled later: leave one of them out",
+        )
     if recipe.teacher.sets:
         yield (
             ("teacher", "sets"),

@@ -132,7 +132,7 @@ def _with_all_answers(recipe: Recipe, to: Path | None) -> Recipe:
     """
     if to is None:
         return recipe
-    if not recipe.samples_answers:
+    if not recipe.evaluates_answers:
         raise UsageError(f"--to {to}: this recipe samples no answers: give it [[rewards]]")
     if to.is_dir() or not to.parent.is_dir():
         raise UsageError(f"--to {to}: name a file in a directory that is there")
@@ -172,7 +172,7 @@ def _results(recipe: Recipe, model: Evaluated, console: Console) -> list[Result]
     choices.apply()
     if not isinstance(recipe, Answering):
         return evaluate_pairs(recipe, model, choices, console)
-    answered = _answers(recipe, model, choices, console) if recipe.samples_answers else []
+    answered = _answers(recipe, model, choices, console) if recipe.evaluates_answers else []
     if not recipe.measures_loss:
         return answered
     losses = evaluate_loss(recipe, model, choices, console)

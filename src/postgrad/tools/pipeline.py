@@ -237,7 +237,7 @@ def _saving(recipe: Recipe) -> Recipe:
 
 def _answers(stage: Stage, model: str, count: int) -> list[Answer]:
     recipe = stage.recipe
-    if not count or not recipe.eval.sets or not recipe.samples_answers:
+    if not count or not recipe.eval.sets or not recipe.evaluates_answers:
         return []
     assert isinstance(recipe, Answering)  # only those sample
     return ask(model, recipe, count)

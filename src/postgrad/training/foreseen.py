@@ -19,13 +19,13 @@ from postgrad.plan.hardware import Hardware, this_cpu, this_machine, with_thread
 from postgrad.plan.lengths import RowLengths, row_lengths
 from postgrad.plan.page import Page, TableRows
 from postgrad.plan.plan import (
-    PHASE_OF,
     Facts,
     Outlook,
     foreseen_columns,
     outlook,
     phase_bytes,
     phase_seconds,
+    phases_of,
 )
 from postgrad.plan.smaller import less_memory
 from postgrad.recipe.recipe import Recipe
@@ -62,7 +62,7 @@ class Foreseen:
         """
         steps = warm(lines, recipe) or lines
         by_phase: dict[str, dict[str, float]] = {}
-        for name in ("load", *PHASE_OF[recipe.job], "save"):
+        for name in ("load", *phases_of(recipe), "save"):
             measured = [line.get(f"{name}_{self.kind}_bytes") or 0 for line in (*lines, peaks)]
             figures = {
                 "foreseen_seconds": self.seconds.get(name),

@@ -156,5 +156,5 @@ def evaluated(recipe: Recipe, place: int, tokenizer: Any) -> DrawnSet[Any]:
         return step_sets.read_set(recipe.eval.sets[place], tokenizer)
     if not isinstance(recipe, Answering):
         return pair_sets.read_set(recipe.eval.sets[place], tokenizer)
-    read_set = answers.read_set if recipe.samples_answers else losses.read_set
+    read_set = answers.read_set if recipe.evaluates_answers else losses.read_set
     return read_set(recipe, recipe.eval.sets[place], tokenizer)

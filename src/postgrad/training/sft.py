@@ -1,13 +1,18 @@
 """Supervised fine-tuning: an update on the next conversations."""
 
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from postgrad.algorithms.distillation import Distillation
 from postgrad.algorithms.sft import SFT
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Experience
+from postgrad.core.seeds import integer, uniform
 from postgrad.data.conversations import Conversation
 from postgrad.data.draws import Draws
 from postgrad.evaluation.answers import Evaluator
@@ -20,13 +25,56 @@ from postgrad.learner.protocols import PolicyRole
 from postgrad.learner.reference import ReferenceLogprobs
 from postgrad.models.load import load_config, load_tokenizer
 from postgrad.recipe.recipe import SFTRecipe
-from postgrad.rollout.engine import Engine
+from postgrad.rollout.engine import Completion, Engine, Request
+from postgrad.rollout.settings import SamplingSettings
 from postgrad.training import memory, rows
 from postgrad.training.publish import PROBES, Publisher
 from postgrad.training.run import Run
 from postgrad.training.saving import foresee_disk
 from postgrad.training.stored import prepared
 from postgrad.training.supervised import SupervisedJob
+
+
+@dataclass(frozen=True, slots=True)
+class OwnAnswers:
+    """Which rows the student answers itself, and what it is asked: the same for a ticket in every
+    run of a seed.
+    """
+
+    share: float  # of the rows
+    sampling: SamplingSettings
+    max_len: int  # tokens of a row, its own answer included
+    seed: int  # of the run
+
+    def requests(self, drawn: Sequence[Conversation]) -> list[Request]:
+        """A request for each row that the student answers, up to its last answer."""
+        chosen = uniform(self.seed, "on_policy", [row.ticket for row in drawn]) < self.share
+        return [self._request(row) for row, yes in zip(drawn, chosen, strict=True) if yes]
+
+    def _request(self, row: Conversation) -> Request:
+        asked = row.token_ids[: last_answer(row.loss_mask)]
+        if not len(asked):
+            raise UsageError(
+                f"row {row.row}: nothing precedes its answer, so there is nothing to answer with "
+                "algorithm.on_policy: give the row a question, or leave it out"
+            )
+        room = min(self.sampling.max_new_tokens, self.max_len - len(asked))
+        sampling = self.sampling.model_copy(update={"max_new_tokens": room})
+        seed = integer(self.seed, "on_policy")
+        return Request(row.ticket, (0,), asked, sampling, seed=seed)
+
+
+def last_answer(loss_mask: NDArray[np.bool_]) -> int:
+    """The place of the first token of a conversation's last answer. loss_mask: [T]."""
+    last = int(np.flatnonzero(loss_mask)[-1])
+    before = np.flatnonzero(~loss_mask[:last])
+    return int(before[-1]) + 1 if len(before) else 0
+
+
+def with_answer(row: Conversation, asked: NDArray[np.int32], answer: Completion) -> Conversation:
+    """The row with this answer in place of its last one, and loss on it alone."""
+    tokens = np.concatenate([asked, answer.token_ids])
+    return replace(row, token_ids=tokens, loss_mask=np.arange(len(tokens)) >= len(asked))
 
 
 class SFTJob(SupervisedJob[Conversation]):
@@ -45,8 +93,11 @@ class SFTJob(SupervisedJob[Conversation]):
         publish: Publisher | None,
         losses: LossEvaluator | None,
         taught: ReferenceLogprobs | None = None,
+        own_answers: OwnAnswers | None = None,
     ) -> None:
-        """taught: what a teacher said of the rows, where it read them before."""
+        """taught: what a teacher said of the rows, where it read them before. own_answers: the
+        rows that the policy answers itself.
+        """
         super().__init__(run, policy, algorithm, conversations)
         self._sft = algorithm
         self._policy = policy
@@ -55,6 +106,7 @@ class SFTJob(SupervisedJob[Conversation]):
         self._publish = publish
         self._losses = losses
         self._taught = taught
+        self._own_answers = own_answers
 
     def experience(self, drawn: list[Conversation]) -> Experience:
         experience = self._sft.experience(sequences_of(drawn))
@@ -62,6 +114,35 @@ class SFTJob(SupervisedJob[Conversation]):
             return experience
         stored = self._taught.of(experience.sequences)
         return replace(experience, columns={**experience.columns, STORED: stored})
+
+    def answered(self, drawn: list[Conversation]) -> tuple[list[Conversation], Mapping[str, float]]:
+        requests = [] if self._own_answers is None else self._own_answers.requests(drawn)
+        if not requests:
+            return drawn, {}
+        assert self._engine is not None
+        assert self._publish is not None
+        with self._run.phase("publish"):
+            published = self._publish(self._policy.updates)
+        with self._run.phase("sample", len(requests)):
+            done: list[Completion] = []
+            for request in requests:
+                self._engine.submit(request)
+            while ended := self._engine.completed():
+                done += ended
+                self._run.advance(len(ended))
+            self._engine.rest()
+        asked = {request.ticket: request.token_ids for request in requests}
+        answers = {answer.ticket: answer for answer in done}
+        rows = [
+            with_answer(row, asked[row.ticket], answers[row.ticket]) if row.ticket in asked else row
+            for row in drawn
+        ]
+        return rows, {
+            "on_policy/samples": float(len(done)),
+            "on_policy/mean_tokens": float(np.mean([len(answer.token_ids) for answer in done])),
+            "on_policy/truncated": sum(a.finish_reason == "length" for a in done) / len(done),
+            **published,
+        }
 
     def evaluate(self) -> list[Result]:
         answered = [] if self._evaluator is None else self._answers()
@@ -95,32 +176,58 @@ def assemble(
     conversations = rows.conversations(recipe, tokenizer, reader)
     rows.show_rows(run, conversations.accounts)
     evaluator = losses = None
-    if recipe.samples_answers:
+    if recipe.evaluates_answers:
         scorer = stack.enter_context(scorer_of(recipe))
         evaluator = rows.evaluator(run, recipe, tokenizer, scorer)
     if recipe.measures_loss:
         losses = LossEvaluator(recipe, tokenizer, reader)
         rows.show_rows(run, losses.accounts, "held-out")
     run.count_rows(len(conversations))
+    own_answers = _own_answers(recipe)
     policy = run.fleet.policy(path)
     foresee_disk(run, policy.state_bytes())
     rows.restore(policy, checkpoint)
     engine = publish = None
-    if evaluator is not None:
+    if evaluator is not None or own_answers is not None:
         run.give_back()  # what loading took, before an engine looks how much is free
-        engine = memory.engine(
-            run, path, stack, sequences=evaluator.sequences, max_len=evaluator.max_len
+        engine = memory.engine(run, path, stack, **_engine_needs(run, evaluator, own_answers))
+        probe = (
+            evaluator.probe(PROBES)
+            if evaluator is not None
+            else [conversations.draw(n, recipe.seed).token_ids for n in range(PROBES)]
         )
         publish = Publisher(
-            policy, engine, evaluator.probe(PROBES), run.give_back, run.console.warn,
-            event=run.logs.event, adapter=recipe.rollout_settings.sends_adapter,
+            policy, engine, probe, run.give_back, run.console.warn,
+            event=run.logs.event, adapter=recipe.rollout.sends_adapter,
         )  # fmt: skip
         engine.rest()
     memory.try_tokens(run, [policy])
     taught = _taught(run, recipe, path, conversations)
     return SFTJob(
-        run, recipe.algorithm, policy, conversations, engine, evaluator, publish, losses, taught
-    )
+        run, recipe.algorithm, policy, conversations, engine, evaluator, publish, losses, taught,
+        own_answers,
+    )  # fmt: skip
+
+
+def _engine_needs(
+    run: Run, evaluator: Evaluator | None, own_answers: OwnAnswers | None
+) -> dict[str, int]:
+    """Sequences at once, and tokens of the longest, of whatever is sampled."""
+    sequences, max_len = [0], [0]
+    if evaluator is not None:
+        sequences.append(evaluator.sequences)
+        max_len.append(evaluator.max_len)
+    if own_answers is not None:
+        sequences.append(run.geometry.train_batch_size)
+        max_len.append(own_answers.max_len)
+    return {"sequences": max(sequences), "max_len": max(max_len)}
+
+
+def _own_answers(recipe: SFTRecipe) -> OwnAnswers | None:
+    """None where the rows hold all answers."""
+    if not recipe.own_answers:
+        return None
+    return OwnAnswers(recipe.own_answers, recipe.rollout, recipe.data.max_len, recipe.seed)
 
 
 def _taught(

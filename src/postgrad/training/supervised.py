@@ -35,6 +35,10 @@ class SupervisedJob(ABC, Generic[Drawn]):
     def experience(self, drawn: list[Drawn]) -> Experience:
         """The algorithm's experience of the samples of one update."""
 
+    def answered(self, drawn: list[Drawn]) -> tuple[list[Drawn], Mapping[str, float]]:
+        """The samples of an update as they are trained on, before it, and metrics to log."""
+        return drawn, {}
+
     @abstractmethod
     def evaluate(self) -> list[Result]:
         """The results of every evaluation set with the weights of now."""
@@ -49,8 +53,9 @@ class SupervisedJob(ABC, Generic[Drawn]):
         """One update on the samples of the first open tickets."""
         run, name = self._run, self._learner.name
         tickets = list(islice(state.cursor.open_tickets(), run.geometry.train_batch_size))
+        drawn = [self._draws.draw(ticket, run.recipe.seed) for ticket in tickets]
+        drawn, sampled = self.answered(drawn)
         with run.phase("train"):
-            drawn = [self._draws.draw(ticket, run.recipe.seed) for ticket in tickets]
             experience = self.experience(drawn)
             update = Update(experience, np.arange(len(experience)))
             run.stop.hold()  # from here on the weights are no longer those of the last boundary
@@ -62,6 +67,7 @@ class SupervisedJob(ABC, Generic[Drawn]):
             "loss": result.metrics[f"{name}/loss"],
             **result.metrics,
             **more,
+            **sampled,
             "samples": len(drawn),
             "loss_tokens": update.loss_tokens,
             "train_tokens_per_second": result.metrics[f"{name}/computed_tokens"] / seconds,

@@ -145,7 +145,7 @@ def _of_whole_sets(recipe: Recipe, sets: Sets) -> Iterator[str]:
     """Names of metrics that the small evaluation lacks for its few rows: pass@k, and rates by
     dataset.
     """
-    if recipe.measures_loss and not recipe.samples_answers:
+    if recipe.measures_loss and not recipe.evaluates_answers:
         return  # losses have neither
     for place, settings in enumerate(recipe.eval.sets):
         prefix = "eval/" if settings.name is None else f"eval/{settings.name}/"

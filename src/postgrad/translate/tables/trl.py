@@ -44,9 +44,9 @@ OTHERS = {
     "sft_diffusion_gemma": "models that denoise text are not here",
     "async_grpo": "translate its settings as trl grpo, and give rollout.max_staleness: "
     "docs/async.md",
-    "gkd|distillation|minillm": "write a recipe with a [teacher]: on the rows' answers job = "
-    '"sft" with algorithm.type = "distillation" (GKD\'s beta and temperature are there), on the '
-    'student\'s own (lmbda = 1) job = "rl" with "on_policy_distillation"',
+    "gkd|distillation|minillm": 'write a recipe with job = "sft", a [teacher] and algorithm.type = '
+    '"distillation": GKD\'s beta, temperature and lmbda are algorithm.beta, temperature and '
+    'on_policy; with rewards too, job = "rl" and "on_policy_distillation"',
     "gold|sdft|sdpo|ssd|ssd_eval": "distillation from a teacher with other tokens, or from the "
     "student itself, is not here",
     "prm": 'write a recipe with job = "reward" and algorithm.type = "process_reward": its rows are '
