@@ -9,6 +9,7 @@ import pytest
 from helpers.made_run import evaluation, made_run, sample
 from postgrad.observe.console import Console
 from postgrad.observe.sinks import Logs
+from postgrad.plan.scale_picture import write_picture
 from postgrad.tools.pages import report
 
 Open = Callable[..., Any]
@@ -23,6 +24,8 @@ def overlapped(step: int) -> dict[str, float]:
         "staleness/age_0": 0.75,
         "staleness/age_1": 0.25,
         "publish_seconds": 0.5,
+        "idle/learner_per_second": 0.5 - 0.01 * step,
+        "publish/sent_bytes": 3.0 * 2**20,
         "engine/0/busy_seconds": 2.0,
         "engine/1/busy_seconds": 1.0,
     }
@@ -42,6 +45,7 @@ def ahead(tmp_path_factory: pytest.TempPathFactory) -> str:
         histogram = {"edges": [-1.0, 0.0, 1.0, 2.0], "counts": [1, 1 + step, 2]}
         logs.evaluation(line | {"margin_histogram": histogram})
     logs.close()
+    write_picture(run / "scale.svg", "a recipe", {0: {8: 2.0, 64: 1.0}, 1: {8: 1.5, 64: 0.5}})
     report([run], None, Console("quiet"))
     return (run / "report.html").as_uri()
 
@@ -86,6 +90,22 @@ def drag(page: Any, slider: Any, start: float, end: float) -> None:
 
 def ends(slider: Any) -> list[float]:
     return [float(slider.get_attribute(f"aria-value{end}")) for end in ("min", "max")]
+
+
+def test_idle_shares_and_bytes_that_were_sent_are_among_the_curves(
+    opened: Open, ahead: str
+) -> None:
+    part = opened(ahead).locator("section[aria-label='Samples ahead']")
+    shown = part.inner_text()
+    assert "idle/learner_per_second" in shown
+    assert "share of the step in which the learner does not learn" in shown
+    assert "publish/sent_bytes 3 MiB" in " ".join(shown.split())
+
+
+def test_the_picture_of_more_devices_is_drawn(opened: Open, ahead: str) -> None:
+    page = opened(ahead)
+    page.wait_for_function("document.querySelector('.scale-picture img')?.naturalWidth > 0")
+    assert "On more devices" in page.locator(".scale-picture").inner_text()
 
 
 def test_a_drag_zooms_every_curve_and_the_address_keeps_it(opened: Open, ahead: str) -> None:

@@ -30,6 +30,34 @@ def test_the_names_here_are_keys_of_recipes() -> None:
     assert named - known == set()
 
 
+def rows_of(heading: str) -> list[list[str]]:
+    """Cells of the first table under a heading."""
+    lines = [line for line in PAGE.partition(heading)[2].splitlines() if line.startswith("|")]
+    table = lines[2 : next((n for n, line in enumerate(lines) if line.startswith("| there")), None)]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table]
+
+
+def test_terms_of_asynchronous_training_lead_to_keys_of_rollout_and_are_read_by_translate() -> None:
+    keys = set(re.findall(r"(?m)^\| `(\w+)` \|", recipe_page()))
+    system, read = "", set[str]()
+    for system_cell, there, _, here in rows_of("## Samples ahead of the policy"):
+        system = system_cell or system
+        if system in ("OpenRLHF", "Open-Instruct"):
+            read |= set(re.findall(r"`(?:\w+\.)*(\w+)`", there))
+        stated = re.findall(r"`(?:\w+\.)*(\w+)(?: = [^`]*)?`", here)
+        there_too = set(re.findall(r"`(?:\w+\.)*(\w+)`", there))  # "max_staleness = async_steps"
+        assert set(stated) - keys - there_too == set(), here
+    known = "\n".join(path.read_text("utf-8") for path in TRANSLATE.rglob("*.py"))
+    assert read == {
+        "async_enable",
+        "async_queue_size",
+        "partial_rollout_enable",
+        "async_steps",
+        "inflight_updates",
+    }
+    assert read <= set(re.findall(r"\w+", known))
+
+
 def test_the_counts_of_launch_scripts_are_those_that_were_measured() -> None:
     results = json.loads((ROOT / "benchmarks" / "results" / "migration.json").read_text("utf-8"))
     lines = PAGE.partition("| system | commit |")[2].partition("\n\n")[0].splitlines()

@@ -57,6 +57,33 @@ def test_it_shows_figures_with_their_curves_speeds_and_forecasts() -> None:
     assert "accuracy" not in shown
 
 
+AHEAD = {
+    "staleness/mean": 0.75,
+    "staleness/max": 2.0,
+    "staleness/mixed_samples": 0.125,
+    "ahead/groups": 32.0,
+    "ahead/ended_groups": 8.0,
+    "ahead/open_samples": 96.0,
+    "idle/learner_per_second": 0.27,
+    "idle/engines_per_second": 0.29,
+    "publish/send_seconds": 0.1,
+    "publish/sent_bytes": 1_234_567.0,
+}
+
+
+def test_of_samples_ahead_it_shows_how_old_they_are_what_is_under_way_and_who_is_idle() -> None:
+    one = board(0)
+    one.stepped(41, METRICS | AHEAD)
+    shown = text(one)
+    assert "staleness 0.75 (most 2), mixed 12%   under way 32 groups (8 ended), 96 samples" in shown
+    assert "learner idle 27%   engines idle 29%   weights sent in 0.10 s, 1,234,567 bytes" in shown
+    assert "empty rows" not in shown  # of an engine that does not count them
+    one.stepped(42, METRICS | AHEAD | {"idle/empty_rows_fraction": 0.5})
+    assert "engines idle 29%   empty rows 50%\nweights sent" in text(one)
+    one.stepped(43, METRICS | {"idle/learner_per_second": 0.27})  # a synchronous run
+    assert "idle" not in text(one)
+
+
 def test_it_shows_the_loss_of_a_step_without_a_reward() -> None:
     supervised = Board(total=200, before=40, began=100.0)
     supervised.stepped(41, {name: METRICS[name] for name in METRICS if name != "reward"})

@@ -28,6 +28,13 @@ def ticks_of_a_run(
     seed: int, staleness: int, groups: int, slots: int, steps: int, *, apart: bool = False
 ) -> int:
     """Passes that the engine of the real source makes. apart: it samples beside the learner."""
+    return work_of_a_run(seed, staleness, groups, slots, steps, apart=apart)[-1][0]
+
+
+def work_of_a_run(
+    seed: int, staleness: int, groups: int, slots: int, steps: int, *, apart: bool
+) -> list[tuple[int, int]]:
+    """(passes, tokens) of the engine of the real source up to the end of each step."""
     length = length_of(seed)
     engine = Ticking(lambda ticket, sample, turn: length(ticket, sample), slots)
     source = LiveSource(
@@ -36,12 +43,14 @@ def ticks_of_a_run(
         sampling=RolloutSettings(max_new_tokens=30, max_staleness=staleness), tokenizer=Words(),
     )  # fmt: skip
     cursor, pending = Cursor(), {}
+    work: list[tuple[int, int]] = []
     for step in range(1, steps + 1):
         sampled = source.take(step, cursor, {}, pending)
         if apart:
             source.sample_ahead()
         cursor, pending = sampled.cursor, source.cut().pending
-    return engine.steps
+        work.append((engine.steps, engine.stats.response_tokens))
+    return work
 
 
 @given(
@@ -74,6 +83,28 @@ def test_beside_a_learner_it_makes_exactly_the_passes_of_a_run_however_long_that
     simulated = Simulation(load, pace, 1, staleness, apart=True).run(6, 1)
     ticks = ticks_of_a_run(seed, staleness, groups, slots, 6, apart=True)
     assert simulated.passes == ticks
+
+
+@given(
+    seed=st.integers(0, 1000),
+    staleness=st.integers(1, 4),
+    slots=st.integers(1, 16),
+    learn=st.sampled_from([2.5, 300.0]),
+    apart=st.booleans(),
+    first=st.integers(1, 5),
+)
+def test_the_rows_that_a_run_leaves_empty_are_those_of_the_simulation(
+    seed: int, staleness: int, slots: int, learn: float, apart: bool, first: int
+) -> None:
+    """What a run logs as idle/empty_rows_fraction, over the steps from number `first` on."""
+    work = work_of_a_run(seed, staleness, 3, slots, 6, apart=apart)
+    passes, tokens = (now - before for now, before in zip(work[-1], work[first - 1], strict=True))
+    load = BatchLoad(3, 3, 0, length_of(seed))
+    pace = Pace(slots, math.inf, TICK.decode, TICK.prefill, lambda tokens: learn, 0.0)
+    simulated = Simulation(load, pace, 1, staleness, apart=apart).run(6, first)
+    rows = slots * passes  # none where all of a step's samples had ended before it
+    assert simulated.empty_rows == pytest.approx(1 - tokens / rows if rows else 0.0, abs=1e-9)
+    assert simulated.engine_idle >= simulated.empty_rows - 1e-9  # which counts waiting too
 
 
 @given(

@@ -26,6 +26,7 @@ from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.source import Sampled
 from postgrad.training.rl_metrics import (
     compared_logprobs,
+    idle_shares,
     learner_logprobs,
     sizes_of,
     staleness,
@@ -160,6 +161,35 @@ def test_where_no_sample_was_kept_the_reward_is_nan() -> None:
     found = metrics_of([group(0, (2, 3), (NAN, NAN))], {"policy": [], "critic": []})
     assert math.isnan(found["reward"])
     assert (found["samples"], found["dropped_samples"], found["failures"]) == (2, 2, 2)
+
+
+def test_idle_shares_are_of_the_step_and_of_the_rows() -> None:
+    """A step of 10 s, of which 4 are trained: engines are at work for 9 and 3 s. Of 40 rows 30 had
+    a sample.
+    """
+    seconds = {"sample": 5.0, "train": 4.0, "publish": 0.75, "log": 0.25, "evaluate": 99.0}
+    spent = {"busy_seconds": 8.0, "decode_slots": 40.0, "response_tokens": 30.0}
+    parts = {"sample/decode": 4.5, "overlap/sample_seconds": 3.0}  # of phases
+    alone = idle_shares(seconds | parts, spent, {})
+    assert alone == pytest.approx(
+        {
+            "idle/learner_per_second": 0.6,
+            "idle/engines_per_second": 0.2,
+            "idle/empty_rows_fraction": 0.25,
+        }
+    )
+    engines = {
+        "engine/0/busy_seconds": 9.0,
+        "engine/1/busy_seconds": 3.0,
+        "engine/1.0/busy_seconds": 1.0,  # inside of it
+        "engine/1/busy_per_second": 0.5,
+    }
+    without_rows = spent | {"decode_slots": 0.0}
+    assert idle_shares(seconds, without_rows, engines) == pytest.approx(
+        {"idle/learner_per_second": 0.6, "idle/engines_per_second": 0.4}
+    )
+    replayed = dict.fromkeys(spent, 0.0)
+    assert idle_shares(seconds, replayed, {"engine/0/busy_seconds": 0.0}) == {}
 
 
 def test_metrics_of_source_and_credit_are_part_of_the_step(groups: list[ScoredGroup]) -> None:

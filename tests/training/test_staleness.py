@@ -1,6 +1,7 @@
 """Runs with samples ahead: the same bits after any resume, and from their recorded samples."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from helpers.tiny_runs import MakeRecipe
 from postgrad.observe.console import Console
+from postgrad.plan.simulate import BatchLoad, Pace, Simulation
 from postgrad.recipe.recipe import Recipe
 from postgrad.tools.verify_resume import fingerprint
 from postgrad.training.start import train
@@ -61,6 +63,31 @@ def test_samples_are_of_several_versions_none_too_old_and_tickets_are_in_order(
     assert max(line["staleness/max"] for line in metrics) == max(ages)
     assert any("sentinel/drift" in line for line in metrics)
     assert all(line["ahead/groups"] == 8 for line in metrics)
+
+
+def test_a_run_leaves_as_many_rows_empty_as_the_simulation_of_its_answers(
+    trained: MakeRecipe,
+) -> None:
+    """Until the steps that sample tickets which nothing has trained on."""
+    slots, name = 40, "idle/empty_rows_fraction"
+    rollout = {"max_staleness": 1, "slots": slots, "max_new_tokens": 24}
+    run = Path(trained("rl", **{**STALE, "rollout": rollout, "data": {"max_len": 64}}).run_dir)
+    samples = [json.loads(line) for line in (run / "samples.jsonl").open(encoding="utf-8")]
+    lengths = {
+        (line["ticket"], line["sample"]): sum(len(turn["token_ids"]) for turn in line["turns"])
+        for line in samples
+    }
+    assert len(set(lengths.values())) > 3
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").open(encoding="utf-8")]
+    load = BatchLoad(4, 4, 0, lambda ticket, sample: lengths.get((ticket, sample), 1))
+    pace = Pace(
+        slots, math.inf, lambda rows, cached: 1.0, lambda tokens: 0.0, lambda tokens: 1.0, 0.0
+    )
+    for step in (2, 3, 4):
+        simulated = Simulation(load, pace, 1, 1, apart=False).run(step, step - 1)
+        assert metrics[step - 1].get(name, 0.0) == pytest.approx(simulated.empty_rows)
+        assert 0.0 < metrics[step - 1].get("idle/learner_per_second", 0.5) < 1.0
+    assert max(line.get(name, 0.0) for line in metrics) > 0.1
 
 
 def test_its_samples_replayed_make_the_same_weights(

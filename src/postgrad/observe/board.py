@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Self
@@ -46,6 +46,26 @@ FIGURES: tuple[tuple[str, tuple[str, ...], str], ...] = (
 # End of a metric's name -> (label, format) of a held-out result.
 HELD_OUT = {"/accuracy": ("eval acc", "{:.1%}"), "/loss": ("eval loss", "{:.4f}")}
 SPEEDS = (("sampled", "response_tokens_per_second"), ("trained", "train_tokens_per_second"))
+# Of a run with samples ahead: the metrics of a text, and the text.
+AHEAD: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("staleness/mean", "staleness/max", "staleness/mixed_samples"),
+        "staleness {m[staleness/mean]:.2f} (most {m[staleness/max]:.0f}), "
+        "mixed {m[staleness/mixed_samples]:.0%}",
+    ),
+    (
+        ("ahead/groups", "ahead/ended_groups", "ahead/open_samples"),
+        "under way {m[ahead/groups]:.0f} groups ({m[ahead/ended_groups]:.0f} ended), "
+        "{m[ahead/open_samples]:.0f} samples",
+    ),
+    (("idle/learner_per_second",), "learner idle {m[idle/learner_per_second]:.0%}"),
+    (("idle/engines_per_second",), "engines idle {m[idle/engines_per_second]:.0%}"),
+    (("idle/empty_rows_fraction",), "empty rows {m[idle/empty_rows_fraction]:.0%}"),
+    (
+        ("publish/send_seconds", "publish/sent_bytes"),
+        "weights sent in {m[publish/send_seconds]:.2f} s, {m[publish/sent_bytes]:,.0f} bytes",
+    ),
+)
 MEMORY, STEP = "peak_memory_bytes", "step_seconds"
 FORESEEN = "foreseen/"  # prefix of a metric's forecast
 # Ends of phases' columns, what they add up to, and how. A GPU's forecast is of reserved bytes.
@@ -123,6 +143,7 @@ class Board:
             self._phase(width, now),
             *self._figures(width),
             *self._machine(width),
+            *self._ahead(width),
             *self._health(),
         ]
         for line in parts:
@@ -195,13 +216,14 @@ class Board:
         ]
         texts += _against(metrics, MEMORY, "memory", 2**30, "GiB")
         texts += _against(metrics, STEP, "a step", 1, "s")
-        lines: list[str] = []
-        for text in texts:
-            if lines and len(lines[-1]) + 3 + len(text) <= width:
-                lines[-1] += f"   {text}"
-            else:
-                lines.append(text)
-        return [Text(line) for line in lines]
+        return _packed(texts, width)
+
+    def _ahead(self, width: int) -> list[Text]:
+        """Of a run with samples ahead: how old they are, what is under way, who waits."""
+        if "ahead/groups" not in self.metrics:
+            return []
+        there = [text for names, text in AHEAD if all(name in self.metrics for name in names)]
+        return _packed([text.format(m=self.metrics) for text in there], width)
 
     def _health(self) -> list[Text]:
         if not self.sentinels and self.step == self.before:
@@ -224,6 +246,17 @@ def telling(metrics: Mapping[str, float]) -> Mapping[str, float]:
     if not metrics.get("policy/clip_fraction"):
         silent.add("policy/clip_fraction")
     return {name: value for name, value in metrics.items() if name not in silent}
+
+
+def _packed(texts: Iterable[str], width: int) -> list[Text]:
+    """The texts beside each other, as many in a line as fit."""
+    lines: list[str] = []
+    for text in texts:
+        if lines and len(lines[-1]) + 3 + len(text) <= width:
+            lines[-1] += f"   {text}"
+        else:
+            lines.append(text)
+    return [Text(line) for line in lines]
 
 
 def _with_totals(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -54,8 +54,11 @@ class Simulated:
 
     seconds: float  # of a step
     engine_idle: float  # the share of rows of all engines, over the time, that are empty
-    engine_waits: float  # the share of the time in which an engine decodes and prefills nothing
-    learner_idle: float  # the share of the time
+    empty_rows: float  # the same of the rows of passes: a run's idle/empty_rows_fraction
+    # The share of the time in which an engine decodes and prefills nothing, and that in which the
+    # learner does not learn: a run's idle/engines_per_second and idle/learner_per_second.
+    engine_waits: float
+    learner_idle: float
     publish: float  # the share of the time
     age: float  # mean age of groups in steps, by the version that began them
     oldest: int
@@ -166,6 +169,7 @@ class _Mark:
     full: float  # row seconds of all engines
     worked: float  # seconds of all engines
     written: float  # tokens
+    passes: float  # of all engines
     learned: float  # seconds
 
 
@@ -315,6 +319,7 @@ class Simulation:
                 sum(engine.full for engine in self._engines),
                 sum(engine.worked for engine in self._engines),
                 sum(engine.written for engine in self._engines),
+                sum(engine.passes for engine in self._engines),
                 self._learned,
             )
         )
@@ -324,16 +329,19 @@ class Simulation:
         steps, seconds = len(self._marks) - first, last.at - begin.at
         engine_seconds = len(self._engines) * seconds
         rows = self._pace.slots * engine_seconds
+        written = last.written - begin.written
+        slots = self._pace.slots * (last.passes - begin.passes)
         ages = self._ages[first * self._load.groups :]
         return Simulated(
             seconds=seconds / steps,
             engine_idle=max(0.0, 1 - (last.full - begin.full) / rows),
+            empty_rows=max(0.0, 1 - written / slots) if slots else 0.0,
             engine_waits=max(0.0, 1 - (last.worked - begin.worked) / engine_seconds),
             learner_idle=max(0.0, 1 - (last.learned - begin.learned) / seconds),
             publish=steps * self._pace.publish / seconds,
             age=sum(ages) / len(ages),
             oldest=max(ages),
-            tokens=(last.written - begin.written) / steps,
+            tokens=written / steps,
             passes=round(max(engine.passes for engine in self._engines)),
         )
 

@@ -48,6 +48,7 @@ from postgrad.training import memory, rows
 from postgrad.training.publish import PROBES, Publisher
 from postgrad.training.rl_metrics import (
     compared_logprobs,
+    idle_shares,
     learner_logprobs,
     sizes_of,
     staleness,
@@ -122,13 +123,12 @@ class RLJob:
                 results = self._update(cut, state)
             trim_heap()  # what the update took, before the engine takes its own
         number = state.step + 1
-        old = columns["old"]
-        learned = learner_logprobs(credit, old, results["policy"])
+        learned = learner_logprobs(credit, columns["old"], results["policy"])
         compared = compared_logprobs(
-            batch, credit, old, learned, results["policy"], parts.sampling,
+            batch, credit, columns["old"], learned, results["policy"], parts.sampling,
             step=state.step, dropout=parts.roles.policy.drops,
         )  # fmt: skip
-        paused = self._pause()
+        paused, spent = self._pause()
         with run.phase("publish"):
             published = parts.publish(number)
         if parts.roles.follows is not None:
@@ -150,6 +150,7 @@ class RLJob:
         metrics = step_metrics(sampled, batch, credit, results, seconds) | sizes_of(cut)
         stale = staleness(batch, state.step, parts.sampling.max_staleness)
         engines = parts.engine.stats.by_engine()
+        engines |= idle_shares(seconds, spent, engines)
         return following, metrics | compared | published | stale | paused.metrics | engines
 
     def evaluate(self) -> list[Result]:
@@ -190,9 +191,9 @@ class RLJob:
                 )
         return sampled
 
-    def _pause(self) -> Paused:
+    def _pause(self) -> tuple[Paused, Mapping[str, float]]:
         """Waits for the samples that the next step needs, where they are drawn while the policy
-        learns; times the parts of sampling since the step began.
+        learns; times the parts of sampling. Also returns the engine's sums since the step began.
         """
         run, parts = self._run, self._parts
         with run.phase("sample", run.geometry.samples_per_step, parts.source.awaited):
@@ -204,7 +205,7 @@ class RLJob:
         run.clock.add("sample/score", parts.scorer.seconds - waited)
         for part in ("prefill", "decode"):
             run.clock.add(f"sample/{part}", spent[f"{part}_seconds"])
-        return paused
+        return paused, spent
 
     def _columns(self, batch: RolloutBatch, prompts: Sequence[Prompt]) -> dict[str, Ragged | None]:
         """By parameter of `credit` what it needs: logprobs of the policy before the step, of

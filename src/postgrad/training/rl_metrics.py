@@ -1,6 +1,7 @@
 """What is logged of a step of reinforcement learning."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -18,6 +19,8 @@ from postgrad.observe.sentinels.watch import of_samples
 from postgrad.rollout.settings import FILTERS, RolloutSettings
 from postgrad.rollout.source import Sampled
 
+PHASES = ("sample", "train", "publish", "log")  # of a step; evaluations and saves are apart
+ENGINE_BUSY = re.compile(r"engine/\d+/busy_seconds")  # of a whole rollout worker
 SUMMED = ("computed_tokens", "skipped_samples", "skipped_updates", "bounded_exponents")
 
 
@@ -115,6 +118,30 @@ def staleness(batch: RolloutBatch, step: int, bound: int) -> dict[str, float]:
         "staleness/mixed_samples": float(np.mean(mixed)),
         **{f"staleness/age_{age}": float(share) for age, share in enumerate(counts)},
     }
+
+
+def idle_shares(
+    seconds: Mapping[str, float], spent: Mapping[str, float], engines: Mapping[str, float]
+) -> dict[str, float]:
+    """How much of a step learner and engines do not work; {} where no engine has sampled. The same
+    three numbers of a simulated run: plan.simulate.Simulated.
+
+    seconds: of the phases. spent: the engine's sums over the step (rollout.stats.SUMMED). engines:
+    EngineStats.by_engine. The first two depend on the clock; empty rows are a count, of engines
+    that count their rows.
+    """
+    busy = [value for name, value in engines.items() if ENGINE_BUSY.fullmatch(name)]
+    busy = busy or [spent["busy_seconds"]]
+    if not any(busy):
+        return {}
+    step = sum(seconds.get(phase, 0.0) for phase in PHASES)
+    shares = {
+        "idle/learner_per_second": 1.0 - seconds["train"] / step,
+        "idle/engines_per_second": max(0.0, 1.0 - sum(busy) / len(busy) / step),
+    }
+    if slots := spent["decode_slots"]:
+        shares["idle/empty_rows_fraction"] = 1.0 - spent["response_tokens"] / slots
+    return shares
 
 
 def sizes_of(cut: Sequence[Update]) -> dict[str, float]:

@@ -8,7 +8,13 @@ import pytest
 
 from helpers.made_run import GROUP, add_step, made_run, sample
 from postgrad.core.members import member
-from postgrad.observe.report.run import PageMessage, RunReader, expected_steps
+from postgrad.observe.report.run import (
+    MOST_PICTURE,
+    SCALE,
+    PageMessage,
+    RunReader,
+    expected_steps,
+)
 from postgrad.observe.report.selection import Cap
 from postgrad.observe.sinks import Logs
 
@@ -41,6 +47,21 @@ def test_all_of_a_run_is_told_once(tmp_path: Path) -> None:
     assert of(told, "counts") == [{"kind": "counts", "run": 0, **counts}]
     assert of(told, "trouble") == []
     assert reader.poll() == []
+
+
+def test_a_picture_of_more_devices_is_told_as_an_image_unless_it_is_too_large(
+    tmp_path: Path,
+) -> None:
+    path = made_run(tmp_path / "run", steps=1)
+    reader = read(path)
+    (run,) = of(reader.poll(), "run")
+    assert run["scale"] is None
+    (path / SCALE).write_bytes(b"<svg/>")
+    (run,) = of(reader.poll(), "run")
+    assert run["scale"] == "data:image/svg+xml;base64,PHN2Zy8+"
+    (path / SCALE).write_bytes(b" " * (MOST_PICTURE + 1))
+    (run,) = of(reader.poll(), "run")
+    assert run["scale"] is None
 
 
 def test_only_what_is_new_is_told_afterwards(tmp_path: Path) -> None:

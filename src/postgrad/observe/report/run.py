@@ -6,6 +6,7 @@ The report reads them all at once, the watch page polls. A message is a JSON obj
 "reset" (the directory holds another run, or lines were removed: discard everything).
 """
 
+import base64
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from postgrad.observe.report.selection import Cap, Group, SampleSelection, heads
 from postgrad.observe.run_dir import PLAN, RECIPE, SUMMARY
 
 PageMessage = dict[str, Any]
-WHOLE = (RECIPE, SUMMARY, PLAN)  # files that are replaced, not appended to
+SCALE = "scale.svg"  # where `postgrad plan --scale --svg` was told to write it
+WHOLE = (RECIPE, SUMMARY, PLAN, SCALE)  # files that are replaced, not appended to
+MOST_PICTURE = 2**18  # bytes of a picture
 LOGS = {"metrics": "metrics.jsonl", "evaluations": "eval.jsonl", "events": "events.jsonl"}
 SAMPLES = "samples.jsonl"
 EVAL_SAMPLES = "eval_samples.jsonl"
@@ -122,6 +125,7 @@ class RunReader:
             "versions": recipe_file.get("versions"),
             "summary": read_object(self.path / SUMMARY),
             "plan": _newest(read_object(self.path / PLAN)),
+            "scale": _picture(self.path / SCALE),
             **self._about(recipe),
         }
         if not recipe_file:
@@ -192,6 +196,18 @@ def _newest(plan: dict[str, Any] | None) -> Any:
     """The last entry of plan.json: a run that is resumed is planned again."""
     entries = plan.get("plans") if plan else None
     return entries[-1] if isinstance(entries, list) and entries else None
+
+
+def _picture(path: Path) -> str | None:
+    """An SVG as the address of an image, where no script of it runs and nothing is loaded; None
+    where there is none, or one of more than MOST_PICTURE bytes.
+    """
+    try:
+        if not path.is_file() or path.stat().st_size > MOST_PICTURE:
+            return None
+        return f"data:image/svg+xml;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    except OSError:
+        return None
 
 
 def _batched(rows: list[dict[str, Any]]) -> Iterator[PageMessage]:

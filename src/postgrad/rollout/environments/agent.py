@@ -15,6 +15,7 @@ import json
 import math
 import secrets
 import socket
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, ClassVar, Literal, Self
@@ -33,40 +34,33 @@ from postgrad.rollout.environments.workers import FunctionWorkers
 MODEL = "policy"  # what agents may call it; any name is taken
 _HOST = "127.0.0.1"
 _MOST_BYTES = 2**24  # of a request
+Ended = tuple[Any, Mapping[str, float]]  # how a sample ended: its reward or None, what is counted
 _NOT_DONE = ("stream", "logprobs", "top_logprobs")  # options of a request that are refused
 
 
-class Agent(ChatEnvironment):
-    """`agent`: "package.module:function", called for every sample with the keywords base_url,
-    api_key, model and row ({"question", "answer", "messages", and the row's other columns}).
+class Conversed(ChatEnvironment):
+    """Something that asks the policy, and says the sample's reward in the end.
 
-    An `async def` runs in the run's process, any other function in a process of its own, with the
-    variables that `env` names. It returns the sample's reward, or None. `tools`: JSON schemas that
-    the chat template shows to the policy, whose calls the agent gets as `tool_calls`.
+    `tools`: JSON schemas that the chat template shows to the policy, whose calls are given as
+    `tool_calls`. `env`: names of the environment variables that its processes get. `rewards`: false
+    leaves the rewards to [[rewards]].
     """
 
     deterministic: ClassVar[bool] = False
     waits: ClassVar[bool] = True
 
-    agent: str
     tools: tuple[dict[str, Any], ...] = ()
     tool_format: Literal["auto", "hermes", "llama"] = "auto"
     env: tuple[str, ...] = ()
-    rewards: bool = True  # whether what the agent returns is a reward
+    rewards: bool = True
 
-    _workers: FunctionWorkers | None = PrivateAttr(default=None)
     _desk: "Desk | None" = PrivateAttr(default=None)
 
-    @field_validator("agent")
-    @classmethod
-    def _resolvable(cls, name: str) -> str:
-        try:
-            function = resolve(name, {}, "agent")
-        except UsageError as error:
-            raise ValueError(str(error)) from error
-        if not inspect.isfunction(function):
-            raise ValueError(f"{name!r} is no Python function")
-        return name
+    @abstractmethod
+    async def converse(self, base_url: str, api_key: str, row: Mapping[str, Any]) -> Ended:
+        """Plays one sample, by requests with this key to this address. Returns its reward, if it
+        has one, and what is counted.
+        """
 
     @property
     def special_tokens(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -84,7 +78,8 @@ class Agent(ChatEnvironment):
         for package in ("starlette", "uvicorn"):
             if importlib.util.find_spec(package) is None:
                 raise UsageError(
-                    f"environment 'agent' needs {package}: pip install 'postgrad[serve]'"
+                    f"an environment that asks the policy needs {package}: "
+                    "pip install 'postgrad[serve]'"
                 )
         if not self.tools or self.tool_format != "auto":
             return self
@@ -106,41 +101,75 @@ class Agent(ChatEnvironment):
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """With the server that agents ask, and processes for agents that are plain functions."""
-        self._workers, self._desk = FunctionWorkers(self.env), Desk()
-        try:
-            async with self._desk.open():
-                yield
-        finally:
-            self._workers.close()
+        """With the server that is asked."""
+        self._desk = Desk()
+        async with self._desk.open():
+            yield
 
     def start(self, prompt: Prompt, sample: int) -> Course:
         return _Conversation(self, prompt)
 
-    async def play(self, conversation: "_Conversation", row: Mapping[str, Any]) -> float | None:
-        """Runs the agent for one sample. Returns what it returns, as a number."""
-        assert self._workers is not None  # within `running`
-        assert self._desk is not None
-        function: Callable[..., Any] = resolve(self.agent, {}, "agent")
+    async def play(self, conversation: "_Conversation", row: Mapping[str, Any]) -> Ended:
+        """Plays one sample. Returns its reward, 0 where it has none, and what is counted."""
+        assert self._desk is not None  # within `running`
         with self._desk.seat(conversation) as key:
-            asked = {"base_url": self._desk.url, "api_key": key, "model": MODEL, "row": dict(row)}
-            if inspect.iscoroutinefunction(function):
-                returned = await function(**asked)
-            else:
-                returned = await self._workers.call(self.agent, asked)
+            returned, counts = await self.converse(self._desk.url, key, row)
         if returned is None or not self.rewards:
-            return None
+            return 0.0, counts
         if isinstance(returned, bool) or not isinstance(returned, int | float):
             raise StepFailed("error", f"the agent returned {type(returned).__name__}, no number")
         if not math.isfinite(returned):
             raise StepFailed("error", f"the agent returned {returned}, which is no reward")
-        return float(returned)
+        return float(returned), counts
+
+
+class Agent(Conversed):
+    """`agent`: "package.module:function", called for every sample with the keywords base_url,
+    api_key, model and row ({"question", "answer", "messages", and the row's other columns}).
+
+    An `async def` runs in the run's process, any other function in a process of its own, with the
+    variables that `env` names. It returns the sample's reward, or None.
+    """
+
+    agent: str
+
+    _workers: FunctionWorkers | None = PrivateAttr(default=None)
+
+    @field_validator("agent")
+    @classmethod
+    def _resolvable(cls, name: str) -> str:
+        try:
+            function = resolve(name, {}, "agent")
+        except UsageError as error:
+            raise ValueError(str(error)) from error
+        if not inspect.isfunction(function):
+            raise ValueError(f"{name!r} is no Python function")
+        return name
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Also with processes for agents that are plain functions."""
+        self._workers = FunctionWorkers(self.env)
+        try:
+            async with super().running():
+                yield
+        finally:
+            self._workers.close()
+
+    async def converse(self, base_url: str, api_key: str, row: Mapping[str, Any]) -> Ended:
+        """Calls the function, here or in a process of its own."""
+        assert self._workers is not None  # within `running`
+        function: Callable[..., Any] = resolve(self.agent, {}, "agent")
+        asked = {"base_url": base_url, "api_key": api_key, "model": MODEL, "row": dict(row)}
+        if inspect.iscoroutinefunction(function):
+            return await function(**asked), {}
+        return await self._workers.call(self.agent, asked), {}
 
 
 class _Conversation:
     """One sample's conversation with the agent. Everything happens in one event loop."""
 
-    def __init__(self, rules: Agent, prompt: Prompt) -> None:
+    def __init__(self, rules: Conversed, prompt: Prompt) -> None:
         self._rules = rules
         self._row = {
             "question": prompt.question,
@@ -149,7 +178,7 @@ class _Conversation:
             **prompt.metadata,
         }
         self._said: list[dict[str, Any]] = [_plain(message) for message in prompt.messages]
-        self._agent: asyncio.Task[float | None] | None = None
+        self._agent: asyncio.Task[Ended] | None = None
         self._asked: asyncio.Queue[list[dict[str, Any]]] = asyncio.Queue()
         self._answer: asyncio.Future[dict[str, Any]] | None = None  # of the request that waits
         self._turns = 0  # of the policy
@@ -169,8 +198,8 @@ class _Conversation:
             answer.set_result(message)
         new = await self._next()
         if new is None:
-            reward = self._agent.result()
-            return Reply(done=True, reward=reward or 0.0)
+            reward, counts = self._agent.result()
+            return Reply(done=True, reward=reward, counts=counts)
         return Reply(tuple(new))
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ ENVIRONMENTS = {
     "guess_number": "postgrad.rollout.environments.guess_number:GuessNumber",
     "openenv": "postgrad.rollout.environments.openenv:OpenEnv",
     "tools": "postgrad.rollout.environments.tools:Tools",
+    "verifiers": "postgrad.rollout.environments.verifiers:VerifiersTasks",
 }
 
 

@@ -6,11 +6,9 @@ The client is the official package, in a process with a Python of its own: opene
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, cast
 from urllib.parse import urlsplit
@@ -18,11 +16,10 @@ from urllib.parse import urlsplit
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from postgrad.core.errors import UsageError
-from postgrad.core.process import inherited
 from postgrad.core.records import Prompt
 from postgrad.rollout.environments.base import ChatEnvironment, Course, Reply, StepFailed
+from postgrad.rollout.environments.client import ForeignClient
 from postgrad.rollout.environments.mcp_servers import is_here
-from postgrad.rollout.environments.workers import PipedProcess
 
 _CLIENT = Path(__file__).with_name("openenv_client.py")
 
@@ -51,7 +48,8 @@ class OpenEnv(ChatEnvironment):
     malformed_reward: float = 0.0
     start_seconds: float = Field(default=60.0, gt=0.0)
 
-    _server: "_Server | None" = PrivateAttr(default=None)
+    _server: ForeignClient | None = PrivateAttr(default=None)
+    _schema: Mapping[str, Any] = PrivateAttr(default_factory=dict[str, Any])  # of an action
 
     @field_validator("url")
     @classmethod
@@ -72,21 +70,41 @@ class OpenEnv(ChatEnvironment):
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """With the process that speaks with the server."""
-        self._server = await _Server.start(self)
+        """With the process that speaks with the server, which has said what its actions are. Raises
+        UsageError where it does not.
+        """
+        self._server = await ForeignClient.start(
+            self.python, (str(_CLIENT), self.url), "the OpenEnv server"
+        )
         try:
+            self._schema = await self._schema_of_actions()
             yield
         finally:
             self._server.close()
+
+    async def _schema_of_actions(self) -> Mapping[str, Any]:
+        try:
+            async with asyncio.timeout(self.start_seconds):
+                return (await self.server.ask("schema", "", {}))["schema"]
+        except (StepFailed, TimeoutError) as error:
+            raise UsageError(
+                f"environment: no OpenEnv server answers at {self.url}: {error or 'timeout'}; its "
+                "client is the package openenv, in the environment of environment.python"
+            ) from error
 
     def start(self, prompt: Prompt, sample: int) -> Course:
         return _Play(self, prompt.metadata)
 
     @property
-    def server(self) -> "_Server":
+    def server(self) -> ForeignClient:
         """The server, within `running`."""
         assert self._server is not None
         return self._server
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """Of an action, within `running`."""
+        return self._schema
 
     def text(self, observation: Any) -> str:
         """What the policy reads of an observation."""
@@ -131,7 +149,7 @@ class _Play:
         if not self._session:
             self._session = server.session()
             await self._reset()
-        action = rules.action_of(text, server.schema)
+        action = rules.action_of(text, rules.schema)
         if action is None:
             return self._malformed("no JSON object")
         answer = await server.ask("step", self._session, action)
@@ -167,85 +185,6 @@ class _Play:
         counts = {"actions": 1.0, "malformed_actions": 1.0}
         message = {"role": "user", "content": f"That is no action: {why}"}
         return Reply((message,), reward=self._rules.malformed_reward, counts=counts)
-
-
-class _Server:
-    """Requests to the process, any number at once, in one event loop."""
-
-    def __init__(self, process: PipedProcess) -> None:
-        self.schema: Mapping[str, Any] = {}
-        self._process = process
-        self._numbers, self._sessions = count(), count()
-        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._reading = asyncio.create_task(self._read())
-
-    @classmethod
-    async def start(cls, rules: OpenEnv) -> "_Server":
-        """A server that has said what its actions are. Raises UsageError where it does not."""
-        command = (rules.python or sys.executable, "-I", str(_CLIENT), rules.url)
-        try:
-            server = cls(await PipedProcess.start(command, inherited(())))
-        except OSError as error:
-            raise UsageError(f"environment.python = {command[0]!r}: {error}") from error
-        try:
-            async with asyncio.timeout(rules.start_seconds):
-                server.schema = (await server.ask("schema", "", {}))["schema"]
-        except (StepFailed, TimeoutError) as error:
-            server.close()
-            raise UsageError(
-                f"environment: no OpenEnv server answers at {rules.url}: {error or 'timeout'}; its "
-                "client is the package openenv, in the environment of environment.python"
-            ) from error
-        return server
-
-    def session(self) -> str:
-        """The name of a new session."""
-        return str(next(self._sessions))
-
-    async def ask(self, do: str, session: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a request. Raises StepFailed where there is none."""
-        number = next(self._numbers)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        if self._reading.done():
-            self._fail(self._reading.exception())
-        else:
-            self._send(number, do, session, arguments)
-        try:
-            result = await answer
-        finally:
-            self._asked.pop(number, None)
-        if "error" in result:
-            raise StepFailed("error", f"the OpenEnv server: {result['error']}")
-        return result
-
-    def forget(self, session: str) -> None:
-        """Ends a session, without waiting for it."""
-        if not self._reading.done():
-            self._send(next(self._numbers), "close", session, {})
-
-    def close(self) -> None:
-        """Ends the process and all requests."""
-        self._reading.cancel()
-        self._process.end()
-
-    def _send(self, number: int, do: str, session: str, arguments: Mapping[str, Any]) -> None:
-        self._process.send({"id": number, "session": session, "do": do, "with": dict(arguments)})
-
-    async def _read(self) -> None:
-        try:
-            while True:
-                answer = await self._process.receive()
-                asked = self._asked.get(answer["id"])  # nobody waits for the end of a session
-                if asked is not None and not asked.done():
-                    asked.set_result(answer)
-        except StepFailed as error:  # the process has ended
-            self._fail(error)
-            raise
-
-    def _fail(self, error: BaseException | None) -> None:
-        for asked in self._asked.values():
-            if not asked.done():
-                asked.set_exception(error or StepFailed("crash", "its client has ended"))
 
 
 def rows(

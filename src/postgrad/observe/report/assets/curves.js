@@ -9,7 +9,8 @@ const GROUPS = [
   ["Result", /^(reward$|reward\/|eval\/|loss$|policy\/(accuracy|reward_margin)$|reward_model\/(accuracy|margin)$)/],
   ["Policy", /^((policy|kl|reference)\/|sampled_entropy$)/],
   ["Critic and reward model", /^(critic|reward_model|reward_scaling)\//],
-  ["Responses and groups", /^(response_|truncated|dead_end|samples$|dropped|failures$|groups\/|masked_samples$|updates\/|sampling\/|environment\/|curriculum\/|loss_tokens$|failed_fraction$|best_reward_|commonest_)/],
+  ["Responses and groups", /^(response_|truncated|dead_end|samples$|dropped|failures$|groups\/|masked_samples$|updates\/|sampling\/|environment\/|on_policy\/|curriculum\/|loss_tokens$|failed_fraction$|best_reward_|commonest_)/],
+  ["Samples ahead", /^(staleness|ahead|overlap|idle)\/|^publish\/sent_bytes$/],
   ["Speed", /_per_second$/],
   ["Sentinels", /^sentinel\//],
   ["Other", /./],
@@ -30,11 +31,16 @@ const ABOUT = {
   "groups/reward_std": "mean deviation of rewards within a group",
   truncated_fraction: "share that hit the token limit, or a dead end of their grammar",
   response_length: "tokens, mean",
+  "staleness/mean": "age in steps of the tokens trained on",
+  "idle/learner_per_second": "share of the step in which the learner does not learn",
+  "idle/engines_per_second": "share of the step in which an engine has nothing to do, mean over engines",
+  "idle/empty_rows_fraction": "share of the rows of decode steps in which no sample was",
+  "publish/sent_bytes": "that each engine got",
   "sentinel/prob_difference": "learner against sampler on the same tokens",
   "sentinel/publish_difference": "engine against learner after a publish, nats",
   "sentinel/policy_moved": "how far a step moved the policy, nats",
 };
-const ELSEWHERE = /^(step|update|episodes)$|_seconds$|_bytes$|^foreseen\//;
+const ELSEWHERE = /^(step|update|episodes)$|_seconds$|_(memory|reserved)_bytes$|^foreseen\//;
 const PARTS = /_(low|high)(\/|$)/;
 const WEIGHT = 0.6; // of the moving average, unless a person chooses another
 const HEAVIEST = 0.98;

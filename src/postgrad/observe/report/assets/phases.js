@@ -19,15 +19,17 @@ export class Phases {
     this.cursor = cursor;
     this.charts = new Map();
     this.times = h("div", {});
+    this.scale = h("div", {});
     this.memory = h("div", { className: "charts" });
     this.table = h("div", {});
-    this.element.append(h("h3", {}, "Time"), this.times, timelines, h("h3", {}, "Memory"), this.memory, this.table);
+    this.element.append(h("h3", {}, "Time"), this.times, timelines, this.scale, h("h3", {}, "Memory"), this.memory, this.table);
     store.listen((kinds) => (["metrics", "run", "reset"].some((kind) => kinds.has(kind)) ? this.update() : 0));
   }
 
   update() {
     const { runs } = this.store;
     this.times.replaceChildren(...runs.map((run) => timeline(run, this.store.many)));
+    this.scale.replaceChildren(...runs.filter((run) => run.about.scale).map(scalePicture));
     this.table.replaceChildren(...runs.filter((run) => run.about.plan?.memory).map(memoryPlan));
     for (const name of new Set(runs.flatMap((run) => run.names().filter((one) => MEMORY.test(one))))) {
       if (this.charts.has(name)) continue;
@@ -59,6 +61,11 @@ export class Phases {
       }),
     });
   }
+}
+
+function scalePicture(run) {
+  const text = `Seconds of a step of ${run.name} over the number of devices, a line for each max_staleness: simulated`;
+  return h("figure", { className: "scale-picture" }, h("h3", {}, "On more devices"), h("img", { src: run.about.scale, alt: text }), h("figcaption", { className: "quiet" }, text));
 }
 
 function peakOf(run) {
