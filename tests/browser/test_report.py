@@ -1,11 +1,15 @@
 """The report in a real browser: what a person sees, types and presses."""
 
+import hashlib
+import io
 import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from helpers.made_run import GROUP, made_run
 from postgrad.observe.console import Console
@@ -15,6 +19,15 @@ from postgrad.tools.pages import report
 Open = Callable[..., Any]
 LONG = "<script>document.title='run'</script><img src=x onerror=alert(1)>" + "x" * 100_000
 ROW = ".list .row"
+
+
+DRAWING = b"<svg xmlns='http://www.w3.org/2000/svg' onload='document.title=1'></svg>"
+
+
+def file_of_picture(width: int, height: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), (200, 30, 30)).save(file, "PNG")
+    return file.getvalue()
 
 
 def written(step: int, ticket: int, number: int) -> str:
@@ -132,6 +145,35 @@ def test_a_hostile_sample_of_100_000_characters_is_text(opened: Open, one: str) 
     assert page.locator(".tokens .t").count() == 8000
     assert page.title() == "run-a · postgrad"
     assert page.locator(".detail img, .detail script, .list script").count() == 0
+
+
+def test_images_of_a_prompt_are_shown_as_data(opened: Open, tmp_path: Path) -> None:
+    picture = file_of_picture(24, 16)
+    digest, drawing = (hashlib.sha256(c).hexdigest() for c in (picture, DRAWING))
+    run = made_run(tmp_path / "run", steps=1, groups=1)
+    lines = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    (run / "images").mkdir()
+    (run / "images" / digest).write_bytes(picture)
+    (run / "images" / drawing).write_bytes(DRAWING)
+    placed = [{"sha256": name, "runs": [[0, 1]]} for name in (digest, drawing)]
+    (run / "samples.jsonl").write_text(
+        "".join(f"{json.dumps(line | {'images': placed})}\n" for line in lines)
+    )
+    report([run], None, Console("quiet"))
+    page = opened((run / "report.html").as_uri())
+    status(page, "4 samples")
+    page.locator(ROW).first.click()
+    page.wait_for_selector(".detail h3:has-text('Step 1')")
+    shown = page.locator(".detail img")
+    assert shown.count() == 1
+    assert shown.get_attribute("src").startswith("data:image/png;base64,")
+    assert shown.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [24, 16]
+    assert (
+        f"Image {drawing[:12]}: its file is no image."
+        in page.locator("article.detail").inner_text()
+    )
+    assert page.locator(".detail svg").count() == 0
+    assert page.title() == "run · postgrad"
 
 
 def test_tokens_are_coloured_and_read_out(opened: Open, one: str) -> None:

@@ -92,3 +92,18 @@ def test_a_damaged_or_lost_image_is_an_error(tmp_path: Path) -> None:
     (tmp_path / digest).unlink()
     with pytest.raises(RunError, match="cannot be read"):
         store.read(digest)
+
+
+def test_images_of_another_folder_are_read_and_not_copied(tmp_path: Path) -> None:
+    content = file_of(picture())
+    other, ours = ImageStore(tmp_path / "other"), ImageStore(tmp_path / "ours")
+    digest = other.add(content)
+    with pytest.raises(RunError, match="cannot be read"):
+        ours.read(digest)
+    ours.read_too(tmp_path / "other")
+    assert ours.read(digest) == content
+    assert ours.path(digest) == tmp_path / "other" / digest
+    assert not (tmp_path / "ours").exists()
+    (tmp_path / "other" / digest).write_bytes(b"another")
+    with pytest.raises(RunError, match="damaged"):
+        ours.read(digest)

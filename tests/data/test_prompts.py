@@ -8,13 +8,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.image_directories import row, write_model
 from postgrad.core.errors import UsageError
+from postgrad.core.media import images_kept_in
 from postgrad.data.conversations import load_conversations
 from postgrad.data.messages import answer_of
 from postgrad.data.overlap import HeldOut, Selection, keys, question_key
 from postgrad.data.prompts import load_prompts
 from postgrad.data.rows import Row
 from postgrad.data.settings import DataSettings
+from postgrad.models.image_reader import ImageReader
+from postgrad.models.load import load_config, load_tokenizer
 
 WriteRows = Callable[..., str]
 FRAME = len("user\n") + len("assistant\n") + 4  # template tokens around a question
@@ -277,3 +281,32 @@ def test_a_dataset_may_have_a_chat_template_of_its_own_as_text_or_file(
         load(path, tokenizer, chat_template="none.jinja")
     with pytest.raises(UsageError, match=rf"{path}:1: row 0: the chat template refuses it"):
         load(path, tokenizer, chat_template="{{ 1 / 0 }}")
+
+
+def test_a_cut_prompt_keeps_whole_images_and_never_half_of_one(
+    write_rows: WriteRows, tmp_path: Path
+) -> None:
+    path = write_model("smolvlm", tmp_path / "model")
+    tokenizer = load_tokenizer(path)
+    with images_kept_in(tmp_path / "images"):
+        reader = ImageReader(path, load_config(path), tokenizer)
+        rows = [{**row(n, "yes", ((16, 16), (16, 16))), "answer": "yes"} for n in range(2)]
+        settings = DataSettings(
+            path=write_rows(rows), messages="messages", on_too_long="truncate", shuffle=False
+        )
+
+        def prompts(limit: int) -> list[Any]:
+            return load_prompts(settings, tokenizer, max_prompt_tokens=limit, reader=reader).all()
+
+        whole = prompts(200)[0]
+        first, second = whole.images
+        for image in (first, second):
+            assert len(image.at) == 20  # four tiles and all of it
+            assert set(whole.token_ids[image.at]) == {reader.token_id}
+        left = len(whole.token_ids) - int(first.at[-1]) - 1  # all behind the first image
+        cut = prompts(left)[0]
+        assert cut.token_ids.tolist() == whole.token_ids[-left:].tolist()
+        assert [image.digest for image in cut.images] == [second.digest]
+        assert cut.images[0].at.tolist() == (second.at - int(first.at[-1]) - 1).tolist()
+        with pytest.raises(UsageError, match="dropped: over the limit"):
+            prompts(left + 1)  # its last token would be left

@@ -1,5 +1,6 @@
 """Rewards of whole runs that last a second."""
 
+from pathlib import Path
 from typing import Any
 
 
@@ -52,3 +53,9 @@ def rarely_broken(prompt: Any, rollout: Any) -> float:
 def no_vowel(prompt: Any, rollout: Any) -> float:
     """What `vowels` is learned at the cost of."""
     return float(vowels(prompt, rollout) == 0)
+
+
+def looks(prompt: Any, rollout: Any) -> float:
+    """Reads the files of the prompt's images; the samples of a group differ."""
+    sizes = [len(Path(file).read_bytes()) for file in prompt.images]
+    return float(sum(sizes) % 7 + rollout.tokens + rollout.sample % 2)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from postgrad.core.records import Failure, Prompt, Rollout, ScoredGroup, Turn
+from postgrad.core.records import Failure, PlacedImage, Prompt, Rollout, ScoredGroup, Turn
 from postgrad.rollout.records_json import group_from_lines, group_to_json, nine_digits
 
 
@@ -49,6 +50,17 @@ def two_samples():
         {"turns": 2.0, "calls": 1.0},
     )
     return group_of([one, more])
+
+
+def with_images():
+    """Samples behind an image of two runs of tokens and one with a grid."""
+    group = two_samples()
+    images = (
+        PlacedImage("ab" * 32, np.array([0, 1, 4, 5])),
+        PlacedImage("cd" * 32, np.arange(6, 12), (2, 3), True),
+    )
+    prompt = replace(group.prompt, token_ids=np.arange(12, dtype=np.int32), images=images)
+    return replace(group, prompt=prompt)
 
 
 def lines_of(group):
@@ -157,3 +169,33 @@ def test_experts_come_back_as_they_were_written():
 
 def sample_two():
     return Rollout(7, 1, (policy_turn([5, 6], [-0.1, -2.5]),), "stop", ((3, 2),), "two")
+
+
+def test_images_come_back_by_hash_and_place():
+    group = with_images()
+    lines = lines_of(group)
+    assert lines[0]["images"][0] == {
+        "sha256": "ab" * 32, "runs": [[0, 2], [4, 2]], "grid": None, "mutual": False,
+    }  # fmt: skip
+    again = group_from_lines(lines).prompt.images
+    for image, expected in zip(again, group.prompt.images, strict=True):
+        assert image.at.tolist() == expected.at.tolist()
+        assert replace(image, at=None) == replace(expected, at=None)
+    assert "images" not in lines_of(two_samples())[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"sha256": "../../secret"}, "no SHA-256"),
+        ({"sha256": "AB" * 32}, "no SHA-256"),
+        ({"runs": [[0, 10**12]]}, "more tokens than its prompt"),
+        ({"runs": [[11, 2]]}, "tokens of its prompt"),
+        ({"runs": [[4, 1], [2, 1]]}, "rising order"),
+    ],
+)
+def test_an_image_that_no_run_wrote_is_refused(change, why):
+    lines = lines_of(with_images())
+    lines[0]["images"][0] |= change
+    with pytest.raises(ValueError, match=why):
+        group_from_lines(lines)

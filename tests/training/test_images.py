@@ -28,8 +28,6 @@ ROWS = [row(n, "yes", ((40, 16), (16, 24)) if n % 3 == 0 else ((16, 16),)) for n
 TEXT = {
     "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}],
 }
-REWARDS = [{"type": "regex", "pattern": "a"}]
-ANSWERED = {"size": 1, "max_new_tokens": 4, "max_len": 200}
 Make = Callable[..., Recipe]
 
 
@@ -126,10 +124,6 @@ def test_an_adapter_stands_on_the_language_part(make: Make, tmp_path: Path) -> N
     ("changes", "message"),
     [
         ({"model": {"quantize": "4bit", "lora": {}}}, "model.quantize does not support"),
-        (
-            {"rewards": REWARDS, "eval": {"path": "rows.jsonl", **ANSWERED}},
-            "eval by sampled answers",
-        ),
         ({"job": "preference", "eval": {}}, 'job = "preference" does not support such models yet'),
     ],
 )

@@ -1,5 +1,6 @@
 """A publish that fails in silence stops the run."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.process import done
 from postgrad.core.ragged import Ragged
+from postgrad.core.records import PlacedImage, Prompt
 from postgrad.observe.console import Console
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.training.publish import Publisher
@@ -58,6 +60,9 @@ def test_vllm_without_its_environment_is_refused_before_anything_is_loaded(
     assert not (Path(recipe.run_dir) / "init").exists()
 
 
+PROMPT = Prompt(0, np.arange(4, dtype=np.int32), "?", None, "rows", 0)
+
+
 class Written:
     """A policy and an engine that write down what they are asked, in one list."""
 
@@ -89,7 +94,7 @@ class Written:
 
 def test_the_learner_gives_back_before_each_time_that_the_engine_takes() -> None:
     both: Any = Written()
-    publish = Publisher(both, both, [np.arange(4, dtype=np.int32)], both.give_back)
+    publish = Publisher(both, both, [PROMPT], both.give_back)
     assert both.asked == ["the engine scores"]
     both.asked.clear()
     publish(3)
@@ -103,6 +108,31 @@ def test_the_learner_gives_back_before_each_time_that_the_engine_takes() -> None
         "the learner scores",
         "the learner gives back",
     ]
+
+
+def test_a_probe_of_a_sample_with_images_begins_at_an_image_and_has_the_last_one() -> None:
+    seen: list[Any] = []
+
+    class Shown(Written):
+        def logprobs(self, sequences: Any, temperature: Any = None, images: Any = ()) -> Any:
+            if temperature is not None:
+                seen.append((sequences, images))
+            return super().logprobs(sequences, temperature)
+
+    both: Any = Shown()
+    ids = np.arange(400, dtype=np.int32)
+    early, late = np.arange(5, 9), np.arange(240, 300)  # 400 - 128 lies within the second
+    images = (PlacedImage("a", early), PlacedImage("b", late))
+    Publisher(both, both, [replace(PROMPT, token_ids=ids, images=images), PROMPT], both.give_back)
+    (first, plain), (shown, none) = seen[0]
+    assert (first[0], first[-1]) == (240, 399)
+    assert plain.tolist() == [0, 1, 2, 3]
+    assert [image.digest for image in shown] == ["b"]
+    assert shown[0].at.tolist() == list(range(60))
+    assert none == ()
+    only_early = replace(PROMPT, token_ids=ids, images=images[:1])
+    Publisher(both, both, [only_early], both.give_back)
+    assert seen[1][0][0][0] == 5  # longer, so that the tower is probed
 
 
 def test_learner_and_engine_take_turns_with_the_memory_of_a_run(

@@ -157,7 +157,7 @@ def _generate(args: argparse.Namespace, rest: list[str]) -> Any:
     extent = Extent(args.samples, args.rows, args.shard)
     generated = generate(recipe, args.to, console, extent, args.model)
     rows = args.rows_to or args.to / f"{selection.kind}.jsonl"
-    selected = select(generated.groups(), selection, rows, generated.name)
+    selected = select(generated.groups(rows), selection, rows, generated.name)
     console.table(f"rows selected: {rows}", ("", ""), selected.table())
     return {"samples": str(args.to), "rows": str(rows), "counts": dict(selected.counts)}
 

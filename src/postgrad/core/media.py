@@ -14,6 +14,7 @@ from typing import Any
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import whole_file
 
+IMAGES = "images"  # the folder of a run's images, in its directory
 MARK = "\ufffc"  # OBJECT REPLACEMENT CHARACTER: an image stands there in a text
 MOST_BYTES = 2**26  # of an image's file
 MOST_PIXELS = 2**26  # a file of some kilobytes may hold a picture of gigabytes
@@ -26,6 +27,7 @@ class ImageStore:
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
+        self._others: list[Path] = []
         self._checked: set[str] = set()
 
     def add(self, content: bytes) -> str:
@@ -41,11 +43,20 @@ class ImageStore:
             self._checked.add(digest)
         return digest
 
-    def read(self, digest: str) -> bytes:
-        """The file of an image. Raises RunError where it is not there, or is another one."""
+    def read_too(self, folder: Path) -> None:
+        """From now on images that are not in this store's folder are read from `folder`."""
+        self._others.append(folder)
+
+    def path(self, digest: str) -> Path:
+        """The file of an image, whether it is there or not. Raises RunError where none are kept."""
         if self.folder is None:
             raise RunError(f"image {digest}: this command keeps no images")
-        path = self.folder / digest
+        places = [folder / digest for folder in (self.folder, *self._others)]
+        return next((place for place in places if place.exists()), places[0])
+
+    def read(self, digest: str) -> bytes:
+        """The file of an image. Raises RunError where it is not there, or is another one."""
+        path = self.path(digest)
         try:
             content = path.read_bytes()
         except OSError as error:

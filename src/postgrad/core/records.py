@@ -47,6 +47,7 @@ class Prompt:
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
     # The conversation that `token_ids` spells: ({"role": "user", "content": "2 + 2?"},).
     messages: Sequence[Mapping[str, str]] = ()
+    images: tuple["PlacedImage", ...] = ()  # among `token_ids`, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +269,7 @@ class RolloutBatch:
                 loss_mask=column([r.policy_mask for r in rollouts], np.bool_),
                 group=np.array([number for number, *_ in rows], np.int64),
                 experts=_experts(rollouts),
+                images=_images([group.prompt for _, group, _, _ in rows]),
             ),
             sampled_logprobs=column([r.logprobs for r in rollouts], np.float32),
             turn_rewards=column([_turn_rewards(group, r) for _, group, r, _ in rows], np.float64),
@@ -287,6 +289,12 @@ def _experts(rollouts: Sequence[Rollout]) -> Ragged | None:
     """The column `experts`; None where a rollout has none."""
     columns = [experts for rollout in rollouts if (experts := rollout.experts) is not None]
     return Ragged.of(columns, np.int16) if columns and len(columns) == len(rollouts) else None
+
+
+def _images(prompts: Sequence[Prompt]) -> tuple[tuple[PlacedImage, ...], ...]:
+    """The images of each prompt; () where none has any."""
+    images = tuple(prompt.images for prompt in prompts)
+    return images if any(images) else ()
 
 
 def _component(group: ScoredGroup, name: str, place: int) -> float:

@@ -17,7 +17,7 @@ from postgrad.data.cache import TokenCache, TokenColumns
 from postgrad.data.chat_format import Message, bears_loss, says_nothing
 from postgrad.data.draws import DrawnSet
 from postgrad.data.functions import prepared_rows
-from postgrad.data.images import images_in, with_image_texts
+from postgrad.data.images import images_in, placed_in, with_image_texts
 from postgrad.data.messages import (
     answers_in,
     asked_in,
@@ -159,7 +159,7 @@ def _fitted(
     digests: Sequence[str],
 ) -> _Text:
     fate = _fate(row, len(ids), settings)
-    images = _placed(row, ids, reader, digests) if reader is not None else ()
+    images = () if reader is None else placed_in(row, ids, digests, reader)
     if fate == "truncated":
         ids, mask = ids[: settings.max_len], mask[: settings.max_len]
         images = tuple(image for image in images if image.at[0] < len(ids))
@@ -168,18 +168,6 @@ def _fitted(
     if fate != "too_long" and not mask[1:].any():  # nothing predicts a first token
         fate = "no_loss"
     return _Text(ids, mask, fate, images)
-
-
-def _placed(
-    row: Row, ids: NDArray[np.int32], reader: "ImageReader", digests: Sequence[str]
-) -> tuple[PlacedImage, ...]:
-    images = reader.placed(ids, digests)
-    if images is None:
-        raise UsageError(
-            f"{row.place}: the tokens of row {row.index} are not those of its {len(digests)} "
-            "images: the tokenizer, the image processor and the config have to be of one model"
-        )
-    return images
 
 
 def _texts(

@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
+import numpy as np
+from numpy.typing import NDArray
+
 from postgrad.core.errors import UsageError
 from postgrad.core.media import MARK, MOST_BYTES, image_store
+from postgrad.core.records import PlacedImage
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.chat_format import EMPTY, Message
 from postgrad.data.rows import Row, shown
@@ -56,6 +60,21 @@ def with_images(messages: list[Message], row: Row, settings: RowSettings) -> lis
 def images_in(messages: Sequence[Message]) -> list[str]:
     """The hashes of the images of messages, in order."""
     return [digest for message in messages for digest in message.get("images", ())]
+
+
+def placed_in(
+    row: Row, ids: NDArray[np.int32], digests: Sequence[str], reader: "ImageReader"
+) -> tuple[PlacedImage, ...]:
+    """The first images of a row, as many as are among its tokens `ids` [T]. Raises UsageError where
+    the tokens are not those of whole images.
+    """
+    images = reader.placed(ids, digests)
+    if images is None:
+        raise UsageError(
+            f"{row.place}: the tokens of row {row.index} are not those of its {len(digests)} "
+            "images: the tokenizer, the image processor and the config have to be of one model"
+        )
+    return images
 
 
 def with_image_texts(

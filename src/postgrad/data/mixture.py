@@ -70,11 +70,16 @@ class Mixture(Generic[Drawn]):
 
 
 def training_prompts(
-    data: MixSettings, tokenizer: Any, *, max_new_tokens: int, exclude: HeldOut
+    data: MixSettings,
+    tokenizer: Any,
+    *,
+    max_new_tokens: int,
+    exclude: HeldOut,
+    reader: "ImageReader | None" = None,
 ) -> Draws[Prompt]:
     """The prompts of [data] by ticket. max_new_tokens: what max_len keeps free for the response.
 
-    exclude: held-out questions. Raises UsageError as load_prompts does.
+    exclude: held-out questions. reader: as of load_prompts. Raises UsageError as load_prompts does.
     """
     selection, cache = selection_and_cache(data, tokenizer, exclude)
     sets = [
@@ -84,6 +89,7 @@ def training_prompts(
             max_prompt_tokens=source.max_len - max_new_tokens,
             selection=selection,
             cache=cache,
+            reader=reader,
         )
         for source in data.sources
     ]

@@ -1,20 +1,23 @@
 """Prompts by ticket: the tokens that the policy reads, with the reference answer."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
 from postgrad.core.progress import tracked
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Prompt
+from postgrad.core.records import PlacedImage, Prompt
 from postgrad.data.account import Bookkeeper, Fate
-from postgrad.data.answer_spans import Unmarkable
+from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.cache import TokenCache, TokenColumns
 from postgrad.data.chat_format import Message
 from postgrad.data.draws import DrawnSet
 from postgrad.data.functions import prepared_rows
+from postgrad.data.images import images_in, placed_in, with_image_texts
 from postgrad.data.messages import answer_of, answers_in, asked_in, layout_notes, prompt_of, read_as
 from postgrad.data.overlap import Selection
 from postgrad.data.rows import Row, dataset_name
@@ -26,6 +29,9 @@ from postgrad.data.templates import (
     template_call,
     unread_notes,
 )
+
+if TYPE_CHECKING:
+    from postgrad.models.image_reader import ImageReader  # imports torch
 
 
 class PromptSet(DrawnSet[Prompt]):
@@ -39,13 +45,14 @@ def load_prompts(
     max_prompt_tokens: int,
     selection: Selection | None = None,
     cache: TokenCache | None = None,
+    reader: "ImageReader | None" = None,
 ) -> PromptSet:
     """Reads, renders and tokenises a dataset. selection: held-out questions and duplicates, shared
-    by all sets of the run.
+    by all sets of the run. reader: of a model that reads images; others refuse rows with some.
 
     A prompt over `max_prompt_tokens` is dropped, cut to its last tokens, or an error, as
-    settings.on_too_long says. Raises UsageError that names row and column of what is wrong, and
-    where no token is left for a prompt.
+    settings.on_too_long says; one that a cut would leave half an image is dropped. Raises
+    UsageError that names row and column of what is wrong, and where no token is left for a prompt.
     """
     if max_prompt_tokens < 1:
         raise _no_room(settings)
@@ -55,10 +62,12 @@ def load_prompts(
     rows, conversations = [row for row, *_ in selected], [messages for _, messages, _ in selected]
     book.notes += unread_notes(tokenizer, rows, conversations, template_call(settings))
     book.notes += layout_notes(rows, settings)
-    tokens = _tokens(settings, tokenizer, selected, cache, book.notes)
+    tokens = _tokens(settings, tokenizer, selected, cache, book.notes, reader)
     entries: list[Prompt] = []
     for (row, messages, question), ids in zip(selected, tokens, strict=True):
         fate = _fate(row, len(ids), max_prompt_tokens, settings)
+        images = _images(row, ids, messages, reader, len(ids) - max_prompt_tokens)
+        fate = "too_long" if images is None else fate
         if fate != "too_long" and selection.repeats(messages):
             fate = "duplicate"
         book.add(fate, row)
@@ -73,6 +82,7 @@ def load_prompts(
                     row.index,
                     _metadata(row, settings),
                     messages,
+                    images or (),
                 )
             )
     account = book.close(settings, f"{max_prompt_tokens} tokens of a prompt")
@@ -101,6 +111,7 @@ def _tokens(
     selected: Sequence[tuple[Row, list[Message], str]],
     cache: TokenCache | None,
     notes: list[str],
+    reader: "ImageReader | None",
 ) -> Ragged:
     """Token ids of each prompt, int32."""
     call = template_call(settings)
@@ -110,8 +121,12 @@ def _tokens(
             tokenizer,
             tracked("rows rendered", (messages for _, messages, _ in selected), len(selected)),
             variables=call,
+            parts=reader is not None,
         )
-        texts = [_text(row, text) for (row, *_), text in zip(selected, rendered, strict=False)]
+        texts = [
+            _text(row, text if reader is None else _with_images(text, messages, reader))
+            for (row, messages, _), text in zip(selected, rendered, strict=False)
+        ]
         try:
             ids = list(encoded_texts(tokenizer, texts))
         except Unencodable as error:
@@ -121,7 +136,39 @@ def _tokens(
     if cache is None:
         return make()["token_ids"]
     messages = [messages for _, messages, _ in selected]
-    return cache.columns(messages, call, "prompts", make, notes)["token_ids"]
+    how = "prompts" if reader is None else f"prompts, images by {reader.fingerprint}"
+    return cache.columns(messages, call, how, make, notes)["token_ids"]
+
+
+def _with_images(
+    text: str | Unmarkable, messages: Sequence[Message], reader: "ImageReader"
+) -> str | Unmarkable:
+    if isinstance(text, Unmarkable):
+        return text
+    try:
+        (filled,) = with_image_texts([Rendered(text, (), "")], messages, reader)
+    except Unmarkable as error:
+        return error
+    return filled.text
+
+
+def _images(
+    row: Row,
+    ids: NDArray[np.int32],
+    messages: Sequence[Message],
+    reader: "ImageReader | None",
+    cut: int,
+) -> tuple[PlacedImage, ...] | None:
+    """The images of a prompt that loses its first `cut` tokens, if that is more than 0; None where
+    half of one would be left.
+    """
+    images = () if reader is None else placed_in(row, ids, images_in(messages), reader)
+    if cut <= 0:
+        return images
+    left = [image for image in images if image.at[-1] >= cut]
+    if left and left[0].at[0] < cut:
+        return None
+    return tuple(replace(image, at=image.at - cut) for image in left)
 
 
 def _fate(row: Row, tokens: int, limit: int, settings: DataSettings) -> Fate:

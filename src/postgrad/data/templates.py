@@ -70,9 +70,10 @@ def prompts(
     *,
     generation: bool = True,
     variables: Mapping[str, Any],
+    parts: bool = False,
 ) -> Iterator[str | Unmarkable]:
     """The text of each conversation, up to the first that the template refuses or does not write
-    whole.
+    whole. parts: as models.rendering.rendered.
     """
     pending: deque[Sequence[Message]] = deque()
 
@@ -81,7 +82,7 @@ def prompts(
             pending.append(messages)
             yield messages, [(len(messages), generation)]
 
-    for texts in rendered(tokenizer, rows(), variables):
+    for texts in rendered(tokenizer, rows(), variables, parts=parts):
         messages = pending.popleft()
         if isinstance(texts, Unrenderable):
             yield Unmarkable(str(texts))

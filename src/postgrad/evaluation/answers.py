@@ -30,6 +30,7 @@ from postgrad.evaluation.results import (
     left_out,
     rates,
 )
+from postgrad.models.image_reader import ImageReader
 from postgrad.observe.samples import thinned
 from postgrad.observe.settings import KeptSamples
 from postgrad.recipe.recipe import Answering
@@ -46,9 +47,11 @@ from postgrad.rollout.settings import EnvironmentSettings, SamplingSettings
 AnyData = TypeVar("AnyData", DataSettings, MixSettings)
 
 
-def read_set(recipe: Answering, eval_set: EvalSet, tokenizer: Any) -> PromptSet:
-    """One evaluation set. Raises UsageError for data that cannot be read, see data.prompts, and for
-    a row without the column that `by` names.
+def read_set(
+    recipe: Answering, eval_set: EvalSet, tokenizer: Any, reader: ImageReader | None = None
+) -> PromptSet:
+    """One evaluation set. reader: of a model that reads images. Raises UsageError for data that
+    cannot be read, see data.prompts, and for a row without the column that `by` names.
     """
     new = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
     prompts = load_prompts(
@@ -56,6 +59,7 @@ def read_set(recipe: Answering, eval_set: EvalSet, tokenizer: Any) -> PromptSet:
         tokenizer,
         max_prompt_tokens=eval_set.max_len - new,
         selection=Selection(part="evaluation"),
+        reader=reader,
     )
     for prompt in prompts.all():
         _dataset(prompt, eval_set.by)
@@ -65,8 +69,14 @@ def read_set(recipe: Answering, eval_set: EvalSet, tokenizer: Any) -> PromptSet:
 class Evaluator:
     """The evaluation sets of a recipe, read once."""
 
-    def __init__(self, recipe: Answering, tokenizer: Any, scorer: Scorer) -> None:
-        """Raises UsageError as read_set does."""
+    def __init__(
+        self,
+        recipe: Answering,
+        tokenizer: Any,
+        scorer: Scorer,
+        reader: ImageReader | None = None,
+    ) -> None:
+        """reader: of a model that reads images. Raises UsageError as read_set does."""
         self.settings: EvalSettings = recipe.eval
         self._seed = integer(recipe.seed, "evaluation")
         self._tokenizer = tokenizer
@@ -86,7 +96,7 @@ class Evaluator:
             environment_of(recipe.environment, recipe.data, tokenizer) or SingleTurn()
         )
         self._sets: list[tuple[str | None, PromptSet]] = [
-            (eval_set.name, read_set(recipe, eval_set, tokenizer))
+            (eval_set.name, read_set(recipe, eval_set, tokenizer, reader))
             for eval_set in self.settings.sets
         ]
 
@@ -95,9 +105,9 @@ class Evaluator:
         """Name and prompts of each set."""
         return self._sets
 
-    def probe(self, count: int) -> list[NDArray[np.int32]]:
-        """Token ids of the first `count` prompts of all sets, fewer where there are fewer."""
-        every = (prompt.token_ids for _, prompts in self._sets for prompt in prompts.all())
+    def probe(self, count: int) -> list[Prompt]:
+        """The first `count` prompts of all sets, fewer where there are fewer."""
+        every = (prompt for _, prompts in self._sets for prompt in prompts.all())
         return list(islice(every, count))
 
     @property

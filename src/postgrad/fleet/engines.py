@@ -16,9 +16,11 @@ from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.receiving import WorkerWeights
+from postgrad.models.attention import text_config
 from postgrad.models.files import is_adapter
 from postgrad.models.four_bits import in_four_bits, twin
-from postgrad.models.load import load_model, load_tokenizer
+from postgrad.models.image_reader import tower_of
+from postgrad.models.load import LoadedModel, load_model, load_tokenizer
 from postgrad.models.rope import require_length
 from postgrad.models.settings import LoraSettings
 from postgrad.parallel.device import compute_dtype
@@ -119,20 +121,21 @@ def _local(
         dtype = compute_dtype(choices.rollout_dtype, device)
         # A weight in a common piece of memory cannot be borrowed; on a CPU there is no need.
         together = device.type != "cpu" and not borrows
-        model = load_model(path, dtype=dtype, device=device, together=together)
-        lm, tokenizer = model.lm, model.tokenizer
+        model = load_model(path, dtype=dtype, device=device, together=together, images=True)
     else:
-        lm, tokenizer = twin(shared), load_tokenizer(path)
-    require_length(lm.config, max_len, path)
+        model = LoadedModel(twin(shared), load_tokenizer(path), shared.config, path)
+    lm = model.lm
+    require_length(text_config(lm), max_len, path)
     sizes = choices.sizes or probe_sizes(lm, settings, sequences=sequences, max_len=max_len)
     engine = LocalEngine(
         lm,
-        tokenizer,
+        model.tokenizer,
         slots=sizes.slots,
         cache_tokens=sizes.cache_tokens,
         borrows=borrows,
         shares=shared is not None,
         records_experts=settings.router_replay == "sampled",
+        tower=tower_of(model),
     )
     return engine, replace(choices, slots=sizes.slots, cache_tokens=sizes.cache_tokens)
 

@@ -31,13 +31,20 @@ from numpy.typing import NDArray
 from postgrad.cluster.workers import Workers
 from postgrad.core.errors import RunError, WorkerLost
 from postgrad.core.process import Handle
-from postgrad.core.records import Logprobs
+from postgrad.core.records import Logprobs, PlacedImage
 from postgrad.fleet.members import NOTHING, TITLE, EngineSite, Member, Roster, TurnAnswer
 from postgrad.fleet.pacing import FreePace, TurnPace
 from postgrad.fleet.publishing import RankPublisher
 from postgrad.fleet.remote import RankedRole, RankedWeights
 from postgrad.observe.sinks import Logs
-from postgrad.rollout.engine import Completion, Request, Sent, WeightHandover, in_order
+from postgrad.rollout.engine import (
+    Completion,
+    Request,
+    Sent,
+    WeightHandover,
+    in_order,
+    require_no_images,
+)
 from postgrad.rollout.free import Track
 from postgrad.rollout.stats import EngineStats, agreed
 from postgrad.rollout.transport.route import Stated
@@ -162,9 +169,13 @@ class SharedEngine:
         return sent
 
     def logprobs(
-        self, sequences: Sequence[NDArray[np.int32]], temperature: float
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        temperature: float,
+        images: Sequence[tuple[PlacedImage, ...]] = (),
     ) -> list[Logprobs]:
         """Engine.logprobs, of every process. Raises RunError where one has other weights."""
+        require_no_images(images, "an engine of several processes")
         while True:
             self._join(needed=True)
             results = self._of_all("logprobs", list(sequences), temperature)

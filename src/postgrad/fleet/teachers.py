@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.process import Handle
@@ -90,11 +89,11 @@ def load_teachers(
     site: Site,
     recipe: RLRecipe,
     tokenizer: Any,
-    first: Sequence[NDArray[np.int32]],
+    first: Sequence[Prompt],
     stack: ExitStack,
 ) -> Teachers | None:
-    """The teachers of a recipe; None where its algorithm has none. first: token ids of prompts,
-    whose texts servers have to read as the policy does. stack: ends what talks to servers.
+    """The teachers of a recipe; None where its algorithm has none. first: prompts, whose
+    texts servers have to read as the policy does. stack: ends what talks to servers.
 
     Raises UsageError for a dataset without a teacher, or a server with other tokens, RunError for a
     server with another model than the run was started with.
@@ -104,7 +103,7 @@ def load_teachers(
     settings = recipe.teacher
     of_dataset = teacher_numbers(recipe)
     roles: dict[int, LogprobRole] = {}
-    texts = [*(tokenizer.decode(ids) for ids in first), spread_tokens(tokenizer)]
+    texts = [*(tokenizer.decode(prompt.token_ids) for prompt in first), spread_tokens(tokenizer)]
     others = [(number, teacher) for number, teacher in enumerate(settings.sets)]
     listed: list[tuple[int | None, OneTeacher]] = [(None, settings), *others]
     for number, teacher in listed:

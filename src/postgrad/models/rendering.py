@@ -314,19 +314,23 @@ def rendered(
                 return
             asked = list(run)
             if parts:
-                asked = [([_in_parts(m) for m in messages], wanted) for messages, wanted in asked]
+                asked = [([in_parts(m) for m in messages], wanted) for messages, wanted in asked]
             answers = process().texts(program, asked)
             yield from answers
             if isinstance(answers[-1], Unrenderable):
                 return
 
 
-def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message whose content is a list of parts: its text, cut where images stand."""
+def in_parts(message: Mapping[str, Any], folder: str | None = None) -> dict[str, Any]:
+    """A message whose content is a list of parts: its text, cut where images stand. folder: that of
+    the images, which are named as files then.
+    """
     texts = message["content"].split(MARK) if "images" in message else [message["content"]]
     content: list[Mapping[str, Any]] = []
     for number, text in enumerate(texts):
-        content += [{"type": "image"}] if number else []
+        if number:
+            file = {} if folder is None else {"image": f"{folder}/{message['images'][number - 1]}"}
+            content += [{"type": "image", **file}]
         content += [{"type": "text", "text": text}] if text or len(texts) == 1 else []
     return {key: value for key, value in message.items() if key != "images"} | {"content": content}
 

@@ -71,7 +71,8 @@ def rows(size: int, seed: int) -> Iterator[dict[str, Any]]:
             "messages": [
                 {"role": "user", "content": content},
                 {"role": "assistant", "content": str(height)},
-            ]
+            ],
+            "answer": str(height),
         }
 
 

@@ -21,6 +21,7 @@ from postgrad.core.files import (
     write_json,
 )
 from postgrad.core.hub import COMMIT
+from postgrad.core.media import IMAGES
 from postgrad.core.members import SUFFIX
 from postgrad.core.text import nearest
 from postgrad.core.untrusted import read_json, readable, reason, shown
@@ -29,7 +30,6 @@ RECIPE, PLAN, SUMMARY = "recipe.json", "plan.json", "summary.json"
 SOURCES = "sources"  # a key of RECIPE
 TOKENIZER = "tokenizer.json"  # a copy, so that token ids of samples.jsonl can always be decoded
 INIT, MODEL, COPIES, CHECKPOINTS = "init", "model", "hf", "checkpoints"
-IMAGES = "images"
 SAMPLES = ("samples.jsonl", "eval_samples.jsonl")  # observe.compress packs them
 OURS = (  # what a run writes, and --overwrite true removes
     RECIPE,

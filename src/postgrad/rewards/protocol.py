@@ -85,6 +85,7 @@ def prompt_text(view: PromptView) -> str:
             "metadata": dict(view.metadata),
             "dataset": view.dataset,
             "row": view.row,
+            "images": list(view.images),
         }
     )
 

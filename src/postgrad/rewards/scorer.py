@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from postgrad.core.errors import RunError, UsageError
+from postgrad.core.media import image_store
 from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.rewards import protocol
 from postgrad.rewards.learned import AskedHere, Learned
@@ -251,7 +252,10 @@ class Scorer:
 
 
 def _prompt_text(prompt: Prompt) -> str:
-    view = PromptView(prompt.question, prompt.answer, prompt.metadata, prompt.dataset, prompt.row)
+    files = [str(image_store().path(image.digest).absolute()) for image in prompt.images]
+    view = PromptView(
+        prompt.question, prompt.answer, prompt.metadata, prompt.dataset, prompt.row, files
+    )
     try:
         return protocol.prompt_text(view)
     except (TypeError, ValueError) as error:

@@ -19,6 +19,7 @@ class PromptView:
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])  # other columns: JSON
     dataset: str = ""
     row: int = 0  # its number in the data set
+    images: Sequence[str] = ()  # the files of its images, in order: read them, never write
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from postgrad.core.errors import RunError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Experts, FinishReason, PlacedImage
 from postgrad.rollout.grammar import KINDS, Grammar
 from postgrad.rollout.settings import SamplingSettings
@@ -211,10 +211,14 @@ class Engine(Protocol):
         ...
 
     def logprobs(
-        self, sequences: Sequence[NDArray[np.int32]], temperature: float
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        temperature: float,
+        images: Sequence[tuple[PlacedImage, ...]] = (),
     ) -> list[NDArray[np.float32]]:
         """The logprob of each token of each sequence under the engine's weights, in nats; 0 for the
-        first token. A probe after each publish compares them with the learner's.
+        first token. A probe after each publish compares them with the learner's. images: of each
+        sequence, where any has some.
         """
         ...
 
@@ -241,6 +245,15 @@ class HaltingEngine(Engine, Protocol):
     def wake(self) -> None:
         """From any thread: a `completed` that waits asks `halt` again."""
         ...
+
+
+def require_no_images(images: Collection[object], engine: str) -> None:
+    """Raises UsageError for images that `engine`, in words, cannot be asked about."""
+    if images:
+        raise UsageError(
+            f"a prompt has an image, which {engine} is not sent here: sample with the built-in "
+            'engine, in one process (rollout.type = "local", cluster.type = "local")'
+        )
 
 
 def recorded_first(first: Experts | None, more: int, again: Experts) -> Experts:

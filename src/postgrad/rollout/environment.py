@@ -178,7 +178,7 @@ class OpenSample:
         # What an engine has to do next; None: the sample has ended.
         self.request: Request | None = Request(
             prompt.ticket, (number,), prompt.token_ids, drawing.turn_sampling(0, number), 0,
-            drawing.seed, messages=prompt.messages,
+            drawing.seed, messages=prompt.messages, images=prompt.images,
         )  # fmt: skip
 
     def take(self, completion: Completion) -> Step:
@@ -257,7 +257,8 @@ class OpenSample:
         self._turns.append(Turn("environment", seen, np.zeros(len(seen), np.float32)))
         self._rewards.append(0.0)
         place = self.prompt.ticket, (self._number,)
-        return Request(*place, prefix, sampling, turn, self._drawing.seed)
+        images = self.prompt.images
+        return Request(*place, prefix, sampling, turn, self._drawing.seed, images=images)
 
     def _sampling_after(self, turn: int, tokens: int) -> SamplingSettings | None:
         sampling = self._drawing.turn_sampling(turn, self._number)

@@ -5,21 +5,31 @@ Keys: step, ticket, sample, dataset, row, question, answer, metadata, prompt_tok
 finish_reason, text, rewards {component: number, null where it failed}, total (null where not kept),
 kept, failures [{component, cause, message}], and, where the run has them, details {component: what
 its verifier noted}, last_text (what verifiers read of several turns), counts {name: number},
-prompt_experts and experts of each turn (base64 of little-endian int16 [tokens, layers, k] with
-"experts_shape" [layers, k]), columns {name: values}, turn_weight (of the column turn_rewards in the
-total), and advantages and mask, one value a response token. Float32 values are written with nine
-digits, which name them exactly.
+images of the prompt [{sha256, runs [[first token, tokens], ...], grid [rows, columns] or null,
+mutual}], prompt_experts and experts of each turn (base64 of little-endian int16 [tokens, layers, k]
+with "experts_shape" [layers, k]), columns {name: values}, turn_weight (of the column turn_rewards
+in the total), and advantages and mask, one value a response token. Float32 values are written with
+nine digits, which name them exactly.
 """
 
 import base64
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.core.records import Experts, Failure, Prompt, Rollout, ScoredGroup, Turn
+from postgrad.core.records import (
+    Experts,
+    Failure,
+    PlacedImage,
+    Prompt,
+    Rollout,
+    ScoredGroup,
+    Turn,
+)
 
 Json = dict[str, Any]
 Decode = Callable[[list[int]], str]
@@ -44,6 +54,7 @@ def group_to_json(
         "answer": prompt.answer,
         "metadata": dict(prompt.metadata),
         "prompt_token_ids": prompt.token_ids.tolist(),
+        **({"images": [_image_to_json(image) for image in prompt.images]} if prompt.images else {}),
     }
     rewards = {name: _numbers(values) for name, values in group.rewards.items()}
     totals, kept = _numbers(group.total), group.kept.tolist()
@@ -97,6 +108,34 @@ def _of_environment(rollout: Rollout, turn_weight: float) -> Json:
     if turn_weight:
         fields["turn_weight"] = turn_weight
     return fields
+
+
+def _image_to_json(image: PlacedImage) -> Json:
+    """An image of a prompt: its file by hash, and its tokens as runs."""
+    runs = np.split(image.at, np.flatnonzero(np.diff(image.at) > 1) + 1)
+    return {
+        "sha256": image.digest,
+        "runs": [[int(run[0]), len(run)] for run in runs],
+        "grid": image.grid,
+        "mutual": image.mutual,
+    }
+
+
+def _image(fields: Mapping[str, Any], tokens: int) -> PlacedImage:
+    """The image that `_image_to_json` wrote, among `tokens`. A ValueError or TypeError for
+    something else.
+    """
+    digest, grid = fields["sha256"], fields["grid"]
+    if not re.fullmatch("[0-9a-f]{64}", digest):
+        raise ValueError(f"{digest!r} is no SHA-256")
+    if sum(length for _, length in fields["runs"]) > tokens:
+        raise ValueError(f"an image has more tokens than its prompt, {tokens}")
+    runs = [start + np.arange(length) for start, length in fields["runs"]]
+    at = np.concatenate(runs).astype(np.int64)
+    if not 0 <= at[0] <= at[-1] < tokens or (np.diff(at) < 1).any():
+        raise ValueError("the tokens of an image are tokens of its prompt, in rising order")
+    rows_columns = None if grid is None else (int(grid[0]), int(grid[1]))
+    return PlacedImage(digest, at, rows_columns, bool(fields["mutual"]))
 
 
 def _turns_to_json(rollout: Rollout, decode: Decode, columns: Columns) -> list[Json]:
@@ -160,6 +199,9 @@ def group_from_lines(lines: Sequence[Mapping[str, Any]]) -> ScoredGroup:
         dataset=first["dataset"],
         row=first["row"],
         metadata=first["metadata"],
+        images=tuple(
+            _image(fields, len(first["prompt_token_ids"])) for fields in first.get("images", ())
+        ),
     )
     return ScoredGroup(
         prompt=prompt,

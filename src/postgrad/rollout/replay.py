@@ -5,6 +5,7 @@ from typing import Any
 
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError, UsageError
+from postgrad.core.media import IMAGES, image_store
 from postgrad.core.members import SUFFIX, has_lines, open_lines
 from postgrad.core.untrusted import parse_json
 from postgrad.rollout.pending import PendingArrays
@@ -29,6 +30,7 @@ class ReplaySource:
                 f"rollout.replay_path: no file {self._path}; give a run directory with {FILE}"
             )
         self._offsets = self._index()
+        image_store().read_too(self._path.parent / IMAGES)
 
     def _index(self) -> dict[int, list[tuple[int, int]]]:
         """step -> [(byte offset, line number), ...] of its samples, in the order of the file."""

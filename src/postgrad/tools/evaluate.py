@@ -3,8 +3,8 @@ sampled answers, by the loss of held-out conversations, or by preferences.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from postgrad.core.errors import UsageError
 from postgrad.core.files import whole_file
 from postgrad.core.hub import split_revision
+from postgrad.core.media import IMAGES, images_kept_in
 from postgrad.core.records import Sequences
 from postgrad.evaluation.answers import Evaluator, check_answers, check_rows
 from postgrad.evaluation.losses import LossEvaluator, with_losses
@@ -50,7 +51,7 @@ from postgrad.recipe.recipe import (
 from postgrad.tools.export import checkpoint_in, export
 from postgrad.training.pairs import implicit_rewards
 from postgrad.training.pinned import pin, pin_model
-from postgrad.training.rows import print_rows
+from postgrad.training.rows import image_reader, print_rows
 
 SHOWN = 5  # rows where two models differ
 WIDTH = 60  # characters of a question or of the end of an answer
@@ -89,9 +90,9 @@ def evaluate(
     if not recipe.eval.sets:
         raise UsageError("the recipe has nothing to evaluate on: give [eval] a path")
     recipe, read = pin(_with_all_answers(recipe, to), sections=("reward_model", "eval"))
-    with TemporaryDirectory(prefix="postgrad-") as folder:
+    with _scratch() as folder:
         models = {
-            name: read_from(name, Path(folder) / str(number))
+            name: read_from(name, folder / str(number))
             for number, name in enumerate(dict.fromkeys((model, against)))
             if name
         }
@@ -113,6 +114,13 @@ def evaluate(
         "against": {"model": against, **_report(recipe, results[against])},
         "comparison": [comparison.to_json() for comparison in comparisons],
     }
+
+
+@contextmanager
+def _scratch() -> Generator[Path]:
+    """A temporary directory, which the images of rows go to as well."""
+    with TemporaryDirectory(prefix="postgrad-") as name, images_kept_in(Path(name) / IMAGES):
+        yield Path(name)
 
 
 def _comparisons(
@@ -186,7 +194,8 @@ def _answers(
     learned = learned_reward(recipe, tokenizer)
     with ExitStack() as stack:
         scorer = stack.enter_context(scorer_of(recipe, learned))
-        evaluator = Evaluator(recipe, tokenizer, scorer)
+        reader = image_reader(recipe, model.path, tokenizer)
+        evaluator = Evaluator(recipe, tokenizer, scorer, reader)
         accounts = [prompts.account for _, prompts in evaluator.sets]
         print_rows(console, accounts, f"rows of the evaluation data, read by {model.name}")
         for _, prompts in evaluator.sets:
@@ -361,7 +370,9 @@ def evaluate_loss(
     recipe: Answering, model: Evaluated, choices: Choices, console: Console
 ) -> list[Result]:
     """The results of `model` by the loss of held-out conversations."""
-    evaluator = LossEvaluator(recipe, load_tokenizer(model.path))
+    tokenizer = load_tokenizer(model.path)
+    reader = image_reader(recipe, model.path, tokenizer)
+    evaluator = LossEvaluator(recipe, tokenizer, reader)
     print_rows(console, evaluator.accounts, f"held-out conversations, read by {model.name}")
     with console.phase(f"evaluate {model.name}"):
         policy = frozen_policy(recipe, recipe.model, model.path, choices)

@@ -4,6 +4,7 @@ A shard is complete or absent. What is selected of them is in tools.selection.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import numpy as np
 from postgrad.core.errors import UsageError
 from postgrad.core.files import left_behind, remove, versions, whole_file, write_json
 from postgrad.core.hub import split_revision
+from postgrad.core.media import IMAGES, images_kept_in
 from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.core.untrusted import parse_json
 from postgrad.data.draws import Draws
@@ -26,6 +28,7 @@ from postgrad.fleet.engines import build_engine
 from postgrad.fleet.learned import learned_reward, scorer_of
 from postgrad.fleet.local import frozen_reward_model
 from postgrad.models.load import load_tokenizer
+from postgrad.models.rendering import in_parts
 from postgrad.models.save import model_hash
 from postgrad.observe.console import Console
 from postgrad.observe.run_dir import PACKAGES
@@ -38,11 +41,17 @@ from postgrad.rollout.records_json import Json, group_to_json
 from postgrad.rollout.sampling import sample_groups
 from postgrad.tools.evaluate import read_from
 from postgrad.training.pinned import pin, require_unchanged
-from postgrad.training.rows import held_out, print_rows
+from postgrad.training.rows import held_out, image_reader, print_rows
 
 ABOUT, SHARDS = "generate.json", "shards"
 SHARD_SAMPLES = 2048  # of one shard, where the prompts of a shard are left open
-UNUSED = ("step", "policy_version", "prompt_token_ids", "kept")  # of a line of samples.jsonl
+UNUSED = (
+    "step",
+    "policy_version",
+    "prompt_token_ids",
+    "images",
+    "kept",
+)  # of a line of samples.jsonl
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +90,35 @@ class Generated:
     def shard(self, number: int) -> Path:
         return self.folder / SHARDS / f"{number:05d}.jsonl"
 
-    def groups(self) -> Iterator[list[Json]]:
-        """The samples of each prompt, in the order of the prompts."""
+    def groups(self, rows: Path | None = None) -> Iterator[list[Json]]:
+        """The samples of each prompt, in the order of the prompts. rows: the file that they are
+        written to, from whose folder on images are named; None: from this directory on.
+        """
         for number in range(self.about["shards"]):
             with self.shard(number).open("rb") as lines:
                 group: list[Json] = []
                 for line in lines:
-                    sample: Json = json.loads(line)
+                    sample = _seen_from(rows or self.folder / ABOUT, self.folder, json.loads(line))
                     if group and group[0]["ticket"] != sample["ticket"]:
                         yield group
                         group = []
                     group.append(sample)
             if group:
                 yield group
+
+
+def _seen_from(rows: Path, folder: Path, sample: Json) -> Json:
+    """A sample whose images are named as they are found from the folder of the file `rows` on."""
+    parts = [
+        part
+        for message in sample["messages"]
+        if isinstance(message["content"], list)
+        for part in message["content"]
+        if part["type"] == "image"
+    ]
+    for part in parts:
+        part["image"] = os.path.relpath(folder / part["image"], rows.parent)
+    return sample
 
 
 def generate(
@@ -119,6 +144,7 @@ def generate(
     if name is None:
         raise UsageError("the recipe's model is a fresh one ([model.init]): name one with --model")
     with TemporaryDirectory(prefix="postgrad-") as folder, ExitStack() as stack:
+        stack.enter_context(images_kept_in(to / IMAGES))
         path = read_from(name, Path(folder) / "model")
         choices = choose(recipe, recorded.get("choices", {}))
         choices.apply()
@@ -175,6 +201,7 @@ class _Sampler:
             self.tokenizer,
             max_new_tokens=recipe.rollout.max_new_tokens,
             exclude=held_out(recipe),
+            reader=image_reader(recipe, self._path, self.tokenizer),
         )
         check_rows(recipe.environment, drawn)
         if self._scorer is not None:
@@ -244,7 +271,7 @@ def _recorded(to: Path) -> dict[str, Any]:
         return {}
     if not is_generated(to):
         half = left_behind(to, [ABOUT]) if to.is_dir() else []
-        if to.is_dir() and not {*to.iterdir()} - {*half, to / SHARDS}:
+        if to.is_dir() and not {*to.iterdir()} - {*half, to / SHARDS, to / IMAGES}:
             for path in half:  # of a command that was killed as it began
                 remove(path)
             return {}
@@ -316,7 +343,10 @@ def _lines(group: ScoredGroup, sampler: _Sampler) -> Iterator[Json]:
     for line, rollout in zip(lines, group.rollouts, strict=True):
         turns = line.pop("turns")
         kept = {key: value for key, value in line.items() if key not in UNUSED}
-        kept["messages"] = [dict(message) for message in group.prompt.messages]
+        kept["messages"] = [
+            in_parts(message, IMAGES) if "images" in message else dict(message)
+            for message in group.prompt.messages
+        ]
         kept["tokens"] = int(rollout.policy_mask.sum())
         if len(turns) > 1:
             kept["turns"] = [{"author": turn["author"], "text": turn["text"]} for turn in turns]

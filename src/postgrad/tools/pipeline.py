@@ -12,14 +12,15 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from postgrad.core.errors import RunError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import finite, remove, write_json
 from postgrad.core.records import Author, Prompt
 from postgrad.core.text import fixed
 from postgrad.data.prompts import load_prompts
 from postgrad.evaluation.answers import environment_of, with_tools
 from postgrad.models.export import read_plain
-from postgrad.models.load import load_tokenizer
+from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.supported import reads_images
 from postgrad.observe.console import Console
 from postgrad.observe.follow import read_object
 from postgrad.observe.run_dir import SUMMARY
@@ -159,6 +160,7 @@ def train_pipeline(
     have, the summary of then is returned.
     """
     began = time.perf_counter()
+    _require_askable(pipeline)
     models: dict[str, str] = {}
     rows: dict[str, str] = {}
     summaries: dict[str, dict[str, Any]] = {}
@@ -204,7 +206,7 @@ def _generate(stage: Stage, recipe: Recipe, console: Console, *, overwrite: bool
     if stage.rows.is_file() and source.items() <= earlier.items():
         console.note(f"{stage.rows} is complete: nothing to do")
         return earlier
-    selected = select(generated.groups(), selection, stage.rows, generated.name)
+    selected = select(generated.groups(stage.rows), selection, stage.rows, generated.name)
     console.table(f"rows selected: {stage.rows}", ("", ""), selected.table())
     if not selected.counts["rows"]:
         raise RunError(
@@ -233,6 +235,16 @@ def _saving(recipe: Recipe) -> Recipe:
     saved = recipe.checkpoint.save_hf or True
     checkpoint = recipe.checkpoint.model_copy(update={"save_hf": saved})
     return recipe.model_copy(update={"checkpoint": checkpoint})
+
+
+def _require_askable(pipeline: Pipeline) -> None:
+    """Raises UsageError where questions would be asked of a model that reads images."""
+    source = pipeline.stages[0].recipe.model.source
+    if pipeline.ask and source is not None and reads_images(load_config(source)):
+        raise UsageError(
+            f"ask = {pipeline.ask}: {source} reads images, and plain transformers is not asked "
+            "about such rows yet: leave it out"
+        )
 
 
 def _answers(stage: Stage, model: str, count: int) -> list[Answer]:

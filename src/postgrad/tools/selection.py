@@ -223,6 +223,11 @@ def _difficulty(
 ) -> tuple[list[dict[str, Any]], str | None]:
     """The row of the prompt itself, as job = "rl" reads it again, with its pass rate."""
     first = scored[0]
+    if any(isinstance(message["content"], list) for message in first["messages"]):
+        raise UsageError(
+            f"row {first['row']} of {first['dataset']} has images, which the rows of --select "
+            "difficulty have no place for: select answers"
+        )
     component = selection.component or next(iter(first["rewards"]), None)
     scores = [sample["rewards"].get(component) for sample in scored]
     judged = [score for score in scores if score is not None]

@@ -30,7 +30,14 @@ from postgrad.observe.run_dir import RunDirectory
 from postgrad.observe.sentinels.watch import Sentinels
 from postgrad.observe.sinks import Logs
 from postgrad.observe.watchdog import Watchdog
-from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RewardRecipe, RLRecipe, SFTRecipe
+from postgrad.recipe.recipe import (
+    Answering,
+    PreferenceRecipe,
+    Recipe,
+    RewardRecipe,
+    RLRecipe,
+    SFTRecipe,
+)
 from postgrad.training import foreseen, memory, pairs, rl, sft
 from postgrad.training.loop import Job
 from postgrad.training.peaks import Gauge, Peaks, gauges_for
@@ -72,13 +79,16 @@ def require_images_trained(recipe: Recipe, path: str) -> None:
     """
     if not reads_images(load_config(path)):
         return
-    learner = recipe.learner
+    learner, needs = recipe.learner, recipe.algorithm.needs()
+    others = recipe.loaded_models.get(("reference", "model"))
+    reference = None if others is None else others.source
     unsupported = {
-        f'job = "{recipe.job}"': not isinstance(recipe, SFTRecipe),
-        "eval by sampled answers (leave out [[rewards]] and [rollout]: losses are supported)": (
-            isinstance(recipe, SFTRecipe) and recipe.samples_answers
+        f'job = "{recipe.job}"': not isinstance(recipe, Answering),
+        "a critic": needs.critic,
+        "a teacher": needs.teacher,
+        f"the reference {reference}, which reads text alone,": (
+            reference is not None and not reads_images(load_config(reference))
         ),
-        "a teacher": recipe.algorithm.needs().teacher,
         'cluster.type = "ray"': recipe.cluster.type != "local",
         "learner.tensor_parallel": learner.tensor_parallel > 1,
         "learner.context_parallel": learner.context_parallel > 1,
@@ -89,7 +99,8 @@ def require_images_trained(recipe: Recipe, path: str) -> None:
         if is_asked:
             raise UsageError(
                 f"{path} is a model that reads images, and {key} does not support such models "
-                'yet: they are trained by job = "sft" on one machine, in one process'
+                'yet: they are trained by job = "sft", and by job = "rl" without a critic, in one '
+                "process"
             )
 
 

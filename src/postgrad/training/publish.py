@@ -6,12 +6,13 @@ after each one.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Logprobs, Sequences
+from postgrad.core.records import Logprobs, PlacedImage, Prompt, Sequences
 from postgrad.learner.protocols import PolicyRole
 from postgrad.observe.sentinels.publish import probed
 from postgrad.rollout.engine import Engine, Sent, WeightHandover
@@ -39,14 +40,14 @@ class Publisher:
         self,
         policy: PolicyRole,
         engine: Engine,
-        prompts: Sequence[NDArray[np.int32]],
+        prompts: Sequence[Prompt],
         give_back: Callable[[], None],
         warn: Callable[[str], None] = lambda text: None,
         *,
         event: Callable[..., None] = unlogged,
         adapter: bool = False,
     ) -> None:
-        """prompts: token ids to probe with. give_back: `Run.give_back`. warn: for the console.
+        """prompts: to probe with. give_back: `Run.give_back`. warn: for the console.
         event: `Logs.event`. adapter: it is sent alone, to an engine that has the policy's base.
         """
         self._adapter = adapter
@@ -56,14 +57,16 @@ class Publisher:
         self._policy = policy
         self._engine = engine
         self._give_back = give_back
-        self._probe = [tokens[:PROBE_TOKENS] for tokens in prompts[:PROBES]]
+        tokens, images = zip(*((p.token_ids, p.images) for p in prompts), strict=True)
+        self._probe = _probe(tokens, images, slice(PROBE_TOKENS))
         self._before = self._engines()
 
     def show(self, sequences: Sequences) -> None:
         """Probes with these sequences from now on. To be called before an update."""
-        rows = range(min(PROBES, len(sequences)))
-        if len(rows):
-            self._probe = [sequences.tokens.row(row)[-PROBE_TOKENS:] for row in rows]
+        if len(sequences):
+            self._probe = _probe(
+                list(sequences.tokens)[:PROBES], sequences.images, slice(-PROBE_TOKENS, None)
+            )
             self._before = self._engines()
 
     def __call__(self, version: int) -> dict[str, float]:
@@ -76,7 +79,7 @@ class Publisher:
         weights = policy.adapter_weights() if self._adapter else policy.hub_weights()
         sent = self._engine.load_weights(WeightHandover(weights, self._give_back), version)
         before, self._before = self._before, self._engines()
-        learner = self._policy.logprobs(_scored_everywhere(self._probe)).result()
+        learner = self._policy.logprobs(self._probe).result()
         self._give_back()
         return probed(before, self._before, list(learner)) | self._account(sent)
 
@@ -103,14 +106,37 @@ class Publisher:
         return sent.metrics
 
     def _engines(self) -> list[Logprobs]:
-        return self._engine.logprobs(self._probe, self._policy.temperature)
+        tokens, images = list(self._probe.tokens), self._probe.images
+        shown = (images,) if images else ()
+        return self._engine.logprobs(tokens, self._policy.temperature, *shown)
 
 
-def _scored_everywhere(probe: Sequence[NDArray[np.int32]]) -> Sequences:
-    """The probe as sequences whose tokens all bear loss, but for the first: prompts count too."""
-    masks = [np.arange(len(tokens)) > 0 for tokens in probe]
+def _probe(
+    sequences: Sequence[NDArray[np.int32]], images: Sequence[tuple[PlacedImage, ...]], part: slice
+) -> Sequences:
+    """A part of each of the first PROBES sequences, whose tokens all bear loss but for the first:
+    prompts count too. Of one with images its last tokens, from the beginning of an image on.
+    """
+    shown = [images[row] if images else () for row in range(min(PROBES, len(sequences)))]
+    parts = [
+        _from_image(tokens, placed) if placed else (tokens[part], ())
+        for tokens, placed in zip(sequences, shown, strict=False)
+    ]
     return Sequences(
-        Ragged.of(probe, np.int32),
-        Ragged.of(masks, np.bool_),
-        np.arange(len(probe), dtype=np.int64),
+        Ragged.of([tokens for tokens, _ in parts], np.int32),
+        Ragged.of([np.arange(len(tokens)) > 0 for tokens, _ in parts], np.bool_),
+        np.arange(len(parts), dtype=np.int64),
+        images=tuple(placed for _, placed in parts) if any(shown) else (),
     )
+
+
+def _from_image(
+    tokens: NDArray[np.int32], images: Sequence[PlacedImage]
+) -> tuple[NDArray[np.int32], tuple[PlacedImage, ...]]:
+    """PROBE_TOKENS from the end, or more, so that the last image is in them, and no half of one."""
+    begin = min(max(0, len(tokens) - PROBE_TOKENS), int(images[-1].at[0]))
+    for image in reversed(images):
+        if image.at[-1] >= begin:
+            begin = min(begin, int(image.at[0]))
+    kept = (replace(image, at=image.at - begin) for image in images if image.at[0] >= begin)
+    return tokens[begin:], tuple(kept)

@@ -288,13 +288,14 @@ def assemble(
     learned = learned_reward(recipe, tokenizer)
     scorer = stack.enter_context(scorer_of(recipe, learned))  # starts beside what follows
     thread = sampling_thread(stack, scorer.halt) if recipe.samples_while_learning else None
-    prompts = rows.prompts(recipe, tokenizer)
+    reader = rows.image_reader(recipe, path, tokenizer)
+    prompts = rows.prompts(recipe, tokenizer, reader)
     rows.show_rows(run, prompts.accounts)
     check_rows(recipe.environment, prompts)
     check_answers(scorer, prompts.all())
-    evaluator = rows.evaluator(run, recipe, tokenizer, scorer) if recipe.eval.sets else None
+    evaluator = rows.evaluator(run, recipe, tokenizer, scorer, reader) if recipe.eval.sets else None
     run.count_rows(len(prompts))
-    first = [prompts.draw(ticket, recipe.seed).token_ids for ticket in range(PROBES)]
+    first = [prompts.draw(ticket, recipe.seed) for ticket in range(PROBES)]
     roles = _roles(run, recipe, path, checkpoint)
     roles = replace(roles, teachers=load_teachers(run.fleet, run, recipe, tokenizer, first, stack))
     if learned is not None:
@@ -314,20 +315,18 @@ def assemble(
     run.sentinels.at_once(0, publish(checkpoint.step if checkpoint else 0))  # also after a resume
     source = _source(run, recipe, prompts, engine, scorer, tokenizer, thread, stack)
     algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens, recipe.reward_weights)
-    return RLJob(
-        run,
-        Parts(
-            roles=roles,
-            algorithm=algorithm,
-            engine=engine,
-            publish=publish,
-            source=source,
-            scorer=scorer,
-            evaluator=evaluator,
-            tokenizer=tokenizer,
-            sampling=recipe.rollout,
-        ),
+    parts = Parts(
+        roles=roles,
+        algorithm=algorithm,
+        engine=engine,
+        publish=publish,
+        source=source,
+        scorer=scorer,
+        evaluator=evaluator,
+        tokenizer=tokenizer,
+        sampling=recipe.rollout,
     )
+    return RLJob(run, parts)
 
 
 def _check_tokens(recipe: RLRecipe, path: str, tokenizer: object) -> None:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from postgrad.checkpoint.store import Checkpoint
+from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.data import account, overlap
 from postgrad.data.account import RowAccount
@@ -52,9 +53,15 @@ def held_out(recipe: Recipe) -> overlap.HeldOut:
     return overlap.held_out(sets, recipe.data.decontaminate_ngram, by)
 
 
-def evaluator(run: Run, recipe: Answering, tokenizer: object, scorer: Scorer) -> Evaluator:
-    """Of a policy that answers; its rows are shown and checked."""
-    of_policy = Evaluator(recipe, tokenizer, scorer)
+def evaluator(
+    run: Run,
+    recipe: Answering,
+    tokenizer: object,
+    scorer: Scorer,
+    reader: ImageReader | None = None,
+) -> Evaluator:
+    """Of a policy that answers; its rows are shown and checked. reader: as of image_reader."""
+    of_policy = Evaluator(recipe, tokenizer, scorer, reader)
     show_rows(run, [drawn.account for _, drawn in of_policy.sets], "evaluation")
     for _, drawn in of_policy.sets:
         check_rows(recipe.environment, drawn)
@@ -97,10 +104,24 @@ def print_rows(console: Console, accounts: Sequence[RowAccount], title: str) -> 
             console.note("\n".join([dataset.name, *remarks]))
 
 
-def image_reader(path: str, tokenizer: Any) -> ImageReader | None:
-    """Reads the images of rows for the model at `path`; None for one that reads text alone."""
+def image_reader(recipe: Answering, path: str, tokenizer: Any) -> ImageReader | None:
+    """Reads the images of rows for the model at `path`; None for one that reads text alone. Raises
+    UsageError where the recipe asks somebody about answers who reads text alone.
+    """
     config = load_config(path)
-    return ImageReader(path, config, tokenizer) if reads_images(config) else None
+    if not reads_images(config):
+        return None
+    unsupported = {
+        "[environment]": recipe.environment is not None,
+        '[[rewards]] of type "reward_model" or "process_reward"': recipe.asks_reward_model,
+    }
+    for key, is_asked in unsupported.items():
+        if is_asked:
+            raise UsageError(
+                f"{path} is a model that reads images, and {key} does not support such models "
+                "yet: leave it out"
+            )
+    return ImageReader(path, config, tokenizer)
 
 
 def conversations(
@@ -111,13 +132,14 @@ def conversations(
     return training_conversations(data, tokenizer, exclude=held_out(recipe), reader=reader)
 
 
-def prompts(recipe: RLRecipe, tokenizer: Any) -> Draws[Prompt]:
+def prompts(recipe: RLRecipe, tokenizer: Any, reader: ImageReader | None = None) -> Draws[Prompt]:
     """What the policy answers."""
     return training_prompts(
         with_tools(recipe.environment, recipe.data),
         tokenizer,
         max_new_tokens=recipe.rollout.max_new_tokens,
         exclude=held_out(recipe),
+        reader=reader,
     )
 
 

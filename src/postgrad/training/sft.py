@@ -172,13 +172,13 @@ def assemble(
     """The job, from a checkpoint where there is one. See train.prepare.assemble."""
     tokenizer = load_tokenizer(path)
     check_teachers(recipe, tokenizer)
-    reader = rows.image_reader(path, tokenizer)
+    reader = rows.image_reader(recipe, path, tokenizer)
     conversations = rows.conversations(recipe, tokenizer, reader)
     rows.show_rows(run, conversations.accounts)
     evaluator = losses = None
     if recipe.evaluates_answers:
         scorer = stack.enter_context(scorer_of(recipe))
-        evaluator = rows.evaluator(run, recipe, tokenizer, scorer)
+        evaluator = rows.evaluator(run, recipe, tokenizer, scorer, reader)
     if recipe.measures_loss:
         losses = LossEvaluator(recipe, tokenizer, reader)
         rows.show_rows(run, losses.accounts, "held-out")

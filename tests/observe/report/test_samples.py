@@ -1,6 +1,9 @@
 """A sample as a page needs it."""
 
+import base64
+import hashlib
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +12,14 @@ from hypothesis import strategies as st
 
 from helpers.made_run import TOKENIZER, sample
 from postgrad.observe.report.page import packed
-from postgrad.observe.report.samples import Pieces, body, group_row, vocabulary
+from postgrad.observe.report.samples import (
+    IMAGE_BYTES,
+    Pieces,
+    body,
+    group_row,
+    pictures,
+    vocabulary,
+)
 
 PIECES = Pieces(TOKENIZER)
 
@@ -79,3 +89,45 @@ def test_lines_of_another_hand_break_nothing(changed: dict[str, Any], turn: dict
     packed([found, vocabulary([found], PIECES)])
     numbers = [value for one in found["turns"] for value in one["logprobs"]]
     assert all(value is None or math.isfinite(value) for value in numbers)
+
+
+def kept(folder: Path, content: bytes) -> str:
+    digest = hashlib.sha256(content).hexdigest()
+    (folder / digest).write_bytes(content)
+    return digest
+
+
+def test_images_are_data_urls_of_raster_formats_and_nothing_else(tmp_path: Path) -> None:
+    png = kept(tmp_path, b"\x89PNG\r\n\x1a\n and pixels")
+    webp = kept(tmp_path, b"RIFF\x00\n\x00\x01WEBPVP8 ")
+    drawing = kept(tmp_path, b"<svg onload='alert(1)'></svg>")
+    large = kept(tmp_path, b"BM" + bytes(IMAGE_BYTES))
+    damaged = kept(tmp_path, b"GIF89a")
+    (tmp_path / damaged).write_bytes(b"GIF89a, another")
+    missing = "ab" * 32
+    line = sample(1, 0, 0, "ab")
+    line["images"] = [
+        {"sha256": digest, "runs": [[0, 1]], "grid": None, "mutual": False}
+        for digest in (png, webp, png, drawing, large, damaged, missing)
+    ]
+    shown = body(line, PIECES)
+    assert shown["images"] == [png, webp, png, drawing, large, damaged, missing]
+    images = pictures([shown], tmp_path, 2**24)
+    head, _, data = images[png]["src"].partition(",")
+    assert head == "data:image/png;base64"
+    assert base64.b64decode(data) == b"\x89PNG\r\n\x1a\n and pixels"
+    assert images[webp]["src"].startswith("data:image/webp;base64,")
+    assert images[drawing] == {"why": "its file is no image"}
+    assert "at most 1048576" in images[large]["why"]
+    assert images[damaged] == {"why": "its file is damaged"}
+    assert images[missing]["why"].startswith("its file cannot be read")
+    assert pictures([shown], tmp_path, 30)[webp] == {"why": "the page has no room for more images"}
+
+
+@pytest.mark.parametrize(
+    "named", [{"sha256": "../../etc/passwd"}, {"sha256": 3}, {}, "x", {"sha256": "AB" * 32}]
+)
+def test_what_is_no_hash_names_no_file(named: Any, tmp_path: Path) -> None:
+    shown = body(sample(1, 0, 0, "ab") | {"images": [named]}, PIECES)
+    assert "images" not in shown
+    assert pictures([shown], tmp_path, 2**24) == {}

@@ -9,17 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.image_models import IMAGE_MODELS, Scene, fresh
+from helpers.image_models import IMAGE_MODELS, PLACEHOLDER, Scene, fresh
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences
+from postgrad.core.records import PlacedImage, Sequences
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.models.images import ImageTower, Pixels
 from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.local.engine import LocalEngine
+from postgrad.rollout.local.prompts import batches_of, without_images
 from postgrad.rollout.settings import SamplingSettings
 
 NEW = 8
+SEED = 4  # with which no sample writes a placeholder
 GREEDY = SamplingSettings(max_new_tokens=NEW, temperature=0.0)
 
 
@@ -99,6 +101,47 @@ def test_greedy_samples_are_those_of_transformers_and_logprobs_the_learners(kind
     for row, completion in enumerate(done):
         learned = column.row(row)[responses[row]]
         np.testing.assert_allclose(completion.logprobs, learned, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", IMAGE_MODELS)
+def test_logprobs_of_drawn_samples_are_those_of_transformers(kind: str) -> None:
+    scene = Scene(kind)
+    drawn = SamplingSettings(max_new_tokens=NEW, temperature=1.0)
+    requests = [replace(request, seed=SEED) for request in requests_of(scene, drawn)]
+    engine, own = engine_of(kind, scene.pixels.__getitem__), fresh(kind, "eager")
+    done = generate(engine, requests)
+    assert len(done) == 4
+    assert not any(PLACEHOLDER in c.token_ids for c in done)  # transformers would want an image
+    wholes: list[Any] = []
+    expected: list[Any] = []
+    for completion in done:
+        request = requests[completion.ticket]
+        whole = np.concatenate([request.token_ids, completion.token_ids]).astype(np.int32)
+        ids = torch.from_numpy(whole.astype(np.int64))[None]
+        own.model.rope_deltas = None
+        with torch.no_grad():
+            logits = own(ids, **scene.arguments(ids, request.images), use_cache=False).logits[0]
+        table = logits.float().log_softmax(-1)[:-1]
+        wholes.append(whole)
+        expected.append(table.gather(1, ids[0, 1:, None])[:, 0].numpy())
+        new = expected[-1][len(request.token_ids) - 1 :]
+        np.testing.assert_allclose(completion.logprobs, new, rtol=0, atol=1e-5)
+    scored = engine.logprobs(wholes, 1.0, [requests[c.ticket].images for c in done])
+    for row, logprobs in zip(scored, expected, strict=True):
+        assert row[0] == 0
+        np.testing.assert_allclose(row[1:], logprobs, rtol=0, atol=1e-5)
+
+
+def test_a_placeholder_needs_no_embedding_of_its_own() -> None:
+    ids = np.array([5, 900, 900, 7], np.int32)
+    image = PlacedImage("ab" * 32, np.array([1, 2]))
+    assert without_images(ids, (image,)).tolist() == [5, 7]
+    assert without_images(ids, ()) is ids
+
+
+def test_batches_end_with_the_sequence_that_fills_them() -> None:
+    assert list(batches_of([3, 4, 9, 1], 7)) == [slice(0, 2), slice(2, 3), slice(3, 4)]
+    assert list(batches_of([], 7)) == []
 
 
 def test_a_turn_that_was_cut_goes_on_behind_its_images() -> None:

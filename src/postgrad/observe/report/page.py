@@ -15,7 +15,7 @@ from importlib import resources
 from typing import Any
 
 from postgrad.core.files import finite
-from postgrad.observe.report.run import RunReader
+from postgrad.observe.report.run import IMAGES_BYTES, RunReader
 
 LEVEL = 6  # of gzip: 9 takes three times as long for 2% less
 
@@ -154,7 +154,8 @@ def report(readers: Sequence[RunReader], more: dict[str, Any]) -> Iterator[str]:
         for n, message in enumerate(rows):
             yield f"rows-{n}", packed([message])
         for run, start, end in bodies:
-            yield f"bodies-{run}-{start}", packed(readers[run].bodies(range(start, end)))
+            shown = readers[run].bodies(range(start, end), IMAGES_BYTES // len(bodies))
+            yield f"bodies-{run}-{start}", packed(shown)
 
     yield from document(_title(readers), contents, blocks())
 

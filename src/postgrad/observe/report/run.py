@@ -11,9 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from postgrad.core.media import IMAGES
 from postgrad.core.members import open_lines
 from postgrad.observe.follow import Followed, parse, read_object
-from postgrad.observe.report.samples import Pieces, body, group_row, pieces_of, vocabulary
+from postgrad.observe.report.samples import (
+    Pieces,
+    body,
+    group_row,
+    pictures,
+    pieces_of,
+    vocabulary,
+)
 from postgrad.observe.report.selection import Cap, Group, SampleSelection, heads
 from postgrad.observe.run_dir import PLAN, RECIPE, SUMMARY
 
@@ -26,6 +34,7 @@ SAMPLES = "samples.jsonl"
 EVAL_SAMPLES = "eval_samples.jsonl"
 SHARE = 0.25  # of the cap that is for samples of evaluations
 GROUPS_A_MESSAGE = 32
+IMAGES_BYTES = 2**24  # of the images on a page
 DIGITS = 7  # significant, of metrics: float32 has no more
 
 
@@ -69,8 +78,9 @@ class RunReader:
             messages += self._groups(name)
         return [{**message, "run": self._number} for message in messages]
 
-    def bodies(self, numbers: Sequence[int]) -> dict[str, Any]:
-        """{"vocab": token id -> text, "bodies": number -> body} of samples that a page shows.
+    def bodies(self, numbers: Sequence[int], room: int = IMAGES_BYTES) -> dict[str, Any]:
+        """{"vocab": token id -> text, "bodies": number -> body, "images": hash -> image} of samples
+        that a page shows. room: bytes of images.
 
         Samples whose lines cannot be read any more are left out.
         """
@@ -85,7 +95,9 @@ class RunReader:
                     file.seek(start)
                     if (line := parse(file.read(length))) is not None:
                         bodies[number] = body(line, self._pieces)
-        return {"vocab": vocabulary(list(bodies.values()), self._pieces), "bodies": bodies}
+        read = list(bodies.values())
+        images = pictures(read, self.path / IMAGES, room)
+        return {"vocab": vocabulary(read, self._pieces), "bodies": bodies, "images": images}
 
     @property
     def samples(self) -> int:

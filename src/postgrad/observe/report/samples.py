@@ -6,8 +6,11 @@ shows. Compressed, 1 280 samples of 134 tokens take 0.99 MB that way, 1.82 MB as
 samples.jsonl, and 0.80 MB as planes of bytes, which would need a decoder.
 """
 
+import base64
+import hashlib
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +26,14 @@ LOGPROB_UNIT = 1e-3
 DIFFERENCE_UNIT = 1e-5
 ADVANTAGE_DIGITS = 5  # significant
 LARGEST = 1e150
+IMAGE_BYTES = 2**20  # of the largest image's file on a page
+KINDS = {  # how the files of core.media.FORMATS begin; a browser runs no code of any of them
+    "png": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "jpeg": re.compile(rb"\xff\xd8\xff"),
+    "webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
+    "gif": re.compile(rb"GIF8[79]a"),
+    "bmp": re.compile(rb"BM"),
+}
 
 
 class Pieces:
@@ -141,10 +152,53 @@ def body(line: JsonObject, pieces: Pieces | None) -> JsonObject:
     }
     if pieces is not None and (changed := pieces.exceptions(_ids(prompt))):
         fields["prompt_texts"] = changed
+    if images := _digests(line):
+        fields["images"] = images
     for key in ("details", "metadata", "counts", "columns", "policy_version", "last_text"):
         if line.get(key):
             fields[key] = line[key]
     return fields
+
+
+def pictures(bodies: Iterable[JsonObject], folder: Path, room: int) -> dict[str, JsonObject]:
+    """SHA-256 -> {"src": a data URL} of each image of `bodies`, or {"why": it is not shown}.
+    folder: of the files. room: bytes of the files that are shown.
+    """
+    shown: dict[str, JsonObject] = {}
+    for digest in dict.fromkeys(digest for each in bodies for digest in each.get("images", ())):
+        content, why = _picture(folder / digest, digest, room)
+        if content is None:
+            shown[digest] = {"why": why}
+            continue
+        room -= len(content)
+        kind = next(name for name, begins in KINDS.items() if begins.match(content))
+        data = base64.b64encode(content).decode()
+        shown[digest] = {"src": f"data:image/{kind};base64,{data}"}
+    return shown
+
+
+def _picture(path: Path, digest: str, room: int) -> tuple[bytes | None, str]:
+    """The file of an image; None, and why it is not shown."""
+    try:
+        size = path.stat().st_size
+        if size > IMAGE_BYTES:
+            return None, f"its file has {size} bytes, and a page shows at most {IMAGE_BYTES}"
+        if size > room:
+            return None, "the page has no room for more images"
+        content = path.read_bytes()
+    except OSError as error:
+        return None, f"its file cannot be read: {error.strerror}"
+    if hashlib.sha256(content).hexdigest() != digest:
+        return None, "its file is damaged"
+    if not any(begins.match(content) for begins in KINDS.values()):
+        return None, "its file is no image"
+    return content, ""
+
+
+def _digests(line: JsonObject) -> list[str]:
+    """The hashes of the images of a sample's prompt."""
+    named = [image.get("sha256") for image in _list(line, "images") if isinstance(image, dict)]
+    return [text for text in named if isinstance(text, str) and re.fullmatch("[0-9a-f]{64}", text)]
 
 
 def vocabulary(bodies: Sequence[JsonObject], pieces: Pieces | None) -> dict[int, str]:

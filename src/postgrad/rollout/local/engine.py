@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from postgrad.core.errors import RunError, UsageError
+from postgrad.core.records import PlacedImage
 from postgrad.models.attention import require_embedded, text_config, to_device
 from postgrad.models.decoder import decoder_of
 from postgrad.models.head import target_logprobs
@@ -33,11 +34,13 @@ from postgrad.rollout.local.budget import PREFILL_TOKENS, SharedPrompts, align
 from postgrad.rollout.local.cache import KeyValueCache
 from postgrad.rollout.local.prompts import (
     Prefilled,
+    batches_of,
     lay_out_plain,
     layer_shapes,
     prefill,
     require_same_samples,
     run_plain,
+    without_images,
 )
 from postgrad.rollout.local.rows import Rows, Stopper, eos_token_ids, require_finite
 from postgrad.rollout.local.step import Flight, Stepper
@@ -116,7 +119,7 @@ class LocalEngine:
         request.require_valid()
         if request.images and self._tower is None:
             raise UsageError(f"ticket {request.ticket} has an image, which this engine cannot read")
-        require_embedded(self._lm, request.token_ids)
+        require_embedded(self._lm, without_images(request.token_ids, request.images))
         order = (request.ticket, request.sample_ids[0], request.turn, self._submitted)
         self._submitted += 1
         heapq.heappush(self._waiting, (order, request))
@@ -204,29 +207,29 @@ class LocalEngine:
 
     @torch.inference_mode()
     def logprobs(
-        self, sequences: Sequence[NDArray[np.int32]], temperature: float
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        temperature: float,
+        images: Sequence[tuple[PlacedImage, ...]] = (),
     ) -> list[NDArray[np.float32]]:
         """[T] nats for each sequence, 0 for its first token, by packed forwards of the weights."""
         self._require_whole()
         if self._device.type == "cuda":  # what computing prompts left has no room for logits
             give_back(self._device)
         scored: list[NDArray[np.float32]] = []
-        batch: list[NDArray[np.int32]] = []
-        for number, sequence in enumerate(sequences):
-            batch.append(np.asarray(sequence, np.int32))
-            tokens = sum(len(s) for s in batch)
-            if tokens >= self._prefill_tokens or number == len(sequences) - 1:
-                layout, columns = lay_out_plain(batch)
-                hidden, _ = run_plain(self._decoder, layout, self._device)
-                arrays = (layout.hidden_row, layout.target)
-                rows, target = (to_device(array, self._device) for array in arrays)
-                token_logprobs, _ = target_logprobs(
-                    self._lm, hidden.index_select(0, rows), target, temperature=temperature
-                )
-                values = np.zeros(tokens, np.float32)
-                values[layout.column] = token_logprobs.cpu().numpy()
-                scored += list(columns.like(values))
-                batch = []
+        for batch in batches_of([len(sequence) for sequence in sequences], self._prefill_tokens):
+            layout, columns = lay_out_plain(
+                [np.asarray(s, np.int32) for s in sequences[batch]], tuple(images[batch])
+            )
+            hidden, _ = run_plain(self._decoder, layout, self._device, tower=self._tower)
+            arrays = (layout.hidden_row, layout.target)
+            rows, target = (to_device(array, self._device) for array in arrays)
+            token_logprobs, _ = target_logprobs(
+                self._lm, hidden.index_select(0, rows), target, temperature=temperature
+            )
+            values = np.zeros(len(columns.values), np.float32)
+            values[layout.column] = token_logprobs.cpu().numpy()
+            scored += list(columns.like(values))
         return scored
 
     def rest(self) -> None:

@@ -2,6 +2,7 @@
 proof that what is sampled behind them is drawn from what transformers computes.
 """
 
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -79,6 +80,23 @@ def lay_out_plain(
     loss_mask[tokens.offsets[:-1]] = False
     columns = Sequences(tokens, tokens.like(loss_mask), np.arange(len(tokens)), images=images)
     return lay_out(columns, np.arange(len(tokens))), tokens
+
+
+def batches_of(lengths: Sequence[int], room: int) -> Iterator[slice]:
+    """Sequences of `lengths` tokens in order, each batch up to the first that fills `room`."""
+    start = tokens = 0
+    for number, length in enumerate(lengths, 1):
+        tokens += length
+        if tokens >= room or number == len(lengths):
+            yield slice(start, number)
+            start, tokens = number, 0
+
+
+def without_images(
+    token_ids: NDArray[np.int32], images: Sequence[PlacedImage]
+) -> NDArray[np.int32]:
+    """The tokens that an embedding of the model is read for: a placeholder's id may have none."""
+    return np.delete(token_ids, np.concatenate([i.at for i in images])) if images else token_ids
 
 
 def run_plain(

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from postgrad.core.errors import RunError, UsageError
+from postgrad.core.records import PlacedImage
 from postgrad.core.seeds import integer
 from postgrad.rewards.http import Breaker, ServerError, Servers, secret
-from postgrad.rollout.engine import Completion, Request
+from postgrad.rollout.engine import Completion, Request, require_no_images
 from postgrad.rollout.settings import OpenAISettings, SamplingSettings
 from postgrad.rollout.stats import DividedStats, EngineStats
 
@@ -63,6 +64,7 @@ class OpenAIEngine:
 
     def submit(self, request: Request) -> None:
         """Send a request for each sample, so that each is retried alone."""
+        require_no_images(request.images, "a server")
         for sample in request.sample_ids:
             body = self.body(request, sample)
             self._open[self._workers.submit(self._ask, body)] = (request, sample)
@@ -82,7 +84,10 @@ class OpenAIEngine:
         raise UsageError(_NO_WEIGHTS)
 
     def logprobs(
-        self, sequences: Sequence[NDArray[np.int32]], temperature: float
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        temperature: float,
+        images: Sequence[tuple[PlacedImage, ...]] = (),
     ) -> list[NDArray[np.float32]]:
         """Always raises UsageError: the server's logprobs are of other tokens."""
         raise UsageError(_NO_WEIGHTS)

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from postgrad.core.errors import RunError, UsageError
+from postgrad.core.records import PlacedImage
 from postgrad.models.attention import text_config
-from postgrad.rollout.engine import Completion, Request, Sent, in_order
+from postgrad.rollout.engine import Completion, Request, Sent, in_order, require_no_images
 from postgrad.rollout.grammar import Grammars
 from postgrad.rollout.stats import DividedStats, EngineStats, agreed
 from postgrad.rollout.transport.broadcast import Meeting
@@ -95,6 +96,7 @@ class VLLMEngine:
                 f"ticket {request.ticket}: vLLM begins a grammar anew where a sample goes "
                 "on; sample with rollout.max_staleness = 0"
             )
+        require_no_images(request.images, "vLLM")
         self._be_ready()
         keys = range(self._keys, self._keys + len(request.sample_ids))
         self._keys = keys.stop
@@ -197,12 +199,16 @@ class VLLMEngine:
             self._seats.meet(meeting, first).result()
 
     def logprobs(
-        self, sequences: Sequence[NDArray[np.int32]], temperature: float
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        temperature: float,
+        images: Sequence[tuple[PlacedImage, ...]] = (),
     ) -> list[NDArray[np.float32]]:
         """[T] nats for each sequence. Every process computes them; raises RunError where one does
         not agree with the first. Samples in flight are cut and go on afterwards: vLLM divides the
         logits of all of a step's rows by one temperature.
         """
+        require_no_images(images, "vLLM")
         self._be_ready()
         in_flight = self.cut()
         token_lists = [np.asarray(sequence).tolist() for sequence in sequences]

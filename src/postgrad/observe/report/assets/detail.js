@@ -80,6 +80,7 @@ export class Detail {
       {},
       h("h4", {}, "Question"),
       folded(row.group.question ?? "", "prose"),
+      (found.body.images ?? []).map((digest) => picture(digest, found.images[digest])),
       row.group.answer === undefined ? null : h("p", { className: "expected" }, h("span", { className: "quiet" }, "Reference "), folded(row.group.answer, "inline")),
       known ? h("details", {}, h("summary", {}, `The prompt as the model read it, ${counted(prompt.length, "token")}`), folded(whole.join(""), "prose mono")) : null,
     );
@@ -153,4 +154,11 @@ function folded(text, kind) {
   const more = h("button", { type: "button", click: () => (box.textContent = whole) }, `Show ${rest} more characters`);
   box.append(whole.slice(0, LONG_TEXT), "… ", more);
   return box;
+}
+
+/** An image of the prompt, as a data URL of a raster format, or why it is not shown. */
+function picture(digest, image) {
+  const name = `Image ${digest.slice(0, 12)}`;
+  if (image.src) return h("img", { className: "picture", src: image.src, alt: name });
+  return h("p", { className: "quiet" }, `${name}: ${image.why}.`);
 }

@@ -79,8 +79,8 @@ function fromBlocks(contents) {
     const [block] = contents.bodies.find(([, of, start, end]) => of === run && start <= id && id < end);
     if (!kept.has(block)) kept.set(block, unpack(block));
     if (kept.size > KEPT_BLOCKS) kept.delete(kept.keys().next().value);
-    const { vocab, bodies } = await kept.get(block);
-    return { vocab, body: bodies[id] };
+    const { vocab, bodies, images } = await kept.get(block);
+    return { vocab, images, body: bodies[id] };
   };
 }
 
@@ -109,9 +109,9 @@ async function ask(path, query) {
 
 async function follow(contents) {
   const fetchBody = async (run, id) => {
-    const { vocab, bodies } = await ask("/bodies", { run, id });
+    const { vocab, bodies, images } = await ask("/bodies", { run, id });
     if (!bodies[id]) throw new Error("the run does not have it any more");
-    return { vocab, body: bodies[id] };
+    return { vocab, images, body: bodies[id] };
   };
   const { store, status, restore } = build(contents, fetchBody);
   let restored = false;

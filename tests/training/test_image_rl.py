@@ -1,0 +1,250 @@
+"""RL on rows with images: whole runs of tiny models of every family, from rows to the export."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from helpers.image_directories import row, write_model
+from helpers.image_models import IMAGE_MODELS
+from helpers.runs import tensors
+from postgrad.core.errors import RunError, UsageError
+from postgrad.models.images import is_frozen
+from postgrad.observe.console import Console
+from postgrad.recipe.load import parse_recipe
+from postgrad.recipe.recipe import Recipe
+from postgrad.rollout.local.engine import LocalEngine
+from postgrad.tools.evaluate import evaluate
+from postgrad.tools.generate import Extent, generate
+from postgrad.tools.selection import RowSelection, select
+from postgrad.training.start import resume, train
+
+ROWS = [
+    {**row(n, "yes", ((40, 16), (16, 24)) if n % 3 == 0 else ((16, 16),)), "answer": "yes"}
+    for n in range(5)
+]
+TEXT = {
+    "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}],
+    "answer": "ho",
+}
+Make = Callable[..., Recipe]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    folder = tmp_path_factory.mktemp("models")
+
+    def model(kind: str) -> str:
+        to = folder / kind
+        return str(to) if to.exists() else write_model(kind, to)
+
+    return model
+
+
+@pytest.fixture
+def make(tmp_path: Path, models: Callable[[str], str]) -> Make:
+    """A recipe of two steps with a reference and two updates a step."""
+    rows, held_out = tmp_path / "rows.jsonl", tmp_path / "held_out.jsonl"
+    rows.write_text("".join(f"{json.dumps(each)}\n" for each in [*ROWS, TEXT]))
+    held_out.write_text(f"{json.dumps({**row(50, 'no'), 'answer': 'no'})}\n")
+
+    def recipe(kind: str, name: str = "run", **changes: Any) -> Recipe:
+        model = {"path": models(kind), "dtype": "float32", **changes.pop("model", {})}
+        return parse_recipe(
+            {
+                "job": "rl",
+                "run_dir": str(tmp_path / name),
+                "steps": 2,
+                "model": model,
+                "data": {"path": str(rows), "messages": "messages", "max_len": 200},
+                "eval": {"path": str(held_out), "at_start": True},
+                "rewards": [{"type": "tiny_rewards:looks"}],
+                "algorithm": {"type": "grpo", "kl_coef": 0.1, "correction": "tis"},
+                "batch": {
+                    "rollout_batch_size": 3,
+                    "n_samples_per_prompt": 2,
+                    "train_batch_size": 3,
+                },
+                "rollout": {"max_new_tokens": 4},
+                "scoring": {"workers": 1},
+                "learner": {"lr": 1e-2, "threads": 1},
+                "checkpoint": {"save_steps": 1},
+                **changes,
+            }
+        )
+
+    return recipe
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("kind", IMAGE_MODELS)
+def test_a_run_samples_learns_and_exports(
+    kind: str, make: Make, models: Callable[[str], str], tmp_path: Path
+) -> None:
+    train(make(kind, checkpoint={"save_hf": True}), Console())
+    run = tmp_path / "run"
+    before = load_file(Path(models(kind)) / "model.safetensors")
+    after = load_file(run / "model" / "model.safetensors")
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any(is_frozen(f".{name}", ("vision",)) for name in moved)  # the tower learns too
+    metrics = lines(run / "metrics.jsonl")
+    for line in metrics:  # engine and learner see the same
+        assert line["sentinel/publish_difference"] < 1e-5
+        assert line["sentinel/prob_difference"] < 1e-5
+    samples = lines(run / "samples.jsonl")
+    kept = {file.name for file in (run / "images").iterdir()}
+    shown = [image for sample in samples for image in sample.get("images", ())]
+    assert {image["sha256"] for image in shown} <= kept
+    for sample in samples:
+        ids = np.array(sample["prompt_token_ids"])
+        at = [
+            start + offset
+            for image in sample.get("images", ())
+            for start, length in image["runs"]
+            for offset in range(length)
+        ]
+        if at:
+            assert len(set(ids[at])) == 1  # placeholders, all of them
+            assert (ids == ids[at[0]]).sum() == len(at)
+        assert "PNG" not in json.dumps(sample)
+
+
+def test_a_run_that_resumes_has_the_same_bits(make: Make, tmp_path: Path) -> None:
+    train(make("qwen2_5_vl", "whole"), Console())
+    train(make("qwen2_5_vl", "parted", steps=1), Console())
+    resume(tmp_path / "parted", ["--steps", "2"], (), Console())
+    whole, parted = (tensors(str(tmp_path / name), 2) for name in ("whole", "parted"))
+    assert whole.keys() == parted.keys()
+    assert all(torch.equal(whole[name], parted[name]) for name in whole)
+
+
+def test_samples_under_way_go_on_behind_their_images_after_a_resume(
+    make: Make, tmp_path: Path
+) -> None:
+    ahead = {"max_new_tokens": 4, "max_staleness": 1, "slots": 2}
+    train(make("qwen3_vl", "whole", rollout=ahead), Console())
+    train(make("qwen3_vl", "parted", rollout=ahead, steps=1), Console())
+    resume(tmp_path / "parted", ["--steps", "2"], (), Console())
+    whole, parted = (tensors(str(tmp_path / name), 2) for name in ("whole", "parted"))
+    assert all(torch.equal(whole[name], parted[name]) for name in whole)
+
+
+def test_a_replay_reads_the_images_of_the_run_by_their_hashes(make: Make, tmp_path: Path) -> None:
+    train(make("qwen2_5_vl"), Console())
+    other = tmp_path / "other.jsonl"
+    other.write_text(f"{json.dumps(TEXT)}\n" * 3)  # rows without any image
+    again = make(
+        "qwen2_5_vl",
+        "again",
+        data={"path": str(other), "messages": "messages", "max_len": 200},
+        rollout={"max_new_tokens": 4, "source": "replay", "replay_path": str(tmp_path / "run")},
+        eval={},
+    )
+    train(again, Console())
+    first, second = (tensors(str(tmp_path / name), 2) for name in ("run", "again"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not (tmp_path / "again" / "images").exists()  # nothing is copied
+    for image in (tmp_path / "run" / "images").iterdir():
+        image.unlink()
+    with pytest.raises(RunError, match="cannot be read"):
+        train(again.model_copy(update={"run_dir": str(tmp_path / "third")}), Console())
+
+
+def test_a_tower_that_the_engine_does_not_get_is_found(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = LocalEngine.load_weights
+
+    def partly(self: Any, weights: Any, version: int) -> Any:
+        kept = dict(self._lm.named_parameters())
+        return whole(
+            self,
+            [(n, kept[n].clone() if is_frozen(n, ("vision",)) else w) for n, w in weights],
+            version,
+        )
+
+    monkeypatch.setattr(LocalEngine, "load_weights", partly)
+    with pytest.raises(RunError, match="does not have the policy's weights"):
+        train(make("qwen2_5_vl", learner={"lr": 0.1, "threads": 1}), Console())
+
+
+def test_an_adapter_learns_with_its_base_as_the_reference(make: Make, tmp_path: Path) -> None:
+    train(make("gemma3", model={"lora": {"rank": 2, "alpha": 2}}), Console())
+    assert any("lora_" in name for name in tensors(str(tmp_path / "run"), 2))
+
+
+def test_sft_is_evaluated_by_sampled_answers(make: Make, tmp_path: Path) -> None:
+    recipe = make("smolvlm").dump()
+    changed = {
+        "job": "sft",
+        "batch": {"train_batch_size": 2},
+        "algorithm": {"type": "sft"},
+        "eval": {"path": str(tmp_path / "held_out.jsonl"), "max_new_tokens": 3},
+        "rewards": [{"type": "exact_match"}],
+        "steps": 1,
+    }
+    kept = ("run_dir", "model", "data", "rollout", "learner")
+    train(parse_recipe({key: recipe[key] for key in kept} | changed), Console())
+    assert "accuracy" in lines(tmp_path / "run" / "eval.jsonl")[-1]
+
+
+def test_eval_and_generate_answer_behind_images(
+    make: Make, models: Callable[[str], str], tmp_path: Path
+) -> None:
+    recipe = make("qwen2_5_vl", rewards=[{"type": "exact_match"}])
+    report = evaluate(recipe, models("qwen2_5_vl"), Console())
+    assert (report["rows"], report["failed"]) == (1, 0)
+    generated = generate(recipe, tmp_path / "to", Console(), Extent(samples=2))
+    rows = tmp_path / "elsewhere" / "all.jsonl"
+    rows.parent.mkdir()
+    select(generated.groups(rows), RowSelection(), rows, generated.name)
+    assert len({file.name for file in (tmp_path / "to" / "images").iterdir()}) == 8  # held out too
+    sft = {"path": str(rows), "messages": "messages", "max_len": 220}
+    written = parse_recipe(
+        {
+            "job": "sft", "run_dir": str(tmp_path / "sft"), "steps": 1, "data": sft,
+            "model": {"path": models("qwen2_5_vl"), "dtype": "float32"},
+            "batch": {"train_batch_size": 4}, "learner": {"threads": 1},
+        }
+    )  # fmt: skip
+    train(written, Console())
+    answered = {file.name for file in (tmp_path / "sft" / "images").iterdir()}
+    assert len(answered) == 7
+    assert answered < {file.name for file in (tmp_path / "to" / "images").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm": {"type": "ppo"}}, "a critic does not support such models yet"),
+        (
+            {"environment": {"type": "guess_number"}},
+            r"\[environment\] does not support such models",
+        ),
+        ({"cluster": {"type": "ray"}}, 'cluster.type = "ray" does not support such models'),
+    ],
+)
+def test_what_is_not_supported_yet_is_refused_by_name(
+    changes: dict[str, Any], message: str, make: Make
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        train(make("smolvlm", **changes), Console())
+
+
+def test_a_prompt_that_a_cut_would_leave_half_an_image_is_dropped(
+    make: Make, tmp_path: Path
+) -> None:
+    data = {
+        "path": str(tmp_path / "rows.jsonl"), "messages": "messages", "max_len": 40,
+        "on_too_long": "truncate",
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="dropped: over the limit"):
+        train(make("smolvlm", data=data), Console())
