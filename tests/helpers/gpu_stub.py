@@ -42,7 +42,7 @@ PIPELINES = (
 )
 START = {f"start/{job}/recipe" for job in ("sft", "reward", "preference", "rl")}
 # Towers read the sizes of pictures from the device and divide by them: on the stub they are 0.
-IMAGES = {"vision_tiny/sft"}
+IMAGES = {"vision_tiny/pipeline", "vision_tiny/rl", "vision_tiny/sft"}
 SHAPED = {
     "80": ["0.6B sft", "0.6B grpo", "7b/dpo_lora", "7b/grpo_lora", "7b/reward_lora"],
     "192": ["7b/sft", "7b/dpo", "7b/reward", "7b/grpo", "7b/ppo_lora"],

@@ -69,10 +69,14 @@ class Grammars:
         """
         self._tokenizer = tokenizer
         self._eos = list(eos)
-        self._size = max(vocabulary, len(tokenizer))
+        self._vocabulary = vocabulary
         self._executor: Any = None
         self._tokens: Any = None  # the tokenizer as llguidance reads it
         self._starts: dict[Grammar, Any] = {}  # matchers that have read nothing
+
+    @property
+    def _size(self) -> int:
+        return max(self._vocabulary, len(self._tokenizer))
 
     @property
     def words(self) -> int:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Logprobs, PlacedImage, Prompt, Sequences
+from postgrad.data.conversations import Conversation
 from postgrad.learner.protocols import PolicyRole
 from postgrad.observe.sentinels.publish import probed
 from postgrad.rollout.engine import Engine, Sent, WeightHandover
@@ -40,7 +41,7 @@ class Publisher:
         self,
         policy: PolicyRole,
         engine: Engine,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt | Conversation],
         give_back: Callable[[], None],
         warn: Callable[[str], None] = lambda text: None,
         *,

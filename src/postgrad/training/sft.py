@@ -194,7 +194,7 @@ def assemble(
         probe = (
             evaluator.probe(PROBES)
             if evaluator is not None
-            else [conversations.draw(n, recipe.seed).token_ids for n in range(PROBES)]
+            else [conversations.draw(n, recipe.seed) for n in range(PROBES)]
         )
         publish = Publisher(
             policy, engine, probe, run.give_back, run.console.warn,
