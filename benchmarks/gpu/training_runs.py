@@ -14,8 +14,9 @@ import torch
 
 from benchmarks.gpu.session import Result, Session
 from postgrad.observe.console import Console, Phase
-from postgrad.plan.plan import PHASE_OF
+from postgrad.plan.plan import phases_of
 from postgrad.recipe.load import parse_recipe
+from postgrad.recipe.recipe import Recipe
 from postgrad.training.start import train
 
 WARM_UP = 1  # steps whose times do not count
@@ -80,14 +81,15 @@ def run_recipe(
     """
     console = Watching(session, steps, hook)
     named = {"run_dir": str(session.runs / name), "steps": steps + 1}
+    parsed = parse_recipe({**recipe, **named})
     with suppress(Enough):
-        train(parse_recipe({**recipe, **named}), console, overwrite=True)
+        train(parsed, console, overwrite=True)
     if lines is not None:
         lines += console.lines
-    return measured(console, str(recipe["job"]))
+    return measured(console, parsed)
 
 
-def measured(console: Watching, job: str) -> Result:
+def measured(console: Watching, recipe: Recipe) -> Result:
     """Medians of the steps after those that warm up, and by phase what was foreseen and measured.
     Bytes are the most of any step.
     """
@@ -97,16 +99,16 @@ def measured(console: Watching, job: str) -> Result:
         "step_seconds": statistics.median(console.seconds[WARM_UP:] or console.seconds),
         "first_step_seconds": console.seconds[0],
         "computed_tokens": middle(lines, "policy/computed_tokens"),
-        "phases": {name: figures for name in names(job) if (figures := of_phase(console, name))},
+        "phases": {name: figures for name in names(recipe) if (figures := of_phase(console, name))},
     }
     if console.reserved:
         found["reserved_bytes"] = max(console.reserved)
     return found
 
 
-def names(job: str) -> Sequence[str]:
-    """The phases of a step of a job, those without a forecast too."""
-    return (*PHASE_OF[job], "publish", "log", "sample/prefill", "sample/decode", "sample/score")
+def names(recipe: Recipe) -> Sequence[str]:
+    """The phases of a recipe's step, those without a forecast too."""
+    return (*phases_of(recipe), "publish", "log", "sample/prefill", "sample/decode", "sample/score")
 
 
 def of_phase(console: Watching, name: str) -> Result:
