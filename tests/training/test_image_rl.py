@@ -229,7 +229,6 @@ def test_eval_and_generate_answer_behind_images(
             {"environment": {"type": "guess_number"}},
             r"\[environment\] does not support such models",
         ),
-        ({"cluster": {"type": "ray"}}, 'cluster.type = "ray" does not support such models'),
     ],
 )
 def test_what_is_not_supported_yet_is_refused_by_name(
