@@ -39,6 +39,18 @@ SAMPLED = (
     "grpo dr_grpo dapo gspo cispo sapo gmpo vespo gpg opo maxrl pass_at_k rloo reinforce_pp "
     "reinforce_pp_baseline online_dpo gdpo remax"
 )
+OF_ONE_SEED = [
+    "sapo",
+    "gmpo",
+    "vespo",
+    "gpg",
+    "opo",
+    "maxrl",
+    "pass_at_k",
+    "online_dpo",
+    "gdpo",
+    "remax",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +90,7 @@ def _figures() -> list[Figure]:
             "Held-out accuracy of sampled answers (temperature 1) on the quickstart's task, from "
             "the model that SFT made with the same seed.",
             f"{of_pipeline.format('algorithms')} {one_thread}", "algorithms", "accuracy", page,
-            seeds=ONE if page == "online_dpo" else ("0", "1", "2"),
+            seeds=ONE if page in OF_ONE_SEED else ("0", "1", "2"),
         )
         for page in SAMPLED.split()
     ]  # fmt: skip
