@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from helpers.runs import lines, tensors
 from helpers.tiny_runs import MakeRecipe
 from postgrad.core.errors import UsageError
+from postgrad.core.records import FinishReason
 from postgrad.core.seeds import uniform
 from postgrad.data.conversations import Conversation
 from postgrad.observe.console import Console
@@ -24,7 +25,7 @@ from postgrad.plan.planner import facts_of
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.settings import SamplingSettings
-from postgrad.training.sft import OwnAnswers, SFTJob, last_answer, with_answer
+from postgrad.training.sft import OwnAnswers, SFTJob, answer_metrics, last_answer, with_answer
 from postgrad.training.start import train
 
 Models = Callable[[int], str]
@@ -51,6 +52,19 @@ def test_a_row_gets_the_answer_in_place_of_its_last_one_and_loss_on_it_alone() -
     assert after.token_ids.tolist() == [100, 101, 102, 103, 5, 6, 2]
     assert after.loss_mask.tolist() == [False] * 4 + [True] * 3
     assert (after.ticket, after.row) == (7, 7)
+
+
+def test_answers_that_did_not_end_by_themselves_are_truncated() -> None:
+    def answer(tokens: int, reason: FinishReason) -> Completion:
+        ids = np.zeros(tokens, np.int32)
+        return Completion(0, 0, 0, ids, np.zeros(tokens, np.float32), reason, ((0, tokens),), "")
+
+    answers = [answer(3, "stop"), answer(6, "length"), answer(2, "dead_end"), answer(1, "stop")]
+    assert answer_metrics(answers) == {
+        "on_policy/samples": 4.0,
+        "on_policy/mean_tokens": 3.0,
+        "on_policy/truncated": 0.5,
+    }
 
 
 @given(st.floats(0.0, 1.0), st.integers(0, 9), st.lists(st.integers(0, 10**6), unique=True))

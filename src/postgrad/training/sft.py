@@ -77,6 +77,15 @@ def with_answer(row: Conversation, asked: NDArray[np.int32], answer: Completion)
     return replace(row, token_ids=tokens, loss_mask=np.arange(len(tokens)) >= len(asked))
 
 
+def answer_metrics(answers: Sequence[Completion]) -> dict[str, float]:
+    """What is logged of the rows that the policy answered itself."""
+    return {
+        "on_policy/samples": float(len(answers)),
+        "on_policy/mean_tokens": float(np.mean([len(answer.token_ids) for answer in answers])),
+        "on_policy/truncated": float(np.mean([a.finish_reason != "stop" for a in answers])),
+    }
+
+
 class SFTJob(SupervisedJob[Conversation]):
     """Trains a policy on conversations; evaluates it by sampled answers, by the loss of held-out
     conversations, or by both.
@@ -137,12 +146,7 @@ class SFTJob(SupervisedJob[Conversation]):
             with_answer(row, asked[row.ticket], answers[row.ticket]) if row.ticket in asked else row
             for row in drawn
         ]
-        return rows, {
-            "on_policy/samples": float(len(done)),
-            "on_policy/mean_tokens": float(np.mean([len(answer.token_ids) for answer in done])),
-            "on_policy/truncated": sum(a.finish_reason == "length" for a in done) / len(done),
-            **published,
-        }
+        return rows, {**answer_metrics(done), **published}
 
     def evaluate(self) -> list[Result]:
         answered = [] if self._evaluator is None else self._answers()
