@@ -107,3 +107,13 @@ def test_a_key_of_the_policy_is_named_once_though_the_critic_takes_it_over(write
         compare(before, after, [], RUN)
     assert str(refused.value).endswith("with --allow-change learner.lr")
     assert compare(before, after, ["learner.lr"], RUN) == ["learner.lr", "critic.learner.lr"]
+
+
+def test_a_model_that_takes_nothing_over_is_allowed_by_its_own_name_alone(write: Write) -> None:
+    """The reward model has a path of its own, which may be the policy's by chance."""
+    asked = ('type = "gsm8k"', 'type = "reward_model"')
+    text = write(asked).read_text("utf-8") + '[reward_model.model]\npath = "some/model"\n'
+    before = load_recipe(write(text=text))
+    after = load_recipe(write(text=text.replace("some/model", "another/model")))
+    with pytest.raises(UsageError, match=r"--allow-change reward_model\.model\.path"):
+        compare(before, after, ["model"], RUN)

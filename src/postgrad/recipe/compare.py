@@ -41,7 +41,8 @@ ALLOWED = (
 _TAKEN_OVER = {
     re.compile(r"(?:eval|data)\.sets\.\d+\.(?P<key>.+)"): "data",
     re.compile(r"critic\.learner\.(?P<key>.+)"): "learner",
-    re.compile(r"(?:reference|critic|reward_model|teacher)\.model\.(?P<key>.+)"): "model",
+    re.compile(r"(?:reference|critic)\.model\.(?P<key>.+)"): "model",
+    re.compile(r"(?:reward_model|teacher)\.model\.(?P<key>dtype|attention|compile)"): "model",
 }
 _LONGEST = 72  # characters of a value in a message
 
