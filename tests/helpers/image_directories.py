@@ -3,10 +3,12 @@
 import base64
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText
@@ -102,3 +104,15 @@ def row(seed: int, answer: str, sizes: tuple[tuple[int, int], ...] = ((16, 16),)
             {"role": "assistant", "content": answer},
         ]
     }
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """models("gemma3"): the path of a tiny model that reads images, written once."""
+    folder = tmp_path_factory.mktemp("models")
+
+    def model(kind: str) -> str:
+        to = folder / kind
+        return str(to) if to.exists() else write_model(kind, to)
+
+    return model

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers.image_directories import row, write_model
+from helpers.image_directories import models, row
 from helpers.image_models import IMAGE_MODELS
 from helpers.runs import tensors
 from postgrad.core.errors import RunError, UsageError
@@ -24,6 +24,8 @@ from postgrad.tools.generate import Extent, generate
 from postgrad.tools.selection import RowSelection, select
 from postgrad.training.start import resume, train
 
+__all__ = ["models"]
+
 ROWS = [
     {**row(n, "yes", ((40, 16), (16, 24)) if n % 3 == 0 else ((16, 16),)), "answer": "yes"}
     for n in range(5)
@@ -33,17 +35,6 @@ TEXT = {
     "answer": "ho",
 }
 Make = Callable[..., Recipe]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    folder = tmp_path_factory.mktemp("models")
-
-    def model(kind: str) -> str:
-        to = folder / kind
-        return str(to) if to.exists() else write_model(kind, to)
-
-    return model
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers.image_directories import row, write_model
+from helpers.image_directories import models, row
 from helpers.image_models import IMAGE_MODELS
 from helpers.runs import tensors
 from postgrad.core.errors import UsageError
@@ -24,22 +24,13 @@ from postgrad.recipe.recipe import Recipe
 from postgrad.tools.dry_run.dry_run import dry_run
 from postgrad.training.start import resume, train
 
+__all__ = ["models"]
+
 ROWS = [row(n, "yes", ((40, 16), (16, 24)) if n % 3 == 0 else ((16, 16),)) for n in range(7)]
 TEXT = {
     "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}],
 }
 Make = Callable[..., Recipe]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    folder = tmp_path_factory.mktemp("models")
-
-    def model(kind: str) -> str:
-        to = folder / kind
-        return str(to) if to.exists() else write_model(kind, to)
-
-    return model
 
 
 @pytest.fixture
