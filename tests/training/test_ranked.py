@@ -370,6 +370,27 @@ def test_a_student_beside_its_teacher_on_ranks_has_the_weights_of_one_process(
     assert apart(weights(alone), weights(several)) < 1e-4
 
 
+def test_a_student_on_ranks_answers_and_learns_as_one_process_does(
+    make_recipe: Any, console: Console, models: Any
+) -> None:
+    changes: dict[str, Any] = {
+        "model": {"path": models(1), "init": None},
+        "teacher": {"model": {"path": models(2)}},
+        "algorithm": {"type": "distillation", "divergence": "jsd", "on_policy": 0.5},
+        "rollout": {"max_new_tokens": 6},
+        "eval": {"at_start": False, "at_end": False},
+    }
+    alone = make_recipe("sft", "alone", steps=4, learner=LEARNER, **changes)
+    several = make_recipe("sft", "several", **on_ranks(2, "zero3") | {"steps": 4}, **changes)
+    train(alone, console)
+    train(several, console)
+    assert apart(weights(alone, 4), weights(several, 4)) < 1e-4
+    one, two = (lines(Path(each.run_dir) / "metrics.jsonl") for each in (alone, several))
+    for name in ("on_policy/samples", "on_policy/mean_tokens", "loss_tokens"):
+        assert [step.get(name) for step in two] == [step.get(name) for step in one]
+    assert any("on_policy/samples" in step for step in one)
+
+
 def test_the_same_layout_gives_the_same_bits(make_recipe: Any, console: Console) -> None:
     changes = {**on_ranks(2, "zero3"), "steps": 3}
     one, two = (make_recipe("rl", name, **changes) for name in ("one", "two"))
