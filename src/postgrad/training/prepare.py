@@ -79,6 +79,9 @@ def require_images_trained(recipe: Recipe, path: str) -> None:
     if not reads_images(load_config(path)):
         return
     learner, needs = recipe.learner, recipe.algorithm.needs()
+    samples = isinstance(recipe, RLRecipe) or (
+        isinstance(recipe, SFTRecipe) and recipe.samples_answers
+    )
     others = [(place[0], model.source) for place, model in recipe.loaded_models.items()]
     blind = [
         f"[{role}.model] {source}, which reads text alone,"
@@ -89,7 +92,7 @@ def require_images_trained(recipe: Recipe, path: str) -> None:
         "a process reward model": recipe.row_kind == "steps",
         "a teacher": needs.teacher,
         **dict.fromkeys(blind, True),
-        'cluster.type = "ray"': recipe.cluster.type != "local",
+        'sampling with cluster.type = "ray"': recipe.cluster.type != "local" and samples,
         "learner.tensor_parallel": learner.tensor_parallel > 1,
         "learner.context_parallel": learner.context_parallel > 1,
         "model.quantize": recipe.model.quantize != "none",
