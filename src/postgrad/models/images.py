@@ -110,19 +110,16 @@ def _no_pictures(lm: Any, used: Tensor) -> Pictures:
 
 def encoder_of(
     layout: Layout, tower: ImageTower | None, ranks: Ranks
-) -> Callable[[], Pictures | None] | None:
+) -> Callable[[], Pictures | None]:
     """Computes the features of a layout's images when it is called, which is within the forward
-    pass; None where the model reads none, and there are none. Raises RunError where the model reads
-    none, and where ranks share the layout's rows.
+    pass. Raises RunError where the model reads none, and where ranks share the layout's rows.
     """
-    if tower is not None and ranks.grid.sharers == 1:
-        return partial(tower.pictures, layout, on_ranks=ranks.size > 1)
-    if layout.images:
+    if tower is None or ranks.grid.sharers > 1:
         raise RunError(
             "a sequence has an image, which this model does not read, or whose rows several "
             "ranks share (learner.tensor_parallel, learner.context_parallel): use 1 for both"
         )
-    return None
+    return partial(tower.pictures, layout, on_ranks=ranks.size > 1)
 
 
 def _flat(features: Any) -> Tensor:
