@@ -145,7 +145,7 @@ def test_dpo_is_that_of_transformers_padded_forward(kind: str, task: Callable[[s
 
     loaded = load_model(given.path, dtype=torch.float32, images=True)
     learner = PolicyLearner(given.backbone(loaded), LearnerSettings(max_grad_norm=0.0), 1)
-    algorithm = DPO(beta=0.3)
+    algorithm = DPO.model_validate({"beta": 0.3})
     experience = algorithm.experience(sequences, np.tile([True, False], 3), ref, None)
     ours, result = gradients(learner, Update(experience, np.arange(6)), algorithm)
     assert result.metrics["policy/loss"] == pytest.approx(loss.item(), rel=1e-5)
@@ -171,7 +171,7 @@ def test_a_reward_model_is_that_of_transformers_padded_forward(
     loss = -logsigmoid(scores[0::2] - scores[1::2]).mean()
     loss.backward()
 
-    settings, algorithm = LearnerSettings(max_grad_norm=0.0), BradleyTerry()
+    settings, algorithm = LearnerSettings(max_grad_norm=0.0), BradleyTerry.model_validate({})
     learner = ScoreLearner("reward_model", given.backbone(loaded), "at", settings, 1)
     experience = algorithm.experience(given.sequences, np.zeros(3))
     ours, result = gradients(learner, Update(experience, np.arange(6)), algorithm)
