@@ -154,6 +154,8 @@ def test_what_another_engine_or_loader_does_is_lost() -> None:
         ("+env.should_use_nemo_gym=true", "grpo_nemo_gym: servers of NeMo Gym"),
         ("+async_rl.sampler.name=in_order", "grpo_single_controller: async_rl"),
         ("+policy.is_vlm=true", "needs images"),
+        ("policy.model_name=Qwen/Qwen2.5-VL-3B-Instruct", "needs images"),
+        ("data.default.processor=vlm_hf_data_processor", "vlm_grpo: this run needs images"),
         ("grpo.seed=${grpo.seed}", "refers to itself"),
     ],
 )

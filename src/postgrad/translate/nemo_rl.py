@@ -141,6 +141,10 @@ def _guessed(options: Mapping[str, Any]) -> str:
     """The program that reads such a config; "" where it has no section grpo."""
     if flag(options.get("env.should_use_nemo_gym", False)):
         return "grpo_nemo_gym"
+    if options.get("data.default.processor") == "vlm_hf_data_processor":
+        return "vlm_grpo"
+    if "env.sliding_puzzle_game.cfg.max_moves" in options:
+        return "grpo_sliding_puzzle"
     if any(name.startswith("async_rl.") for name in options):
         return "grpo_single_controller"
     return "grpo" if any(name.startswith("grpo.") for name in options) else ""
@@ -203,6 +207,8 @@ def _dataset(draft: Draft, options: Options, prefix: str) -> dict[str, Any]:
                for key in ("input", "output")}  # fmt: skip
     if str(name) in DATASETS:
         entry = dict(DATASETS[str(name)])
+        if options.states(f"{prefix}.output_key"):
+            entry["answer"] = str(columns["output"])
         if entry.get("answer") == "reward_model":
             why = "its answer is within the column reward_model: data.map takes it out"
             draft.miss(f"{prefix}.dataset_name", name, why)

@@ -38,6 +38,8 @@ def algorithm(draft: Draft, options: Options) -> None:
         decimal(options.take(f"loss_fn.ratio_clip_{side}", 0.2)) for side in ("min", "max")
     )
     draft.put("algorithm.clip_low", None if cispo else low)
+    if cispo and low != 1.0 and options.states("loss_fn.ratio_clip_min"):
+        draft.miss("loss_fn.ratio_clip_min", low, "cispo bounds ratios from above alone")
     draft.put("algorithm.clip_high", high)
     _kl(draft, options)
     _correction(draft, options)

@@ -143,7 +143,7 @@ def _scheduler(draft: Draft, place: str, part: Mapping[str, Any], rate: float) -
         least = decimal(part.get("kwargs.eta_min", 0.0))
         draft.put("learner.schedule", "cosine", "to the end of the run")
         draft.put("learner.min_lr_ratio", round(least / rate, 12) if least and rate else None)
-    elif name not in ("", "ConstantLR"):
+    elif name not in ("", "ConstantLR") or decimal(part.get("kwargs.factor", 1.0)) != 1.0:
         draft.miss(place, name, "learner.schedule knows constant, linear, cosine, after a warm-up")
 
 

@@ -127,7 +127,7 @@ def images_of(program: str, options: Mapping[str, Any]) -> str | None:
         if options[name] not in (None, False, 0):
             return f"--{name} {shown(options[name])}"
     for name, value in options.items():
-        is_name = re.search(r"model_name_or_path|pretrain|dataset|prompt_data", name)
+        is_name = re.search(r"model_name|model\.name|pretrain|dataset|prompt_data", name)
         if is_name and _OF_IMAGES.search(str(value)):
             return f"--{name} {shown(value)}"
     return None

@@ -30,6 +30,7 @@ OTHERS = {
     "(docs/environments.md)",
     "grpo_single_controller": "async_rl has other settings: rollout.max_staleness is "
     "sampler.max_lookahead_versions (docs/async.md)",
+    "vlm_grpo": 'this run needs images, which postgrad reads with job = "sft" (docs/models.md)',
     "grpo_sliding_puzzle": "its game is an environment: docs/environments.md",
 }
 DEFAULTS: dict[str, Any] = {

@@ -267,6 +267,10 @@ RULES: dict[str, Rule] = {
     ),
     "deployment.orchestrator_on_inference": needless(common.LAUNCH),
     **family("", "clean dry_run slurm slurm.*", needless(common.LAUNCH)),
+    **_in_sections(
+        "max_async_level",
+        missing_but(("1",), "the weights that sample are behind by one step at most"),
+    ),
     **_in_sections("resume resume.step resume.dir", _resumed),
     **_in_sections("log.level log.* monitors.* wandb.*", needless(common.LOGGING)),
     **_in_sections("env_vars.*", missing("variables are set around the run")),
