@@ -79,7 +79,8 @@ env = { taskset = { id = "words" } }
 """
     translation = of(tmp_path, text, **{"orchestrator.eval.interval": 5})
     assert missing(translation) == {
-        "orchestrator.train.source.1", "orchestrator.eval.source.0", "orchestrator.eval.interval",
+        "orchestrator.train.source.1.env.taskset.id", "orchestrator.eval.interval",
+        "orchestrator.eval.source.0.env.taskset.id",
     }  # fmt: skip
     assert "eval" not in translation.recipe
 

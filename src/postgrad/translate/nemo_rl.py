@@ -35,8 +35,8 @@ _FOR_EVER = 1_000_000  # steps: what stands there for "no limit"
 def program_of(word: str, after: str | None) -> str | None:
     """ "grpo" of examples/run_grpo.py, and of "grpo" itself where it is the first word."""
     if after is None:
-        known = word in JOBS or any(re.fullmatch(pattern, word) for pattern in OTHERS)
-        return word if known else None
+        is_program = word in JOBS or any(re.fullmatch(pattern, word) for pattern in OTHERS)
+        return word if is_program else None
     match = re.search(r"(?:^|/)run_(\w+)\.py$", word)
     return match[1] if match else None
 
@@ -49,12 +49,12 @@ def config_of(path: Path) -> dict[str, Any]:
 def _inherited(path: Path, most: int) -> dict[str, Any]:
     if most == 0:
         raise UsageError(f"{path}: its `defaults` lead through more than {_MOST_PARENTS} files")
-    own = config_table(path)
-    parents = own.pop("defaults", None) or []
+    stated = config_table(path)
+    parents = stated.pop("defaults", None) or []
     table: dict[str, Any] = {}
     for name in cast(list[Any], parents) if isinstance(parents, list) else [parents]:
         table = _merged(table, _inherited(path.parent / str(name), most - 1))
-    return _merged(table, own)
+    return _merged(table, stated)
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,9 +66,9 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
         under = table.get(key)
         if isinstance(value, dict):
             inner = cast(dict[str, Any], value)
-            whole = bool(inner.get("_override_")) or not isinstance(under, dict)
+            replaces = bool(inner.get("_override_")) or not isinstance(under, dict)
             inner = {name: entry for name, entry in inner.items() if name != "_override_"}
-            table[key] = _merged({} if whole else cast(dict[str, Any], under), inner)
+            table[key] = _merged({} if replaces else cast(dict[str, Any], under), inner)
         else:
             table[key] = value
     return table
@@ -86,8 +86,9 @@ def flags_of(words: Sequence[str]) -> dict[str, Any]:
             options[name] = value if equals else next(rest, "")
         elif (match := _OVERRIDE.fullmatch(word)) and (match[3] is not None or match[1] == "~"):
             value = None if match[1] == "~" else _value(match[2], match[3])
-            own = flattened({match[2]: value}) if isinstance(value, dict) else {match[2]: value}
-            options = overlaid(options, own)
+            override = {match[2]: value}
+            override = flattened(override) if isinstance(value, dict) else override
+            options = overlaid(options, override)
     return options
 
 
@@ -125,8 +126,8 @@ def draft_recipe(source: SourceCommand) -> Draft:
     _sampling(draft, options)
     nemo_rl_loss.algorithm(draft, options)
     nemo_rl_loss.ahead(draft, options)
-    nemo_rl_loss.rewards(draft, options)
     _data(draft, options)
+    nemo_rl_loss.rewards(draft, options)
     _held_out(draft, options)
     _checkpoints(draft, options)
     for section in SWITCHED:

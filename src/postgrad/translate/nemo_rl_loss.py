@@ -25,12 +25,13 @@ def algorithm(draft: Draft, options: Options) -> None:
         name = "rloo" if left_out else "dr_grpo"
     draft.put("algorithm.type", name)
     if left_out and name not in ("rloo", "reinforce_pp"):
-        draft.miss(
-            "grpo.use_leave_one_out_baseline",
-            True,
+        why = (
             "the baseline is the mean of the whole group, which makes advantages of n samples "
-            "about (n - 1) / n of those there",
+            "about (n - 1) / n of those there"
         )
+        spelled = [f"grpo.{table}use_leave_one_out_baseline" for table in ("", "adv_estimator.")]
+        for option in list(filter(options.states, spelled)) or spelled[:1]:
+            draft.miss(option, True, why)
     by_token = flag(options.take("loss_fn.token_level_loss", True))
     if name != "gspo":
         draft.put("algorithm.aggregation", "token" if by_token else "sequence")
@@ -103,7 +104,10 @@ def ahead(draft: Draft, options: Options) -> None:
 def rewards(draft: Draft, options: Options) -> None:
     """[[rewards]]: the verifier of an environment, and what shapes its rewards."""
     environment = options.take("data.default.env_name", options.take("data.train.env_name", "math"))
-    if (verifier := VERIFIERS.get(str(environment))) is not None:
+    verifier = VERIFIERS.get(str(environment))
+    if verifier == "math" and draft.get("data.path") == "openai/gsm8k":
+        draft.reward("gsm8k", "references end in #### and the number", flexible=True)
+    elif verifier is not None:
         draft.reward(verifier)
     else:
         draft.miss("data.default.env_name", environment, "write a verifier or an environment: "

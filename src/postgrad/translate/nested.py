@@ -57,8 +57,8 @@ def overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
     parents = {name.rsplit(".", n)[0] for name in above for n in range(1, name.count(".") + 1)}
 
     def replaced(name: str) -> bool:
-        whole = [name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1)]
-        return name in parents or any(place in above for place in whole)
+        tables = [name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1)]
+        return name in parents or any(table in above for table in tables)
 
     return {**{name: value for name, value in below.items() if not replaced(name)}, **above}
 
@@ -80,11 +80,11 @@ def _resolved(value: Any, name: str, options: Mapping[str, Any], rounds: int) ->
         raise UsageError(f"{name}: its value refers to itself, or through too many others")
     text = value
     while (match := _INNER.search(text)) is not None:
-        found, inner = _referred(match[1], name, options, rounds - 1)
-        whole = match.span() == (0, len(text))
-        if found and whole and not isinstance(inner, str):
+        has_value, inner = _referred(match[1], name, options, rounds - 1)
+        is_all = match.span() == (0, len(text))
+        if has_value and is_all and not isinstance(inner, str):
             return inner
-        put = str(inner) if found else f"{_KEPT}{match[1]}{_END}"
+        put = str(inner) if has_value else f"{_KEPT}{match[1]}{_END}"
         text = text[: match.start()] + put + text[match.end() :]
     return text.replace(_KEPT, "${").replace(_END, "}")
 
@@ -96,8 +96,9 @@ def _referred(
     function, colon, words = expression.partition(":")
     if not colon:
         place = f"{name.rpartition('.')[0]}{function}" if function.startswith(".") else function
-        known = place in options
-        return known, _resolved(options[place], place, options, rounds) if known else None
+        if place not in options:
+            return False, None
+        return True, _resolved(options[place], place, options, rounds)
     parts = [plain(word.strip()) for word in words.split(",")]
     if function == "oc.env":
         return len(parts) > 1, parts[-1]

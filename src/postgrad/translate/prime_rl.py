@@ -12,7 +12,7 @@ from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.translate import common, launch, places
-from postgrad.translate.draft import Draft
+from postgrad.translate.draft import Draft, Missing
 from postgrad.translate.files import config_table
 from postgrad.translate.nested import flattened, nested
 from postgrad.translate.reader import SourceCommand
@@ -160,10 +160,9 @@ def _placed(draft: Draft, options: Options, source: SourceCommand) -> None:
 
 def _batch(draft: Draft, options: Options) -> None:
     """A step is one update. Rows of the trainer are packed to seq_len tokens."""
-    samples, n = (
-        options.number("orchestrator.batch_size"),
-        options.number("orchestrator.group_size"),
-    )
+    samples, n = (options.number(f"orchestrator.{key}_size") for key in ("batch", "group"))
+    if options.states(f"{_TRAIN}.0.group_size"):
+        n = options.number(f"{_TRAIN}.0.group_size")
     draft.put("batch.rollout_batch_size", max(1, samples // n),
               f"prompts: batch_size {samples} / group_size {n}")  # fmt: skip
     draft.put("batch.n_samples_per_prompt", n)
@@ -208,36 +207,29 @@ def _tasks(draft: Draft, options: Options) -> None:
     """The taskset of the first source as [data] and [environment], and [eval] of the same one."""
     sources, task = _sources(options, _TRAIN), dict[str, Any]()
     for number, source in enumerate(sources):
-        taskset, settings = source.pop("env.taskset.id", None), _settings(source)
         prefix = f"{_TRAIN}.{number}"
         if number:
-            draft.miss(
-                prefix, taskset, "an environment plays one taskset: give this one a run of its own"
+            _lose(
+                draft, prefix, source, "an environment plays one taskset: give this one its own run"
             )
             continue
-        task = {"taskset": str(taskset), **({"settings": settings} if settings else {})}
+        task = _task(source)
+        source.pop("group_size", None)  # batch.n_samples_per_prompt
         draft.put("data.path", _ROWS)
         draft.put("data.task", task, "data.size says how many of its tasks are rows")
         draft.put("environment.type", "verifiers")
-        draft.put("environment.taskset", str(taskset),
+        draft.put("environment.taskset", task["taskset"],
                   "environment.python: an interpreter with verifiers and this taskset")  # fmt: skip
-        draft.put("environment.settings", settings or None)
+        draft.put("environment.settings", task.get("settings"))
         _limits(draft, prefix, source)
         _rest(draft, prefix, source)
     for number, source in enumerate(_sources(options, _EVAL)):
-        taskset = source.pop("env.taskset.id", None)
-        about = {
-            "taskset": str(taskset),
-            **({"settings": found} if (found := _settings(source)) else {}),
-        }
-        prefix = f"{_EVAL}.{number}"
-        if about != task or draft.get("eval.path"):
-            draft.miss(
-                prefix, taskset, "[eval] is played in [environment], which has another taskset"
-            )
-            source = {}
-        else:
-            _held_out(draft, options, source, task)
+        prefix, stated = f"{_EVAL}.{number}", dict(source)
+        if _task(source) != task or draft.get("eval.path"):
+            why = "[eval] is played in [environment], which has another taskset"
+            _lose(draft, prefix, stated, why)
+            continue
+        _held_out(draft, options, source, task)
         _rest(draft, prefix, source)
     for name in ("interval", "num_examples", "group_size", "skip_first_step",
                  "sampling.temperature", "sampling.max_completion_tokens"):  # fmt: skip
@@ -246,10 +238,17 @@ def _tasks(draft: Draft, options: Options) -> None:
             draft.miss(name, options.take(name), "there is no [eval]")
 
 
-def _settings(source: dict[str, Any]) -> dict[str, Any]:
-    """A taskset's own settings, taken out of its source's options."""
+def _task(source: dict[str, Any]) -> dict[str, Any]:
+    """A taskset and its settings, as data.task has them; taken out of its source's options."""
     names = [name for name in source if name.startswith("env.taskset.")]
-    return nested({name.removeprefix("env.taskset."): source.pop(name) for name in names})
+    settings = nested({name.removeprefix("env.taskset."): source.pop(name) for name in names})
+    taskset = str(settings.pop("id", ""))
+    return {"taskset": taskset, **({"settings": settings} if settings else {})}
+
+
+def _lose(draft: Draft, prefix: str, source: Mapping[str, Any], why: str) -> None:
+    """Lists all that a source states as missing."""
+    draft.missing += [Missing(f"{prefix}.{name}", value, why) for name, value in source.items()]
 
 
 def _limits(draft: Draft, prefix: str, source: dict[str, Any]) -> None:
@@ -285,8 +284,8 @@ def _held_out(
 ) -> None:
     def take(key: str, default: Any = None) -> Any:
         shared = options.take(f"orchestrator.eval.{key}", default)
-        own = source.pop(key, None)
-        return shared if own is None else own
+        of_source = source.pop(key, None)
+        return shared if of_source is None else of_source
 
     draft.put("eval.path", _ROWS)
     draft.put("eval.task", dict(task))
