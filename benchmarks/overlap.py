@@ -36,7 +36,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.speed.report import machine
 from postgrad.checkpoint.state import RunState
@@ -246,7 +246,7 @@ def sides(
     run: Run, job: Any, state: RunState, options: argparse.Namespace, stack: ExitStack
 ) -> dict[str, Side]:
     """The two kinds of steps, by their names, of one run with the same processes and tickets."""
-    parts, recipe = job._parts, run.recipe
+    parts, recipe = job._parts, cast(Any, run.recipe)
     live, thread = parts.source._live, parts.source._thread
     lengths = drawn_lengths(options.mean, options.most, 8)
     made: dict[str, Side] = {}

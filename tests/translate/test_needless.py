@@ -96,7 +96,8 @@ REASONS = {
         optimizer.optimizer_offload_fraction optimizer.overlap_cpu_optimizer_d2h_h2d
         policy.generation.mcore_generation_config.* policy.generation.sglang_cfg.*
         policy.generation.dynamo_cfg.* policy.generation.trtllm_cfg.*
-        policy.generation.trtllm_kwargs.* grpo.deduplicate_multimodal_data
+        policy.generation.trtllm_kwargs.* policy.generation.real_quant_export_cpu_offload
+        grpo.deduplicate_multimodal_data
         policy.generation.vllm_cfg.reset_encoder_cache_after_weight_update""",
     "what starts is paced by versions of the weights, and vLLM bounds its own batch": """
         orchestrator.concurrency.initial_inflight orchestrator.concurrency.min_inflight

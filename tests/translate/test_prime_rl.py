@@ -16,7 +16,7 @@ id = "sums"
 """
 
 
-def of(tmp_path: Path, text: str = "", **options: Any) -> Translation:
+def of(tmp_path: Path, text: str = "", /, **options: Any) -> Translation:
     """The translation of a config with one taskset, and of options by dotted names."""
     path = tmp_path / "rl.toml"
     lines = "".join(f"{name} = {toml_value(value)}\n" for name, value in options.items())

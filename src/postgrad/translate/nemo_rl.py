@@ -185,7 +185,7 @@ def _sampling(draft: Draft, options: Options) -> None:
     new, longest = options.take("policy.generation.max_new_tokens"), int(draft.get("data.max_len"))
     fits = isinstance(new, int) and new < longest
     comment = "" if fits else "half of data.max_len; there what the prompt leaves of it"
-    draft.put("rollout.max_new_tokens", int(new) if fits else longest // 2, comment)
+    draft.put("rollout.max_new_tokens", int(new or 0) if fits else longest // 2, comment)
     draft.put("rollout.temperature", decimal(options.take("policy.generation.temperature")))
     top_p, top_k = (options.take(f"policy.generation.{name}") for name in ("top_p", "top_k"))
     draft.put("rollout.top_p", decimal(top_p) if top_p not in (None, 1, 1.0) else None)

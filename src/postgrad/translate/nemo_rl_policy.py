@@ -19,6 +19,7 @@ _ENGINES = places.EngineOptions(
     eager="policy.generation.vllm_cfg.enforce_eager",
 )  # fmt: skip
 _ADAMW = ("torch.optim.AdamW", "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam")
+_OTHER = "the other backend trains"
 _SCHEDULERS = "torch.optim.lr_scheduler."
 
 
@@ -28,21 +29,13 @@ def _megatron(options: Options) -> bool:
 
 def rules(options: Options) -> dict[str, Rule]:
     """The rules of both backends: those of the one that trains, and that the other is not asked."""
-    other = needless("the other backend trains")
+    other = needless(_OTHER)
     trains, idle = ("megatron_cfg", "dtensor_cfg")[:: 1 if _megatron(options) else -1]
     table = MEGATRON if trains == "megatron_cfg" else DTENSOR
-    of_torch: dict[str, Rule] = {}
-    if trains == "megatron_cfg":
-        of_torch = {
-            "policy.optimizer": other,
-            "policy.optimizer.*": other,
-            "policy.scheduler.*": other,
-        }
     return {
         **{f"policy.{trains}.{name}": rule for name, rule in table.items()},
         f"policy.{idle}": other,
         f"policy.{idle}.*": other,
-        **of_torch,
     }
 
 
@@ -149,6 +142,9 @@ def _scheduler(draft: Draft, place: str, part: Mapping[str, Any], rate: float) -
 
 def _of_megatron(draft: Draft, options: Options) -> None:
     section = "policy.megatron_cfg."
+    of_torch = ("policy.optimizer.", "policy.scheduler.")
+    for name in [name for name in options.stated if name.startswith(of_torch)]:
+        draft.skip(name, options.take(name), _OTHER)
     _adapter(draft, options, f"{section}peft.")
     rate = decimal(options.take(f"{section}optimizer.lr", 1e-6))
     least = decimal(options.take(f"{section}optimizer.min_lr", 0.0))

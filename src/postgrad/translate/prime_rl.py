@@ -178,7 +178,7 @@ def _sampling(draft: Draft, options: Options) -> None:
     new, longest = options.take(name), int(draft.get("data.max_len"))
     fits = new is not None and int(new) < longest
     comment = "" if fits else "half of data.max_len; there what the prompt leaves of it"
-    draft.put("rollout.max_new_tokens", int(new) if fits else longest // 2, comment)
+    draft.put("rollout.max_new_tokens", int(new or 0) if fits else longest // 2, comment)
     temperature = options.take("orchestrator.train.sampling.temperature", 1.0)
     draft.put("rollout.temperature", decimal(temperature))
     kwargs = "orchestrator.train.sampling.extra_body.chat_template_kwargs."

@@ -222,8 +222,11 @@ RULES: dict[str, Rule] = {
     ),
     **family(
         "policy.generation.",
-        "quant_cfg real_quant real_quant_ignore real_quant_export_cpu_offload bad_words",
+        "quant_cfg real_quant real_quant_ignore bad_words",
         missing(_VLLM),
+    ),
+    "policy.generation.real_quant_export_cpu_offload": needless(
+        "of an export in few bits, which is lost where it is on"
     ),
     **family(
         "policy.generation.",
