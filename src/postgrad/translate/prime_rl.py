@@ -323,8 +323,10 @@ def _learner(draft: Draft, options: Options) -> None:
         draft.put("learner.min_lr_ratio", round(least / rate, 12) if least and rate else None)
     draft.put("learner.warmup_updates", warm or None)
     # The learner keeps one activation a layer unless the source turns that off.
+    stated = any(name.startswith("trainer.model.ac") for name in options.stated)
     checkpointed = options.stated.get("trainer.model.ac", True) is not None
-    draft.put("model.gradient_checkpointing", checkpointed, "prime-rl's default")
+    default = "" if stated else "prime-rl's default"
+    draft.put("model.gradient_checkpointing", checkpointed, default)
 
 
 def _checkpoints(draft: Draft, options: Options) -> None:

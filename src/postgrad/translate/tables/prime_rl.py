@@ -85,7 +85,7 @@ def _checkpointing(draft: Draft, name: str, value: Any, _: str) -> None:
 
 
 def _resumed(draft: Draft, name: str, value: Any, _: str) -> None:
-    if value in ({}, None):
+    if value in ({}, None, True):
         draft.skip(name, value, common.SO_HERE)
     else:
         draft.miss(
