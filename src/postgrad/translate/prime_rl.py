@@ -323,7 +323,7 @@ def _learner(draft: Draft, options: Options) -> None:
         draft.put("learner.min_lr_ratio", round(least / rate, 12) if least and rate else None)
     draft.put("learner.warmup_updates", warm or None)
     # The learner keeps one activation a layer unless the source turns that off.
-    stated = any(name.startswith("trainer.model.ac") for name in options.stated)
+    stated = any(f"{name}.".startswith("trainer.model.ac.") for name in options.stated)
     checkpointed = options.stated.get("trainer.model.ac", True) is not None
     default = "" if stated else "prime-rl's default"
     draft.put("model.gradient_checkpointing", checkpointed, default)
