@@ -582,7 +582,7 @@ def test_several_vllm_engines_run_and_one_whose_process_dies_is_replaced_alone(
         inside = [told[f"engine/0.{number}/response_tokens"] for number in range(2)]
         assert min(inside) > 0.0
         assert sum(inside) == told["engine/0/response_tokens"]
-        assert 0.0 < told["engine/0.0/busy_per_second"] <= 1.0
+        assert 0.0 < told["engine/0.0/busy_time_fraction"] <= 1.0
     finally:
         lossy.engine.close()
         for workers in lossy.workers:

@@ -56,7 +56,7 @@ class Simulated:
     engine_idle: float  # the share of rows of all engines, over the time, that are empty
     empty_rows: float  # the same of the rows of passes: a run's idle/empty_rows_fraction
     # The share of the time in which an engine decodes and prefills nothing, and that in which the
-    # learner does not learn: a run's idle/engines_per_second and idle/learner_per_second.
+    # learner does not learn: a run's idle/engines_time_fraction and idle/learner_time_fraction.
     engine_waits: float
     learner_idle: float
     publish: float  # the share of the time
