@@ -99,7 +99,6 @@ def torchs_table(layout, window: int | None, size: int) -> list[np.ndarray]:
     return [tensor[0, 0].numpy() for tensor in tensors]
 
 
-@settings(max_examples=1000)
 @given(
     groups=token_groups,
     min_shared=st.integers(1, 9),
