@@ -151,9 +151,7 @@ class EngineCosts:
         costs, shape, b, each = self.costs, self.policy.shape, self._b, self.places.each
         attention = costs.as_products(shape.flops(0, 2, 0))
         read = costs.reads(shape.cache_bytes_per_token(b) / each)
-        return DecodingPace(
-            self._pass, self._token(0.0, 0.0), read + costs.products(attention, b)
-        )
+        return DecodingPace(self._pass, self._token(0.0, 0.0), read + costs.products(attention, b))
 
     def prefill(self, tokens: float) -> float:
         """Seconds in which so many tokens of prompts, or of samples that were cut, are computed;
