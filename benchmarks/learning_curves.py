@@ -103,7 +103,7 @@ def _figures() -> list[Figure]:
             f"{of_pipeline.format('preferences')} {one_thread}", "preferences", "accuracy", page,
             of="people", since=0 if page in ("simpo", "cpo", "orpo") else 1, seeds=ONE,
         )
-        for page in ["dpo", "ipo", "simpo", "cpo", "kto", "orpo"]
+        for page in ["dpo", "ipo", "simpo", "cpo", "wpo", "aot", "kto", "orpo"]
     ]  # fmt: skip
     starts = {
         "distillation": "a fresh model of 0.2M parameters",

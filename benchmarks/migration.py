@@ -3,10 +3,11 @@
     python -m benchmarks.migration openrlhf CHECKOUT
     python -m benchmarks.migration trl CHECKOUT --list lost
 
-CHECKOUT: a working tree of OpenRLHF, Open-Instruct or TRL. Its sources are its shell scripts that
-call it; for Open-Instruct its train configs too; and for TRL, which has no scripts, the commands in
-docstrings and in the code of its pages. Every command of a source is translated, as a user would
-with --command N. Each flag that a translated command states counts once:
+CHECKOUT: a working tree of one of the systems. Its sources are its shell scripts that call it; for
+Open-Instruct its train configs too; for TRL, which has no scripts, the commands in docstrings and
+in the code of its pages; for prime-rl and NeMo RL their configs of `rl` and of GRPO. Every command
+of a source is translated, as a user would with --command N. Each flag that a translated command
+states counts once, and so does each value of a config and of those that it inherits from:
 
 - carried: the recipe says it;
 - not needed: a run is the same without it;
@@ -45,6 +46,10 @@ CALLS = {  # what a script of the system says
     "openrlhf": r"openrlhf[./]cli",
     "open-instruct": r"open_instruct[./]\w+",
     "trl": r"\btrl [a-z]|(?:examples|trl)/scripts/\w+",
+}
+CONFIGS = {  # where configs are, and what those of the system's RL say
+    "prime-rl": (("configs", "examples"), ".toml", r"(?m)^\[orchestrator"),
+    "nemo-rl": (("examples",), ".yaml", r"(?m)^(?:grpo|defaults):"),
 }
 
 
@@ -103,7 +108,10 @@ class Count:
 
 
 def scripts(system: str, checkout: Path) -> Iterator[LaunchScript]:
-    """The launch scripts of a checkout."""
+    """The launch scripts of a checkout, or its configs."""
+    if system in CONFIGS:
+        yield from _configs(system, checkout)
+        return
     for path in sorted(checkout.rglob("*.sh")):
         if re.search(CALLS[system], path.read_text("utf-8")):
             yield LaunchScript(str(path.relative_to(checkout)), path)
@@ -113,6 +121,18 @@ def scripts(system: str, checkout: Path) -> Iterator[LaunchScript]:
             yield LaunchScript(name, path, ("dpo" if "dpo" in name else "sft",))
     if system == "trl":
         yield from _snippets(checkout)
+
+
+def _configs(system: str, checkout: Path) -> Iterator[LaunchScript]:
+    """Configs of RL, which others may inherit: NeMo RL's say so only with their parents."""
+    folders, suffix, says = CONFIGS[system]
+    paths = sorted(path for name in folders for path in (checkout / name).rglob(f"*{suffix}"))
+    for path in paths:
+        if not re.search(says, path.read_text("utf-8")):
+            continue
+        (command,) = sources(system, [str(path)]).commands
+        if any(name.startswith(("grpo.", "orchestrator")) for name in command.options):
+            yield LaunchScript(str(path.relative_to(checkout)), path)
 
 
 def _snippets(checkout: Path) -> Iterator[LaunchScript]:
@@ -150,14 +170,16 @@ def count(system: str, checkout: Path) -> Count:
             try:
                 total.add(script.name, translate(system, words, command=number))
             except PostgradError as error:
-                total.refuse(script.name, command.program, error)
+                # A config does not say its program: the error does.
+                program = command.program or str(error).partition(": ")[0]
+                total.refuse(script.name, program if program.isidentifier() else "", error)
     return total
 
 
 def main(words: list[str]) -> None:
     """Prints the counts of one checkout."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("system", choices=tuple(CALLS))
+    parser.add_argument("system", choices=(*CALLS, *CONFIGS))
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--list", choices=(*KINDS, *REASONS), nargs="*", default=[])
     args = parser.parse_args(words)

@@ -1,6 +1,8 @@
-"""A step that samples while the policy learns, against one that does not, on the same two cores.
+"""A step that samples while the policy learns, against one that does not, or that waits more, on
+the same two cores.
 
     python benchmarks/overlap.py --pairs 10 --to benchmarks/results/overlap.json
+    python benchmarks/overlap.py --of free --pairs 10 --to benchmarks/results/overlap_free.json
 
 One run with a rollout worker and a rank, each pinned to a core of its own. Its processes do both
 kinds of steps in turn, A B, B A, ...: with max_staleness = 1, where samples of the next step are
@@ -8,9 +10,11 @@ drawn beside learning, and with 0, where engine and learner take turns. Both dra
 whose answers have log-normal lengths (or end where the model says so). `ratio` is the median over
 pairs of the wall time of a synchronous step over that of an overlapped one. 2 is the bound, reached
 where both sides take equally long and a publish takes nothing: choose --epochs, --prompts
-and --most so that a synchronous step has as many engine_seconds as train_seconds. Idle shares are
-of each side's core: the engine's seconds of prefill and decode, the learner's of training, over
-the wall time.
+and --most so that a synchronous step has as many engine_seconds as train_seconds. With `--of free`
+both kinds of steps overlap: one whose engine is cut as soon as the policy has learned, and one of
+the fixed schedule, which waits for the next step's groups. Both may be --staleness steps behind.
+Idle shares are of each side's core: the engine's seconds of prefill and decode, the learner's of
+training, over the wall time.
 
 `simulated` is what plan/simulate.py says of the overlapped steps. It gets the lengths of their
 answers and three rates, means over the steps: seconds of the sampling side for a sampled token, of
@@ -32,7 +36,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.speed.report import machine
 from postgrad.checkpoint.state import RunState
@@ -87,7 +91,7 @@ n_samples_per_prompt = 8
 epochs_per_rollout = {epochs}
 [rollout]
 max_new_tokens = {most}
-max_staleness = 1
+max_staleness = {staleness}
 [learner]
 lr = 1e-5
 threads = 1
@@ -99,6 +103,10 @@ workers = 1
 """
 PROMPT_TOKENS = 64
 OF_THE_ENGINE = ("prefill_seconds", "decode_seconds", "decode_steps")
+KINDS: dict[str, dict[str, dict[str, Any]]] = {  # --of -> kind of step -> keys of [rollout]
+    "overlapped": {"overlapped": {}, "synchronous": {"max_staleness": 0}},
+    "free": {"free": {"schedule": "free"}, "fixed": {}},
+}
 WAITS = ("overlap/learner_wait_seconds", "overlap/engine_wait_seconds")
 
 
@@ -157,6 +165,7 @@ class Side:
                 **{name: metrics[name] for name in WAITS if name in metrics},
                 "train_seconds": times["train_seconds"],
                 "publish_seconds": times["publish_seconds"],
+                "staleness_mean": metrics.get("staleness/mean", 0.0),
                 "response_tokens": metrics["response_tokens"],
             }
         )
@@ -234,22 +243,23 @@ def pin(run: Run) -> dict[str, int]:
 
 
 def sides(
-    run: Run, job: Any, state: RunState, lengths: AnswerLengths, stack: ExitStack
-) -> tuple[Side, Side]:
-    """(overlapped, synchronous) steps of one run with the same processes and tickets."""
-    parts, recipe = job._parts, run.recipe
+    run: Run, job: Any, state: RunState, options: argparse.Namespace, stack: ExitStack
+) -> dict[str, Side]:
+    """The two kinds of steps, by their names, of one run with the same processes and tickets."""
+    parts, recipe = job._parts, cast(Any, run.recipe)
     live, thread = parts.source._live, parts.source._thread
-    made: list[Side] = []
-    for staleness in (1, 0):
+    lengths = drawn_lengths(options.mean, options.most, 8)
+    made: dict[str, Side] = {}
+    for name, keys in KINDS[options.of].items():
         engine: Any = Drawn(parts.engine, lengths)
-        rollout = recipe.rollout.model_copy(update={"max_staleness": staleness})
+        rollout = recipe.rollout.model_copy(update=keys)
         source = rl._source(
             run, recipe.model_copy(update={"rollout": rollout}), live._prompts, engine,
-            parts.scorer, parts.tokenizer, thread if staleness else None, stack,
+            parts.scorer, parts.tokenizer, thread if rollout.max_staleness else None, stack,
         )  # fmt: skip
         own = replace(parts, source=source, sampling=rollout)
-        made.append(Side(rl.RLJob(run, own), run, state, engine))
-    return made[0], made[1]
+        made[name] = Side(rl.RLJob(run, own), run, state, engine)
+    return made
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -257,35 +267,35 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     text = RECIPE.format(
         run_dir=folder / "run", hidden=options.hidden, intermediate=2 * options.hidden,
         prompts=options.prompts, most=options.most, max_len=options.most + PROMPT_TOKENS,
-        epochs=options.epochs,
+        epochs=options.epochs, staleness=options.staleness,
     )  # fmt: skip
     recipe = parse_recipe(tomllib.loads(text))
     directory = RunDirectory.create(Path(recipe.run_dir), recipe.dump(), overwrite=False)
-    lengths = drawn_lengths(options.mean, options.most, 8)
     with ExitStack() as stack:
         run, job, _, state = prepare(recipe, directory, Console("quiet"), stack)
         cores = pin(run)
-        overlapped, synchronous = sides(run, job, state, lengths, stack)
+        kinds = sides(run, job, state, options, stack)
+        faster, slower = kinds.values()
         for pair in range(options.warm + options.pairs):
-            both = (overlapped, synchronous) if pair % 2 else (synchronous, overlapped)
-            for side in both:
+            for side in (faster, slower) if pair % 2 else (slower, faster):
                 side.step()
-    walls = [
-        (one["wall_seconds"], other["wall_seconds"])
-        for one, other in zip(synchronous.steps, overlapped.steps, strict=True)
+    ratios = [
+        other["wall_seconds"] / step["wall_seconds"]
+        for other, step in zip(slower.steps, faster.steps, strict=True)
     ][options.warm :]
-    ratios = [alone / beside for alone, beside in walls]
+    of_simulation = (
+        {"simulated": simulated(faster, options.warm, options)} if options.of != "free" else {}
+    )
     return {
         "command": " ".join(["python", *sys.argv]),
         "machine": machine(),
         "cores": cores,
         "pairs": options.pairs,
-        "steps": overlapped.steps,
+        "steps": faster.steps,
         "ratio": round(statistics.median(ratios), 3),
         "ratios": [round(ratio, 3) for ratio in ratios],
-        "overlapped": overlapped.medians(options.warm),
-        "simulated": simulated(overlapped, options.warm, options),
-        "synchronous": synchronous.medians(options.warm),
+        **{name: side.medians(options.warm) for name, side in kinds.items()},
+        **of_simulation,
     }
 
 
@@ -293,6 +303,8 @@ def main() -> None:
     """Measures, prints, and writes what was measured."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--pairs", type=int, default=10, help="of steps that count")
+    parser.add_argument("--of", choices=tuple(KINDS), default="overlapped", help="what is compared")
+    parser.add_argument("--staleness", type=int, default=1, help="most steps behind the policy")
     parser.add_argument("--warm", type=int, default=2, help="pairs before them")
     parser.add_argument("--prompts", type=int, default=32, help="of a step, with 8 samples each")
     parser.add_argument("--mean", type=float, default=64.0, help="tokens of an answer")

@@ -39,6 +39,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _problems_are_made_once() -> Iterator[None]:
+    """Problems of reasoning-gym take a process of their own, over a CPU second; a run needs few
+    tasks at a time, the tests together need the same few dozen again and again.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("postgrad.data.gym.KEPT", 64)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test reads or writes the tokens that a user keeps."""
     with pytest.MonkeyPatch.context() as patch:

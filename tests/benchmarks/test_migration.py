@@ -54,3 +54,27 @@ def test_commands_on_pages_and_in_docstrings_count(tmp_path: Path) -> None:
     }  # fmt: skip
     assert dict(found.flags["lost"]) == {"use_liger_kernel": 1}
     assert len(found.refused["incomplete"]) == 1  # the example names neither model nor data
+
+
+def test_configs_count_with_what_they_inherit(tmp_path: Path) -> None:
+    folder = tmp_path / "examples"
+    folder.mkdir()
+    (folder / "base.yaml").write_text(
+        "grpo: { num_prompts_per_step: 2, val_at_end: true }\n"
+        "policy: { model_name: m, nonsense: 1, hf_config_overrides: { a: 1 } }\n",
+        "utf-8",
+    )
+    (folder / "own.yaml").write_text("defaults: base.yaml\ngrpo: { seed: 3 }\n", "utf-8")
+    (folder / "gym.yaml").write_text(
+        "defaults: base.yaml\nenv: { should_use_nemo_gym: true }\n", "utf-8"
+    )
+    (folder / "sft.yaml").write_text("sft: { seed: 3 }\n", "utf-8")
+    counted = count("nemo-rl", tmp_path)
+    assert (counted.sources, counted.commands) == (3, 2)
+    assert dict(counted.flags["carried"]) == {
+        "grpo.num_prompts_per_step": 2, "grpo.val_at_end": 2, "policy.model_name": 2,
+        "grpo.seed": 1,
+    }  # fmt: skip
+    assert dict(counted.flags["lost"]) == {"policy.hf_config_overrides.a": 2}
+    assert dict(counted.flags["unknown"]) == {"policy.nonsense": 2}
+    assert [name.split(":")[0] for name in counted.refused["another job"]] == ["examples/gym.yaml"]

@@ -24,7 +24,7 @@ def overlapped(step: int) -> dict[str, float]:
         "staleness/age_0": 0.75,
         "staleness/age_1": 0.25,
         "publish_seconds": 0.5,
-        "idle/learner_per_second": 0.5 - 0.01 * step,
+        "idle/learner_time_fraction": 0.5 - 0.01 * step,
         "publish/sent_bytes": 3.0 * 2**20,
         "engine/0/busy_seconds": 2.0,
         "engine/1/busy_seconds": 1.0,
@@ -97,7 +97,7 @@ def test_idle_shares_and_bytes_that_were_sent_are_among_the_curves(
 ) -> None:
     part = opened(ahead).locator("section[aria-label='Samples ahead']")
     shown = part.inner_text()
-    assert "idle/learner_per_second" in shown
+    assert "idle/learner_time_fraction" in shown
     assert "share of the step in which the learner does not learn" in shown
     assert "publish/sent_bytes 3 MiB" in " ".join(shown.split())
 

@@ -63,7 +63,12 @@ def test_a_run_killed_with_its_cluster_ends_with_the_same_bits(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("workers", "staleness"),
-    [(2, 1), pytest.param(2, 2, marks=long), pytest.param(1, 2, marks=long)],
+    [
+        (2, 1),
+        pytest.param(2, 2, marks=long),
+        pytest.param(1, 2, marks=long),
+        pytest.param(2, 4, marks=long),
+    ],
 )
 def test_a_run_killed_within_steps_and_saves_ends_with_the_same_bits(
     workers: int, staleness: int, address: str, tmp_path: Path
@@ -71,7 +76,10 @@ def test_a_run_killed_within_steps_and_saves_ends_with_the_same_bits(
     same_bits(written(tmp_path, workers, staleness, address), workers)
 
 
-@pytest.mark.parametrize(("workers", "staleness"), [(2, 2), pytest.param(1, 1, marks=long)])
+@pytest.mark.parametrize(
+    ("workers", "staleness"),
+    [(2, 2), pytest.param(1, 1, marks=long), pytest.param(2, 4, marks=long)],
+)
 def test_a_free_run_killed_within_steps_and_saves_has_the_bits_of_a_replay_of_its_schedule(
     workers: int, staleness: int, address: str, tmp_path: Path
 ) -> None:

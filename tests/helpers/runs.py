@@ -14,7 +14,7 @@ from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Recipe
 from postgrad.training.start import train
 
-ENDINGS = ("_seconds", "_bytes", "_per_second")
+ENDINGS = ("_seconds", "_bytes", "_per_second", "_time_fraction")
 
 
 class Killed(Exception):

@@ -158,7 +158,7 @@ def learner_of(kind: str, balance: float, *, checkpointing: bool = False) -> Pol
     if checkpointing:
         lm.train()
         lm.gradient_checkpointing_enable({"use_reentrant": False})
-    backbone = backbone_of(lm, MicroBatch(max_sequences=2))
+    backbone = backbone_of(lm, MicroBatch(max_sequences=5))
     backbone.routers = Routers(lm, balance)
     return PolicyLearner(backbone, LearnerSettings(lr=1e-2), 100)
 

@@ -64,8 +64,8 @@ AHEAD = {
     "ahead/groups": 32.0,
     "ahead/ended_groups": 8.0,
     "ahead/open_samples": 96.0,
-    "idle/learner_per_second": 0.27,
-    "idle/engines_per_second": 0.29,
+    "idle/learner_time_fraction": 0.27,
+    "idle/engines_time_fraction": 0.29,
     "publish/send_seconds": 0.1,
     "publish/sent_bytes": 1_234_567.0,
 }
@@ -80,7 +80,7 @@ def test_of_samples_ahead_it_shows_how_old_they_are_what_is_under_way_and_who_is
     assert "empty rows" not in shown  # of an engine that does not count them
     one.stepped(42, METRICS | AHEAD | {"idle/empty_rows_fraction": 0.5})
     assert "engines idle 29%   empty rows 50%\nweights sent" in text(one)
-    one.stepped(43, METRICS | {"idle/learner_per_second": 0.27})  # a synchronous run
+    one.stepped(43, METRICS | {"idle/learner_time_fraction": 0.27})  # a synchronous run
     assert "idle" not in text(one)
 
 

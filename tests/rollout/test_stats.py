@@ -67,14 +67,15 @@ def test_each_process_is_reported_since_the_last_report(at: Callable[[float], No
         "engine/0/prompt_tokens": 3, "engine/1/prompt_tokens": 3,
         "engine/0/response_tokens": 8, "engine/1/response_tokens": 2,
         "engine/0/busy_seconds": 4.0, "engine/1/busy_seconds": 1.0,
-        "engine/0/busy_per_second": 1.0, "engine/1/busy_per_second": 0.25,
+        "engine/0/busy_time_fraction": 1.0, "engine/1/busy_time_fraction": 0.25,
     }  # fmt: skip
     sums.begin(1, 1, 3)
     at(6.0)
     sums.end(1, 2)
     again = sums.by_engine()
     assert (again["engine/0/requests"], again["engine/1/busy_seconds"]) == (0, 1.0)
-    assert (again["engine/0/busy_per_second"], again["engine/1/busy_per_second"]) == (0.0, 1.0)
+    shares = [again[f"engine/{number}/busy_time_fraction"] for number in (0, 1)]
+    assert shares == [0.0, 1.0]
 
 
 def test_the_only_process_of_an_engine_is_not_reported_beside_it() -> None:

@@ -21,7 +21,15 @@ REGEX = "[aeiou]{2,4}(n|s)?|ma+"
 AHEAD = {"regex": REGEX, "max_staleness": 1, "slots": 5}  # samples are cut, and go on
 CORRECTED = {"type": "grpo", "correction": "tis", "correction_with_filters": True}
 TOKENIZER = {**MODEL["init"]["tokenizer"], "kind": "bpe", "vocab_size": 300}
-BYTES = {"init": {**MODEL["init"], "tokenizer": TOKENIZER}}  # tokens that are bytes of text
+BYTES = {**MODEL["init"], "tokenizer": TOKENIZER}
+
+
+@pytest.fixture(scope="module")
+def by_bytes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The recipe's [model]: one whose tokens are bytes of text, made once."""
+    path = tmp_path_factory.mktemp("bytes") / "model"
+    make_fresh(ModelInit.model_validate(BYTES), [], 0, path)
+    return {"path": str(path), "init": None}
 
 
 def samples_of(run_dir: str, name: str) -> list[dict[str, Any]]:
@@ -31,9 +39,12 @@ def samples_of(run_dir: str, name: str) -> list[dict[str, Any]]:
 
 
 def test_a_run_with_a_grammar_has_no_other_answer_and_survives_a_kill(
-    make_recipe: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
+    make_recipe: MakeRecipe,
+    by_bytes: dict[str, Any],
+    console: Console,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    changes = {"model": BYTES, "rollout": AHEAD, "algorithm": CORRECTED, "eval": {"every": 2}}
+    changes = {"model": by_bytes, "rollout": AHEAD, "algorithm": CORRECTED, "eval": {"every": 2}}
     never = make_recipe("rl", "never", **changes)
     killed = make_recipe("rl", "killed", **changes)
     train(never, console)
@@ -50,11 +61,9 @@ def test_a_run_with_a_grammar_has_no_other_answer_and_survives_a_kill(
 
 
 def test_generate_follows_the_grammar_of_the_recipe(
-    make_recipe: MakeRecipe, tmp_path: Path
+    make_recipe: MakeRecipe, by_bytes: dict[str, Any], tmp_path: Path
 ) -> None:
-    make_fresh(ModelInit.model_validate(BYTES["init"]), [], 0, tmp_path / "model")
-    model = {"path": str(tmp_path / "model"), "init": None}
-    recipe = make_recipe("rl", model=model, rollout={"regex": "[aeiou]{2,4}"})
+    recipe = make_recipe("rl", model=by_bytes, rollout={"regex": "[aeiou]{2,4}"})
     generate(recipe, tmp_path / "to", Console("quiet"), Extent(samples=2, rows=6, shard=4))
     texts = [
         json.loads(line)

@@ -58,6 +58,14 @@ def test_every_moment_of_a_phase_is_of_one_kind() -> None:
     assert found["train"]["seconds"] == pytest.approx(2e-4)
 
 
+def test_a_phase_that_a_step_comes_to_twice_is_counted_whole() -> None:
+    again = [event("sample", 300, 310, 4), event("aten::add", 304, 310, 6, "sample")]
+    sample = summary([*EVENTS, *again], {"sample", "train", "train/update"})["sample"]
+    assert sample["seconds"] == pytest.approx(110e-6)
+    assert sample["shares"]["operations"] == pytest.approx(86 / 110)
+    assert [operation["name"] for operation in sample["operations"]] == ["aten::mm", "aten::add"]
+
+
 def test_the_longest_operations_are_named_first_with_their_calls() -> None:
     first = summary(EVENTS, {"sample", "train", "train/update"})["train"]["operations"][0]
     assert (first["name"], first["calls"]) == ("aten::mm", 2)
@@ -105,8 +113,9 @@ def test_a_profile_changes_no_bit_and_accounts_for_the_whole_step(
     assert whole.keys() >= phases | {"other"}
     assert sum(one["seconds"] for one in whole.values()) == pytest.approx(timed["seconds"])
     for name in phases:
-        shares = found["recorded"]["phases"][name]["shares"]
-        assert sum(shares.values()) == pytest.approx(1.0, abs=0.02)
+        recorded = found["recorded"]["phases"][name]
+        assert sum(recorded["shares"].values()) == pytest.approx(1.0, abs=0.02)
+        assert recorded["operations"]
     assert (timed["step"], found["recorded"]["step"], found["threads"]) == (2, 3, 1)
     trace = json.loads(gzip.decompress((Path(profiled.run_dir) / "trace.json.gz").read_bytes()))
     assert {"train", "aten::embedding"} <= {one.get("name") for one in trace["traceEvents"]}

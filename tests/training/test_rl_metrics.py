@@ -173,8 +173,8 @@ def test_idle_shares_are_of_the_step_and_of_the_rows() -> None:
     alone = idle_shares(seconds | parts, spent, {})
     assert alone == pytest.approx(
         {
-            "idle/learner_per_second": 0.6,
-            "idle/engines_per_second": 0.2,
+            "idle/learner_time_fraction": 0.6,
+            "idle/engines_time_fraction": 0.2,
             "idle/empty_rows_fraction": 0.25,
         }
     )
@@ -182,11 +182,11 @@ def test_idle_shares_are_of_the_step_and_of_the_rows() -> None:
         "engine/0/busy_seconds": 9.0,
         "engine/1/busy_seconds": 3.0,
         "engine/1.0/busy_seconds": 1.0,  # inside of it
-        "engine/1/busy_per_second": 0.5,
+        "engine/1/busy_time_fraction": 0.5,
     }
     without_rows = spent | {"decode_slots": 0.0}
     assert idle_shares(seconds, without_rows, engines) == pytest.approx(
-        {"idle/learner_per_second": 0.6, "idle/engines_per_second": 0.4}
+        {"idle/learner_time_fraction": 0.6, "idle/engines_time_fraction": 0.4}
     )
     replayed = dict.fromkeys(spent, 0.0)
     assert idle_shares(seconds, replayed, {"engine/0/busy_seconds": 0.0}) == {}

@@ -86,7 +86,7 @@ def test_a_run_leaves_as_many_rows_empty_as_the_simulation_of_its_answers(
     for step in (2, 3, 4):
         simulated = Simulation(load, pace, 1, 1, apart=False).run(step, step - 1)
         assert metrics[step - 1].get(name, 0.0) == pytest.approx(simulated.empty_rows)
-        assert 0.0 < metrics[step - 1].get("idle/learner_per_second", 0.5) < 1.0
+        assert 0.0 < metrics[step - 1].get("idle/learner_time_fraction", 0.5) < 1.0
     assert max(line.get(name, 0.0) for line in metrics) > 0.1
 
 

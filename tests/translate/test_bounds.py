@@ -12,6 +12,7 @@ from postgrad.cli.main import main
 from postgrad.core.errors import UsageError
 from postgrad.translate.files import parse_yaml
 from postgrad.translate.shell import commands
+from postgrad.translate.translate import SYSTEMS
 
 CASES = Path(__file__).parent / "cases"
 LETTERS = "abcdefghij"
@@ -108,14 +109,15 @@ def _mutated(drawn: random.Random, path: Path) -> bytes:
 def test_no_mutated_script_or_config_breaks_translate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sources = [path for path in sorted(CASES.iterdir()) if path.suffix != ".toml"]
+    sources = [path for path in sorted(CASES.iterdir()) if path.suffix in (".sh", ".yaml")]
+    sources += sorted((CASES / "configs").iterdir())
     wrong: list[str] = []
     for number in range(600):
         drawn = random.Random(number)
         source = drawn.choice(sources)
         path = tmp_path / source.name
         path.write_bytes(_mutated(drawn, source))
-        system = next(one for one in ("open-instruct", "openrlhf", "trl") if one in source.name)
+        system = next(name for name in SYSTEMS if source.name.startswith(name))
         try:
             with at_most(20):
                 code = main(["translate", system, str(path)])

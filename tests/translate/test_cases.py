@@ -1,9 +1,11 @@
-"""Scripts and configs as OpenRLHF, Open-Instruct and TRL publish them, their recipes by hand.
+"""Scripts and configs as other systems publish them, their recipes by hand.
 
 A case is a source (NAME.sh or NAME.yaml) and what it has to become (NAME.toml); the first line of
 the latter names the options that have no counterpart. `# words:` in a source says how it is called.
+Configs that a script names are in cases/configs.
 """
 
+import importlib
 import tomllib
 from pathlib import Path
 
@@ -47,6 +49,11 @@ def test_what_is_written_is_a_whole_recipe(path: Path) -> None:
 def test_every_system_has_cases_of_every_kind_of_job() -> None:
     jobs = {(system_of(path), tomllib.loads(path.with_suffix(".toml").read_text("utf-8"))["job"])
             for path in SOURCES}  # fmt: skip
-    wanted = {(name, job) for name in SYSTEMS for job in ("sft", "reward", "preference", "rl")}
+    wanted = {
+        (name, job)
+        for name, module in SYSTEMS.items()
+        for job, _ in importlib.import_module(f"postgrad.translate.{module}").JOBS.values()
+    }
+    assert {job for _, job in wanted} == {"sft", "reward", "preference", "rl"}
     assert wanted <= jobs
     assert len(SOURCES) >= 12

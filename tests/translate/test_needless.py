@@ -1,9 +1,11 @@
 """Options that translate calls "not needed": none of them may change time or memory by a tenth."""
 
 import importlib
+from pathlib import Path
 
 import pytest
 
+from postgrad.translate import tables
 from postgrad.translate.draft import Draft
 from postgrad.translate.translate import SYSTEMS
 
@@ -19,7 +21,17 @@ REASONS = {
         send_slack_alerts save_to_hub do_not_randomize_output_dir hf_repo_revision
         logger.logging_steps logger.wandb.key logger.wandb.org logger.wandb.group
         logger.wandb.project logger.wandb.run_name logger.tensorboard_dir logger.perf
-        max_possible_score model_adapter_name env""",
+        max_possible_score model_adapter_name env logger.* name run.* log.level log.* monitors.*
+        wandb.* trainer.log.level trainer.log.* trainer.monitors.* trainer.wandb.*
+        orchestrator.log.level orchestrator.log.* orchestrator.monitors.* orchestrator.wandb.*
+        inference.log.level inference.log.* inference.monitors.* inference.wandb.*
+        trainer.enable_token_export trainer.metrics_server.* trainer.heartbeat.*
+        orchestrator.heartbeat.* orchestrator.inference_metrics_roles
+        orchestrator.collect_inference_metrics orchestrator.model.lora.* moe_per_layer_logging
+        track_moe_metrics grpo.debug_payload_metrics
+        policy.generation.vllm_cfg.enable_vllm_metrics_logger
+        policy.generation.vllm_cfg.vllm_metrics_logger_interval
+        policy.generation.vllm_cfg.use_tqdm""",
     "it is logged here in every step, and its time is in the plan": "record_entropy log_grad_norm",
     "another program of Ai2's does it, after the run": """
         try_launch_beaker_eval_jobs try_launch_beaker_eval_jobs_on_weka try_auto_save_to_beaker
@@ -31,41 +43,106 @@ REASONS = {
         dataset_cache_mode dataset_skip_cache dataset_local_cache_dir dataset_transform_fn
         overwrite_cache transform_fn max_prompt_token_length cache_dataset_only
         get_tokenizer_fn local_cache_dir skip_cache data.multiturn data.disable_fast_tokenizer
-        data.dataloader_num_workers""",
+        data.dataloader_num_workers data.num_workers policy.tokenizer.use_fastokens
+        data.max_input_seq_length""",
     "no run here computes padding, with or without the option": """
         packing padding_free pad_to_multiple_of packing_strategy eval_packing pad_token
-        group_by_length ds.packing_samples model.packing allow_world_padding""",
+        group_by_length ds.packing_samples model.packing allow_world_padding
+        orchestrator.pad_to_multiple_of policy.make_sequence_length_divisible_by
+        policy.sequence_packing.* policy.dynamic_batching.*""",
     "passes without gradients keep one layer's activations: their peak is below the update's, and "
     "a thousand tokens at a time fill a GPU as well as more do": """
         local_rollout_forward_batch_size per_device_eval_batch_size eval_batch_size
-        precompute_ref_batch_size rollout.micro_batch_size rollout.max_tokens_per_gpu""",
+        precompute_ref_batch_size rollout.micro_batch_size rollout.max_tokens_per_gpu
+        policy.generation_batch_size policy.logprob_batch_size policy.logprob_chunk_size
+        policy.offload_optimizer_for_logprob grpo.val_batch_size""",
     "an address or a limit: cards and engines are counted elsewhere": """
         vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout
         vllm_group_port vllm_max_model_length backend_timeout timeout ddp_timeout num_nodes
-        local_rank actor.init_on_gpu""",
+        local_rank actor.init_on_gpu orchestrator.env_server_base_port
+        orchestrator.model.client.* serve\\..* weight_broadcast.port weight_broadcast.host
+        weight_broadcast.timeout weight_broadcast.session_id inference.vllm.data_parallel_rpc_port
+        inference.vllm.api_server_count policy.generation.port_range_low
+        policy.generation.port_range_high policy.generation.http_refit_server_port
+        policy.generation.zmq_refit_server_port cluster.master_port_range_low
+        policy.generation.vllm_cfg.http_refit_api_key_env_var
+        policy.generation.vllm_cfg.http_refit_server_port
+        policy.generation.vllm_cfg.zmq_refit_server_port cluster.master_port_range_high
+        cluster.segment_size slurm slurm.* clean dry_run deployment.orchestrator_on_inference
+        grpo.async_grpo.max_generation_failures inference.vllm.max_model_len
+        policy.generation.vllm_cfg.max_model_len
+        policy.generation.vllm_cfg.cap_max_tokens_to_context""",
     "read by launch, places and precision where it says something": """
-        deepspeed fsdp accelerate_config bf16 eval_on_start""",
+        deepspeed fsdp accelerate_config bf16 eval_on_start orchestrator.num_train_workers
+        inference.vllm.data_parallel_size inference.vllm.data_parallel_size_local
+        inference.deployment.num_nodes optimizer.bf16 optimizer.fp16 optimizer.params_dtype
+        pipeline_dtype _v2 converter_type force_reconvert_from_hf train_iters _override_""",
     "the same work in another form: which graph keeps activations, a pass that profiles": """
-        gradient_checkpointing_kwargs model.gradient_checkpointing_reentrant profiling""",
+        gradient_checkpointing_kwargs model.gradient_checkpointing_reentrant profiling
+        policy.optimizer.kwargs.foreach policy.optimizer.kwargs.fused use_gloo_process_groups
+        trainer.memory_profiler_path trainer.trace_path trainer.gc trainer.gc.interval
+        empty_unused_memory_level clear_memory_caches_before_refit clear_cache_every_n_steps
+        sequence_parallel grpo.calculate_advantages_on_gpu trainer.model.impl
+        policy.generation.vllm_cfg.async_engine policy.generation.vllm_cfg.skip_tokenizer_init
+        distributed_data_parallel_config.* orchestrator.renderer.name""",
     "logits are made in chunks and in float32, whatever the option says": """
-        model.compute_fp32_loss_enable""",
+        model.compute_fp32_loss_enable defer_fp32_logits use_fused_linear_logprobs
+        fused_linear_logprobs_chunk_size trainer.model.fused_lm_head_token_chunk_size""",
+    "losses are sums over a denominator of the whole update": """
+        calculate_per_token_loss cp_normalize do_not_average_loss scale_loss_by_dp_cp_size""",
+    "it belongs to a part that is lost as a whole, or that is not asked": """
+        fp8_cfg.* cuda_graph_modules cuda_graph_warmup_steps optimizer.sgd_momentum
+        scheduler.weight_decay_incr_style scheduler.override_opt_param_scheduler
+        optimizer.optimizer_offload_fraction optimizer.overlap_cpu_optimizer_d2h_h2d
+        policy.generation.mcore_generation_config.* policy.generation.sglang_cfg.*
+        policy.generation.dynamo_cfg.* policy.generation.trtllm_cfg.*
+        policy.generation.trtllm_kwargs.* policy.generation.real_quant_export_cpu_offload
+        grpo.deduplicate_multimodal_data
+        policy.generation.vllm_cfg.reset_encoder_cache_after_weight_update""",
+    "what starts is paced by versions of the weights, and vLLM bounds its own batch": """
+        orchestrator.concurrency.initial_inflight orchestrator.concurrency.min_inflight
+        orchestrator.concurrency.max_inflight""",
+    "a pass less, where the recipe has none either": """
+        loss_fn.force_on_policy_ratio grpo.skip_reference_policy_logprobs_calculation""",
+    "checkpoints are written behind the run, each complete": """
+        checkpoint.* checkpointing.model_save_format checkpointing.save_consolidated
+        checkpointing.ft_save_period checkpointing.ft_keep_latest_k
+        orchestrator.eval.retrigger_on_resume""",
     "0.4 of 4.5 bits of a frozen matrix; both types have four bits": """
         use_bnb_nested_quant bnb_4bit_quant_type""",
     "it names weights or formats": """
         lora_task_type config_name ds.use_universal_ckpt ds.value_head_prefix""",
     "a layer of zeros and ones at most": "disable_dropout",
     "it belongs to a mode that is off": "train.async_queue_size",
+    "weights are read once, and then come from the learner": """
+        inference.vllm.safetensors_load_strategy policy.generation.vllm_cfg.load_format""",
     "frozen models are computed once and then freed; there is one way of sending weights, which is "
     "chosen by what is fastest": """
         ref.offload reward.offload ref_reward_offload vllm_sync_backend vllm.sync_backend
-        vllm.sync_with_ray""",
+        vllm.sync_with_ray weight_broadcast.type weight_broadcast.* rollout_transport.*
+        trainer.weight_broadcast.* trainer.rollout_transport.* orchestrator.weight_broadcast.*
+        orchestrator.rollout_transport.* inference.weight_broadcast.*
+        inference.rollout_transport.* policy.refit_buffer_size_gb policy.generation.refit_cfg.*
+        policy.generation.use_async_rollouts policy.generation.refit_transport data_plane
+        data_plane.*""",
 }
+TABLES = Path(tables.__file__ or "").parent
 KNOWN = {name for names in REASONS.values() for name in names.split()}
 
 
 @pytest.mark.parametrize("system", SYSTEMS.values())
 def test_what_is_not_needed_changes_neither_time_nor_memory_by_a_tenth(system: str) -> None:
-    rules = importlib.import_module(f"postgrad.translate.tables.{system}").RULES
+    modules = [
+        vars(importlib.import_module(f"postgrad.translate.tables.{path.stem}"))
+        for path in TABLES.glob(f"{system}*.py")
+    ]
+    rules = {
+        option: rule
+        for module in modules
+        for name in module
+        if name in ("RULES", "SOURCE_RULES", "MEGATRON", "DTENSOR")
+        for option, rule in module[name].items()
+    }
     needless = {name for name, rule in rules.items() if rule.__qualname__.startswith("needless.")}
     assert needless, "the rule has another name now"
     assert needless - KNOWN == set(), "say above why, or list the option as missing"

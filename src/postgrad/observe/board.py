@@ -58,8 +58,8 @@ AHEAD: tuple[tuple[tuple[str, ...], str], ...] = (
         "under way {m[ahead/groups]:.0f} groups ({m[ahead/ended_groups]:.0f} ended), "
         "{m[ahead/open_samples]:.0f} samples",
     ),
-    (("idle/learner_per_second",), "learner idle {m[idle/learner_per_second]:.0%}"),
-    (("idle/engines_per_second",), "engines idle {m[idle/engines_per_second]:.0%}"),
+    (("idle/learner_time_fraction",), "learner idle {m[idle/learner_time_fraction]:.0%}"),
+    (("idle/engines_time_fraction",), "engines idle {m[idle/engines_time_fraction]:.0%}"),
     (("idle/empty_rows_fraction",), "empty rows {m[idle/empty_rows_fraction]:.0%}"),
     (
         ("publish/send_seconds", "publish/sent_bytes"),

@@ -1,6 +1,7 @@
 """The log files of a run: JSON lines, only appended to, and truncated to a checkpoint at a resume.
 
-Two runs of one recipe may differ only in keys that end in _seconds, _bytes or _per_second.
+Two runs of one recipe may differ only in keys that end in _seconds, _bytes, _per_second or
+_time_fraction.
 """
 
 import errno

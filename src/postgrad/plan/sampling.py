@@ -77,6 +77,21 @@ def reduced_bytes(shape: ModelShape, b: int, each: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodingPace:
+    """Seconds of decoding passes, which grow with the sequences and with their tokens. A simulation
+    asks for half a million passes, so what is the same in all of them is computed once.
+    """
+
+    alone: float  # seconds of a pass, whatever it decodes
+    row: float  # more for each sequence
+    cached: float  # more for each token that the sequences have
+
+    def __call__(self, rows: int, cached: float) -> float:
+        """Seconds of a pass over `rows` sequences that have `cached` tokens in all."""
+        return self.alone + rows * self.row + cached * self.cached
+
+
+@dataclass(frozen=True, slots=True)
 class EngineCosts:
     """Seconds of one engine's work; its cards divide it and add up their sums."""
 
@@ -128,12 +143,15 @@ class EngineCosts:
     def longest(self) -> float:
         """Seconds in which the longest answer is decoded, with nothing beside it."""
         most = max(self.lengths.answer, self._longest)
-        return most * self.decode(1, self.lengths.prompt + most / 2)
+        return most * self.decoding(1, self.lengths.prompt + most / 2)
 
-    def decode(self, rows: int, cached: float) -> float:
-        """Seconds of a pass over `rows` sequences that have `cached` tokens in all."""
-        held = cached * self.policy.shape.cache_bytes_per_token(self._b)
-        return self._pass + rows * self._token(held / rows, cached / rows)
+    @property
+    def decoding(self) -> DecodingPace:
+        """Seconds of a pass over any sequences."""
+        costs, shape, b, each = self.costs, self.policy.shape, self._b, self.places.each
+        attention = costs.as_products(shape.flops(0, 2, 0))
+        read = costs.reads(shape.cache_bytes_per_token(b) / each)
+        return DecodingPace(self._pass, self._token(0.0, 0.0), read + costs.products(attention, b))
 
     def prefill(self, tokens: float) -> float:
         """Seconds in which so many tokens of prompts, or of samples that were cut, are computed;

@@ -324,7 +324,7 @@ def _pace(planned: Outlook, load: BatchLoad, learners: int) -> Pace:
     return Pace(
         slots=min(load.groups * load.samples, recipe.rollout.stated_slots or MAX_SLOTS),
         cache_tokens=max(1.0, (device.memory_bytes * FREE - weights) / max(1, token)),
-        decode=engine_costs.decode,
+        decode=engine_costs.decoding,
         prefill=engine_costs.prefill,
         learn=lambda tokens: tokens * per_token,
         publish=costs.sends(weights) + costs.reads(2 * weights),

@@ -121,13 +121,13 @@ def named(row: Sequence[float], names: Sequence[str] = SUMMED) -> dict[str, floa
 
 
 def engine_metrics(done: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Metrics "engine/NAME/..." of what each engine did. `busy_per_second`: its busy_seconds per
-    second of the engine that was busy longest; left out where none was.
+    """Metrics "engine/NAME/..." of what each engine did. `busy_time_fraction`: its busy_seconds
+    over those of the engine that was busy longest; left out where none was.
     """
     most = max((values["busy_seconds"] for values in done.values()), default=0.0)
     metrics: dict[str, float] = {}
     for engine, values in done.items():
-        share = {"busy_per_second": values["busy_seconds"] / most} if most > 0.0 else {}
+        share = {"busy_time_fraction": values["busy_seconds"] / most} if most > 0.0 else {}
         metrics |= {f"engine/{engine}/{name}": value for name, value in {**values, **share}.items()}
     return metrics
 

@@ -24,7 +24,7 @@ from postgrad.observe.run_dir import SAMPLES, RunDirectory
 
 STEPS = 6  # of the short run, where the command says nothing else
 LENGTHS = ("--steps", "--epochs", "--total_episodes")
-TIMED = ("_seconds", "_bytes", "_per_second")
+TIMED = ("_seconds", "_bytes", "_per_second", "_time_fraction")
 LOGS = ("metrics.jsonl", "eval.jsonl", "schedule.jsonl", *SAMPLES)
 POLL_SECONDS = 0.002  # a save of a small model takes a few times as long
 

@@ -166,15 +166,18 @@ def summary(events: Iterable[Event], spans: set[str]) -> dict[str, dict[str, Any
     spans: the names of phases and parts among the events. Shares are of the phase's seconds.
     """
     events = list(events)
-    phases = [event for event in events if event.name in spans and "/" not in event.name]
+    stretches: dict[str, list[Event]] = {}  # a step may come to a phase several times
+    for event in sorted(events, key=lambda event: event.start):
+        if event.name in spans and "/" not in event.name:
+            stretches.setdefault(event.name, []).append(event)
     by_phase: dict[str, dict[str, Any]] = {}
-    for phase in sorted(phases, key=lambda event: event.start):
-        inside = [event for event in events if phase.start <= event.start < phase.end]
-        length = phase.end - phase.start
+    for name, times in stretches.items():
+        inside = [e for e in events if any(at.start <= e.start < at.end for at in times)]
+        length = sum(at.end - at.start for at in times)
         kinds = dict.fromkeys((*KINDS, "outside"), 0.0)
         for event in inside:
             kinds["outside" if event.name in spans else _kind(event)] += event.self_time / length
-        by_phase[phase.name] = {
+        by_phase[name] = {
             "seconds": length / 1e6,
             "shares": kinds,
             "operations": _longest([event for event in inside if event.name not in spans], length),

@@ -136,8 +136,8 @@ def idle_shares(
         return {}
     step = sum(seconds.get(phase, 0.0) for phase in PHASES)
     shares = {
-        "idle/learner_per_second": 1.0 - seconds["train"] / step,
-        "idle/engines_per_second": max(0.0, 1.0 - sum(busy) / len(busy) / step),
+        "idle/learner_time_fraction": 1.0 - seconds["train"] / step,
+        "idle/engines_time_fraction": max(0.0, 1.0 - sum(busy) / len(busy) / step),
     }
     if slots := spent["decode_slots"]:
         shares["idle/empty_rows_fraction"] = 1.0 - spent["response_tokens"] / slots

@@ -1,4 +1,4 @@
-"""What the three systems have in common: micro-batches, schedules, warm-up, adapters, data."""
+"""What the systems have in common: micro-batches, schedules, warm-up, adapters, data."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -176,6 +176,15 @@ def compiled(draft: Draft, name: str, value: Any, _: str) -> None:
         draft.miss(name, value, "layers whose rows or matrices ranks share are not compiled")
     else:
         draft.put("model.compile", True)
+
+
+def router_replay(draft: Draft, name: str, value: Any, _: str) -> None:
+    """A rule: whether tokens go to the experts that they were sent to when they were sampled."""
+    if flag(value) and draft.get("learner.context_parallel"):
+        draft.miss(name, value, "ranks that share a sequence would each need all experts of it")
+    elif flag(value):
+        why = "as the learner chose them before the step: vLLM does not record its own"
+        draft.put("rollout.router_replay", "old", why)
 
 
 def optimizer(draft: Draft, name: str, value: Any, default: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from postgrad.recipe.lines import KeyPath
 
-_OFF: tuple[Any, ...] = (False, None, 0, 0.0, -1, "", "none", [])
+_OFF: tuple[Any, ...] = (False, None, 0, 0.0, -1, "", "none", [], {})
 
 WIDTH = 100
 _ORDER = (

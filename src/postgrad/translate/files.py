@@ -1,7 +1,11 @@
-"""Values and tables of other systems' config files, within bounds: YAML, JSON and single words."""
+"""Values and tables of other systems' config files, within bounds: YAML, JSON, TOML and single
+words.
+"""
 
 import datetime
 import re
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +18,7 @@ MOST_NODES = 100_000
 MOST_BYTES = 2**18  # of a script or config
 MOST_DIGITS = 40
 LARGEST = 2**63
-CONFIGS = (".yaml", ".yml", ".json")
+CONFIGS = (".yaml", ".yml", ".json", ".toml")
 _NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -72,6 +76,16 @@ def _plain(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table of a TOML text; dates are texts. Raises ValueError where it is no TOML or is nested
+    too deeply.
+    """
+    try:
+        return _plain(tomllib.loads(text))
+    except RecursionError:
+        raise ValueError(f"it is nested more than {MOST_DEPTH} deep") from None
+
+
 def plain(text: str) -> Any:
     """A word as the number or truth value that it is, else as text."""
     if text.lower() in ("true", "false"):
@@ -112,11 +126,14 @@ def text_of(path: Path) -> str:
         raise UsageError(f"cannot read {path}: {error}") from error
 
 
+_READERS: dict[str, Callable[[str], Any]] = {".json": parse_json, ".toml": parse_toml}
+
+
 def config_table(path: Path) -> dict[str, Any]:
-    """A YAML or JSON file's table; numbers that YAML takes for text (5e-6) are numbers."""
+    """A YAML, JSON or TOML file's table; numbers that YAML takes for text (5e-6) are numbers."""
     text = text_of(path)
     try:
-        parsed = parse_json(text) if path.suffix == ".json" else parse_yaml(text)
+        parsed = _READERS.get(path.suffix, parse_yaml)(text)
     except ValueError as error:
         raise UsageError(f"cannot read {path}: {error}") from error
     if not isinstance(parsed, dict):

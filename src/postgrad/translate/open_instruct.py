@@ -8,6 +8,8 @@ from postgrad.core.errors import UsageError
 from postgrad.translate import common, open_instruct_rl, places
 from postgrad.translate.common import mixture
 from postgrad.translate.draft import Draft
+from postgrad.translate.files import config_table
+from postgrad.translate.launch import flags
 from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, apply, decimal, flag
 from postgrad.translate.tables.open_instruct import (
@@ -20,6 +22,9 @@ from postgrad.translate.tables.open_instruct import (
 from postgrad.translate.tables.open_instruct import (
     OTHERS as OTHERS,
 )
+
+config_of = config_table
+flags_of = flags
 
 
 def program_of(word: str, after: str | None) -> str | None:

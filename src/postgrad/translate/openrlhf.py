@@ -11,6 +11,8 @@ from typing import Any
 from postgrad.core.errors import UsageError
 from postgrad.translate import common, openrlhf_rl, places
 from postgrad.translate.draft import Draft
+from postgrad.translate.files import config_table
+from postgrad.translate.launch import flags
 from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, apply, decimal, flag
 from postgrad.translate.tables.openrlhf import (
@@ -31,6 +33,10 @@ _OF_OPTIMIZER = {  # option after "actor." or "critic." -> key of [critic.learne
     "adam.weight_decay": "weight_decay",
     "max_norm": "max_grad_norm",
 }
+
+
+config_of = config_table
+flags_of = flags
 
 
 def program_of(word: str, after: str | None) -> str | None:

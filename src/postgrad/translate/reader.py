@@ -1,23 +1,38 @@
 """Reads a script, a command line or a config file: its training commands, and options by name."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from postgrad.core.errors import UsageError
 from postgrad.core.files import is_file
-from postgrad.translate.files import CONFIGS, config_table, text_of
-from postgrad.translate.launch import flags, launched, slurm_job
+from postgrad.translate.files import CONFIGS, text_of
+from postgrad.translate.launch import launched, slurm_job
+from postgrad.translate.nested import overlaid
 from postgrad.translate.shell import UNKNOWN, arguments, commands, named
 
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".txt", "")
 
 _PRINTERS = ("echo", "printf")  # they show a command and do not run it
 
-# (word, the word after it or "") -> the program that they name, or None. The second argument is
-# None for a program that the user names before a file.
-FindProgram = Callable[[str, str | None], str | None]
+
+class Dialect(Protocol):
+    """How a system's commands and configs are written."""
+
+    def program_of(self, word: str, after: str | None) -> str | None:
+        """The program that a word of a command names, by its short name. after: the word after it,
+        "" for none, and None for a program that the user names before a file.
+        """
+        ...
+
+    def config_of(self, path: Path) -> dict[str, Any]:
+        """The options of a config file by name."""
+        ...
+
+    def flags_of(self, words: Sequence[str]) -> dict[str, Any]:
+        """The options by name that the words after a program state."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +56,7 @@ class SourceCommands:
     others: tuple[str, ...] = ()  # what the other commands are called: "mkdir", "ray start"
 
 
-def read(words: Sequence[str], program_of: FindProgram) -> SourceCommands:
+def read(words: Sequence[str], dialect: Dialect) -> SourceCommands:
     """The training commands of FILE_OR_FLAGS: a script, a config, or a command line as it is typed.
 
     A program before a file, and flags after it, win over the file's. Raises UsageError where
@@ -50,27 +65,29 @@ def read(words: Sequence[str], program_of: FindProgram) -> SourceCommands:
     words = list(words)
     if not words:
         raise UsageError("nothing to translate: give a script, a config, or the flags themselves")
-    program = program_of(words[0], None) or ""
+    program = dialect.program_of(words[0], None) or ""
     rest = words[1:] if program else words
     if rest and not rest[0].startswith("-") and Path(rest[0]).suffix in (*SCRIPTS, *CONFIGS):
         path = Path(rest[0])
         if is_file(path) or path.suffix:
-            return _of_file(path, rest[1:], program, program_of)
+            return _of_file(path, rest[1:], program, dialect)
     if program:
-        return SourceCommands((_of_flags(rest, [], program, Path()),))
-    source = _of_commands([words], program_of, Path(), {})
-    return source if source.commands else SourceCommands((_of_flags(words, [], "", Path()),))
+        return SourceCommands((_of_flags(rest, [], program, Path(), dialect),))
+    source = _of_commands([words], dialect, Path(), {})
+    return (
+        source if source.commands else SourceCommands((_of_flags(words, [], "", Path(), dialect),))
+    )
 
 
-def _of_file(path: Path, extra: list[str], program: str, program_of: FindProgram) -> SourceCommands:
-    typed = _of_flags(extra, [], program, path.parent)
+def _of_file(path: Path, extra: list[str], program: str, dialect: Dialect) -> SourceCommands:
+    typed = _of_flags(extra, [], program, path.parent, dialect)
     if path.suffix in CONFIGS:
-        options = {**config_table(path), **typed.options}
+        options = overlaid(dialect.config_of(path), typed.options)
         return SourceCommands((SourceCommand(program, options, notes=typed.notes),))
     text = text_of(path)
     job = slurm_job(text)
     lines = commands(text, job, lambda name: _sourced(path.parent, name))
-    source = _of_commands(lines, program_of, path.parent, job)
+    source = _of_commands(lines, dialect, path.parent, job)
     if not source.commands:
         listed = f" (its commands: {', '.join(source.others)})" if source.others else ""
         raise UsageError(f"{path}: no training command of this system in the script{listed}")
@@ -80,7 +97,7 @@ def _of_file(path: Path, extra: list[str], program: str, program_of: FindProgram
             replace(
                 command,
                 program=program or command.program,
-                options={**command.options, **typed.options},
+                options=overlaid(command.options, typed.options),
             )
             for command in source.commands
         ),
@@ -100,7 +117,7 @@ def _counted(names: Sequence[str]) -> list[str]:
 
 
 def _of_commands(
-    lines: list[list[str]], program_of: FindProgram, folder: Path, job: Mapping[str, str]
+    lines: list[list[str]], dialect: Dialect, folder: Path, job: Mapping[str, str]
 ) -> SourceCommands:
     """The commands in which a word names a program; the words before it are its launcher's."""
     training: list[SourceCommand] = []
@@ -108,10 +125,10 @@ def _of_commands(
     for words in lines:
         for place, word in enumerate([] if words[0] in _PRINTERS else words):
             after = words[place + 1] if place + 1 < len(words) else ""
-            if (program := program_of(word, after)) is not None:
+            if (program := dialect.program_of(word, after)) is not None:
                 rest = arguments(words[place + 1 :])
                 rest = rest[1:] if rest and program == rest[0] else rest
-                training.append(_of_flags(rest, words[:place], program, folder, job))
+                training.append(_of_flags(rest, words[:place], program, folder, dialect, job))
                 break
         else:
             others.append(words)
@@ -129,6 +146,7 @@ def _of_flags(
     launcher: list[str],
     program: str,
     folder: Path,
+    dialect: Dialect,
     job: Mapping[str, str] | None = None,
 ) -> SourceCommand:
     notes: list[str] = []
@@ -138,8 +156,8 @@ def _of_flags(
         notes.append(f"commands within a script are not run; '.' replaces their output: {shown}")
     place = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))
     options: dict[str, Any] = {}
-    configs = [word for word in words[:place] if Path(word).suffix in CONFIGS]
-    stated = flags([word.replace(UNKNOWN, ".") for word in words[place:]])
+    configs = [word for word in words[:place] if Path(word).suffix in CONFIGS and "=" not in word]
+    stated = dialect.flags_of([word.replace(UNKNOWN, ".") for word in words])
     if isinstance(config := stated.pop("config", None), str):
         configs.append(config)
     for name in configs:
@@ -147,10 +165,15 @@ def _of_flags(
         if path is None:
             notes.append(f"{name} is not here, so what it says is missing")
         else:
-            options |= config_table(path)
+            options = overlaid(options, dialect.config_of(path))
     launch = launched(launcher, stated, job)
     if launch.unread:
         notes.append(f"options of the launcher, not in the recipe: {', '.join(launch.unread)}")
     return SourceCommand(
-        program, {**options, **stated}, launch.devices, launch.stage, launch.machines, tuple(notes)
+        program,
+        overlaid(options, stated),
+        launch.devices,
+        launch.stage,
+        launch.machines,
+        tuple(notes),
     )

@@ -160,10 +160,10 @@ def needless(why: str) -> Rule:
 
 def apply(rules: Mapping[str, Rule], options: Options, draft: Draft) -> None:
     """Applies its rule to every option that is not used yet; one without a rule is listed as
-    missing.
+    missing. A rule for "a.b.*" is for all options of that table that have none of their own.
     """
     for name, value, is_stated in list(options.rest()):
-        if (rule := rules.get(name)) is not None:
+        if (rule := _rule_of(rules, name)) is not None:
             try:
                 rule(draft, name, value, "" if is_stated else f"{draft.system}'s default")
             except (UsageError, TypeError, ValueError):
@@ -172,6 +172,13 @@ def apply(rules: Mapping[str, Rule], options: Options, draft: Draft) -> None:
             close = nearest(name, rules)
             hint = f"; did you mean {close}?" if close else ""
             draft.unknown(name, value, f"not an option that this translator knows{hint}")
+
+
+def _rule_of(rules: Mapping[str, Rule], name: str) -> Rule | None:
+    tables = (name.rsplit(".", n)[0] for n in range(1, name.count(".") + 1))
+    return rules.get(name) or next(
+        (rules[f"{table}.*"] for table in tables if f"{table}.*" in rules), None
+    )
 
 
 def non_negative(value: Any) -> int | None:

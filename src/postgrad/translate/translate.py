@@ -12,30 +12,33 @@ from postgrad.core.text import nearest
 from postgrad.core.untrusted import shown
 from postgrad.recipe.load import parse_recipe
 from postgrad.translate.draft import Draft, toml
-from postgrad.translate.reader import SourceCommand, SourceCommands, read
+from postgrad.translate.reader import Dialect, SourceCommand, SourceCommands, read
 
 _UNREADABLE = (ValueError, TypeError, OverflowError, LookupError, AttributeError, ZeroDivisionError)
 _IMAGE_OPTIONS = {
     "data.image_key", "image_key", "data.max_images_per_prompt", "max_images_per_prompt",
     "actor.freeze_visual_encoder", "freeze_visual_encoder", "freeze_vision_tower",
+    "model.vlm.vision_encoder_attr", "policy.is_vlm",
 }  # fmt: skip
 # In names of models and datasets: of pictures, or of pictures with text.
 _OF_IMAGES = re.compile(
     r"(?i)\bVLM?\b|-VLM|VLM2|llava|idefics|pixtral|paligemma|-vision\b|vsft|rlaif-v\b|multimodal|"
     r"geometry3k"
 )
-SYSTEMS = {"openrlhf": "openrlhf", "open-instruct": "open_instruct", "trl": "trl"}
+SYSTEMS = {
+    "openrlhf": "openrlhf",
+    "open-instruct": "open_instruct",
+    "trl": "trl",
+    "prime-rl": "prime_rl",
+    "nemo-rl": "nemo_rl",
+}
 
 
-class System(Protocol):
-    """The module of one system: openrlhf.py, trl.py, open_instruct.py."""
+class System(Dialect, Protocol):
+    """The module of one system: openrlhf.py, trl.py, prime_rl.py ..."""
 
     JOBS: Mapping[str, Any]  # by program, those that become recipes
     OTHERS: Mapping[str, str]  # by a pattern of other programs' names, what stands for them here
-
-    def program_of(self, word: str, after: str | None) -> str | None:
-        """The program that a word of a command names, by its short name."""
-        ...
 
     def names_of(self, source: SourceCommand) -> Sequence[str]:
         """The options that a source states, by the names that its draft has."""
@@ -80,7 +83,7 @@ def sources(name: str, words: Sequence[str]) -> SourceCommands:
     """The commands of a script, a config or flags of the system called `name`, in order. Raises
     UsageError for what cannot be read.
     """
-    return read(words, _system(name).program_of)
+    return read(words, _system(name))
 
 
 def translate(
@@ -93,7 +96,7 @@ def translate(
     and for a run that needs images.
     """
     system = _system(name)
-    source = read(words, system.program_of)
+    source = read(words, system)
     number = _chosen(system, source, command)
     chosen = source.commands[number]
     if (needed := images_of(chosen.program, chosen.options)) is not None:
@@ -124,7 +127,7 @@ def images_of(program: str, options: Mapping[str, Any]) -> str | None:
         if options[name] not in (None, False, 0):
             return f"--{name} {shown(options[name])}"
     for name, value in options.items():
-        is_name = re.search(r"model_name_or_path|pretrain|dataset|prompt_data", name)
+        is_name = re.search(r"model_name|model\.name|pretrain|dataset|prompt_data", name)
         if is_name and _OF_IMAGES.search(str(value)):
             return f"--{name} {shown(value)}"
     return None

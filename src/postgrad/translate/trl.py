@@ -13,6 +13,8 @@ from typing import Any
 from postgrad.core.errors import UsageError
 from postgrad.translate import common, places, trl_rl
 from postgrad.translate.draft import Draft
+from postgrad.translate.files import config_table
+from postgrad.translate.launch import flags
 from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, apply, decimal, flag
 from postgrad.translate.tables.trl import (
@@ -40,6 +42,10 @@ _PAIR_LOSSES = {
     "apo_down": "apo_down",
     "sigmoid_norm": "sigmoid",
 }
+
+
+config_of = config_table
+flags_of = flags
 
 
 def program_of(word: str, after: str | None) -> str | None:

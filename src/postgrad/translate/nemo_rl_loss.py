@@ -1,0 +1,131 @@
+"""What NeMo RL's configs optimise: advantages, losses, samples ahead of the policy, rewards."""
+
+from postgrad.translate import common
+from postgrad.translate.draft import Draft
+from postgrad.translate.rules import Options, decimal, flag
+from postgrad.translate.tables.nemo_rl import CORRECTIONS, ESTIMATORS, VERIFIERS
+
+
+def algorithm(draft: Draft, options: Options) -> None:
+    """[algorithm]: advantages, the clip, the KL and the correction."""
+    kind = str(options.take("grpo.adv_estimator.name", "grpo"))
+    name = ESTIMATORS.get(kind, "grpo")
+    if kind not in ESTIMATORS:
+        draft.miss("grpo.adv_estimator.name", kind, f"here are {', '.join(ESTIMATORS)}")
+    divided, left_out = (
+        flag(options.take(f"grpo.adv_estimator.{key}", options.take(f"grpo.{key}", True)))
+        for key in ("normalize_rewards", "use_leave_one_out_baseline")
+    )
+    by_sequence = flag(options.take("loss_fn.sequence_level_importance_ratios", False))
+    cispo = flag(options.take("loss_fn.use_cispo", False))
+    if name == "grpo" and (by_sequence or cispo):
+        name = "gspo" if by_sequence else "cispo"
+        draft.put("algorithm.std_norm", None if divided else False)
+    elif name == "grpo" and not divided:
+        name = "rloo" if left_out else "dr_grpo"
+    draft.put("algorithm.type", name)
+    if left_out and name not in ("rloo", "reinforce_pp"):
+        why = (
+            "the baseline is the mean of the whole group, which makes advantages of n samples "
+            "about (n - 1) / n of those there"
+        )
+        spelled = [f"grpo.{table}use_leave_one_out_baseline" for table in ("", "adv_estimator.")]
+        for option in list(filter(options.states, spelled)) or spelled[:1]:
+            draft.miss(option, True, why)
+    by_token = flag(options.take("loss_fn.token_level_loss", True))
+    if name != "gspo":
+        draft.put("algorithm.aggregation", "token" if by_token else "sequence")
+    low, high = (
+        decimal(options.take(f"loss_fn.ratio_clip_{side}", 0.2)) for side in ("min", "max")
+    )
+    draft.put("algorithm.clip_low", None if cispo else low)
+    if cispo and low != 1.0 and options.states("loss_fn.ratio_clip_min"):
+        draft.miss("loss_fn.ratio_clip_min", low, "cispo bounds ratios from above alone")
+    draft.put("algorithm.clip_high", high)
+    _kl(draft, options)
+    _correction(draft, options)
+
+
+def _kl(draft: Draft, options: Options) -> None:
+    beta = decimal(options.take("loss_fn.reference_policy_kl_penalty"))
+    kind = str(options.take("loss_fn.reference_policy_kl_type"))
+    in_reward = flag(options.take("loss_fn.use_kl_in_reward", False))
+    corrected = flag(options.take("loss_fn.use_on_policy_kl_approximation", False))
+    default = "" if options.states("loss_fn.reference_policy_kl_penalty") else "NeMo RL's default"
+    draft.put("algorithm.kl_coef", beta, default)
+    if not beta:
+        for name in ("kl_input_clamp_value", "kl_output_clamp_value"):
+            if options.take(f"loss_fn.{name}") is not None:
+                draft.skip(f"loss_fn.{name}", options.take(f"loss_fn.{name}"), "there is no KL")
+        return
+    draft.put("algorithm.kl_in", "reward" if in_reward else "loss")
+    draft.put("algorithm.kl_estimator", kind)
+    if corrected and not in_reward:
+        draft.put("algorithm.kl_corrected", True, "use_on_policy_kl_approximation")
+
+
+def _correction(draft: Draft, options: Options) -> None:
+    """Weights of the difference between engine and learner."""
+    prefix = "loss_fn.truncated_importance_sampling_"
+    kind, high, low = (options.take(f"{prefix}{key}") for key in ("type", "ratio", "ratio_min"))
+    if not flag(options.take("loss_fn.use_importance_sampling_correction", False)):
+        return
+    name = CORRECTIONS.get(str(kind), "tis")
+    draft.put("algorithm.correction", name, str(kind) if kind else "there without a bound")
+    draft.put("algorithm.correction_high", None if high is None else decimal(high))
+    if low is not None and name == "tis":
+        draft.miss(f"{prefix}ratio_min", low, "tis bounds weights from above")
+    else:
+        draft.put("algorithm.correction_low", None if low is None else decimal(low))
+    filters = draft.get("rollout.top_p") or draft.get("rollout.top_k")
+    draft.put("algorithm.correction_with_filters", True if filters else None, "as there")
+
+
+def ahead(draft: Draft, options: Options) -> None:
+    """Samples ahead of the policy: [rollout] max_staleness, where async_grpo is on."""
+    prefix = "grpo.async_grpo."
+    options.take("grpo.async_grpo")  # null: off
+    if not flag(options.stated.get(f"{prefix}enabled", False)):
+        return
+    options.take(f"{prefix}enabled")
+    age = options.number(f"{prefix}max_trajectory_age_steps", 1)
+    in_flight = flag(options.take(f"{prefix}in_flight_weight_updates", False))
+    again = options.take(f"{prefix}recompute_kv_cache_after_weight_updates")
+    filtered = draft.get("rollout.top_p") or draft.get("rollout.top_k")
+    comment = "max_trajectory_age_steps; nothing is dropped here"
+    common.samples_ahead(draft, age, comment, 0.0 if filtered else 1.0)
+    if not in_flight:
+        draft.put("rollout.in_flight_updates", False)
+    elif again is not None and not flag(again):
+        draft.unknown(f"{prefix}recompute_kv_cache_after_weight_updates", again,
+                            "keys and values are computed again with new weights")  # fmt: skip
+
+
+def rewards(draft: Draft, options: Options) -> None:
+    """[[rewards]]: the verifier of an environment, and what shapes its rewards."""
+    environment = options.take("data.default.env_name", options.take("data.train.env_name", "math"))
+    verifier = VERIFIERS.get(str(environment))
+    if verifier == "math" and draft.get("data.path") == "openai/gsm8k":
+        draft.reward("gsm8k", "references end in #### and the number", flexible=True)
+    elif verifier is not None:
+        draft.reward(verifier)
+    else:
+        draft.miss("data.default.env_name", environment, "write a verifier or an environment: "
+                   "docs/rewards.md, docs/environments.md")  # fmt: skip
+    draft.put("reward_model.model.path", options.take("env.reward_model.model_name"))
+    shaping = "grpo.reward_shaping."
+    if not flag(options.stated.get(f"{shaping}enabled", False)):
+        return
+    options.take(f"{shaping}enabled")
+    coefficient, buffer, penalty, longest = (
+        options.take(f"{shaping}{key}")
+        for key in ("stop_properly_penalty_coef", "overlong_buffer_length",
+                    "overlong_buffer_penalty", "max_response_length")
+    )  # fmt: skip
+    if coefficient is not None:
+        draft.reward("stop_properly", penalty=decimal(coefficient), stopped=1.0, multiply=True)
+    elif buffer is not None:
+        most = int(longest or draft.get("rollout.max_new_tokens"))
+        draft.reward(
+            "overlong", buffer=int(buffer), factor=decimal(penalty or 1.0), max_new_tokens=most
+        )

@@ -1,0 +1,177 @@
+"""NeMo RL: what the cases do not have."""
+
+from pathlib import Path
+
+import pytest
+
+from postgrad.core.errors import UsageError
+from postgrad.translate.nemo_rl import flags_of
+from postgrad.translate.translate import Translation, translate
+
+CASES = Path(__file__).parent / "cases" / "configs"
+ASYNC = "grpo.async_grpo"
+
+
+def of(*overrides: str, config: str = "nemo-rl-base.yaml") -> Translation:
+    return translate("nemo-rl", ["grpo", str(CASES / config), *overrides])
+
+
+def missing(translation: Translation) -> set[str]:
+    return {option.name for option in translation.draft.missing} - {"grpo.max_val_samples"}
+
+
+def test_a_synchronous_config_has_no_samples_ahead() -> None:
+    translation = of()
+    assert translation.problem is None
+    assert "max_staleness" not in translation.recipe["rollout"]
+    assert "old_logprobs" not in translation.recipe["algorithm"]
+    assert translation.recipe["data"]["eval_fraction"] == 0.02
+
+
+@pytest.mark.parametrize("steps", [1, 4, 8])
+def test_max_trajectory_age_steps_bounds_staleness(steps: int) -> None:
+    translation = of(f"{ASYNC}.enabled=true", f"{ASYNC}.max_trajectory_age_steps={steps}")
+    assert translation.problem is None
+    assert translation.recipe["rollout"]["max_staleness"] == steps
+    assert translation.recipe["rollout"]["in_flight_updates"] is False
+    assert translation.recipe["algorithm"]["old_logprobs"] == "sampled"
+
+
+def test_caches_that_are_kept_over_new_weights_are_lost() -> None:
+    kept = f"{ASYNC}.recompute_kv_cache_after_weight_updates"
+    words = [f"{ASYNC}.enabled=true", f"{ASYNC}.in_flight_weight_updates=true", f"{kept}=false"]
+    words += ["policy.generation.colocated.resources.gpus_per_node=4"]
+    assert missing(of(*words)) == {kept}
+
+
+@pytest.mark.parametrize(
+    ("kind", "correction"),
+    [("tis", "tis"), ("icepop", "icepop"), ("seq-mask-tis", "sequence_mask")],
+)
+def test_truncated_importance_sampling_is_a_correction(kind: str, correction: str) -> None:
+    prefix = "loss_fn.truncated_importance_sampling_"
+    words = ["loss_fn.use_importance_sampling_correction=true", f"{prefix}type={kind}"]
+    words += [f"{prefix}ratio_min=null"] if kind == "tis" else []
+    translation = of(*words, f"{ASYNC}.enabled=true")
+    assert translation.problem is None
+    assert translation.recipe["algorithm"]["correction"] == correction
+    assert translation.recipe["algorithm"]["correction_high"] == 4.0
+
+
+def test_filters_of_sampling_bias_a_correction_openly() -> None:
+    translation = of(f"{ASYNC}.enabled=true", "policy.generation.top_p=0.9")
+    assert translation.problem is None
+    assert translation.recipe["algorithm"]["correction"] == "tis"
+    assert translation.recipe["algorithm"]["correction_with_filters"] is True
+
+
+@pytest.mark.parametrize(
+    ("words", "algorithm"),
+    [
+        (["grpo.normalize_rewards=true"], {"type": "grpo"}),
+        (["grpo.use_leave_one_out_baseline=true"], {"type": "rloo"}),
+        (["loss_fn.use_cispo=true", "loss_fn.ratio_clip_max=5"],
+         {"type": "cispo", "clip_high": 5.0}),
+        (["loss_fn.ratio_clip_c=3"], {"dual_clip": 3.0}),
+        (["loss_fn.reference_policy_kl_penalty=0.1", "loss_fn.use_kl_in_reward=true"],
+         {"kl_coef": 0.1, "kl_in": "reward"}),
+        (["grpo.adv_estimator.name=reinforce_plus_plus"], {"type": "reinforce_pp"}),
+    ],
+)  # fmt: skip
+def test_losses_have_their_counterparts(words: list[str], algorithm: dict[str, object]) -> None:
+    translation = of(*words)
+    assert translation.problem is None
+    assert translation.recipe["algorithm"].items() >= algorithm.items()
+
+
+def test_rewards_are_shaped_as_there() -> None:
+    shaping = "grpo.reward_shaping"
+    overlong = of(
+        f"{shaping}.enabled=true", f"{shaping}.overlong_buffer_penalty=0.5",
+        f"{shaping}.max_response_length=512",
+    )  # fmt: skip
+    reward = {"type": "overlong", "buffer": 64, "factor": 0.5, "max_new_tokens": 512}
+    assert overlong.recipe["rewards"][1] == reward
+    stopped = of(f"{shaping}.enabled=true", f"{shaping}.stop_properly_penalty_coef=0.2")
+    assert stopped.recipe["rewards"][1]["penalty"] == 0.2
+    assert stopped.problem is None
+
+
+def test_several_datasets_are_mixed(tmp_path: Path) -> None:
+    text = """
+grpo: { num_prompts_per_step: 4, num_generations_per_prompt: 4, max_num_steps: 9 }
+policy: { model_name: m, max_total_sequence_length: 64, train_global_batch_size: 16 }
+data:
+  train:
+    - { dataset_name: gsm8k, split: test }
+    - { dataset_name: DeepScaler }
+  validation:
+    - { dataset_name: AIME2024, repeat: 16 }
+    - { data_path: a/b.jsonl }
+"""
+    path = tmp_path / "two.yaml"
+    path.write_text(text, "utf-8")
+    translation = translate("nemo-rl", [str(path)])
+    recipe = translation.recipe
+    assert [entry["path"] for entry in recipe["data"]["sets"]] == [
+        "openai/gsm8k", "agentica-org/DeepScaleR-Preview-Dataset",
+    ]  # fmt: skip
+    assert recipe["data"]["sets"][0]["split"] == "test"
+    assert [entry["prompt"] for entry in recipe["eval"]["sets"]] == ["problem", "input"]
+    assert "data.validation.0.repeat" in missing(translation)
+
+
+def test_overrides_are_read_as_hydra_writes_them() -> None:
+    words = [
+        "--config",
+        "a.yaml",
+        "+a.b=1e-6",
+        "++a.c=[1, x]",
+        "d={e: true}",
+        "~a.b",
+        "f=",
+        "g=a=b",
+    ]
+    assert flags_of(words) == {
+        "config": "a.yaml", "a.b": None, "a.c": [1, "x"], "d.e": True, "f": "", "g": "a=b",
+    }  # fmt: skip
+
+
+def test_an_option_that_nobody_knows_is_listed() -> None:
+    translation = of("+grpo.max_stalenes=3", "policy.megatron_cfg.nonsense=1")
+    assert missing(translation) == {"grpo.max_stalenes"}  # the other backend trains
+    assert "not an option that this translator knows" in translation.draft.missing[-1].why
+
+
+def test_what_another_engine_or_loader_does_is_lost() -> None:
+    words = ["policy.generation.backend=sglang", "policy.precision=float32"]
+    assert missing(of(*words)) == {"policy.generation.backend"}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("+env.should_use_nemo_gym=true", "grpo_nemo_gym: servers of NeMo Gym"),
+        ("+async_rl.sampler.name=in_order", "grpo_single_controller: async_rl"),
+        ("+policy.is_vlm=true", "needs images"),
+        ("policy.model_name=Qwen/Qwen2.5-VL-3B-Instruct", "needs images"),
+        ("data.default.processor=vlm_hf_data_processor", "vlm_grpo: this run needs images"),
+        ("grpo.seed=${grpo.seed}", "refers to itself"),
+    ],
+)
+def test_configs_of_other_programs_are_refused(override: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        translate("nemo-rl", [str(CASES / "nemo-rl-base.yaml"), override])
+
+
+def test_configs_that_inherit_from_each_other_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("defaults: b.yaml\n", "utf-8")
+    (tmp_path / "b.yaml").write_text("defaults: [a.yaml]\n", "utf-8")
+    with pytest.raises(UsageError, match="lead through more than 20 files"):
+        translate("nemo-rl", ["grpo", str(tmp_path / "a.yaml")])
+
+
+def test_a_config_without_a_section_grpo_says_what_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("sft: { max_num_steps: 3 }\n", "utf-8")
+    with pytest.raises(UsageError, match="with a section grpo"):
+        translate("nemo-rl", [str(tmp_path / "a.yaml")])

@@ -1,0 +1,129 @@
+"""prime-rl: what the cases do not have."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from postgrad.core.errors import UsageError
+from postgrad.translate.draft import toml_value
+from postgrad.translate.translate import Translation, sources, translate
+
+SOURCE = """
+[[orchestrator.train.source]]
+[orchestrator.train.source.env.taskset]
+id = "sums"
+"""
+
+
+def of(tmp_path: Path, text: str = "", /, **options: Any) -> Translation:
+    """The translation of a config with one taskset, and of options by dotted names."""
+    path = tmp_path / "rl.toml"
+    lines = "".join(f"{name} = {toml_value(value)}\n" for name, value in options.items())
+    path.write_text(lines + SOURCE + text, "utf-8")
+    return translate("prime-rl", [str(path)])
+
+
+def missing(translation: Translation) -> set[str]:
+    return {option.name for option in translation.draft.missing}
+
+
+def test_samples_are_eight_steps_ahead_where_nothing_is_said(tmp_path: Path) -> None:
+    recipe = of(tmp_path, max_steps=10, **{"orchestrator.group_size": 4}).recipe
+    assert recipe["rollout"]["max_staleness"] == 8
+    assert recipe["algorithm"]["old_logprobs"] == "sampled"
+    assert recipe["cluster"]["rollout"] == {"workers": 1}
+
+
+@pytest.mark.parametrize("steps", [0, 1, 32])
+def test_max_off_policy_steps_bounds_staleness(tmp_path: Path, steps: int) -> None:
+    options = {"orchestrator.group_size": 4, "orchestrator.max_off_policy_steps": steps}
+    translation = of(tmp_path, max_steps=10, **options)
+    assert translation.recipe["rollout"]["max_staleness"] == steps
+    assert translation.problem is None
+    assert missing(translation) == set()
+
+
+def test_groups_of_one_sample_are_a_problem_that_the_recipe_names(tmp_path: Path) -> None:
+    problem = of(tmp_path, max_steps=10).problem
+    assert problem is not None
+    assert "n_samples_per_prompt" in problem
+
+
+def test_an_option_that_nobody_knows_is_listed_with_the_nearest_name(tmp_path: Path) -> None:
+    translation = of(tmp_path, **{"orchestrator.max_of_policy_steps": 2, "trainer.optim.decay": 0})
+    whys = {option.name: option.why for option in translation.draft.missing}
+    assert "not an option that this translator knows" in whys["trainer.optim.decay"]
+    assert "orchestrator" in whys["orchestrator.max_of_policy_steps"]
+
+
+def test_nodes_of_training_and_inference_become_ranks_and_engines(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "deployment.type": "multi_node", "deployment.num_train_nodes": 2,
+        "deployment.num_infer_nodes": 1, "deployment.num_infer_replicas": 3,
+        "inference.vllm.tensor_parallel_size": 4, "trainer.model.cp": 4,
+        "orchestrator.group_size": 4, "max_steps": 10,
+    }  # fmt: skip
+    recipe = of(tmp_path, **options).recipe
+    assert (recipe["learner"]["ranks"], recipe["cluster"]["policy"]["machines"]) == (16, 2)
+    assert recipe["cluster"]["rollout"]["workers"] == 6
+    assert recipe["learner"]["context_parallel"] == 4
+
+
+def test_a_second_taskset_and_one_that_is_only_evaluated_are_lost(tmp_path: Path) -> None:
+    text = """
+[[orchestrator.train.source]]
+env = { taskset = { id = "words" } }
+[[orchestrator.eval.source]]
+env = { taskset = { id = "words" } }
+"""
+    translation = of(tmp_path, text, **{"orchestrator.eval.interval": 5})
+    assert missing(translation) == {
+        "orchestrator.train.source.1.env.taskset.id", "orchestrator.eval.interval",
+        "orchestrator.eval.source.0.env.taskset.id",
+    }  # fmt: skip
+    assert "eval" not in translation.recipe
+
+
+def test_a_teacher_behind_a_server_grades_samples(tmp_path: Path) -> None:
+    options = {
+        "orchestrator.algo.type": "opd",
+        "orchestrator.algo.teacher.base_url": "http://localhost:8001/v1",
+        "orchestrator.algo.teacher.name": "teacher",
+        "max_steps": 10,
+    }
+    translation = of(tmp_path, **options)
+    assert translation.problem is None
+    assert translation.recipe["algorithm"]["type"] == "on_policy_distillation"
+    assert translation.recipe["teacher"]["server"]["model"] == "teacher"
+
+
+def test_an_algorithm_and_a_loss_that_are_not_here_are_lost(tmp_path: Path) -> None:
+    options = {"orchestrator.algo.type": "rae", "trainer.loss.dppo_mask_high": 0.3}
+    assert missing(of(tmp_path, **options)) >= set(options)
+
+
+def test_a_harness_that_is_a_program_is_lost(tmp_path: Path) -> None:
+    options = {"id": "bash", "runtime": "modal"}
+    text = f"""
+[orchestrator.train.source.env.agent]
+harness = {{ id = "{options["id"]}" }}
+runtime = {{ type = "{options["runtime"]}" }}
+"""
+    place = "orchestrator.train.source.0.env.agent"
+    assert missing(of(tmp_path, text)) == {f"{place}.harness.id", f"{place}.runtime.type"}
+
+
+def test_a_run_that_reads_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="needs images"):
+        of(tmp_path, **{"model.vlm.vision_encoder_attr": "model.visual"})
+
+
+def test_a_config_of_another_program_says_what_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "sft.toml"
+    path.write_text("max_steps = 3\n", "utf-8")
+    with pytest.raises(UsageError, match="what does it train"):
+        translate("prime-rl", [str(path)])
+    with pytest.raises(UsageError, match='sft: write a recipe of job = "sft"'):
+        translate("prime-rl", ["sft", str(path)])
+    assert sources("prime-rl", ["rl", str(path)]).commands[0].options == {"max_steps": 3}
