@@ -189,8 +189,8 @@ def test_failures_within_the_fraction_drop_their_samples_and_are_events(
     whole = LearnedReward.score
     asked: list[int] = []
 
-    def sometimes(self: LearnedReward, sequences: Any) -> Any:
-        scores = whole(self, sequences)
+    def sometimes(self: LearnedReward, sequences: Any, images: Any) -> Any:
+        scores = whole(self, sequences, images)
         asked.append(len(scores))
         if len(asked) == 1:
             scores[0] = np.nan

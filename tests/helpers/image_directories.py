@@ -106,6 +106,18 @@ def row(seed: int, answer: str, sizes: tuple[tuple[int, int], ...] = ((16, 16),)
     }
 
 
+def vision_pair(seed: int) -> dict[str, Any]:
+    """A pair as TRL's vision trainers read it: parts without a source, and a column of images."""
+    content = base64.b64encode(picture(seed, *((40, 16), (16, 24))[seed % 2])).decode()
+    parts = [{"type": "image"}, {"type": "text", "text": f"Which colour, {seed}?"}]
+    return {
+        "images": [f"data:image/png;base64,{content}"],
+        "prompt": [{"role": "user", "content": parts}],
+        "chosen": [{"role": "assistant", "content": [{"type": "text", "text": "red"}]}],
+        "rejected": [{"role": "assistant", "content": [{"type": "text", "text": "a fish"}]}],
+    }
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     """models("gemma3"): the path of a tiny model that reads images, written once."""

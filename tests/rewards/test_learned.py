@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from helpers.image_directories import picture
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.records import Turn
+from postgrad.core.media import image_store, images_kept_in
+from postgrad.core.records import PlacedImage, Turn
 from postgrad.rewards.scorer import Scorer
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
 
@@ -19,13 +21,14 @@ class FakeLearned:
     separator: str | None = None
 
     def __init__(self, values=None, error=None):
-        self.calls = []
+        self.calls, self.shown = [], []
         self.values, self.error = values or {}, error
 
-    def score(self, sequences):
+    def score(self, sequences, images):
         if self.error is not None:
             raise self.error
         self.calls.append([one.tolist() for one in sequences])
+        self.shown.append(list(images))
         return np.array([self.values.get(int(one[-1]), float(one[-1])) for one in sequences])
 
 
@@ -67,6 +70,14 @@ def test_a_group_is_scored_in_one_call_on_the_tokens_of_prompt_and_response(make
     assert group.total.tolist() == [1.5, 2.5]
     assert group.kept.all()
     assert group.details == {}
+
+
+def test_it_sees_the_images_of_the_prompt(make_prompt, ending, tmp_path):
+    learned = FakeLearned()
+    with images_kept_in(tmp_path), scorer_of(learned) as scorer:
+        image = PlacedImage(image_store().add(picture(1, 8, 8)), np.array([1]))
+        scorer.score([(replace(make_prompt(), images=(image,)), ending(3, 5))])
+    assert learned.shown == [[(image,), (image,)]]
 
 
 def test_it_is_mixed_with_verifiers_as_any_component(make_prompt, ending):
@@ -135,7 +146,7 @@ def test_what_the_model_raises_is_raised(make_prompt, ending):
 
 def test_a_wrong_number_of_scores_is_raised(make_prompt, ending):
     learned = FakeLearned()
-    learned.score = lambda sequences: np.zeros(len(sequences) + 1)
+    learned.score = lambda sequences, images: np.zeros(len(sequences) + 1)
     with (
         scorer_of(learned) as scorer,
         pytest.raises(ValueError, match=r"scores of shape \(3,\) for 2 sequences"),

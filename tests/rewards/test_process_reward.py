@@ -26,7 +26,7 @@ class FakeJudge:
     def __init__(self, scores: list[float], separator: str | None = "\n\n") -> None:
         self.scores, self.separator = scores, separator
 
-    def score(self, sequences: Any) -> np.ndarray:
+    def score(self, sequences: Any, images: Any) -> np.ndarray:
         return np.zeros(len(sequences))
 
     def step_ends(self, ids: np.ndarray, separator: str) -> np.ndarray:

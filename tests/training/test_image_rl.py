@@ -215,7 +215,6 @@ def test_eval_and_generate_answer_behind_images(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": {"type": "ppo"}}, "a critic does not support such models yet"),
         (
             {"environment": {"type": "guess_number"}},
             r"\[environment\] does not support such models",

@@ -115,7 +115,6 @@ def test_an_adapter_stands_on_the_language_part(make: Make, tmp_path: Path) -> N
     ("changes", "message"),
     [
         ({"model": {"quantize": "4bit", "lora": {}}}, "model.quantize does not support"),
-        ({"job": "preference", "eval": {}}, 'job = "preference" does not support such models yet'),
     ],
 )
 def test_what_is_not_supported_yet_is_refused_by_name(

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from helpers.jobs import write_pairs
 from helpers.runs import assert_same_run, lines, train_until_killed
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences
+from postgrad.core.records import PlacedImage, Sequences
 from postgrad.data.overlap import held_out
 from postgrad.data.pairs import training_labelled, training_pairs
 from postgrad.models.load import load_tokenizer
@@ -189,6 +189,20 @@ def test_mismatched_pairs_are_each_prompt_with_the_next_answer() -> None:
         [0, 0, 0, 1, 1],
     ]
     assert len(set(crossed.group.tolist())) == 3  # what shares an opening is another matter
+
+
+def test_a_mismatched_prompt_keeps_its_images_and_those_of_the_other_answer() -> None:
+    """Prompts 1 2 and 3; the second answer, 80 to 83, shows an image in its later turn."""
+    first = PlacedImage("aa" * 32, np.array([1]))
+    second, later = PlacedImage("bb" * 32, np.array([0])), PlacedImage("cc" * 32, np.array([2, 3]))
+    rows, masks = [[1, 2, 70], [3, 80, 81, 82, 83]], [[0, 0, 1], [0, 1, 0, 0, 1]]
+    marked = Ragged.of([np.array(mask, bool) for mask in masks])
+    images = ((first,), (second, later))
+    sequences = Sequences(Ragged.of(rows, np.int32), marked, np.zeros(2, np.int64), images=images)
+    crossed = mismatched(sequences)
+    assert [row.tolist() for row in crossed.tokens] == [[1, 2, 80, 81, 82, 83], [3, 70]]
+    shown = [[(i.digest[:2], i.at.tolist()) for i in each] for each in crossed.images]
+    assert shown == [[("aa", [1]), ("cc", [3, 4])], [("bb", [0])]]
 
 
 def test_one_sample_is_mismatched_with_itself() -> None:

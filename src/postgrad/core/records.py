@@ -10,7 +10,7 @@ Shapes: S sequences (samples), N tokens of all sequences end to end, n samples o
 tokens of one response (all turns after the prompt).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -269,7 +269,7 @@ class RolloutBatch:
                 loss_mask=column([r.policy_mask for r in rollouts], np.bool_),
                 group=np.array([number for number, *_ in rows], np.int64),
                 experts=_experts(rollouts),
-                images=_images([group.prompt for _, group, _, _ in rows]),
+                images=images_column(group.prompt.images for _, group, _, _ in rows),
             ),
             sampled_logprobs=column([r.logprobs for r in rollouts], np.float32),
             turn_rewards=column([_turn_rewards(group, r) for _, group, r, _ in rows], np.float64),
@@ -291,9 +291,11 @@ def _experts(rollouts: Sequence[Rollout]) -> Ragged | None:
     return Ragged.of(columns, np.int16) if columns and len(columns) == len(rollouts) else None
 
 
-def _images(prompts: Sequence[Prompt]) -> tuple[tuple[PlacedImage, ...], ...]:
-    """The images of each prompt; () where none has any."""
-    images = tuple(prompt.images for prompt in prompts)
+def images_column(
+    rows: Iterable[tuple[PlacedImage, ...]],
+) -> tuple[tuple[PlacedImage, ...], ...]:
+    """Sequences.images of sequences with these images; () where none has any."""
+    images = tuple(rows)
     return images if any(images) else ()
 
 

@@ -2,14 +2,15 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
+from postgrad.core.records import PlacedImage
 from postgrad.data.account import Bookkeeper, Fate, RowAccount
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.answers import PreferenceRow
@@ -17,6 +18,7 @@ from postgrad.data.cache import TokenCache, TokenColumns
 from postgrad.data.chat_format import Message
 from postgrad.data.conversations import marked, unmarkable
 from postgrad.data.functions import prepared_rows
+from postgrad.data.images import images_in, placed_in, with_image_texts
 from postgrad.data.overlap import Selection
 from postgrad.data.rows import Row, dataset_name
 from postgrad.data.settings import PairSettings
@@ -28,6 +30,9 @@ from postgrad.data.templates import (
     unread_notes,
 )
 
+if TYPE_CHECKING:
+    from postgrad.models.image_reader import ImageReader  # imports torch
+
 ReadRow = Callable[[Row, PairSettings], PreferenceRow]
 
 
@@ -37,10 +42,17 @@ class Tokens:
 
     ids: NDArray[np.int32]  # [T] token ids
     mask: NDArray[np.bool_]  # [T] True at the answer's tokens
+    images: tuple[PlacedImage, ...] = ()
 
     def cut(self, limit: int) -> "Tokens":
-        """The conversation's first `limit` tokens."""
-        return Tokens(self.ids[:limit], self.mask[:limit])
+        """The conversation's first `limit` tokens, and the images that begin among them."""
+        images = tuple(image for image in self.images if image.at[0] < limit)
+        return Tokens(self.ids[:limit], self.mask[:limit], images)
+
+    @property
+    def cuts_no_image(self) -> bool:
+        """Whether no image is cut: half an image cannot be shown."""
+        return not self.images or bool(self.images[-1].at[-1] < len(self.ids))
 
 
 def load_answers(
@@ -49,10 +61,12 @@ def load_answers(
     read: ReadRow,
     selection: Selection | None,
     cache: TokenCache | None,
+    reader: "ImageReader | None" = None,
 ) -> tuple[list[tuple[PreferenceRow, list[Tokens]]], RowAccount]:
     """The rows that are kept, each with the tokens of its conversations, and the account of all.
 
-    read: pair_of or labelled_of. Raises UsageError that names the first row that cannot be read,
+    read: pair_of or labelled_of. reader: of a model that reads images; others refuse rows with
+    some. Raises UsageError that names the first row that cannot be read,
     or whose answer tokens the chat template cannot mark.
     """
     selection = selection or Selection()
@@ -64,15 +78,20 @@ def load_answers(
         [preference.messages for preference in rows],
         template_call(settings),
     )
-    columns = _columns(settings, tokenizer, rows, cache, book.notes)
+    columns = _columns(settings, tokenizer, rows, cache, book.notes, reader)
     encoded = zip(columns["token_ids"], columns["loss_mask"], strict=True)
     kept: list[tuple[PreferenceRow, list[Tokens]]] = []
     for preference in rows:
-        tokens = [Tokens(*next(encoded)) for _ in preference.conversations]
+        tokens = [
+            _shown(preference.row, Tokens(*next(encoded)), messages, reader)
+            for messages in preference.conversations
+        ]
         fate = _fate(preference.row, tokens, settings)
         if fate == "truncated":
             tokens = [conversation.cut(settings.max_len) for conversation in tokens]
-            if not _teaches(tokens):
+            if not all(conversation.cuts_no_image for conversation in tokens):
+                fate = "too_long"
+            elif not _teaches(tokens):
                 fate = "no_loss"
         if fate in ("kept", "truncated") and selection.repeats(_compared_messages(preference)):
             fate = "duplicate"
@@ -124,6 +143,7 @@ def _columns(
     rows: Sequence[PreferenceRow],
     cache: TokenCache | None,
     notes: list[str],
+    reader: "ImageReader | None",
 ) -> TokenColumns:
     """Columns token_ids and loss_mask: an entry for each conversation, row after row."""
     call = template_call(settings)
@@ -140,13 +160,15 @@ def _columns(
             ends=turn_ends(tokenizer),
             turns="all",
             variables=call,
+            parts=reader is not None,
         )
         texts: list[Rendered] = []
-        for (row, *_), rendering in zip(
+        for (row, messages, _), rendering in zip(
             conversations, rendered, strict=False
         ):  # it ends at the first refusal
             try:
-                texts.append(single_text(rendering))
+                text = single_text(rendering)
+                texts += [text] if reader is None else with_image_texts([text], messages, reader)
             except Unmarkable as error:
                 raise unmarkable(row, error) from error
         tokens = [
@@ -161,7 +183,18 @@ def _columns(
     if cache is None:
         return make()
     how = f"answers from messages {[first for *_, first in conversations]}"
+    if reader is not None:
+        how += f", images by {reader.fingerprint}"
     return cache.columns([messages for _, messages, _ in conversations], call, how, make, notes)
+
+
+def _shown(
+    row: Row, tokens: Tokens, messages: Sequence[Message], reader: "ImageReader | None"
+) -> Tokens:
+    """The tokens of a conversation with its images. Behind the last answer there are none."""
+    if reader is None:
+        return tokens
+    return replace(tokens, images=placed_in(row, tokens.ids, images_in(messages), reader))
 
 
 def _ended(ids: NDArray[np.int32], mask: NDArray[np.bool_]) -> Tokens:

@@ -10,7 +10,7 @@ from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.data.chat_format import Message, says_nothing, with_tools
-from postgrad.data.images import with_images
+from postgrad.data.images import identified, with_images
 from postgrad.data.messages import called_tools, chat_of, column, with_system
 from postgrad.data.rows import Row, shown
 from postgrad.data.settings import PairSettings
@@ -103,12 +103,13 @@ class PreferenceRow:
 
     @property
     def question(self) -> list[str]:
-        """All texts of the user before the answer, joined into one question; [] if there are none.
+        """All texts of the user before the answer, images by their hashes, joined into one
+        question; [] if there are none.
 
         The last message alone would not do: it may be "go on" in unrelated conversations.
         """
         before = self.conversations[0][: self.first]
-        texts = [turn["content"] for turn in before if turn["role"] == "user"]
+        texts = [identified(turn) for turn in before if turn["role"] == "user"]
         return ["\n".join(texts)] if texts else []
 
     @property

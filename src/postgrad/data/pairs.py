@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from postgrad.core.records import PlacedImage
 from postgrad.data.answer_tokens import load_answers
 from postgrad.data.answers import labelled_of, margin_of, metadata_of, pair_of
 from postgrad.data.cache import TokenCache
@@ -14,6 +15,9 @@ from postgrad.data.draws import DrawnSet, Draws
 from postgrad.data.mixture import mixture_of, selection_and_cache
 from postgrad.data.overlap import HeldOut, Selection
 from postgrad.data.settings import PairMixSettings, PairSettings
+
+if TYPE_CHECKING:
+    from postgrad.models.image_reader import ImageReader  # imports torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class Pair:
     rejected_mask: NDArray[np.bool_]  # [U]
     margin: float  # how much better chosen is, in the column's own unit; 0 without a column
     metadata: Mapping[str, Any]  # the other columns of the row, JSON values
+    chosen_images: tuple[PlacedImage, ...] = ()
+    rejected_images: tuple[PlacedImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,7 @@ class Labelled:
     loss_mask: NDArray[np.bool_]  # [T] True at the answer's tokens
     desirable: bool
     prompt_tokens: int  # tokens before the answer
+    images: tuple[PlacedImage, ...] = ()
 
 
 class PairSet(DrawnSet[Pair]):
@@ -61,15 +68,17 @@ def load_pairs(
     *,
     selection: Selection | None = None,
     cache: TokenCache | None = None,
+    reader: "ImageReader | None" = None,
 ) -> PairSet:
     """Reads, renders and tokenises a dataset of pairs. selection: held-out questions and
-    duplicates, shared by all sets of the run.
+    duplicates, shared by all sets of the run. reader: of a model that reads images; others refuse
+    rows with some.
 
     Pairs with a conversation over settings.max_len tokens are dropped, cut (both at that place), or
     an error, as settings.on_too_long says. Raises UsageError that names the row and what is wrong
     with it.
     """
-    kept, account = load_answers(settings, tokenizer, pair_of, selection, cache)
+    kept, account = load_answers(settings, tokenizer, pair_of, selection, cache, reader)
     pairs = [
         Pair(
             place,
@@ -80,6 +89,8 @@ def load_pairs(
             rejected.mask,
             margin_of(preference.row, settings),
             metadata_of(preference.row, settings),
+            chosen.images,
+            rejected.images,
         )
         for place, (preference, (chosen, rejected)) in enumerate(kept)
     ]
@@ -92,9 +103,10 @@ def load_labelled(
     *,
     selection: Selection | None = None,
     cache: TokenCache | None = None,
+    reader: "ImageReader | None" = None,
 ) -> LabelledSet:
     """load_pairs for labelled answers: rows with a label, and pairs, which give two each."""
-    kept, account = load_answers(settings, tokenizer, labelled_of, selection, cache)
+    kept, account = load_answers(settings, tokenizer, labelled_of, selection, cache, reader)
     answers = [
         (
             preference.row.index,
@@ -105,29 +117,47 @@ def load_labelled(
         for number, tokens in enumerate(conversations)
     ]
     labelled = [
-        Labelled(place, row, tokens.ids, tokens.mask, desirable, int(np.argmax(tokens.mask)))
+        Labelled(
+            place,
+            row,
+            tokens.ids,
+            tokens.mask,
+            desirable,
+            int(np.argmax(tokens.mask)),
+            tokens.images,
+        )
         for place, (row, tokens, desirable) in enumerate(answers)
     ]
     return LabelledSet(labelled, account, settings.shuffle)
 
 
-def training_pairs(settings: PairMixSettings, tokenizer: Any, *, exclude: HeldOut) -> Draws[Pair]:
+def training_pairs(
+    settings: PairMixSettings,
+    tokenizer: Any,
+    *,
+    exclude: HeldOut,
+    reader: "ImageReader | None" = None,
+) -> Draws[Pair]:
     """The pairs of [data] by ticket. Raises UsageError as load_pairs does."""
     selection, cache = selection_and_cache(settings, tokenizer, exclude)
     sets = [
-        load_pairs(source, tokenizer, selection=selection, cache=cache)
+        load_pairs(source, tokenizer, selection=selection, cache=cache, reader=reader)
         for source in settings.sources
     ]
     return mixture_of(settings.sets, sets, settings.shuffle)
 
 
 def training_labelled(
-    settings: PairMixSettings, tokenizer: Any, *, exclude: HeldOut
+    settings: PairMixSettings,
+    tokenizer: Any,
+    *,
+    exclude: HeldOut,
+    reader: "ImageReader | None" = None,
 ) -> Draws[Labelled]:
     """The labelled answers of [data] by ticket. Raises UsageError as load_labelled does."""
     selection, cache = selection_and_cache(settings, tokenizer, exclude)
     sets = [
-        load_labelled(source, tokenizer, selection=selection, cache=cache)
+        load_labelled(source, tokenizer, selection=selection, cache=cache, reader=reader)
         for source in settings.sources
     ]
     return mixture_of(settings.sets, sets, settings.shuffle)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences
+from postgrad.core.records import Sequences, images_column
 from postgrad.data.account import RowAccount
 from postgrad.data.conversations import Conversation, ConversationSet, load_conversations
 from postgrad.data.overlap import Selection
@@ -25,12 +25,11 @@ LogprobsOf = Callable[[Sequences], Ragged]  # of every loss token, zeros elsewhe
 
 def sequences_of(conversations: Sequence[Conversation]) -> Sequences:
     """Conversations as a learner reads them, each a group of its own."""
-    images = tuple(conversation.images for conversation in conversations)
     return Sequences(
         tokens=Ragged.of([conversation.token_ids for conversation in conversations], np.int32),
         loss_mask=Ragged.of([conversation.loss_mask for conversation in conversations], np.bool_),
         group=np.arange(len(conversations), dtype=np.int64),
-        images=images if any(images) else (),
+        images=images_column(conversation.images for conversation in conversations),
     )
 
 

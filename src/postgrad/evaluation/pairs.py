@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences
+from postgrad.core.records import Sequences, images_column
 from postgrad.data.account import RowAccount
 from postgrad.data.overlap import Selection
 from postgrad.data.pairs import Pair, PairSet, load_pairs
 from postgrad.evaluation.results import EvaluatedProblem, Result, by_dataset, rates
+from postgrad.models.image_reader import ImageReader
 from postgrad.ops.intervals import calibration_error, margin_histogram
 from postgrad.recipe.settings import PairEvalSet, PairEvalSettings
 
@@ -33,14 +34,18 @@ def sequences_of(pairs: Sequence[Pair]) -> Sequences:
         tokens=Ragged.of(both, np.int32),
         loss_mask=Ragged.of(masks, np.bool_),
         group=np.repeat(np.arange(len(pairs)), 2),
+        images=images_column(
+            images for pair in pairs for images in (pair.chosen_images, pair.rejected_images)
+        ),
     )
 
 
-def read_set(eval_set: PairEvalSet, tokenizer: Any) -> PairSet:
-    """One evaluation set. Raises UsageError for data that cannot be read, and for a row without the
-    column that `by` names.
+def read_set(eval_set: PairEvalSet, tokenizer: Any, reader: ImageReader | None = None) -> PairSet:
+    """One evaluation set. reader: of a model that reads images. Raises UsageError for data that
+    cannot be read, and for a row without the column that `by` names.
     """
-    pairs = load_pairs(eval_set.data, tokenizer, selection=Selection(part="evaluation"))
+    selection = Selection(part="evaluation")
+    pairs = load_pairs(eval_set.data, tokenizer, selection=selection, reader=reader)
     for pair in pairs.all():
         _dataset(pair, eval_set.by, pairs.account.name)
     return pairs
@@ -51,11 +56,15 @@ class PairEvaluator:
     higher than its rejected one.
     """
 
-    def __init__(self, settings: PairEvalSettings, tokenizer: Any) -> None:
+    def __init__(
+        self, settings: PairEvalSettings, tokenizer: Any, reader: ImageReader | None = None
+    ) -> None:
         """Raises UsageError as read_set does."""
         self._settings = settings
         self._tokenizer = tokenizer
-        self._sets: list[PairSet] = [read_set(eval_set, tokenizer) for eval_set in settings.sets]
+        self._sets: list[PairSet] = [
+            read_set(eval_set, tokenizer, reader) for eval_set in settings.sets
+        ]
 
     @property
     def accounts(self) -> list[RowAccount]:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences
+from postgrad.core.records import PlacedImage, Sequences
 from postgrad.data.step_tokens import step_ends
 from postgrad.learner.protocols import Scores
 from postgrad.learner.score import probabilities, score_sequences, step_scores
@@ -47,10 +47,14 @@ class LearnedReward:
         """The standard deviation, as `mean`."""
         return None if self._scale is None else self._scale.std
 
-    def score(self, sequences: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
+    def score(
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        images: Sequence[tuple[PlacedImage, ...]],
+    ) -> NDArray[np.float64]:
         """[S] the score at each last token; see score_sequences."""
         assert self.role is not None  # given before anything is sampled
-        return score_sequences(self.role, sequences)
+        return score_sequences(self.role, sequences, images)
 
     def step_ends(self, ids: NDArray[np.int32], separator: str) -> NDArray[np.int64]:
         """[steps] the places of the last token of each step of a turn [R]; see data.step_ends."""

@@ -36,7 +36,7 @@ from postgrad.models.settings import ModelSettings
 from postgrad.parallel.device import HostWeights, compute_dtype, give_back
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.recipe.lines import KeyPath
-from postgrad.recipe.recipe import Answering, PreferenceRecipe, Recipe, RLRecipe, SFTRecipe
+from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RLRecipe, SFTRecipe
 from postgrad.rollout.engine import Engine
 
 if TYPE_CHECKING:
@@ -354,7 +354,7 @@ def _causal(
         gradient_checkpointing=settings.gradient_checkpointing,
         quantize=settings.quantize,
         ranks=ranks,
-        images=isinstance(recipe, Answering),
+        images=True,
     )
     require_length(model.config.get_text_config(), recipe.data.max_len, path)
     compiler = "inductor" if runs_compiled(choices, settings, model.config) else None
@@ -384,11 +384,14 @@ def _scoring(
         ranks=ranks,
         seed=recipe.seed,
         fresh_head=fresh_head,
+        images=True,
     )
-    require_length(model.config, recipe.data.max_len, path)
+    require_length(model.config.get_text_config(), recipe.data.max_len, path)
     compiler = "inductor" if runs_compiled(choices, settings, model.config) else None
     micro = _micro(recipe, choices)
-    return Backbone(model.lm, device, micro, settings.attention, compiler=compiler)
+    backbone = Backbone(model.lm, device, micro, settings.attention, compiler=compiler)
+    backbone.tower = tower_of(model)
+    return backbone
 
 
 def _micro(recipe: Recipe, choices: Choices) -> MicroBatch:

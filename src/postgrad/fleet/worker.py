@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor
 from postgrad.checkpoint.parts import Part, part_name, write_part
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.files import sync_file
+from postgrad.core.media import images_kept_in
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.local import LocalFleet
 from postgrad.fleet.sending import RankSender
@@ -48,6 +50,7 @@ class RankWorker:
         self._site = _Site(loaded, loaded.geometry(), choices)
         self._ranks = ALONE
         self._fleet = LocalFleet(self._site)
+        self._opened = ExitStack()  # until the process ends
         self._kept: dict[str, Mapping[str, Tensor]] = {}  # by stem, until it is written
         self._sending: Iterator[tuple[str, Tensor]] = iter(())
         self._sender = RankSender(device=choices.device)
@@ -64,6 +67,10 @@ class RankWorker:
         ranks.require_same("torch", torch.__version__)
         self._ranks, self._fleet = ranks, LocalFleet(self._site, ranks)
         self._sender = RankSender(ranks, device)
+
+    def keep_images(self, folder: str) -> None:
+        """From now on the images of rows are those in `folder`, the run's, which ranks share."""
+        self._opened.enter_context(images_kept_in(Path(folder)))
 
     def load_role(
         self, method: str, geometry: BatchGeometry, arguments: Sequence[Any]

@@ -334,7 +334,7 @@ class Backbone:
             arrays = rank_rows.inputs(layout)
             context = SharedAttention(context, layout.n_tokens, self.ranks)
         tensors = (to_device(array, self.device) for array in arrays)
-        encode = encoder_of(layout, self.tower, rank_rows is not None) if layout.images else None
+        encode = encoder_of(layout, self.tower, self.ranks) if self.tower or layout.images else None
         return self._forward(*tensors, context, read, encode)
 
     def _compile_mode(self) -> None:

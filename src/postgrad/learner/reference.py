@@ -145,16 +145,21 @@ def _parts(wanted: Iterable[Sequences]) -> Iterable[Sequences]:
                 fresh.append(row)
         for start in range(0, len(fresh), PART):
             rows = np.array(fresh[start : start + PART], np.int64)
-            yield Sequences(
-                sequences.tokens.take(rows), sequences.loss_mask.take(rows), sequences.group[rows]
-            )
+            yield sequences.take(rows)
 
 
 def _keys(sequences: Sequences) -> list[bytes]:
+    """A hash of each sequence's tokens, mask and images, which the tokens name no more than their
+    places of.
+    """
     pairs = zip(sequences.tokens, sequences.loss_mask, strict=True)
     return [
-        hashlib.sha256(tokens.astype("<i4").tobytes() + mask.tobytes()).digest()
-        for tokens, mask in pairs
+        hashlib.sha256(
+            tokens.astype("<i4").tobytes()
+            + mask.tobytes()
+            + b"".join(bytes.fromhex(image.digest) for image in sequences.images_of(row))
+        ).digest()
+        for row, (tokens, mask) in enumerate(pairs)
     ]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from postgrad.algorithms.base import LossOutput, ScoreAlgorithm, ScoreInputs
 from postgrad.core.process import Handle, done
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences
+from postgrad.core.records import PlacedImage, Sequences, images_column
 from postgrad.layout.layout import Layout, ReadPosition
 from postgrad.learner.backbone import Backbone
 from postgrad.learner.protocols import Scores
@@ -72,14 +72,19 @@ class ScoreLearner(ScoreRole, Learner[ScoreAlgorithm]):
         return algorithm.score_loss(ScoreInputs(scores, **flat.at(layout))), scores
 
 
-def score_sequences(model: Scores, sequences: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
+def score_sequences(
+    model: Scores,
+    sequences: Sequence[NDArray[np.int32]],
+    images: Sequence[tuple[PlacedImage, ...]] = (),
+) -> NDArray[np.float64]:
     """[S] the score of each sequence of token ids ([tokens], at least one), read at its last token.
-    An opening that several share is computed once.
+    An opening that several share is computed once. images: of each sequence; (): none has any.
     """
     tokens = Ragged.of(sequences, np.int32)
     no_loss = tokens.like(np.zeros(len(tokens.values), np.bool_))
     one_group = np.zeros(len(tokens), np.int64)  # a layout shares openings within a group
-    return last_scores(model, Sequences(tokens, no_loss, one_group))
+    shown = images_column(images)
+    return last_scores(model, Sequences(tokens, no_loss, one_group, images=shown))
 
 
 def step_scores(model: Scores, sequences: Sequences) -> list[NDArray[np.float64]]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +78,9 @@ def merged_state(
     quantize, dtype: what the adapter was trained on: into a base in four bits, which were taken of
     weights in `dtype`, it is merged as they read, not into the weights that they came from.
     """
-    load = load_score_model if HEAD_WEIGHT in weights else partial(load_model, images=True)
+    load = load_score_model if HEAD_WEIGHT in weights else load_model
     read_in = torch.float32 if quantize == "none" else dtype
-    model = load(base, dtype=read_in, quantize=quantize, in_files=True)
+    model = load(base, dtype=read_in, quantize=quantize, in_files=True, images=True)
     adapter = add_adapter(model.lm, settings, seed=0)
     adapter.load(weights)
     state = dict(adapter.frozen())
@@ -101,8 +100,8 @@ def export_merged(adapter: Path, to: Path) -> None:
     standard deviation 1.
     """
     scores = read_adapter(adapter).scores
-    load = load_score_model if scores else partial(load_model, images=True)
-    model = load(str(adapter), dtype=torch.float32, in_files=True)
+    load = load_score_model if scores else load_model
+    model = load(str(adapter), dtype=torch.float32, in_files=True, images=True)
     stored = model.config.dtype  # None where config.json says nothing
     export_hf(
         dict(model.lm.named_parameters()),

@@ -124,7 +124,8 @@ def export_hf(
 def _describe_scores(config: Any, tokenizer: Any, base: str, scale: RewardScale) -> None:
     require_padding(tokenizer, base)
     config.num_labels = 1
-    config.pad_token_id = tokenizer.pad_token_id  # what transformers finds the last token by
+    for part in (config, config.get_text_config()):
+        part.pad_token_id = tokenizer.pad_token_id  # what transformers finds the last token by
     setattr(config, MEAN, scale.mean)
     setattr(config, STD, scale.std)
 

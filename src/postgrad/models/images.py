@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from postgrad.core.errors import RunError, UsageError
 from postgrad.layout.layout import Layout
 from postgrad.models.attention import Pictures, to_device
+from postgrad.parallel.ranks import Ranks
 
 # In the names of weights: what brings the tower's outputs to the decoder's width, and the tower.
 PROJECTOR = re.compile(r"\.(merger|deepstack_merger_list|multi_modal_projector|connector)\.")
@@ -53,12 +54,14 @@ class ImageTower:
         self._lm: Any = lm
         self._pixels = pixels
 
-    def pictures(self, layout: Layout) -> Pictures | None:
-        """The features of a layout's images, with gradients; None where it has none. Raises
+    def pictures(self, layout: Layout, *, on_ranks: bool = False) -> Pictures | None:
+        """The features of a layout's images, with gradients; None where it has none, and
+        nothing is learned on several ranks. Raises
         RunError where the tower gives an image another number of tokens than it has.
         """
+        used = self._used() if on_ranks and torch.is_grad_enabled() else None
         if not layout.images:
-            return None
+            return None if used is None else _no_pictures(self._lm, used)
         encoded: dict[str, list[Tensor]] = {}
         for image in layout.images:
             if image.digest not in encoded:
@@ -72,7 +75,19 @@ class ImageTower:
         rows = np.concatenate([image.rows for image in layout.images])
         columns = zip(*(encoded[image.digest] for image in layout.images), strict=True)
         features, *deeper = [torch.cat(parts) for parts in columns]
+        if used is not None:
+            features = features + used
         return Pictures(to_device(rows, features.device), features, tuple(deeper))
+
+    def _used(self) -> Tensor:
+        """0, with a gradient of 0 for every trained weight of the tower. Ranks whose sequences have
+        no image add gradients with those that encode some: all of them have to have the same ones.
+        """
+        zero = torch.zeros((), device=self._lm.device)
+        for name, weight in self._lm.named_parameters():
+            if weight.requires_grad and is_frozen(name, ("vision", "projector")):
+                zero = zero + weight.reshape(-1)[:0].sum()
+        return zero
 
     def encoded(self, digest: str) -> list[Tensor]:
         """[tokens, hidden] of an image, and of each layer that adds more of it (Qwen3-VL)."""
@@ -87,18 +102,24 @@ class ImageTower:
         return [_flat(layer) for layer in layers]
 
 
+def _no_pictures(lm: Any, used: Tensor) -> Pictures:
+    """Of a layout without images. used: what the tower's weights get their gradient from."""
+    rows = torch.zeros(0, dtype=torch.int64, device=used.device)
+    return Pictures(rows, used.expand(0, lm.config.get_text_config().hidden_size))
+
+
 def encoder_of(
-    layout: Layout, tower: ImageTower | None, rows_shared: bool
+    layout: Layout, tower: ImageTower | None, ranks: Ranks
 ) -> Callable[[], Pictures | None]:
     """Computes the features of a layout's images when it is called, which is within the forward
     pass. Raises RunError where the model reads none, and where ranks share the layout's rows.
     """
-    if tower is None or rows_shared:
+    if tower is None or ranks.grid.sharers > 1:
         raise RunError(
             "a sequence has an image, which this model does not read, or whose rows several "
             "ranks share (learner.tensor_parallel, learner.context_parallel): use 1 for both"
         )
-    return partial(tower.pictures, layout)
+    return partial(tower.pictures, layout, on_ranks=ranks.size > 1)
 
 
 def _flat(features: Any) -> Tensor:

@@ -62,6 +62,7 @@ def load_score_model(
     quantize: Quantize = "none",
     ranks: Ranks = ALONE,
     in_files: bool = False,
+    images: bool = False,
 ) -> LoadedModel:
     """The body of a causal model or of a reward model, with a `score` head; see load_model.
 
@@ -71,7 +72,7 @@ def load_score_model(
     computes in: a bfloat16 score has two digits, and differences of scores are what is learned.
     """
     config = load_config(path)
-    require_text_model(config, path)
+    require_text_model(config, path, images=images)
     of_steps, auto = judges_steps(config), _class_of(config, path)
     tokenizer = load_tokenizer(path)
     how = Loading(dtype, device or torch.device("cpu"), quantize, ranks, in_files)

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     AutoModelForCausalLM,
@@ -23,6 +24,10 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 from transformers.activations import ACT2FN
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
 from transformers.modeling_layers import (
     GenericForSequenceClassification,
     GenericForTokenClassification,
@@ -199,9 +204,12 @@ def give_score_class(config: Any, auto: Any) -> None:
     if of_tokens:
         score_classes = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
     kind = type(config)
-    if kind in score_classes or kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    of_kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    if config.model_type in IMAGE_TYPES:
+        of_kind = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if kind in score_classes or kind not in of_kind:
         return
-    causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
+    causal: Any = of_kind[kind]
     of_type = next(base for base in causal.__mro__ if base.__name__.endswith("PreTrainedModel"))
     ending = generic.__name__.removeprefix("Generic")
     name = f"{of_type.__name__.removesuffix('PreTrainedModel')}{ending}"
@@ -211,6 +219,9 @@ def give_score_class(config: Any, auto: Any) -> None:
         "config_class": kind,
         "__module__": causal.__module__,
     }
+    # where files name weights otherwise than the model (Qwen2.5-VL), by the name of the class
+    if names := get_checkpoint_conversion_mapping(causal.__name__):
+        register_checkpoint_conversion_mapping(name, names, overwrite=True)
     # exist_ok: without it transformers passes over configs of its own in silence
     auto.register(kind, type(name, bases, members), exist_ok=True)
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
-from postgrad.core.records import Prompt, Rollout
+from postgrad.core.records import PlacedImage, Prompt, Rollout
 from postgrad.rewards.protocol import Outcome
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import Verifier
@@ -36,8 +36,12 @@ class Learned(Protocol):
     @property
     def std(self) -> float | None: ...
 
-    def score(self, sequences: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
-        """Scores [S] of S sequences of token ids, each read at its last token."""
+    def score(
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        images: Sequence[tuple[PlacedImage, ...]],
+    ) -> NDArray[np.float64]:
+        """Scores [S] of S sequences of token ids with these images, each read at its last token."""
         ...
 
     def step_ends(self, ids: NDArray[np.int32], separator: str) -> NDArray[np.int64]:
@@ -127,7 +131,8 @@ class Component:
         Exceptions of the model pass through: they are no failure of a sample.
         """
         sequences = [np.concatenate([prompt.token_ids, rollout.token_ids]) for rollout in rollouts]
-        values = np.asarray(self._learned.score(sequences), np.float64)
+        images = [prompt.images] * len(rollouts)
+        values = np.asarray(self._learned.score(sequences, images), np.float64)
         if values.shape != (len(rollouts),):
             raise ValueError(
                 f"rewards: {self._name!r} gave scores of shape {values.shape} for "

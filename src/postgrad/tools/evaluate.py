@@ -324,7 +324,9 @@ def evaluate_pairs(
     """
     if recipe.row_kind == "steps":
         return evaluate_steps(recipe, model, choices, console)
-    evaluator = PairEvaluator(recipe.eval, load_tokenizer(model.path))
+    tokenizer = load_tokenizer(model.path)
+    reader = image_reader(recipe, model.path, tokenizer)
+    evaluator = PairEvaluator(recipe.eval, tokenizer, reader)
     print_rows(console, evaluator.accounts, f"rows of the evaluation data, read by {model.name}")
     with console.phase(f"evaluate {model.name}"):
         if isinstance(recipe, RewardRecipe):

@@ -4,6 +4,7 @@ answers with labels one at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Generic
 
@@ -18,7 +19,7 @@ from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.cursor import Cursor
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Experience, Sequences
+from postgrad.core.records import Experience, PlacedImage, Sequences, images_column
 from postgrad.data.draws import Drawn, Draws
 from postgrad.data.pairs import Labelled, Pair
 from postgrad.data.step_tokens import Stepwise
@@ -31,6 +32,7 @@ from postgrad.learner.protocols import Follows, PolicyRole, ScoringRole
 from postgrad.learner.reference import ReferenceLogprobs
 from postgrad.learner.role import UpdateResult
 from postgrad.learner.score import last_scores, step_scores
+from postgrad.models.image_reader import ImageReader
 from postgrad.models.load import load_tokenizer, require_same_tokens
 from postgrad.models.score import require_padding, require_step_labels, scale_of_state
 from postgrad.ops.preferences import AnswerSums
@@ -139,6 +141,7 @@ def of_labelled(samples: Sequence[Labelled]) -> tuple[Sequences, NDArray[np.bool
         tokens=Ragged.of([sample.token_ids for sample in samples], np.int32),
         loss_mask=Ragged.of([sample.loss_mask for sample in samples], np.bool_),
         group=np.arange(len(samples), dtype=np.int64),
+        images=images_column(sample.images for sample in samples),
     )
     return sequences, np.array([sample.desirable for sample in samples], np.bool_)
 
@@ -156,14 +159,31 @@ def mismatched(sequences: Sequences) -> Sequences:
         (
             np.concatenate([tokens[i][: starts[i]], tokens[j][starts[j] :]]),
             np.concatenate([masks[i][: starts[i]], masks[j][starts[j] :]]),
+            _crossed_images(sequences, (i, starts[i]), (j, starts[j])),
         )
         for i, j in enumerate(following)
     ]
     return Sequences(
-        tokens=Ragged.of([ids for ids, _ in crossed], np.int32),
-        loss_mask=Ragged.of([mask for _, mask in crossed], np.bool_),
+        tokens=Ragged.of([ids for ids, _, _ in crossed], np.int32),
+        loss_mask=Ragged.of([mask for _, mask, _ in crossed], np.bool_),
         group=np.arange(len(tokens), dtype=np.int64),
+        images=images_column(images for _, _, images in crossed),
     )
+
+
+def _crossed_images(
+    sequences: Sequences, prompt: tuple[int, int], answer: tuple[int, int]
+) -> tuple[PlacedImage, ...]:
+    """The images of one sequence's prompt and of another's answer behind it. prompt, answer: the
+    number of each sequence, and where its answer begins.
+    """
+    (asked, before), (answered, start) = prompt, answer
+    moved = (
+        replace(image, at=image.at + (before - start))
+        for image in sequences.images_of(answered)
+        if image.at[0] >= start
+    )
+    return (*(i for i in sequences.images_of(asked) if i.at[0] < before), *moved)
 
 
 class RewardJob(SupervisedJob[Pair]):
@@ -246,14 +266,15 @@ def reward(
         require_step_labels(path)
     else:
         require_padding(tokenizer, path)
-    draws: Any = rows.training(recipe, tokenizer)
+    reader = rows.image_reader(recipe, path, tokenizer)
+    draws: Any = rows.steps(recipe, tokenizer) if by_step else rows.pairs(recipe, tokenizer, reader)
     rows.show_rows(run, draws.accounts)
     evaluator: Any = None
     if by_step and recipe.eval.sets:
         evaluator = StepEvaluator(recipe.eval, tokenizer)
         rows.show_rows(run, evaluator.accounts, "evaluation")
     elif not by_step:
-        evaluator = _evaluator(run, recipe, tokenizer)
+        evaluator = _evaluator(run, recipe, tokenizer, reader)
     run.count_rows(len(draws))
     model = run.fleet.reward_model(path)
     foresee_disk(run, model.state_bytes())
@@ -268,15 +289,16 @@ def preference(
 ) -> PreferenceJob[Pair] | PreferenceJob[Labelled]:
     """The job, from a checkpoint where there is one. See train.prepare.assemble."""
     tokenizer, algorithm = load_tokenizer(path), recipe.algorithm
+    reader = rows.image_reader(recipe, path, tokenizer)
     one_by_one = algorithm.level != "pair"
     if one_by_one:
-        draws: Any = rows.labelled(recipe, tokenizer)
+        draws: Any = rows.labelled(recipe, tokenizer, reader)
         read: Any = of_labelled
     else:
-        draws = rows.pairs(recipe, tokenizer)
+        draws = rows.pairs(recipe, tokenizer, reader)
         read = of_pairs
     rows.show_rows(run, draws.accounts)
-    evaluator = _evaluator(run, recipe, tokenizer)
+    evaluator = _evaluator(run, recipe, tokenizer, reader)
     other = recipe.reference.model.source
     if algorithm.needs().reference and other is not None and other != path:
         require_same_tokens(other, "reference.model.path", tokenizer)
@@ -295,10 +317,12 @@ def preference(
     return PreferenceJob(run, algorithm, policy, draws, read, reference, evaluator, follows)
 
 
-def _evaluator(run: Run, recipe: Comparing, tokenizer: object) -> PairEvaluator | None:
+def _evaluator(
+    run: Run, recipe: Comparing, tokenizer: object, reader: ImageReader | None
+) -> PairEvaluator | None:
     if not recipe.eval.sets:
         return None
-    evaluator = PairEvaluator(recipe.eval, tokenizer)
+    evaluator = PairEvaluator(recipe.eval, tokenizer, reader)
     rows.show_rows(run, evaluator.accounts, "evaluation")
     return evaluator
 

@@ -31,7 +31,6 @@ from postgrad.observe.sentinels.watch import Sentinels
 from postgrad.observe.sinks import Logs
 from postgrad.observe.watchdog import Watchdog
 from postgrad.recipe.recipe import (
-    Answering,
     PreferenceRecipe,
     Recipe,
     RewardRecipe,
@@ -80,16 +79,20 @@ def require_images_trained(recipe: Recipe, path: str) -> None:
     if not reads_images(load_config(path)):
         return
     learner, needs = recipe.learner, recipe.algorithm.needs()
-    others = recipe.loaded_models.get(("reference", "model"))
-    reference = None if others is None else others.source
+    samples = isinstance(recipe, RLRecipe) or (
+        isinstance(recipe, SFTRecipe) and recipe.samples_answers
+    )
+    others = [(place[0], model.source) for place, model in recipe.loaded_models.items()]
+    blind = [
+        f"[{role}.model] {source}, which reads text alone,"
+        for role, source in others
+        if source is not None and role != "teacher" and not reads_images(load_config(source))
+    ]
     unsupported = {
-        f'job = "{recipe.job}"': not isinstance(recipe, Answering),
-        "a critic": needs.critic,
+        "a process reward model": recipe.row_kind == "steps",
         "a teacher": needs.teacher,
-        f"the reference {reference}, which reads text alone,": (
-            reference is not None and not reads_images(load_config(reference))
-        ),
-        'cluster.type = "ray"': recipe.cluster.type != "local",
+        **dict.fromkeys(blind, True),
+        'sampling with cluster.type = "ray"': recipe.cluster.type != "local" and samples,
         "learner.tensor_parallel": learner.tensor_parallel > 1,
         "learner.context_parallel": learner.context_parallel > 1,
         "model.quantize": recipe.model.quantize != "none",
@@ -99,8 +102,7 @@ def require_images_trained(recipe: Recipe, path: str) -> None:
         if is_asked:
             raise UsageError(
                 f"{path} is a model that reads images, and {key} does not support such models "
-                'yet: they are trained by job = "sft", and by job = "rl" without a critic, in one '
-                "process"
+                "yet: leave it out (docs/models.md)"
             )
 
 

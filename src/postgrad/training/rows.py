@@ -104,7 +104,7 @@ def print_rows(console: Console, accounts: Sequence[RowAccount], title: str) -> 
             console.note("\n".join([dataset.name, *remarks]))
 
 
-def image_reader(recipe: Answering, path: str, tokenizer: Any) -> ImageReader | None:
+def image_reader(recipe: Recipe, path: str, tokenizer: Any) -> ImageReader | None:
     """Reads the images of rows for the model at `path`; None for one that reads text alone. Raises
     UsageError where the recipe asks somebody about answers who reads text alone.
     """
@@ -112,8 +112,11 @@ def image_reader(recipe: Answering, path: str, tokenizer: Any) -> ImageReader | 
     if not reads_images(config):
         return None
     unsupported = {
-        "[environment]": recipe.environment is not None,
-        '[[rewards]] of type "reward_model" or "process_reward"': recipe.asks_reward_model,
+        "[environment]": isinstance(recipe, Answering) and recipe.environment is not None,
+        '[[rewards]] of type "process_reward"': (
+            isinstance(recipe, Answering)
+            and any(reward.type == "process_reward" for reward in recipe.rewards)
+        ),
     }
     for key, is_asked in unsupported.items():
         if is_asked:
@@ -143,14 +146,16 @@ def prompts(recipe: RLRecipe, tokenizer: Any, reader: ImageReader | None = None)
     )
 
 
-def pairs(recipe: Comparing, tokenizer: Any) -> Draws[Pair]:
+def pairs(recipe: Comparing, tokenizer: Any, reader: ImageReader | None = None) -> Draws[Pair]:
     """What a reward model, or a loss on pairs, learns from."""
-    return training_pairs(recipe.data, tokenizer, exclude=held_out(recipe))
+    return training_pairs(recipe.data, tokenizer, exclude=held_out(recipe), reader=reader)
 
 
-def labelled(recipe: Comparing, tokenizer: Any) -> Draws[Labelled]:
+def labelled(
+    recipe: Comparing, tokenizer: Any, reader: ImageReader | None = None
+) -> Draws[Labelled]:
     """What a loss on one answer at a time learns from."""
-    return training_labelled(recipe.data, tokenizer, exclude=held_out(recipe))
+    return training_labelled(recipe.data, tokenizer, exclude=held_out(recipe), reader=reader)
 
 
 def steps(recipe: Comparing, tokenizer: Any) -> Draws[Stepwise]:

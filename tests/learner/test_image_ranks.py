@@ -1,0 +1,67 @@
+"""Images on two ranks: the weights of one process, whoever has the sequences with images."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from helpers.image_models import Scene, fresh
+from helpers.rank_cases import distance
+from helpers.ranks import run_ranks
+from postgrad.algorithms.sft import SFT
+from postgrad.core.settings import ShardingStage
+from postgrad.learner.backbone import Backbone, MicroBatch
+from postgrad.learner.role import PolicyLearner
+from postgrad.learner.settings import LearnerSettings
+from postgrad.learner.update import Update
+from postgrad.models.images import ImageTower, freeze_parts
+from postgrad.parallel.ranks import Ranks
+from postgrad.parallel.sharding import whole_tensor
+
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+
+STAGES: dict[ShardingStage, str] = {"none": "gemma3", "zero2": "qwen2_5_vl", "zero3": "qwen3_vl"}
+UPDATES = (np.arange(4), np.array([2, 3]), np.array([3]), np.arange(4))
+
+
+def train(ranks: Ranks, folder: Path, stages: dict[ShardingStage, str]) -> None:
+    """One sequence a micro-batch: the second update has images on one rank, the third on none."""
+    for stage, kind in stages.items():
+        scene, lm = Scene(kind), fresh(kind)
+        if stage == "zero2":
+            freeze_parts(lm, ("projector",), kind)
+        backbone = Backbone(lm, torch.device("cpu"), MicroBatch(max_sequences=1))
+        backbone.tower = ImageTower(lm, scene.pixels.__getitem__)
+        backbone.divide(ranks, stage)
+        settings = LearnerSettings(lr=1e-2, eps=1e-6, weight_decay=0.1)
+        policy, algorithm = PolicyLearner(backbone, settings, 10), SFT()
+        numbers: dict[str, Any] = {}
+        for number, rows in enumerate(UPDATES):
+            experience = algorithm.experience(scene.sequences.take(rows))
+            result = policy.update(Update(experience, np.arange(len(rows))), algorithm).result()
+            numbers[f"loss.{number}"] = torch.tensor(result.metrics["policy/loss"])
+        said = policy.logprobs(scene.sequences).result()
+        numbers["logprobs"] = torch.from_numpy(said.values.copy())
+        pieces = policy.optimizer.pieces
+        whole = {n: whole_tensor(t, pieces[n], ranks).clone() for n, t in policy.weights().items()}
+        if ranks.rank == 0:
+            save_file({**whole, **numbers}, folder / f"{stage}.safetensors")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """What one process has written, and what two ranks have."""
+    alone, both = tmp_path_factory.mktemp("alone"), tmp_path_factory.mktemp("both")
+    train(Ranks(), alone, STAGES)
+    run_ranks(2, train, both, STAGES)
+    return alone, both
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_two_ranks_have_the_weights_of_one(stage: str, folders: tuple[Path, Path]) -> None:
+    alone, both = (load_file(folder / f"{stage}.safetensors") for folder in folders)
+    for name in ("model.", "loss.", "logprobs"):
+        assert distance(name, both, alone) < 1e-4, name
