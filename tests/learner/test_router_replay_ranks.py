@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from helpers.rank_cases import Case, algorithm, distance, experience, gathered, learner
 from helpers.ranks import run_ranks
+from postgrad.algorithms.grpo import GRPO
 from postgrad.core.records import Experience
 from postgrad.learner.role import PolicyLearner
 from postgrad.learner.update import Update, chosen_experts
@@ -48,6 +49,7 @@ def train(ranks: Ranks, folder: Path, cases: list[Case], replays: bool = True) -
     for case in cases:
         policy, how = learner(case, ranks), algorithm(case)
         assert isinstance(policy, PolicyLearner)
+        assert isinstance(how, GRPO)
         routers = policy.backbone.routers
         assert routers is not None
         routers.replays = replays
