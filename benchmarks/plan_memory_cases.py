@@ -120,5 +120,5 @@ def cases(data: Path) -> Iterator[Case]:
     yield Case("grpo", "105M-150k", data, ("1024",), 4)
     for words in ((), ("checkpointing",), ("frozen",), ("adapter",)):
         yield Case("sft", IMAGES, data, words, 32)
-    yield Case("preference", IMAGES, data, (), 16)
-    yield Case("preference", IMAGES, data, ("checkpointing",), 16)
+    yield Case("preference", IMAGES, data, (), 33)
+    yield Case("preference", IMAGES, data, ("checkpointing",), 33)

@@ -203,11 +203,19 @@ class Passes:
         """
         without = role.model.model_copy(update={"gradient_checkpointing": False})
         layers = sum(self._of_layers(replace(role, model=without)))
+        return layers + (self._encoded(role, each=False) if towers.encodes(role)[0] else 0)
+
+    def encoded_frozen(self, role: PlannedRole) -> int:
+        """Bytes that layers of a tower that does not train make and free of one image."""
+        return 0 if towers.encodes(role)[0] else self._encoded(role, each=True)
+
+    def _encoded(self, role: PlannedRole, *, each: bool) -> int:
+        """Bytes that the layers of the tower make, of one image or of those of a micro-batch."""
         tower, cost = role.shape.tower, self._images()
         if tower is None or cost is None:
-            return layers
-        b = width(role.model.dtype, cpu=self.cpu)
-        return layers + towers.allocated(tower, cost, b, role)
+            return 0
+        images = cost.times(1 / max(cost.images, 1.0)) if each else cost
+        return towers.allocated(tower, images, width(role.model.dtype, cpu=self.cpu))
 
     def reading(self, role: PlannedRole) -> Bytes:
         """Bytes of one forward pass without gradients."""

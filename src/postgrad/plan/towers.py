@@ -82,10 +82,8 @@ def working(tower: TowerShape, cost: ImageCost, b: int, role: PlannedRole) -> in
     return int(cost.patches / max(cost.images, 1.0) * (size + pixels))
 
 
-def allocated(tower: TowerShape, cost: ImageCost, b: int, role: PlannedRole) -> int:
-    """Bytes that a backward pass needs of all layers, there at the same time or computed anew."""
-    if not encodes(role)[0]:
-        return 0
+def allocated(tower: TowerShape, cost: ImageCost, b: int) -> int:
+    """Bytes that layers make of images, at the same time, or one after the other."""
     return int(cost.patches * tower.layers * kept_by_layer(tower, b))
 
 
