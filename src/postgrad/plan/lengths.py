@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from postgrad.core.errors import UsageError
-from postgrad.core.media import MeasuredImages, images_in
+from postgrad.core.media import MARK, MeasuredImages, images_in
 from postgrad.data.answers import labelled_of, pair_of
 from postgrad.data.chat_format import Message, texts_of
 from postgrad.data.functions import prepared_rows
@@ -20,10 +20,10 @@ from postgrad.data.rows import Row, parse_split
 from postgrad.data.settings import DataSettings, PairSettings, RowSettings, Share
 from postgrad.data.steps import steps_of
 from postgrad.models.files import require_regular
-from postgrad.models.image_sizes import on_this_machine
+from postgrad.models.image_sizes import ImageSizes, image_sizes, on_this_machine
+from postgrad.models.known_shapes import shape_of_model
 from postgrad.models.settings import ModelSettings
 from postgrad.models.towers import ImageCost
-from postgrad.plan.row_images import RowImages, without_marks
 from postgrad.recipe.recipe import Recipe
 
 GYM = "reasoning-gym:"  # data.gym.PREFIX, whose module a plan does not import
@@ -148,6 +148,54 @@ def _measured(recipe: Recipe, model: ModelSettings, store: MeasuredImages) -> Ro
     )
 
 
+class RowImages:
+    """Counts the images of one row after the other. An image that a row has several times, as in
+    both conversations of a pair, is encoded once.
+    """
+
+    def __init__(self, model: ModelSettings, store: MeasuredImages, new_line: int) -> None:
+        """store: of the rows as they are read. new_line: tokens of "\\n\\n"."""
+        self._model, self._store, self._new_line = model, store, new_line
+        self._sizes: ImageSizes | None = None
+        self._asked = False
+        self._seen: set[str] = set()
+
+    def begin(self) -> None:
+        """Starts the next row: no image of it was seen yet."""
+        self._seen.clear()
+
+    def tokens(self, message: Mapping[str, Any]) -> float:
+        """Tokens of the images of a message, with those around them; nan where the model reads
+        none. Raises UsageError where its shape cannot be found.
+        """
+        digests: list[str] = message.get("images", [])
+        if not digests:
+            return 0.0
+        sizes = self._sizes_of_model()
+        if sizes is None:
+            return math.nan
+        self._seen.update(digests)
+        pixels = [self._store.sizes[digest] for digest in digests]
+        return sum(
+            sizes.cost(*each).tokens + sizes.around(*each, self._new_line) for each in pixels
+        )
+
+    def cost(self) -> ImageCost:
+        """What the tower computes of the row's images."""
+        total = ImageCost()
+        for digest in sorted(self._seen):
+            assert self._sizes is not None  # tokens were counted
+            total += self._sizes.cost(*self._store.sizes[digest])
+        return total
+
+    def _sizes_of_model(self) -> ImageSizes | None:
+        if not self._asked:  # the first image asks: a shape may take seconds
+            self._asked = True
+            tower = shape_of_model(self._model).tower
+            self._sizes = None if tower is None else image_sizes(tower, self._model.source)
+        return self._sizes
+
+
 def _fitting(pairs: np.ndarray[Any, Any], recipe: Recipe) -> Any:
     """Arrays over rows: tokens of the prompt and of the answer as data.on_too_long leaves them, and
     whether the row is kept. pairs: [rows, 3 or more], tokens of prompt and answer, and images.
@@ -157,10 +205,10 @@ def _fitting(pairs: np.ndarray[Any, Any], recipe: Recipe) -> Any:
         answer = np.full(len(prompt), recipe.sampled_tokens)
     kept = prompt + answer <= limit
     if recipe.data.on_too_long == "truncate":
-        whole = prompt
+        uncut = prompt
         prompt = np.minimum(prompt, limit - (answer if recipe.trains_on_rollouts else 1))
         answer = np.minimum(answer, limit - prompt)
-        kept = (pairs[:, 2] == 0) | (prompt == whole)  # images stand in prompts, and are not cut
+        kept = (pairs[:, 2] == 0) | (prompt == uncut)  # images stand in prompts, and are not cut
     return prompt, answer, kept
 
 
@@ -183,7 +231,7 @@ def _counted(
 
     def tokens(messages: list[Message]) -> float:
         around = sum(OPENING + count(message["role"]) + CLOSING for message in messages)
-        texts = (without_marks(text) for message in messages for text in texts_of(message))
+        texts = (text.replace(MARK, "") for message in messages for text in texts_of(message))
         return around + sum(map(count, texts)) + sum(map(images.tokens, messages))
 
     opening = OPENING + count("assistant")  # the answer's first tokens, which are not learned
