@@ -166,6 +166,16 @@ def test_a_broken_or_missing_tokenizer_is_named(
         load_tokenizer(str(model))
 
 
+@pytest.mark.parametrize("named", ["model", ""])
+def test_a_run_that_was_meant_to_have_written_its_model_is_told_how(
+    named: str, tmp_path: Path
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(UsageError, match="writes its model") as refused:
+        load_model(str(tmp_path / named), dtype=torch.float32)
+    assert f"{tmp_path} is a run: " in str(refused.value)
+
+
 def test_a_directory_that_is_not_there_is_named() -> None:
     with pytest.raises(UsageError, match=r"no model at ./nowhere: there is no such directory"):
         load_model("./nowhere", dtype=torch.float32)

@@ -7,7 +7,7 @@ import pytest
 
 from plan.test_cases import planned
 from plan.test_engines import IDEAL, device
-from postgrad.models.known_shapes import shape_of_model
+from postgrad.models.known_shapes import any_shape, shape_of_model
 from postgrad.plan.hardware import Hardware, parse_hardware
 from postgrad.plan.held import PHASES, MemoryPhase
 from postgrad.plan.lengths import RowLengths
@@ -262,3 +262,36 @@ def test_what_a_teacher_said_of_the_rows_is_kept_where_the_loop_is() -> None:
     update = lines(on_card, 0)["policy", "the teacher's tokens of an update"]
     assert update == {"update": each * 32 * 2048}
     assert any("516 bytes a token" in note for note in Page(on_card, ()).notes())
+
+
+def test_a_mixture_has_all_weights_in_memory_and_its_active_ones_in_products() -> None:
+    """Mixtral 8x7B (arXiv:2401.04088, section 2.1): 47B parameters, of which a token uses 13B."""
+    mixture = any_shape({"model_type": "mixtral"}, "mixtral")
+    recipe = with_overrides(
+        ppo(), ["--model.lora", "{ rank = 8 }", "--algorithm", "{ type = 'grpo' }"]
+    )
+    found = outlook(recipe, Facts(lambda _: mixture, parse_hardware("8xH200")))
+    expert = 3 * 4096 * 14_336
+    every = 32 * (8 * (expert + 4096) + 2 * 4096 * (4096 + 1024 + 1)) + 2 * 32_000 * 4096 + 4096
+    page = Page(found, ())
+    sizes = page.to_json()["parameters"]["policy"]
+    assert sizes["total"] == every
+    assert sizes["active"] == every - 32 * 6 * expert
+    assert 0 < sizes["trained"] < every / 100
+    (note,) = [note for note in page.notes() if "mixture" in note]
+    assert "with 46.7B parameters, of which a token uses 12.9B" in note
+    role = found.roles[0]
+    flops = role.shape.flops(1.0, 0.0)
+    inside = flops.body + flops.head  # norms and the look-up of an embedding are no products
+    assert inside == 2 * (sizes["active"] - 32_000 * 4096 - 4096 - 32 * 2 * 4096)
+    assert ("policy", "weights") in lines(found, 0)
+    assert lines(found, 0)["policy", "weights"]["update"] >= 2 * every
+
+
+def test_a_dense_model_is_no_mixture() -> None:
+    page = Page(planned(ppo(), "8xH200"), ())
+    assert not [note for note in page.notes() if "mixture" in note]
+    sizes = page.to_json()["parameters"]
+    assert sizes["policy"] == {"total": WHOLE, "active": WHOLE, "trained": WHOLE}
+    assert sizes["critic"]["active"] == SCORING
+    assert sizes["reference"]["trained"] == 0

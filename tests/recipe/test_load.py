@@ -145,6 +145,18 @@ def test_a_recipe_has_its_defaults_written_out(write: Write) -> None:
             "recipe.toml:4: unknown key 'lr': did you mean 'learner.lr'?",
         ),
         (
+            ("steps = 10", "steps = 10\nlearning_rate = 1e-5"),
+            "recipe.toml:4: unknown key 'learning_rate': did you mean 'learner.lr'?",
+        ),
+        (
+            ("every = 5", 'every = 5\ncompletion = "text"'),
+            "recipe.toml:14: unknown key 'eval.completion': did you mean 'eval.answer'?",
+        ),
+        (
+            ("every = 5", "every = 5\nmax_new_tokens = 9999"),
+            "leaves no room for a prompt in 1024 tokens: lower eval.max_new_tokens, or raise data",
+        ),
+        (
             ('type = "grpo"', 'type = "gpro"'),
             "recipe.toml:19: algorithm.type: no algorithm is called 'gpro': did you mean 'grpo'?",
         ),

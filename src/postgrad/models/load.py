@@ -355,7 +355,16 @@ def _message_of(error: BaseException) -> str:
 
 def _require_directory(path: str, kind: str) -> None:
     if looks_local(path) and not Path(path).is_dir():
-        raise UsageError(f"no {kind} at {path}: there is no such directory (model.path)")
+        hint = _written_by_a_run(Path(path).parent)
+        raise UsageError(f"no {kind} at {path}: there is no such directory (model.path){hint}")
+
+
+def _written_by_a_run(folder: Path) -> str:
+    """What to do where `folder` is that of a run, which writes its model only if it is told to."""
+    if not (folder / "checkpoints").is_dir():
+        return ""
+    export = f"postgrad export {folder} --to DIR"
+    return f"; {folder} is a run: {export} writes its model, as checkpoint.save_hf = true does"
 
 
 def _config_file(path: str) -> Path:
@@ -366,7 +375,7 @@ def _config_file(path: str) -> Path:
     elif not file.is_symlink() and not file.exists():
         raise UsageError(
             f"no model at {path}: it has no {files.CONFIG}; model.path is a directory with one, or "
-            "a hub id"
+            f"a hub id{_written_by_a_run(Path(path))}"
         )
     return file
 

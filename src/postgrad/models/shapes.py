@@ -156,6 +156,13 @@ class ModelShape:
         return self.layer_matrix_parameters
 
     @property
+    def unused_parameters(self) -> int:
+        """Weights of the routed experts of all layers that one token is not sent to; 0 of a dense
+        model.
+        """
+        return 0 if self.counted is None else self.counted.matrices - self.counted.active
+
+    @property
     def largest_parameters(self) -> int:
         """Numbers in the largest weight."""
         if self.counted is not None:

@@ -13,7 +13,7 @@ from postgrad.plan.lengths import RowLengths
 from postgrad.plan.memory import Memory
 from postgrad.plan.plan import Outlook, full_logits_bytes
 from postgrad.plan.publishing import PlannedPublish
-from postgrad.plan.roles import stored_bytes
+from postgrad.plan.roles import mixture_notes, parameters_json, stored_bytes
 from postgrad.plan.sampling import SampledShare
 from postgrad.plan.sizes import ahead_bytes
 from postgrad.recipe.recipe import Recipe
@@ -199,6 +199,7 @@ class Page:
             yield problem
         rows = outlook.lengths.rows
         yield f"lengths: {outlook.lengths.source}" + (f"; {rows} rows an epoch" if rows else "")
+        yield from mixture_notes(outlook.roles)
         if states := outlook.roles[0].shape.state_bytes:
             yield (
                 f"layers of a {outlook.roles[0].shape.model_type} model carry a state along the "
@@ -258,6 +259,7 @@ class Page:
             "publish": outlook.timing.publish and outlook.timing.publish.to_json(),
             "batch": batch_json(outlook),
             "sizes": _sizes(outlook),
+            "parameters": parameters_json(outlook.roles),
             "auto": dict(outlook.auto),
             "calibrated": outlook.calibrated,
             "advice": [advice.to_json() for advice in self.advice],

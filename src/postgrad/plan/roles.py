@@ -1,6 +1,6 @@
 """The roles of a run and their weights, from its recipe and the shapes of its models alone."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from postgrad.cluster.settings import POLICY
@@ -35,6 +35,13 @@ class PlannedRole:
         if not self.scores:
             return count
         return count - self.shape.head_parameters + self.shape.hidden_size
+
+    @property
+    def active_parameters(self) -> int:
+        """Of these, those that one token uses: of a mixture's experts only those that it is sent
+        to, as model cards count them. All of a dense model.
+        """
+        return self.parameters - self.shape.unused_parameters
 
     @property
     def judges(self) -> bool:
@@ -196,3 +203,38 @@ def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
     return shape.layers * sum(
         lora.rank * (a + b) + (b if lora.dora else 0) for a, b in adapted_layers(shape, lora)
     )
+
+
+def mixture_notes(roles: Iterable[PlannedRole]) -> Iterator[str]:
+    """A sentence for each mixture of experts: all of its weights, and those that a token uses.
+    Roles of the same shape share one, which counts the output head.
+    """
+    names: dict[ModelShape, list[str]] = {}
+    for role in roles:
+        if role.shape.unused_parameters:
+            names.setdefault(role.shape, []).append(role.name)
+    for shape, sharing in names.items():
+        every = shape.parameters()
+        active = every - shape.unused_parameters
+        yield (
+            f"{', '.join(sharing)}: a mixture of experts with {billions(every)} parameters, of "
+            f"which a token uses {billions(active)}: memory holds all of them, products take the "
+            "active ones"
+        )
+
+
+def parameters_json(roles: Iterable[PlannedRole]) -> dict[str, dict[str, int]]:
+    """By role: how many weights its model has, how many of these a token uses, how many train."""
+    return {
+        role.name: {
+            "total": role.parameters,
+            "active": role.active_parameters,
+            "trained": role.trained,
+        }
+        for role in roles
+    }
+
+
+def billions(count: int) -> str:
+    """A number of parameters as model names have it: "30.5B", "596M"."""
+    return f"{count / 1e9:.3g}B" if count >= 1e9 else f"{count / 1e6:.3g}M"

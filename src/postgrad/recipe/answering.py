@@ -43,7 +43,8 @@ def answering(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
         if new >= eval_set.max_len:
             yield (
                 ("eval", "sets", number, "max_len"),
-                f"max_new_tokens = {new} leaves no room for a prompt in {eval_set.max_len} tokens",
+                f"max_new_tokens = {new} leaves no room for a prompt in {eval_set.max_len} tokens: "
+                "lower eval.max_new_tokens, or raise data.max_len",
             )
     if settings.component is not None and names and settings.component not in names:
         yield (

@@ -15,6 +15,22 @@ from postgrad.recipe.overrides import Override
 from postgrad.recipe.resolve import in_file, is_inherited
 from postgrad.recipe.settings import EvalSet, EvalSettings, PairEvalSet, PairEvalSettings
 
+# What peers call a key, by its name here.
+PEERS_NAMES = {
+    "answer": "completion response output target reference ground_truth",
+    "prompt": "question instruction query",
+    "text": "dataset_text_field text_column",
+    "max_len": "max_length max_seq_length max_seq_len",
+    "lr": "learning_rate",
+    "warmup_updates": "warmup_steps",
+    "max_grad_norm": "gradient_clipping",
+    "steps": "max_steps total_steps",
+    "epochs": "num_train_epochs num_epochs",
+    "run_dir": "output_dir save_path",
+    "n_samples_per_prompt": "num_generations group_size",
+    "max_new_tokens": "max_completion_length generate_max_len",
+}
+NAMES = {peer: ours for ours, peers in PEERS_NAMES.items() for peer in peers.split()}
 DEFAULTS = {"reward": "bradley_terry", "preference": "dpo"}  # algorithms where a job says none
 
 
@@ -70,10 +86,10 @@ def _described(model: type[BaseModel], place: KeyPath) -> str:
 
 
 def _hint(place: KeyPath, model: type[BaseModel], raw: dict[str, Any]) -> str:
-    """For an unknown key: a similar key of the same table, else a table that has the key, else all
-    keys of the table.
+    """For an unknown key: a similar key of the same table, else a table that has the key, by our
+    name or a peer's, else all keys of the table.
     """
-    name = str(place[-1])
+    name = NAMES.get(str(place[-1]), str(place[-1]))
     fields = list(_fields(model, place[:-1], raw))
     close = nearest(name, fields)
     if close:
