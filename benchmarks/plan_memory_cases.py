@@ -16,6 +16,7 @@ SIZES: dict[str, tuple[int, int, int, int, int, int, str]] = {
 GSM8K = {"prompt": "question", "answer": "answer", "limit": 200}
 HH = {"chosen": "chosen", "rejected": "rejected", "limit": 100}
 PAIRS = ("reward", "preference")
+IMAGES = "images"  # the size of the model that reads some
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,9 @@ class Case:
             found["data"] = {"path": path, "max_len": 512, "max_lost_fraction": 1.0, **HH}
         else:
             found["data"] = {"path": str(self.data / "gsm8k.jsonl"), "max_len": 512, **GSM8K}
+        if self.size == IMAGES:
+            path = str(model.with_name(f"{IMAGES}-{self.job}.jsonl"))
+            found["data"] = {"path": path, "max_len": 512}
         found["data"]["cache"] = False
         if found["job"] == "rl":
             found["batch"] = {"rollout_batch_size": self.samples, "n_samples_per_prompt": 4}
@@ -63,6 +67,8 @@ class Case:
             model_settings["lora"] = {"rank": 16, "alpha": 16}
         if words.get("checkpointing"):
             model_settings["gradient_checkpointing"] = True
+        if words.get("frozen"):
+            model_settings["freeze"] = ["vision", "projector"]
         if words.get("bfloat16"):
             model_settings["dtype"] = "bfloat16"
         if words.get("muon"):
@@ -112,3 +118,7 @@ def cases(data: Path) -> Iterator[Case]:
     yield Case("sft", "105M-150k", data, ("adapter", "checkpointing", "1024"), 12)
     yield Case("reward", "105M-150k", data, ("1024",), 4)
     yield Case("grpo", "105M-150k", data, ("1024",), 4)
+    for words in ((), ("checkpointing",), ("frozen",), ("adapter",)):
+        yield Case("sft", IMAGES, data, words, 32)
+    yield Case("preference", IMAGES, data, (), 33)
+    yield Case("preference", IMAGES, data, ("checkpointing",), 33)

@@ -13,7 +13,8 @@ from unittest.mock import patch
 
 import psutil
 
-from benchmarks.plan_memory_cases import SIZES
+from benchmarks.plan_memory_cases import IMAGES, SIZES
+from benchmarks.plan_memory_images import make_images
 
 SMALL = "small"
 
@@ -27,6 +28,9 @@ def make(size: str, data: str, to: str) -> None:
     from postgrad.models.save import save_model
     from postgrad.models.settings import ModelInit
 
+    if size == IMAGES:
+        make_images(size, Path(to))
+        return
     hidden, inner, layers, heads, kv_heads, vocabulary, kind = SIZES[size]
     lines = Path(data).read_text("utf-8").splitlines()[:2000]
     init = ModelInit.model_validate(

@@ -19,6 +19,7 @@ MARK = "\ufffc"  # OBJECT REPLACEMENT CHARACTER: an image stands there in a text
 MOST_BYTES = 2**26  # of an image's file
 MOST_PIXELS = 2**26  # a file of some kilobytes may hold a picture of gigabytes
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # the tag of Exif; values that swap the sides
 NEEDED = "images are read with Pillow, which is not installed: pip install 'postgrad[images]'"
 
 
@@ -74,11 +75,33 @@ def image_store() -> ImageStore:
     return _current
 
 
+class MeasuredImages(ImageStore):
+    """Keeps nothing but the sizes of images, of which it decodes no pixel."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.sizes: dict[str, tuple[int, int]] = {}  # width and height in pixels, by hash
+
+    def add(self, content: bytes) -> str:
+        """As ImageStore.add; a file that is cut off behind its head is not found."""
+        digest = hashlib.sha256(content).hexdigest()
+        if digest not in self.sizes:
+            self.sizes[digest] = size_of(content)
+        return digest
+
+
 @contextmanager
 def images_kept_in(folder: Path) -> Generator[None]:
     """Inside, `image_store` is in `folder`, which is made when the first image comes."""
+    with images_in(ImageStore(folder)):
+        yield
+
+
+@contextmanager
+def images_in(store: ImageStore) -> Generator[None]:
+    """Inside, `image_store` is `store`."""
     global _current
-    before, _current = _current, ImageStore(folder)
+    before, _current = _current, store
     try:
         yield
     finally:
@@ -91,8 +114,25 @@ def decoded(content: bytes) -> Any:
     Raises ValueError for more than MOST_BYTES or MOST_PIXELS, before a pixel is decoded; for a file
     that is broken, cut off, animated or in none of FORMATS; UsageError without Pillow.
     """
+    with _opened(content) as picture:
+        from PIL import ImageOps
+
+        return ImageOps.exif_transpose(picture).convert("RGB")
+
+
+def size_of(content: bytes) -> tuple[int, int]:
+    """Width and height of `decoded` in pixels, from the head of the file. Raises as that does."""
+    with _opened(content) as picture:
+        width, height = picture.size
+        turned = picture.getexif().get(ORIENTATION, 1) in SIDEWAYS
+        return (height, width) if turned else (width, height)
+
+
+@contextmanager
+def _opened(content: bytes) -> Generator[Any]:
+    """The picture of a file as Pillow opens it, checked. What goes wrong inside is said too."""
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image
     except ImportError as error:
         raise UsageError(NEEDED) from error
     if len(content) > MOST_BYTES:
@@ -110,7 +150,7 @@ def decoded(content: bytes) -> Any:
             frames = getattr(picture, "n_frames", 1)
             if frames > 1 and picture.format != "MPO":  # a camera's second picture is a preview
                 raise ValueError(f"it is animated, with {frames} frames, and one picture is read")
-            return ImageOps.exif_transpose(picture).convert("RGB")
+            yield picture
     except Image.DecompressionBombError as error:
         raise ValueError(f"{error}: at most {MOST_PIXELS} are read, scale it down") from error
     except Image.UnidentifiedImageError as error:

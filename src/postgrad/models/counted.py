@@ -15,11 +15,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, cast
 
 from postgrad.core.errors import UsageError
 from postgrad.models.settings import ModelSettings
 from postgrad.models.shapes import CountedWeights, ModelShape, stated_type
+from postgrad.models.towers import TowerShape, tower_shape
 
 CHILD_SECONDS = 120.0  # torch and transformers are imported in 5 to 40, on a busy machine
 ROUTED = re.compile(r"(?:^|\.)experts(?:\.(\d+))?\.")  # in the names of weights of routed experts
@@ -34,14 +36,15 @@ def counted_shape(config: Mapping[str, Any], path: str) -> ModelShape:
     """
     if "torch" in sys.modules:
         return _count(config, path)
-    return _from_child(config, path)
+    return _from_child(json.dumps(config), path)
 
 
-def _from_child(config: Mapping[str, Any], path: str) -> ModelShape:
+@cache  # lengths of rows with images ask for the shape before the plan does
+def _from_child(config: str, path: str) -> ModelShape:
     command = [sys.executable, "-P", "-m", __name__, path]
     try:
         done = subprocess.run(
-            command, input=json.dumps(config), capture_output=True, text=True, timeout=CHILD_SECONDS
+            command, input=config, capture_output=True, text=True, timeout=CHILD_SECONDS
         )
         answer = json.loads(done.stdout) if done.returncode == 0 else {}
     except subprocess.TimeoutExpired as error:
@@ -59,7 +62,16 @@ def _from_child(config: Mapping[str, Any], path: str) -> ModelShape:
     shape: dict[str, Any] = answer["shape"]
     weights: dict[str, Any] = shape["counted"]
     linears = tuple((str(name), int(m), int(n)) for name, m, n in weights["linears"])
-    return ModelShape(**{**shape, "counted": CountedWeights(**{**weights, "linears": linears})})
+    counted = CountedWeights(**{**weights, "linears": linears})
+    return ModelShape(**{**shape, "counted": counted, "tower": _tower_in(shape["tower"])})
+
+
+def _tower_in(value: dict[str, Any] | None) -> TowerShape | None:
+    """The tower of a child's answer."""
+    if value is None:
+        return None
+    pairs = tuple((int(inputs), int(outputs)) for inputs, outputs in value["projections"])
+    return TowerShape(**{**value, "projections": pairs})
 
 
 def _count(config: Mapping[str, Any], path: str) -> ModelShape:
@@ -136,7 +148,23 @@ def _shape_of(lm: Any) -> ModelShape:
             states=states,
             balance=balance_of(config, ModelSettings()),
         ),
+        tower=_tower_of(lm),
     )
+
+
+def _tower_of(lm: Any) -> TowerShape | None:
+    """The tower of a model on the meta device; None of one that reads text alone."""
+    from postgrad.models.images import is_frozen
+    from postgrad.models.supported import reads_images
+
+    if not reads_images(lm.config):
+        return None
+    named = list(lm.named_parameters())
+    parts = [
+        sum(weight.numel() for name, weight in named if is_frozen(name, (part,)))
+        for part in ("vision", "projector")
+    ]
+    return tower_shape(lm.config.to_dict(), parameters=parts[0], projector_parameters=parts[1])
 
 
 def _keys_and_states(lm: Any) -> tuple[int, int]:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from postgrad.core.errors import UsageError
+from postgrad.models.flops import MULTIPLY_ADD, ForwardFlops
 from postgrad.models.settings import ModelInit, ModelType
+from postgrad.models.towers import TowerShape
 
 TYPES = tuple("gemma3_text" if name == "gemma3" else name for name in get_args(ModelType))
 QK_NORM = ("qwen3", "gemma3_text")  # a norm on every head's query and on every head's key
@@ -18,19 +20,6 @@ WINDOWED = ("mistral", "gemma2", "gemma3_text")  # others only with use_sliding_
 # transformers' defaults for keys that a config.json may leave out.
 KV_HEADS = {"qwen2": 32, "qwen3": 32, "mistral": 8, "gemma": 16, "gemma2": 4, "gemma3_text": 4}
 HEAD_DIM = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3_text": 256}
-MULTIPLY_ADD = 2  # FLOPs
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardFlops:
-    """Floating-point operations of one forward pass; a multiplication and an addition are two.
-
-    Norms, rotations and activations, under a hundredth of it, are left out.
-    """
-
-    body: float  # products with the weight matrices of the decoder layers
-    attention: float  # products of queries with keys, and of attention weights with values
-    head: float  # products of hidden states with the output matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +64,7 @@ class ModelShape:
     # Of a type without formulas: its weights; intermediate_size is then that of the feed-forwards
     # that one token passes, experts' together, as a mean over layers. None: formulas give them.
     counted: CountedWeights | None = None
+    tower: TowerShape | None = None  # of a model that reads images; its weights are in `counted`
 
     @property
     def query_size(self) -> int:

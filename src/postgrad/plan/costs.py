@@ -8,7 +8,8 @@ share of their link's bandwidth. The shares are `Efficiency`: guesses with a sta
 
 from dataclasses import dataclass
 
-from postgrad.models.shapes import ForwardFlops, ModelShape
+from postgrad.models.flops import ForwardFlops
+from postgrad.models.shapes import ModelShape
 from postgrad.plan.hardware import Device, Efficiency
 from postgrad.plan.sizes import Sharing
 

@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from postgrad.core.errors import UsageError
-from postgrad.core.hub import split_revision
+from postgrad.core.media import MARK, MeasuredImages, images_in
 from postgrad.data.answers import labelled_of, pair_of
 from postgrad.data.chat_format import Message, texts_of
 from postgrad.data.functions import prepared_rows
@@ -20,7 +20,10 @@ from postgrad.data.rows import Row, parse_split
 from postgrad.data.settings import DataSettings, PairSettings, RowSettings, Share
 from postgrad.data.steps import steps_of
 from postgrad.models.files import require_regular
+from postgrad.models.image_sizes import ImageSizes, image_sizes, on_this_machine
+from postgrad.models.known_shapes import shape_of_model
 from postgrad.models.settings import ModelSettings
+from postgrad.models.towers import ImageCost
 from postgrad.recipe.recipe import Recipe
 
 GYM = "reasoning-gym:"  # data.gym.PREFIX, whose module a plan does not import
@@ -48,6 +51,7 @@ class RowLengths:
     # rows that other evaluations hold out are included. None: unknown.
     rows: int | None = None
     shared: bool = True  # a prompt is computed once for its answers (ModelShape.shares_prompts)
+    images: ImageCost | None = None  # of a mean row, whose answers share them; None: it has none
 
     def computed(self, answers: int) -> float:
         """Tokens that are computed for a prompt with several answers."""
@@ -91,14 +95,22 @@ def _problems(settings: RowSettings) -> int | None:
 
 def row_lengths(recipe: Recipe, model: ModelSettings | None = None) -> RowLengths | None:
     """Lengths of the recipe's training data; None where it is not on this machine, none of the
-    counted rows fits, or some have images. model: the model whose tokenizer counts, where it is
-    not the recipe's.
+    counted rows fits, or some have images that the model does not read. model: the model whose
+    tokenizer counts, where it is not the recipe's.
 
     Where that tokenizer is not on this machine, tokens are guessed from words; for English and
     large vocabularies that is within a tenth. Answers that RL samples count with the most tokens
-    that they may have. Raises the UsageErrors of reading the data.
+    that they may have. Images count with the tokens that the model's image processor gives them.
+    Raises the UsageErrors of reading the data, and for images those of finding the model's shape.
     """
-    count, how = _counter(model or recipe.model)
+    store = MeasuredImages()
+    with images_in(store):
+        return _measured(recipe, model or recipe.model, store)
+
+
+def _measured(recipe: Recipe, model: ModelSettings, store: MeasuredImages) -> RowLengths | None:
+    count, how = _counter(model)
+    images = RowImages(model, store, count("\n\n"))
     parts: list[tuple[float, np.ndarray[Any, Any]]] = []
     all_read, counted = True, 0
     for settings in recipe.data.sources:
@@ -108,54 +120,119 @@ def row_lengths(recipe: Recipe, model: ModelSettings | None = None) -> RowLength
         rows = prepared_rows(_first_rows(settings) if size > LARGE else settings)
         all_read &= size <= LARGE
         chosen = rows[:: -(-len(rows) // SAMPLE)]
-        pairs = [pair for row in chosen for pair in _counted(row, settings, recipe, count)]
+        samples = [s for row in chosen for s in _samples(row, settings, recipe, count, images)]
         trained = round(len(rows) * (1 - settings.eval_fraction))
         draws = settings.draws(trained) if isinstance(settings, Share) else trained
         counted += len(chosen)
-        if any(math.isnan(sum(pair)) for pair in pairs):
+        if any(math.isnan(sum(sample)) for sample in samples):
             return None
-        parts.append((draws / len(chosen), np.array(pairs, np.float64)))
-    weights = np.concatenate([np.full(len(pairs), weight) for weight, pairs in parts])
-    prompt, answer, kept = _fitting(np.concatenate([pairs for _, pairs in parts]), recipe)
+        parts.append((draws / len(chosen), np.array(samples, np.float64)))
+    weights = np.concatenate([np.full(len(samples), weight) for weight, samples in parts])
+    table = np.concatenate([samples for _, samples in parts])
+    prompt, answer, kept = _fitting(table, recipe)
     if not kept.any():
         return None
     weights = np.where(kept, weights, 0.0)
     mean = partial(np.average, weights=weights)
+    cost = ImageCost(*(float(mean(column)) for column in table[:, 2:].T))
+    if cost.images:
+        each = cost.tokens / cost.images
+        how = f"{how}; {cost.images:.3g} images in each, of {each:.0f} tokens on average"
     return RowLengths(
         prompt=float(mean(prompt)),
         answer=float(mean(answer)),
         spread=float(mean((prompt + answer) ** 2) / mean(prompt + answer) ** 2),
         rows=round(float(weights.sum())) if all_read else None,
         source=f"{counted} rows of the data, {how}",
+        images=cost if cost.images else None,
     )
+
+
+class RowImages:
+    """Counts the images of one row after the other. An image that a row has several times, as in
+    both conversations of a pair, is encoded once.
+    """
+
+    def __init__(self, model: ModelSettings, store: MeasuredImages, new_line: int) -> None:
+        """store: of the rows as they are read. new_line: tokens of "\\n\\n"."""
+        self._model, self._store, self._new_line = model, store, new_line
+        self._sizes: ImageSizes | None = None
+        self._asked = False
+        self._seen: set[str] = set()
+
+    def begin(self) -> None:
+        """Starts the next row: no image of it was seen yet."""
+        self._seen.clear()
+
+    def tokens(self, message: Mapping[str, Any]) -> float:
+        """Tokens of the images of a message, with those around them; nan where the model reads
+        none. Raises UsageError where its shape cannot be found.
+        """
+        digests: list[str] = message.get("images", [])
+        if not digests:
+            return 0.0
+        sizes = self._sizes_of_model()
+        if sizes is None:
+            return math.nan
+        self._seen.update(digests)
+        pixels = [self._store.sizes[digest] for digest in digests]
+        return sum(
+            sizes.cost(*each).tokens + sizes.around(*each, self._new_line) for each in pixels
+        )
+
+    def cost(self) -> ImageCost:
+        """What the tower computes of the row's images."""
+        total = ImageCost()
+        for digest in sorted(self._seen):
+            assert self._sizes is not None  # tokens were counted
+            total += self._sizes.cost(*self._store.sizes[digest])
+        return total
+
+    def _sizes_of_model(self) -> ImageSizes | None:
+        if not self._asked:  # the first image asks: a shape may take seconds
+            self._asked = True
+            tower = shape_of_model(self._model).tower
+            self._sizes = None if tower is None else image_sizes(tower, self._model.source)
+        return self._sizes
 
 
 def _fitting(pairs: np.ndarray[Any, Any], recipe: Recipe) -> Any:
     """Arrays over rows: tokens of the prompt and of the answer as data.on_too_long leaves them, and
-    whether the row is kept. pairs: [rows, 2], tokens of prompt and answer.
+    whether the row is kept. pairs: [rows, 3 or more], tokens of prompt and answer, and images.
     """
     prompt, answer, limit = pairs[:, 0], pairs[:, 1], recipe.data.max_len
     if recipe.sampled_tokens is not None:
         answer = np.full(len(prompt), recipe.sampled_tokens)
     kept = prompt + answer <= limit
     if recipe.data.on_too_long == "truncate":
+        uncut = prompt
         prompt = np.minimum(prompt, limit - (answer if recipe.trains_on_rollouts else 1))
-        answer, kept = np.minimum(answer, limit - prompt), np.full(len(prompt), True)
+        answer = np.minimum(answer, limit - prompt)
+        kept = (pairs[:, 2] == 0) | (prompt == uncut)  # images stand in prompts, and are not cut
     return prompt, answer, kept
 
 
+def _samples(
+    row: Row, settings: RowSettings, recipe: Recipe, count: CountTokens, images: RowImages
+) -> list[tuple[float, ...]]:
+    """(tokens of the prompt, tokens of the answer, the fields of ImageCost) of each sample."""
+    images.begin()
+    pairs = list(_counted(row, settings, recipe, count, images))
+    cost = astuple(images.cost())
+    return [(*pair, *cost) for pair in pairs]
+
+
 def _counted(
-    row: Row, settings: RowSettings, recipe: Recipe, count: CountTokens
+    row: Row, settings: RowSettings, recipe: Recipe, count: CountTokens, images: RowImages
 ) -> Iterator[tuple[float, float]]:
     """(tokens of the prompt, tokens of the answer) of each sample of a row. A pair is one sample:
     its answer has the mean of the two answers.
     """
 
     def tokens(messages: list[Message]) -> float:
-        if any("images" in message for message in messages):
-            return math.nan  # only the model's image processor knows
         around = sum(OPENING + count(message["role"]) + CLOSING for message in messages)
-        return around + sum(count(text) for message in messages for text in texts_of(message))
+        texts = (text.replace(MARK, "") for message in messages for text in texts_of(message))
+        return around + sum(map(count, texts)) + sum(map(images.tokens, messages))
 
     opening = OPENING + count("assistant")  # the answer's first tokens, which are not learned
     if recipe.row_kind == "steps" and isinstance(settings, PairSettings):
@@ -195,7 +272,7 @@ def _pieces(tokens: int, settings: DataSettings) -> Iterator[tuple[float, float]
 def _counter(model: ModelSettings) -> tuple[CountTokens, str]:
     """A function that counts the tokens of a text, and in words how it does."""
     if model.source is not None:
-        file = _tokenizer_file(model.source)
+        file = on_this_machine(model.source, "tokenizer.json")
         if file is not None:
             from tokenizers import Tokenizer  # only here
 
@@ -212,21 +289,6 @@ def _counter(model: ModelSettings) -> tuple[CountTokens, str]:
     elif model.init is not None and model.init.tokenizer.kind == "characters":
         return len, "counted in characters"
     return lambda text: len(PIECES.findall(text)), "tokens guessed from words"
-
-
-def _tokenizer_file(path: str) -> Path | None:
-    """tokenizer.json of a directory, or of a hub id from the cache; None where there is none."""
-    if Path(path).is_dir():
-        file = Path(path) / "tokenizer.json"
-        return file if file.is_file() else None
-    from huggingface_hub import try_to_load_from_cache
-
-    name, revision = split_revision(path)
-    try:
-        cached = try_to_load_from_cache(name, "tokenizer.json", revision=revision)
-    except ValueError:  # no hub id
-        return None
-    return Path(cached) if isinstance(cached, str) else None
 
 
 def _bytes(settings: RowSettings) -> int | None:

@@ -297,5 +297,6 @@ def _kept_back(
         if role.learner is not None:
             kind = role.model.lora is not None, role.model.gradient_checkpointing
             after_update += int(KEPT_BACK[kind] * passes.allocated(role))
+            after_update += int(KEPT_BACK[False, False] * passes.encoded_frozen(role))
     later = min(after_update, TRIM_BYTES) if recipe.trains_on_rollouts else after_update
     return {"rollout": later, "score": later, "update": after_update, "save": later}

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from postgrad.models.shapes import ModelShape
-from postgrad.plan import activations
+from postgrad.models.towers import ImageCost
+from postgrad.plan import activations, towers
 from postgrad.plan.activations import FLOAT32, Blocks
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.roles import PlannedRole, beside_student
-from postgrad.plan.sizes import Sizes, width
+from postgrad.plan.sizes import Sharing, Sizes, width
 from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.grammar import KINDS
 from postgrad.rollout.local.budget import LANES, align
@@ -142,7 +143,33 @@ class Passes:
     cpu: bool  # whether the device is a CPU
 
     def learning(self, role: PlannedRole) -> Bytes:
-        """Bytes of one forward and backward pass."""
+        """Bytes of one forward and backward pass. The tower encodes before the layers compute, and
+        its backward pass comes when theirs is over.
+        """
+        decoder = self._decoder_learning(role)
+        tower, cost = role.shape.tower, self._images()
+        if tower is None or cost is None:
+            return decoder
+        b = width(role.model.dtype, cpu=self.cpu)
+        working = towers.working(tower, cost, b, role)
+        return {
+            **decoder,
+            "activations of the tower": towers.kept(tower, cost, b, role),
+            "work on an image": max(0, working - sum(decoder.values())),
+        }
+
+    def _images(self) -> ImageCost | None:
+        """Of a micro-batch, which has complete rows; None: rows have none."""
+        images, lengths = self.lengths.images, self.lengths
+        if images is None:
+            return None
+        samples = self.recipe.geometry(lengths.rows).train_batch_size
+        answers = self._answers if self.recipe.trains_on_rollouts else 1
+        most = samples / answers / Sharing.of(self.recipe.learner).replicas
+        rows = self.sizes.micro_tokens / max(1.0, lengths.computed(self._answers))
+        return images.times(max(1.0, min(rows, most)))
+
+    def _decoder_learning(self, role: PlannedRole) -> Bytes:
         kept, layer = self._of_layers(role)
         if role.scores:
             return {"activations": kept, "backward pass of a layer": layer}
@@ -175,10 +202,32 @@ class Passes:
         at the same time or computed anew, and of the gradients in one layer.
         """
         without = role.model.model_copy(update={"gradient_checkpointing": False})
-        return sum(self._of_layers(replace(role, model=without)))
+        layers = sum(self._of_layers(replace(role, model=without)))
+        return layers + (self._encoded(role, each=False) if towers.encodes(role)[0] else 0)
+
+    def encoded_frozen(self, role: PlannedRole) -> int:
+        """Bytes that layers of a tower that does not train make and free of one image."""
+        return 0 if towers.encodes(role)[0] else self._encoded(role, each=True)
+
+    def _encoded(self, role: PlannedRole, *, each: bool) -> int:
+        """Bytes that the layers of the tower make, of one image or of those of a micro-batch."""
+        tower, cost = role.shape.tower, self._images()
+        if tower is None or cost is None:
+            return 0
+        images = cost.times(1 / max(cost.images, 1.0)) if each else cost
+        return towers.allocated(tower, images, width(role.model.dtype, cpu=self.cpu))
 
     def reading(self, role: PlannedRole) -> Bytes:
         """Bytes of one forward pass without gradients."""
+        decoder = self._decoder_reading(role)
+        tower, cost = role.shape.tower, self._images()
+        if tower is None or cost is None:
+            return decoder
+        b = width(role.model.dtype, cpu=self.cpu)
+        working = towers.working(tower, cost, b, replace(role, learner=None))
+        return {**decoder, "work on an image": max(0, working - sum(decoder.values()))}
+
+    def _decoder_reading(self, role: PlannedRole) -> Bytes:
         b = width(role.model.dtype, cpu=self.cpu)
         tokens = self.sizes.micro_tokens
         layer = tokens * activations.forward_only(role.shape, b, self._blocks(role), cpu=self.cpu)

@@ -20,6 +20,7 @@ from postgrad.plan.memory import FRAMEWORK, Memory, memory
 from postgrad.plan.roles import Find, PlannedRole, planned_roles
 from postgrad.plan.sizes import Sharing, Sizes, longest_sampled, planned_ranks
 from postgrad.plan.timing import REWARD, Timing, timing
+from postgrad.plan.towers import assumed_images
 from postgrad.recipe.recipe import Recipe
 
 FREE = 0.8  # the share of a GPU's memory, beside loaded weights, that the engine finds free
@@ -146,6 +147,8 @@ def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
     lengths = facts.lengths_of(recipe)
     geometry, sharing = recipe.geometry(lengths.rows), Sharing.of(recipe.learner)
     roles = planned_roles(recipe, facts.shape)
+    if facts.lengths is None and (tower := roles[0].shape.tower) is not None:
+        lengths = assumed_images(lengths, tower, roles[0].model.source)
     lengths = replace(lengths, shared=all(role.shape.shares_prompts for role in roles))
     beside = tuple(role for role in roles if role.home == POLICY)  # engines on the same card
     places = EnginePlaces.of(recipe, hardware)

@@ -62,7 +62,8 @@ class PlannedRole:
         if self.learner is None:
             return 0
         if self.model.lora is None:
-            return self.parameters
+            tower = self.shape.tower
+            return self.parameters - (tower.frozen(self.model.freeze) if tower else 0)
         adapter = adapter_parameters(self.shape, self.model.lora)
         head = self.shape.hidden_size if self.scores else 0  # the score head trains too
         return adapter + self.copied + head

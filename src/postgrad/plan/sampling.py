@@ -10,6 +10,7 @@ from postgrad.plan.engines import EnginePlaces, engine_width
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import ALONE, Sizes
+from postgrad.plan.towers import tower_seconds
 from postgrad.recipe.recipe import RLRecipe, SFTRecipe
 from postgrad.rollout.local.budget import LANES, EngineSizes, places_for
 
@@ -134,8 +135,10 @@ class EngineCosts:
             again = lengths.prompt / answers + lengths.answer / 2
             tokens += share.together * again
             squares += share.together * again**2
+        images = None if lengths.images is None else lengths.images.times(share.prompts)
         return (
             self._prefill(tokens, squares, share.prompts)
+            + tower_seconds(self.policy, images, self._b, self.costs, updating=False)
             + share.passes * self._pass
             + share.sequences * share.mean * self._token(self._held, self._seen)
         )

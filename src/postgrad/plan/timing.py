@@ -10,6 +10,7 @@ from math import ceil
 from typing import Any
 
 from postgrad.core.batch import BatchGeometry
+from postgrad.models.towers import ImageCost
 from postgrad.plan.costs import HOST_MEMORY, CostModel
 from postgrad.plan.engines import EnginePlaces
 from postgrad.plan.lengths import RowLengths
@@ -17,6 +18,7 @@ from postgrad.plan.publishing import PlannedPublish, planned_publish
 from postgrad.plan.roles import PlannedRole, beside_student
 from postgrad.plan.sampling import EngineCosts
 from postgrad.plan.sizes import PlannedRanks, Sizes, width
+from postgrad.plan.towers import tower_seconds
 from postgrad.recipe.placement import overlaps
 from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
 
@@ -243,6 +245,7 @@ class Samples:
     # Micro-batches of all ranks, where batches are cut by samples; None: they are cut by tokens.
     micro_batches: float | None = None
     calls: int = 1  # in which roles are asked for them
+    images: ImageCost | None = None  # those of all rows; None: there are none
 
     @classmethod
     def of(cls, recipe: Recipe, geometry: BatchGeometry, lengths: RowLengths) -> "Samples":
@@ -255,6 +258,7 @@ class Samples:
             groups * lengths.squares(answers),
             groups * answers * lengths.answer,
             None if size is None else geometry.samples_per_step / size,
+            images=None if lengths.images is None else lengths.images.times(groups),
         )
 
 
@@ -290,6 +294,7 @@ def _forward(role: PlannedRole, samples: Samples, sizes: Sizes, costs: CostModel
     b = width(role.model.dtype, cpu=costs.device.is_cpu)
     passes = _passes(samples, sizes, costs)
     seconds = _computing(role, samples, 1, costs)
+    seconds += tower_seconds(role, samples.images, b, costs, updating=False)
     if role.rests and not costs.sharing.gathers:
         seconds += costs.copies(samples.calls * role.parameters * b)
     return seconds + passes * (costs.overhead(role.shape) + _gathering(role, b, costs))
@@ -339,6 +344,7 @@ def _updating(
     times = (2 if model.lora else 3) + (1 if model.gradient_checkpointing else 0) + counts
     passes = _passes(samples, sizes, costs)
     seconds = _computing(role, samples, times, costs)
+    seconds += tower_seconds(role, samples.images, b, costs, updating=True)
     seconds += passes * (2 + counts) * (costs.overhead(role.shape) + _gathering(role, b, costs))
     seconds *= geometry.epochs_per_rollout
     micro_batches = passes * geometry.epochs_per_rollout / geometry.updates_per_step

@@ -1,0 +1,146 @@
+"""What follows from the config of a model that reads images: arithmetic and sizes of its tower.
+
+Free of torch and transformers, as models.shapes. A tower encodes the patches of an image in layers
+of its own; the projector turns squares of patches into tokens of the decoder.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from postgrad.models.flops import MULTIPLY_ADD, ForwardFlops
+
+CHANNELS = 3
+RMS_NORMS = ("qwen2_5_vl",)  # types whose towers have these, computed in float32; others LayerNorm
+
+
+@dataclass(frozen=True, slots=True)
+class ImageCost:
+    """What images bring, as sums over those of a row, or means over rows."""
+
+    images: float = 0.0
+    patches: float = 0.0
+    tokens: float = 0.0  # that get an embedding
+    full_pairs: float = 0.0  # pairs of patches that see each other, in a layer without windows
+    window_pairs: float = 0.0  # the same in a layer with windows
+
+    def __add__(self, other: "ImageCost") -> "ImageCost":
+        return ImageCost(
+            self.images + other.images,
+            self.patches + other.patches,
+            self.tokens + other.tokens,
+            self.full_pairs + other.full_pairs,
+            self.window_pairs + other.window_pairs,
+        )
+
+    def times(self, count: float) -> "ImageCost":
+        """That of `count` such rows."""
+        return ImageCost(
+            count * self.images,
+            count * self.patches,
+            count * self.tokens,
+            count * self.full_pairs,
+            count * self.window_pairs,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TowerShape:
+    """The sizes of a tower and its projector. Example values: Qwen2.5-VL-7B."""
+
+    model_type: str  # "qwen2_5_vl"
+    hidden_size: int  # 1280
+    intermediate_size: int  # 3420
+    layers: int  # 32
+    gated: bool  # a feed-forward has three matrices, else two: True
+    patch_size: int  # pixels of a patch's side: 14
+    patch_values: int  # numbers of a patch, over the frames that it spans: 1176
+    merged: int  # patches of a token's side: 2
+    image_size: int  # pixels of the side of an image or tile; 0: images have any size
+    window: int  # patches of the side of a window; 0: no layer has windows
+    full_layers: int  # layers without windows: 4
+    projections: tuple[tuple[int, int], ...]  # (inputs, outputs) of each product for a token
+    parameters: int  # of the tower, without the projector
+    projector_parameters: int
+
+    @property
+    def mergers(self) -> int:
+        """Projectors side by side: the last layer's, and of layers between (Qwen3-VL)."""
+        return max(1, len(self.projections) // 2)
+
+    @property
+    def layer_matrix_parameters(self) -> int:
+        """Weights of one layer in products with patches."""
+        inner = (3 if self.gated else 2) * self.intermediate_size
+        return self.hidden_size * (4 * self.hidden_size + inner)
+
+    def frozen(self, freeze: Collection[str]) -> int:
+        """How many weights model.freeze keeps as they are."""
+        tower = self.parameters if "vision" in freeze else 0
+        return tower + (self.projector_parameters if "projector" in freeze else 0)
+
+    def encoding(self, cost: ImageCost) -> ForwardFlops:
+        """Operations of one forward pass of the tower. Every patch of an image, a tile or a window
+        sees every other: two products over all pairs.
+        """
+        weights = self.patch_values * self.hidden_size + self.layers * self.layer_matrix_parameters
+        windowed = self.layers - self.full_layers
+        pairs = self.full_layers * cost.full_pairs + windowed * cost.window_pairs
+        return ForwardFlops(
+            body=MULTIPLY_ADD * cost.patches * weights,
+            attention=2 * MULTIPLY_ADD * pairs * self.hidden_size,
+            head=0.0,
+        )
+
+    def projecting(self, cost: ImageCost) -> float:
+        """Operations of one forward pass of the projector."""
+        return MULTIPLY_ADD * cost.tokens * sum(m * n for m, n in self.projections)
+
+
+def tower_shape(
+    config: Mapping[str, Any], *, parameters: int, projector_parameters: int
+) -> TowerShape:
+    """The shape of the tower of a config of IMAGE_TYPES, with all of its keys as transformers fills
+    them in. parameters, projector_parameters: as they were counted.
+    """
+    kind, vision, text = config["model_type"], config["vision_config"], config["text_config"]
+    hidden, patch = int(vision["hidden_size"]), int(vision["patch_size"])
+    qwen = kind.startswith("qwen")
+    layers = int(vision["depth" if qwen else "num_hidden_layers"])
+    frames = int(vision["temporal_patch_size"]) if qwen else 1
+    windows = "window_size" in vision and qwen
+    merged, projections = _projector(kind, config, hidden, int(text["hidden_size"]))
+    return TowerShape(
+        model_type=kind,
+        hidden_size=hidden,
+        intermediate_size=int(vision["intermediate_size"]),
+        layers=layers,
+        gated=kind == "qwen2_5_vl",
+        patch_size=patch,
+        patch_values=CHANNELS * frames * patch**2,
+        merged=merged,
+        image_size=0 if qwen else int(vision["image_size"]),
+        # a window has whole squares of merged patches
+        window=int(vision["window_size"]) // (merged * patch) * merged if windows else 0,
+        full_layers=len(set(vision["fullatt_block_indexes"])) if windows else layers,
+        projections=projections,
+        parameters=parameters,
+        projector_parameters=projector_parameters,
+    )
+
+
+def _projector(
+    kind: str, config: Mapping[str, Any], hidden: int, text: int
+) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """(patches of a token's side, (inputs, outputs) of the products for a token)."""
+    vision = config["vision_config"]
+    if kind == "gemma3":  # the mean of a square of patches, and one matrix
+        side = int(vision["image_size"]) // int(vision["patch_size"])
+        return side // int(config["mm_tokens_per_image"] ** 0.5), ((hidden, text),)
+    if kind == "smolvlm":
+        merged = int(config["scale_factor"])
+        return merged, ((hidden * merged**2, text),)
+    merged = int(vision["spatial_merge_size"])
+    wide = hidden * merged**2
+    mergers = 1 + len(vision.get("deepstack_visual_indexes") or ())
+    return merged, mergers * ((wide, wide), (wide, int(vision["out_hidden_size"])))

@@ -1,0 +1,129 @@
+"""Memory and time of the tower of a model that reads images, as plan.activations counts a layer.
+
+A forward pass encodes the images of its sequences one after the other. What autograd keeps of all
+of them waits for the end of the backward pass.
+"""
+
+from dataclasses import replace
+
+from postgrad.models.image_sizes import image_sizes
+from postgrad.models.towers import RMS_NORMS, ImageCost, TowerShape
+from postgrad.plan.costs import MOVES, CostModel
+from postgrad.plan.lengths import RowLengths
+from postgrad.plan.roles import PlannedRole
+
+FLOAT32 = 4
+# Pixels of a picture that no row says anything of: the side.
+ASSUMED_SIDE = 1024
+
+
+def encodes(role: PlannedRole) -> tuple[bool, bool]:
+    """Whether the tower's weights train, and the projector's. An adapter stands on neither."""
+    trains = role.learner is not None and role.model.lora is None
+    freeze = role.model.freeze
+    return trains and "vision" not in freeze, trains and "projector" not in freeze
+
+
+def kept_by_layer(tower: TowerShape, b: int) -> int:
+    """Bytes a patch that one layer keeps for its backward pass. b: bytes of a number."""
+    hidden, inner = tower.hidden_size, tower.intermediate_size
+    rms = tower.model_type in RMS_NORMS
+    norms = 2 * hidden * ((FLOAT32 if rms else 0) + b)  # RMSNorm: the stream in float32, scaled
+    inputs = 2 * hidden * b  # of queries, keys and values, and of the feed-forward
+    # What attends: q, k, v and the result. Qwen's are parts of one product, of which v keeps all,
+    # and the results of windows and images are joined in a copy.
+    attention = (7 if tower.image_size == 0 else 4) * hidden * b
+    # gate, up, the activated gate and their product; or an input of the activation and its result
+    feedforward = (4 if tower.gated else 2) * inner * b
+    return norms + inputs + attention + feedforward
+
+
+def kept(tower: TowerShape, cost: ImageCost, b: int, role: PlannedRole) -> int:
+    """Bytes that a forward pass over images keeps until its backward pass: of a tower that trains
+    its pixels and what layers keep, or with checkpointing only their inputs; of a projector, also
+    of a frozen one behind a tower that trains, what its products read. A frozen tower keeps none.
+    """
+    encoder, projector = encodes(role)
+    size = 0.0
+    if encoder:
+        layer = tower.hidden_size * b
+        if not role.model.gradient_checkpointing:
+            layer = kept_by_layer(tower, b)
+        size += cost.patches * (tower.patch_values * b + tower.layers * layer)
+    if encoder or projector:
+        size += kept_by_projector(tower, cost, b)
+    return int(size)
+
+
+def kept_by_projector(tower: TowerShape, cost: ImageCost, b: int) -> float:
+    """Bytes of what the projector keeps of images: the last norm of the tower, and the inputs of
+    its products and of the activation between two.
+    """
+    rms = tower.model_type in RMS_NORMS
+    last = tower.hidden_size * ((FLOAT32 if rms else 0) + b)  # of the norm, a patch
+    # Of deeper layers the same norm, over as many numbers.
+    inputs = sum(m for m, _ in tower.projections)
+    activated = sum(n for _, n in tower.projections[:-1:2])
+    return cost.patches * last * tower.mergers + cost.tokens * b * (inputs + activated)
+
+
+def working(tower: TowerShape, cost: ImageCost, b: int, role: PlannedRole) -> int:
+    """Bytes of work on one image beside what is kept: of the backward pass of a layer, or of its
+    forward pass where nothing trains.
+    """
+    hidden, inner = tower.hidden_size, tower.intermediate_size
+    each = (3 if tower.gated else 2) * inner + 4 * hidden
+    size = max(each, 10 * hidden) * b
+    if encodes(role)[0]:
+        size = (2 * inner + 2 * hidden) * b
+        if role.model.gradient_checkpointing:
+            size += kept_by_layer(tower, b)
+    pixels = tower.patch_values * FLOAT32
+    return int(cost.patches / max(cost.images, 1.0) * (size + pixels))
+
+
+def allocated(tower: TowerShape, cost: ImageCost, b: int) -> int:
+    """Bytes that layers make of images, at the same time, or one after the other."""
+    return int(cost.patches * tower.layers * kept_by_layer(tower, b))
+
+
+def tower_seconds(
+    role: PlannedRole, cost: ImageCost | None, b: int, costs: CostModel, *, updating: bool
+) -> float:
+    """Seconds of the passes of the role's tower over images: a forward pass; in an update also a
+    backward pass, of two forward passes, of what trains, with checkpointing once more the layers.
+    """
+    tower = role.shape.tower
+    if tower is None or cost is None:
+        return 0.0
+    encoder, projector = encodes(role) if updating else (False, False)
+    again = 1 if role.model.gradient_checkpointing else 0
+    encoded = 3 + again if encoder else 1
+    projected = 3 if encoder or projector else 1
+    flops = encoded * costs.as_products(tower.encoding(cost))
+    flops += projected * tower.projecting(cost)
+    inner = (4 if tower.gated else 2) * tower.intermediate_size
+    numbers = cost.patches * tower.layers * (9 * tower.hidden_size + inner)
+    moved = MOVES * encoded * numbers * b
+    bandwidth = costs.device.bandwidth * costs.efficiency.between * costs.sharing.ranks
+    passes = cost.images / costs.sharing.replicas * (2 if encoder else 1)
+    overhead = passes * costs.efficiency.overhead * tower.layers
+    return costs.products(flops, b) + moved / bandwidth + overhead
+
+
+def assumed_images(lengths: RowLengths, tower: TowerShape, source: str | None) -> RowLengths:
+    """The lengths of rows that are not at hand, each with an image: of ASSUMED_SIDE pixels, or of
+    as many as its tokens fit into the prompt of the row. source: the model, whose processor sizes
+    images.
+    """
+    sizes = image_sizes(tower, source)
+    side = ASSUMED_SIDE
+    token = tower.patch_size * tower.merged
+    while side > token and sizes.cost(side, side).tokens > lengths.prompt:
+        side -= token
+    cost = sizes.cost(side, side)
+    note = (
+        f"{lengths.source}; assumed: an image of {side} x {side} pixels in each, "
+        f"{cost.tokens:.0f} of its tokens"
+    )
+    return replace(lengths, images=cost, source=note)
