@@ -1,5 +1,6 @@
 """Rewards of whole runs that last a second."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +60,14 @@ def looks(prompt: Any, rollout: Any) -> float:
     """Reads the files of the prompt's images; the samples of a group differ."""
     sizes = [len(Path(file).read_bytes()) for file in prompt.images]
     return float(sum(sizes) % 7 + rollout.tokens + rollout.sample % 2)
+
+
+def hangs(prompt: Any, rollout: Any, row: int, sample: int, mark: str = "") -> float:
+    """Never ends on a sample of a row, and adds a line to the file `mark` before; else `vowels`."""
+    if (prompt.row, rollout.sample) == (row, sample):
+        if mark:
+            with Path(mark).open("a", encoding="utf-8") as file:
+                file.write("hangs\n")
+        while True:
+            time.sleep(60)
+    return vowels(prompt, rollout)

@@ -1,6 +1,8 @@
 """The live source with samples ahead: in order, never too old, the same bits after any resume."""
 
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,13 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers import tiny_rewards
 from helpers.lives import Life, Turns, shown
-from helpers.rollouts import Numbers, Words
+from helpers.rollouts import Numbers, Ticking, Words
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError
+from postgrad.rewards.scorer import Scorer
+from postgrad.rewards.settings import RewardSettings, ScoringSettings
 from postgrad.rollout.environment import Drawing
 from postgrad.rollout.pending import to_groups
 from postgrad.rollout.settings import RolloutSettings
+from postgrad.rollout.source import LiveSource
 
 
 def settled_of(life: Life) -> range:
@@ -157,3 +163,46 @@ def test_a_resume_with_another_bound_keeps_it_and_every_ticket(before: int, afte
         versions = [v for g in sampled.all for r in g.rollouts for v, _ in r.versions]
         assert all(0 <= step - version <= after for version in versions)
     assert trained == list(range(18))
+
+
+def test_a_verifier_that_hangs_holds_up_no_other_sample_and_its_ticket_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ticket 0 ends after two steps of decoding, and the verifier of its sample 1 never does. All
+    others are written while it hangs the first time, before the second attempt that it gets.
+    """
+    monkeypatch.setenv("PYTHONPATH", str(Path(tiny_rewards.__file__).parent))
+    attempts = tmp_path / "attempts"
+    reward: dict[str, Any] = {"type": "tiny_rewards:hangs", "row": 0, "sample": 1}
+    reward |= {"mark": str(attempts), "wall_seconds": 0.5}
+    while_it_hangs: list[str] = []
+
+    def rest() -> None:
+        if engine.steps < 2:
+            return
+        until = time.monotonic() + 60
+        while not attempts.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert attempts.read_text("utf-8") == "hangs\n"
+        while_it_hangs.append(source.awaited())
+
+    engine: Any = Ticking(lambda ticket, sample, turn: 2 if ticket == 0 else 20, 8, rest)
+    sampling = RolloutSettings(max_new_tokens=30, max_staleness=1)
+    with Scorer([RewardSettings(**reward)], ScoringSettings(workers=2)) as scorer:
+        scorer.check([])  # until the workers are ready
+        source = LiveSource(
+            engine, Numbers(100), scorer, seed=0, prompts_per_step=2, samples_per_prompt=3,
+            sampling=sampling, tokenizer=Words(),
+        )  # fmt: skip
+        sampled = source.next(1, Cursor(), {})
+    assert len(while_it_hangs) == 18
+    assert {held.split(", ")[0] for held in while_it_hangs} == {"ticket 0 (scores)"}
+    (first, second) = sampled.groups
+    (failure,) = first.failures
+    assert (first.prompt.ticket, failure.sample, failure.cause) == (0, 1, "wall_clock")
+    assert first.kept.tolist() == [True, False, True]
+    assert (second.prompt.ticket, second.kept.all()) == (1, True)
+    assert attempts.read_text("utf-8") == "hangs\nhangs\n"
+    pending = source.pause().pending
+    assert pending["tickets"][:, 0].tolist() == [2, 3]
+    assert sampled.cursor == Cursor(2)

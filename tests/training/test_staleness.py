@@ -1,13 +1,19 @@
 """Runs with samples ahead: the same bits after any resume, and from their recorded samples."""
 
+import errno
 import json
 import math
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers.runs import lines
 from helpers.tiny_runs import MakeRecipe
+from postgrad.checkpoint.files import PENDING
+from postgrad.checkpoint.store import SaveFailed
 from postgrad.observe.console import Console
 from postgrad.plan.simulate import BatchLoad, Pace, Simulation
 from postgrad.recipe.recipe import Recipe
@@ -100,3 +106,77 @@ def test_its_samples_replayed_make_the_same_weights(
     first, second = fingerprint(Path(whole.run_dir)), fingerprint(Path(again.run_dir))
     for name in ("policy.weights.safetensors", "policy.optimizer.safetensors"):
         assert first[name] == second[name]
+
+
+def full_disk(number: int, last: int) -> Callable[[Path, bytes], int]:
+    """In place of Path.write_bytes: half of the samples ahead has room in their saves first..last,
+    counted from 1.
+    """
+    write, saves = Path.write_bytes, iter(range(1, 1000))
+
+    def half(path: Path, data: bytes) -> int:
+        if path.name == PENDING and number <= next(saves) <= last:
+            write(path, data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return write(path, data)
+
+    return half
+
+
+@pytest.mark.parametrize("last", [2, 1000], ids=["for a while", "for good"])
+def test_a_disk_that_is_full_at_the_cut_loses_no_ticket(
+    last: int, make_recipe: MakeRecipe, trained: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it stays full the run fails at its end, and goes on from the samples of step 1."""
+    wanted = fingerprint(Path(trained("rl", **STALE).run_dir))
+    recipe = make_recipe("rl", **STALE)
+    run = Path(recipe.run_dir)
+    told = (
+        "no checkpoint of step {} could be saved in " + str(run / "checkpoints") + ": "
+        "the disk is full; older checkpoints are kept, make room and resume"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full_disk(2, last))
+        if last == 2:
+            train(recipe, Console("quiet"))
+        else:
+            with pytest.raises(SaveFailed) as failed:
+                train(recipe, Console("quiet"))
+            assert told.format(5) in str(failed.value)
+            checkpoints = sorted(path.name for path in (run / "checkpoints").iterdir())
+            assert checkpoints == ["latest", "step-000001"]
+    events = [line for line in lines(run / "events.jsonl") if line["event"] == "save_failed"]
+    steps = [2] if last == 2 else [2, 3, 4]
+    assert [(line["step"], line["message"]) for line in events] == [
+        (step, told.format(step)) for step in steps
+    ]
+    train(recipe, Console("quiet"))
+    assert fingerprint(run) == wanted
+    drawn = [(line["ticket"], line["sample"]) for line in lines(run / "samples.jsonl")]
+    assert drawn == [(ticket, sample) for ticket in range(20) for sample in range(4)]
+
+
+def test_a_verifier_that_hangs_is_a_failure_of_its_ticket_and_the_run_goes_on(
+    make_recipe: MakeRecipe, trained: MakeRecipe
+) -> None:
+    """It hangs on sample 2 of ticket 5, which step 2 trains on and step 1 has begun."""
+    calm = lines(Path(trained("rl", **STALE).run_dir) / "samples.jsonl")
+    row = next(line["row"] for line in calm if line["ticket"] == 5)
+    reward = {"type": "tiny_rewards:hangs", "row": row, "sample": 2, "wall_seconds": 0.3}
+    recipe = make_recipe("rl", **STALE, rewards=[{**reward, "name": "slow"}])
+    assert train(recipe, Console("quiet"))["steps"] == 5
+    run = Path(recipe.run_dir)
+    failed = [line for line in lines(run / "events.jsonl") if line["event"] == "verifier_failed"]
+    places = [tuple(line[key] for key in ("step", "ticket", "sample", "cause")) for line in failed]
+    assert places == [(2, 5, 2, "wall_clock")]
+    assert failed[0]["component"] == "slow"
+    assert failed[0]["message"] == "lasted more than 0.3 s of wall-clock time"
+    samples = lines(run / "samples.jsonl")
+    drawn = [(line["ticket"], line["sample"]) for line in samples]
+    assert drawn == [(ticket, sample) for ticket in range(20) for sample in range(4)]
+    scored = {key for key, line in zip(drawn, samples, strict=True) if line["total"] is not None}
+    assert set(drawn) - scored == {(5, 2)}
+    for line, other in zip(samples[:32], calm[:32], strict=True):  # the weights are the same so far
+        assert line["turns"] == other["turns"]
+        if (line["ticket"], line["sample"]) != (5, 2):
+            assert line["total"] == other["total"]
