@@ -110,6 +110,52 @@ def test_gpt_oss_has_the_sizes_of_its_model_card(
     assert shape.cache_bytes_per_token(2) == sizes["num_hidden_layers"] * 2 * 8 * 64 * 2
 
 
+# The sizes in the hub's config.json of Qwen/Qwen3-30B-A3B, and in one of a tiny mixture.
+QWEN3_30B = {
+    "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32,
+    "num_key_value_heads": 4, "head_dim": 128, "moe_intermediate_size": 768, "num_experts": 128,
+    "num_experts_per_tok": 8, "vocab_size": 151_936,
+}  # fmt: skip
+TINY_MIXTURE = {
+    "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 4, "moe_intermediate_size": 6, "num_experts": 4, "num_experts_per_tok": 2,
+    "vocab_size": 10,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sizes", "attention", "expert", "router", "norms", "layers", "unused", "outside"),
+    [
+        # q and o of 8 x 8, k and v of 8 x 4; 3 matrices of 8 x 6; 4 x 8; two of 8 and two of 4.
+        (TINY_MIXTURE, 192, 144, 32, 24, 2, 2, 80),
+        (QWEN3_30B, 18_874_368, 4_718_592, 262_144, 4352, 48, 120, 151_936 * 2048),
+    ],
+    ids=["tiny", "30B-A3B"],
+)
+def test_a_token_of_qwen3_moe_passes_some_of_the_experts(
+    sizes: dict[str, Any],
+    attention: int,
+    expert: int,
+    router: int,
+    norms: int,
+    layers: int,
+    unused: int,
+    outside: int,
+) -> None:
+    shape = any_shape({"model_type": "qwen3_moe", **sizes}, "qwen3_moe")
+    width, experts = sizes["hidden_size"], sizes["num_experts"]
+    total = layers * (attention + router + norms + experts * expert) + 2 * outside + width
+    assert shape.parameters() == total
+    assert shape.unused_parameters == layers * unused * expert
+    used = attention + router + (experts - unused) * expert
+    assert shape.active_matrix_parameters == used
+    flops = shape.flops(3.0, 0.0)
+    assert flops.body + flops.head == 2 * 3 * (layers * used + outside)
+    if sizes is QWEN3_30B:  # https://huggingface.co/Qwen/Qwen3-30B-A3B: 30.5B, 3.3B activated
+        assert total == 30_532_122_624
+        assert total - shape.unused_parameters == 3_353_032_704
+
+
 def test_a_token_of_mixtral_passes_two_of_eight_experts() -> None:
     """By hand: attention 2 x 4096 x (4096 + 1024), a router, and two of 3 x 4096 x 14336."""
     shape = any_shape(published("mixtral"), "mixtral")

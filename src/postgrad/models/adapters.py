@@ -135,12 +135,30 @@ def target_layers(lm: nn.Module, settings: LoraSettings) -> list[str]:
     for target in settings.targets:
         if not any(f".{name}".endswith(f".{target}") for name in linear):
             available = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+            _require_no_mixture_weight(lm, target, available)
             raise UsageError(
                 f"model.lora.targets: {target!r} is no linear layer of this {lm.config.model_type} "  # pyright: ignore[reportAttributeAccessIssue]
                 f"decoder, which has {available}"
             )
     ends = tuple(f".{target}" for target in settings.targets) or ("",)
     return [name for name in linear if f".{name}".endswith(ends)]
+
+
+def _require_no_mixture_weight(lm: Any, target: str, available: str) -> None:
+    """Raises UsageError where `target` names routers or the weights of experts, which PEFT adapts
+    as `target_parameters`.
+    """
+    for name, weight in lm.get_decoder().named_parameters():
+        ends_so = f".{name.removesuffix('.weight')}".endswith(f".{target}")
+        layer = lm.get_decoder().get_submodule(name.rpartition(".")[0])
+        if not ends_so or weight.ndim < 2 or isinstance(layer, nn.Linear | nn.Embedding):
+            continue
+        kind = "the weight of all experts of a layer" if weight.ndim > 2 else "a router's weight"
+        raise UsageError(
+            f"model.lora.targets: {target!r} is {kind} in this {lm.config.model_type} decoder, and "
+            f"adapters stand on linear layers alone: name some of {available}, or leave "
+            "[model.lora] out, which trains experts and routers too"
+        )
 
 
 def saved_modules(lm: Any, settings: LoraSettings) -> list[str]:
