@@ -19,7 +19,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--search", action="store_true", help="list hardware on which it fits")
     parser.add_argument(
         "--rows", type=int, metavar="N",
-        help="rows of an epoch, if the recipe states epochs and its data are not on this machine",
+        help="plan for N rows of an epoch; lengths stay those of the rows that are here",
     )  # fmt: skip
     parser.add_argument(
         "--scale", metavar="8,64,512",

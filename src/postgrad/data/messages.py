@@ -145,7 +145,7 @@ def column(row: Row, name: str, key: str) -> Any:
         ellipsis = ", ..." if len(row.values) > SHOWN else ""
         columns = ", ".join(itertools.islice(row.values, SHOWN)) + ellipsis
         hint = f"did you mean {close!r}?" if close else f"its columns: {columns[:1000]}"
-        if key in ("data.prompt", "data.answer"):
+        if not close and key in ("data.prompt", "data.answer"):
             ways = [_stated(layout) for layout in _layouts(tuple(row.values))]
             hint += f"; they are read with {', or with '.join(ways)}" if ways else ""
         raise UsageError(f"{row.place}: row {row.index} has no column {name!r} ({key}); {hint}")

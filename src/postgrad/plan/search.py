@@ -92,7 +92,7 @@ def search_note(offers: Sequence[Offer]) -> str:
         return f"no hardware of the table fits, up to {COUNTS[-1]} devices of a kind"
     several = [offer for offer in offers if offer.count > 1]
     flags = shlex.join((several or offers)[0].overrides)
-    return f"the recipe with its ranks and engines set so: {flags}, as the line says"
+    return f"to run the recipe so, otherwise unchanged (the advice may need less): {flags}"
 
 
 def split_rows(splits: Sequence[Split]) -> tuple[Sequence[str], list[list[str]]]:
