@@ -128,6 +128,7 @@ def graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.slow
 def test_fifty_layouts_of_different_sizes_need_one_graph() -> None:
     backbone, plain = both("qwen3")
     require_same(backbone, plain, range(3))
@@ -143,6 +144,7 @@ def test_fifty_layouts_of_different_sizes_need_one_graph() -> None:
     assert not counters["graph_break"]
 
 
+@pytest.mark.slow
 def test_soft_caps_and_windows_are_compiled() -> None:
     backbone, plain = both("gemma2")
     assert windows_of(backbone.lm) == (None, 8)
@@ -150,6 +152,7 @@ def test_soft_caps_and_windows_are_compiled() -> None:
     assert not counters["graph_break"]
 
 
+@pytest.mark.slow
 def test_checkpointed_layers_run_the_same_graph_again() -> None:
     lm = model_of("qwen3")
     lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -161,6 +164,7 @@ def test_checkpointed_layers_run_the_same_graph_again() -> None:
     assert not counters["graph_break"]
 
 
+@pytest.mark.slow
 def test_adapters_are_compiled_and_switched_off() -> None:
     backbone, plain = both("qwen3")
     for each in (backbone, plain):
@@ -177,6 +181,7 @@ def test_adapters_are_compiled_and_switched_off() -> None:
     assert (without - outcome(backbone, 1)[0]).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_attention_in_blocks_stays_outside() -> None:
     backbone, plain = both("qwen3", "sdpa")
     require_same(backbone, plain, range(4))

@@ -115,6 +115,7 @@ def files_of(run: Path) -> dict[Path, tuple[int, bytes]]:
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
 
+@pytest.mark.slow
 def test_a_stage_generates_the_rows_that_the_next_one_trains_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     summary = rejection_sampling(run)
