@@ -38,7 +38,8 @@ th { font-weight: 600; } td.n, th.n { text-align: right; }
 svg { display: block; max-width: 100%; height: auto; overflow: visible; }
 table svg { max-width: none; }
 svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
-@media (max-width: 40rem) { svg text { font-size: 18px; } }
+@media (max-width: 40rem) { svg text { font-size: 18px; }
+  .swept { display: none; } }  /* the name of a run says them too */
 .axis { stroke: var(--line); } .ends { stroke: currentColor; stroke-width: 2; }
 .band { fill: var(--best); opacity: .14; } .dot { fill: currentColor; }
 .curve { fill: none; stroke-width: 2; stroke: var(--quiet); opacity: .9; }
@@ -87,7 +88,7 @@ def document(result: Standing) -> Iterator[str]:
 
 def _table(result: Standing) -> Iterator[str]:
     metric = html.escape(result.metric.name if result.metric else "value")
-    keys = "".join(f"<th>{html.escape(key)}</th>" for key in result.sweep.keys)
+    keys = "".join(f'<th class="swept">{html.escape(key)}</th>' for key in result.sweep.keys)
     yield (
         '<div class="scroll"><table>\n<thead><tr><th>run</th>'
         f'{keys}<th class="n">{metric}</th><th>95% interval</th>'
@@ -97,7 +98,8 @@ def _table(result: Standing) -> Iterator[str]:
     for place, run in enumerate(result.results):
         best = ' class="best"' if run is result.best else ""
         swept = "".join(
-            f"<td>{html.escape(run.trial.values.get(key, ''))}</td>" for key in result.sweep.keys
+            f'<td class="swept">{html.escape(run.trial.values.get(key, ""))}</td>'
+            for key in result.sweep.keys
         )
         value = "" if run.value is None else f"{run.value:.4g}"
         seconds = "" if run.seconds is None else f"{run.seconds:.0f} s"
