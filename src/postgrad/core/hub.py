@@ -38,6 +38,21 @@ def split_revision(source: str) -> tuple[str, str | None]:
     return repo, revision
 
 
+def local_file(source: str, name: str) -> Path | None:
+    """A file of a directory, or of a hub id from the local cache; None where there is none."""
+    if Path(source).is_dir():
+        file = Path(source) / name
+        return file if file.is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    path, revision = split_revision(source)
+    try:
+        cached = try_to_load_from_cache(path, name, revision=revision)
+    except ValueError:  # no hub id
+        return None
+    return Path(cached) if isinstance(cached, str) else None
+
+
 def pretrained(source: str) -> tuple[str, dict[str, Any]]:
     """The arguments of transformers' from_pretrained for a source: path, {"revision": ...}."""
     path, revision = split_revision(source)

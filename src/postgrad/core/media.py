@@ -83,7 +83,7 @@ class MeasuredImages(ImageStore):
         self.sizes: dict[str, tuple[int, int]] = {}  # width and height in pixels, by hash
 
     def add(self, content: bytes) -> str:
-        """As ImageStore.add; a file that is cut off behind its head is not found."""
+        """As ImageStore.add; a file whose pixels are cut off is not noticed."""
         digest = hashlib.sha256(content).hexdigest()
         if digest not in self.sizes:
             self.sizes[digest] = size_of(content)

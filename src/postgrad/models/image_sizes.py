@@ -7,9 +7,9 @@ compares them with. Free of torch and transformers, so that a plan counts images
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from postgrad.core.hub import local_file
 from postgrad.models.files import read_object
 from postgrad.models.towers import ImageCost, TowerShape
 
@@ -119,29 +119,12 @@ def image_sizes(tower: TowerShape, source: str | None) -> ImageSizes:
 
 def _options(source: str) -> Mapping[str, Any]:
     for name in ("preprocessor_config.json", "processor_config.json"):
-        file = on_this_machine(source, name)
+        file = local_file(source, name)
         if file is not None:
             options = read_object(file)
             nested: Mapping[str, Any] = options.get("image_processor") or options
             return nested
     return {}
-
-
-def on_this_machine(source: str, name: str) -> Path | None:
-    """A file of a directory, or of a hub id from the cache; None where there is none."""
-    if Path(source).is_dir():
-        file = Path(source) / name
-        return file if file.is_file() else None
-    from huggingface_hub import try_to_load_from_cache
-
-    from postgrad.core.hub import split_revision
-
-    path, revision = split_revision(source)
-    try:
-        cached = try_to_load_from_cache(path, name, revision=revision)
-    except ValueError:  # no hub id
-        return None
-    return Path(cached) if isinstance(cached, str) else None
 
 
 def _squared(length: int, window: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from postgrad.core.errors import UsageError
+from postgrad.core.hub import local_file
 from postgrad.core.media import MARK, MeasuredImages, images_in
 from postgrad.data.answers import labelled_of, pair_of
 from postgrad.data.chat_format import Message, texts_of
@@ -20,7 +21,7 @@ from postgrad.data.rows import Row, parse_split
 from postgrad.data.settings import DataSettings, PairSettings, RowSettings, Share
 from postgrad.data.steps import steps_of
 from postgrad.models.files import require_regular
-from postgrad.models.image_sizes import ImageSizes, image_sizes, on_this_machine
+from postgrad.models.image_sizes import ImageSizes, image_sizes
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.models.settings import ModelSettings
 from postgrad.models.towers import ImageCost
@@ -272,7 +273,7 @@ def _pieces(tokens: int, settings: DataSettings) -> Iterator[tuple[float, float]
 def _counter(model: ModelSettings) -> tuple[CountTokens, str]:
     """A function that counts the tokens of a text, and in words how it does."""
     if model.source is not None:
-        file = on_this_machine(model.source, "tokenizer.json")
+        file = local_file(model.source, "tokenizer.json")
         if file is not None:
             from tokenizers import Tokenizer  # only here
 

@@ -16,7 +16,7 @@ from postgrad._version import __version__
 from postgrad.checkpoint.state import RunState
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import versions
-from postgrad.core.hub import COMMIT, HUB_ID, split_revision
+from postgrad.core.hub import COMMIT, HUB_ID, local_file, split_revision
 from postgrad.models.files import adapter_base, is_adapter
 from postgrad.models.save import CARD
 from postgrad.models.settings import looks_local
@@ -151,15 +151,10 @@ def _about_base(base: str) -> dict[str, Any]:
     import huggingface_hub
     from yaml import YAMLError
 
-    name, revision = split_revision(base)
-    path: Any = Path(name) / CARD
     hub: Any = huggingface_hub
     try:
-        if not looks_local(base):
-            path = hub.try_to_load_from_cache(name, CARD, revision=revision)
-        if not isinstance(path, str | Path) or not Path(path).is_file():
-            return {}
-        return dict(hub.metadata_load(Path(path)) or {})
+        path = local_file(base, CARD)
+        return {} if path is None else dict(hub.metadata_load(path) or {})
     except (OSError, ValueError, YAMLError):  # somebody else's card is no reason to keep a model
         return {}
 

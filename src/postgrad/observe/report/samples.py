@@ -17,6 +17,7 @@ from typing import Any, cast
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from postgrad.core.hub import at_revision, local_file
 from postgrad.observe.run_dir import TOKENIZER
 
 UNKNOWN = "�"  # what bytes that are not UTF-8 decode to
@@ -90,17 +91,11 @@ def tokenizer_files(model: Any) -> list[Path]:
     """The tokenizer.json of the model that a run started from, where this machine has it: in the
     directory that [model] names, or in the cache of the hub.
     """
-    files: list[Path] = []
     path = model.get("path") if isinstance(model, dict) else None
-    if isinstance(path, str) and path:
-        files.append(Path(path) / TOKENIZER)
-        if not Path(path).exists() and path.count("/") <= 1:
-            from huggingface_hub import try_to_load_from_cache
-
-            cached = try_to_load_from_cache(path, TOKENIZER, revision=model.get("revision"))
-            if isinstance(cached, str):
-                files.append(Path(cached))
-    return [file for file in files if file.is_file()]
+    if not isinstance(path, str) or not path:
+        return []
+    file = local_file(at_revision(path, model.get("revision")), TOKENIZER)
+    return [] if file is None else [file]
 
 
 def group_row(lines: Sequence[tuple[int, JsonObject]]) -> JsonObject:
