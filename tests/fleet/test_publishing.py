@@ -330,7 +330,12 @@ def test_four_ranks_send_to_two_engines_whoever_of_them_dies(
         dying_publish.ask_for_a_death(deaths, "rank")
         with pytest.raises(WorkerLost, match="rank 1 died"):
             engine.load_weights(WeightHandover(policy.hub_weights()), 3)
-        # An engine that cannot read what the rank had sent is lost as well: the next one that
-        # starts in its place asks the same ranks for weights.
-        with pytest.raises(RunError, match=r"rollout engine broke off|rank 1 died"):
+        with pytest.raises(RunError) as refused:
             engine.logprobs([np.arange(2, 6, dtype=np.int32)], 1.0)
+        # An engine that cannot read what the rank had sent is lost as well: only then the one that
+        # starts in its place asks the same ranks for weights, and hears of the rank.
+        also_lost = len(logs.of("engine_lost")) > 1
+        told = str(refused.value)
+        assert "a publish to the rollout engine broke off" in told or (
+            also_lost and told.startswith("rank 1 died")
+        )

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask
 
@@ -99,6 +99,7 @@ def torchs_table(layout, window: int | None, size: int) -> list[np.ndarray]:
     return [tensor[0, 0].numpy() for tensor in tensors]
 
 
+@settings(max_examples=1000)
 @given(
     groups=token_groups,
     min_shared=st.integers(1, 9),
