@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.speed.report import machine
+from benchmarks.speed.report import machine, write_result
 from benchmarks.speed.side import read_work
 from benchmarks.speed.workload import VOCABULARY, make
 from postgrad.models.load import load_model
@@ -96,10 +96,7 @@ def main() -> None:
             for name in GRAMMARS
         },
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.to:
-        options.to.write_text(text + "\n", encoding="utf-8")
+    write_result(result, options.to)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ sampling side is at work beyond the engine's prefill and decode: requests and sc
 """
 
 import argparse
-import json
 import math
 import os
 import statistics
@@ -38,7 +37,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from benchmarks.speed.report import machine
+from benchmarks.speed.report import machine, write_result
 from postgrad.checkpoint.state import RunState
 from postgrad.observe.console import Console
 from postgrad.observe.follow import read_lines
@@ -315,10 +314,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         result = measure(options, Path(folder))
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.to:
-        options.to.write_text(text + "\n", encoding="utf-8")
+    write_result(result, options.to)
 
 
 if __name__ == "__main__":

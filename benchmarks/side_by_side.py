@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from pydantic import PrivateAttr
 
-from benchmarks.speed.report import machine
+from benchmarks.speed.report import machine, write_result
 from postgrad.core.records import Prompt
 from postgrad.observe.console import Console
 from postgrad.observe.run_dir import RunDirectory
@@ -168,10 +168,7 @@ def main() -> None:
                 "median_seconds": round(statistics.median(seconds), 3),
                 "seconds": [round(value, 3) for value in seconds],
             }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.to:
-        options.to.write_text(text + "\n", encoding="utf-8")
+    write_result(result, options.to)
 
 
 if __name__ == "__main__":

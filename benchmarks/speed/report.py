@@ -1,5 +1,6 @@
 """What a comparison leaves: a table for people and a JSON object for later."""
 
+import json
 import os
 import platform
 import statistics
@@ -25,6 +26,14 @@ def machine() -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "load_average": [round(load, 2) for load in os.getloadavg()],
     }
+
+
+def write_result(result: Mapping[str, Any], to: Path | None) -> None:
+    """Prints a result as JSON, and writes it to the file that was asked for."""
+    text = json.dumps(result, indent=1)
+    print(text)
+    if to:
+        to.write_text(text + "\n", encoding="utf-8")
 
 
 def cpu_model() -> str:
