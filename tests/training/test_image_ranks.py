@@ -1,8 +1,7 @@
 """A run on images on two ranks behind Ray: the weights of one process."""
 
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +10,16 @@ from safetensors.torch import load_file
 
 from helpers.image_directories import models, row, vision_pair
 from helpers.rank_cases import distance
-from postgrad.cluster import connection
-from postgrad.cluster.settings import ClusterSettings
 from postgrad.core.errors import UsageError
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.training.start import train
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 __all__ = ["models"]
 
 CLUSTER = {"type": "ray", "start_seconds": 600.0}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cluster() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        paths = [str(Path(__file__).parents[1] / "helpers"), os.environ.get("PYTHONPATH")]
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-        connection.start(ClusterSettings(**CLUSTER))
-        yield
-        connection.stop()
 
 
 def test_two_ranks_have_the_weights_of_one_process(

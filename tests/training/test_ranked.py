@@ -1,9 +1,7 @@
 """Whole runs on ranks behind Ray: the weights of one process, saves on 4, resumes on 1, 2 and 4."""
 
 import json
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,6 @@ from helpers.runs import lines
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.store import CheckpointStore
 from postgrad.cli.main import main
-from postgrad.cluster import connection
-from postgrad.cluster.settings import ClusterSettings
 from postgrad.cluster.workers import RankGroup
 from postgrad.core.errors import UsageError
 from postgrad.fleet import local, ranked
@@ -29,7 +25,7 @@ from postgrad.tools.export import export
 from postgrad.training.start import resume, train
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
 STEPS = 10
 CLUSTER = {"type": "ray", "start_seconds": 600.0}
@@ -67,17 +63,6 @@ def apart(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
     assert one.keys() == two.keys()
     difference = sum(float((one[n] - two[n]).square().sum()) for n in one)
     return (difference / sum(float(t.square().sum()) for t in one.values())) ** 0.5
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cluster() -> Iterator[None]:
-    """One for all runs: a start of Ray takes longer than any of them."""
-    with pytest.MonkeyPatch.context() as patch:
-        paths = [str(Path(__file__).parents[1] / "helpers"), os.environ.get("PYTHONPATH")]
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-        connection.start(ClusterSettings(**CLUSTER))
-        yield
-        connection.stop()
 
 
 @pytest.fixture(scope="module")
