@@ -1,19 +1,25 @@
-"""A run on images on two ranks behind Ray: the weights of one process."""
+"""Runs on images on two ranks behind Ray: the weights of one process."""
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from helpers.image_directories import models, row, vision_pair
 from helpers.rank_cases import distance
-from postgrad.core.errors import UsageError
+from helpers.runs import lines, timeless
+from postgrad.checkpoint.settings import CheckpointSettings
+from postgrad.checkpoint.store import CheckpointStore
+from postgrad.fleet.shared import SharedEngine
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
-from postgrad.training.start import train
+from postgrad.training.start import resume, train
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
@@ -51,20 +57,83 @@ def test_two_ranks_have_the_weights_of_one_process(
     assert distance("visual", ranked, start) > 1e-2  # the tower has learned
 
 
-def test_sampling_on_ranks_is_refused(tmp_path: Path, models: Callable[[str], str]) -> None:
-    (tmp_path / "rows.jsonl").write_text(f"{json.dumps({**row(1, 'yes'), 'answer': 'yes'})}\n")
-    raw: dict[str, Any] = {
-        "job": "rl",
-        "run_dir": str(tmp_path / "run"),
-        "steps": 1,
-        "model": {"path": models("qwen2_5_vl"), "dtype": "float32"},
-        "data": {"path": str(tmp_path / "rows.jsonl"), "messages": "messages", "max_len": 200},
-        "algorithm": {"type": "grpo"},
-        "rewards": [{"type": "exact_match"}],
-        "batch": {"rollout_batch_size": 1, "n_samples_per_prompt": 2},
-        "rollout": {"max_new_tokens": 4},
-        "learner": {"lr": 1e-2},
-        "cluster": CLUSTER,
-    }
-    with pytest.raises(UsageError, match=r'sampling with cluster\.type = "ray" does not support'):
+@pytest.fixture
+def reinforced(tmp_path: Path, models: Callable[[str], str]) -> Callable[..., Path]:
+    """reinforced(name, ranked, steps): runs RL with a critic and a reference; its directory.
+    ranked: on two ranks, with two rollout workers.
+    """
+    shown = [{**row(n, "yes", ((16, 16), (24, 16))[: 1 + n % 2]), "answer": "yes"} for n in (1, 2)]
+    text = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    rows = [*shown, {"messages": text, "answer": "ho"}, {**row(3, "no"), "answer": "no"}]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    held_out = {**row(9, "no"), "answer": "no"}
+    (tmp_path / "held_out.jsonl").write_text(f"{json.dumps(held_out)}\n")
+
+    def run(name: str, *, ranked: bool, steps: int = 2) -> Path:
+        table = {"lr": 1e-2, "eps": 1e-6}
+        ranks = {"ranks": 2, "sharding": "zero2"} if ranked else {}
+        raw = {
+            "job": "rl",
+            "run_dir": str(tmp_path / name),
+            "steps": steps,
+            "model": {"path": models("qwen2_5_vl"), "dtype": "float32"},
+            "data": {"path": str(tmp_path / "rows.jsonl"), "messages": "messages", "max_len": 200},
+            "eval": {"path": str(tmp_path / "held_out.jsonl"), "at_start": True},
+            "algorithm": {"type": "ppo", "kl_coef": 0.1},
+            "critic": {"learner": table},
+            "rewards": [{"type": "tiny_rewards:looks"}],
+            "scoring": {"workers": 1},
+            "batch": {"rollout_batch_size": 4, "n_samples_per_prompt": 2},
+            "rollout": {"max_new_tokens": 4},
+            "learner": {**table, "threads": 1, **ranks},
+            "checkpoint": {"save_steps": 1},
+            "cluster": {**CLUSTER, "rollout": {"workers": 2}} if ranked else {},
+        }
         train(parse_recipe(raw), Console())
+        return tmp_path / name
+
+    return run
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    """Of all roles after the second step, of whatever parts."""
+    checkpoint = CheckpointStore(run / "checkpoints", CheckpointSettings()).load(2)
+    return {
+        f"{stem}/{name}": tensor
+        for stem in checkpoint.stems
+        if stem.endswith(".weights")
+        for name, tensor in checkpoint.tensors(stem).items()
+    }
+
+
+def test_rollout_workers_sample_from_images_and_one_that_is_killed_changes_no_bit(
+    reinforced: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, whole = (reinforced(name, ranked=name == "whole") for name in ("alone", "whole"))
+    first, second = map(weights, (alone, whole))
+    assert distance("", second, first) < 1e-4
+    tokens = [
+        [[turn["token_ids"] for turn in line["turns"]] for line in lines(folder / "samples.jsonl")]
+        for folder in (alone, whole)
+    ]
+    assert tokens[0] == tokens[1]
+
+    parted = reinforced("parted", ranked=True, steps=1)
+    submit = SharedEngine.submit
+    killed: list[int] = []
+
+    def kill_once(self: Any, request: Any) -> None:
+        submit(self, request)
+        if not killed and request.images:
+            workers = self._members[request.ticket % 2].workers
+            killed.append(workers.places[0][1])
+            os.kill(killed[0], signal.SIGKILL)
+
+    monkeypatch.setattr(SharedEngine, "submit", kill_once)
+    resume(parted, ["--steps", "2"], (), Console())
+    events = lines(parted / "events.jsonl")
+    assert [event["event"] for event in events].count("engine_lost") == len(killed) == 1
+    assert "restarted" not in {event["event"] for event in events}
+    again = weights(parted)
+    assert all(torch.equal(second[name], again[name]) for name in second)
+    assert timeless(whole / "samples.jsonl") == timeless(parted / "samples.jsonl")

@@ -44,6 +44,8 @@ class Worker:
         self._worker = EngineWorker(recipe, replace(choices, device="cpu"))
 
     def call(self, method: str, *arguments: Any) -> Handle[Any]:
+        if method == "keep_images":  # this process has the store of the run
+            return done(None)
         if method == "build":
             path, choices, *sizes = arguments
             built = self._worker.build(path, replace(choices, device="cpu"), *sizes)

@@ -91,9 +91,14 @@ class MeasuredImages(ImageStore):
 
 
 @contextmanager
-def images_kept_in(folder: Path) -> Generator[None]:
-    """Inside, `image_store` is in `folder`, which is made when the first image comes."""
-    with images_in(ImageStore(folder)):
+def images_kept_in(folder: Path, *others: Path) -> Generator[None]:
+    """Inside, `image_store` is in `folder`, which is made when the first image comes. others: where
+    images are read that are not there.
+    """
+    store = ImageStore(folder)
+    for other in others:
+        store.read_too(other)
+    with images_in(store):
         yield
 
 

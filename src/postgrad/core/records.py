@@ -151,6 +151,12 @@ class PlacedImage:
     grid: tuple[int, int] | None = None
     mutual: bool = False  # True: its tokens, which are one run, see each other, later ones too
 
+    @property
+    def runs(self) -> list[list[int]]:
+        """Its tokens as runs without gaps: [[first token, tokens], ...]."""
+        runs = np.split(self.at, np.flatnonzero(np.diff(self.at) > 1) + 1)
+        return [[int(run[0]), len(run)] for run in runs]
+
 
 @dataclass(frozen=True, slots=True)
 class Sequences:

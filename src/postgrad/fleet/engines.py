@@ -14,13 +14,15 @@ from torch import nn
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
+from postgrad.core.media import IMAGES, images_kept_in
+from postgrad.core.records import PlacedImage
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.receiving import WorkerWeights
 from postgrad.models.attention import text_config
 from postgrad.models.files import is_adapter
 from postgrad.models.four_bits import in_four_bits, twin
 from postgrad.models.image_reader import tower_of
-from postgrad.models.load import LoadedModel, load_model, load_tokenizer
+from postgrad.models.load import LoadedModel, load_config, load_model, load_tokenizer
 from postgrad.models.rope import require_length
 from postgrad.models.settings import LoraSettings
 from postgrad.parallel.device import compute_dtype
@@ -32,6 +34,7 @@ from postgrad.rollout.local.cache import bytes_per_token
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.local.prompts import layer_shapes, state_bytes
 from postgrad.rollout.openai.engine import OpenAIEngine
+from postgrad.rollout.replay import images_of
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.stats import EngineSums
 from postgrad.rollout.vllm import start as vllm
@@ -49,6 +52,18 @@ def require_startable(recipe: Recipe) -> None:
     _require_whole_model(recipe.model.path)
     if not recipe.cluster.engines(recipe.learner.ranks):  # else they start on other machines
         interpreter(settings.vllm.python)
+
+
+def require_images_sampled(recipe: Recipe, path: str) -> None:
+    """Raises UsageError, before weights are loaded, where vLLM is to sample a model that reads
+    images and cannot. path: of that model.
+    """
+    settings = recipe.rollout_settings
+    if settings is None or settings.type != "vllm":
+        return
+    vllm.require_images_sampled(load_config(path), path, adapter=settings.sends_adapter)
+    if not recipe.cluster.engines(recipe.learner.ranks):  # else they start on other machines
+        interpreter(settings.vllm.python, images=True)
 
 
 def require_trainable(settings: RolloutSettings) -> None:
@@ -203,6 +218,15 @@ def _require_whole_model(path: str | None) -> None:
         )
 
 
+def image_folders(recipe: Recipe, folder: Path) -> list[str]:
+    """Where the processes of a run read images by their hashes: its own, then those of the run that
+    it replays. folder: of the run.
+    """
+    settings = recipe.rollout_settings
+    replayed = settings.replay_path if settings is not None else None
+    return [str(folder / IMAGES), *([str(images_of(replayed))] if replayed else [])]
+
+
 class EngineWorker:
     """An engine in a process of a cluster. recipe: as its dump; choices: of the run's start."""
 
@@ -217,6 +241,11 @@ class EngineWorker:
         self._beside_learner = loaded.cluster.policy.colocate is not None
         self._lora = loaded.model.lora
         self._device = choices.apply()
+        self._opened = ExitStack()  # until the process ends
+
+    def keep_images(self, folders: Sequence[str]) -> None:
+        """From now on images are read in `folders`, which all machines see: see image_folders."""
+        self._opened.enter_context(images_kept_in(*map(Path, folders)))
 
     def build(
         self, path: str, choices: Choices, sequences: int, max_len: int, logs: str
@@ -225,7 +254,7 @@ class EngineWorker:
         with this process. logs: a folder of this worker's own, where all machines see it.
         """
         self._engine, choices = build_engine(
-            self._settings, path, choices, ExitStack(), sequences=sequences, max_len=max_len,
+            self._settings, path, choices, self._opened, sequences=sequences, max_len=max_len,
             logs=Path(logs), beside_learner=self._beside_learner, lora=self._lora,
         )  # fmt: skip
         self._weights = WorkerWeights(self._engine, self._device)
@@ -278,9 +307,12 @@ class EngineWorker:
         return getattr(self._weights, action)(*arguments)
 
     def logprobs(
-        self, sequences: Sequence[NDArray[np.int32]], temperature: float
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        temperature: float,
+        images: Sequence[tuple[PlacedImage, ...]],
     ) -> list[NDArray[np.float32]]:
-        return self._engine.logprobs(sequences, temperature)
+        return self._engine.logprobs(sequences, temperature, images)
 
     def drop(self) -> None:
         """Forgets all requests: nobody waits for their completions any more."""

@@ -15,7 +15,7 @@ from postgrad.cluster.workers import Workers
 from postgrad.core.errors import RunError, WorkerLost
 from postgrad.core.process import Handle
 from postgrad.fleet.choices import Choices
-from postgrad.fleet.engines import WORKER
+from postgrad.fleet.engines import WORKER, image_folders
 from postgrad.fleet.remote import RankedRole, RankedWeights
 from postgrad.observe.sinks import Logs
 from postgrad.recipe.recipe import Recipe
@@ -66,6 +66,7 @@ class EngineSite:
 
     def build(self, workers: Workers, number: int) -> None:
         """Builds the engine of a process."""
+        workers.call("keep_images", image_folders(self.recipe, self.folder)).result()
         logs = str(self.folder / f"rollout-{number}")
         sizes = (self.sequences, self.max_len)
         self.choices = workers.call("build", self.path, self.choices, *sizes, logs).result()

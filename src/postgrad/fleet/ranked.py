@@ -14,9 +14,8 @@ from postgrad.cluster.placing import RoleRequest, role_request
 from postgrad.cluster.settings import POLICY, ClusterSettings, SidePlacement
 from postgrad.cluster.workers import RankGroup, Workers
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.media import IMAGES
 from postgrad.fleet.choices import Choices
-from postgrad.fleet.engines import build_engine, require_trainable
+from postgrad.fleet.engines import build_engine, image_folders, require_trainable
 from postgrad.fleet.fleet import Site, teacher_name
 from postgrad.fleet.members import ROLLOUT, EngineSite
 from postgrad.fleet.remote import RankCalls, RankedRole
@@ -80,7 +79,8 @@ class RankedFleet:
         groups = _started(recipe, choices, reservation, stack)
         for role, group in groups.items():
             logs.event("placed", group.description(), role=role, places=group.places)
-        for answer in [g.call("keep_images", str(folder / IMAGES)) for g in groups.values()]:
+        folders = image_folders(recipe, folder)
+        for answer in [g.call("keep_images", folders) for g in groups.values()]:
             answer.result()
         learner = recipe.learner
         console.note(f"{learner.ranks} ranks, {learner.sharding} sharding, behind Ray")

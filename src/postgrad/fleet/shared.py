@@ -43,13 +43,14 @@ from postgrad.rollout.engine import (
     Sent,
     WeightHandover,
     in_order,
-    require_no_images,
 )
 from postgrad.rollout.free import Track
 from postgrad.rollout.stats import EngineStats, agreed
 from postgrad.rollout.transport.route import Stated
 
-Probe = tuple[Sequence[NDArray[np.int32]], float, list[Logprobs]]
+Images = Sequence[tuple[PlacedImage, ...]]
+# What `logprobs` was asked, and its answer.
+Probe = tuple[tuple[Sequence[NDArray[np.int32]], float, Images], list[Logprobs]]
 
 
 class SharedEngine:
@@ -172,16 +173,15 @@ class SharedEngine:
         self,
         sequences: Sequence[NDArray[np.int32]],
         temperature: float,
-        images: Sequence[tuple[PlacedImage, ...]] = (),
+        images: Images = (),
     ) -> list[Logprobs]:
         """Engine.logprobs, of every process. Raises RunError where one has other weights."""
-        require_no_images(images, "an engine of several processes")
         while True:
             self._join(needed=True)
-            results = self._of_all("logprobs", list(sequences), temperature)
+            results = self._of_all("logprobs", list(sequences), temperature, list(images))
             if results:
                 logprobs = agreed(results, self._dtype, TITLE)
-                self._probe = (list(sequences), temperature, logprobs)
+                self._probe = (list(sequences), temperature, list(images)), logprobs
                 return logprobs
 
     def cut(self) -> list[Request]:
@@ -357,8 +357,8 @@ class SharedEngine:
     def _prove(self, workers: Workers) -> None:
         """Raises RunError where a process has not the weights that all were probed with."""
         if self._probe is not None:
-            sequences, temperature, expected = self._probe
-            logprobs = workers.call("logprobs", sequences, temperature).result()
+            asked, expected = self._probe
+            logprobs = workers.call("logprobs", *asked).result()
             agreed([expected, logprobs], self._dtype, TITLE)
 
     def _send(self, members: Sequence[Member], weights: WeightHandover, version: int) -> Sent:

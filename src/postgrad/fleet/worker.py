@@ -68,9 +68,9 @@ class RankWorker:
         self._ranks, self._fleet = ranks, LocalFleet(self._site, ranks)
         self._sender = RankSender(ranks, device)
 
-    def keep_images(self, folder: str) -> None:
-        """From now on the images of rows are those in `folder`, the run's, which ranks share."""
-        self._opened.enter_context(images_kept_in(Path(folder)))
+    def keep_images(self, folders: Sequence[str]) -> None:
+        """From now on images are read in `folders`, which all machines see: see image_folders."""
+        self._opened.enter_context(images_kept_in(*map(Path, folders)))
 
     def load_role(
         self, method: str, geometry: BatchGeometry, arguments: Sequence[Any]

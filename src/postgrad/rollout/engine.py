@@ -252,7 +252,7 @@ def require_no_images(images: Collection[object], engine: str) -> None:
     if images:
         raise UsageError(
             f"a prompt has an image, which {engine} is not sent here: sample with the built-in "
-            'engine, in one process (rollout.type = "local", cluster.type = "local")'
+            'engine (rollout.type = "local") or with vLLM'
         )
 
 

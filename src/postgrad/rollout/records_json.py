@@ -112,10 +112,9 @@ def _of_environment(rollout: Rollout, turn_weight: float) -> Json:
 
 def _image_to_json(image: PlacedImage) -> Json:
     """An image of a prompt: its file by hash, and its tokens as runs."""
-    runs = np.split(image.at, np.flatnonzero(np.diff(image.at) > 1) + 1)
     return {
         "sha256": image.digest,
-        "runs": [[int(run[0]), len(run)] for run in runs],
+        "runs": image.runs,
         "grid": image.grid,
         "mutual": image.mutual,
     }

@@ -22,15 +22,13 @@ class ReplaySource:
     """
 
     def __init__(self, path: str | Path) -> None:
-        location = Path(path)
-        file = location / FILE if location.is_dir() else location
-        self._path = file.with_name(file.name.removesuffix(SUFFIX))
+        self._path = _samples_of(path)
         if not has_lines(self._path):
             raise UsageError(
                 f"rollout.replay_path: no file {self._path}; give a run directory with {FILE}"
             )
         self._offsets = self._index()
-        image_store().read_too(self._path.parent / IMAGES)
+        image_store().read_too(images_of(path))
 
     def _index(self) -> dict[int, list[tuple[int, int]]]:
         """step -> [(byte offset, line number), ...] of its samples, in the order of the file."""
@@ -109,3 +107,16 @@ class ReplaySource:
     def pause(self) -> Paused:
         """Source.pause: nothing is under way."""
         return Paused()
+
+
+def images_of(path: str | Path) -> Path:
+    """Where the images of a replayed run are, whether it has any or not. path: as ReplaySource
+    reads it.
+    """
+    return _samples_of(path).parent / IMAGES
+
+
+def _samples_of(path: str | Path) -> Path:
+    location = Path(path)
+    file = location / FILE if location.is_dir() else location
+    return file.with_name(file.name.removesuffix(SUFFIX))

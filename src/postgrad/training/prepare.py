@@ -17,7 +17,7 @@ from postgrad.core.hub import split_revision
 from postgrad.core.media import images_kept_in
 from postgrad.core.progress import reported_to
 from postgrad.fleet.choices import Choices, choose
-from postgrad.fleet.engines import require_startable
+from postgrad.fleet.engines import require_images_sampled, require_startable
 from postgrad.fleet.fleet import Fleet
 from postgrad.fleet.local import LocalFleet, base_model
 from postgrad.fleet.ranked import ClusterSession, RankedFleet, device_of
@@ -79,9 +79,6 @@ def require_images_trained(recipe: Recipe, path: str) -> None:
     if not reads_images(load_config(path)):
         return
     learner, needs = recipe.learner, recipe.algorithm.needs()
-    samples = isinstance(recipe, RLRecipe) or (
-        isinstance(recipe, SFTRecipe) and recipe.samples_answers
-    )
     others = [(place[0], model.source) for place, model in recipe.loaded_models.items()]
     blind = [
         f"[{role}.model] {source}, which reads text alone,"
@@ -92,7 +89,6 @@ def require_images_trained(recipe: Recipe, path: str) -> None:
         "a process reward model": recipe.row_kind == "steps",
         "a teacher": needs.teacher,
         **dict.fromkeys(blind, True),
-        'sampling with cluster.type = "ray"': recipe.cluster.type != "local" and samples,
         "learner.tensor_parallel": learner.tensor_parallel > 1,
         "learner.context_parallel": learner.context_parallel > 1,
         "model.quantize": recipe.model.quantize != "none",
@@ -104,6 +100,7 @@ def require_images_trained(recipe: Recipe, path: str) -> None:
                 f"{path} is a model that reads images, and {key} does not support such models "
                 "yet: leave it out (docs/models.md)"
             )
+    require_images_sampled(recipe, path)
 
 
 def tell_of_experts(run: Run, path: str) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from postgrad.rollout.vllm import child
-from postgrad.rollout.vllm.child import EngineServer, engine_arguments
+from postgrad.rollout.vllm.child import EngineServer
+from postgrad.rollout.vllm.inputs import engine_arguments
 from postgrad.rollout.vllm.protocol import Start
 
 START = Start("a model", "bfloat16", 40, 4, 1 << 20, 2, 0.25, True, False, True)

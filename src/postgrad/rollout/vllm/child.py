@@ -9,13 +9,12 @@ import hashlib
 import json
 import math
 import os
-import secrets
 import subprocess
 import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -26,15 +25,14 @@ from subprocess import PIPE
 from typing import Any, BinaryIO
 
 from postgrad.core.process import die_with_parent, take_pipes, write
-from postgrad.rollout.vllm.protocol import SampledTokens, Start, line, lora_room
+from postgrad.rollout.vllm.inputs import Prompts, Shown, engine_arguments
+from postgrad.rollout.vllm.protocol import SampledTokens, Start, line
 
 ControlMessage = dict[str, Any]
 Inbox = SimpleQueue[ControlMessage | None]  # None: the controller has closed the pipe
-TOGETHER = 4096  # least max_num_batched_tokens where prompts are not computed in chunks
 # The program of a process that waits until this one ends, however it ends, and removes its folder.
 TIDIES = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-TRANSFER = "postgrad.rollout.vllm.transfer"  # the module that vLLM's workers import
 
 
 def main() -> None:
@@ -82,6 +80,8 @@ class EngineServer:
         with _temporary_files(start.folder):
             self._engine: Any = _vllm().LLMEngine.from_engine_args(args)
         take_names_away(start.folder)
+        self._prompts = Prompts(self._engine)
+        self._reads_images = start.images
         self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
         self._tell = tell
         self._seeded = start.seeded
@@ -147,12 +147,19 @@ class EngineServer:
         }
 
     def _sample(
-        self, keys: list[int], seeds: list[int], prompt: list[int], sampling: ControlMessage
+        self,
+        keys: list[int],
+        seeds: list[int],
+        prompt: list[int],
+        sampling: ControlMessage,
+        pixels: str = "",
+        images: Sequence[Shown] = (),
     ) -> None:
         """Add a request for each sample, each with its own seed, so that its tokens do not depend
         on the rest of the batch. vLLM draws for each such row by itself; without seeds, for all of
-        them in one kernel. The prompt is computed once (vLLM's prefix cache).
+        them in one kernel. The prompt is computed once (vLLM's prefix cache), its images too.
         """
+        (given,) = self._prompts.of([prompt], pixels, images)
         if grammar := sampling.pop("structured_outputs", None):
             params_of = _vllm(".sampling_params").StructuredOutputsParams
             sampling["structured_outputs"] = params_of(**grammar)
@@ -168,11 +175,11 @@ class EngineServer:
                 output_kind=_final_only(),
             )
             self._spans[str(key)] = []
-            self._add(str(key), prompt, params)
+            self._add(str(key), given, params)
 
-    def _add(self, name: str, tokens: list[int], params: Any) -> None:
+    def _add(self, name: str, prompt: dict[str, Any], params: Any) -> None:
         adapter = {} if self._adapter is None else {"lora_request": self._adapter}
-        self._engine.add_request(name, {"prompt_token_ids": tokens}, params, **adapter)
+        self._engine.add_request(name, prompt, params, **adapter)
 
     def _step(self) -> None:
         for output in self._engine.step():
@@ -223,7 +230,13 @@ class EngineServer:
         """
         self._diverged |= not all(map(math.isfinite, logprobs))
 
-    def _score(self, sequences: list[list[int]], temperature: float) -> list[list[float]]:
+    def _score(
+        self,
+        sequences: list[list[int]],
+        temperature: float,
+        pixels: str = "",
+        images: Sequence[Shown] = (),
+    ) -> list[list[float]]:
         """The logprob of each token of each sequence in nats, 0 for the first. The controller cuts
         samples in flight before, which would be drawn at this temperature.
         """
@@ -238,8 +251,8 @@ class EngineServer:
         )
         scores: dict[str, list[float]] = {}
         with self._scored_at(temperature):
-            for number, sequence in enumerate(sequences):
-                self._add(f"score-{number}", sequence, params)
+            for number, prompt in enumerate(self._prompts.of(sequences, pixels, images)):
+                self._add(f"score-{number}", prompt, params)
             while self._engine.has_unfinished_requests():
                 for output in self._engine.step():
                     rows = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
@@ -309,50 +322,11 @@ class EngineServer:
         self._version, self._loading = version, False
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("keys and values of the old weights could not be dropped")
+        if self._reads_images:
+            self._engine.reset_encoder_cache()  # features of images, by the old weights
         if self._diverged and not self._engine.is_sleeping():  # a cache that wakes has new memory
             self._engine.collective_rpc("clear_cache")
         self._diverged = False
-
-
-def engine_arguments(start: Start) -> dict[str, Any]:
-    """Keyword arguments of vLLM's EngineArgs."""
-    together = max(TOGETHER, start.max_len + 1) if start.whole_prompts else None
-    adapter: dict[str, Any] = {}
-    if start.lora_rank:
-        adapter = {
-            "enable_lora": True,
-            "max_loras": 1,
-            "max_lora_rank": lora_room(start.lora_rank),
-            # without the head, on which vLLM 0.32 could not score prompts
-            "lora_target_modules": list(start.lora_targets),
-        }
-    return {
-        **adapter,
-        "enable_chunked_prefill": not start.whole_prompts,
-        "max_num_batched_tokens": together,
-        "model": start.model,
-        "revision": start.revision,
-        "tokenizer_revision": start.revision,
-        "dtype": start.dtype,
-        "max_model_len": start.max_len + 1,  # a scored sequence is followed by a token
-        "max_num_seqs": start.slots,
-        "kv_cache_memory_bytes": start.cache_bytes,
-        "gpu_memory_utilization": start.memory_fraction,
-        "tensor_parallel_size": start.tensor_parallel,
-        "distributed_executor_backend": "mp" if start.tensor_parallel > 1 else "uni",
-        "enforce_eager": start.eager,
-        "enable_sleep_mode": start.sleep,
-        "enable_prefix_caching": True,
-        "logprobs_mode": "processed_logprobs",  # of what was drawn from: temperature and filters
-        "generation_config": "vllm",  # the recipe says how samples are drawn, not the model
-        "structured_outputs_config": {"backend": "guidance"},  # the built-in engine's library
-        "trust_remote_code": False,
-        "disable_log_stats": True,
-        # Where samples have no seeds, all are drawn with this one: of each engine another.
-        "seed": 0 if start.seeded else secrets.randbits(31),
-        "weight_transfer_config": {"backend": "postgrad"},
-        "worker_extension_cls": f"{TRANSFER}.WorkerExtension",
-    }
 
 
 @contextmanager

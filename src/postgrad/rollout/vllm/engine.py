@@ -19,7 +19,7 @@ from torch import Tensor
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import PlacedImage
 from postgrad.models.attention import text_config
-from postgrad.rollout.engine import Completion, Request, Sent, in_order, require_no_images
+from postgrad.rollout.engine import Completion, Request, Sent, in_order
 from postgrad.rollout.grammar import Grammars
 from postgrad.rollout.stats import DividedStats, EngineStats, agreed
 from postgrad.rollout.transport.broadcast import Meeting
@@ -96,7 +96,6 @@ class VLLMEngine:
                 f"ticket {request.ticket}: vLLM begins a grammar anew where a sample goes "
                 "on; sample with rollout.max_staleness = 0"
             )
-        require_no_images(request.images, "vLLM")
         self._be_ready()
         keys = range(self._keys, self._keys + len(request.sample_ids))
         self._keys = keys.stop
@@ -113,6 +112,7 @@ class VLLMEngine:
                 "seeds": [seed_of(request, sample) for sample in request.sample_ids],
                 "prompt": request.prefix.tolist(),
                 "sampling": self._model.sampling(request),
+                **self._model.shown(self._processes[number].folder, [request.images]),
             }
         )
 
@@ -208,13 +208,14 @@ class VLLMEngine:
         not agree with the first. Samples in flight are cut and go on afterwards: vLLM divides the
         logits of all of a step's rows by one temperature.
         """
-        require_no_images(images, "vLLM")
         self._be_ready()
         in_flight = self.cut()
         token_lists = [np.asarray(sequence).tolist() for sequence in sequences]
+        asked = {"sequences": token_lists, "temperature": temperature}
+        calls = [asked | self._model.shown(p.folder, images) for p in self._processes]
         logprobs = [
             [np.array(row, np.float32) for row in value]
-            for value in self._call("score", sequences=token_lists, temperature=temperature)
+            for value in self._each("score", calls).result()
         ]
         for request in in_flight:
             self.submit(request)

@@ -1,15 +1,20 @@
 """What vLLM is asked for a request, and what the samples that it returns say."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import nn
 
-from postgrad.core.errors import RunError
-from postgrad.core.records import FinishReason
+from postgrad.core.errors import RunError, UsageError
+from postgrad.core.records import FinishReason, PlacedImage
 from postgrad.core.seeds import integer
+from postgrad.models.image_reader import ImageReader
 from postgrad.models.settings import LoraSettings
 from postgrad.rollout.engine import Completion, Request, Written
 from postgrad.rollout.grammar import Grammars, lark_of
@@ -28,6 +33,29 @@ class Model:
     dtype: torch.dtype  # what the engine computes in
     max_len: int  # tokens of the longest sequence, prompt and response
     adapter: LoraSettings | None = None  # that it samples with; None: its weights are whole
+    reader: ImageReader | None = None  # of a model that reads images
+
+    def shown(self, folder: Path, images: Sequence[tuple[PlacedImage, ...]]) -> dict[str, Any]:
+        """What a message says of the images of its prompts; their arrays go to a file in `folder`,
+        each once, and never as an object that would be unpickled. {} where no prompt has any.
+        """
+        if not any(images):
+            return {}
+        if self.reader is None:
+            raise UsageError("a prompt has an image, and the model that vLLM samples reads none")
+        digests = {image.digest for of_prompt in images for image in of_prompt}
+        arrays = {
+            f"{digest}/{name}": np.ascontiguousarray(array)
+            for digest in sorted(digests)
+            for name, array in self.reader.pixels(digest).items()
+        }
+        with NamedTemporaryFile(dir=folder, suffix=".safetensors", delete=False) as file:
+            save_file(arrays, file.name)
+        named = [
+            [{"digest": image.digest, "runs": image.runs} for image in of_prompt]
+            for of_prompt in images
+        ]
+        return {"pixels": file.name, "images": named}
 
     def sampling(self, request: Request) -> dict[str, Any]:
         """A request's settings as keyword arguments of vLLM's SamplingParams, and of its

@@ -48,6 +48,7 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
+NO_TORCHVISION = 2  # exit code of a look into vLLM's environment
 STILL_SECONDS = 60.0  # after which processes that start are taken to hang
 LOOK_SECONDS = 5.0  # between two measurements
 # Statuses of a process that may hang. One that waits for a disk or a CPU, or is traced, does not.
@@ -108,10 +109,12 @@ class Arrived:
     message: dict[str, Any] | None  # None: its pipe has closed
 
 
-def interpreter(stated: str | None) -> str:
+def interpreter(stated: str | None, *, images: bool = False) -> str:
     """The Python of vLLM's environment. stated: rollout.vllm.python; None: $POSTGRAD_VLLM_PYTHON.
+    images: vLLM is to sample a model that reads them.
 
-    Raises UsageError where none is named, it does not start, or it has no package vllm.
+    Raises UsageError where none is named, it does not start, or it has no package vllm; for images
+    also where it has no torchvision.
     """
     python = stated or os.environ.get(VARIABLE)
     where = "rollout.vllm.python" if stated else VARIABLE
@@ -120,13 +123,23 @@ def interpreter(stated: str | None) -> str:
             'rollout.type = "vllm" needs the Python of an environment that has vLLM: name it in '
             f"rollout.vllm.python or in the environment variable {VARIABLE} (docs/vllm.md)"
         )
-    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    wanted = ("vllm", "torchvision") if images else ("vllm",)
+    look = (
+        "import importlib.util, sys\n"
+        f"missing = [importlib.util.find_spec(name) is None for name in {wanted}]\n"
+        "sys.exit(sum(2**n for n, lacks in enumerate(missing) if lacks))"
+    )
     try:
         ended = subprocess.run(
             [python, "-I", "-c", look], capture_output=True, timeout=_IMPORT_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{where} = {python} cannot be started as Python: {error}") from error
+    if ended.returncode == NO_TORCHVISION:
+        raise UsageError(
+            f"{where} = {python} has no package torchvision, without which vLLM cannot import a "
+            "model that reads images: install the build that belongs to its torch (docs/vllm.md)"
+        )
     if ended.returncode:
         raise UsageError(f"{where} = {python} has no package vllm: install it there (docs/vllm.md)")
     return python

@@ -5,6 +5,10 @@
     {"do": "sample", "keys", "seeds", "prompt", "sampling"}   SampledTokens, one for each key
     {"do": action, "call": number, ...}                       {"done": number, "value": ...}
 
+A message with prompts that have images names them too: "images", of each prompt a list of
+{"digest": SHA-256, "runs": [[first token, tokens], ...]}, and "pixels", the safetensors file with
+their arrays as "DIGEST/ARGUMENT". The file belongs to the message: who reads it removes it.
+
 Both sides import this file, and vLLM's environment lacks postgrad's dependencies: it imports the
 standard library only.
 """
@@ -43,6 +47,7 @@ class Start:
     revision: str | None = None  # of a hub id
     lora_rank: int = 0  # of the adapter that it samples with; 0: there is none
     lora_targets: tuple[str, ...] = ()  # layers that the adapter is on: "q_proj", "down_proj"
+    images: bool = False  # whether the model reads images
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,13 @@ from typing import Any
 
 import psutil
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import GenerationConfig
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
 from postgrad.models.adapters import target_layers
 from postgrad.models.headers import read_headers
+from postgrad.models.image_reader import ImageReader
 from postgrad.models.known_shapes import any_shape
 from postgrad.models.load import (
     load_config,
@@ -28,7 +29,7 @@ from postgrad.models.load import (
 )
 from postgrad.models.settings import LoraSettings
 from postgrad.models.stored import mxfp4_weights
-from postgrad.models.supported import require_text_model
+from postgrad.models.supported import causal_class, reads_images
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.local.rows import eos_token_ids
 from postgrad.rollout.settings import RolloutSettings
@@ -37,6 +38,7 @@ from postgrad.rollout.vllm.model import Model
 from postgrad.rollout.vllm.process import Arrived, ProcessOptions, VLLMProcess, interpreter
 from postgrad.rollout.vllm.protocol import Start
 
+IMAGE_TYPES = ("qwen2_5_vl", "qwen3_vl")  # of models that read images, those that are tested
 BLOCK = (
     128  # token places of a block of vLLM's cache on CPUs; a sequence's last block is partly empty
 )
@@ -45,18 +47,38 @@ BLOCK = (
 def read_model(
     path: str, dtype: torch.dtype, max_len: int, adapter: LoraSettings | None = None
 ) -> Model:
-    """The model without its weights. adapter: see Model. Raises UsageError as load_model does, and
-    for weights in MXFP4.
+    """The model without its weights. adapter: see Model. Raises UsageError as load_model does, for
+    weights in MXFP4, and as require_images_sampled.
     """
     config, tokenizer = load_config(path), load_tokenizer(path)
-    require_text_model(config, path)
-    require_readable(path, config, AutoModelForCausalLM)  # vLLM would unpickle
+    require_images_sampled(config, path, adapter=adapter is not None)
+    reader = ImageReader(path, config, tokenizer) if reads_images(config) else None
+    require_readable(path, config, causal_class(config))  # vLLM would unpickle
     _require_plain_weights(path)
-    meta = skeleton(config, AutoModelForCausalLM, path)
+    meta = skeleton(config, causal_class(config), path)
     # a directory without generation_config.json has what its config says
     generation = load_generation_config(path) or GenerationConfig.from_model_config(config)
     eos = eos_token_ids(SimpleNamespace(generation_config=generation), tokenizer)
-    return Model(meta, tokenizer, eos, dtype, max_len, adapter)
+    return Model(meta, tokenizer, eos, dtype, max_len, adapter, reader)
+
+
+def require_images_sampled(config: Any, path: str, *, adapter: bool) -> None:
+    """Raises UsageError for a model that reads images and that vLLM does not sample here. config:
+    of the model at `path`. adapter: vLLM gets the policy's adapter alone.
+    """
+    if not reads_images(config):
+        return
+    if config.model_type not in IMAGE_TYPES:
+        raise UsageError(
+            f'rollout.type = "vllm": {path} is a model of type {config.model_type}, which is not '
+            f"tried with images in vLLM; tried are {', '.join(IMAGE_TYPES)}: sample with "
+            'type = "local"'
+        )
+    if adapter:
+        raise UsageError(
+            f'rollout.vllm.lora = "adapter": {path} is a model that reads images, whose adapter '
+            'alone is not sent to vLLM yet: use "merged"'
+        )
 
 
 def _require_plain_weights(path: str) -> None:
@@ -101,7 +123,7 @@ def start(
     of the log where vLLM does not start.
     """
     vllm = settings.vllm
-    python = interpreter(vllm.python)
+    python = interpreter(vllm.python, images=model.reader is not None)
     cpu = device.type == "cpu"
     if cpu and vllm.sleep:
         raise UsageError("rollout.vllm.sleep: vLLM cannot sleep on a CPU; leave it out")
@@ -168,6 +190,7 @@ def _start_message(
         sleep=sleep,
         whole_prompts=cpu and vllm.seeded,
         seeded=vllm.seeded,
+        images=model.reader is not None,
         lora_rank=0 if lora is None else lora.rank,
         lora_targets=tuple(sorted({layer.rpartition(".")[2] for layer in adapted})),
     )
