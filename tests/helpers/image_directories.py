@@ -56,8 +56,8 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def write_model(kind: str, to: Path) -> str:
-    """Writes a tiny model that reads images; returns its path."""
+def write_model(kind: str, to: Path, change: Callable[[Any], None] = lambda config: None) -> str:
+    """Writes a tiny model that reads images; returns its path. change: of its config."""
     init = {"tokenizer": {"kind": "characters"}, "hidden_size": 8, "num_hidden_layers": 1}
     make_fresh(ModelInit.model_validate(init), [], 0, to.with_name(f"{to.name}-text"))
     tokenizer = load_tokenizer(str(to.with_name(f"{to.name}-text")))
@@ -75,6 +75,7 @@ def write_model(kind: str, to: Path) -> str:
         config.vision_end_token_id = ids["<|vision_end|>"]
     if kind == "gemma3":
         config.boi_token_id, config.eoi_token_id = ids["<start_of_image>"], ids["<end_of_image>"]
+    change(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         lm = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)

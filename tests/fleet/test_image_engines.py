@@ -1,0 +1,110 @@
+"""Rollout workers without Ray that sample from images, which requests name by their hash."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fleet.test_shared import Shared, bits, dies_in, tokens
+from helpers.image_directories import models, picture
+from postgrad.core.errors import RunError
+from postgrad.core.media import image_store, images_kept_in
+from postgrad.fleet.engines import image_folders
+from postgrad.models.image_reader import ImageReader
+from postgrad.models.images import ImageTower
+from postgrad.models.load import load_config, load_tokenizer
+from postgrad.rollout.engine import Request, generate
+from postgrad.rollout.settings import SamplingSettings
+
+__all__ = ["models"]
+KIND = "qwen2_5_vl"
+
+
+@pytest.fixture
+def requests(tmp_path: Path, models: Callable[[str], str]) -> Iterator[list[Request]]:
+    """Two samples of each of four prompts: three with an image of their own, one with none."""
+    path = models(KIND)
+    tokenizer: Any = load_tokenizer(path)
+    reader = ImageReader(path, load_config(path), tokenizer)
+    settings = SamplingSettings(max_new_tokens=5)
+    with images_kept_in(tmp_path / "images"):
+        digests = [image_store().add(picture(number, 16, 16)) for number in range(3)]
+        texts = [f"a<|vision_start|>{reader.text(each).text}<|vision_end|>" for each in digests]
+        made: list[Request] = []
+        for ticket, text in enumerate([*texts, "abc"]):
+            ids = np.array(tokenizer(text)["input_ids"], np.int32)
+            images = reader.placed(ids, digests[ticket : ticket + 1])
+            assert images is not None
+            made.append(Request(ticket, (0, 1), ids, settings, images=images))
+        yield made
+
+
+@pytest.fixture
+def shared(make_recipe: Any, models: Callable[[str], str], tmp_path: Path) -> Iterator[Any]:
+    """shared(size, {number: dies})"""
+    started: list[Shared] = []
+
+    def start(size: int, dies: Any = None) -> Shared:
+        recipe = make_recipe("rl", model={"dtype": "float32"})
+        started.append(Shared(recipe, models(KIND), tmp_path, size, dies or {}))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.engine.close()
+
+
+def test_processes_sample_what_one_samples_and_encode_an_image_once(
+    shared: Any, requests: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded, encode = list[str](), ImageTower.encoded
+
+    def noted(self: ImageTower, digest: str) -> Any:
+        encoded.append(digest)
+        return encode(self, digest)
+
+    monkeypatch.setattr(ImageTower, "encoded", noted)
+    alone = generate(shared(1).engine, requests)
+    shown = sorted(image.digest for request in requests for image in request.images)
+    assert sorted(encoded) == shown
+    encoded.clear()
+    engine = shared(2).engine
+    assert tokens(generate(engine, requests)) == tokens(alone)
+    assert sorted(encoded) == shown
+
+
+def test_a_process_that_dies_is_replaced_and_proved_with_the_same_bits(
+    shared: Any, requests: list[Request]
+) -> None:
+    asked = ([request.token_ids for request in requests], 1.0, [r.images for r in requests])
+    whole, lossy = shared(2), shared(2, {1: dies_in("turn", 0)})
+    scores = [each.engine.logprobs(*asked) for each in (whole, lossy)]
+    assert bits(generate(lossy.engine, requests)) == bits(generate(whole.engine, requests))
+    (joined,) = lossy.logs.of("engine_joined")
+    assert joined["engine"] == 1
+    assert all(np.array_equal(a, b) for a, b in zip(*scores, strict=True))
+    blind = whole.engine.logprobs([requests[3].token_ids], 1.0)
+    assert np.array_equal(blind[0], scores[0][3])
+
+
+def test_an_image_that_is_not_in_the_runs_folder_is_named(
+    shared: Any, requests: list[Request], tmp_path: Path
+) -> None:
+    digest = requests[0].images[0].digest
+    (tmp_path / "images" / digest).unlink()
+    with pytest.raises(RunError, match=f"image {digest} cannot be read"):
+        generate(shared(2).engine, requests)
+
+
+def test_processes_read_the_images_of_the_run_and_of_the_one_that_it_replays(
+    make_recipe: Any, tmp_path: Path
+) -> None:
+    recipe = make_recipe("rl")
+    assert image_folders(recipe, tmp_path) == [str(tmp_path / "images")]
+    other = tmp_path / "other"
+    other.mkdir()
+    replay = {"source": "replay", "replay_path": str(other)}
+    folders = image_folders(make_recipe("rl", rollout=replay), tmp_path)
+    assert folders == [str(tmp_path / "images"), str(other / "images")]
