@@ -33,7 +33,8 @@ def shared_vocabulary(config: Any, path: str) -> int:
     """How many token ids a model of this config and the one at `path` both have: of one tokenizer,
     either may be padded further than the other.
     """
-    return min(config.vocab_size, load_config(path).vocab_size)
+    both = config, load_config(path)
+    return min(each.get_text_config().vocab_size for each in both)
 
 
 class DistilledLearner(PolicyLearner):

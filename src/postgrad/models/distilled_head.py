@@ -116,7 +116,8 @@ def top_logprobs(
 
 
 def _rows_at_once(config: Any, hidden: Tensor) -> int:
-    return max(1, chunk_rows(config.vocab_size, cpu=hidden.device.type == "cpu") // PARTS)
+    vocabulary = config.get_text_config().vocab_size  # also of a model that reads images
+    return max(1, chunk_rows(vocabulary, cpu=hidden.device.type == "cpu") // PARTS)
 
 
 def _compared(

@@ -37,6 +37,7 @@ from postgrad.recipe.recipe import (
     RLRecipe,
     SFTRecipe,
 )
+from postgrad.recipe.teachers import OneTeacher
 from postgrad.training import foreseen, memory, pairs, rl, sft
 from postgrad.training.loop import Job
 from postgrad.training.peaks import Gauge, Peaks, gauges_for
@@ -83,11 +84,13 @@ def require_images_trained(recipe: Recipe, path: str) -> None:
     blind = [
         f"[{role}.model] {source}, which reads text alone,"
         for role, source in others
-        if source is not None and role != "teacher" and not reads_images(load_config(source))
+        if source is not None and not reads_images(load_config(source))
     ]
     unsupported = {
         "a process reward model": recipe.row_kind == "steps",
-        "a teacher": needs.teacher,
+        "teacher.server": needs.teacher
+        and any(teacher.server.base_url is not None for teacher in _teachers(recipe)),
+        "algorithm.on_policy": needs.own_answers > 0,
         **dict.fromkeys(blind, True),
         "learner.tensor_parallel": learner.tensor_parallel > 1,
         "learner.context_parallel": learner.context_parallel > 1,
@@ -101,6 +104,13 @@ def require_images_trained(recipe: Recipe, path: str) -> None:
                 "yet: leave it out (docs/models.md)"
             )
     require_images_sampled(recipe, path)
+
+
+def _teachers(recipe: Recipe) -> list[OneTeacher]:
+    """The teachers of a recipe whose job may have some."""
+    if not isinstance(recipe, SFTRecipe | RLRecipe):
+        return []
+    return [recipe.teacher, *recipe.teacher.sets]
 
 
 def tell_of_experts(run: Run, path: str) -> None:

@@ -1,0 +1,205 @@
+"""Teachers that read images: what they say of samples and rows with images, and whole runs."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.image_directories import models, row, write_model
+from helpers.image_models import IMAGE_MODELS, Scene, fresh
+from helpers.runs import lines
+from postgrad.core.errors import UsageError
+from postgrad.layout.layout import lay_out
+from postgrad.learner.backbone import Backbone, MicroBatch
+from postgrad.learner.distilled import LiveDistillation, ReadingTeacher
+from postgrad.learner.settings import LearnerSettings
+from postgrad.models.images import ImageTower
+from postgrad.observe.console import Console
+from postgrad.ops.distillation import TeacherDivergence
+from postgrad.recipe.load import parse_recipe
+from postgrad.training.start import train
+
+__all__ = ["models"]
+CPU = torch.device("cpu")
+JOBS: dict[str, dict[str, Any]] = {
+    "rl": {
+        "algorithm": {"type": "on_policy_distillation"},
+        "batch": {"rollout_batch_size": 3, "n_samples_per_prompt": 2},
+        "rollout": {"max_new_tokens": 4},
+        "rewards": [{"type": "tiny_rewards:looks"}],
+        "scoring": {"workers": 1},
+        "sentinels": {"truncation": "off"},
+    },
+    "sft": {"algorithm": {"type": "distillation"}, "batch": {"train_batch_size": 4}},
+}
+
+
+def backbone_of(scene: Scene, lm: Any) -> Backbone:
+    backbone = Backbone(lm, CPU, MicroBatch())
+    backbone.tower = ImageTower(lm, scene.pixels.__getitem__)
+    return backbone
+
+
+def teacher_model(kind: str) -> Any:
+    """Another model than `fresh`, its tower too."""
+    lm = fresh(kind)
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for weight in lm.parameters():
+            weight.add_(torch.randn(weight.shape, generator=generator) * 0.05)
+    return lm
+
+
+def transformers_logits(lm: Any, scene: Scene) -> list[torch.Tensor]:
+    """float64 [T, V] of each sequence."""
+    lm, rows = lm.double(), []
+    for number, tokens in enumerate(scene.sequences.tokens):
+        ids = torch.from_numpy(tokens.astype(np.int64))[None]
+        named = scene.arguments(ids, scene.sequences.images_of(number))
+        named = {n: t.double() if t.is_floating_point() else t for n, t in named.items()}
+        if hasattr(lm.model, "rope_deltas"):
+            lm.model.rope_deltas = None
+        with torch.no_grad():
+            rows.append(lm(ids, **named, use_cache=False).logits[0])
+    return rows
+
+
+@pytest.mark.parametrize("kind", IMAGE_MODELS)
+def test_divergences_are_those_of_transformers(kind: str) -> None:
+    scene, student, teacher = Scene(kind), fresh(kind), teacher_model(kind)
+    learner = LiveDistillation(
+        backbone_of(scene, student), LearnerSettings(), 1, backbone_of(scene, teacher)
+    )
+    sequences = scene.sequences
+    layout = lay_out(sequences, np.arange(len(sequences)))
+    _, apart = learner.divergences(layout, TeacherDivergence("forward_kl"), {})
+    column = backbone_of(scene, student).column(
+        sequences,
+        lambda layout: learner.divergences(layout, TeacherDivergence("forward_kl"), {})[1],
+    )
+    eager = [fresh(kind, "eager"), fresh(kind, "eager")]
+    eager[1].load_state_dict(teacher.state_dict())
+    ours, theirs = (transformers_logits(lm, scene) for lm in eager)
+    assert float(apart.detach().mean()) > 0.1  # the models differ
+    for number, mask in enumerate(sequences.loss_mask):
+        p, q = (logits.log_softmax(-1)[:-1] for logits in (theirs[number], ours[number]))
+        expected = (p.exp() * (p - q)).sum(-1).numpy()[mask[1:]]
+        np.testing.assert_allclose(column.row(number)[mask], expected, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl"])
+def test_the_most_likely_tokens_are_those_of_transformers(kind: str) -> None:
+    scene, teacher = Scene(kind), teacher_model(kind)
+    vocabulary, top_k = teacher.config.get_text_config().vocab_size, 5
+    reads = ReadingTeacher(backbone_of(scene, teacher), vocabulary)
+    said = reads.top_logprobs(scene.sequences, top_k, 1.0).result()
+    eager = fresh(kind, "eager")
+    eager.load_state_dict(teacher.state_dict())
+    for number, logits in enumerate(transformers_logits(eager, scene)):
+        mask = scene.sequences.loss_mask.row(number)
+        best = logits.log_softmax(-1)[:-1].topk(top_k, -1).values.numpy()[mask[1:]]
+        row_said = said.row(number)[mask]
+        np.testing.assert_allclose(row_said[:, top_k : 2 * top_k], best, rtol=1e-4, atol=2e-5)
+
+
+@pytest.fixture
+def taught(tmp_path: Path, models: Callable[[str], str]) -> Callable[..., list[dict[str, Any]]]:
+    """taught("rl", teacher, **changes): trains two steps; its metrics."""
+    rows = [{**row(n, "yes", ((16, 16), (24, 16))[: 1 + n % 2]), "answer": "yes"} for n in (1, 2)]
+    text = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    rows += [{"messages": text, "answer": "ho"}, {**row(3, "no"), "answer": "no"}]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+
+    def run(job: str, teacher: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
+        raw = {
+            "job": job,
+            "run_dir": str(tmp_path / job),
+            "steps": 2,
+            "model": {"path": models("qwen2_5_vl"), "dtype": "float32"},
+            "data": {
+                "path": str(tmp_path / "rows.jsonl"), "messages": "messages", "max_len": 200,
+                "cache": False,
+            },
+            "teacher": teacher,
+            "learner": {"lr": 1e-2, "threads": 1},
+            **JOBS[job],
+            **changes,
+        }  # fmt: skip
+        train(parse_recipe(raw), Console())
+        return lines(Path(raw["run_dir"]) / "metrics.jsonl")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("job", "metric"), [("rl", "teacher/reverse_kl"), ("sft", "policy/divergence")]
+)
+def test_runs_learn_from_a_teacher_that_sees_their_images(
+    job: str,
+    metric: str,
+    taught: Callable[..., list[dict[str, Any]]],
+    models: Callable[[str], str],
+    tmp_path: Path,
+) -> None:
+    same = taught(job, {"model": {"path": models("qwen2_5_vl")}}, run_dir=str(tmp_path / "same"))
+    assert same[0][metric] == pytest.approx(0.0, abs=1e-6)
+    other = write_model("qwen2_5_vl", tmp_path / "other", wide)
+    first, second = taught(job, {"model": {"path": other}})
+    assert first[metric] > 1e-3
+    assert first["policy/grad_norm"] > 0
+    assert np.isfinite(second[metric])
+
+
+def wide(config: Any) -> None:
+    """Weights that tell tokens apart."""
+    config.get_text_config().initializer_range = 0.2
+
+
+def test_stored_tokens_of_a_teacher_teach_rows_with_images(
+    taught: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    other = write_model("qwen2_5_vl", tmp_path / "other", wide)
+    first, second = taught("sft", {"model": {"path": other}, "top_k": 8})
+    assert first["policy/divergence"] > 1e-3
+    assert second["policy/divergence"] < first["policy/divergence"]
+
+
+@pytest.mark.parametrize(
+    ("job", "changes", "message"),
+    [
+        (
+            "sft",
+            {
+                "algorithm": {"type": "distillation", "on_policy": 0.5},
+                "rollout": {"max_new_tokens": 4},
+            },
+            r"algorithm\.on_policy does not support such models",
+        ),
+        (
+            "rl",
+            {"teacher": {"server": {"base_url": "http://localhost:1", "model": "m"}}},
+            r"teacher\.server does",
+        ),
+    ],
+)
+def test_what_a_teacher_cannot_do_with_images_is_refused_by_name(
+    job: str,
+    changes: dict[str, Any],
+    message: str,
+    taught: Callable[..., list[dict[str, Any]]],
+    models: Callable[[str], str],
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        taught(job, **{"teacher": {"model": {"path": models("qwen2_5_vl")}}, **changes})
+
+
+def test_a_teacher_that_reads_text_alone_is_refused(
+    taught: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    write_model("qwen2_5_vl", tmp_path / "seen")
+    with pytest.raises(UsageError, match=r"\[teacher\.model\] .*seen-text, which reads text alone"):
+        taught("rl", {"model": {"path": str(tmp_path / "seen-text")}})
