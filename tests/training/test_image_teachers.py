@@ -76,10 +76,11 @@ def test_divergences_are_those_of_transformers(kind: str) -> None:
     )
     sequences = scene.sequences
     layout = lay_out(sequences, np.arange(len(sequences)))
-    _, apart = learner.divergences(layout, TeacherDivergence("forward_kl"), {})
-    column = backbone_of(scene, student).column(
-        sequences,
-        lambda layout: learner.divergences(layout, TeacherDivergence("forward_kl"), {})[1],
+    compared = TeacherDivergence("forward_kl")
+    unread: Any = {}  # a live teacher needs no columns
+    _, apart = learner.divergences(layout, compared, unread)
+    column = learner.backbone.column(
+        sequences, lambda layout: learner.divergences(layout, compared, unread)[1]
     )
     eager = [fresh(kind, "eager"), fresh(kind, "eager")]
     eager[1].load_state_dict(teacher.state_dict())

@@ -24,7 +24,7 @@ from postgrad.recipe.load import parse_recipe
 from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.settings import RolloutSettings, SamplingSettings
 from postgrad.rollout.vllm import inputs, start
-from postgrad.rollout.vllm.inputs import Prompts, engine_arguments
+from postgrad.rollout.vllm.inputs import PromptInputs, engine_arguments
 from postgrad.rollout.vllm.protocol import Start
 from postgrad.training.start import train
 
@@ -99,7 +99,7 @@ class Update:
 
 
 @pytest.fixture
-def prompts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Prompts]:
+def prompts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., PromptInputs]:
     """prompts(embedded=None): over an engine that processes as vLLM's does."""
     modules = {
         "vllm.multimodal.inputs": SimpleNamespace(
@@ -110,7 +110,7 @@ def prompts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Prompts]:
     }
     monkeypatch.setattr(inputs, "import_module", modules.__getitem__)
 
-    def make(embedded: Any = None) -> Prompts:
+    def make(embedded: Any = None) -> PromptInputs:
         processor = SimpleNamespace(
             _get_mm_fields_config=lambda arrays, more: sorted(arrays),
             _get_prompt_updates=lambda none, more, items: [
@@ -118,7 +118,7 @@ def prompts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Prompts]:
                 Update("video", {}, None),
             ],
         )
-        return Prompts(SimpleNamespace(renderer=SimpleNamespace(mm_processor=processor)))
+        return PromptInputs(SimpleNamespace(renderer=SimpleNamespace(mm_processor=processor)))
 
     return make
 
@@ -132,7 +132,7 @@ def pixels(tmp_path: Path) -> str:
 
 
 def test_vllm_gets_our_tokens_with_the_places_of_images(
-    prompts: Callable[..., Prompts], pixels: str
+    prompts: Callable[..., PromptInputs], pixels: str
 ) -> None:
     first = {"digest": "aa", "runs": [[1, 6]]}
     second = {"digest": "bb", "runs": [[8, 1], [10, 3]]}  # with a token between that is text
@@ -150,7 +150,7 @@ def test_vllm_gets_our_tokens_with_the_places_of_images(
 
 
 def test_an_image_that_vllm_expands_otherwise_is_refused(
-    prompts: Callable[..., Prompts], pixels: str
+    prompts: Callable[..., PromptInputs], pixels: str
 ) -> None:
     shown = {"digest": "aa", "runs": [[0, 5]]}
     with pytest.raises(RuntimeError, match="aa has 5 tokens in its prompt, and vLLM gives it 6"):
@@ -158,7 +158,7 @@ def test_an_image_that_vllm_expands_otherwise_is_refused(
 
 
 def test_tokens_without_an_embedding_do_not_count(
-    prompts: Callable[..., Prompts], pixels: str
+    prompts: Callable[..., PromptInputs], pixels: str
 ) -> None:
     shown = {"digest": "aa", "runs": [[0, 5]]}
     but_one = prompts(lambda full: torch.arange(len(full)) > 0)

@@ -25,7 +25,7 @@ from subprocess import PIPE
 from typing import Any, BinaryIO
 
 from postgrad.core.process import die_with_parent, take_pipes, write
-from postgrad.rollout.vllm.inputs import Prompts, Shown, engine_arguments
+from postgrad.rollout.vllm.inputs import PromptInputs, Shown, engine_arguments
 from postgrad.rollout.vllm.protocol import SampledTokens, Start, line
 
 ControlMessage = dict[str, Any]
@@ -80,7 +80,7 @@ class EngineServer:
         with _temporary_files(start.folder):
             self._engine: Any = _vllm().LLMEngine.from_engine_args(args)
         take_names_away(start.folder)
-        self._prompts = Prompts(self._engine)
+        self._prompts = PromptInputs(self._engine)
         self._reads_images = start.images
         self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
         self._tell = tell
@@ -159,7 +159,7 @@ class EngineServer:
         on the rest of the batch. vLLM draws for each such row by itself; without seeds, for all of
         them in one kernel. The prompt is computed once (vLLM's prefix cache), its images too.
         """
-        (given,) = self._prompts.of([prompt], pixels, images)
+        (prompt_input,) = self._prompts.of([prompt], pixels, images)
         if grammar := sampling.pop("structured_outputs", None):
             params_of = _vllm(".sampling_params").StructuredOutputsParams
             sampling["structured_outputs"] = params_of(**grammar)
@@ -175,7 +175,7 @@ class EngineServer:
                 output_kind=_final_only(),
             )
             self._spans[str(key)] = []
-            self._add(str(key), given, params)
+            self._add(str(key), prompt_input, params)
 
     def _add(self, name: str, prompt: dict[str, Any], params: Any) -> None:
         adapter = {} if self._adapter is None else {"lora_request": self._adapter}

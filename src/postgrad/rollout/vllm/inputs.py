@@ -85,17 +85,16 @@ def _of_images(start: Start) -> dict[str, Any]:
     }
 
 
-class Prompts:
-    """Makes prompts for one engine."""
+class PromptInputs:
+    """Makes prompts for one engine, an LLMEngine of vLLM."""
 
     def __init__(self, engine: Any) -> None:
-        """engine: vLLM's LLMEngine."""
         self._engine = engine
 
     def of(
         self, tokens: Sequence[list[int]], pixels: str = "", images: Sequence[Shown] = ()
     ) -> list[dict[str, Any]]:
-        """Prompts of token ids. pixels: the file with the arrays of their images, which is removed.
+        """PromptInputs of token ids. pixels: the file with the arrays of their images, which is removed.
         images: of each prompt; (): none has any. Raises RuntimeError for an image whose tokens are
         not as many as vLLM would give it.
         """
