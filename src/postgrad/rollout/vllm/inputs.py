@@ -94,7 +94,7 @@ class PromptInputs:
     def of(
         self, tokens: Sequence[list[int]], pixels: str = "", images: Sequence[Shown] = ()
     ) -> list[dict[str, Any]]:
-        """PromptInputs of token ids. pixels: the file with the arrays of their images, which is removed.
+        """Prompts of token ids. pixels: the file with the arrays of their images, which is removed.
         images: of each prompt; (): none has any. Raises RuntimeError for an image whose tokens are
         not as many as vLLM would give it.
         """
