@@ -21,6 +21,7 @@ from postgrad.models.images import ImageTower
 from postgrad.observe.console import Console
 from postgrad.ops.distillation import TeacherDivergence
 from postgrad.recipe.load import parse_recipe
+from postgrad.training.sft import SFTJob
 from postgrad.training.start import train
 
 __all__ = ["models"]
@@ -169,33 +170,40 @@ def test_stored_tokens_of_a_teacher_teach_rows_with_images(
     assert second["policy/divergence"] < first["policy/divergence"]
 
 
-@pytest.mark.parametrize(
-    ("job", "changes", "message"),
-    [
-        (
-            "sft",
-            {
-                "algorithm": {"type": "distillation", "on_policy": 0.5},
-                "rollout": {"max_new_tokens": 4},
-            },
-            r"algorithm\.on_policy does not support such models",
-        ),
-        (
-            "rl",
-            {"teacher": {"server": {"base_url": "http://localhost:1", "model": "m"}}},
-            r"teacher\.server does",
-        ),
-    ],
-)
-def test_what_a_teacher_cannot_do_with_images_is_refused_by_name(
-    job: str,
-    changes: dict[str, Any],
-    message: str,
-    taught: Callable[..., list[dict[str, Any]]],
-    models: Callable[[str], str],
+def test_a_student_answers_rows_with_images_itself(
+    taught: Callable[..., list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError, match=message):
-        taught(job, **{"teacher": {"model": {"path": models("qwen2_5_vl")}}, **changes})
+    """The student's answer takes the place of the row's, behind the same images."""
+    learned, answered = list[Any](), SFTJob.answered
+
+    def noted(self: Any, drawn: Any) -> Any:
+        rows, metrics = answered(self, drawn)
+        learned.extend(zip(drawn, rows, strict=True))
+        return rows, metrics
+
+    monkeypatch.setattr(SFTJob, "answered", noted)
+    other = write_model("qwen2_5_vl", tmp_path / "other", wide)
+    metrics = taught(
+        "sft",
+        {"model": {"path": other}},
+        algorithm={"type": "distillation", "on_policy": 1.0, "divergence": "reverse_kl"},
+        rollout={"max_new_tokens": 4},
+    )
+    assert [line["on_policy/samples"] for line in metrics] == [4.0, 4.0]
+    assert all(line["sentinel/publish_difference"] < 1e-5 for line in metrics)
+    assert {len(row.images) for _, row in learned} == {0, 1, 2}
+    for given, own in learned:
+        begin = int(np.flatnonzero(given.loss_mask)[0])
+        assert own.token_ids[:begin].tolist() == given.token_ids[:begin].tolist()
+        assert not own.loss_mask[:begin].any()
+        assert [image.digest for image in own.images] == [image.digest for image in given.images]
+
+
+def test_a_teacher_behind_a_server_is_refused_by_name(
+    taught: Callable[..., list[dict[str, Any]]],
+) -> None:
+    with pytest.raises(UsageError, match=r"teacher\.server does not support such models"):
+        taught("rl", {"server": {"base_url": "http://localhost:1", "model": "m"}})
 
 
 def test_a_teacher_that_reads_text_alone_is_refused(

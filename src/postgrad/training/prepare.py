@@ -90,7 +90,6 @@ def require_images_trained(recipe: Recipe, path: str) -> None:
         "a process reward model": recipe.row_kind == "steps",
         "teacher.server": needs.teacher
         and any(teacher.server.base_url is not None for teacher in _teachers(recipe)),
-        "algorithm.on_policy": needs.own_answers > 0,
         **dict.fromkeys(blind, True),
         "learner.tensor_parallel": learner.tensor_parallel > 1,
         "learner.context_parallel": learner.context_parallel > 1,

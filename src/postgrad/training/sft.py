@@ -11,7 +11,7 @@ from postgrad.algorithms.distillation import Distillation
 from postgrad.algorithms.sft import SFT
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.errors import UsageError
-from postgrad.core.records import Experience
+from postgrad.core.records import Experience, PlacedImage
 from postgrad.core.seeds import integer, uniform
 from postgrad.data.conversations import Conversation
 from postgrad.data.draws import Draws
@@ -61,7 +61,9 @@ class OwnAnswers:
         room = min(self.sampling.max_new_tokens, self.max_len - len(asked))
         sampling = self.sampling.model_copy(update={"max_new_tokens": room})
         seed = integer(self.seed, "on_policy")
-        return Request(row.ticket, (0,), asked, sampling, seed=seed)
+        return Request(
+            row.ticket, (0,), asked, sampling, seed=seed, images=shown_before(row, len(asked))
+        )
 
 
 def last_answer(loss_mask: NDArray[np.bool_]) -> int:
@@ -71,10 +73,20 @@ def last_answer(loss_mask: NDArray[np.bool_]) -> int:
     return int(before[-1]) + 1 if len(before) else 0
 
 
+def shown_before(row: Conversation, place: int) -> tuple[PlacedImage, ...]:
+    """The images of a row's first `place` tokens; none is cut, as answers have no images."""
+    return tuple(image for image in row.images if image.at[0] < place)
+
+
 def with_answer(row: Conversation, asked: NDArray[np.int32], answer: Completion) -> Conversation:
     """The row with this answer in place of its last one, and loss on it alone."""
     tokens = np.concatenate([asked, answer.token_ids])
-    return replace(row, token_ids=tokens, loss_mask=np.arange(len(tokens)) >= len(asked))
+    return replace(
+        row,
+        token_ids=tokens,
+        loss_mask=np.arange(len(tokens)) >= len(asked),
+        images=shown_before(row, len(asked)),
+    )
 
 
 def answer_metrics(answers: Sequence[Completion]) -> dict[str, float]:
