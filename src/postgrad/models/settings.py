@@ -1,5 +1,6 @@
 """The recipe's settings of one set of weights. Free of torch, so that plans load it quickly."""
 
+import math
 import os
 import re
 from typing import Literal
@@ -67,8 +68,8 @@ class ModelInit(Settings):
 
 
 class LoraSettings(Settings):
-    """A low-rank adapter: W + (alpha / rank) B A on linear layers, the rest frozen (Hu et al. 2021,
-    arXiv:2106.09685).
+    """A low-rank adapter: W + (alpha / rank) B A on linear layers, by choice on experts and routers
+    too, the rest frozen (Hu et al. 2021, arXiv:2106.09685).
 
     The output head and embeddings get no adapter; `modules_to_save` trains them whole.
     """
@@ -82,11 +83,17 @@ class LoraSettings(Settings):
     dora: bool = False
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # chance that an input of A is zeroed
     # Linear layers by the ends of their names, as in PEFT ("q_proj", "mlp.down_proj"); (): every
-    # one of the decoder.
+    # one of the decoder. Of a mixture also "experts" and "router", or weights of experts and
+    # modules of routers by name ("experts.down_proj", "gate"): without dropout and dora.
     targets: tuple[str, ...] = ()
     # Embeddings and output head by the ends of their names ("embed_tokens", "lm_head"): each that
     # is named trains whole, as a copy beside the frozen one. Not where a model ties the two.
     modules_to_save: tuple[str, ...] = ()
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied by."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     @field_validator("targets", "modules_to_save")
     @classmethod

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
-from postgrad.models.adapters import target_layers
+from postgrad.models.adapter_targets import target_layers
 from postgrad.models.headers import read_headers
 from postgrad.models.known_shapes import any_shape
 from postgrad.models.load import (
