@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.core.errors import UsageError
+from postgrad.models.settings import EXPERTS, ROUTER
 from postgrad.models.supported import experts_of
 
-EXPERTS, ROUTER = "experts", "router"
 PREFIX = "adapted_"  # of the name of the child that has a weight's adapters
 ALIGNED = 16  # bytes; grouped products take rows that are a multiple of it
 
@@ -40,18 +40,6 @@ def mixture_weights(lm: Any) -> dict[str, str]:
             elif weight.ndim == 2 and name == "weight" and weight.shape[0] == experts > 0:
                 weights[full] = ROUTER
     return weights
-
-
-def matches(target: str, name: str, kind: str) -> bool:
-    """Whether a target means the weight `name`. Names of experts' weights have to say so
-    ("experts", "experts.down_proj"): "down_proj" is a linear layer. A router's module has the name
-    that transformers gives it ("gate"), and always the name "router".
-    """
-    owner = name.rpartition(".")[0]
-    ends = f".{owner}".endswith(f".{target}"), f".{name}".endswith(f".{target}")
-    if kind == EXPERTS:
-        return any(ends) and EXPERTS in target.split(".")
-    return target == ROUTER or (any(ends) and target != "weight")
 
 
 def attach(lm: nn.Module, names: Iterable[str], adapter: str, scale: float) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 from torch import nn
 
 from postgrad.core.errors import UsageError
-from postgrad.models.adapter_mixtures import EXPERTS, ROUTER, matches, mixture_weights
+from postgrad.models.adapter_mixtures import mixture_weights
+from postgrad.models.adapter_parameters import ends_of
 from postgrad.models.adapter_reader import HEAD, linear_layers
 from postgrad.models.attention import carries_states
-from postgrad.models.settings import LoraSettings
+from postgrad.models.settings import EXPERTS, ROUTER, LoraSettings, is_target
 
 
 def target_layers(lm: nn.Module, settings: LoraSettings) -> list[str]:
@@ -43,7 +44,7 @@ def target_layers(lm: nn.Module, settings: LoraSettings) -> list[str]:
     for target in settings.targets:
         if any(f".{name}".endswith(f".{target}") for name in linear):
             continue
-        if not any(matches(target, name, kind) for name, kind in weights.items()):
+        if not any(is_target(target, name, kind) for name, kind in weights.items()):
             raise _unknown_target(lm, target, linear, weights)
     ends = tuple(f".{target}" for target in settings.targets) or ("",)
     return [name for name in linear if f".{name}".endswith(ends)]
@@ -58,7 +59,7 @@ def target_weights(lm: Any, settings: LoraSettings) -> list[str]:
     names = [
         name
         for name, kind in mixture_weights(lm).items()
-        if any(matches(target, name, kind) for target in settings.targets)
+        if any(is_target(target, name, kind) for target in settings.targets)
     ]
     for key in ("dropout", "dora") if names else ():
         if getattr(settings, key):
@@ -68,11 +69,6 @@ def target_weights(lm: Any, settings: LoraSettings) -> list[str]:
                 "model.lora.targets"
             )
     return names
-
-
-def ends_of(names: Iterable[str]) -> list[str]:
-    """The names of weights without their layers, each once: "mlp.experts.down_proj"."""
-    return list(dict.fromkeys(".".join(name.split(".")[-3:]) for name in names))
 
 
 def _unknown_target(

@@ -39,12 +39,10 @@ def add_adapter(
     layer) as PEFT draws it, B is zero and DoRA's lengths are W's, so that nothing changes yet; a
     `score` head is copied and the copy trained. All of it is float32, whatever the model computes
     in; copies of embeddings and output head (`modules_to_save`) have the model's dtype. The first
-    adapter acts from now on, a later one only while it is `active`. Raises UsageError for targets
-    and modules that there are none of (see adapter_targets); ValueError for a name that is taken,
-    and for a later adapter with other modules.
+    adapter acts from now on, a later one only while it is `active`. Raises UsageError for unknown
+    targets and modules; ValueError for a name that is taken, and a later one with other modules.
     """
     import peft  # five seconds
-    from peft.utils.constants import DUMMY_TARGET_MODULES
 
     from postgrad.models import adapter_layers
 
@@ -58,7 +56,7 @@ def add_adapter(
         r=settings.rank,
         lora_alpha=settings.alpha,
         use_rslora=settings.rslora,
-        target_modules=targets or DUMMY_TARGET_MODULES,
+        target_modules=targets or peft.utils.constants.DUMMY_TARGET_MODULES,
         modules_to_save=saved or None,
     )
     with warnings.catch_warnings():

@@ -16,6 +16,8 @@ LLAMA_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 # Layers of one block that read the same input: adapters on them share a product
 # (models/adapter_layers.py).
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# Weights of a mixture that adapters may stand on, by what they are; both are targets too.
+EXPERTS, ROUTER = "experts", "router"
 # Types that read images, by the type of the model, and the types of its decoder.
 IMAGE_TYPES = {
     "gemma3": ("gemma3_text",),
@@ -140,6 +142,19 @@ class ModelSettings(Settings):
     def source(self) -> str | None:
         """The path to load, with the revision of a hub id: "org/name@REVISION"; None if unset."""
         return None if self.path is None else at_revision(self.path, self.revision)
+
+
+def is_target(target: str, name: str, kind: str) -> bool:
+    """Whether a target of an adapter means the weight `name` of a mixture, of EXPERTS or a ROUTER.
+    Names of experts' weights have to say so ("experts", "experts.down_proj"): "down_proj" is a
+    linear layer. A router's module has the name that transformers gives it ("gate"), and always the
+    name "router".
+    """
+    owner = name.rpartition(".")[0]
+    ends = f".{owner}".endswith(f".{target}"), f".{name}".endswith(f".{target}")
+    if kind == EXPERTS:
+        return any(ends) and EXPERTS in target.split(".")
+    return target == ROUTER or (any(ends) and target != "weight")
 
 
 def looks_local(path: str) -> bool:
