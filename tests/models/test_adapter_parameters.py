@@ -18,6 +18,7 @@ from postgrad.models.adapter_reader import read_adapter
 from postgrad.models.adapters import Adapter, add_adapter
 from postgrad.models.load import load_model, load_tokenizer
 from postgrad.models.settings import LoraSettings
+from postgrad.rollout.vllm.start import read_model
 
 KINDS = ("qwen3_moe", "mixtral", "olmoe", "gpt_oss")
 IDS = torch.tensor([[5, 17, 33, 8, 26, 23, 9, 31]])
@@ -152,3 +153,10 @@ def test_the_config_names_linear_layers_and_weights_apart(
     assert sorted(config["target_parameters"]) == [
         "mlp.experts.down_proj", "mlp.experts.gate_up_proj", "mlp.router.weight",
     ]  # fmt: skip
+
+
+def test_vllm_takes_no_adapter_on_experts_or_routers(mixture: Callable[[str], Path]) -> None:
+    path = str(mixture("qwen3_moe"))
+    with pytest.raises(UsageError, match=r'"adapter" beside .*\(mlp.gate.weight\): .*use "merged"'):
+        read_model(path, torch.float32, 64, LoraSettings(targets=("q_proj", "router")))
+    assert read_model(path, torch.float32, 64, LoraSettings(targets=("q_proj",))).adapter
