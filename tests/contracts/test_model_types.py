@@ -23,7 +23,8 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.layout import Layout
 from postgrad.learner.backbone import Backbone, MicroBatch
-from postgrad.models.adapters import add_adapter, target_layers
+from postgrad.models.adapter_targets import target_layers
+from postgrad.models.adapters import add_adapter
 from postgrad.models.export import export_hf, read_plain
 from postgrad.models.fresh import make_fresh
 from postgrad.models.known_shapes import find_shape

@@ -58,6 +58,7 @@ class Case(NamedTuple):
     large: bool = False
     compiled: bool = False
     saved: bool = False  # embeddings and output head train whole beside the adapter
+    targets: str = ""  # of the adapter, with + between them; it has no dropout then
     grid: Grid | None = None  # None: that of the test's ranks
 
     @property
@@ -140,7 +141,10 @@ def learner(case: Case, ranks: Ranks, **settings: Any) -> Learner[Any]:
     backbone = backbone_of(case, lm)
     if case.lora:
         saved = ("embed_tokens", "lm_head") if case.saved else ()
-        lora = LoraSettings(rank=4, alpha=8, dropout=0.1, modules_to_save=saved)
+        drop, targets = (0.0, case.targets.split("+")) if case.targets else (0.1, ())
+        lora = LoraSettings(
+            rank=4, alpha=8, dropout=drop, modules_to_save=saved, targets=tuple(targets)
+        )
         backbone.adapter = add_adapter(lm, lora, seed=1)
     if case.type.endswith(("_moe", "_oss")):
         backbone.routers = Routers(lm, balance=0.5, z=0.01)

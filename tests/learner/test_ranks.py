@@ -20,6 +20,7 @@ from postgrad.parallel.sharding import whole_tensor
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
+MIXTURE = "q_proj+experts+router"
 TWO = [
     Case("none"),
     Case("none", kind="reward", dtype="bfloat16"),
@@ -37,6 +38,8 @@ TWO = [
     Case("zero2", lora=True, tied=False, saved=True),
     Case("zero2", kind="sft", dtype="float16"),
     Case("zero3", kind="sft", lora=True, tied=False, saved=True, dtype="bfloat16"),
+    Case("zero2", lora=True, type="qwen3_moe", targets=MIXTURE, checkpointing=True),
+    Case("zero3", lora=True, type="gpt_oss", targets=MIXTURE),
 ]
 FOUR = [
     Case("zero1", groups=1),
@@ -52,6 +55,7 @@ SHARED = [  # both ranks have a run of each sequence's rows
     Case("zero1", checkpointing=True, groups=1),
     Case("none", type="qwen3_moe"),
     Case("none", type="gpt_oss"),  # each rank has the sinks of its heads
+    Case("zero1", lora=True, type="qwen3_moe", targets=MIXTURE),
 ]
 MATRICES = [  # both ranks have a part of each matrix
     Case("none", type="qwen2"),  # with biases

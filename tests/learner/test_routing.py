@@ -20,7 +20,7 @@ from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Routing, Update
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.routers import Routed, Routers, loss_of, routers_of, sums_of
-from postgrad.models.settings import ModelSettings
+from postgrad.models.settings import LoraSettings, ModelSettings
 from postgrad.parallel.ranks import ALONE
 
 balance_of_transformers: Any = load_balancing_loss_func
@@ -202,6 +202,10 @@ def test_the_coefficient_is_the_recipes_or_that_of_the_models_config() -> None:
     assert (stated.balance, stated.z) == (0.0, 0.5)
     with pytest.raises(UsageError, match=r"model\.compile: the routers of compiled layers"):
         routers_of(lm, ModelSettings(), compiled=True)
+    lora = LoraSettings(targets=("q_proj", "router"))
+    adapted = ModelSettings(router_aux_loss_coef=0.0, lora=lora)
+    with pytest.raises(UsageError, match=r"model\.compile: adapters on experts and routers"):
+        routers_of(lm, adapted, compiled=True)
 
 
 @pytest.mark.parametrize(

@@ -272,7 +272,11 @@ def test_the_base_of_an_adapter_is_read_at_its_revision(
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa'"),
         ({"rank_pattern": {"q_proj": 8}}, r"has shape \(4, \d+\), which is not of rank 8"),
         ({"layers_to_transform": [0]}, "layers_to_transform"),
-        ({"target_parameters": ["experts.down_proj"]}, "target_parameters = .*merge it into its"),
+        ({"target_parameters": "experts"}, "target_parameters is 'experts'; it has to be a list"),
+        (
+            {"target_parameters": ["experts.down_proj"], "rank_pattern": {"down_proj": 2}},
+            "rank_pattern = .*merge it into its",
+        ),
         ({"modules_to_save": ["lm_head"]}, "no weights of lm_head, which modules_to_save names"),
         ({"modules_to_save": 5}, "modules_to_save is 5; it has to be a list of names"),
         ({"target_modules": ["q_proj", 1]}, "target_modules is .*; it has to be a list of names"),

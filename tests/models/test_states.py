@@ -20,7 +20,8 @@ from postgrad.core.records import Sequences
 from postgrad.layout.layout import Layout, lay_out
 from postgrad.layout.tree import NO_SHARING
 from postgrad.learner.backbone import Backbone, MicroBatch
-from postgrad.models.adapters import add_adapter, target_layers
+from postgrad.models.adapter_targets import target_layers
+from postgrad.models.adapters import add_adapter
 from postgrad.models.four_bits import FourBitLinear, twin
 from postgrad.models.fresh import make_fresh
 from postgrad.models.load import load_model, load_tokenizer

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from postgrad.models.adapters import target_layers
+from postgrad.models.adapter_targets import target_layers
 from postgrad.models.settings import LoraSettings
 from postgrad.recipe.load import load_recipe
 from postgrad.recipe.recipe import RLRecipe

@@ -22,18 +22,19 @@ Gather = Callable[[str, Tensor], tuple[Tensor, TensorPiece]]  # by name; see Mas
 
 ADAMW_RMS = 0.2  # root mean square of AdamW's step, in learning rates (Liu et al., 2025, sec. 2.2)
 _IN_A_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
+_STACKED = re.compile(r"\.experts(\.base_layer)*\.lora_[AB]\.")  # A and B of all experts, 2-D
 
 UPDATES = "updates"  # a number of the state, which belongs to no weight
-ADAMW = ("exp_avg", "exp_avg_sq")
-MUON = ("momentum_buffer",)
+ADAMW, MUON = ("exp_avg", "exp_avg_sq"), ("momentum_buffer",)
 
 
 def is_hidden_matrix(name: str, weight: Tensor) -> bool:
     """True for the 2-D weights inside a decoder's layers, the A and B of an adapter among them.
 
-    Embeddings, output and score heads lie outside the layers; norms and biases have one dimension.
+    Embeddings and heads lie outside; norms and biases have one dimension; those of an adapter on
+    experts are many in one, and AdamW trains them as it does experts.
     """
-    return weight.ndim == 2 and _IN_A_LAYER.search(name) is not None
+    return weight.ndim == 2 and bool(_IN_A_LAYER.search(name)) and not _STACKED.search(name)
 
 
 class Muon:

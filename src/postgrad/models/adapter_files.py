@@ -13,12 +13,14 @@ from transformers import AutoModelForSequenceClassification
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import write_json
 from postgrad.core.hub import pretrained, split_revision
+from postgrad.models.adapter_parameters import ends_of
 from postgrad.models.adapter_reader import HEAD, HEAD_WEIGHT, last_names, read_adapter
+from postgrad.models.adapter_targets import target_layers, target_weights
 from postgrad.models.adapters import add_adapter
 from postgrad.models.export import PROBE, TOLERANCE, export_hf
 from postgrad.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapter
 from postgrad.models.four_bits import Quantize
-from postgrad.models.load import load_config, load_model, load_tokenizer, require_readable
+from postgrad.models.load import load_config, load_model, load_tokenizer, require_readable, skeleton
 from postgrad.models.named_templates import with_template
 from postgrad.models.save import save_model
 from postgrad.models.score import RewardScale, load_score_model
@@ -125,13 +127,15 @@ class _AdapterSaver:
 
         scores, saved = HEAD_WEIGHT in self.weights, self.settings.modules_to_save
         name, revision = split_revision(self.base)
+        modules, parameters = self._targets()
         config: dict[str, Any] = peft.LoraConfig(
             r=self.settings.rank,
             lora_alpha=self.settings.alpha,
             use_rslora=self.settings.rslora,
             use_dora=self.settings.dora,
             lora_dropout=self.settings.dropout,
-            target_modules=list(self.settings.targets or last_names(self.weights)),
+            target_modules=modules,
+            target_parameters=parameters or None,
             modules_to_save=sorted({*saved, *([HEAD] if scores else [])}) or None,
             task_type=peft.TaskType.SEQ_CLS if scores else peft.TaskType.CAUSAL_LM,
             # absolute: PEFT would take a relative one that is not there for a hub id
@@ -146,6 +150,18 @@ class _AdapterSaver:
         tensors = {n: real(t).detach().float().cpu() for n, t in self.weights.items()}
         tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
         save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+
+    def _targets(self) -> tuple[list[str], list[str]]:
+        """PEFT's target_modules and target_parameters."""
+        targets = self.settings.targets
+        if not targets:
+            return list(last_names(self.weights)), []
+        config = load_config(self.base)
+        lm = skeleton(config, causal_class(config), self.base)
+        weights = ends_of(target_weights(lm, self.settings))
+        linear = target_layers(lm, self.settings)
+        modules = [t for t in targets if any(f".{name}".endswith(f".{t}") for name in linear)]
+        return modules, weights
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from postgrad.core import seeds
 from postgrad.models.adapter_dropout import CounterDropout, RowMasks
+from postgrad.models.adapter_mixtures import AdaptedWeight, frozen_name
 from postgrad.models.adapter_reader import HEAD
 from postgrad.models.attention import to_device
 from postgrad.models.decoder import joined
@@ -190,19 +191,24 @@ def join_siblings(lm: nn.Module) -> None:
 
 
 @torch.no_grad()
-def give_weights(layers: Iterator[tuple[str, Any]], name: str, rank: int, seed: int) -> None:
+def give_weights(
+    lm: nn.Module, layers: Iterator[tuple[str, Any]], name: str, rank: int, seed: int
+) -> None:
     """Kaiming-uniform A with a = sqrt(5), which is +-1 / sqrt(inputs); zero B; the score head's
-    copy. layers: those with the adapter `name`, by name.
+    copy. layers: those of `lm` with the adapter `name`, by name.
     """
     for layer_name, layer in layers:
         if isinstance(copies := getattr(layer, "modules_to_save", None), nn.ModuleDict):
             if layer_name == HEAD:
                 in_float32(copies[name])
             continue
-        base = layer.get_base_layer().weight
-        width = layer.in_features
-        draw_a = _FreshA(seed, f"lora {name} {layer_name}", width)
-        shape_a, shape_b = (rank, width), (layer.out_features, rank)
+        if isinstance(layer, AdaptedWeight):
+            base: Any = lm.get_parameter(frozen_name(layer_name, layer))
+            shape_a, shape_b = layer.shapes(rank)
+        else:
+            base = layer.get_base_layer().weight
+            shape_a, shape_b = (rank, layer.in_features), (layer.out_features, rank)
+        draw_a = _FreshA(seed, f"lora {name} {layer_name}", layer.in_features)
         if isinstance(base, StoredTensor):
             a = StoredTensor(shape_a, torch.float32, base.device, draw_a)
             b = StoredTensor(shape_b, torch.float32, base.device, _zeros)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from postgrad.core.errors import UsageError
 from postgrad.core.untrusted import shown
+from postgrad.models.adapter_parameters import as_targets, is_of_parameter, merge_parameters
 from postgrad.models.files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -36,7 +37,7 @@ MAGNITUDE = re.compile(rf"{re.escape(PREFIX)}(.+)\.lora_magnitude_vector(?:\.wei
 READ = {
     "peft_type", "base_model_name_or_path", "task_type", "r", "lora_alpha", "lora_dropout",
     "target_modules", "modules_to_save", "bias", "init_lora_weights", "auto_mapping", "use_rslora",
-    "use_dora", "rank_pattern", "alpha_pattern",
+    "use_dora", "rank_pattern", "alpha_pattern", "target_parameters",
 }  # fmt: skip
 HARMLESS = {"peft_version", "inference_mode", "megatron_core", "qalora_group_size"}
 FRESH = (True, False, "gaussian", "orthogonal", "eva")  # others change the base's weights too
@@ -58,6 +59,7 @@ class AdapterFile:
     scales: Mapping[str, float]  # by layer: what B A is multiplied by
     magnitudes: Mapping[str, Tensor]  # by layer, of DoRA: [outputs] the lengths of W's rows
     saved: Mapping[str, Tensor]  # by name in the base: weights that were trained whole
+    parameters: tuple[str, ...]  # weights of experts and routers, by the ends of their names
     base: str  # directory or hub id of the model that its config names
 
     @property
@@ -113,7 +115,8 @@ def read_adapter(path: str | Path) -> AdapterFile:
         if ".lora_" not in name and name != HEAD_WEIGHT
     }
     scales = _scales(weights, config, folder / ADAPTER_CONFIG)
-    return AdapterFile(weights, settings, scales, magnitudes, trained_whole, adapter_base(folder))
+    named, base = tuple(config.get("target_parameters") or ()), adapter_base(folder)
+    return AdapterFile(weights, settings, scales, magnitudes, trained_whole, named, base)
 
 
 @torch.no_grad()
@@ -128,6 +131,8 @@ def merge_adapter(lm: nn.Module, adapter: AdapterFile, path: str, *, weight: flo
     """
     layers = linear_layers(lm)
     names = {match[1] for name in adapter.weights if (match := LAYER.fullmatch(name))}
+    stacks = {name for name in names if is_of_parameter(name, adapter.parameters)}
+    names -= stacks
     ends = tuple(f".{target}" for target in adapter.settings.targets)
     missing = sorted(name for name in layers if f".{name}".endswith(ends) and name not in names)
     if missing:
@@ -148,10 +153,13 @@ def merge_adapter(lm: nn.Module, adapter: AdapterFile, path: str, *, weight: flo
                 "trained on another model; correct base_model_name_or_path"
             )
         products[name] = (b, a)
-    for name, factors in products.items():
+    merge_parameters(
+        lm, _factors(adapter, stacks), adapter.parameters, weight, f"{path}/{ADAPTER_WEIGHTS}"
+    )
+    for name, pair in products.items():
         matrix = layers[name].weight
         magnitude = adapter.magnitudes.get(name)
-        merged = partial(changed_matrix, factors, adapter.scales[name], magnitude, weight)
+        merged = partial(changed_matrix, pair, adapter.scales[name], magnitude, weight)
         if isinstance(matrix, StoredTensor):
             layers[name].weight = nn.Parameter(matrix.mapped(merged))
         else:
@@ -159,6 +167,19 @@ def merge_adapter(lm: nn.Module, adapter: AdapterFile, path: str, *, weight: flo
     _replace_modules(lm, adapter, path)
     if adapter.scores:
         _replace_head(lm, adapter, path)
+
+
+def _factors(adapter: AdapterFile, names: set[str]) -> dict[str, tuple[Tensor, Tensor, float]]:
+    """A, B and scale of layers of the file."""
+    weights, start = adapter.weights, PREFIX
+    return {
+        name: (
+            weights[f"{start}{name}.lora_A.weight"],
+            weights[f"{start}{name}.lora_B.weight"],
+            adapter.scales[name],
+        )
+        for name in names
+    }
 
 
 def changed_matrix(
@@ -231,7 +252,11 @@ def _replace_head(lm: Any, adapter: AdapterFile, path: str) -> None:
 
 def _require_plain(config: Mapping[str, Any], folder: Path) -> None:
     saved, targets = config.get("modules_to_save") or [], config.get("target_modules") or []
-    named = {"modules_to_save": saved, "target_modules": [] if targets == str(targets) else targets}
+    named = {
+        "modules_to_save": saved,
+        "target_modules": [] if targets == str(targets) else targets,
+        "target_parameters": config.get("target_parameters") or [],
+    }
     for key, names in named.items():
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UsageError(
@@ -247,6 +272,8 @@ def _require_plain(config: Mapping[str, Any], folder: Path) -> None:
     }
     refused = [key for key in foreign if key != "revision"]
     refused += [key for key in wrong if wrong[key]]
+    if config.get("target_parameters"):  # patterns name weights, which the file does not
+        refused += [key for key in ("rank_pattern", "alpha_pattern") if config.get(key)]
     if refused:
         raise UsageError(
             f"{folder}/{ADAPTER_CONFIG} asks for {refused[0]} = {config.get(refused[0])!r}, which "
@@ -261,13 +288,16 @@ def _of_transformers(mapping: Any) -> bool:
 
 def _targets(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[str, ...]:
     """As the config names them, where it has a list, without what the model has none of; a pattern
-    or "all-linear" is replaced by the layers' names.
+    or "all-linear" is replaced by the layers' names. After them target_parameters.
     """
-    named = config.get("target_modules")
-    if not isinstance(named, list):
-        return last_names(weights)
-    layers = [f".{match[1]}" for name in weights if (match := LAYER.fullmatch(name))]
-    return tuple(t for t in sorted(named) if any(layer.endswith(f".{t}") for layer in layers))
+    named, parameters = config.get("target_modules"), config.get("target_parameters") or ()
+    layers = [match[1] for name in weights if (match := LAYER.fullmatch(name))]
+    layers = [f".{layer}" for layer in layers if not is_of_parameter(layer, parameters)]
+    if isinstance(named, list):
+        linear = [t for t in sorted(named) if any(layer.endswith(f".{t}") for layer in layers)]
+    else:
+        linear = [layer.rpartition(".")[2] for layer in layers]
+    return tuple(dict.fromkeys([*linear, *as_targets(parameters)]))
 
 
 def last_names(weights: Mapping[str, Tensor]) -> tuple[str, ...]:
@@ -291,7 +321,10 @@ def _require_whole(
             if other not in weights:
                 raise UsageError(f"{file}: {name} has no {other}")
             rank = _of_pattern(config, "rank_pattern", match[1], config.get("r"), file)
-            if tensor.ndim != 2 or tensor.shape[0 if match[2] == "A" else 1] != rank:
+            stacked = is_of_parameter(match[1], config.get("target_parameters") or ())
+            if tensor.ndim != 2 or not _is_of_rank(
+                tensor.shape[0 if match[2] == "A" else 1], rank, stacked=stacked
+            ):
                 shape = tuple(tensor.shape)
                 raise UsageError(f"{file}: {name} has shape {shape}, which is not of rank {rank}")
         if not tensor.is_floating_point() or not _is_finite(tensor):
@@ -312,6 +345,11 @@ def _require_whole(
             )
 
 
+def _is_of_rank(rows: int, rank: Any, *, stacked: bool) -> bool:
+    """stacked: of all experts, `rank` rows each."""
+    return rows == rank or (stacked and isinstance(rank, int) and rank > 0 == rows % rank)
+
+
 def _is_saved(name: str, saved: Sequence[str]) -> bool:
     """Whether a weight is of a module in modules_to_save."""
     owner = name.removeprefix(PREFIX).rpartition(".")[0]
@@ -328,7 +366,8 @@ def _scales(
             alpha = _of_pattern(config, "alpha_pattern", match[1], config.get("lora_alpha"), file)
             if not isinstance(alpha, int | float) or not 0 < alpha < LARGEST_ALPHA:
                 raise UsageError(f"{file}: lora_alpha of {match[1]} is {shown(alpha)}")
-            rank = tensor.shape[0]
+            stacked = is_of_parameter(match[1], config.get("target_parameters") or ())
+            rank = config["r"] if stacked else tensor.shape[0]
             scales[match[1]] = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     return scales
 

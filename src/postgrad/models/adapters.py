@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from postgrad.core.errors import RunError, UsageError
+from postgrad.core.errors import RunError
 from postgrad.models.adapter_dropout import RowMasks
-from postgrad.models.adapter_reader import HEAD, PREFIX, changed_matrix, linear_layers
-from postgrad.models.attention import carries_states
+from postgrad.models.adapter_mixtures import AdaptedWeight, attach, frozen_name, names_in_files
+from postgrad.models.adapter_reader import HEAD, PREFIX, changed_matrix
+from postgrad.models.adapter_targets import saved_modules, target_layers, target_weights
 from postgrad.models.four_bits import FourBitLinear, base_weight
 from postgrad.models.settings import LoraSettings
 from postgrad.models.stored import StoredTensor, realise
@@ -38,16 +39,15 @@ def add_adapter(
     layer) as PEFT draws it, B is zero and DoRA's lengths are W's, so that nothing changes yet; a
     `score` head is copied and the copy trained. All of it is float32, whatever the model computes
     in; copies of embeddings and output head (`modules_to_save`) have the model's dtype. The first
-    adapter acts from now on, a later one only while it is `active`. Raises UsageError for a target
-    that names no linear layer of the decoder, and for a module that is not trained whole (see
-    `saved_modules`); ValueError for a name that is taken, and for a later adapter with other
-    modules.
+    adapter acts from now on, a later one only while it is `active`. Raises UsageError for unknown
+    targets and modules; ValueError for a name that is taken, and a later one with other modules.
     """
     import peft  # five seconds
 
     from postgrad.models import adapter_layers
 
     targets, saved = target_layers(lm, settings), saved_modules(lm, settings)
+    weights = target_weights(lm, settings)
     layers = _layers(lm)
     _require_new(lm, name, saved)
     acting = _acting(layers) if layers else name
@@ -56,7 +56,7 @@ def add_adapter(
         r=settings.rank,
         lora_alpha=settings.alpha,
         use_rslora=settings.rslora,
-        target_modules=targets,
+        target_modules=targets or peft.utils.constants.DUMMY_TARGET_MODULES,
         modules_to_save=saved or None,
     )
     with warnings.catch_warnings():
@@ -64,14 +64,14 @@ def add_adapter(
         # low_cpu_mem_usage: PEFT draws no weights, and so touches no generator
         with _without_type(lm):
             peft.inject_adapter_in_model(config, lm, name, low_cpu_mem_usage=True)
+    attach(lm, weights, name, settings.scale)
     adapter_layers.own_layers(lm)
-    adapter_layers.give_weights(_adapted_layers(lm, name), name, settings.rank, seed)
+    adapter_layers.give_weights(lm, _adapted_layers(lm, name), name, settings.rank, seed)
     if settings.dora:
         adapter_layers.give_lengths(_adapted_layers(lm, name), name)
     _adapted.pop(lm)
     _act(_layers(lm), acting)
-    layers = _adapted_layers(lm, name)
-    masks = adapter_layers.give_dropout(layers, name, settings.dropout, seed)
+    masks = adapter_layers.give_dropout(_adapted_layers(lm, name), name, settings.dropout, seed)
     adapter = Adapter(lm, settings, name, masks)
     for parameter, flag in trained:
         parameter.requires_grad_(flag)
@@ -108,93 +108,6 @@ def _without_type(lm: Any) -> Generator[None]:
         lm.config.model_type = kind
 
 
-def target_layers(lm: nn.Module, settings: LoraSettings) -> list[str]:
-    """Names of the linear layers that an adapter of these settings stands on, in the model's order.
-
-    Raises UsageError for a target that names none.
-    """
-    linear = [
-        name.removesuffix(".base_layer") for name in linear_layers(lm) if ".lora_" not in name
-    ]
-    if carries_states(lm):
-        from postgrad.models.states import reads_weight
-
-        if settings.dropout:
-            raise UsageError(
-                f"model.lora.dropout: layers of a {lm.config.model_type} model, which carry a "  # pyright: ignore[reportAttributeAccessIssue]
-                "state along the sequence, compute rows in another order than that of the masks: "
-                "use 0"
-            )
-        above = {name: lm.get_submodule(name.rpartition(".")[0]) for name in linear}
-        linear = [n for n in linear if not reads_weight(above[n], n.rpartition(".")[2])]
-    if not linear:
-        raise UsageError(
-            f"[model.lora]: this {lm.config.model_type} decoder has no linear layers that an "  # pyright: ignore[reportAttributeAccessIssue]
-            "adapter could be attached to: train all its weights"
-        )
-    for target in settings.targets:
-        if not any(f".{name}".endswith(f".{target}") for name in linear):
-            available = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
-            _require_no_mixture_weight(lm, target, available)
-            raise UsageError(
-                f"model.lora.targets: {target!r} is no linear layer of this {lm.config.model_type} "  # pyright: ignore[reportAttributeAccessIssue]
-                f"decoder, which has {available}"
-            )
-    ends = tuple(f".{target}" for target in settings.targets) or ("",)
-    return [name for name in linear if f".{name}".endswith(ends)]
-
-
-def _require_no_mixture_weight(lm: Any, target: str, available: str) -> None:
-    """Raises UsageError where `target` names routers or the weights of experts, which PEFT adapts
-    as `target_parameters`.
-    """
-    for name, weight in lm.get_decoder().named_parameters():
-        ends_so = f".{name.removesuffix('.weight')}".endswith(f".{target}")
-        layer = lm.get_decoder().get_submodule(name.rpartition(".")[0])
-        if not ends_so or weight.ndim < 2 or isinstance(layer, nn.Linear | nn.Embedding):
-            continue
-        kind = "the weight of all experts of a layer" if weight.ndim > 2 else "a router's weight"
-        raise UsageError(
-            f"model.lora.targets: {target!r} is {kind} in this {lm.config.model_type} decoder, and "
-            f"adapters stand on linear layers alone: name some of {available}, or leave "
-            "[model.lora] out, which trains experts and routers too"
-        )
-
-
-def saved_modules(lm: Any, settings: LoraSettings) -> list[str]:
-    """Names of the modules that train whole beside an adapter of these settings, in the model's
-    order: its embeddings and its output head where they are named, and a `score` head always.
-
-    Raises UsageError for a name of anything else, and where the model ties the two: one matrix
-    would become two, which its config, and so an export, has no place for.
-    """
-    modules = lm.get_input_embeddings(), lm.get_output_embeddings(), getattr(lm, HEAD, None)
-    names = {
-        name: module
-        for name, module in lm.named_modules()
-        if any(module is other for other in modules)
-    }
-    wanted = {HEAD} if hasattr(lm, HEAD) else set[str]()
-    for end in settings.modules_to_save:
-        ended = {name for name in names if f".{name}".endswith(f".{end}")}
-        if not ended:
-            available = " and ".join(name.rpartition(".")[2] for name in names)
-            raise UsageError(
-                f"model.lora.modules_to_save: {end!r} is none of the modules of this "
-                f"{lm.config.model_type} model that can train whole, which are {available}"
-            )
-        wanted |= ended
-    weights = [names[name].weight for name in wanted]
-    tied = modules[1] is not None and modules[0].weight is modules[1].weight
-    if tied and any(weight is modules[0].weight for weight in weights):
-        raise UsageError(
-            "model.lora.modules_to_save: this model's output head is its embedding matrix "
-            "(tie_word_embeddings), and trained apart they would be two: leave it out, or train "
-            "the model whole, without [model.lora]"
-        )
-    return [name for name in names if name in wanted]
-
-
 class Adapter:
     """One adapter of a model; made by `add_adapter`."""
 
@@ -206,8 +119,10 @@ class Adapter:
         self.name = name
         self._masks = masks
         pattern = re.compile(rf"\.(lora_[AB]|modules_to_save)\.{name}\.|\.({LENGTHS})\.{name}\..*")
+        renamed = names_in_files(lm, name)
         self._parameter_names = {
-            PREFIX + pattern.sub(_in_file, parameter_name): parameter_name
+            PREFIX
+            + pattern.sub(_in_file, renamed.get(parameter_name, parameter_name)): parameter_name
             for parameter_name, _ in lm.named_parameters()
             if pattern.search(parameter_name)
         }
@@ -264,7 +179,9 @@ class Adapter:
         at a time, so that no second model is held in memory.
         """
         for layer_name, layer in _adapted_layers(self.lm, self.name):
-            if hasattr(layer, "lora_A"):
+            if isinstance(layer, AdaptedWeight):
+                yield frozen_name(layer_name, layer), self._merged_stack(layer_name, layer)
+            elif hasattr(layer, "lora_A"):
                 a, b = layer.lora_A[self.name].weight, layer.lora_B[self.name].weight
                 matrices = base_weight(layer).float(), a, b
                 base, a, b = (_full_tensor(matrix) for matrix in matrices)
@@ -276,6 +193,14 @@ class Adapter:
             else:
                 for end, tensor in layer.modules_to_save[self.name].named_parameters():
                     yield f"{layer_name}.{end}", tensor.detach()
+
+    def _merged_stack(self, layer_name: str, layer: AdaptedWeight) -> Tensor:
+        """A weight of experts or of a router with its adapter, as the matrices of `merged`."""
+        a, b = layer.lora_A[self.name].weight, layer.lora_B[self.name].weight
+        base = self.lm.get_parameter(frozen_name(layer_name, layer)).float()
+        base, a, b = (_full_tensor(tensor) for tensor in (base, a, b))  # pyright: ignore[reportArgumentType]
+        merge = layer.merge(a, b, layer.scaling[self.name])
+        return base.mapped(merge) if isinstance(base, StoredTensor) else merge(base)
 
     def frozen(self) -> Iterator[tuple[str, Tensor]]:
         """The frozen model's weights by hub name, without modules that train whole; a tied weight
@@ -296,7 +221,7 @@ class Adapter:
     def hub_weights(self) -> Iterator[tuple[str, Tensor]]:
         """A whole model by hub name: `frozen` weights of other layers, then `merged` ones."""
         yield from self._frozen(
-            {f"{name}.weight" for name, _ in _adapted_layers(self.lm, self.name)}
+            {frozen_name(name, layer) for name, layer in _adapted_layers(self.lm, self.name)}
         )
         yield from self.merged()
 

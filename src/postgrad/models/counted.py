@@ -14,7 +14,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, cast
 
@@ -62,7 +62,9 @@ def _from_child(config: str, path: str) -> ModelShape:
     shape: dict[str, Any] = answer["shape"]
     weights: dict[str, Any] = shape["counted"]
     linears = tuple((str(name), int(m), int(n)) for name, m, n in weights["linears"])
-    counted = CountedWeights(**{**weights, "linears": linears})
+    stacks = tuple((str(n), int(e), int(i), int(o)) for n, e, i, o in weights["stacks"])
+    texts = {key: tuple(map(str, weights[key])) for key in ("names", "wrapped")}
+    counted = CountedWeights(**{**weights, **texts, "linears": linears, "stacks": stacks})
     return ModelShape(**{**shape, "counted": counted, "tower": _tower_in(shape["tower"])})
 
 
@@ -123,9 +125,7 @@ def _shape_of(lm: Any) -> ModelShape:
         for layer, each in zip(layers, layer_configs(config), strict=True)
     ]
     kv_heads = _kv_heads(layer_configs(config)[0])
-    head = lm.get_output_embeddings().weight
-    tied = head is lm.get_input_embeddings().weight
-    every = sum(weight.numel() for weight in lm.parameters())
+    tied = lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
     return ModelShape(
         model_type=str(config.model_type),
         vocab_size=int(lm.get_input_embeddings().weight.shape[0]),
@@ -138,7 +138,7 @@ def _shape_of(lm: Any) -> ModelShape:
         tied=tied,
         max_positions=getattr(config, "max_position_embeddings", None),
         counted=CountedWeights(
-            parameters=every,
+            parameters=sum(weight.numel() for weight in lm.parameters()),
             layers=sum(map(_size, weights.values())),
             matrices=sum(map(_size, matrices.values())),
             active=round(sum(active.values())),
@@ -147,6 +147,8 @@ def _shape_of(lm: Any) -> ModelShape:
             attending=having_keys,
             states=states,
             balance=balance_of(config, ModelSettings()),
+            chosen=int(_each_token(config) or 1),
+            **_targets(lm),
         ),
         tower=_tower_of(lm),
     )
@@ -234,6 +236,48 @@ def _linears(layer: Any) -> tuple[tuple[str, int, int], ...]:
     )
 
 
+def _stacks(lm: Any) -> list[tuple[tuple[str, int, int, int], ...]]:
+    """By layer (name, experts, inputs, outputs) of its weights of experts, and of its router, whose
+    `experts` is 1, that adapters may stand on.
+    """
+    from postgrad.models.adapter_mixtures import mixture_weights
+    from postgrad.models.attention import layers_of
+
+    adaptable = {id(lm.get_parameter(name)) for name in mixture_weights(lm)}
+    layers: list[tuple[tuple[str, int, int, int], ...]] = []
+    for layer in layers_of(lm):
+        stacks: list[tuple[str, int, int, int]] = []
+        for name, weight in layer.named_parameters():
+            if id(weight) in adaptable:
+                owner = layer.get_submodule(name.rpartition(".")[0])
+                sides = [int(side) for side in reversed(weight.shape[-2:])]
+                if weight.ndim == 3 and getattr(owner, "is_transposed", False):
+                    sides.reverse()
+                experts = int(weight.shape[0]) if weight.ndim == 3 else 1
+                stacks.append((name, experts, sides[0], sides[1]))
+        layers.append(tuple(stacks))
+    return layers
+
+
+def _targets(lm: Any) -> dict[str, Any]:
+    """What adapters may stand on, by the names that CountedWeights has."""
+    from postgrad.models.attention import layers_of
+
+    stacks = _stacks(lm)
+    names = _names([*map(_linears, layers_of(lm)), *stacks])
+    return {"stacks": stacks[-1], "names": names, "wrapped": _names(stacks)}
+
+
+def _names(layers: Iterable[Iterable[tuple[Any, ...]]]) -> tuple[str, ...]:
+    """The names of all layers' weights, each once."""
+    return tuple(dict.fromkeys(name for layer in layers for name, *_ in layer))
+
+
+def _each_token(config: Any) -> Any:
+    """How many experts a token is sent to; None where a config does not say."""
+    return next((getattr(config, key) for key in EACH_TOKEN if getattr(config, key, None)), None)
+
+
 def _size(shape: tuple[int, ...]) -> int:
     count = 1
     for extent in shape:
@@ -247,7 +291,7 @@ def _share(name: str, shape: tuple[int, ...], config: Any) -> float:
     """
     if not ROUTED.search(name):
         return 1.0
-    sent = next((getattr(config, key) for key in EACH_TOKEN if getattr(config, key, None)), None)
+    sent = _each_token(config)
     counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     stated = next((getattr(config, key) for key in counts if getattr(config, key, None)), 1)
     experts = shape[0] if len(shape) == 3 else int(stated)

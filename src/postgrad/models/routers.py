@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from postgrad.core.errors import RunError, UsageError
+from postgrad.models.adapter_targets import target_weights
 from postgrad.models.settings import ModelSettings
 
 
@@ -201,7 +202,8 @@ def routers_of(
     """The routers of a model that is trained, with the coefficients of the recipe, or where it
     names none of the model's config; None of a dense model, and of layers that are compiled, whose
     routers cannot be watched. replays: they use experts again that were chosen elsewhere. Raises
-    UsageError for a coefficient that this model has no loss for, and for a replay without routers.
+    UsageError for a coefficient that this model has no loss for, for a replay without routers, and
+    for compiled layers with an adapter on experts or routers.
     """
     kind, routers = lm.config.model_type, _routers(lm)
     balance, z = balance_of(lm.config, settings), settings.router_z_loss_coef
@@ -214,6 +216,11 @@ def routers_of(
             "model.compile: the routers of compiled layers cannot be watched: set "
             "model.router_aux_loss_coef and router_z_loss_coef to 0 and leave out "
             "rollout.router_replay, or set model.compile to false"
+        )
+    if compiled and settings.lora is not None and target_weights(lm, settings.lora):
+        raise UsageError(
+            "model.compile: adapters on experts and routers (model.lora.targets) are not compiled: "
+            "set model.compile to false, or name linear layers alone"
         )
     watched = replayable(lm) if replays else Routers(lm) if routers and not compiled else None
     if watched is not None:

@@ -1,5 +1,6 @@
 """The recipe's settings of one set of weights. Free of torch, so that plans load it quickly."""
 
+import math
 import os
 import re
 from typing import Literal
@@ -15,6 +16,8 @@ LLAMA_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 # Layers of one block that read the same input: adapters on them share a product
 # (models/adapter_layers.py).
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# Weights of a mixture that adapters may stand on, by what they are; both are targets too.
+EXPERTS, ROUTER = "experts", "router"
 # Types that read images, by the type of the model, and the types of its decoder.
 IMAGE_TYPES = {
     "gemma3": ("gemma3_text",),
@@ -67,8 +70,8 @@ class ModelInit(Settings):
 
 
 class LoraSettings(Settings):
-    """A low-rank adapter: W + (alpha / rank) B A on linear layers, the rest frozen (Hu et al. 2021,
-    arXiv:2106.09685).
+    """A low-rank adapter: W + (alpha / rank) B A on linear layers, by choice on experts and routers
+    too, the rest frozen (Hu et al. 2021, arXiv:2106.09685).
 
     The output head and embeddings get no adapter; `modules_to_save` trains them whole.
     """
@@ -82,11 +85,17 @@ class LoraSettings(Settings):
     dora: bool = False
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # chance that an input of A is zeroed
     # Linear layers by the ends of their names, as in PEFT ("q_proj", "mlp.down_proj"); (): every
-    # one of the decoder.
+    # one of the decoder. Of a mixture also "experts" and "router", or weights of experts and
+    # modules of routers by name ("experts.down_proj", "gate"): without dropout and dora.
     targets: tuple[str, ...] = ()
     # Embeddings and output head by the ends of their names ("embed_tokens", "lm_head"): each that
     # is named trains whole, as a copy beside the frozen one. Not where a model ties the two.
     modules_to_save: tuple[str, ...] = ()
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied by."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     @field_validator("targets", "modules_to_save")
     @classmethod
@@ -133,6 +142,19 @@ class ModelSettings(Settings):
     def source(self) -> str | None:
         """The path to load, with the revision of a hub id: "org/name@REVISION"; None if unset."""
         return None if self.path is None else at_revision(self.path, self.revision)
+
+
+def is_target(target: str, name: str, kind: str) -> bool:
+    """Whether a target of an adapter means the weight `name` of a mixture, of EXPERTS or a ROUTER.
+    Names of experts' weights have to say so ("experts", "experts.down_proj"): "down_proj" is a
+    linear layer. A router's module has the name that transformers gives it ("gate"), and always the
+    name "router".
+    """
+    owner = name.rpartition(".")[0]
+    ends = f".{owner}".endswith(f".{target}"), f".{name}".endswith(f".{target}")
+    if kind == EXPERTS:
+        return any(ends) and EXPERTS in target.split(".")
+    return target == ROUTER or (any(ends) and target != "weight")
 
 
 def looks_local(path: str) -> bool:

@@ -35,6 +35,11 @@ class CountedWeights:
     attending: int  # layers that have keys and values
     states: int  # numbers that the other layers keep of a sequence, however long it is
     balance: float = 0.0  # the config's coefficient of the routers' balance loss; 0: none
+    # (name, experts, inputs, outputs) of a layer's weights of all experts, and of its router, of 1
+    stacks: tuple[tuple[str, int, int, int], ...] = ()
+    chosen: int = 1  # experts that a token is sent to
+    names: tuple[str, ...] = ()  # of `linears` and `stacks` in any of the layers
+    wrapped: tuple[str, ...] = ()  # those of `stacks` alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from postgrad.models.settings import LLAMA_TYPES, LoraSettings
 from postgrad.models.shapes import ModelShape
 from postgrad.plan.lengths import RowLengths
-from postgrad.plan.roles import adapted_layers, adapter_inputs
+from postgrad.plan.roles import adapted_layers, adapted_stacks, adapter_inputs
 
 STACKED = 1.1  # runs are padded to the longest of their stack: up to 1.3, a tenth as measured
 QUERY_RUN = 128  # layout.blocks.QUERY_RUN, which a test holds it to
@@ -90,7 +90,12 @@ def _kept_by_adapter(shape: ModelShape, width: int, lora: LoraSettings | None) -
     converted = sum(adapter_inputs(shape, lora)) * FLOAT32 if width != FLOAT32 else 0
     dropped = sum(a for a, _ in layers) * (FLOAT32 + 1) if lora.dropout else 0
     lengths = sum(b for _, b in layers) * (width + FLOAT32) if lora.dora else 0
-    return converted + dropped + lengths + len(layers) * lora.rank * FLOAT32
+    linear = converted + dropped + lengths + len(layers) * lora.rank * FLOAT32
+    chosen = shape.counted.chosen if shape.counted is not None else 1
+    for experts, inputs, _ in adapted_stacks(shape, lora):
+        rows = chosen if experts > 1 else 1  # each token is there once for each of its experts
+        linear += rows * FLOAT32 * (lora.rank + (inputs if width != FLOAT32 else 0))
+    return linear
 
 
 def kept(

@@ -16,7 +16,7 @@ from postgrad.plan.hardware import Device, Hardware
 from postgrad.plan.held import MemoryLine, MemoryPhase, always, awake, expanded
 from postgrad.plan.passes import Passes
 from postgrad.plan.reserved import VLLM
-from postgrad.plan.roles import PlannedRole, adapted_layers, adapter_parameters
+from postgrad.plan.roles import PlannedRole, adapter_parameters, merged_sizes
 from postgrad.plan.sizes import engine_sequences, width
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.budget import MAX_SLOTS, EngineSizes, choose_sizes, places_for
@@ -291,7 +291,7 @@ def _weights(
         return copied
     outputs = shape.query_size + 2 * shape.key_size + 2 * shape.intermediate_size
     joined = shape.hidden_size * outputs if shape.model_type in LLAMA_TYPES else 0
-    merged = sum(m * k for m, k in adapted_layers(shape, lora)) if lora is not None else 0
+    merged = sum(merged_sizes(shape, lora)) if lora is not None else 0
     return {**always(shape.layers * max(joined, merged) * b), "load": copied["load"]}
 
 

@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from postgrad.plan.activations import FLOAT32
-from postgrad.plan.roles import PlannedRole, adapted_layers, linear_layers
+from postgrad.plan.roles import (
+    PlannedRole,
+    adapted_layers,
+    adapted_stacks,
+    expert_parameters,
+    linear_layers,
+)
 from postgrad.plan.sizes import Sharing
 
 MemoryPhase = Literal["load", "rollout", "score", "update", "save"]
@@ -144,8 +150,9 @@ def moment_bytes(role: PlannedRole) -> int:
         return 2 * FLOAT32 * plain + sum(c * _quantized_bytes(m, k) for c, m, k in matrices)
     if role.learner.optimizer == "adamw":
         return both
-    if role.model.lora is not None:  # copies of embeddings and head are no matrices of layers
-        return FLOAT32 * (role.trained + role.copied)
+    if role.model.lora is not None:  # copies of embeddings and head, and experts, have AdamW
+        by_adamw = role.copied + expert_parameters(role.shape, role.model.lora)
+        return FLOAT32 * (role.trained + by_adamw)
     return both - FLOAT32 * role.shape.layers * role.shape.layer_matrix_parameters
 
 
@@ -156,6 +163,9 @@ def _trained_matrices(role: PlannedRole) -> Iterator[tuple[int, int, int]]:
         for inputs, outputs in adapted_layers(shape, lora):
             yield shape.layers, lora.rank, inputs
             yield shape.layers, outputs, lora.rank
+        for experts, inputs, outputs in adapted_stacks(shape, lora):
+            yield shape.layers, experts * lora.rank, inputs
+            yield shape.layers, outputs, experts * lora.rank
         copies = role.copied // shape.embedding_parameters  # embeddings, head, or both
         yield copies, shape.vocab_size, shape.hidden_size
         return

@@ -9,7 +9,7 @@ from postgrad.plan.activations import FLOAT32
 from postgrad.plan.engines import EnginePlaces, engine_width, shares_weights
 from postgrad.plan.hardware import Device
 from postgrad.plan.held import MemoryLine
-from postgrad.plan.roles import PlannedRole, adapted_layers, adapter_parameters
+from postgrad.plan.roles import PlannedRole, adapter_parameters, merged_sizes
 from postgrad.plan.sizes import Sharing, width
 from postgrad.recipe.recipe import RLRecipe, SFTRecipe
 
@@ -127,6 +127,6 @@ def publish_lines(
     if sharing.divided > 1 or sharing.tensor > 1:
         count = int(largest * each * (2 + 1 / max(sharing.divided, sharing.tensor)))
     if policy.model.lora is not None:
-        matrices = [m * k for m, k in adapted_layers(shape, policy.model.lora)]
+        matrices = merged_sizes(shape, policy.model.lora)
         count = max(count, 2 * FLOAT32 * max(matrices, default=0))
     yield MemoryLine("run", "weights on their way to the engine", {"save": count})

@@ -1,11 +1,19 @@
 """The roles of a run and their weights, from its recipe and the shapes of its models alone."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 from postgrad.cluster.settings import POLICY
+from postgrad.core.errors import UsageError
 from postgrad.learner.settings import LearnerSettings
-from postgrad.models.settings import SIBLINGS, LoraSettings, ModelSettings
+from postgrad.models.settings import (
+    EXPERTS,
+    ROUTER,
+    SIBLINGS,
+    LoraSettings,
+    ModelSettings,
+    is_target,
+)
 from postgrad.models.shapes import ModelShape
 from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
 
@@ -87,7 +95,17 @@ class PlannedRole:
 
 
 def planned_roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
-    """The roles of a run, the one that the job trains first. find: the shape of a [model] table."""
+    """The roles of a run, the one that the job trains first. find: the shape of a [model] table.
+    Raises UsageError for targets of adapters that a model has none of.
+    """
+    roles = _roles(recipe, find)
+    for role in roles:
+        if role.learner is not None and role.model.lora is not None:
+            require_targets(role.shape, role.model.lora)
+    return roles
+
+
+def _roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
     if recipe.trained_role == "reward_model":
         shape = find(recipe.model)
         return (PlannedRole("reward_model", shape, recipe.model, recipe.learner, scores=True),)
@@ -196,13 +214,74 @@ def adapter_inputs(shape: ModelShape, lora: LoraSettings) -> list[int]:
     return list(widths.values())
 
 
+def adapted_stacks(shape: ModelShape, lora: LoraSettings) -> list[tuple[int, int, int]]:
+    """(experts, inputs, outputs) of the weights of experts, and of routers, of 1 expert, of one
+    decoder layer that are adapted.
+    """
+    stacks = shape.counted.stacks if shape.counted is not None else ()
+    return [
+        size
+        for name, *size in stacks
+        if any(is_target(target, name, _kind(name)) for target in lora.targets)
+    ]  # pyright: ignore[reportReturnType]  # three numbers
+
+
+def _kind(name: str) -> str:
+    return EXPERTS if f".{name}".rpartition(".")[0].endswith(f".{EXPERTS}") else ROUTER
+
+
+def require_targets(shape: ModelShape, lora: LoraSettings) -> None:
+    """Raises UsageError for a target that means no weight of any layer, as `add_adapter` does once
+    the model is loaded. One that names a layer by its number is left to that.
+    """
+    counted = shape.counted
+    names = tuple(linear_layers(shape)) if counted is None else counted.names
+    wrapped = set[str]() if counted is None else set(counted.wrapped)
+    for target in lora.targets:
+        if not any(_means(target, name, name in wrapped) for name in names):
+            available = ", ".join(dict.fromkeys(_shown(name, wrapped) for name in names))
+            raise UsageError(
+                f"model.lora.targets: {target!r} is no linear layer, and no weight of experts or "
+                f"router, of this {shape.model_type} model, which has {available}"
+            )
+
+
+def _means(target: str, name: str, wrapped: bool) -> bool:
+    """Whether a target means a weight, or names a layer by its number before the weight's name."""
+    if f".{target}".endswith(f".{name}"):
+        return True
+    return is_target(target, name, _kind(name)) if wrapped else f".{name}".endswith(f".{target}")
+
+
+def _shown(name: str, wrapped: Set[str]) -> str:
+    """A weight as targets name it."""
+    if name not in wrapped:
+        return name.rpartition(".")[2]
+    return f"{EXPERTS}.{name.rpartition('.')[2]}" if _kind(name) == EXPERTS else ROUTER
+
+
+def merged_sizes(shape: ModelShape, lora: LoraSettings) -> list[int]:
+    """How many numbers each weight of one decoder layer has that an adapter is merged into."""
+    stacks = [experts * a * b for experts, a, b in adapted_stacks(shape, lora)]
+    return [a * b for a, b in adapted_layers(shape, lora)] + stacks
+
+
+def expert_parameters(shape: ModelShape, lora: LoraSettings) -> int:
+    """How many weights an adapter has on experts: A and B of every expert."""
+    stacks = [stack for stack in adapted_stacks(shape, lora) if stack[0] > 1]
+    return shape.layers * lora.rank * sum(experts * (a + b) for experts, a, b in stacks)
+
+
 def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
     """How many weights an adapter has: A [rank, inputs] and B [outputs, rank] of every adapted
-    linear layer, and with DoRA the lengths [outputs].
+    linear layer and router, with DoRA the lengths [outputs], and `expert_parameters`.
     """
-    return shape.layers * sum(
-        lora.rank * (a + b) + (b if lora.dora else 0) for a, b in adapted_layers(shape, lora)
+    routers = [(a, b) for experts, a, b in adapted_stacks(shape, lora) if experts == 1]
+    plain = sum(
+        lora.rank * (a + b) + (b if lora.dora else 0)
+        for a, b in adapted_layers(shape, lora) + routers
     )
+    return shape.layers * plain + expert_parameters(shape, lora)
 
 
 def mixture_notes(roles: Iterable[PlannedRole]) -> Iterator[str]:

@@ -15,7 +15,8 @@ from transformers import GenerationConfig
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
-from postgrad.models.adapters import target_layers
+from postgrad.models.adapter_parameters import ends_of
+from postgrad.models.adapter_targets import target_layers, target_weights
 from postgrad.models.headers import read_headers
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.known_shapes import any_shape
@@ -59,6 +60,12 @@ def read_model(
     # a directory without generation_config.json has what its config says
     generation = load_generation_config(path) or GenerationConfig.from_model_config(config)
     eos = eos_token_ids(SimpleNamespace(generation_config=generation), tokenizer)
+    if adapter is not None and (weights := target_weights(meta, adapter)):
+        raise UsageError(
+            'rollout.vllm.lora = "adapter" beside an adapter on experts or routers '
+            f"({', '.join(ends_of(weights))}): vLLM applies it to linear layers alone; use "
+            '"merged"'
+        )
     return Model(meta, tokenizer, eos, dtype, max_len, adapter, reader)
 
 

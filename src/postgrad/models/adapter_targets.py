@@ -1,0 +1,126 @@
+"""Where an adapter stands: linear layers, experts and routers by the ends of their names, and the
+modules that train whole beside it.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from postgrad.core.errors import UsageError
+from postgrad.models.adapter_mixtures import mixture_weights
+from postgrad.models.adapter_parameters import ends_of
+from postgrad.models.adapter_reader import HEAD, linear_layers
+from postgrad.models.attention import carries_states
+from postgrad.models.settings import EXPERTS, ROUTER, LoraSettings, is_target
+
+
+def target_layers(lm: nn.Module, settings: LoraSettings) -> list[str]:
+    """Names of the linear layers that an adapter of these settings stands on, in the model's order;
+    for experts and routers see `target_weights`.
+
+    Raises UsageError for a target that names neither.
+    """
+    linear = [
+        name.removesuffix(".base_layer") for name in linear_layers(lm) if ".lora_" not in name
+    ]
+    if carries_states(lm):
+        from postgrad.models.states import reads_weight
+
+        if settings.dropout:
+            raise UsageError(
+                f"model.lora.dropout: layers of a {lm.config.model_type} model, which carry a "  # pyright: ignore[reportAttributeAccessIssue]
+                "state along the sequence, compute rows in another order than that of the masks: "
+                "use 0"
+            )
+        above = {name: lm.get_submodule(name.rpartition(".")[0]) for name in linear}
+        linear = [n for n in linear if not reads_weight(above[n], n.rpartition(".")[2])]
+    if not linear:
+        raise UsageError(
+            f"[model.lora]: this {lm.config.model_type} decoder has no linear layers that an "  # pyright: ignore[reportAttributeAccessIssue]
+            "adapter could be attached to: train all its weights"
+        )
+    weights = mixture_weights(lm)
+    for target in settings.targets:
+        if any(f".{name}".endswith(f".{target}") for name in linear):
+            continue
+        if not any(is_target(target, name, kind) for name, kind in weights.items()):
+            raise _unknown_target(lm, target, linear, weights)
+    ends = tuple(f".{target}" for target in settings.targets) or ("",)
+    return [name for name in linear if f".{name}".endswith(ends)]
+
+
+def target_weights(lm: Any, settings: LoraSettings) -> list[str]:
+    """Names of the weights of experts and routers that an adapter of these settings stands on, in
+    the model's order: those that its targets name.
+
+    Raises UsageError for dropout and DoRA on them, which PEFT has no files for either.
+    """
+    names = [
+        name
+        for name, kind in mixture_weights(lm).items()
+        if any(is_target(target, name, kind) for target in settings.targets)
+    ]
+    for key in ("dropout", "dora") if names else ():
+        if getattr(settings, key):
+            raise UsageError(
+                f"model.lora.{key}: adapters on experts and routers ({', '.join(ends_of(names))}) "
+                f"have none, in PEFT neither: leave {key} out, or name linear layers alone in "
+                "model.lora.targets"
+            )
+    return names
+
+
+def _unknown_target(
+    lm: Any, target: str, linear: Iterable[str], weights: Mapping[str, str]
+) -> UsageError:
+    kind, layers = lm.config.model_type, {name.rpartition(".")[2]: None for name in linear}
+    stacked = {
+        f"{EXPERTS}.{name.rpartition('.')[2]}": None
+        for name, kind in weights.items()
+        if kind == EXPERTS
+    }
+    if f"{EXPERTS}.{target}" in stacked:
+        return UsageError(
+            f"model.lora.targets: {target!r} is the weight of all experts of a layer in this "
+            f'{kind} decoder: write "{EXPERTS}.{target}", or "{EXPERTS}" for all weights of experts'
+        )
+    routers = {ROUTER: None} if ROUTER in weights.values() else {}
+    return UsageError(
+        f"model.lora.targets: {target!r} is no linear layer of this {kind} decoder, which has "
+        f"{', '.join({**layers, **stacked, **routers})}"
+    )
+
+
+def saved_modules(lm: Any, settings: LoraSettings) -> list[str]:
+    """Names of the modules that train whole beside an adapter of these settings, in the model's
+    order: its embeddings and its output head where they are named, and a `score` head always.
+
+    Raises UsageError for a name of anything else, and where the model ties the two: one matrix
+    would become two, which its config, and so an export, has no place for.
+    """
+    modules = lm.get_input_embeddings(), lm.get_output_embeddings(), getattr(lm, HEAD, None)
+    names = {
+        name: module
+        for name, module in lm.named_modules()
+        if any(module is other for other in modules)
+    }
+    wanted = {HEAD} if hasattr(lm, HEAD) else set[str]()
+    for end in settings.modules_to_save:
+        ended = {name for name in names if f".{name}".endswith(f".{end}")}
+        if not ended:
+            available = " and ".join(name.rpartition(".")[2] for name in names)
+            raise UsageError(
+                f"model.lora.modules_to_save: {end!r} is none of the modules of this "
+                f"{lm.config.model_type} model that can train whole, which are {available}"
+            )
+        wanted |= ended
+    weights = [names[name].weight for name in wanted]
+    tied = modules[1] is not None and modules[0].weight is modules[1].weight
+    if tied and any(weight is modules[0].weight for weight in weights):
+        raise UsageError(
+            "model.lora.modules_to_save: this model's output head is its embedding matrix "
+            "(tie_word_embeddings), and trained apart they would be two: leave it out, or train "
+            "the model whole, without [model.lora]"
+        )
+    return [name for name in names if name in wanted]

@@ -1,0 +1,72 @@
+"""What a plan counts of adapters on experts and routers, against those of the real models."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from helpers.model_types import config_of
+from postgrad.core.errors import UsageError
+from postgrad.learner.optimizer import MasterOptimizer
+from postgrad.learner.settings import LearnerSettings
+from postgrad.models.adapters import add_adapter
+from postgrad.models.known_shapes import any_shape
+from postgrad.models.settings import LoraSettings, ModelInit, ModelSettings
+from postgrad.models.shapes import shape_of_init
+from postgrad.plan.activations import Blocks, kept_by_layer
+from postgrad.plan.held import moment_bytes
+from postgrad.plan.roles import PlannedRole, merged_sizes, require_targets
+
+TARGETS = [("experts", "router"), ("q_proj", "experts.down_proj"), ("mlp.experts.gate_up_proj",)]
+
+
+def shape_of(kind: str) -> Any:
+    return any_shape(config_of(kind, 37).to_dict(), kind)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("targets", TARGETS)
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_parameters_and_moments_are_those_of_the_adapter(
+    kind: str, targets: tuple[str, ...], optimizer: str
+) -> None:
+    if optimizer == "muon" and "q_proj" not in targets and "router" not in targets:
+        pytest.skip("Muon has no matrix there")
+    lora, learner = LoraSettings(rank=3, targets=targets), LearnerSettings(optimizer=optimizer)  # pyright: ignore[reportArgumentType]
+    role = PlannedRole("policy", shape_of(kind), ModelSettings(path="x", lora=lora), learner)
+    adapter = add_adapter(AutoModelForCausalLM.from_config(config_of(kind, 37)), lora, seed=0)
+    parameters = adapter.parameters()
+    assert role.trained == sum(p.numel() for p in parameters.values())
+    steps = MasterOptimizer(parameters, learner)
+    for parameter in parameters.values():
+        parameter.grad = torch.ones_like(parameter)
+    steps.step(0.1)
+    moments = [t for n, t in steps.state().items() if t.ndim == 2]
+    assert moment_bytes(role) == sum(tensor.nbytes for tensor in moments)
+    assert sum(merged_sizes(role.shape, lora)) * 2 == sum(t.numel() for _, t in adapter.merged())
+
+
+def test_activations_count_each_row_of_an_expert() -> None:
+    shape, blocks = shape_of("qwen3_moe"), Blocks(1.0, 1.0)
+    plain = LoraSettings(rank=3, targets=("q_proj",))
+    more = LoraSettings(rank=3, targets=("q_proj", "experts", "router"))
+    for width, copied in ((4, 0), (2, 1)):
+        kept = [kept_by_layer(shape, width, lora, blocks, cpu=False) for lora in (plain, more)]
+        inputs = 2 * (32 + 16) + 32  # two experts' hidden and inner rows, and the router's
+        assert kept[1] - kept[0] == 4 * (copied * inputs + 3 * (2 + 2 + 1))
+
+
+@pytest.mark.parametrize("target", ["experts", "router", "nothing", "experts.q_proj"])
+def test_targets_that_a_dense_model_has_none_of_are_refused(target: str) -> None:
+    with pytest.raises(UsageError, match=rf"targets: '{target}' is no linear layer, .*has q_proj"):
+        require_targets(shape_of_init(ModelInit()), LoraSettings(targets=("q_proj", target)))
+
+
+def test_targets_that_a_mixture_has_none_of_are_refused_as_by_the_adapter() -> None:
+    shape = shape_of("qwen3_moe")
+    for targets in (*TARGETS, ("layers.0.self_attn.q_proj",), ("gate",), ("self_attn.o_proj",)):
+        require_targets(shape, LoraSettings(targets=targets))
+    for target in ("down_proj", "up_proj", "weight", "experts.gate"):
+        with pytest.raises(UsageError, match=r"has q_proj, .*experts.down_proj, .*router"):
+            require_targets(shape, LoraSettings(targets=(target,)))
