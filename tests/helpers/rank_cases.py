@@ -169,10 +169,10 @@ def other(case: Case, one: Learner[Any], ranks: Ranks) -> Any:
 def gathered(one: Learner[Any], ranks: Ranks) -> dict[str, torch.Tensor]:
     """The whole weights and their average."""
     pieces = one.optimizer.pieces
-    found = {n: whole_tensor(t, pieces[n], ranks).clone() for n, t in one.weights().items()}
+    found = {n: whole_tensor(t, pieces[n]).clone() for n, t in one.weights().items()}
     assert one.average is not None
     for name, tensor in one.average.weights.items():
-        found[f"ema.{name}"] = whole_tensor(tensor, pieces[name], ranks).clone()
+        found[f"ema.{name}"] = whole_tensor(tensor, pieces[name]).clone()
     return found
 
 

@@ -286,7 +286,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         """The trained weights, each whole on every rank."""
         pieces, ranks = self.optimizer.pieces, self.backbone.ranks
         return (
-            (name, whole_tensor(part, pieces[name], ranks)) for name, part in self.weights().items()
+            (name, whole_tensor(part, pieces[name])) for name, part in self.weights().items()
         )
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:

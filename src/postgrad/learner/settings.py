@@ -48,6 +48,9 @@ class LearnerSettings(Settings):
     ranks: int = Field(default=1, ge=1)  # processes that train
     tensor_parallel: int = Field(default=1, ge=1)  # ranks that share each matrix
     context_parallel: int = Field(default=1, ge=1)  # ranks that share the tokens of a sequence
+    # Ranks that share the experts of one copy of a mixture: each has its own tokens, and sends them
+    # to the ranks that have their experts.
+    expert_parallel: int = Field(default=1, ge=1)
     threads: int | None = Field(default=None, ge=1)  # CPU threads; chosen at start where left out
     deterministic: bool = True  # torch's deterministic algorithms
 
@@ -83,10 +86,10 @@ class LearnerSettings(Settings):
         return self
 
     def on_ranks(self, ranks: int) -> Self:
-        """These settings on `ranks` ranks that share neither matrices nor sequences, as those of a
-        role beside the policy. One rank divides nothing.
+        """These settings on `ranks` ranks that share neither matrices, sequences nor experts, as
+        those of a role beside the policy. One rank divides nothing.
         """
-        changes: dict[str, Any] = {"ranks": ranks}
+        changes: dict[str, Any] = {"ranks": ranks, "expert_parallel": 1}
         changes |= {"tensor_parallel": 1, "context_parallel": 1, "shard_groups": 1}
         if ranks == 1:
             changes |= {"sharding": "none", "offload": False}
