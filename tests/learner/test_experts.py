@@ -1,40 +1,138 @@
-"""Ranks that share experts give the weights of one: README.md of tests/invariants."""
+"""Ranks that share experts give the weights of one: README.md of tests/invariants. One start of
+four ranks computes all that is compared here.
+"""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from helpers.rank_cases import Case, distance, train
+from helpers.part_cases import save
+from helpers.rank_cases import (
+    Case,
+    algorithm,
+    distance,
+    experience,
+    gathered,
+    learner,
+    model,
+    train,
+)
 from helpers.ranks import run_ranks
+from postgrad.checkpoint.parts import Reader
+from postgrad.learner.experts import cut_experts
+from postgrad.learner.update import Update
 from postgrad.parallel.ranks import Grid, Ranks
+from postgrad.parallel.sharding import local
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 PAIRS, ALL = Grid(expert=2), Grid(expert=4)  # of four ranks
-CASES = [  # with both losses of routers
-    Case("none", type="qwen3_moe", grid=PAIRS),
-    Case("none", type="qwen3_moe", grid=ALL, checkpointing=True),
-    Case("zero2", type="qwen3_moe", grid=ALL),
-    Case("zero3", type="qwen3_moe", grid=PAIRS, checkpointing=True),
-    Case("zero3", type="qwen3_moe", grid=PAIRS, groups=1),  # three ranks have no tokens
-    Case("zero1", type="qwen3_moe", grid=ALL, groups=1, checkpointing=True),
-    Case("zero3", type="qwen3_moe", grid=Grid(expert=2, groups=2)),
-    Case("zero3", type="qwen3_moe", grid=Grid(expert=4, context=2), checkpointing=True),
-    Case("zero2", type="gpt_oss", grid=PAIRS),  # experts with biases, transposed
-    Case("zero2", type="qwen3_moe", grid=PAIRS, lora=True, checkpointing=True),
-    Case("none", type="qwen3_moe", grid=ALL, lora=True),
-    Case("zero3", type="qwen3_moe", grid=PAIRS, kind="reward"),
-    Case("zero3", type="qwen3_moe", grid=ALL, dtype="bfloat16"),
-    Case("none", type="qwen3_moe", grid=PAIRS, dtype="bfloat16"),
-    Case("zero3", type="qwen3_moe", grid=PAIRS, optimizer="muon", beside=True),
+MIXTURE = Case("none", type="qwen3_moe", grid=PAIRS)  # with both losses of routers
+CASES = [
+    MIXTURE,
+    MIXTURE._replace(stage="zero2", grid=ALL, checkpointing=True),
+    MIXTURE._replace(stage="zero3", groups=1, checkpointing=True),  # three ranks have no tokens
+    MIXTURE._replace(stage="zero1", grid=Grid(expert=2, groups=2)),
+    MIXTURE._replace(stage="zero3", grid=Grid(expert=4, context=2)),
+    MIXTURE._replace(stage="zero2", type="gpt_oss"),  # experts with biases, transposed
+    MIXTURE._replace(stage="zero2", lora=True, checkpointing=True),
+    MIXTURE._replace(stage="zero3", grid=ALL, dtype="bfloat16"),
+    MIXTURE._replace(stage="zero3", optimizer="muon", beside=True),
 ]
+# [T, k] of each rank: one has no token, and no token is sent to the experts of the last.
+CHOICES = [[[0, 5], [1, 0], [5, 2]], [], [[3, 4]], [[5, 4], [4, 0], [2, 3], [0, 1], [1, 5]]]
+EXPERTS, HIDDEN, INNER = 8, 8, 4
 
 
 def undivided(case: Case) -> Case:
     """The case as one process trains it."""
     return case._replace(grid=None, stage="none", checkpointing=False)
+
+
+def layer() -> Any:
+    """A model of one layer of 8 experts, and the module of these."""
+    case = MIXTURE._replace(grid=None)
+    lm = model(case, hidden_size=HIDDEN, moe_intermediate_size=INNER, num_experts=EXPERTS)
+    return lm, lm.model.layers[0].mlp.experts
+
+
+def numbers(rank: int, *shape: int) -> Tensor:
+    """Drawn for one rank's tokens."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(rank))
+
+
+def exchanged(ranks: Ranks, folder: Path, kind: str) -> None:
+    """Outputs and gradients of a layer of experts over all ranks, written by each."""
+    lm, experts = layer()
+    lm.config._experts_implementation = kind
+    cut_experts(lm, ranks.arranged(ALL))
+    assert len(experts.gate_up_proj) == len(experts.down_proj) == EXPERTS // 4
+    chosen = torch.tensor(CHOICES[ranks.rank], dtype=torch.int64).view(-1, 2)
+    hidden = numbers(ranks.rank, len(chosen), HIDDEN).requires_grad_()
+    weights = numbers(10 + ranks.rank, len(chosen), 2).requires_grad_()
+    outputs = experts(hidden, chosen, weights)
+    (outputs * numbers(20 + ranks.rank, *outputs.shape)).sum().backward()
+    told = {"outputs": outputs.detach(), "hidden": hidden.grad, "weights": weights.grad}
+    told |= {name: parameter.grad for name, parameter in experts.named_parameters()}
+    save_file(told, folder / f"{kind}-{ranks.rank}.safetensors")  # type: ignore[arg-type]
+
+
+def resumed(ranks: Ranks, folder: Path) -> None:
+    """Saves after an update of ranks that share experts in pairs; goes on as ranks that share them
+    all, and as ranks that share none. Writes the weights of each after one more update.
+    """
+    for number, (stage, grid) in enumerate((("zero3", PAIRS), ("none", ALL), ("zero1", Grid()))):
+        case = MIXTURE._replace(stage=stage, grid=grid)
+        policy: Any = learner(case, ranks.arranged(grid))
+        if number:
+            policy.load(Reader(folder / "saved", names))
+        else:
+            step(policy, case, 0)
+            (folder / "saved").mkdir(exist_ok=True)
+            save(policy, ranks, folder / "saved")
+            ranks.gathered(0)  # all have written
+            names = frozenset(path.name for path in (folder / "saved").iterdir())
+            before = gathered(policy)
+        step(policy, case, 1)
+        after = gathered(policy)
+        if ranks.rank == 0:
+            save_file(before, folder / "before.safetensors")
+            save_file(after, folder / f"resumed-{number}.safetensors")
+
+
+def step(policy: Any, case: Case, number: int) -> None:
+    drawn = experience(case, number)
+    policy.update(Update(drawn, np.arange(len(drawn))), algorithm(case)).result()
+
+
+def held(ranks: Ranks) -> None:
+    """Each rank has its part of every expert's weight, and no more."""
+    for case, parts in ((CASES[0], 2), (CASES[1], 4), (CASES[2], 4), (CASES[6], 2)):
+        policy = learner(case, ranks.arranged(case.grid or Grid()))
+        found = {name: local(p) for name, p in policy.backbone.lm.named_parameters()}
+        experts = {name: p for name, p in found.items() if ".experts." in name}
+        assert len(experts) == 4  # of two layers
+        assert {len(p) for p in experts.values()} == {4 // parts}, case
+
+
+def everything(ranks: Ranks, folder: Path) -> None:
+    for kind in ("eager", "grouped_mm"):
+        exchanged(ranks, folder, kind)
+    held(ranks)
+    resumed(ranks, folder)
+    train(ranks, folder, CASES)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shared")
+    run_ranks(4, everything, folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +142,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.use_deterministic_algorithms(True)
     train(Ranks(), folder, list(dict.fromkeys(undivided(case) for case in CASES)))
     torch.use_deterministic_algorithms(before)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shared")
-    run_ranks(4, train, folder, CASES)
     return folder
 
 
@@ -66,3 +157,55 @@ def test_ranks_that_share_experts_give_the_weights_of_one(
         assert distance(start, single, several) < limit, start
     metrics = [{n: t for n, t in of.items() if "tokens" not in n} for of in (single, several)]
     assert distance("metric.", *metrics) < 10 * limit
+
+
+@pytest.mark.parametrize("kind", ["eager", "grouped_mm"])
+def test_an_exchange_has_the_outputs_and_gradients_of_a_loop_over_tokens(
+    kind: str, shared: Path
+) -> None:
+    """In float64, by hand: out = sum_k w_k down_e (silu(gate_e x) * up_e x)."""
+    experts = layer()[1].double()
+    expected: dict[str, list[Tensor]] = {"outputs": [], "hidden": [], "weights": []}
+    loss = torch.zeros((), dtype=torch.float64)
+    inputs: list[tuple[Tensor, Tensor]] = []
+    for rank, choices in enumerate(CHOICES):
+        hidden = numbers(rank, len(choices), HIDDEN).double().requires_grad_()
+        weights = numbers(10 + rank, len(choices), 2).double().requires_grad_()
+        outputs = torch.zeros(len(choices), HIDDEN, dtype=torch.float64)
+        for token, pair in enumerate(choices):
+            for k, expert in enumerate(pair):
+                gate, up = (experts.gate_up_proj[expert] @ hidden[token]).chunk(2)
+                down = experts.down_proj[expert] @ (torch.nn.functional.silu(gate) * up)
+                outputs[token] += weights[token, k] * down
+        loss = loss + (outputs * numbers(20 + rank, len(choices), HIDDEN)).sum()
+        expected["outputs"].append(outputs.detach())
+        inputs.append((hidden, weights))
+    loss.backward()
+    for hidden, weights in inputs:
+        for name, tensor in (("hidden", hidden), ("weights", weights)):
+            assert tensor.grad is not None or not len(tensor)
+            expected[name].append(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
+    for rank in range(4):
+        told = load_file(shared / f"{kind}-{rank}.safetensors")
+        for name, by_rank in expected.items():
+            torch.testing.assert_close(told[name].double(), by_rank[rank], rtol=1e-5, atol=1e-6)
+        own = slice(2 * rank, 2 * rank + 2)
+        for name, parameter in experts.named_parameters():
+            assert parameter.grad is not None
+            torch.testing.assert_close(
+                told[name].double(), parameter.grad[own], rtol=1e-5, atol=1e-6
+            )
+    assert not load_file(shared / f"{kind}-3.safetensors")["gate_up_proj"].any()
+
+
+def test_a_checkpoint_has_whole_experts_and_any_other_ranks_go_on_with_it(shared: Path) -> None:
+    files = frozenset(path.name for path in (shared / "saved").iterdir())
+    saved, before = Reader(shared / "saved", files), load_file(shared / "before.safetensors")
+    for stem, start in (("policy.weights", ""), ("policy.ema", "ema.")):
+        for name, tensor in saved(stem).items():
+            assert torch.equal(tensor.clone() + 0, before[f"{start}{name}"]), name
+    first, *others = (load_file(shared / f"resumed-{number}.safetensors") for number in range(3))
+    assert distance("model.", before, first) > 1e-3
+    for other in others:
+        assert distance("model.", first, other) < 1e-4
+        assert distance("ema.", first, other) < 1e-4

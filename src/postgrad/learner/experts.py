@@ -121,7 +121,7 @@ def _exchanging(
     weighted = back * weights.reshape(-1)[order].unsqueeze(-1)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order), device=order.device)
-    return weighted[place].view(tokens, each, -1).sum(1).to(hidden.dtype)
+    return weighted[place].view(tokens, each, hidden.shape[1]).sum(1).to(hidden.dtype)
 
 
 def _of_own_experts(module: Any, rows: Tensor, counts: Tensor) -> Tensor:
