@@ -1,211 +1,111 @@
-"""Ranks that share experts give the weights of one: README.md of tests/invariants. One start of
-four ranks computes all that is compared here.
-"""
+"""Which models' experts ranks can share, and what is said of the others."""
 
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from helpers.part_cases import save
-from helpers.rank_cases import (
-    Case,
-    algorithm,
-    distance,
-    experience,
-    gathered,
-    learner,
-    model,
-    train,
-)
-from helpers.ranks import run_ranks
-from postgrad.checkpoint.parts import Reader
-from postgrad.learner.experts import cut_experts
-from postgrad.learner.update import Update
+from helpers.model_types import config_of
+from helpers.rank_cases import Case, backbone_of, model
+from postgrad.core.errors import UsageError
+from postgrad.learner.experts import cut_experts, require_experts, require_mixture
+from postgrad.learner.settings import LearnerSettings
+from postgrad.learner.tensor import grid_of, require_shareable
 from postgrad.parallel.ranks import Grid, Ranks
-from postgrad.parallel.sharding import local
+from postgrad.parallel.sharding import is_of_experts
 
-pytestmark = [pytest.mark.ranks, pytest.mark.slow]
-
-PAIRS, ALL = Grid(expert=2), Grid(expert=4)  # of four ranks
-MIXTURE = Case("none", type="qwen3_moe", grid=PAIRS)  # with both losses of routers
-CASES = [
-    MIXTURE,
-    MIXTURE._replace(stage="zero2", grid=ALL, checkpointing=True),
-    MIXTURE._replace(stage="zero3", groups=1, checkpointing=True),  # three ranks have no tokens
-    MIXTURE._replace(stage="zero1", grid=Grid(expert=2, groups=2)),
-    MIXTURE._replace(stage="zero3", grid=Grid(expert=4, context=2)),
-    MIXTURE._replace(stage="zero2", type="gpt_oss"),  # experts with biases, transposed
-    MIXTURE._replace(stage="zero2", lora=True, checkpointing=True),
-    MIXTURE._replace(stage="zero3", grid=ALL, dtype="bfloat16"),
-    MIXTURE._replace(stage="zero3", optimizer="muon", beside=True),
-]
-# [T, k] of each rank: one has no token, and no token is sent to the experts of the last.
-CHOICES = [[[0, 5], [1, 0], [5, 2]], [], [[3, 4]], [[5, 4], [4, 0], [2, 3], [0, 1], [1, 5]]]
-EXPERTS, HIDDEN, INNER = 8, 8, 4
+SECOND: Any = SimpleNamespace(  # of two ranks that share experts
+    grid=Grid(expert=2), expert_rank=1, groups=SimpleNamespace(expert=None)
+)
 
 
-def undivided(case: Case) -> Case:
-    """The case as one process trains it."""
-    return case._replace(grid=None, stage="none", checkpointing=False)
+def on_meta(kind: str) -> Any:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config_of(kind, 64))
 
 
-def layer() -> Any:
-    """A model of one layer of 8 experts, and the module of these."""
-    case = MIXTURE._replace(grid=None)
-    lm = model(case, hidden_size=HIDDEN, moe_intermediate_size=INNER, num_experts=EXPERTS)
-    return lm, lm.model.layers[0].mlp.experts
+def test_settings_arrange_ranks_with_groups_of_experts() -> None:
+    learner = LearnerSettings(ranks=8, context_parallel=2, shard_groups=2, expert_parallel=4)
+    assert grid_of(learner) == Grid(context=2, tensor=1, groups=2, expert=4)
+    assert grid_of(learner.on_ranks(2)) == Grid()
 
 
-def numbers(rank: int, *shape: int) -> Tensor:
-    """Drawn for one rank's tokens."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(rank))
+def test_only_numbers_that_divide_the_experts_share_them() -> None:
+    config = AutoConfig.for_model("qwen3_moe", num_experts=12)
+    for size in (1, 2, 3, 4, 6, 12):
+        require_experts(config, size)
+    told = "5: 12 experts of this qwen3_moe model cannot .* 5 equal parts; what works: 1, 2, 3, 4"
+    with pytest.raises(UsageError, match=f"learner.expert_parallel = {told}"):
+        require_experts(config, 5)
+    require_experts(AutoConfig.for_model("llama"), 5)  # a dense critic beside such a policy
 
 
-def exchanged(ranks: Ranks, folder: Path, kind: str) -> None:
-    """Outputs and gradients of a layer of experts over all ranks, written by each."""
-    lm, experts = layer()
-    lm.config._experts_implementation = kind
-    cut_experts(lm, ranks.arranged(ALL))
-    assert len(experts.gate_up_proj) == len(experts.down_proj) == EXPERTS // 4
-    chosen = torch.tensor(CHOICES[ranks.rank], dtype=torch.int64).view(-1, 2)
-    hidden = numbers(ranks.rank, len(chosen), HIDDEN).requires_grad_()
-    weights = numbers(10 + ranks.rank, len(chosen), 2).requires_grad_()
-    outputs = experts(hidden, chosen, weights)
-    (outputs * numbers(20 + ranks.rank, *outputs.shape)).sum().backward()
-    told = {"outputs": outputs.detach(), "hidden": hidden.grad, "weights": weights.grad}
-    told |= {name: parameter.grad for name, parameter in experts.named_parameters()}
-    save_file(told, folder / f"{kind}-{ranks.rank}.safetensors")  # type: ignore[arg-type]
+def test_a_policy_without_experts_is_refused() -> None:
+    require_mixture(AutoConfig.for_model("llama"), 1)
+    require_mixture(AutoConfig.for_model("mixtral"), 4)
+    with pytest.raises(UsageError, match="expert_parallel = 2: a llama model is no mixture"):
+        require_mixture(AutoConfig.for_model("llama"), 2)
 
 
-def resumed(ranks: Ranks, folder: Path) -> None:
-    """Saves after an update of ranks that share experts in pairs; goes on as ranks that share them
-    all, and as ranks that share none. Writes the weights of each after one more update.
-    """
-    for number, (stage, grid) in enumerate((("zero3", PAIRS), ("none", ALL), ("zero1", Grid()))):
-        case = MIXTURE._replace(stage=stage, grid=grid)
-        policy: Any = learner(case, ranks.arranged(grid))
-        if number:
-            policy.load(Reader(folder / "saved", names))
-        else:
-            step(policy, case, 0)
-            (folder / "saved").mkdir(exist_ok=True)
-            save(policy, ranks, folder / "saved")
-            ranks.gathered(0)  # all have written
-            names = frozenset(path.name for path in (folder / "saved").iterdir())
-            before = gathered(policy)
-        step(policy, case, 1)
-        after = gathered(policy)
-        if ranks.rank == 0:
-            save_file(before, folder / "before.safetensors")
-            save_file(after, folder / f"resumed-{number}.safetensors")
+def test_compiled_layers_do_not_share_experts() -> None:
+    config = AutoConfig.for_model("qwen3_moe")
+    require_shareable(config, Grid(), compiled=True, stateful=False)
+    with pytest.raises(UsageError, match=r"learner\.expert_parallel\) are not compiled"):
+        require_shareable(config, Grid(expert=2), compiled=True, stateful=False)
 
 
-def step(policy: Any, case: Case, number: int) -> None:
-    drawn = experience(case, number)
-    policy.update(Update(drawn, np.arange(len(drawn))), algorithm(case)).result()
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3"])
+def test_a_rank_keeps_its_experts_and_all_of_routers_and_shared_experts(kind: str) -> None:
+    whole, lm = on_meta(kind), on_meta(kind)
+    before, modules = dict(whole.named_parameters()), cut_experts(lm, SECOND)
+    assert {module.num_experts for module in modules} == {2}
+    for name, parameter in lm.named_parameters():
+        rows = len(before[name]) // 2 if is_of_experts(name) else len(before[name])
+        assert parameter.shape == (rows, *before[name].shape[1:]), name
 
 
-def held(ranks: Ranks) -> None:
-    """Each rank has its part of every expert's weight, and no more."""
-    for case, parts in ((CASES[0], 2), (CASES[1], 4), (CASES[2], 4), (CASES[6], 2)):
-        policy = learner(case, ranks.arranged(case.grid or Grid()))
-        found = {name: local(p) for name, p in policy.backbone.lm.named_parameters()}
-        experts = {name: p for name, p in found.items() if ".experts." in name}
-        assert len(experts) == 4  # of two layers
-        assert {len(p) for p in experts.values()} == {4 // parts}, case
+def test_the_second_of_two_ranks_has_the_later_experts() -> None:
+    lm = model(Case("none", type="qwen3_moe"))
+    whole = lm.model.layers[1].mlp.experts.down_proj.detach().clone()
+    cut_experts(lm, SECOND)
+    assert torch.equal(lm.model.layers[1].mlp.experts.down_proj, whole[2:])
 
 
-def everything(ranks: Ranks, folder: Path) -> None:
-    for kind in ("eager", "grouped_mm"):
-        exchanged(ranks, folder, kind)
-    held(ranks)
-    resumed(ranks, folder)
-    train(ranks, folder, CASES)
+def test_ranks_that_share_no_experts_leave_a_model_as_it_is() -> None:
+    lm = model(Case("none", type="qwen3_moe"))
+    assert cut_experts(lm, Ranks()) == []
+    backbone_of(Case("none"), lm).divide(Ranks(), "none")
+    assert "forward" not in vars(lm.model.layers[0].mlp.experts)
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shared")
-    run_ranks(4, everything, folder)
-    return folder
+def test_experts_of_another_interface_are_refused() -> None:
+    told = "this jetmoe model has no layer whose experts ranks can share"
+    with pytest.raises(UsageError, match=f"learner.expert_parallel = 2: {told}"):
+        cut_experts(on_meta("jetmoe"), SECOND)
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("alone")
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    train(Ranks(), folder, list(dict.fromkeys(undivided(case) for case in CASES)))
-    torch.use_deterministic_algorithms(before)
-    return folder
+def test_a_weight_that_all_experts_have_in_common_is_refused_by_name() -> None:
+    lm = on_meta("qwen3_moe")
+    lm.model.layers[0].mlp.experts.scale = nn.Parameter(torch.empty(3, device="meta"))
+    told = r"layers\.0\.mlp\.experts\.scale of this qwen3_moe model is not divided by its 4 experts"
+    with pytest.raises(UsageError, match=told):
+        cut_experts(lm, SECOND)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_ranks_that_share_experts_give_the_weights_of_one(
-    case: Case, alone: Path, shared: Path
-) -> None:
-    single = load_file(alone / f"{undivided(case).name}.safetensors")
-    several = load_file(shared / f"{case.name}.safetensors")
-    limit = 1e-4 if case.dtype == "float32" else 1e-1
-    weights = "base_model." if case.lora else "model."
-    for start in (weights, "ema.", "whole.", "output." if limit < 0.1 else "output.0"):
-        assert distance(start, single, several) < limit, start
-    metrics = [{n: t for n, t in of.items() if "tokens" not in n} for of in (single, several)]
-    assert distance("metric.", *metrics) < 10 * limit
-
-
-@pytest.mark.parametrize("kind", ["eager", "grouped_mm"])
-def test_an_exchange_has_the_outputs_and_gradients_of_a_loop_over_tokens(
-    kind: str, shared: Path
-) -> None:
-    """In float64, by hand: out = sum_k w_k down_e (silu(gate_e x) * up_e x)."""
-    experts = layer()[1].double()
-    expected: dict[str, list[Tensor]] = {"outputs": [], "hidden": [], "weights": []}
-    loss = torch.zeros((), dtype=torch.float64)
-    inputs: list[tuple[Tensor, Tensor]] = []
-    for rank, choices in enumerate(CHOICES):
-        hidden = numbers(rank, len(choices), HIDDEN).double().requires_grad_()
-        weights = numbers(10 + rank, len(choices), 2).double().requires_grad_()
-        outputs = torch.zeros(len(choices), HIDDEN, dtype=torch.float64)
-        for token, pair in enumerate(choices):
-            for k, expert in enumerate(pair):
-                gate, up = (experts.gate_up_proj[expert] @ hidden[token]).chunk(2)
-                down = experts.down_proj[expert] @ (torch.nn.functional.silu(gate) * up)
-                outputs[token] += weights[token, k] * down
-        loss = loss + (outputs * numbers(20 + rank, len(choices), HIDDEN)).sum()
-        expected["outputs"].append(outputs.detach())
-        inputs.append((hidden, weights))
-    loss.backward()
-    for hidden, weights in inputs:
-        for name, tensor in (("hidden", hidden), ("weights", weights)):
-            assert tensor.grad is not None or not len(tensor)
-            expected[name].append(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
-    for rank in range(4):
-        told = load_file(shared / f"{kind}-{rank}.safetensors")
-        for name, by_rank in expected.items():
-            torch.testing.assert_close(told[name].double(), by_rank[rank], rtol=1e-5, atol=1e-6)
-        own = slice(2 * rank, 2 * rank + 2)
-        for name, parameter in experts.named_parameters():
-            assert parameter.grad is not None
-            torch.testing.assert_close(
-                told[name].double(), parameter.grad[own], rtol=1e-5, atol=1e-6
-            )
-    assert not load_file(shared / f"{kind}-3.safetensors")["gate_up_proj"].any()
-
-
-def test_a_checkpoint_has_whole_experts_and_any_other_ranks_go_on_with_it(shared: Path) -> None:
-    files = frozenset(path.name for path in (shared / "saved").iterdir())
-    saved, before = Reader(shared / "saved", files), load_file(shared / "before.safetensors")
-    for stem, start in (("policy.weights", ""), ("policy.ema", "ema.")):
-        for name, tensor in saved(stem).items():
-            assert torch.equal(tensor.clone() + 0, before[f"{start}{name}"]), name
-    first, *others = (load_file(shared / f"resumed-{number}.safetensors") for number in range(3))
-    assert distance("model.", before, first) > 1e-3
-    for other in others:
-        assert distance("model.", first, other) < 1e-4
-        assert distance("ema.", first, other) < 1e-4
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("model.layers.3.mlp.experts.gate_up_proj", True),
+        ("model.language_model.layers.0.mlp.experts.down_proj", True),
+        ("layers.0.feed_forward.experts.down_proj_bias", True),
+        ("model.layers.3.mlp.shared_experts.gate_proj.weight", False),
+        ("model.layers.3.mlp.experts.0.gate_proj.weight", False),
+        ("model.layers.3.mlp.gate.weight", False),
+        ("model.layers.3.mlp.experts.gate_up_proj.exp_avg", False),
+    ],
+)
+def test_weights_of_all_experts_are_known_by_name(name: str, expected: bool) -> None:
+    assert is_of_experts(name) is expected

@@ -41,8 +41,8 @@ def require_mixture(config: Any, size: int) -> None:
     text = config.get_text_config()
     if size > 1 and not experts_of(text):
         raise UsageError(
-            f"learner.expert_parallel = {size}: a {text.model_type} model is no mixture of experts: "
-            'use 1, and sharding = "zero3" to divide its weights'
+            f"learner.expert_parallel = {size}: a {text.model_type} model is no mixture of "
+            'experts: use 1, and sharding = "zero3" to divide its weights'
         )
 
 
@@ -58,6 +58,8 @@ def cut_experts(lm: Any, ranks: Ranks) -> list[nn.Module]:
     kind, modules = lm.config.model_type, dict(lm.named_modules())
     names = [name for name, _ in lm.named_parameters() if is_of_experts(name)]
     owners = {name.rpartition(".")[0]: modules[name.rpartition(".")[0]] for name in names}
+    if not owners and experts_of(lm.config.get_text_config()):
+        raise _own_way(kind, size)
     for where, module in owners.items():
         _require_own_weights(kind, where, module, size)
     for name in names:
@@ -79,10 +81,7 @@ def _require_own_weights(kind: str, where: str, module: Any, size: int) -> None:
     """
     count = getattr(module, "num_experts", None)
     if count is None or not hasattr(module, "_is_expert_parallel"):
-        raise UsageError(
-            f"learner.expert_parallel = {size}: a {kind} model computes its experts ({where}) in a "
-            "way of its own, which ranks cannot share: use 1"
-        )
+        raise _own_way(kind, size)
     if count % size:
         raise _indivisible(kind, count, size)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -91,6 +90,13 @@ def _require_own_weights(kind: str, where: str, module: Any, size: int) -> None:
                 f"learner.expert_parallel = {size}: {where}.{name} of this {kind} model is not "
                 f"divided by its {count} experts: use 1"
             )
+
+
+def _own_way(kind: str, size: int) -> UsageError:
+    return UsageError(
+        f"learner.expert_parallel = {size}: this {kind} model has no layer whose experts ranks can "
+        "share: it computes them in a way of its own, or has none: use 1"
+    )
 
 
 def _indivisible(kind: str, count: int, size: int) -> UsageError:
@@ -102,26 +108,33 @@ def _indivisible(kind: str, count: int, size: int) -> UsageError:
 
 
 def _exchanging(
-    module: Any, everywhere: int, group: Any, hidden: Tensor, chosen: Tensor, weights: Tensor
+    module: Any,
+    everywhere: int,
+    group: Any,
+    hidden_states: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
 ) -> Tensor:
-    """The forward pass of a module of experts over the ranks of `group`. hidden: [T, H] this rank's
-    tokens. chosen, weights: [T, k] numbers of their experts among `everywhere`, and what the
-    output of each counts for. Returns [T, H], the weighted sums.
+    """The forward pass of a module of experts over the ranks of `group`, with transformers' names.
+    hidden_states: [T, H] this rank's tokens. top_k_index, top_k_weights: [T, k] numbers of their
+    experts among `everywhere`, and what the output of each counts for. Returns [T, H], the weighted
+    sums.
     """
-    tokens, each = chosen.shape
-    ordered, order = torch.sort(chosen.reshape(-1), stable=True)  # by expert, so by rank too
-    bounds = torch.arange(everywhere, device=hidden.device)
+    tokens, each = top_k_index.shape
+    ordered, order = torch.sort(top_k_index.reshape(-1), stable=True)  # by expert, so by rank too
+    bounds = torch.arange(everywhere, device=order.device)
     counts = torch.searchsorted(ordered, bounds, right=True).diff(prepend=bounds.new_zeros(1))
     to_ranks = counts.view(-1, module.num_experts)
     from_ranks = counts_of_all(to_ranks, group)
     sent, received = torch.stack([to_ranks.sum(1), from_ranks.sum(1)]).tolist()  # the only wait
-    arrived = rows_of_experts(hidden[order // each], sent, received, group)
+    arrived = rows_of_experts(hidden_states[order // each], sent, received, group)
     outputs = _of_own_experts(module, arrived, from_ranks)
     back = rows_of_experts(outputs, received, sent, group)
-    weighted = back * weights.reshape(-1)[order].unsqueeze(-1)
+    weighted = back * top_k_weights.reshape(-1)[order].unsqueeze(-1)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order), device=order.device)
-    return weighted[place].view(tokens, each, hidden.shape[1]).sum(1).to(hidden.dtype)
+    summed = weighted[place].view(tokens, each, hidden_states.shape[1]).sum(1)
+    return summed.to(hidden_states.dtype)
 
 
 def _of_own_experts(module: Any, rows: Tensor, counts: Tensor) -> Tensor:

@@ -36,9 +36,7 @@ def rows_from_sums(x: Tensor, group: Any) -> Tensor:
     return _ReplicaRows.apply(x, group, False)  # pyright: ignore[reportReturnType]
 
 
-def rows_of_experts(
-    x: Tensor, sent: Sequence[int], received: Sequence[int], group: Any
-) -> Tensor:
+def rows_of_experts(x: Tensor, sent: Sequence[int], received: Sequence[int], group: Any) -> Tensor:
     """All-to-all of any numbers of rows: this rank's rows [sum(sent), H], those for rank 0 first ->
     the rows for this rank [sum(received), H], those from rank 0 first. sent, received: rows to and
     from each rank [n]. Its backward pass brings the gradient of each row back where it came from.

@@ -54,7 +54,7 @@ class Grid:
                 f"learner.expert_parallel = {self.expert} beside tensor_parallel = {self.tensor}: "
                 "ranks share experts or matrices, not both: use 1 for one of the two"
             )
-        if size % (self.expert * self.groups):
+        if self.expert > 1 and size % (self.expert * self.groups):
             raise UsageError(
                 f"{size} ranks cannot be arranged in {self.groups} groups (shard_groups) of copies "
                 f"of the experts on {self.expert} (expert_parallel): learner.ranks has to be a "
