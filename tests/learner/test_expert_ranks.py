@@ -254,5 +254,5 @@ def test_experts_of_every_type_are_shared_or_it_is_refused(tmp_path: Path) -> No
     assert first == second
     refused = {kind: told for kind, told in first.items() if told != "shares"}
     assert refused.keys() == REFUSED
-    assert all("no layer whose experts ranks can share" in told for told in refused.values())
+    assert all("has no experts that ranks can share" in told for told in refused.values())
     assert len(first) - len(refused) >= 35

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.core.errors import UsageError
+from postgrad.learner.settings import require_shared_experts
 from postgrad.models.supported import experts_of
 from postgrad.parallel.exchange import counts_of_all, rows_of_experts
 from postgrad.parallel.ranks import Ranks
@@ -32,18 +33,14 @@ def require_experts(config: Any, size: int) -> None:
     config; a dense model has none to divide.
     """
     text = config.get_text_config()
-    if (count := experts_of(text)) % size:
-        raise _indivisible(text.model_type, count, size)
+    if count := experts_of(text):
+        require_shared_experts(text.model_type, count, size)
 
 
 def require_mixture(config: Any, size: int) -> None:
     """Raises UsageError where the policy has no experts, so that `size` ranks share none."""
     text = config.get_text_config()
-    if size > 1 and not experts_of(text):
-        raise UsageError(
-            f"learner.expert_parallel = {size}: a {text.model_type} model is no mixture of "
-            'experts: use 1, and sharding = "zero3" to divide its weights'
-        )
+    require_shared_experts(text.model_type, experts_of(text), size)
 
 
 def cut_experts(lm: Any, ranks: Ranks) -> list[nn.Module]:
@@ -59,7 +56,7 @@ def cut_experts(lm: Any, ranks: Ranks) -> list[nn.Module]:
     names = [name for name, _ in lm.named_parameters() if is_of_experts(name)]
     owners = {name.rpartition(".")[0]: modules[name.rpartition(".")[0]] for name in names}
     if not owners and experts_of(lm.config.get_text_config()):
-        raise _own_way(kind, size)
+        require_shared_experts(kind, 0, size)
     for where, module in owners.items():
         _require_own_weights(kind, where, module, size)
     for name in names:
@@ -79,32 +76,15 @@ def _require_own_weights(kind: str, where: str, module: Any, size: int) -> None:
     """Raises UsageError unless a module of experts has transformers' interface, and nothing but
     weights of `num_experts` experts.
     """
-    count = getattr(module, "num_experts", None)
-    if count is None or not hasattr(module, "_is_expert_parallel"):
-        raise _own_way(kind, size)
-    if count % size:
-        raise _indivisible(kind, count, size)
+    ours = hasattr(module, "_is_expert_parallel")  # experts of transformers' interface
+    count: int = module.num_experts if ours else 0
+    require_shared_experts(kind, count, size)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if tensor.ndim == 0 or len(tensor) != count:
             raise UsageError(
                 f"learner.expert_parallel = {size}: {where}.{name} of this {kind} model is not "
                 f"divided by its {count} experts: use 1"
             )
-
-
-def _own_way(kind: str, size: int) -> UsageError:
-    return UsageError(
-        f"learner.expert_parallel = {size}: this {kind} model has no layer whose experts ranks can "
-        "share: it computes them in a way of its own, or has none: use 1"
-    )
-
-
-def _indivisible(kind: str, count: int, size: int) -> UsageError:
-    fitting = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
-    return UsageError(
-        f"learner.expert_parallel = {size}: {count} experts of this {kind} model cannot be divided "
-        f"into {size} equal parts; what works: {fitting}"
-    )
 
 
 def _exchanging(

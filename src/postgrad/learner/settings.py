@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from postgrad.algorithms.base import Algorithm
 from postgrad.algorithms.critic import Critic
 from postgrad.core.batch import BatchGeometry
+from postgrad.core.errors import UsageError
 from postgrad.core.settings import Settings, ShardingStage
 
 
@@ -94,6 +95,24 @@ class LearnerSettings(Settings):
         if ranks == 1:
             changes |= {"sharding": "none", "offload": False}
         return self.model_copy(update=changes)
+
+
+def require_shared_experts(kind: str, experts: int, size: int) -> None:
+    """Raises UsageError where `size` ranks cannot share the experts of a `kind` model. experts: of
+    a layer, those that can be shared; 0: none.
+    """
+    if size > 1 and not experts:
+        raise UsageError(
+            f"learner.expert_parallel = {size}: this {kind} model has no experts that ranks can "
+            "share: it is no mixture, or computes them in a way of its own: use 1, and sharding = "
+            '"zero3" to divide its weights'
+        )
+    if experts % size:
+        fitting = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
+        raise UsageError(
+            f"learner.expert_parallel = {size}: {experts} experts of this {kind} model cannot be "
+            f"divided into {size} equal parts; what works: {fitting}"
+        )
 
 
 def horizon(algorithm: Algorithm, geometry: BatchGeometry) -> int | None:

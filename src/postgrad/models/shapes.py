@@ -35,6 +35,9 @@ class CountedWeights:
     attending: int  # layers that have keys and values
     states: int  # numbers that the other layers keep of a sequence, however long it is
     balance: float = 0.0  # the config's coefficient of the routers' balance loss; 0: none
+    routed: int = 0  # of the matrices, those of routed experts that ranks can share
+    choices: int = 0  # to how many experts a token is sent, those of all layers together
+    experts: int = 0  # routed experts of a layer; 0 of a dense model
 
 
 @dataclass(frozen=True, slots=True)
