@@ -267,8 +267,8 @@ def local(tensor: Tensor) -> Tensor:
 def whole_tensor(part: Tensor, piece: TensorPiece) -> Tensor:
     """The whole tensor from the parts of all ranks, on every rank. All ranks have to call it."""
     if piece.sharded:
-        by_rows = piece.cut is not None and piece.cut.dim == 0
-        length = piece.shape[0] // (piece.cut.parts if by_rows else 1)
+        parts = 1 if piece.cut is None or piece.cut.dim else piece.cut.parts  # of the rows
+        length = piece.shape[0] // parts
         every = -(-length // dist.get_world_size(piece.rows))
         padded = part.new_zeros(every, *part.shape[1:])
         padded[: len(part)] = part
