@@ -43,7 +43,7 @@ CASES = [
     MIXTURE,
     MIXTURE._replace(stage="zero2", grid=ALL, checkpointing=True),
     MIXTURE._replace(stage="zero3", groups=1, checkpointing=True),  # three ranks have no tokens
-    MIXTURE._replace(stage="zero1", grid=Grid(expert=2, groups=2)),
+    MIXTURE._replace(stage="zero1", grid=Grid(expert=2, groups=2), offload=True),
     MIXTURE._replace(stage="zero3", grid=Grid(expert=4, context=2)),
     MIXTURE._replace(stage="zero2", type="gpt_oss"),  # experts with biases, transposed
     MIXTURE._replace(stage="zero2", lora=True, checkpointing=True),
@@ -61,7 +61,7 @@ REFUSED = {"beam", "flint", "gemma4_text", "jetmoe", "lfm2_moe"}
 
 def undivided(case: Case) -> Case:
     """The case as one process trains it."""
-    return case._replace(grid=None, stage="none", checkpointing=False)
+    return case._replace(grid=None, stage="none", checkpointing=False, offload=False)
 
 
 def layer() -> Any:

@@ -122,8 +122,8 @@ def _of_own_experts(module: Any, rows: Tensor, counts: Tensor) -> Tensor:
     expert; counts: [senders, experts] how many. Where no row arrives a row of zeros is computed,
     and left out, so that every rank has gradients of its weights to add and nothing to wait for.
     """
-    senders, own = counts.shape
-    numbers = torch.arange(own, device=rows.device).repeat(senders)
+    senders, experts = counts.shape
+    numbers = torch.arange(experts, device=rows.device).repeat(senders)
     chosen = torch.repeat_interleave(numbers, counts.view(-1), output_size=len(rows))
     padded = rows if len(rows) else torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
     if not len(rows):

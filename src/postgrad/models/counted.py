@@ -126,7 +126,6 @@ def _shape_of(lm: Any) -> ModelShape:
     kv_heads = _kv_heads(layer_configs(config)[0])
     head = lm.get_output_embeddings().weight
     tied = head is lm.get_input_embeddings().weight
-    every = sum(weight.numel() for weight in lm.parameters())
     return ModelShape(
         model_type=str(config.model_type),
         vocab_size=int(lm.get_input_embeddings().weight.shape[0]),
@@ -139,7 +138,7 @@ def _shape_of(lm: Any) -> ModelShape:
         tied=tied,
         max_positions=getattr(config, "max_position_embeddings", None),
         counted=CountedWeights(
-            parameters=every,
+            parameters=sum(weight.numel() for weight in lm.parameters()),
             layers=sum(map(_size, weights.values())),
             matrices=sum(map(_size, matrices.values())),
             active=round(sum(active.values())),

@@ -9,8 +9,8 @@ be chosen alike often, so that of n ranks each sends 1 - 1 / n of its rows to ot
 from collections.abc import Collection, Iterator, Sequence
 
 from postgrad.core.batch import BatchGeometry
-from postgrad.learner.settings import require_shared_experts
-from postgrad.plan.roles import PlannedRole
+from postgrad.learner.settings import LearnerSettings, require_shared_experts
+from postgrad.plan.roles import PlannedRole, mixture_notes
 from postgrad.plan.sizes import PlannedRanks, Sharing, width
 
 # Rows that a layer holds beside those of one process when they are sent on: as they leave, as they
@@ -102,11 +102,17 @@ def exchanged_bytes(
     return total
 
 
-def exchange_notes(sent: float, sharing: Sharing) -> Iterator[str]:
-    """A sentence on the volume of a step; none where no ranks share experts."""
+def expert_notes(
+    roles: Sequence[PlannedRole], sent: float, learner: LearnerSettings
+) -> Iterator[str]:
+    """Sentences on mixtures of experts, and on the volume of a step where ranks share experts.
+    sent: bytes of a rank.
+    """
+    yield from mixture_notes(roles)
     if sent:
         yield (
-            f"learner.expert_parallel = {sharing.expert}: each rank sends {sent / 1e9:.3g} GB of "
-            f"hidden states and gradients to others in a step, all {sharing.ranks} ranks together "
-            f"{sharing.ranks * sent / 1e9:.3g} GB, if all experts are chosen alike often"
+            f"learner.expert_parallel = {learner.expert_parallel}: each rank sends "
+            f"{sent / 1e9:.3g} GB of hidden states and gradients to others in a step, all "
+            f"{learner.ranks} ranks together {learner.ranks * sent / 1e9:.3g} GB, if all experts "
+            "are chosen alike often"
         )

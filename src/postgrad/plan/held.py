@@ -126,11 +126,11 @@ def gradients(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> int:
     over ranks. Where every micro-batch sums them (ZeRO-2), only one layer's are unsharded at a
     time: as they are computed, in b bytes, and as they are sent.
     """
-    whole = int(FLOAT32 * role.trained * _trained_share(role, sharing))
+    divided = int(FLOAT32 * role.trained * _trained_share(role, sharing))
     unsharded = int(FLOAT32 * role.trained * _trained_share(role, replace(sharing, divided=1)))
     if sharing.divided == 1:
         return unsharded
-    sharded = 0 if sharing.offloads and not cpu else whole // sharing.divided
+    sharded = 0 if sharing.offloads and not cpu else divided // sharing.divided
     if not sharing.scatters:
         return unsharded + sharded
     trained_share = role.trained / role.parameters

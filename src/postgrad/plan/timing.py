@@ -116,8 +116,7 @@ def timing(
     saves, which are written during the next step. ranks: the policy's first. costs: of these.
     devices: all cards of the run.
     """
-    once: dict[str, float] = {}
-    step: dict[str, float] = {}
+    once, step = dict[str, float](), dict[str, float]()
     samples = Samples.of(recipe, geometry, lengths)
     staleness, longest, publish = 0, 0.0, None
     if isinstance(recipe, RLRecipe):
@@ -148,15 +147,20 @@ def timing(
         return geometry.updates_per_step * costs.steps(_moved(role, costs)) if there else 0.0
 
     step["update"] = _at_once(ranks, costs, updating)
-    reading = _readers(recipe, geometry, ranks[0].roles) if isinstance(recipe, RLRecipe) else ()
-    taught = ("teacher",) if beside_student(recipe) else ()
-    exchanged = exchanged_bytes(
-        ranks[0], (*reading, *taught), samples.tokens, geometry, cpu=costs.device.is_cpu
-    )
+    exchanged = _exchanged(recipe, geometry, ranks[0], samples.tokens, costs)
     return Timing(
         step, geometry.steps, once, devices, overlaps(recipe), staleness, longest, publish,
         _at_once(ranks, costs, on_host), exchanged,
     )  # fmt: skip
+
+
+def _exchanged(
+    recipe: Recipe, geometry: BatchGeometry, ranks: PlannedRanks, tokens: float, costs: CostModel
+) -> float:
+    """Bytes that each rank sends in a step to those that share its experts."""
+    reading = _readers(recipe, geometry, ranks.roles) if isinstance(recipe, RLRecipe) else ()
+    readers = (*reading, "teacher") if beside_student(recipe) else tuple(reading)
+    return exchanged_bytes(ranks, readers, tokens, geometry, cpu=costs.device.is_cpu)
 
 
 def _answered_rows(recipe: Recipe, geometry: BatchGeometry) -> int:
@@ -386,7 +390,7 @@ def _stepping(role: PlannedRole, micro_batches: float, costs: CostModel) -> floa
 
 def _moved(role: PlannedRole, costs: CostModel) -> float:
     """Bytes that an optimizer step of one rank reads and writes: weights and moments, gradients."""
-    sharing, trained = costs.sharing, float(role.trained)
-    if sharing.divided == 1 and role.model.lora is None:
-        trained -= lacking(role, sharing)
+    sharing = costs.sharing
+    unsharded = sharing.divided == 1 and role.model.lora is None
+    trained = role.trained - (lacking(role, sharing) if unsharded else 0)
     return trained * (3 * 4 + 4 * 4) / sharing.tensor / sharing.divided
