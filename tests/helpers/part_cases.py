@@ -1,6 +1,7 @@
 """Models on disk that ranks load in parts, and whole, as they did before."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from helpers.chat import chat_tokenizer
 from helpers.rank_cases import Case, algorithm, experience
+from postgrad.checkpoint.parts import Part, part_name, write_part
 from postgrad.learner.backbone import Backbone, MicroBatch
+from postgrad.learner.optimizer import UPDATES as NUMBER
 from postgrad.learner.role import Learner, PolicyLearner
 from postgrad.learner.score import ScoreLearner
 from postgrad.learner.settings import LearnerSettings
@@ -24,6 +27,7 @@ from postgrad.models.load import load_model
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import LoraSettings
 from postgrad.parallel.ranks import ALONE, Grid, Ranks
+from postgrad.parallel.sharding import WHOLE
 
 LORA = LoraSettings(rank=4, alpha=8)
 UPDATES = 2
@@ -107,6 +111,20 @@ def trained(case: Parts, backbone: Backbone) -> Learner[Any]:
         how: Any = algorithm(like)
         learner.update(Update(drawn, np.arange(len(drawn))), how).result()
     return learner
+
+
+def save(learner: Any, ranks: Ranks, folder: Path) -> None:
+    """As fleet/worker.py writes a checkpoint."""
+    for stem, named in learner.tensors().items():
+        parts: dict[str, Part] = {}
+        for name, held in named.items():
+            if name == NUMBER:
+                piece = replace(WHOLE, first=ranks.rank == 0)
+            else:
+                piece = learner.pieces.get(name) or learner.pieces[name.rpartition(".")[0]]
+            if piece.first:
+                parts[name] = Part(held, piece.shape, piece.offsets)
+        write_part(folder / part_name(stem, ranks.rank, ranks.size), parts)
 
 
 class Watched:

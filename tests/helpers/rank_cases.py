@@ -70,16 +70,18 @@ class Case(NamedTuple):
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 
-def model(case: Case) -> Any:
+def model(case: Case, **changes: int) -> Any:
+    """The fresh model of a case. changes: of its config."""
     experts = EXPERTS if case.type.endswith("_moe") else {}
     if case.type == "gpt_oss":
         experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-    config = AutoConfig.for_model(
-        case.type, **experts, vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=8, initializer_range=0.1,
-        tie_word_embeddings=case.tied, num_labels=1, pad_token_id=0,
-    )  # fmt: skip
+    sizes = {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "initializer_range": 0.1, "tie_word_embeddings": case.tied, "num_labels": 1,
+        "pad_token_id": 0,
+    }  # fmt: skip
+    config = AutoConfig.for_model(case.type, **{**sizes, **experts, **changes})
     torch.manual_seed(0)
     kind = AutoModelForSequenceClassification if case.kind == "reward" else AutoModelForCausalLM
     lm = kind.from_config(config).to(getattr(torch, case.dtype))
@@ -170,13 +172,13 @@ def other(case: Case, one: Learner[Any], ranks: Ranks) -> Any:
     return MovingReference(backbone, 1.0, refresh_steps=0, ema_decay=0.9, policy=one.weights())
 
 
-def gathered(one: Learner[Any], ranks: Ranks) -> dict[str, torch.Tensor]:
+def gathered(one: Learner[Any]) -> dict[str, torch.Tensor]:
     """The whole weights and their average."""
     pieces = one.optimizer.pieces
-    found = {n: whole_tensor(t, pieces[n], ranks).clone() for n, t in one.weights().items()}
+    found = {n: whole_tensor(t, pieces[n]).clone() for n, t in one.weights().items()}
     assert one.average is not None
     for name, tensor in one.average.weights.items():
-        found[f"ema.{name}"] = whole_tensor(tensor, pieces[name], ranks).clone()
+        found[f"ema.{name}"] = whole_tensor(tensor, pieces[name]).clone()
     return found
 
 
@@ -205,7 +207,7 @@ def train(ranks: Ranks, folder: Path, cases: list[Case]) -> None:
             sequences = experience(case, 98).sequences
             told = beside.scores if isinstance(beside, ScoreRole) else beside.logprobs
             numbers["beside"] = torch.from_numpy(told(sequences).result().values.copy())
-        weights = gathered(one, ranks)
+        weights = gathered(one)
         merged = {f"whole.{name}": tensor.clone() for name, tensor in one.hub_weights()}
         if ranks.rank == 0:
             save_file({**weights, **numbers, **merged}, folder / f"{case.name}.safetensors")

@@ -46,7 +46,7 @@ def train(ranks: Ranks, folder: Path, stages: dict[ShardingStage, str]) -> None:
         said = policy.logprobs(scene.sequences).result()
         numbers["logprobs"] = torch.from_numpy(said.values.copy())
         pieces = policy.optimizer.pieces
-        whole = {n: whole_tensor(t, pieces[n], ranks).clone() for n, t in policy.weights().items()}
+        whole = {n: whole_tensor(t, pieces[n]).clone() for n, t in policy.weights().items()}
         if ranks.rank == 0:
             save_file({**whole, **numbers}, folder / f"{stage}.safetensors")
 

@@ -2,21 +2,19 @@
 every rank loaded all of it.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from helpers.part_cases import Parts, Watched, load, trained, weight_bytes, write_model
+from helpers.part_cases import Parts, Watched, load, save, trained, weight_bytes, write_model
 from helpers.ranks import run_ranks
-from postgrad.checkpoint.parts import Part, Reader, part_name, write_part
-from postgrad.learner.optimizer import UPDATES
+from postgrad.checkpoint.parts import Reader
 from postgrad.learner.role import PolicyLearner
 from postgrad.models.stored import StoredTensor
 from postgrad.parallel.ranks import Grid, Ranks
-from postgrad.parallel.sharding import WHOLE, local
+from postgrad.parallel.sharding import local
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
@@ -28,6 +26,7 @@ DIVIDED = [  # every weight is on one rank alone
     Parts(kind="reward", kept="bfloat16", dtype="bfloat16", headed=True),
     Parts(lora=True, tied=False),
     Parts("qwen3_moe"),
+    Parts("qwen3_moe", grid=Grid(expert=2)),
     Parts("mixtral", kept="bfloat16", tied=False),
     Parts(offload=True, lora=True),
 ]
@@ -39,6 +38,7 @@ OTHERS = [  # some ranks have the same weights, or a matrix is merged before it 
     Parts("qwen2", grid=Grid(tensor=2)),
     Parts("llama", stage="none", kept="bfloat16", lora=True, grid=Grid(tensor=2)),
     Parts(grid=Grid(groups=2)),
+    Parts("qwen3_moe", stage="none", kept="bfloat16", grid=Grid(expert=2)),
     Parts(adapted=True, kept="bfloat16"),
     Parts("olmo2"),  # an untested type: the first rank probes it
 ]
@@ -93,20 +93,6 @@ def test_eight_ranks_read_each_byte_of_a_file_once(tmp_path: Path) -> None:
 
 
 RESUMED = [Parts(tied=False), Parts("qwen2", grid=Grid(tensor=2)), Parts(stage="zero1")]
-
-
-def save(learner: Any, ranks: Ranks, folder: Path) -> None:
-    """As fleet/worker.py writes a checkpoint."""
-    for stem, named in learner.tensors().items():
-        parts: dict[str, Part] = {}
-        for name, held in named.items():
-            if name == UPDATES:
-                piece = replace(WHOLE, first=ranks.rank == 0)
-            else:
-                piece = learner.pieces.get(name) or learner.pieces[name.rpartition(".")[0]]
-            if piece.first:
-                parts[name] = Part(held, piece.shape, piece.offsets)
-        write_part(folder / part_name(stem, ranks.rank, ranks.size), parts)
 
 
 def resume(ranks: Ranks, folder: Path, cases: list[tuple[Parts, Path]]) -> None:

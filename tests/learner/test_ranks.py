@@ -163,7 +163,7 @@ def one_gradient(ranks: Ranks, folder: Path, case: Case, halves: bool) -> None:
         for name, master in one.optimizer.master.items():
             part = master.grad.clone()  # which clipping changes
             piece = one.optimizer.pieces[name]
-            found[f"gradient.{name}"] = whole_tensor(part, piece, ranks).clone()
+            found[f"gradient.{name}"] = whole_tensor(part, piece).clone()
         return clip(limit)
 
     one.optimizer._clip = kept

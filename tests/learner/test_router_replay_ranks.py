@@ -66,7 +66,7 @@ def train(ranks: Ranks, folder: Path, cases: list[Case], replays: bool = True) -
                 numbers[f"metric.{number}.{name}"] = torch.tensor(value)
         said = policy.logprobs(recorded(case, 99).sequences).result()
         numbers["logprobs"] = torch.from_numpy(said.values.copy())
-        weights = gathered(policy, ranks)
+        weights = gathered(policy)
         if ranks.rank == 0:
             save_file({**weights, **numbers}, folder / f"{case.name}.safetensors")
 

@@ -27,6 +27,14 @@ def test_ranks_are_a_multiple_of_what_a_group_needs(context: int, tensor: int, g
             grid.require_ranks(3 * each + 1)
 
 
+def test_experts_are_shared_within_a_group_by_ranks_that_share_no_matrices() -> None:
+    Grid(context=2, groups=2, expert=4).require_ranks(8)
+    with pytest.raises(UsageError, match=r"expert_parallel.*a multiple of 8"):
+        Grid(groups=2, expert=4).require_ranks(12)
+    with pytest.raises(UsageError, match="expert_parallel = 2 beside tensor_parallel = 2"):
+        Grid(tensor=2, expert=2).require_ranks(8)
+
+
 def test_every_group_of_a_rank_has_the_ranks_that_docs_gpus_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -35,9 +43,10 @@ def test_every_group_of_a_rank_has_the_ranks_that_docs_gpus_says(
     page = Path(__file__).parent.parent.parent / "docs" / "gpus.md"
     rows = re.findall(r"^\| (\w+) \| ([0-7, ]+) \|", page.read_text("utf-8"), re.M)
     said = {name: [int(rank) for rank in members.split(", ")] for name, members in rows}
-    assert said.keys() == {"tensor", "context", "replica", "data"}
+    assert said.keys() == {"tensor", "context", "replica", "data", "expert", "expert_data"}
     groups = Groups(0, 8, Grid(context=2, tensor=2), "cuda")
-    assert {name: getattr(groups, name) for name in said} == said
+    sharing_experts = Groups(0, 8, Grid(expert=4), "cuda")
+    assert {name: getattr(groups, name) or getattr(sharing_experts, name) for name in said} == said
     last = Groups(7, 8, Grid(context=2, tensor=2), "cuda")
     found = [last.tensor, last.context, last.replica, last.data]
     assert found == [[6, 7], [5, 7], [4, 5, 6, 7], [1, 3, 5, 7]]

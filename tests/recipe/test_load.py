@@ -515,7 +515,31 @@ def test_groups_and_offload_need_state_that_is_divided_evenly(
         load_recipe(write(), (*RANKS, *flags))
 
 
-@pytest.mark.parametrize("key", ["tensor_parallel", "context_parallel"])
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--learner.tensor_parallel", "2"), "2 beside tensor_parallel = 2: ranks share experts"),
+        (("--learner.ranks", "7"), r"7 ranks do not divide into groups of 2 \(expert_parallel\)"),
+        (
+            ("--learner.shard_groups", "8"),
+            r"groups of 16 \(expert_parallel \* shard_groups\).*multiple of 16 for learner.ranks",
+        ),
+        (
+            ("--model.quantize", "4bit", "--learner.sharding", "none"),
+            'experts beside weights in four bits.*model.quantize = "none"',
+        ),
+    ],
+)
+def test_what_does_not_go_with_shared_experts_is_named(
+    write: Write, flags: tuple[str, ...], told: str
+) -> None:
+    sharing = (*RANKS, "--learner.expert_parallel", "2")
+    require_runnable(load_recipe(write(), sharing))
+    with pytest.raises(UsageError, match=rf"learner\.expert_parallel.*{told}"):
+        load_recipe(write(), (*sharing, *flags))
+
+
+@pytest.mark.parametrize("key", ["tensor_parallel", "context_parallel", "expert_parallel"])
 def test_layers_that_ranks_share_are_not_compiled(write: Write, key: str) -> None:
     flags = (*RANKS, f"--learner.{key}", "2", "--model.compile")
     with pytest.raises(UsageError, match=r"model\.compile: true.*not compiled"):

@@ -26,7 +26,8 @@ from postgrad.fleet.local import LocalFleet
 from postgrad.fleet.sending import RankSender
 from postgrad.learner.loss_scale import NUMBERS
 from postgrad.learner.optimizer import UPDATES
-from postgrad.parallel.ranks import ALONE, Grid, Ranks
+from postgrad.learner.tensor import grid_of
+from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import WHOLE, TensorPiece, whole_tensor
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
@@ -58,9 +59,13 @@ class RankWorker:
     def join(self, rank: int, size: int, address: str, device: str, limit_seconds: float) -> None:
         """Meets the other ranks, and sees that all of them are of one run."""
         learner = self._site.recipe.learner
-        grid = Grid(learner.context_parallel, learner.tensor_parallel, learner.shard_groups)
         ranks = Ranks.join(
-            rank, size, address, device=device, grid=grid, limit_seconds=limit_seconds
+            rank,
+            size,
+            address,
+            device=device,
+            grid=grid_of(learner),
+            limit_seconds=limit_seconds,
         )
         recipe = json.dumps(self._site.recipe.dump(), sort_keys=True).encode()
         ranks.require_same("the recipe (its SHA-256)", hashlib.sha256(recipe).hexdigest())
@@ -122,7 +127,7 @@ class RankWorker:
     def gather(self, role: str, stem: str, name: str) -> Tensor | None:
         """One tensor, whole, on the CPU."""
         part = self._fleet.roles[role].tensors()[stem][name]
-        tensor = whole_tensor(part, self._piece(role, name), self._ranks)
+        tensor = whole_tensor(part, self._piece(role, name))
         return tensor.cpu() if self._ranks.rank == 0 else None
 
     def send(self, role: str, first: bool, adapter: bool) -> list[tuple[str, Tensor]]:

@@ -29,8 +29,9 @@ from postgrad.layout.layout import (
     row_keys,
 )
 from postgrad.layout.tree import MIN_SHARED, NO_SHARING
-from postgrad.learner.context import RankRows, SharedAttention, require_heads
-from postgrad.learner.tensor import cut_matrices, require_matrices
+from postgrad.learner.context import RankRows, SharedAttention
+from postgrad.learner.experts import cut_experts
+from postgrad.learner.tensor import cut_matrices, require_shareable
 from postgrad.models import head
 from postgrad.models.adapters import Adapter, acting
 from postgrad.models.attention import (
@@ -168,27 +169,24 @@ class Backbone:
         (models.stored) this rank's part is read, and all of those that are not divided. To be
         called after an adapter was added and before an optimizer takes the weights.
         """
-        if self.compiler is not None and ranks.grid.sharers > 1:
-            raise UsageError(
-                "model.compile: layers whose rows or matrices are shared by ranks "
-                "(learner.tensor_parallel, learner.context_parallel) are not compiled: use 1 for "
-                "both, or --model.compile false (at a resume with --allow-change model.compile)"
-            )
-        if self._stateful and ranks.grid.sharers > 1:
-            raise UsageError(
-                f"a {self.lm.config.model_type} model carries a state along each sequence, whose "  # pyright: ignore[reportAttributeAccessIssue]
-                "rows and matrices ranks cannot share: use learner.tensor_parallel = 1 and "
-                "learner.context_parallel = 1"
-            )
-        self.ranks = ranks
         lm: Any = self.lm
-        require_matrices(lm.config, ranks.grid.tensor)
-        require_heads(lm.config, ranks.grid.context, ranks.grid.tensor)
+        require_shareable(
+            lm.config, ranks.grid, compiled=self.compiler is not None, stateful=self._stateful
+        )
+        self.ranks = ranks
         cut_matrices(lm, ranks)
+        experts = cut_experts(lm, ranks)
         heads = [lm.score] if hasattr(lm, "score") and self.adapter is None else []
         layers = layers_of(lm)
         self.sharding = Sharding(
-            self._forward, layers, heads, stage, ranks, lm.dtype, offload=offload
+            self._forward,
+            layers,
+            heads,
+            stage,
+            ranks,
+            lm.dtype,
+            offload=offload,
+            experts=experts,
         )
         realise(lm)
 

@@ -26,7 +26,7 @@ STATE = tuple(name + end for name in MOMENTS for end in ("", SCALE))
 
 def is_quantized(piece: TensorPiece) -> bool:
     """Whether the moments of a weight are held in eight bits."""
-    assert piece.cut is None  # rows would be cut: LearnerSettings refuses tensor parallelism
+    assert piece.cut is None or piece.cut.dim == 0  # LearnerSettings refuses tensor parallelism
     return len(piece.shape) == 2 and math.prod(piece.shape) >= SMALLEST
 
 

@@ -255,7 +255,7 @@ class MasterOptimizer:
 
     def _gather(self, name: str, part: Tensor) -> tuple[Tensor, TensorPiece]:
         """A divided weight's whole tensor, and where this rank's part of it lies."""
-        return whole_tensor(part, self.pieces[name], self._ranks), self.pieces[name]
+        return whole_tensor(part, self.pieces[name]), self.pieces[name]
 
     @torch.no_grad()
     def _publish(self) -> None:

@@ -284,10 +284,8 @@ class Learner(ABC, Generic[AnyAlgorithm]):
 
     def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The trained weights, each whole on every rank."""
-        pieces, ranks = self.optimizer.pieces, self.backbone.ranks
-        return (
-            (name, whole_tensor(part, pieces[name], ranks)) for name, part in self.weights().items()
-        )
+        pieces = self.optimizer.pieces
+        return ((name, whole_tensor(part, pieces[name])) for name, part in self.weights().items())
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """All state that a checkpoint has to hold, by file stem: "policy.weights"."""

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from postgrad.algorithms.base import Algorithm
 from postgrad.algorithms.critic import Critic
 from postgrad.core.batch import BatchGeometry
+from postgrad.core.errors import UsageError
 from postgrad.core.settings import Settings, ShardingStage
 
 
@@ -48,6 +49,9 @@ class LearnerSettings(Settings):
     ranks: int = Field(default=1, ge=1)  # processes that train
     tensor_parallel: int = Field(default=1, ge=1)  # ranks that share each matrix
     context_parallel: int = Field(default=1, ge=1)  # ranks that share the tokens of a sequence
+    # Ranks that share the experts of one copy of a mixture: each has its own tokens, and sends them
+    # to the ranks that have their experts.
+    expert_parallel: int = Field(default=1, ge=1)
     threads: int | None = Field(default=None, ge=1)  # CPU threads; chosen at start where left out
     deterministic: bool = True  # torch's deterministic algorithms
 
@@ -83,14 +87,32 @@ class LearnerSettings(Settings):
         return self
 
     def on_ranks(self, ranks: int) -> Self:
-        """These settings on `ranks` ranks that share neither matrices nor sequences, as those of a
-        role beside the policy. One rank divides nothing.
+        """These settings on `ranks` ranks that share neither matrices, sequences nor experts, as
+        those of a role beside the policy. One rank divides nothing.
         """
-        changes: dict[str, Any] = {"ranks": ranks}
+        changes: dict[str, Any] = {"ranks": ranks, "expert_parallel": 1}
         changes |= {"tensor_parallel": 1, "context_parallel": 1, "shard_groups": 1}
         if ranks == 1:
             changes |= {"sharding": "none", "offload": False}
         return self.model_copy(update=changes)
+
+
+def require_shared_experts(kind: str, experts: int, size: int) -> None:
+    """Raises UsageError where `size` ranks cannot share the experts of a `kind` model. experts: of
+    a layer, those that can be shared; 0: none.
+    """
+    if size > 1 and not experts:
+        raise UsageError(
+            f"learner.expert_parallel = {size}: this {kind} model has no experts that ranks can "
+            "share: it is no mixture, or computes them in a way of its own: use 1, and sharding = "
+            '"zero3" to divide its weights'
+        )
+    if experts % size:
+        fitting = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
+        raise UsageError(
+            f"learner.expert_parallel = {size}: {experts} experts of this {kind} model cannot be "
+            f"divided into {size} equal parts; what works: {fitting}"
+        )
 
 
 def horizon(algorithm: Algorithm, geometry: BatchGeometry) -> int | None:

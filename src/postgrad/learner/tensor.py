@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from postgrad.core.errors import UsageError
 from postgrad.learner.context import require_heads
+from postgrad.learner.experts import require_experts
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.adapter_dropout import CounterDropout
 from postgrad.models.load import load_config
 from postgrad.parallel.exchange import rows_from_sums, rows_of_all
-from postgrad.parallel.ranks import Ranks
+from postgrad.parallel.ranks import Grid, Ranks
 from postgrad.parallel.sharding import BY_INPUTS, BY_OUTPUTS, cut_dim
 
 # What transformers' plan for a decoder may hold beside our cuts: norms of queries and keys, whose
@@ -32,13 +33,47 @@ REPLICATED = ("replicated_with_grad_allreduce", "sequence_parallel")
 
 
 def require_divisible(learner: LearnerSettings, path: str) -> None:
-    """Raises UsageError, before a weight is read, where the heads and matrices of the model at
-    `path` cannot be divided over the ranks of a replica.
+    """Raises UsageError, before a weight is read, where the heads, matrices and experts of the
+    model at `path` cannot be divided over ranks.
     """
-    if learner.tensor_parallel * learner.context_parallel > 1:
-        config = load_config(path)
-        require_matrices(config, learner.tensor_parallel)
-        require_heads(config, learner.context_parallel, learner.tensor_parallel)
+    if learner.tensor_parallel * learner.context_parallel * learner.expert_parallel > 1:
+        _require_parts(load_config(path), grid_of(learner))
+
+
+def grid_of(learner: LearnerSettings) -> Grid:
+    """How the settings arrange ranks."""
+    return Grid(
+        learner.context_parallel,
+        learner.tensor_parallel,
+        learner.shard_groups,
+        learner.expert_parallel,
+    )
+
+
+def require_shareable(config: Any, grid: Grid, *, compiled: bool, stateful: bool) -> None:
+    """Raises UsageError where ranks cannot share the layers of a model of this config as `grid`
+    says. stateful: they carry a state along each sequence.
+    """
+    if compiled and grid.sharers * grid.expert > 1:
+        raise UsageError(
+            "model.compile: layers whose rows, matrices or experts are shared by ranks "
+            "(learner.tensor_parallel, learner.context_parallel, learner.expert_parallel) are not "
+            "compiled: use 1 for each, or --model.compile false (at a resume with --allow-change "
+            "model.compile)"
+        )
+    if stateful and grid.sharers > 1:
+        raise UsageError(
+            f"a {config.model_type} model carries a state along each sequence, whose rows and "
+            "matrices ranks cannot share: use learner.tensor_parallel = 1 and "
+            "learner.context_parallel = 1"
+        )
+    _require_parts(config, grid)
+
+
+def _require_parts(config: Any, grid: Grid) -> None:
+    require_matrices(config, grid.tensor)
+    require_heads(config, grid.context, grid.tensor)
+    require_experts(config, grid.expert)
 
 
 def require_matrices(config: Any, size: int) -> None:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.models.settings import ModelSettings
@@ -25,6 +25,7 @@ from postgrad.models.towers import TowerShape, tower_shape
 
 CHILD_SECONDS = 120.0  # torch and transformers are imported in 5 to 40, on a busy machine
 ROUTED = re.compile(r"(?:^|\.)experts(?:\.(\d+))?\.")  # in the names of weights of routed experts
+SHARED = re.compile(r"(?:^|\.)experts\.\w+$")  # of those that have one weight a layer
 EACH_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 REPEATED = ("jetmoe",)  # types that repeat keys for all query heads before they attend
 GATED = 3  # matrices of a feed-forward, which ModelShape.intermediate_size stands for
@@ -149,9 +150,23 @@ def _shape_of(lm: Any) -> ModelShape:
             balance=balance_of(config, ModelSettings()),
             chosen=int(_each_token(config) or 1),
             **_targets(lm),
+            **_experts(weights, config),
         ),
         tower=_tower_of(lm),
     )
+
+
+def _experts(weights: Mapping[str, tuple[int, ...]], config: Any) -> dict[str, int]:
+    """What CountedWeights says of routed experts: of weights [experts, ...], which ranks can share.
+    weights: the shapes of all layers' by name.
+    """
+    shared = {name: shape for name, shape in weights.items() if SHARED.search(name)}
+    layers = {name.partition(".")[0] for name in shared}
+    return {
+        "routed": sum(map(_size, shared.values())),
+        "choices": len(layers) * int(_each_token(config) or 1),
+        "experts": max((shape[0] for shape in shared.values()), default=0),
+    }
 
 
 def _tower_of(lm: Any) -> TowerShape | None:
@@ -295,7 +310,7 @@ def _share(name: str, shape: tuple[int, ...], config: Any) -> float:
     counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     stated = next((getattr(config, key) for key in counts if getattr(config, key, None)), 1)
     experts = shape[0] if len(shape) == 3 else int(stated)
-    return 1.0 if sent is None else min(1.0, cast(int, sent) / experts)
+    return 1.0 if sent is None else min(1.0, sent / experts)
 
 
 def main() -> None:

@@ -40,6 +40,9 @@ class CountedWeights:
     chosen: int = 1  # experts that a token is sent to
     names: tuple[str, ...] = ()  # of `linears` and `stacks` in any of the layers
     wrapped: tuple[str, ...] = ()  # those of `stacks` alone
+    routed: int = 0  # of the matrices, those of routed experts that ranks can share
+    choices: int = 0  # to how many experts a token is sent, those of all layers together
+    experts: int = 0  # routed experts of a layer; 0 of a dense model
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,11 @@
 Ulysses (arXiv:2309.14509): outside attention a rank has a run of the rows, inside it all rows of
 some heads. Tensor parallelism (arXiv:1909.08053, arXiv:2205.05198): outside the matrices a rank has
 a run of the rows, inside them all rows and some of the features. Every rank computes the same loss,
-from the outputs of all. n: ranks of the group.
+from the outputs of all. Expert parallelism (GShard, arXiv:2006.16668): a rank has rows of its own,
+and in a mixture sends each to the ranks that have its experts. n: ranks of the group.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,6 +34,21 @@ def rows_of_all(x: Tensor, group: Any) -> Tensor:
 def rows_from_sums(x: Tensor, group: Any) -> Tensor:
     """Reduce-scatter: each rank's summand [1, n L, H] -> the sums of this rank's rows [1, L, H]."""
     return _ReplicaRows.apply(x, group, False)  # pyright: ignore[reportReturnType]
+
+
+def rows_of_experts(x: Tensor, sent: Sequence[int], received: Sequence[int], group: Any) -> Tensor:
+    """All-to-all of any numbers of rows: this rank's rows [sum(sent), H], those for rank 0 first ->
+    the rows for this rank [sum(received), H], those from rank 0 first. sent, received: rows to and
+    from each rank [n]. Its backward pass brings the gradient of each row back where it came from.
+    """
+    return _Rows.apply(x, list(sent), list(received), group)  # pyright: ignore[reportReturnType]
+
+
+def counts_of_all(counts: Tensor, group: Any) -> Tensor:
+    """All-to-all: this rank's numbers for each rank [n, m] -> those for it, by sender [n, m]."""
+    received = torch.empty_like(counts)
+    dist.all_to_all_single(received, counts.contiguous(), group=group)
+    return received
 
 
 def outputs_of_all(outputs: Tensor, places: Tensor, count: int, group: Any) -> Tensor:
@@ -67,6 +84,25 @@ def _exchange(x: Tensor, group: Any, to_heads: bool) -> Tensor:
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
     return received.view(size * heads, rows // size, dim)
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
+        ctx.splits, ctx.group = (sent, received), group
+        return _exchange_rows(x, sent, received, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        sent, received = ctx.splits
+        return _exchange_rows(gradients[0], received, sent, ctx.group), None, None, None
+
+
+def _exchange_rows(x: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
+    rows = x.new_empty(sum(received), *x.shape[1:])
+    dist.all_to_all_single(rows, x.contiguous(), received, sent, group=group)
+    return rows
 
 
 class _ReplicaRows(torch.autograd.Function):

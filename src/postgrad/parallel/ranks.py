@@ -5,13 +5,14 @@ then lasts as long as the process. A single process needs no group, and every co
 input. Collectives add in float32 or float64 and never average; every rank adds in the same order,
 so that all have the same bits afterwards.
 
-How ranks are arranged: which ranks share sequences, matrices and state.
+How ranks are arranged: which ranks share sequences, matrices, experts and state.
 
     rank = ((group * replicas in a group + replica) * context + c) * tensor + t
+    rank = (group * expert groups in a group + expert group) * expert + e
 
-Neighbouring ranks exchange most: those of one tensor group in every layer, those of one replica in
-every attention, all ranks once a micro-batch or update. A `group` holds a whole copy of the state,
-divided among its ranks (HSDP), for example one group a node.
+Neighbouring ranks exchange most: those of one tensor or expert group in every layer, those of one
+replica in every attention, all ranks once a micro-batch or update. A `group` holds a whole copy of
+the state, divided among its ranks (HSDP), for example one group a node.
 """
 
 import json
@@ -39,6 +40,7 @@ class Grid:
     context: int = 1  # ranks that share the tokens of a sequence (context_parallel)
     tensor: int = 1  # ranks that share each matrix of one copy of the model (tensor_parallel)
     groups: int = 1  # whole copies of the divided state (shard_groups)
+    expert: int = 1  # ranks that share the experts of one copy of the model (expert_parallel)
 
     @property
     def sharers(self) -> int:
@@ -47,6 +49,17 @@ class Grid:
 
     def require_ranks(self, size: int) -> None:
         """Raises UsageError where `size` ranks cannot be arranged so."""
+        if self.expert > 1 and self.tensor > 1:
+            raise UsageError(
+                f"learner.expert_parallel = {self.expert} beside tensor_parallel = {self.tensor}: "
+                "ranks share experts or matrices, not both: use 1 for one of the two"
+            )
+        if self.expert > 1 and size % (self.expert * self.groups):
+            raise UsageError(
+                f"{size} ranks cannot be arranged in {self.groups} groups (shard_groups) of copies "
+                f"of the experts on {self.expert} (expert_parallel): learner.ranks has to be a "
+                f"multiple of {self.expert * self.groups}"
+            )
         if size % (self.sharers * self.groups):
             raise UsageError(
                 f"{size} ranks cannot be arranged in {self.groups} groups (shard_groups) of "
@@ -63,7 +76,8 @@ class Groups:
 
     context: ranks of the replica with the same part of each matrix and other rows of the layout.
     tensor: those with other parts of each matrix and the same rows. replica: all of the replica.
-    data: all ranks with the same part of each matrix.
+    data: all ranks with the same part of each matrix. expert: ranks with other experts of one copy
+    of the model. expert_data: all ranks with the same experts.
     """
 
     def __init__(self, rank: int, size: int, grid: Grid, device: str) -> None:
@@ -71,12 +85,14 @@ class Groups:
         self._device = device
         self._grid = grid
         self._size = size
-        self._meshes: tuple[DeviceMesh, DeviceMesh] | None = None
+        self._meshes: tuple[DeviceMesh, DeviceMesh, DeviceMesh] | None = None
         places = np.arange(size).reshape(-1, grid.context, grid.tensor)
         self.context = _group(rank, places.transpose(0, 2, 1).reshape(-1, grid.context))
         self.tensor = _group(rank, places.reshape(-1, grid.tensor))
         self.replica = _group(rank, places.reshape(-1, grid.sharers))
         self.data = _group(rank, places.reshape(-1, grid.tensor).T)
+        self.expert = _group(rank, places.reshape(-1, grid.expert))
+        self.expert_data = _group(rank, places.reshape(-1, grid.expert).T)
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -88,20 +104,29 @@ class Groups:
         """The ranks of `data`: ([group,] shard)."""
         return self._device_meshes()[1]
 
-    def _device_meshes(self) -> tuple[DeviceMesh, DeviceMesh]:
-        """`mesh` and `data_mesh`, created at the first call, by all ranks: that is a collective."""
+    @property
+    def expert_mesh(self) -> DeviceMesh:
+        """The ranks of `expert_data`: ([group,] shard)."""
+        return self._device_meshes()[2]
+
+    def _device_meshes(self) -> tuple[DeviceMesh, DeviceMesh, DeviceMesh]:
+        """`mesh`, `data_mesh` and `expert_mesh`, created at the first call, by all ranks: that is a
+        collective.
+        """
         if self._meshes is None:
-            places = torch.arange(self._size).view(self._grid.groups, -1, self._grid.tensor)
-            by_tensor = DeviceMesh(
-                self._device, places, mesh_dim_names=("group", "shard", "tensor")
-            )
-            flat = by_tensor
-            if self._grid.tensor > 1:
-                both = places.flatten(1)[:, :, None]
-                flat = DeviceMesh(self._device, both, mesh_dim_names=("group", "shard", "tensor"))
             names = ("group", "shard") if self._grid.groups > 1 else ("shard",)
-            self._meshes = flat[names], by_tensor[names]
+            flat = self._mesh_of(1)[names]
+            by_tensor, by_expert = (
+                flat if parts == 1 else self._mesh_of(parts)[names]
+                for parts in (self._grid.tensor, self._grid.expert)
+            )
+            self._meshes = flat, by_tensor, by_expert
         return self._meshes
+
+    def _mesh_of(self, parts: int) -> DeviceMesh:
+        """All ranks, of which `parts` neighbours have different parts of what is divided."""
+        places = torch.arange(self._size).view(self._grid.groups, -1, parts)
+        return DeviceMesh(self._device, places, mesh_dim_names=("group", "shard", "part"))
 
 
 def _group(rank: int, rows: NDArray[np.int64]) -> Any:
@@ -142,6 +167,7 @@ class Ranks:
         self.replicas = size // grid.sharers
         self.context_rank, self.tensor_rank = divmod(self.sharer, grid.tensor)
         self.shard_group = rank // (size // grid.groups)
+        self.expert_rank = rank % grid.expert
         self.groups = Groups(rank, size, grid, device)
         self._store = store
         self._count = 0

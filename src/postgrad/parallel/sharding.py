@@ -16,7 +16,7 @@ are frozen under an adapter are not divided there: a part would only add to the 
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,8 @@ BY_INPUTS = ("o_proj", "down_proj")
 _MATRIX = re.compile(
     r"(?:^|\.)layers\.\d+\.(?:self_attn|mlp)\.(\w+_proj)\.(?:base_layer\.)?(lora_[AB])?.*(weight|bias)$"
 )
+# A weight of all experts of a layer [experts, ...], as transformers' mixtures have it.
+_EXPERTS = re.compile(r"(?:^|\.)layers\.\d+\.(?:\w+\.)*experts\.\w+$")
 
 
 def cut_dim(name: str) -> int | None:
@@ -55,6 +57,33 @@ def cut_dim(name: str) -> int | None:
     return None
 
 
+def is_of_experts(name: str) -> bool:
+    """Whether the parameter `name` is one weight of all experts of a layer [experts, ...]."""
+    return _EXPERTS.search(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How ranks divide a parameter before FSDP2 does: in equal parts along a dimension."""
+
+    dim: int
+    part: int  # number of this rank's part
+    parts: int
+    among: Any  # the process group of the ranks that have its parts
+    alike: Any  # that of all ranks with this rank's part; None: no other has it
+
+
+def cut_of(name: str, ranks: Ranks) -> Cut | None:
+    """How tensor or expert parallelism cuts the parameter `name`; None where neither does."""
+    grid, groups = ranks.grid, ranks.groups
+    dim = cut_dim(name) if grid.tensor > 1 else None
+    if dim is not None:
+        return Cut(dim, ranks.tensor_rank, grid.tensor, groups.tensor, groups.data)
+    if grid.expert > 1 and is_of_experts(name):
+        return Cut(0, ranks.expert_rank, grid.expert, groups.expert, groups.expert_data)
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class TensorPiece:
     """This rank's part of a tensor that may be divided over ranks."""
@@ -63,7 +92,7 @@ class TensorPiece:
     offsets: tuple[int, ...] = ()  # where the part begins, by dimension; (): the part is the whole
     sizes: tuple[int, ...] = ()  # the part's shape
     sharded: bool = False  # FSDP2 divides it
-    cut: int | None = None  # the dimension that tensor parallelism divides; None: none
+    cut: Cut | None = None  # how tensor or expert parallelism divides it; None: neither does
     rows: Any = None  # the process group over which FSDP2 divides dimension 0
     copies: int = 1  # number of ranks that hold this same part
     first: bool = True  # this rank is the first of them
@@ -89,10 +118,12 @@ class Sharding:
 
     root: the module that is called. layers: parts of it, each gathered at once when it runs. alone:
     parts that compute in float32 whatever the rest does. compute: the dtype of the rest. offload:
-    divided weights lie in the host's memory and are copied to the device to compute.
+    divided weights lie in the host's memory and are copied to the device to compute. experts: parts
+    of layers that hold only experts which expert parallelism has cut.
 
     Layers, whose matrices tensor parallelism may have cut, are divided over the ranks with the same
-    cut; other weights over all ranks. Both only within a group of the grid.
+    cut, experts over those with the same experts, other weights over all ranks. All of them only
+    within a group of the grid.
     """
 
     def __init__(
@@ -105,6 +136,7 @@ class Sharding:
         compute: torch.dtype,
         *,
         offload: bool = False,
+        experts: Iterable[nn.Module] = (),
     ) -> None:
         self.stage: ShardingStage = stage
         self._modules: list[FSDPModule] = []
@@ -120,6 +152,9 @@ class Sharding:
         mesh, data_mesh = ranks.groups.mesh, ranks.groups.data_mesh
         for module in alone:
             _shard(module, mesh=mesh, mp_policy=plain, **how)
+        for module in experts:
+            policy = replace(_policy(module, compute), cast_forward_inputs=False)  # as in a layer
+            _shard(module, mesh=ranks.groups.expert_mesh, mp_policy=policy, **how)
         for module in layers:
             _shard(module, mesh=data_mesh, mp_policy=_policy(module, compute), **how)
         _shard(root, mesh=mesh, mp_policy=_policy(root, compute), **how)
@@ -187,13 +222,13 @@ def _frozen_beside_trained(root: nn.Module) -> set[nn.Parameter]:
 def piece_of(name: str, parameter: Tensor, ranks: Ranks) -> TensorPiece:
     """Where this rank's part of a parameter lies; its `name` decides how it is cut."""
     shape, offsets = list(parameter.shape), [0] * parameter.ndim
-    cut = cut_dim(name) if ranks.grid.tensor > 1 else None
+    cut = cut_of(name, ranks)
     if cut is not None:
-        offsets[cut] = ranks.tensor_rank * shape[cut]
-        shape[cut] *= ranks.grid.tensor
+        offsets[cut.dim] = cut.part * shape[cut.dim]
+        shape[cut.dim] *= cut.parts
     part_shape = local(parameter).shape
     if not isinstance(parameter, DTensor):
-        parts = 1 if cut is None else ranks.grid.tensor
+        parts = 1 if cut is None else cut.parts
         return TensorPiece(
             tuple(shape),
             tuple(offsets),
@@ -201,7 +236,7 @@ def piece_of(name: str, parameter: Tensor, ranks: Ranks) -> TensorPiece:
             cut=cut,
             copies=ranks.size // parts,
             first=ranks.rank < parts,
-            lacks=dist.group.WORLD if cut is None else ranks.groups.data,
+            lacks=dist.group.WORLD if cut is None else cut.alike,
         )
     mesh = parameter.device_mesh
     every = -(-parameter.shape[0] // mesh.size(-1))  # equal chunks, the last ones short or empty
@@ -229,15 +264,16 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole_tensor(part: Tensor, piece: TensorPiece, ranks: Ranks) -> Tensor:
+def whole_tensor(part: Tensor, piece: TensorPiece) -> Tensor:
     """The whole tensor from the parts of all ranks, on every rank. All ranks have to call it."""
     if piece.sharded:
-        length = piece.shape[0] // (ranks.grid.tensor if piece.cut == 0 else 1)
+        parts = 1 if piece.cut is None or piece.cut.dim else piece.cut.parts  # of the rows
+        length = piece.shape[0] // parts
         every = -(-length // dist.get_world_size(piece.rows))
         padded = part.new_zeros(every, *part.shape[1:])
         padded[: len(part)] = part
         part = torch.cat(_gathered(padded, piece.rows))[:length]
-    return _joined(part, piece.cut, ranks)
+    return _joined(part, piece.cut)
 
 
 def assembled(name: str, tensor: Tensor, ranks: Ranks) -> Tensor:
@@ -245,12 +281,12 @@ def assembled(name: str, tensor: Tensor, ranks: Ranks) -> Tensor:
     ranks have to call it.
     """
     part = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return _joined(part, cut_dim(name) if ranks.grid.tensor > 1 else None, ranks)
+    return _joined(part, cut_of(name, ranks))
 
 
-def _joined(part: Tensor, cut: int | None, ranks: Ranks) -> Tensor:
-    """A matrix from the parts of the ranks that share it, concatenated along dimension `cut`."""
-    return part if cut is None else torch.cat(_gathered(part, ranks.groups.tensor), cut)
+def _joined(part: Tensor, cut: Cut | None) -> Tensor:
+    """A weight from the parts of the ranks that divide it, concatenated as it was cut."""
+    return part if cut is None else torch.cat(_gathered(part, cut.among), cut.dim)
 
 
 def _gathered(part: Tensor, group: Any) -> list[Tensor]:

@@ -1,6 +1,7 @@
 """Memory of a role's weights, optimizer state and gradients on one device.
 
-Sharded weights (postgrad.parallel.sharding) lie on each rank as its shard in all phases. While the
+Sharded weights (postgrad.parallel.sharding) lie on each rank as its shard in all phases, those of
+experts that ranks share too: so expert parallelism makes only unsharded weights fewer. While the
 role computes there are unsharded copies too: of all weights under zero1 and zero2; under zero3 of
 two layers, and of the weights outside the layers. Frozen weights, also those under an adapter, are
 sharded under zero3 alone.
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from postgrad.plan.activations import FLOAT32
+from postgrad.plan.exchange import lacking, layer_weights
 from postgrad.plan.roles import (
     PlannedRole,
     adapted_layers,
@@ -49,7 +51,7 @@ def always(value: int) -> dict[MemoryPhase, int]:
 
 def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[MemoryLine]:
     """Memory that the role takes in every phase. b: bytes of a number that the role computes in."""
-    shards, share = _shards(role, sharing), _tensor_share(role, sharing)
+    shards, share = _shards(role, sharing), _trained_share(role, sharing)
     offloaded = sharing.offloads and not cpu  # sharded state lies in the host's memory
 
     def line(purpose: str, size: float, shards: int) -> MemoryLine:
@@ -58,12 +60,16 @@ def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[
 
     if role.on is None:
         width = FLOAT32 if _shards_masters(role, sharing) else b
-        weights = line("weights", _weights(role, width) * share, shards)
+        weights = line("weights", _weights(role, width) * _share(role, sharing, shards), shards)
         if role.freed:
             weights = replace(weights, bytes={p: weights.bytes[p] for p in ("load", "score")})
         yield _resting(role, weights, divided=shards > 1) if role.rests and not cpu else weights
     if role.follows:  # sharded as the policy
-        yield line("average", FLOAT32 * role.parameters * share, sharing.divided)
+        yield line(
+            "average",
+            FLOAT32 * role.parameters * _share(role, sharing, sharing.divided),
+            sharing.divided,
+        )
     if role.learner is None:
         return
     trained = FLOAT32 * role.trained * share
@@ -106,7 +112,7 @@ def gathered(role: PlannedRole, b: int, sharing: Sharing) -> int:
     size = FLOAT32 * role.trained if adapter and not sharing.gathers else 0
     if _shards(role, sharing) > 1:
         layers = 2 if sharing.gathers else role.shape.layers
-        copied = outside(role) + layers * role.shape.layer_parameters // sharing.tensor
+        copied = outside(role) + layers * layer_weights(role, sharing)
         size += copied * b
     return size
 
@@ -118,7 +124,7 @@ def arriving(role: PlannedRole, b: int, sharing: Sharing) -> int:
     """
     if _shards(role, sharing) == 1:
         return 0
-    return (outside(role) + role.shape.layer_parameters // sharing.tensor) * b
+    return (outside(role) + layer_weights(role, sharing)) * b
 
 
 def gradients(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> int:
@@ -126,15 +132,16 @@ def gradients(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> int:
     over ranks. Where every micro-batch sums them (ZeRO-2), only one layer's are unsharded at a
     time: as they are computed, in b bytes, and as they are sent.
     """
-    unsharded = int(FLOAT32 * role.trained * _tensor_share(role, sharing))
+    divided = int(FLOAT32 * role.trained * _trained_share(role, sharing))
+    unsharded = int(FLOAT32 * role.trained * _trained_share(role, replace(sharing, divided=1)))
     if sharing.divided == 1:
         return unsharded
-    sharded = 0 if sharing.offloads and not cpu else unsharded // sharing.divided
+    sharded = 0 if sharing.offloads and not cpu else divided // sharing.divided
     if not sharing.scatters:
         return unsharded + sharded
     trained_share = role.trained / role.parameters
-    layer = role.shape.layer_parameters * trained_share * (FLOAT32 + b)
-    return sharded + int(layer) // sharing.tensor
+    layer = layer_weights(role, sharing) * trained_share * (FLOAT32 + b)
+    return sharded + int(layer)
 
 
 def moment_bytes(role: PlannedRole) -> int:
@@ -223,6 +230,21 @@ def _tensor_share(role: PlannedRole, sharing: Sharing) -> float:
     """
     cut = role.shape.layers * role.shape.layer_parameters * (1 - 1 / sharing.tensor)
     return 1 - cut / role.parameters
+
+
+def _share(role: PlannedRole, sharing: Sharing, shards: int) -> float:
+    """The share of the weights that `shards` ranks divide. Experts that ranks share are sharded
+    over fewer ranks, so that a shard of them is as large as without.
+    """
+    tensor = _tensor_share(role, sharing)
+    return tensor if shards > 1 else tensor - lacking(role, sharing) / role.parameters
+
+
+def _trained_share(role: PlannedRole, sharing: Sharing) -> float:
+    """The same of what trains, and of its gradients and moments."""
+    if role.model.lora is not None:  # no experts
+        return _tensor_share(role, sharing)
+    return _share(role, sharing, sharing.divided)
 
 
 def outside(role: PlannedRole) -> int:

@@ -12,6 +12,7 @@ from postgrad.core.process import TRIM_BYTES
 from postgrad.plan import reserved
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.engines import ENGINE, EnginePlaces, engine_lines
+from postgrad.plan.exchange import buffers
 from postgrad.plan.hardware import Device
 from postgrad.plan.held import (
     PHASES,
@@ -188,6 +189,7 @@ def _passing(
         copies = {
             "gathered weights": gathered(by_name[role.on or role.name], b, sharing),
             "a matrix of four bits, expanded": expanded(role, b, cpu=passes.cpu),
+            "tokens that ranks exchange": buffers(role, passes.sizes.micro_tokens, b, sharing),
         }
         phase = judging if role.judges else reading
         phase[role.name] = copies | _divided(passes.reading(role), sharing)

@@ -8,12 +8,13 @@ from postgrad.plan.batches import batch_json, batch_rows
 from postgrad.plan.cards import CardGroup, card_numbers, total_bytes
 from postgrad.plan.change import Advice, digits, gigabytes, long_as
 from postgrad.plan.engines import FULLEST, EnginePlaces, dealt
+from postgrad.plan.exchange import expert_notes
 from postgrad.plan.held import PHASES
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.memory import Memory
 from postgrad.plan.plan import Outlook, full_logits_bytes
 from postgrad.plan.publishing import PlannedPublish
-from postgrad.plan.roles import mixture_notes, parameters_json, stored_bytes
+from postgrad.plan.roles import parameters_json, stored_bytes
 from postgrad.plan.sampling import SampledShare
 from postgrad.plan.sizes import ahead_bytes
 from postgrad.recipe.recipe import Recipe
@@ -199,7 +200,7 @@ class Page:
             yield problem
         rows = outlook.lengths.rows
         yield f"lengths: {outlook.lengths.source}" + (f"; {rows} rows an epoch" if rows else "")
-        yield from mixture_notes(outlook.roles)
+        yield from expert_notes(outlook.roles, outlook.timing.exchanged, outlook.recipe.learner)
         if states := outlook.roles[0].shape.state_bytes:
             yield (
                 f"layers of a {outlook.roles[0].shape.model_type} model carry a state along the "

@@ -13,6 +13,7 @@ from postgrad.plan.calibration import Measured, factors, machine_of
 from postgrad.plan.cards import CardGroup, card_groups, fullest
 from postgrad.plan.costs import CostModel
 from postgrad.plan.engines import EnginePlaces, engine_sizes, engine_width, shares_weights
+from postgrad.plan.exchange import require_shareable
 from postgrad.plan.hardware import Device, Efficiency, Hardware, efficiency_of
 from postgrad.plan.held import MemoryPhase
 from postgrad.plan.lengths import RowLengths, longest
@@ -131,7 +132,7 @@ class Facts:
 
 def outlook(recipe: Recipe, facts: Facts) -> Outlook:
     """Plans a recipe. Sizes that are "auto" become the largest that fit. Raises UsageError where
-    the shape of one of its models cannot be found.
+    the shape of one of its models cannot be found, or its experts do not divide.
     """
     auto = AutoSizes.largest(recipe, cpu=facts.hardware.device.is_cpu)
     while True:
@@ -151,6 +152,7 @@ def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
         lengths = assumed_images(lengths, tower, roles[0].model.source)
     lengths = replace(lengths, shared=all(role.shape.shares_prompts for role in roles))
     beside = tuple(role for role in roles if role.home == POLICY)  # engines on the same card
+    require_shareable(beside, sharing)
     places = EnginePlaces.of(recipe, hardware)
     free = _free_bytes(recipe, beside, sharing, device, lengths, places)
     longest = longest_sampled(recipe)

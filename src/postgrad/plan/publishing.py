@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.engines import EnginePlaces, engine_width, shares_weights
+from postgrad.plan.exchange import lacking
 from postgrad.plan.hardware import Device
 from postgrad.plan.held import MemoryLine
 from postgrad.plan.roles import PlannedRole, adapter_parameters, merged_sizes
@@ -93,7 +94,10 @@ def planned_publish(
     count = adapter_parameters(policy.shape, lora) if in_file and lora else policy.parameters
     each = FLOAT32 if lora is None or in_file else width(policy.model.dtype, cpu=cpu)
     divided = sharing.divided if lora is None or in_file or sharing.gathers else 1
-    seconds = costs.sends(count * each * (1 - 1 / (divided * sharing.tensor)))
+    gathers = count * (1 - 1 / (divided * sharing.tensor))
+    if divided * sharing.tensor == 1:
+        gathers = lacking(policy, sharing)
+    seconds = costs.sends(gathers * each)
     if not places.apart:
         return PlannedPublish("copy", size, seconds + costs.reads(2 * size))
     workers = recipe.cluster.engines(recipe.learner.ranks)
@@ -124,8 +128,8 @@ def publish_lines(
     shape, count = policy.shape, 0
     largest = shape.largest_parameters
     each = FLOAT32 if policy.model.lora is None else b
-    if sharing.divided > 1 or sharing.tensor > 1:
-        count = int(largest * each * (2 + 1 / max(sharing.divided, sharing.tensor)))
+    if (parts := max(sharing.divided, sharing.tensor, sharing.expert)) > 1:
+        count = int(largest * each * (2 + 1 / parts))
     if policy.model.lora is not None:
         matrices = merged_sizes(shape, policy.model.lora)
         count = max(count, 2 * FLOAT32 * max(matrices, default=0))

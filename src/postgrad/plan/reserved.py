@@ -58,14 +58,17 @@ def communication(sharing: Sharing, device: Device) -> Iterator[MemoryLine]:
 def communicators(sharing: Sharing) -> int:
     """How many a rank takes part in (parallel.ranks.Groups): that of all ranks; those over which
     layers and other weights are sharded, which tensor parallelism keeps apart; between groups that
-    hold all weights; of the ranks that share a sequence, matrices, or both.
+    hold all weights; of the ranks that share a sequence, matrices, or both; of those that share
+    experts, and of those that have the same experts.
     """
     if sharing.ranks == 1:
         return 0
     tensor, context = sharing.tensor > 1, sharing.context > 1
     sharded = sharing.divided > 1
     groups = sharded and sharing.replicas * sharing.context > sharing.divided
-    each = (sharded, sharded and tensor, groups, tensor, context, tensor and context)
+    expert = sharing.expert > 1
+    same = expert and sharing.ranks > sharing.expert
+    each = (sharded, sharded and tensor, groups, tensor, context, tensor and context, expert, same)
     return 1 + sum(each)
 
 

@@ -31,6 +31,7 @@ class Sharing:
     scatters: bool  # gradients are summed and scattered in every micro-batch (from ZeRO-2 on)
     gathers: bool  # weights are gathered layer by layer (ZeRO-3)
     offloads: bool = False  # sharded state lies in the host's memory
+    expert: int = 1  # expert parallel ranks, which share the experts of a mixture
 
     @classmethod
     def of(cls, learner: LearnerSettings) -> "Sharing":
@@ -48,6 +49,7 @@ class Sharing:
             scatters=stage >= 2,
             gathers=stage >= 3 and divided > 1,
             offloads=learner.offload and divided > 1,
+            expert=learner.expert_parallel,
         )
 
     @property

@@ -13,6 +13,7 @@ from postgrad.core.batch import BatchGeometry
 from postgrad.models.towers import ImageCost
 from postgrad.plan.costs import HOST_MEMORY, CostModel
 from postgrad.plan.engines import EnginePlaces
+from postgrad.plan.exchange import exchanged_bytes, lacking, sent_bytes, update_passes
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.publishing import PlannedPublish, planned_publish
 from postgrad.plan.roles import PlannedRole, beside_student
@@ -39,6 +40,7 @@ class Timing:
     longest: float = 0.0  # seconds in which the longest answer is decoded
     publish: PlannedPublish | None = None  # of the job that samples; before a calibration
     on_host: float = 0.0  # seconds of "update" in which optimizers step in the host's memory
+    exchanged: float = 0.0  # bytes of tokens that a rank sends to those that share its experts
 
     @property
     def step_seconds(self) -> float:
@@ -89,6 +91,7 @@ class Timing:
             "once_seconds": {name: round(value, 6) for name, value in self.once.items()},
             "hours": hours,
             "device_hours": None if hours is None else hours * self.devices,
+            "exchanged_bytes": round(self.exchanged),
         }
 
 
@@ -113,8 +116,7 @@ def timing(
     saves, which are written during the next step. ranks: the policy's first. costs: of these.
     devices: all cards of the run.
     """
-    once: dict[str, float] = {}
-    step: dict[str, float] = {}
+    once, step = dict[str, float](), dict[str, float]()
     samples = Samples.of(recipe, geometry, lengths)
     staleness, longest, publish = 0, 0.0, None
     if isinstance(recipe, RLRecipe):
@@ -145,10 +147,20 @@ def timing(
         return geometry.updates_per_step * costs.steps(_moved(role, costs)) if there else 0.0
 
     step["update"] = _at_once(ranks, costs, updating)
+    exchanged = _exchanged(recipe, geometry, ranks[0], samples.tokens, costs)
     return Timing(
         step, geometry.steps, once, devices, overlaps(recipe), staleness, longest, publish,
-        _at_once(ranks, costs, on_host),
+        _at_once(ranks, costs, on_host), exchanged,
     )  # fmt: skip
+
+
+def _exchanged(
+    recipe: Recipe, geometry: BatchGeometry, ranks: PlannedRanks, tokens: float, costs: CostModel
+) -> float:
+    """Bytes that each rank sends in a step to those that share its experts."""
+    reading = _readers(recipe, geometry, ranks.roles) if isinstance(recipe, RLRecipe) else ()
+    readers = (*reading, "teacher") if beside_student(recipe) else tuple(reading)
+    return exchanged_bytes(ranks, readers, tokens, geometry, cpu=costs.device.is_cpu)
 
 
 def _answered_rows(recipe: Recipe, geometry: BatchGeometry) -> int:
@@ -294,6 +306,7 @@ def _forward(role: PlannedRole, samples: Samples, sizes: Sizes, costs: CostModel
     b = width(role.model.dtype, cpu=costs.device.is_cpu)
     passes = _passes(samples, sizes, costs)
     seconds = _computing(role, samples, 1, costs)
+    seconds += costs.sends(sent_bytes(role, samples.tokens, b, costs.sharing))
     seconds += tower_seconds(role, samples.images, b, costs, updating=False)
     if role.rests and not costs.sharing.gathers:
         seconds += costs.copies(samples.calls * role.parameters * b)
@@ -322,7 +335,8 @@ def _all_gather(role: PlannedRole, b: int, costs: CostModel) -> float:
     size = count * b / sharing.tensor
     offloads = sharing.offloads or role.rests
     from_host = costs.copies(size / sharing.divided) if offloads else 0.0
-    return from_host + costs.sends(size * (1 - 1 / sharing.divided))
+    others = lacking(role, sharing) * b if count == role.parameters else 0.0  # are not gathered
+    return from_host + costs.sends(size * (1 - 1 / sharing.divided) - others)
 
 
 def _updating(
@@ -346,6 +360,7 @@ def _updating(
     seconds = _computing(role, samples, times, costs)
     seconds += tower_seconds(role, samples.images, b, costs, updating=True)
     seconds += passes * (2 + counts) * (costs.overhead(role.shape) + _gathering(role, b, costs))
+    seconds += costs.sends(sent_bytes(role, samples.tokens, b, costs.sharing, update_passes(role)))
     seconds *= geometry.epochs_per_rollout
     micro_batches = passes * geometry.epochs_per_rollout / geometry.updates_per_step
     return seconds + geometry.updates_per_step * _stepping(role, micro_batches, costs)
@@ -360,7 +375,9 @@ def _stepping(role: PlannedRole, micro_batches: float, costs: CostModel) -> floa
     together = sharing.replicas * sharing.context
     if together == 1:
         return seconds
-    gradients = costs.sends(trained * GRADIENT / sharing.tensor * (1 - 1 / together))
+    others = 0 if role.model.lora else lacking(role, sharing)  # whose gradients others add
+    summed = trained / sharing.tensor * (1 - 1 / together) - others
+    gradients = costs.sends(summed * GRADIENT)
     if sharing.divided == 1:  # all-reduce: gradients are summed and sent back to all ranks
         return seconds + 2 * gradients
     scattered = micro_batches if sharing.scatters else 1.0
@@ -373,4 +390,7 @@ def _stepping(role: PlannedRole, micro_batches: float, costs: CostModel) -> floa
 
 def _moved(role: PlannedRole, costs: CostModel) -> float:
     """Bytes that an optimizer step of one rank reads and writes: weights and moments, gradients."""
-    return role.trained * (3 * 4 + 4 * 4) / costs.sharing.tensor / costs.sharing.divided
+    sharing = costs.sharing
+    unsharded = sharing.divided == 1 and role.model.lora is None
+    trained = role.trained - (lacking(role, sharing) if unsharded else 0)
+    return trained * (3 * 4 + 4 * 4) / sharing.tensor / sharing.divided

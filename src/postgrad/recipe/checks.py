@@ -13,9 +13,10 @@ from postgrad.algorithms.base import Algorithm, RolloutAlgorithm
 from postgrad.core.geometry import derive
 from postgrad.data.settings import WHICH_ROWS, RowSettings
 from postgrad.models.settings import ModelSettings
+from postgrad.recipe.arrangement import rank_problems
 from postgrad.recipe.hub_sources import revision_problems
 from postgrad.recipe.lines import KeyPath, RecipeProblem
-from postgrad.recipe.placement import placement_problems, rank_problems
+from postgrad.recipe.placement import placement_problems
 from postgrad.recipe.settings import (
     ComparingSections,
     ReferenceSettings,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from postgrad.core.errors import UsageError
-from postgrad.recipe.placement import SHARED
+from postgrad.recipe.arrangement import SHARED
 from postgrad.recipe.recipe import Recipe
 
 # How long, where to save and log, what is watched: none of it changes a weight. A key stands for

@@ -12,11 +12,11 @@ from postgrad.core.errors import UsageError
 from postgrad.core.files import write_text
 from postgrad.core.text import nearest
 from postgrad.core.untrusted import decoded, parse_toml, path_problem, read_bytes, reason, shown
+from postgrad.recipe.arrangement import SHARED
 from postgrad.recipe.checks import as_json
 from postgrad.recipe.lines import KeyPath, key_lines
 from postgrad.recipe.messages import Origin, explain
 from postgrad.recipe.overrides import Override, apply_overrides, change, parse_overrides
-from postgrad.recipe.placement import SHARED
 from postgrad.recipe.recipe import JOBS, Recipe
 from postgrad.recipe.resolve import in_sets, resolve
 

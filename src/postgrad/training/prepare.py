@@ -21,6 +21,7 @@ from postgrad.fleet.engines import require_images_sampled, require_startable
 from postgrad.fleet.fleet import Fleet
 from postgrad.fleet.local import LocalFleet, base_model
 from postgrad.fleet.ranked import ClusterSession, RankedFleet, device_of
+from postgrad.learner.experts import require_mixture
 from postgrad.learner.settings import horizon, shortened_warmup
 from postgrad.models.load import load_config
 from postgrad.models.routers import balance_of
@@ -59,6 +60,7 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
     with run.phase("load"), reported_to(run.count):
         path = base_model(recipe, run.directory.init)
         require_images_trained(recipe, path)
+        require_mixture(load_config(path), recipe.learner.expert_parallel)
         tell_of_experts(run, path)
         match recipe:
             case SFTRecipe():
@@ -93,6 +95,7 @@ def require_images_trained(recipe: Recipe, path: str) -> None:
         **dict.fromkeys(blind, True),
         "learner.tensor_parallel": learner.tensor_parallel > 1,
         "learner.context_parallel": learner.context_parallel > 1,
+        "learner.expert_parallel": learner.expert_parallel > 1,
         "model.quantize": recipe.model.quantize != "none",
         "model.compile": recipe.model.compile is True,
     }

@@ -17,7 +17,7 @@ from postgrad.translate.rules import (
     to,
 )
 
-_EXPERTS = "ranks do not divide the experts of a layer"
+_EXPERTS = "learner.expert_parallel divides experts, without tensor_parallel: set it by hand"
 _FP8 = "weights are in model.dtype, here and in the engine"
 _MTP = "heads that predict further tokens are not trained"
 _ROUTER = "routers are trained as the other weights are; model.router_aux_loss_coef balances them"

@@ -42,7 +42,7 @@ _DPPO = (
     "its mask bounds how far a token's probability moves; algorithm.clip_low and clip_high bound "
     "its ratio"
 )
-_EXPERTS = "ranks do not divide the experts of a layer"
+_EXPERTS = "learner.expert_parallel divides experts, without tensor_parallel: set it by hand"
 _HARNESS = (
     "the package's own conversation plays a task; a program as harness is an agent: "
     "docs/environments.md"

@@ -1,0 +1,126 @@
+"""Checks of how the learner's ranks divide state, matrices and experts. Each yields (place, what is
+wrong).
+"""
+
+from collections.abc import Iterable, Iterator
+
+from postgrad.learner.settings import LearnerSettings
+from postgrad.models.settings import EXPERTS
+from postgrad.recipe.lines import RecipeProblem
+from postgrad.recipe.settings import CommonSections
+
+SHARED = (  # by all roles
+    "ranks", "tensor_parallel", "context_parallel", "expert_parallel", "shard_groups",
+)  # fmt: skip
+
+
+def rank_problems(recipe: CommonSections) -> Iterator[RecipeProblem]:
+    """Ranks that roles do not share, and sharding that cannot be done on them."""
+    learner = recipe.learner
+    for key in SHARED:
+        policy_value = getattr(learner, key)
+        for place, other in recipe.learner_tables.items():
+            if getattr(other, key) != policy_value:
+                yield (
+                    (*place, key),
+                    f"{getattr(other, key)} beside the policy's {policy_value}: all roles share "
+                    "ranks: leave it out",
+                )
+    quantized = any(model.quantize != "none" for model in recipe.trained_models.values())
+    if learner.sharding != "none" and quantized:
+        yield (
+            ("learner", "sharding"),
+            f'"{learner.sharding}": weights in four bits cannot be divided over ranks: use '
+            '"none", which holds them whole on each',
+        )
+    yield from _arranged(learner, quantized, recipe.model.compile is True)
+    if learner.expert_parallel > 1:
+        targets = [t for m in recipe.trained_models.values() if m.lora for t in m.lora.targets]
+        yield from _sharing_experts(learner, quantized, targets)
+    dora = any(m.lora is not None and m.lora.dora for m in recipe.trained_models.values())
+    if dora and learner.tensor_parallel > 1:
+        yield (
+            ("learner", "tensor_parallel"),
+            f"{learner.tensor_parallel}: DoRA needs the lengths of whole rows, which this would "
+            "cut: use 1, or model.lora.dora = false",
+        )
+    if learner.ranks > 1 and recipe.cluster.type == "local":
+        yield (
+            ("learner", "ranks"),
+            f"{learner.ranks} ranks need a cluster, on one machine too: --cluster.type ray",
+        )
+    elif learner.ranks == 1 and learner.sharding != "none":
+        yield (
+            ("learner", "sharding"),
+            f'"{learner.sharding}" divides state over ranks, and there is one: use "none"',
+        )
+
+
+def _arranged(learner: LearnerSettings, quantized: bool, compiled: bool) -> Iterator[RecipeProblem]:
+    """Tensor parallelism of quantized weights, ranks that share compiled layers, and groups or
+    offload without sharding.
+    """
+    each = learner.tensor_parallel * learner.context_parallel
+    shared = each * learner.expert_parallel > 1
+    if learner.tensor_parallel > 1 and quantized:
+        yield (
+            ("learner", "tensor_parallel"),
+            f"{learner.tensor_parallel}: matrices in four bits cannot be cut: use 1",
+        )
+    if shared and compiled:
+        yield (
+            ("model", "compile"),
+            "true: layers whose rows, matrices or experts are shared by ranks (tensor_parallel, "
+            'context_parallel, expert_parallel) are not compiled: use "auto" or false',
+        )
+    if learner.shard_groups > 1 and learner.ranks % each == 0:
+        groups, replicas = learner.shard_groups, learner.ranks // each
+        if replicas % groups:
+            yield (
+                ("learner", "shard_groups"),
+                f"{groups} groups of equally many replicas cannot be formed from {replicas} "
+                "(ranks / (tensor_parallel * context_parallel)): it has to divide that number",
+            )
+    for key in ("shard_groups", "offload"):
+        value = getattr(learner, key)
+        if learner.sharding == "none" and value != type(learner).model_fields[key].default:
+            yield (
+                ("learner", key),
+                f"{str(value).lower()} is about state that is divided over ranks: set sharding to "
+                '"zero1", "zero2" or "zero3" (docs/distributed.md)',
+            )
+
+
+def _sharing_experts(
+    learner: LearnerSettings, quantized: bool, targets: Iterable[str]
+) -> Iterator[RecipeProblem]:
+    """What expert parallelism does not go with. That the policy is a mixture whose experts divide
+    is seen when its config is read. targets: of the adapters of all roles.
+    """
+    place, size = ("learner", "expert_parallel"), learner.expert_parallel
+    if learner.tensor_parallel > 1:
+        yield (
+            place,
+            f"{size} beside tensor_parallel = {learner.tensor_parallel}: ranks share experts or "
+            "matrices, not both: use 1 for one of the two",
+        )
+    if quantized:
+        yield (
+            place,
+            f"{size}: experts beside weights in four bits are not divided: use 1, or "
+            'model.quantize = "none"',
+        )
+    if adapted := next((target for target in targets if EXPERTS in target.split(".")), None):
+        yield (
+            place,
+            f"{size}: the adapter of experts that model.lora.targets names ({adapted!r}) is not "
+            "divided: use 1, or other targets",
+        )
+    each = size * learner.shard_groups
+    if learner.ranks % each:
+        groups = " * shard_groups" if learner.shard_groups > 1 else ""
+        yield (
+            place,
+            f"{size}: {learner.ranks} ranks do not divide into groups of {each} (expert_parallel"
+            f"{groups}), each with all experts: use a multiple of {each} for learner.ranks",
+        )

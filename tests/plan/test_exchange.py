@@ -1,0 +1,98 @@
+"""What a plan says of ranks that share the experts of a mixture: Mixtral 8x7B, by hand."""
+
+from typing import Any
+
+import pytest
+
+from helpers.model_types import config_of
+from postgrad.core.errors import UsageError
+from postgrad.models.known_shapes import any_shape, find_shape
+from postgrad.plan.exchange import layer_weights, rows_bytes, sent_bytes
+from postgrad.plan.hardware import parse_hardware
+from postgrad.plan.lengths import RowLengths
+from postgrad.plan.page import Page
+from postgrad.plan.plan import Facts, Outlook, outlook
+from postgrad.plan.sizes import Sharing
+from postgrad.recipe.load import parse_recipe
+
+LAYERS, HIDDEN, TOKENS = 32, 4096, 64 * 1000
+EXPERTS = LAYERS * 8 * 3 * HIDDEN * 14_336  # weights
+MIXTRAL = any_shape({"model_type": "mixtral"}, "mixtral")
+
+
+def planned(model: dict[str, Any] | None = None, shape: Any = MIXTRAL, **learner: Any) -> Outlook:
+    table = {
+        "job": "sft",
+        "run_dir": "run",
+        "steps": 1,
+        "model": {"path": "mixture", "router_aux_loss_coef": 0.0, **(model or {})},
+        "data": {"path": "rows.jsonl", "max_len": 2048},
+        "batch": {"train_batch_size": 64, "micro_train_tokens": 2048},
+        "learner": {"ranks": 8, **learner},
+        "cluster": {"type": "ray"},
+    }
+    lengths = RowLengths(500, 500, 1.0, "here")
+    return outlook(parse_recipe(table), Facts(lambda _: shape, parse_hardware("8xH200"), lengths))
+
+
+def of_policy(plan: Outlook, purpose: str) -> int:
+    lines = [line for line in plan.memory.lines if (line.role, line.purpose) == ("policy", purpose)]
+    return sum(line.bytes.get("update", 0) for line in lines)
+
+
+def test_the_experts_of_a_mixture_and_how_often_a_token_is_sent_are_counted() -> None:
+    assert MIXTRAL.counted is not None
+    counted = MIXTRAL.counted
+    assert (counted.routed, counted.choices, counted.experts) == (EXPERTS, 2 * LAYERS, 8)
+    glm = any_shape(config_of("glm4_moe", 37).to_dict(), "glm").counted  # a first dense layer
+    assert glm is not None
+    assert (glm.choices, glm.experts) == (2, 4)
+
+
+def test_a_step_exchanges_rows_there_and_back_forward_and_backward() -> None:
+    """Each rank has 8 000 tokens, each goes to 2 experts of 32 layers, 3 of 4 of them elsewhere."""
+    rows = TOKENS / 8 * 2 * LAYERS * HIDDEN * 2 * 3 / 4  # bytes in bfloat16, one exchange
+    plan = planned(expert_parallel=4, sharding="zero3")
+    assert plan.timing.exchanged == pytest.approx(4 * rows)
+    assert plan.timing.to_json()["exchanged_bytes"] == round(4 * rows)
+    again = planned({"gradient_checkpointing": True}, expert_parallel=4, sharding="zero3")
+    balanced = planned({"router_aux_loss_coef": 0.1}, expert_parallel=4, sharding="zero3")
+    assert again.timing.exchanged == balanced.timing.exchanged == pytest.approx(6 * rows)
+    (note,) = [note for note in Page(plan, ()).notes() if "expert_parallel" in note]
+    assert f"each rank sends {4 * rows / 1e9:.3g} GB of hidden states and gradients" in note
+    assert f"all 8 ranks together {32 * rows / 1e9:.3g} GB" in note
+
+
+def test_exchanges_take_time_and_fewer_weights_are_gathered() -> None:
+    """Each of four micro-batches gathers 47B weights twice; the exchange is a fortieth of that."""
+    apart, shared = planned(sharding="zero3"), planned(sharding="zero3", expert_parallel=8)
+    assert apart.timing.exchanged == 0
+    assert not [note for note in Page(apart, ()).notes() if "expert_parallel" in note]
+    assert shared.timing.step["update"] < apart.timing.step["update"]
+    few = planned(sharding="none"), planned(sharding="none", expert_parallel=2)
+    role, sharing = few[1].roles[0], Sharing.of(few[1].recipe.learner)
+    assert sent_bytes(role, 8.0, 2, sharing) == 2 * rows_bytes(role, 1.0, 2) / 2
+
+
+def test_whole_weights_of_a_rank_are_those_of_its_experts_and_shards_stay_as_large() -> None:
+    every = MIXTRAL.parameters()
+    plain, shared = planned(sharding="none"), planned(sharding="none", expert_parallel=4)
+    left = every - EXPERTS * 3 / 4
+    for purpose, each in (("weights", 2), ("master weights", 4), ("optimizer", 8)):
+        assert of_policy(plain, purpose) == pytest.approx(each * every, rel=1e-6)
+        assert of_policy(shared, purpose) == pytest.approx(each * left, rel=1e-6)
+    assert of_policy(shared, "gradients") == pytest.approx(4 * left, rel=1e-6)
+    sharded = planned(sharding="zero3"), planned(sharding="zero3", expert_parallel=4)
+    assert of_policy(sharded[0], "weights") == of_policy(sharded[1], "weights")
+    lacks = of_policy(sharded[0], "gathered weights") - of_policy(sharded[1], "gathered weights")
+    assert lacks == pytest.approx(2 * 2 * EXPERTS / LAYERS * 3 / 4, rel=1e-6)  # of two layers
+    assert of_policy(sharded[1], "tokens that ranks exchange") == 4 * 2048 * 2 * HIDDEN * 2
+    role = shared.roles[0]
+    assert layer_weights(role, Sharing.of(plain.recipe.learner)) == MIXTRAL.layer_parameters
+
+
+def test_ranks_cannot_share_what_does_not_divide_or_is_not_there() -> None:
+    with pytest.raises(UsageError, match=r"8 experts of this mixtral .* what works: 1, 2, 4, 8"):
+        planned(expert_parallel=16, ranks=16)
+    with pytest.raises(UsageError, match="this qwen3 model has no experts that ranks can share"):
+        planned(expert_parallel=2, shape=find_shape("Qwen/Qwen3-0.6B"))
