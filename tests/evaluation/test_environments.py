@@ -197,7 +197,7 @@ def late(kind: str, **own: Any) -> dict[str, Any]:
     return {"environment": environment}
 
 
-@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("staleness", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_replies_that_take_another_time_in_each_run_change_no_bit(
     staleness: int, game: Any, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,6 +134,7 @@ def test_model_and_verifier_are_mixed_by_weight(
     )
 
 
+@pytest.mark.slow
 def test_a_killed_run_with_a_reward_model_and_a_critic_ends_with_the_same_bits(
     make_recipe: Any,
     console: Console,

@@ -271,7 +271,10 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.ranks
 @pytest.mark.slow
-@pytest.mark.parametrize(("sharding", "stated"), [("zero3", "auto"), ("zero2", "broadcast")])
+@pytest.mark.parametrize(
+    ("sharding", "stated"),
+    [("zero3", "auto"), pytest.param("zero2", "broadcast", marks=pytest.mark.long)],
+)
 def test_four_ranks_send_to_two_engines_whoever_of_them_dies(
     sharding: str,
     stated: str,

@@ -34,7 +34,6 @@ TWO = [
     Case("zero3", dtype="bfloat16"),
     Case("zero2", optimizer="muon"),
     Case("zero3", checkpointing=True, compiled=True),
-    Case("zero3", lora=True, beside=True, compiled=True),
     Case("zero2", type="qwen3_moe", checkpointing=True),
     Case("zero2", lora=True, tied=False, saved=True),
     Case("zero2", kind="sft", dtype="float16"),
@@ -123,6 +122,13 @@ def compare(case: Case, alone: Path, ranks: Path) -> None:
 @pytest.mark.parametrize("case", TWO, ids=lambda case: case.name)
 def test_two_ranks_give_the_weights_of_one(case: Case, alone: Path, two: Path) -> None:
     compare(case, alone, two)
+
+
+@pytest.mark.long
+def test_two_ranks_with_compiled_adapters_give_the_weights_of_one(tmp_path: Path) -> None:
+    """Compiling takes as long as all other cases together; one without adapters is among them."""
+    case = Case("zero3", lora=True, beside=True, compiled=True)
+    compare(case, trained(1, [case], tmp_path), trained(2, [case], tmp_path))
 
 
 @pytest.mark.parametrize("case", FOUR, ids=lambda case: case.name)

@@ -46,7 +46,20 @@ def test_threads_are_the_physical_cores_that_this_process_may_use(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(allowed)), raising=False)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: physical)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert choose(None, True).threads == wanted
+
+
+@pytest.mark.parametrize(("stated", "wanted"), [("3", 3), ("5,2", 5), ("0", 4), ("many", 4)])
+def test_the_environments_number_of_threads_comes_before_that_of_cores(
+    stated: str, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list is of nested levels. What OpenMP refuses counts as nothing, as it does there."""
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)), raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", stated)
+    assert choose(None, True).threads == wanted
+    assert choose(2, True).threads == 2
 
 
 @pytest.mark.parametrize(("there", "wanted"), [(True, "cuda"), (False, "cpu")])

@@ -117,6 +117,7 @@ def test_a_run_that_resumes_has_the_same_bits(make: Make, tmp_path: Path) -> Non
     assert all(torch.equal(whole[name], parted[name]) for name in whole)
 
 
+@pytest.mark.slow
 def test_samples_under_way_go_on_behind_their_images_after_a_resume(
     make: Make, tmp_path: Path
 ) -> None:

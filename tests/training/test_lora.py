@@ -169,7 +169,14 @@ def test_a_killed_run_with_dropout_ends_with_the_same_bits(
     assert_same_run(whole, killed, 3)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "bfloat16",
+        pytest.param("float32", marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param("float16", marks=[pytest.mark.slow, pytest.mark.long]),
+    ],
+)
 @pytest.mark.parametrize(
     ("job", "kind", "changes"),
     [("sft", SFTJob, {}), ("rl", RLJob, {"algorithm": GRPO})],

@@ -172,7 +172,7 @@ def test_a_reference_with_a_model_of_its_own_lies_on_the_ranks_and_leaves_them(
 @pytest.mark.parametrize(
     ("changes", "ranks", "sharding"),
     [
-        pytest.param(GRPO, 2, "none", id="grpo"),
+        pytest.param(GRPO, 2, "none", id="grpo", marks=pytest.mark.long),
         pytest.param(PPO, 4, "zero2", id="ppo"),
         pytest.param(GRPO, 4, "zero2", id="grpo on four", marks=pytest.mark.long),
         pytest.param(PPO, 2, "none", id="ppo on two", marks=pytest.mark.long),
@@ -239,7 +239,7 @@ TENSOR = {  # two key heads, so that two ranks can have one each
 @pytest.mark.parametrize(
     ("job", "changes"),
     [
-        pytest.param("reward", {}, id="reward"),
+        pytest.param("reward", {}, id="reward", marks=pytest.mark.long),
         pytest.param("rl", PPO, id="ppo"),
         pytest.param("sft", {}, id="sft", marks=pytest.mark.long),
         pytest.param("rl", GRPO, id="grpo", marks=pytest.mark.long),
@@ -327,7 +327,11 @@ def test_roles_on_ranks_of_their_own_give_the_weights_of_one_process_and_resume_
 
 
 @pytest.mark.parametrize(
-    ("ranks", "sharding", "tensor"), [(2, "zero3", 1), (4, "zero2", 2)], ids=["zero3", "tensor"]
+    ("ranks", "sharding", "tensor"),
+    [
+        pytest.param(2, "zero3", 1, id="zero3", marks=pytest.mark.long),
+        pytest.param(4, "zero2", 2, id="tensor"),
+    ],
 )
 def test_a_student_beside_its_teacher_on_ranks_has_the_weights_of_one_process(
     make_recipe: Any, console: Console, models: Any, ranks: int, sharding: str, tensor: int

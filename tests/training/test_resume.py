@@ -188,7 +188,13 @@ def test_an_adaptive_kl_in_the_reward_survives_a_kill(
     assert used[2] != used[1] != used[0]
 
 
-@pytest.mark.parametrize(("job", "kind"), [("sft", SFTJob), ("rl", RLJob)])
+@pytest.mark.parametrize(
+    ("job", "kind"),
+    [
+        ("rl", RLJob),
+        pytest.param("sft", SFTJob, marks=[pytest.mark.slow, pytest.mark.long]),
+    ],
+)
 def test_a_resume_after_a_resume_gives_the_same_bits(
     job: str, kind: type, make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ def metric_steps(told: dict[str, Any]) -> list[int]:
     return [line["step"] for one in of_metrics for line in one["lines"]]
 
 
+@pytest.mark.slow
 def test_a_person_sees_a_run_move_and_stops_it(recipe: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "postgrad", "train", str(recipe)]
     with Terminal(command, columns=100, rows=45) as terminal:

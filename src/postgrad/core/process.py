@@ -1,5 +1,6 @@
-"""What a process does for itself and its children: garbage collection and the C library's heap, the
-environment that children inherit, its pipes, its end with its parent. Imports no heavy package.
+"""What a process does for itself and its children: garbage collection and the C library's heap, its
+cores, the environment that children inherit, its pipes, its end with its parent. Imports no heavy
+package.
 
 Handles: the results of role calls, the same for roles in this process and on a cluster.
 
@@ -17,6 +18,8 @@ from contextlib import contextmanager
 from functools import cache
 from io import TextIOWrapper
 from typing import Any, BinaryIO, TypeVar, cast
+
+import psutil
 
 # Free bytes above which the heap is trimmed. New pages cost 0.2 ms a MB in a virtual machine, which
 # for small models would be a tenth of a step.
@@ -133,6 +136,20 @@ def die_with_parent() -> None:
 T = TypeVar("T")
 
 Handle = Future
+
+
+def usable_cores() -> int:
+    """Physical cores of this machine that this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(allowed or 1, psutil.cpu_count(logical=False) or 1))
+
+
+def default_threads() -> int:
+    """CPU threads of a process whose recipe states none: OMP_NUM_THREADS where the environment has
+    it, as for torch itself, else one for each usable core.
+    """
+    stated = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(stated) if stated.isdecimal() and int(stated) > 0 else usable_cores()
 
 
 def done(value: T) -> Handle[T]:

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-import psutil
 import torch
 from torch import Tensor, nn
 
 from postgrad.core.errors import RunError
+from postgrad.core.process import default_threads
 
 ROWS = 512  # tokens of a small micro-batch
 ROUNDS, LEAST = 7, 3  # of all candidates in turn, so that other load hits them alike
@@ -60,13 +60,9 @@ class Placement:
 
 
 def choose(threads: int | None, deterministic: bool) -> Placement:
-    """CUDA where there is a device; threads: as given, else one for each physical core that this
-    process may use.
-    """
+    """CUDA where there is a device; threads: as given, else core.process.default_threads."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    physical = psutil.cpu_count(logical=False) or 1
-    return Placement(device, threads or max(1, min(allowed or 1, physical)), deterministic)
+    return Placement(device, threads or default_threads(), deterministic)
 
 
 def apply(placement: Placement) -> torch.device:

@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from postgrad.core.errors import UsageError
 from postgrad.core.files import user_file
+from postgrad.core.process import default_threads
 from postgrad.core.settings import Settings
 from postgrad.core.text import nearest
 
@@ -219,9 +220,9 @@ def _visible(
 
 def _cpu(core: Device, cores: int | None = None) -> Device:
     """This machine's CPU. core: the row with the figures of one core. cores: how many a run uses;
-    None: all physical ones that this process may use.
+    None: as many as a run takes threads by default.
     """
-    cores = cores or usable_cores()
+    cores = cores or default_threads()
     return core.model_copy(
         update={
             "memory_bytes": _memory(),
@@ -230,12 +231,6 @@ def _cpu(core: Device, cores: int | None = None) -> Device:
             "float32_flops": cores * core.float32_flops,
         }
     )
-
-
-def usable_cores() -> int:
-    """Physical cores of this machine that this process may use."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(affinity or 1, psutil.cpu_count(logical=False) or 1))
 
 
 def _memory() -> int:

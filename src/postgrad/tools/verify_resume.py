@@ -81,7 +81,8 @@ def verify_resume(
     rows = [
         (name, "differs" if name in different else "the same bits") for name in sorted(expected)
     ]
-    console.table(f"{kills} kills and resumes against none", ("file", ""), rows)
+    title = f"{kills} kills and resumes against none; seconds and bytes in logs are left out"
+    console.table(title, ("file", ""), rows)
     if different:
         why = f" as is to be expected: {reason}" if reason else ""
         raise RunError(f"a killed and resumed run differs in {', '.join(different)}{why}")

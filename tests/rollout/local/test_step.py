@@ -54,7 +54,10 @@ def assert_same_bits(done, others):
         assert completion.finish_reason == other.finish_reason
 
 
-@pytest.mark.parametrize(("backend", "tokens"), [("eager", 8), ("aot_eager", 3)])
+@pytest.mark.parametrize(
+    ("backend", "tokens"),
+    [("eager", 8), pytest.param("aot_eager", 3, marks=pytest.mark.slow)],
+)
 def test_a_step_is_traced_in_one_graph_and_gives_the_same_bits(
     backend, tokens, model, prompt, tokenizer, monkeypatch
 ):

@@ -8,13 +8,14 @@ from pathlib import Path
 import psutil
 
 from postgrad.core.errors import PostgradError, UsageError
+from postgrad.core.process import usable_cores
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.models.settings import ModelSettings
 from postgrad.models.shapes import ModelShape
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.plan import hardware as machines
 from postgrad.plan.calibration import calibration_file, read
-from postgrad.plan.hardware import Hardware, this_machine, usable_cores
+from postgrad.plan.hardware import Hardware, this_machine
 from postgrad.plan.plan import Facts, Outlook, outlook
 from postgrad.plan.planner import start_of
 from postgrad.recipe.load import recipe_from_json
