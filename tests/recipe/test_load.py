@@ -519,6 +519,10 @@ def test_groups_and_offload_need_state_that_is_divided_evenly(
     ("flags", "told"),
     [
         (("--learner.tensor_parallel", "2"), "2 beside tensor_parallel = 2: ranks share experts"),
+        (
+            ("--model.lora.rank", "4", "--model.lora.targets", '["q_proj", "experts"]'),
+            r"adapter of experts that model.lora.targets names \('experts'\) is not divided",
+        ),
         (("--learner.ranks", "7"), r"7 ranks do not divide into groups of 2 \(expert_parallel\)"),
         (
             ("--learner.shard_groups", "8"),

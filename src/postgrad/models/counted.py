@@ -148,7 +148,6 @@ def _shape_of(lm: Any) -> ModelShape:
             attending=having_keys,
             states=states,
             balance=balance_of(config, ModelSettings()),
-            chosen=int(_each_token(config) or 1),
             **_targets(lm),
             **_experts(weights, config),
         ),
@@ -164,6 +163,7 @@ def _experts(weights: Mapping[str, tuple[int, ...]], config: Any) -> dict[str, i
     layers = {name.partition(".")[0] for name in shared}
     return {
         "routed": sum(map(_size, shared.values())),
+        "chosen": int(_each_token(config) or 1),
         "choices": len(layers) * int(_each_token(config) or 1),
         "experts": max((shape[0] for shape in shared.values()), default=0),
     }
