@@ -42,15 +42,15 @@ def mixture_weights(lm: Any) -> dict[str, str]:
     return weights
 
 
-def attach(lm: nn.Module, names: Iterable[str], adapter: str, scale: float) -> None:
+def attach(lm: Any, names: Iterable[str], adapter: str, scale: float) -> None:
     """Puts an adapter without weights of its own on these weights of a model, by name."""
     for name in names:
         owner_name, _, end = name.rpartition(".")
         owner = lm.get_submodule(owner_name)
         if not hasattr(owner, PREFIX + end):
-            adapted = AdaptedWeight(owner, end, lm.config.model_type)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
-            owner.add_module(PREFIX + end, adapted)
-        owner.get_submodule(PREFIX + end).add(adapter, scale)
+            owner.add_module(PREFIX + end, AdaptedWeight(owner, end, lm.config.model_type))
+        adapted: Any = owner.get_submodule(PREFIX + end)
+        adapted.add(adapter, scale)
 
 
 def frozen_name(layer_name: str, layer: nn.Module) -> str:
