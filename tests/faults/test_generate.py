@@ -39,7 +39,7 @@ def test_after_a_kill_or_a_bad_disk_the_repeated_command_ends_with_the_same_byte
     assert (whole.status, whole.told) == (0, "")
     wanted, calls = contents(to), len(whole.names)
     assert {"generate.json", "all.jsonl", "shards/00002.jsonl"} <= wanted.keys()
-    places = sorted({1 + i * calls // (2 * points) for i in range(2 * points)})
+    places = sorted({1 + i * calls // points for i in range(points)})
     bad_disks = [Fault(Kind.IO_ERROR, calls // 2, calls // 2), Fault(Kind.FULL, 2, FOREVER)]
     for fault in (*(Fault(Kind.KILL, number, number) for number in places), *bad_disks):
         shutil.rmtree(to)

@@ -81,7 +81,7 @@ def jobs(*before_every_change: str) -> list[Any]:
 
 # Between them these have every kind of state that a checkpoint holds.
 STATES = (
-    "sft with ema", "grpo with kl and ema", "dapo with a reference that follows",
+    "grpo with kl and ema", "dapo with a reference that follows",
     "grpo of stale samples", "grpo in four bits", "ppo", "reward model with lora", "dpo",
 )  # fmt: skip
 

@@ -14,7 +14,14 @@ from postgrad.tools.verify_resume import verify_resume
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["sft", "grpo with kl and ema", "grpo of stale samples"])
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param("sft", marks=pytest.mark.long),
+        pytest.param("grpo with kl and ema", marks=pytest.mark.long),
+        "grpo of stale samples",
+    ],
+)
 def test_a_run_killed_within_steps_and_saves_ends_with_the_same_bits(
     job: str, tmp_path: Path
 ) -> None:

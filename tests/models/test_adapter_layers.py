@@ -8,6 +8,7 @@ import peft
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import Qwen3Config
 
 from postgrad.models import adapter_layers
 from postgrad.models.adapter_layers import AdaptedLinear
@@ -40,7 +41,7 @@ class Small(nn.Module):
     def __init__(self, dtype: torch.dtype, bias: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.config = type("Config", (), {"model_type": "qwen3"})()
+        self.config = Qwen3Config()
         self.model = nn.Module()
         self.model.layers = nn.ModuleList([Block(dtype, bias) for _ in range(2)])
 

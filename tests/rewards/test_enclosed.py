@@ -156,7 +156,8 @@ def test_a_sandbox_has_neither_a_server_nor_a_key(other):
 
 
 @pytest.mark.slow
-def test_every_task_scores_the_same_behind_the_walls(make_scorer, make_prompt, make_rollouts):
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.long)])
+def test_tasks_score_the_same_behind_the_walls(every, make_scorer, make_prompt, make_rollouts):
     """Own answers, near misses and other text, with the scorers as they are and shut in."""
     from reasoning_gym.factory import DATASETS
 
@@ -166,7 +167,8 @@ def test_every_task_scores_the_same_behind_the_walls(make_scorer, make_prompt, m
         for sandbox in (True, False)
     )
     compared = 0
-    for task in sorted(set(DATASETS) - {"composite", "maze"}):  # need parameters; fails by chance
+    # composite needs parameters, maze fails by chance
+    for task in sorted(set(DATASETS) - {"composite", "maze"})[::every]:
         groups = []
         for ticket, (_, row) in enumerate(read_gym(task, {}, 2, 5)):
             answer = row["answer"] if isinstance(row["answer"], str) else json.dumps(row["answer"])
@@ -177,4 +179,4 @@ def test_every_task_scores_the_same_behind_the_walls(make_scorer, make_prompt, m
         for inside, outside in zip(shut.score(groups), bare.score(groups), strict=True):
             np.testing.assert_array_equal(inside.total, outside.total, err_msg=task)
             compared += len(inside.total)
-    assert compared > 1500
+    assert compared > 1500 / every

@@ -67,6 +67,7 @@ def test_the_shipped_recipe_runs_on_a_file_and_its_rows_add_up(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_peer_takes_the_same_steps_on_the_same_pairs(tmp_path: Path) -> None:
     pytest.importorskip("trl")
     report = tmp_path / "report.json"

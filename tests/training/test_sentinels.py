@@ -423,6 +423,7 @@ def test_sentinels_that_are_off_change_no_bit(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_quickstart_is_healthy(tmp_path: Path, console: Console) -> None:
     """As shipped: its SFT and its RL."""
     train_pipeline(load_pipeline(RECIPES / "quickstart", ["--run_dir", str(tmp_path)]), console)

@@ -141,7 +141,7 @@ def has_steps(run: Path, count: int = 2) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_sweep_that_was_killed_goes_on_to_the_same_bits(
     recipe: Path, tmp_path: Path, at_once: int
 ) -> None:
