@@ -155,7 +155,7 @@ def _shape_of(lm: Any) -> ModelShape:
     )
 
 
-def _experts(weights: Mapping[str, tuple[int, ...]], config: Any) -> dict[str, int]:
+def _experts(weights: Mapping[str, tuple[int, ...]], config: Any) -> dict[str, Any]:
     """What CountedWeights says of routed experts: of weights [experts, ...], which ranks can share.
     weights: the shapes of all layers' by name.
     """
