@@ -164,7 +164,7 @@ def test_the_cache_key_of_reference_logprobs_has_ranks_only_where_there_are_seve
         "quantize",
     }  # fmt: skip
     assert one == here  # the same bits: what one process kept is read by a single rank
-    assert two == {**here, "ranks": [2, 1, 1]}
+    assert two == {**here, "ranks": [2, 1, 1, 1]}
 
 
 def test_the_cache_key_names_the_reference_and_not_the_policy(

@@ -45,8 +45,12 @@ def prepared(
         **more,
     }
     if learner.ranks > 1:  # parts of a matrix round otherwise than the whole
-        name["ranks"] = [learner.ranks, learner.context_parallel, learner.tensor_parallel]
-        name["expert_parallel"] = learner.expert_parallel
+        name["ranks"] = [
+            learner.ranks,
+            learner.context_parallel,
+            learner.tensor_parallel,
+            learner.expert_parallel,
+        ]
     cache = cache_folder() if recipe.data.cache else None
     folder = cache and cache.parent / role
     columns = ReferenceLogprobs()
