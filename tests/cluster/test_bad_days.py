@@ -58,9 +58,21 @@ def recipe(tmp_path: Path) -> str:
 
 
 def shared_memory() -> set[str]:
-    """Names that Ray and torch take there."""
+    """Names that Ray and torch have taken there and that no living process maps: another test may
+    run a cluster of its own at the same time.
+    """
     names = os.listdir("/dev/shm") if Path("/dev/shm").is_dir() else []  # noqa: PTH208
-    return {name for name in names if name.startswith(("plasma", "torch", "ray"))}
+    mapped = "".join(map(maps, Path("/proc").glob("[0-9]*/maps")))
+    ours = (name for name in names if name.startswith(("plasma", "torch", "ray")))
+    return {name for name in ours if f"/dev/shm/{name}" not in mapped}
+
+
+def maps(path: Path) -> str:
+    """What a process maps; "" of one that has ended, or that is not for this user to see."""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""
 
 
 def fails(recipe: str, *flags: str) -> str:

@@ -22,7 +22,8 @@ def _cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         folders = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
-        ray.init(num_gpus=4, include_dashboard=False, log_to_driver=False)
+        # "local": another test may have a cluster of its own at the same time
+        ray.init("local", num_gpus=4, include_dashboard=False, log_to_driver=False)
         yield
         ray.shutdown()
 
