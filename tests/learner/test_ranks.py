@@ -33,7 +33,6 @@ TWO = [
     Case("zero3", kind="reward", lora=True),
     Case("zero3", dtype="bfloat16"),
     Case("zero2", optimizer="muon"),
-    Case("zero3", checkpointing=True, compiled=True),
     Case("zero2", type="qwen3_moe", checkpointing=True),
     Case("zero2", lora=True, tied=False, saved=True),
     Case("zero2", kind="sft", dtype="float16"),
@@ -125,9 +124,12 @@ def test_two_ranks_give_the_weights_of_one(case: Case, alone: Path, two: Path) -
 
 
 @pytest.mark.long
-def test_two_ranks_with_compiled_adapters_give_the_weights_of_one(tmp_path: Path) -> None:
-    """Compiling takes as long as all other cases together; one without adapters is among them."""
-    case = Case("zero3", lora=True, beside=True, compiled=True)
+@pytest.mark.parametrize("how", [{"checkpointing": True}, {"lora": True, "beside": True}])
+def test_two_ranks_with_compiled_layers_give_the_weights_of_one(
+    how: dict[str, Any], tmp_path: Path
+) -> None:
+    """Compiling takes as long as all other cases together."""
+    case = Case("zero3", compiled=True, **how)
     compare(case, trained(1, [case], tmp_path), trained(2, [case], tmp_path))
 
 
