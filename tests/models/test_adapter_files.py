@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from helpers.adapters import moved
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models import adapter_files
 from postgrad.models.adapter_files import merged_state, write_adapter
@@ -34,13 +35,7 @@ def trained(base: Path, settings: LoraSettings = SETTINGS, *, score: bool = Fals
     load = load_score_model if score else load_model
     lm: Any = load(str(base), dtype=torch.float32).lm
     lm.set_attn_implementation("eager")
-    adapter = add_adapter(lm, settings, seed=0)
-    generator = torch.Generator().manual_seed(1)
-    adapter.load({
-        name: p.detach() + 0.1 * torch.randn(p.shape, generator=generator)
-        for name, p in adapter.parameters().items()
-    })  # fmt: skip
-    return adapter
+    return moved(add_adapter(lm, settings, seed=0))
 
 
 @pytest.fixture(scope="module")

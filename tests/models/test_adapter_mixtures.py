@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from helpers.adapters import moved
 from helpers.model_types import config_of
 from postgrad.core.errors import UsageError
 from postgrad.models.adapter_mixtures import ChangedWeight
-from postgrad.models.adapters import Adapter, add_adapter
+from postgrad.models.adapters import add_adapter
 from postgrad.models.settings import LoraSettings
 from postgrad.models.supported import checkpoint_activations
 
@@ -23,16 +24,6 @@ FILE = "base_model.model.model.layers.0.mlp."
 def mixture(kind: str) -> Any:
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config_of(kind, 37))
-
-
-def moved(adapter: Adapter) -> Adapter:
-    """Off its start, where B is zero."""
-    generator = torch.Generator().manual_seed(1)
-    adapter.load({
-        name: p.detach() + 0.1 * torch.randn(p.shape, generator=generator)
-        for name, p in adapter.parameters().items()
-    })  # fmt: skip
-    return adapter
 
 
 def merged(weight: Tensor, a: Tensor, b: Tensor, *, swapped: bool) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from helpers.adapters import moved
 from helpers.model_types import make_model
 from postgrad.core.errors import UsageError
 from postgrad.models.adapter_files import export_merged, merged_state, write_adapter
@@ -43,13 +44,7 @@ def mixture(
 def trained(base: Path, settings: LoraSettings) -> Adapter:
     lm: Any = load_model(str(base), dtype=torch.float32).lm
     lm.set_attn_implementation("eager")
-    adapter = add_adapter(lm, settings, seed=0)
-    generator = torch.Generator().manual_seed(1)
-    adapter.load({
-        name: p.detach() + 0.1 * torch.randn(p.shape, generator=generator)
-        for name, p in adapter.parameters().items()
-    })  # fmt: skip
-    return adapter
+    return moved(add_adapter(lm, settings, seed=0))
 
 
 def logits_of(path: Path) -> torch.Tensor:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from helpers.adapters import moved
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import lay_out
-from postgrad.models.adapters import Adapter, add_adapter
+from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME, hidden_states
 from postgrad.models.head import full_logits
 from postgrad.models.load import load_model
@@ -37,16 +38,6 @@ def model(fresh: Callable[[str], Path]) -> Callable[..., Any]:
         return lm
 
     return read
-
-
-def moved(adapter: Adapter, seed: int = 1) -> Adapter:
-    """Off its start, where B is zero."""
-    generator = torch.Generator().manual_seed(seed)
-    adapter.load({
-        name: p.detach() + 0.1 * torch.randn(p.shape, generator=generator)
-        for name, p in adapter.parameters().items()
-    })  # fmt: skip
-    return adapter
 
 
 @pytest.mark.parametrize("kind", ModelType.__args__)

@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from helpers.adapters import moved
 from postgrad.core.errors import UsageError
 from postgrad.models.adapter_files import merged_state, write_adapter
-from postgrad.models.adapters import Adapter, add_adapter
+from postgrad.models.adapters import add_adapter
 from postgrad.models.four_bits import FourBitLinear, base_weight, in_four_bits, twin
 from postgrad.models.load import load_model
 from postgrad.models.score import load_score_model
@@ -38,16 +39,6 @@ def expanded(lm: Any, path: Path, dtype: torch.dtype) -> Any:
         if isinstance(module, FourBitLinear):
             plain.get_submodule(name).weight.data = module.expanded(dtype)
     return plain
-
-
-def moved(adapter: Adapter) -> Adapter:
-    """Off its start, where B is zero."""
-    generator = torch.Generator().manual_seed(1)
-    adapter.load({
-        name: p.detach() + 0.1 * torch.randn(p.shape, generator=generator)
-        for name, p in adapter.parameters().items()
-    })  # fmt: skip
-    return adapter
 
 
 @pytest.mark.parametrize("kind", ModelType.__args__)

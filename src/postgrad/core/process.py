@@ -133,11 +133,6 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, _SIGKILL)
 
 
-T = TypeVar("T")
-
-Handle = Future
-
-
 def usable_cores() -> int:
     """Physical cores of this machine that this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -150,6 +145,11 @@ def default_threads() -> int:
     """
     stated = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(stated) if stated.isdecimal() and int(stated) > 0 else usable_cores()
+
+
+T = TypeVar("T")
+
+Handle = Future
 
 
 def done(value: T) -> Handle[T]:
