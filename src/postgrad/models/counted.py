@@ -137,6 +137,7 @@ def _shape_of(lm: Any) -> ModelShape:
         kv_heads=kv_heads,
         head_dim=round(sum(widths) / len(widths) / kv_heads) if having_keys else 0,
         tied=tied,
+        latent=_latent(lm),
         max_positions=getattr(config, "max_position_embeddings", None),
         counted=CountedWeights(
             parameters=sum(weight.numel() for weight in lm.parameters()),
@@ -153,6 +154,14 @@ def _shape_of(lm: Any) -> ModelShape:
         ),
         tower=_tower_of(lm),
     )
+
+
+def _latent(lm: Any) -> int:
+    """Numbers of a token's latent and of the rotated part of its key; 0 of a model without."""
+    from postgrad.models.latent import latents_of
+
+    config = lm.config.get_text_config()
+    return config.kv_lora_rank + config.qk_rope_head_dim if latents_of(lm) else 0
 
 
 def _experts(weights: Mapping[str, tuple[int, ...]], config: Any) -> dict[str, Any]:
@@ -231,7 +240,7 @@ def _key_width(layer: Any, config: Any, default: int) -> int:
 
 def _head_dim(config: Any, default: int) -> int:
     """Width of a head; of multi-head latent attention the mean of its keys' and its values' width,
-    in which keys and values reach attention, and the built-in engine's cache.
+    in which they reach the learner's attention.
     """
     keys, values = getattr(config, "qk_head_dim", None), getattr(config, "v_head_dim", None)
     if keys and values:

@@ -10,6 +10,7 @@ through its own modules. A test requires the same logits of both.
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from postgrad.models.attention import (
     hidden_states,
 )
 from postgrad.models.head import full_logits
+from postgrad.models.latent import Latents, latents_of
 from postgrad.models.linear import OneDNNLinear, in_order, product_for
 from postgrad.models.settings import LLAMA_TYPES
 
@@ -44,6 +46,11 @@ class Decoder(Protocol):
     @property
     def stateful(self) -> bool:
         """Whether layers carry a state along the sequence: then every context is a StateContext."""
+        ...
+
+    @property
+    def latents(self) -> Latents | None:
+        """What its layers compute keys and values from, where a cache can keep that instead."""
         ...
 
     def prepare(self) -> None:
@@ -85,6 +92,7 @@ class ModuleDecoder:
     def __init__(self, lm: nn.Module) -> None:
         self._lm = lm
         self.stateful = carries_states(lm)
+        self.latents = latents_of(lm)
 
     def prepare(self) -> None:
         """Nothing to do: the modules read the parameters themselves."""
@@ -99,13 +107,15 @@ class ModuleDecoder:
         context: AttentionContext,
         pictures: Pictures | None = None,
     ) -> Tensor:
-        return hidden_states(self._lm, input_ids, positions, context, pictures)
+        with nullcontext() if self.latents is None else self.latents.watched():
+            return hidden_states(self._lm, input_ids, positions, context, pictures)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return full_logits(self._lm, hidden)
 
     def forget(self) -> None:
-        """Nothing to drop: the modules read the parameters themselves."""
+        if self.latents is not None:
+            self.latents.forget()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +180,7 @@ class LayeredDecoder:
     """
 
     stateful = False
+    latents = None
 
     def __init__(self, lm: Any) -> None:
         model, config = lm.model, lm.config

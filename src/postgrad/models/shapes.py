@@ -72,6 +72,7 @@ class ModelShape:
     # Of a type without formulas: its weights; intermediate_size is then that of the feed-forwards
     # that one token passes, experts' together, as a mean over layers. None: formulas give them.
     counted: CountedWeights | None = None
+    latent: int = 0  # numbers that a token's keys and values are cached as (models/latent.py)
     tower: TowerShape | None = None  # of a model that reads images; its weights are in `counted`
 
     @property
@@ -208,7 +209,12 @@ class ModelShape:
 
     def cache_bytes_per_token(self, dtype_bytes: int) -> int:
         """Bytes that keys and values of one token take in all layers."""
-        return 2 * self.attending * self.key_size * dtype_bytes
+        return self.attending * (self.latent or 2 * self.key_size) * dtype_bytes
+
+    @property
+    def cache_heads(self) -> int:
+        """Heads that ranks can divide a cache by: a latent is of all heads together."""
+        return 1 if self.latent else self.kv_heads
 
 
 def shape_of(config: Mapping[str, Any], source: str = "this config") -> ModelShape:

@@ -92,13 +92,20 @@ def publishes() -> dict[str, int]:
 
 
 def kernels() -> dict[str, Any]:
-    """Heads and groups as models have them; a window and a soft-cap, as some have them."""
+    """Heads and groups as models have them; a window and a soft-cap, as some have them. The last
+    two are latents of DeepSeek's sizes.
+    """
     device = torch.device("cuda")
     asked: dict[str, int] = {}
     for dtype in (torch.float32, torch.bfloat16):
-        for dim, groups in ((64, 7), (128, 2), (128, 8), (256, 4), (80, 1)):
+        for heads, dim, groups in (
+            (2, 64, 7), (2, 128, 2), (2, 128, 8), (2, 256, 4), (2, 80, 1), (1, 576, 16),
+            (1, 576, 128),
+        ):  # fmt: skip
             for window, softcap in ((None, None), (64, 30.0)):
-                cache = KeyValueCache((LayerShape(2, dim, dim),), 16 * 128, dtype, device)
+                latent = dim == 576
+                shape = LayerShape(heads, dim, 512 if latent else dim, latent)
+                cache = KeyValueCache((shape,), 16 * 128, dtype, device)
                 cache.divide(16, 64, 64)
                 numbers = {
                     name: torch.zeros(16, dtype=torch.int64, device=device)
@@ -106,10 +113,11 @@ def kernels() -> dict[str, Any]:
                 }
                 lanes = torch.zeros(256, dtype=torch.int64, device=device)
                 context = PagedDecoding(cache, row_of_lane=lanes, rows=16, **numbers)
-                query = torch.zeros(2 * groups, 16, dim, dtype=dtype, device=device)
-                new = torch.zeros(2, 16, dim, dtype=dtype, device=device)
+                query = torch.zeros(heads * groups, 16, dim, dtype=dtype, device=device)
+                new = torch.zeros(heads, 16, dim, dtype=dtype, device=device)
+                value = new[..., : shape.value_dim]
                 reset()
-                context.attend(0, query, new, new, scale=0.1, window=window, softcap=softcap)
+                context.attend(0, query, new, value, scale=0.1, window=window, softcap=softcap)
                 name = f"{dtype} {dim} x {groups} {window} {softcap}".removeprefix("torch.")
                 asked[name] = counts()["launches"]
     return asked

@@ -32,6 +32,13 @@ CASES: dict[str, dict[str, Any]] = {
     "heads of 24 and 8": {"dim": 24, "value_dim": 8},
     "one query a key": {"groups": 1},
     "seven queries a key": {"groups": 7},
+    "latents": {"dim": 24, "value_dim": 16, "kv_heads": 1, "groups": 4, "latent": True},
+    "latents of forty heads": {
+        "dim": 40, "value_dim": 32, "kv_heads": 1, "groups": 40, "latent": True
+    },
+    "latents in a window": {
+        "dim": 18, "value_dim": 16, "kv_heads": 1, "groups": 4, "latent": True, "window": 12
+    },
     "float16": {"dtype": torch.float16},  # the interpreter multiplies no bfloat16
 }
 
@@ -65,12 +72,12 @@ def case(
     value_dim: int = 16,
     groups: int = 2,
     kv_heads: int = 2,
+    latent: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> dict[str, Any]:
     torch.manual_seed(0)
-    cache = KeyValueCache(
-        (LayerShape(kv_heads, dim, value_dim),) * 2, CAPACITY * 112, dtype, torch.device("cpu")
-    )
+    shape = LayerShape(kv_heads, dim, value_dim, latent)
+    cache = KeyValueCache((shape,) * 2, CAPACITY * 112, dtype, torch.device("cpu"))
     cache.divide(CAPACITY, 48, 64)
     for stretches in (cache.prompts, cache.responses):
         for store in (*stretches.keys, *stretches.values):
@@ -106,6 +113,8 @@ def case(
     key, value = (
         torch.randn(ROWS, kv_heads, d).to(dtype).transpose(0, 1) for d in (dim, value_dim)
     )
+    if latent:
+        value = key[..., :value_dim]
     learned = None if sinks is None else torch.tensor(sinks).to(dtype)
     result = context.attend(
         1, query, key, value, scale=0.3, window=window, softcap=softcap, sinks=learned
@@ -135,20 +144,23 @@ def case(
     }
 
 
-def filled(dim: int, value_dim: int, dtype: torch.dtype) -> bool:
+def filled(dim: int, value_dim: int, dtype: torch.dtype, latent: bool = False) -> bool:
     """Whether three of four packed prompts arrive at their places, and nothing else changes."""
     torch.manual_seed(0)
     lengths = np.array([*PROMPTS, 45])
     starts = np.concatenate([[0], np.cumsum(lengths)])
-    cache = KeyValueCache(
-        (LayerShape(2, dim, value_dim),) * 2, CAPACITY * 112, dtype, torch.device("cpu")
-    )
+    shape = LayerShape(1 if latent else 2, dim, value_dim, latent)
+    cache = KeyValueCache((shape,) * 2, CAPACITY * 112, dtype, torch.device("cpu"))
     cache.divide(CAPACITY, 48, 64)
     stores = [*cache.prompts.keys, *cache.prompts.values]
     for store in stores:
         store.copy_(torch.randn(store.shape))
     expected = [store.clone() for store in stores]
-    packed = [torch.randn(2, int(starts[-1]), store.shape[-1]).to(dtype) for store in stores]
+    packed = [
+        torch.randn(shape.heads, int(starts[-1]), store.shape[-1]).to(dtype) for store in stores
+    ]
+    if latent:
+        packed[2:] = [keys[..., :value_dim] for keys in packed[:2]]
     prompts, places = np.array([2, 0, 1]), np.array([7, 23, 0])
     table = torch.from_numpy(np.stack([starts[prompts], lengths[prompts], places]))
     layers = zip(packed[:2], packed[2:], strict=True)
@@ -163,4 +175,5 @@ def filled(dim: int, value_dim: int, dtype: torch.dtype) -> bool:
 if __name__ == "__main__":
     kinds = ((16, 16, torch.float32), (24, 8, torch.float32), (64, 64, torch.float16))
     attended = {name: case(**how) for name, how in CASES.items()}
-    print(json.dumps({"attended": attended, "filled": [filled(*kind) for kind in kinds]}))
+    copied = [*(filled(*kind) for kind in kinds), filled(24, 16, torch.float32, latent=True)]
+    print(json.dumps({"attended": attended, "filled": copied}))

@@ -87,7 +87,7 @@ def test_filters_are_in_the_graph_too(stub: Stub) -> None:
 @pytest.mark.parametrize("capability", ["8.0", "8.9", "9.0"])
 def test_attention_is_compiled_for_every_size_of_head(stub: Stub, capability: str) -> None:
     asked = stub.ask(SCRIPT, "kernels", STUB_CAP=capability)
-    assert len(asked) == 20
+    assert len(asked) == 28
     # one store, prompts, responses, their merge; and two new buffers, which are zeroed
     assert set(asked.values()) == {6}
 
@@ -98,7 +98,7 @@ def interpreted(stub: Stub) -> dict[str, Any]:
 
 
 def test_attention_is_that_of_float64(interpreted: dict[str, Any]) -> None:
-    assert len(interpreted["attended"]) == 11
+    assert len(interpreted["attended"]) == 14
     for name, case in interpreted["attended"].items():
         assert case["error"] < (2e-3 if name == "float16" else 2e-6), name
         assert case["finite"], name
@@ -106,4 +106,4 @@ def test_attention_is_that_of_float64(interpreted: dict[str, Any]) -> None:
 
 
 def test_prompts_are_copied_to_their_places_and_nowhere_else(interpreted: dict[str, Any]) -> None:
-    assert interpreted["filled"] == [True] * 3
+    assert interpreted["filled"] == [True] * 4

@@ -42,6 +42,17 @@ def test_a_new_cache_is_zero_and_its_stretches_start_on_cache_lines(dtype):
             assert store[1].data_ptr() % 64 == 0
 
 
+def test_values_of_latents_are_the_beginnings_of_their_keys():
+    shape = LayerShape(1, 6, 4, latent=True)
+    assert bytes_per_token((shape,), torch.float32) == 4 * 6
+    cache = KeyValueCache((shape,), 96, torch.float32, CPU)
+    cache.divide(2, 32, 16)
+    cache.responses.keys[0][:] = torch.arange(6.0)
+    assert cache.responses.values[0].shape == (2, 1, 16, 4)
+    assert torch.equal(cache.responses.values[0], torch.arange(4.0).expand(2, 1, 16, 4))
+    assert not cache.prompts.values[0].any()
+
+
 def test_prompts_and_responses_do_not_overlap_in_the_allocation():
     cache = KeyValueCache((LayerShape(1, 4, 4),), 96, torch.float32, CPU)
     cache.divide(2, 32, 16)

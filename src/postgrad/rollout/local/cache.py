@@ -24,12 +24,17 @@ class LayerShape:
     heads: int  # key heads
     key_dim: int  # values of a key, per head
     value_dim: int  # values of a value vector, per head
+    latent: bool = False  # values are the beginnings of keys (models/latent.py), and stored as such
+
+    @property
+    def numbers(self) -> int:
+        """Numbers that a token takes."""
+        return self.heads * (self.key_dim + (0 if self.latent else self.value_dim))
 
 
 def bytes_per_token(shapes: tuple[LayerShape, ...], dtype: torch.dtype) -> int:
     """Bytes of one token's keys and values over all layers."""
-    values = sum(shape.heads * (shape.key_dim + shape.value_dim) for shape in shapes)
-    return values * dtype.itemsize
+    return sum(shape.numbers for shape in shapes) * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,10 @@ class KeyValueCache:
             )
         if not self._keys:
             self._keys = [self._places(shape.heads * shape.key_dim) for shape in self._shapes]
-            self._values = [self._places(shape.heads * shape.value_dim) for shape in self._shapes]
+            self._values = [
+                keys if shape.latent else self._places(shape.heads * shape.value_dim)
+                for keys, shape in zip(self._keys, self._shapes, strict=True)
+            ]
         self.prompts = self._stretches(0, slots, prompt)
         self.responses = self._stretches(slots * prompt, slots, response)
         self.states = RowStates(slots)
@@ -169,15 +177,17 @@ class KeyValueCache:
             start, size = first * heads * dim, slots * places * heads * dim
             return flat[start : start + size].view(slots, heads, places, dim)
 
+        def values(flat: Tensor, s: LayerShape) -> Tensor:
+            if s.latent:
+                return view(flat, s.heads, s.key_dim)[..., : s.value_dim]
+            return view(flat, s.heads, s.value_dim)
+
         return Stretches(
             tuple(
                 view(flat, s.heads, s.key_dim)
                 for flat, s in zip(self._keys, self._shapes, strict=True)
             ),
-            tuple(
-                view(flat, s.heads, s.value_dim)
-                for flat, s in zip(self._values, self._shapes, strict=True)
-            ),
+            tuple(map(values, self._values, self._shapes)),
             places,
             np.arange(slots),
         )

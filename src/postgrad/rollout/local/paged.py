@@ -4,7 +4,8 @@ CUDA graph serves all lengths. A fourth one, `_fill`, copies prompts into the ca
 `_store` writes the new keys and values. `_attend` goes through a stretch of the cache, prompts with
 up to 16 rows at a time and responses with one, in several parts, and leaves each part's result
 with the log of its sum (Hydragen, arXiv:2402.05099; flash-decoding). `_merge` weighs the parts. The
-order of every sum is fixed by the number of rows, never by the lengths of other rows.
+order of every sum is fixed by the number of rows, never by the lengths of other rows. Where values
+are the beginnings of keys (models/latent.py), each place is read once for both.
 """
 
 import math
@@ -21,13 +22,14 @@ from postgrad.rollout.local.cache import KeyValueCache, Stretches
 PROGRAMS = 512  # that a kernel should have at least: a few for each of a GPU's processors
 MOST_PARTS = 16  # of a stretch
 FILLED = 32  # places of a prompt that a program copies
+QUERIES = 16  # of a latent, whose tiles are wide, in one program
 TILE_BYTES = 16384  # of one tile of queries, keys or values: four of them fit every GPU
 
 
 @triton.jit
 def _store(
     key, value, keys, values, written, slots, key_head, key_row, value_head, value_row, places,
-    KV: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    KV: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, VALUES: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -37,7 +39,7 @@ def _store(
     new = tl.load(key + head * key_head + row * key_row + d, mask=d < D)
     tl.store(keys + to * D + d, new, mask=d < D)
     new = tl.load(value + head * value_head + row * value_row + dv, mask=dv < DV)
-    tl.store(values + to * DV + dv, new, mask=dv < DV)
+    tl.store(values + to * VALUES + dv, new, mask=dv < DV)
 
 
 @triton.jit
@@ -50,7 +52,7 @@ def _vectors(at, places, there, SIZE: tl.constexpr):
 @triton.jit
 def _fill(
     key, value, keys, values, start, length, slots, tokens, places,
-    KV: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    KV: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, VALUES: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     prompt, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -61,8 +63,9 @@ def _fill(
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     new = _vectors(key + of * D, d, there, D)
     tl.store(keys + to[:, None] * D + d[None, :], new, mask=there[:, None] & (d < D)[None, :])
-    new = _vectors(value + of * DV, dv, there, DV)
-    tl.store(values + to[:, None] * DV + dv[None, :], new, mask=there[:, None] & (dv < DV)[None, :])
+    new = _vectors(value + of * VALUES, dv, there, DV)
+    at = values + to[:, None] * VALUES + dv[None, :]
+    tl.store(at, new, mask=there[:, None] & (dv < DV)[None, :])
 
 
 def fill(
@@ -74,7 +77,8 @@ def fill(
     """Copies prompts into the cache, with a kernel for each layer: torch sorts the places first, in
     14 kernels, where results have to be deterministic.
 
-    layers: the keys [KV, T, D] and values [KV, T, Dv] of the packed prompts, contiguous. table:
+    layers: the keys [KV, T, D] and values [KV, T, Dv] of the packed prompts, laid out as in the
+    cache: contiguous, or values that are the beginnings of keys. table:
     [3, P] int64, of each prompt where it begins among the T tokens, its tokens, and its place in
     `stretches`; longest: the most tokens of one.
     """
@@ -85,15 +89,21 @@ def fill(
         grid = len(slots), kv_heads, triton.cdiv(longest, FILLED)
         _fill[grid](  # pyright: ignore[reportIndexIssue]
             key, value, stretches.keys[number], stretches.values[number], start, length, slots,
-            tokens, stretches.places, KV=kv_heads, D=dim, DV=value_dim, BLOCK_D=_tile(dim),
+            tokens, stretches.places, KV=kv_heads, D=dim, DV=value_dim,
+            VALUES=stretches.values[number].stride(2), BLOCK_D=_tile(dim),
             BLOCK_DV=_tile(value_dim), BLOCK_N=FILLED,
         )  # fmt: skip
 
 
 @triton.jit
-def _scores(asked, key, seen, scale, softcap, SOFTCAP: tl.constexpr):
+def _products(asked, key):
+    return tl.dot(asked, tl.trans(key), input_precision="ieee")
+
+
+@triton.jit
+def _scores(products, seen, scale, softcap, SOFTCAP: tl.constexpr):
     """[M, N] float32, -inf where a query does not see a place."""
-    scores = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
+    scores = products * scale
     if SOFTCAP:
         scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
     return tl.where(seen, scores, float("-inf"))
@@ -151,12 +161,13 @@ def _attend(
     query, keys, values, parts, sums, written, prompt, row_of_lane, used, lengths, slots,
     query_head, query_row, places, window, scale, softcap,
     PROMPTS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    KV: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, TAKEN: tl.constexpr,
-    FIRST: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    KV: tl.constexpr, SHARES: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr,
+    TAKEN: tl.constexpr, FIRST: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, VALUES: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     blocks: tl.constexpr = (WIDTH + TAKEN - 1) // TAKEN
+    REST: tl.constexpr = D if VALUES == DV else D - DV
     stretch, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     head, split = tl.program_id(1), tl.program_id(2)
     m, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
@@ -170,9 +181,12 @@ def _attend(
         length = tl.maximum(tl.load(written + stretch) - 1, 0) + 1
     query_heads = head * GROUPS + m % GROUPS
     at = query + row * query_row + query_heads * query_head
-    asked = _vectors(at, d, here, D)
+    # Where values are the beginnings of keys, d counts the rest of a key alone.
+    asked = _vectors(at + D - REST, d, here, REST)
+    if REST < D:
+        asked_first = _vectors(at, dv, here, DV)
     first = _first_seen(written, prompt, row, here, window, WINDOW, PROMPTS)
-    base = (tl.load(slots + stretch) * KV + head) * places
+    base = (tl.load(slots + stretch) * KV + head // SHARES) * places
     share = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_N) * BLOCK_N
     start = split * share
     end = tl.minimum(start + share, length)
@@ -181,15 +195,18 @@ def _attend(
     sought = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     for begin in range(start, end, BLOCK_N):
         place = begin + n
-        key = _vectors(keys + (base + place) * D, d, place < end, D)
-        value = _vectors(values + (base + place) * DV, dv, place < end, DV)
+        key = _vectors(keys + (base + place) * D + D - REST, d, place < end, REST)
+        value = _vectors(values + (base + place) * VALUES, dv, place < end, DV)
+        products = _products(asked, key)
+        if REST < D:
+            products += _products(asked_first, value)
         seen = (place < end)[None, :]
         if WINDOW:
             seen = seen & (place[None, :] >= first[:, None])
-        scores = _scores(asked, key, seen, scale, softcap, SOFTCAP)
+        scores = _scores(products, seen, scale, softcap, SOFTCAP)
         top, total, sought = _with_block(top, total, sought, scores, value)
     log_sum, sought = _finished(top, total, sought)
-    to = (row * (KV * GROUPS) + query_heads) * PARTS + FIRST + split
+    to = (row * (KV * SHARES * GROUPS) + query_heads) * PARTS + FIRST + split
     tl.store(sums + to, log_sum, mask=here)
     tl.store(
         parts + to[:, None] * DV + dv[None, :], sought, mask=here[:, None] & (dv < DV)[None, :]
@@ -225,7 +242,7 @@ def _merge(
 
 def splits(rows: int, heads: int) -> tuple[int, int]:
     """Into how many parts the stretches of prompts and of responses are cut, powers of two, so that
-    there are about PROGRAMS programs. heads: key heads.
+    there are about PROGRAMS programs. heads: key heads, or shares of the queries of latents.
     """
 
     def parts(programs: int) -> int:
@@ -277,26 +294,30 @@ class PagedDecoding:
         """
         heads, rows, dim = query.shape
         kv_heads, _, value_dim = value.shape
+        groups = heads // kv_heads
         query, key, value = (
             t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value)
         )
         prompts, responses = self._cache.prompts, self._cache.responses
         sizes: dict[str, Any] = {
             "KV": kv_heads, "D": dim, "DV": value_dim, "BLOCK_D": _tile(dim),
-            "BLOCK_DV": _tile(value_dim),
+            "BLOCK_DV": _tile(value_dim), "VALUES": responses.values[layer].stride(2),
         }  # fmt: skip
         _store[rows, kv_heads](  # pyright: ignore[reportIndexIssue]
             key, value, responses.keys[layer], responses.values[layer], self._written,
             self._response, key.stride(0), key.stride(1), value.stride(0), value.stride(1),
             responses.places, **sizes,
         )  # fmt: skip
-        of_prompts, of_responses = splits(rows, kv_heads)
+        latent = sizes["VALUES"] > value_dim
+        shares = _shares(groups) if latent else 1
+        of_prompts, of_responses = splits(rows, kv_heads * shares)
         count = of_prompts + of_responses
         parts, sums = self._cache.scratch(rows * heads * count, value_dim)
         how = {
             "window": window or 0, "scale": scale, "softcap": softcap or 0.0,
             "WINDOW": window is not None, "SOFTCAP": softcap is not None,
-            "GROUPS": heads // kv_heads, "PARTS": count, **sizes,
+            "GROUPS": groups // shares, "SHARES": shares, "PARTS": count, **sizes,
+            "BLOCK_D": _tile(dim - value_dim if latent else dim),
         }  # fmt: skip
         runs = (prompts, 0, of_prompts), (responses, of_prompts, of_responses)
         for stretches, first, split in runs:
@@ -329,7 +350,7 @@ class PagedDecoding:
         taken = max(1, min(width, block // groups))
         taken = 1 << (taken.bit_length() - 1)
         blocks = -(-width // taken)
-        grid = self._rows * blocks, how["KV"], split
+        grid = self._rows * blocks, how["KV"] * how["SHARES"], split
         _attend[grid](  # pyright: ignore[reportIndexIssue]
             query, stretches.keys[layer], stretches.values[layer], parts, sums, self._written,
             self._prompt, self._row_of_lane, self._used, self._length,
@@ -339,6 +360,11 @@ class PagedDecoding:
             BLOCK_M=max(16, triton.next_power_of_2(taken * groups)), BLOCK_N=block,
             num_warps=4, num_stages=2, **how,
         )  # fmt: skip
+
+
+def _shares(groups: int) -> int:
+    """Into how many equal shares the queries of a latent are divided, of at most QUERIES each."""
+    return next(n for n in range(1, groups + 1) if groups % n == 0 and groups // n <= QUERIES)
 
 
 def _tile(dim: int) -> int:

@@ -19,6 +19,7 @@ from postgrad.layout.layout import Layout, lay_out
 from postgrad.models.attention import AttentionContext, carries_states, to_device
 from postgrad.models.decoder import Decoder, ModuleDecoder
 from postgrad.models.images import ImageTower
+from postgrad.models.latent import Latents
 from postgrad.models.probe import own_attention, probe_sequences, same, spread
 from postgrad.models.routers import Routers, chosen_of
 from postgrad.models.supported import unsupported
@@ -32,10 +33,13 @@ SAMPLES = (0, 1)  # of each prompt: they share it in the cache
 
 
 class Recording:
-    """Another context's attention that also keeps keys and values: [KV, T, D] for each layer."""
+    """Another context's attention that also keeps keys and values: [KV, T, D] for each layer; or
+    latents, of layers that have them (models/latent.py), as keys whose beginnings are the values.
+    """
 
-    def __init__(self, inner: AttentionContext) -> None:
-        self._inner = inner
+    def __init__(self, inner: AttentionContext, latents: Latents | None = None) -> None:
+        self._inner, self._latents = inner, latents
+        self._latent: list[bool] = []  # of each layer, whether latents are kept
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.states: list[dict[str, Tensor]] = []  # of mixers, see models.states.SequenceMixing
@@ -44,8 +48,8 @@ class Recording:
     @property
     def shapes(self) -> tuple[LayerShape, ...]:
         """The shape of what each layer stored for a token."""
-        pairs = zip(self.keys, self.values, strict=True)
-        return tuple(LayerShape(k.shape[0], k.shape[2], v.shape[2]) for k, v in pairs)
+        layers = zip(self.keys, self.values, self._latent, strict=True)
+        return tuple(LayerShape(k.shape[0], k.shape[2], v.shape[2], of) for k, v, of in layers)
 
     def attend(
         self,
@@ -62,8 +66,14 @@ class Recording:
         """The inner context's attention. It keeps copies: views would hold the whole projection,
         queries included.
         """
-        self.keys.append(key.contiguous())
-        self.values.append(value.contiguous())
+        latent = None if self._latents is None else self._latents.take()
+        self._latent.append(latent is not None)
+        if latent is None:
+            self.keys.append(key.contiguous())
+            self.values.append(value.contiguous())
+        else:
+            self.keys.append(latent.stored(key))
+            self.values.append(self.keys[-1][..., : latent.rank])
         return self._inner.attend(
             layer, query, key, value, scale=scale, window=window, softcap=softcap, sinks=sinks
         )
@@ -111,7 +121,7 @@ def run_plain(
     behind each sequence. attention: None for the fastest. routers: those whose experts are
     recorded. tower: encodes the layout's images.
     """
-    recording = Recording(attention or attention_over(layout, device))
+    recording = Recording(attention or attention_over(layout, device), decoder.latents)
     context: AttentionContext = recording
     if decoder.stateful:
         from postgrad.models.states import SequenceMixing, StateContext

@@ -24,6 +24,7 @@ from torch.nn import functional
 from postgrad.core.records import Experts
 from postgrad.models.attention import AttentionContext
 from postgrad.models.decoder import Decoder
+from postgrad.models.latent import LatentDecoding
 from postgrad.models.routers import Routers, chosen_of
 from postgrad.rollout.grammar import ALL
 from postgrad.rollout.local.budget import LANES, SharedPrompts, align, rows_computed
@@ -124,6 +125,8 @@ def step(
         rows = shape.decoded
         positions = buffers.columns["rotary"][:rows] + buffers.places(rows)
         context = _attention(cache, buffers, shape)
+        if decoder.latents is not None:
+            context = LatentDecoding(context, decoder.latents)
         if decoder.stateful:
             from postgrad.models.states import StateContext, TokenMixing
 
