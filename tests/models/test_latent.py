@@ -1,4 +1,4 @@
-"""Multi-head latent attention while sampling: attention over latents is that over keys and values."""
+"""Multi-head latent attention while sampling: it is attention over keys and values."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, DeepseekV3Config, Qwen3Config
 
 from postgrad.models.attention import hidden_states
 from postgrad.models.decoder import ModuleDecoder
 from postgrad.models.latent import LatentDecoding, Latents, latents_of
-from transformers import AutoModelForCausalLM, DeepseekV3Config, Qwen3Config
 
 HEADS, RANK, PLAIN, ROTATED, VALUES = 3, 8, 6, 4, 5
 
@@ -91,7 +91,9 @@ def test_changed_weights_are_read_after_they_are_forgotten() -> None:
     with torch.no_grad():
         lm.model.layers[0].self_attn.kv_b_proj.change.mul_(-2.0)
     decoder.forget()
-    torch.testing.assert_close(run(lm, decoder.latents)[0], run(lm, None)[0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        run(lm, decoder.latents)[0], run(lm, None)[0], rtol=1e-12, atol=1e-12
+    )
 
 
 def test_a_forward_leaves_no_hook_and_no_latent_behind() -> None:

@@ -4,10 +4,10 @@ Keys and values of all heads are computed from one short vector of each token, i
 layer's `kv_b_proj`; one rotated part of the key is common to all heads. A cache that keeps latents
 and rotated parts is up to 70 times smaller than one of keys and values.
 
-Attention reads them as one key head, without computing keys and values again: with W_K and W_V the
-head's parts of `kv_b_proj`, q (W_K c) = (W_K' q) c, and the weighted mean of values is W_V times the
-weighted mean of latents (section 2.1.2 of the paper). transformers' modules are not changed: a hook
-sees what `kv_b_proj` gets, and the attention function what came of it.
+Attention reads them as one key head and computes no keys and values again: with W_K and W_V the
+head's parts of `kv_b_proj`, q (W_K c) = (W_K' q) c, and the weighted mean of values is W_V times
+the weighted mean of latents (section 2.1.2 of the paper). transformers' modules are not changed: a
+hook sees what `kv_b_proj` gets, and the attention function what came of it.
 """
 
 from collections.abc import Generator
@@ -134,6 +134,4 @@ class LatentDecoding:
             return self._inner.attend(layer, query, key, value, **more)
         stored = latent.stored(key)
         values = stored[..., : latent.rank]
-        return latent.values(
-            self._inner.attend(layer, latent.asked(query), stored, values, **more)
-        )
+        return latent.values(self._inner.attend(layer, latent.asked(query), stored, values, **more))

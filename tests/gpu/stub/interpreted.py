@@ -34,10 +34,19 @@ CASES: dict[str, dict[str, Any]] = {
     "seven queries a key": {"groups": 7},
     "latents": {"dim": 24, "value_dim": 16, "kv_heads": 1, "groups": 4, "latent": True},
     "latents of forty heads": {
-        "dim": 40, "value_dim": 32, "kv_heads": 1, "groups": 40, "latent": True
+        "dim": 40,
+        "value_dim": 32,
+        "kv_heads": 1,
+        "groups": 40,
+        "latent": True,
     },
     "latents in a window": {
-        "dim": 18, "value_dim": 16, "kv_heads": 1, "groups": 4, "latent": True, "window": 12
+        "dim": 18,
+        "value_dim": 16,
+        "kv_heads": 1,
+        "groups": 4,
+        "latent": True,
+        "window": 12,
     },
     "float16": {"dtype": torch.float16},  # the interpreter multiplies no bfloat16
 }
