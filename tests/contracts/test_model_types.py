@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from helpers.model_types import make_model
+from helpers.adapters import moved
+from helpers.model_types import MIXTURES, ROUTED_BY_LINEAR, make_model
 from helpers.runs import tensors
 from helpers.tiny_runs import MODEL, make_recipe, reward_on_path
 from postgrad.core.errors import UsageError
@@ -66,14 +67,18 @@ RESUMED = (
     "qwen3_moe", "deepseek_v3", "qwen3_next", "kimi_linear", "minimax", "mamba", "mamba2", "lfm2",
     "nemotron_h",
 )  # fmt: skip
+SLOW_MIXTURES = ("mixtral", "gpt_oss", "deepseek_v3", "jamba")  # "make test-long" has all
 FAST_REFUSED = ("hy_v4", "rwkv", "falcon", "diffllama", "llama4_text", "bert", "qwen3_5")
+
+
+slow = pytest.mark.slow
 
 
 def types(kinds: Any, fast: tuple[str, ...], part: str = "") -> list[Any]:
     """Parameters for the kinds that the installed transformers has, and that have this part."""
     left_out = TABLE["without"][part]["types"] if part else ()
     return [
-        pytest.param(kind, marks=() if kind in fast else pytest.mark.slow)
+        pytest.param(kind, marks=() if kind in fast else slow)
         for kind in kinds
         if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in left_out
     ]
@@ -252,10 +257,7 @@ def test_an_adapter_computes_what_the_exported_merged_model_does(
     """Its gradients are those of the merged matrices W + 2 B A: 2 B' dW of A, and 2 dW A' of B."""
     rows, folder = drawn_rows(), str(make(kind))
     lm: Any = load_model(folder, dtype=torch.float32).lm
-    adapter = add_adapter(lm, LoraSettings(rank=4, alpha=8), seed=0)
-    generator = torch.Generator().manual_seed(1)
-    for parameter in adapter.parameters().values():
-        parameter.data = 0.05 * torch.randn(parameter.shape, generator=generator)
+    adapter = moved(add_adapter(lm, LoraSettings(rank=4, alpha=8), seed=0))
     backbone = Backbone(lm, torch.device("cpu"), MicroBatch(64))
     backbone.divide(ALONE, "none")
     (layout,) = layouts(backbone, rows)
@@ -279,6 +281,38 @@ def test_an_adapter_computes_what_the_exported_merged_model_does(
             )
     grads = {name: p.grad for name, p in weights.items() if p.grad is not None}
     assert_close(grads, expected)
+
+
+@every(
+    [
+        pytest.param(kind, marks=(slow, *([] if kind in SLOW_MIXTURES else [pytest.mark.long])))
+        for kind in MIXTURES
+        if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    ]
+)
+def test_an_adapter_on_experts_and_routers_computes_what_the_exported_merged_model_does(
+    kind: str, make: Make, tmp_path: Path
+) -> None:
+    rows, folder = drawn_rows(), str(make(kind))
+    lm: Any = load_model(folder, dtype=torch.float32).lm
+    targets = ("experts",) if kind in ROUTED_BY_LINEAR else ("experts", "router")
+    adapter = moved(add_adapter(lm, LoraSettings(rank=4, alpha=8, targets=targets), seed=0))
+    backbone = Backbone(lm, torch.device("cpu"), MicroBatch(64))
+    backbone.divide(ALONE, "none")
+    (layout,) = layouts(backbone, rows)
+    logprobs, _ = backbone.logprobs(layout, 1.0)
+    logprobs.sum().backward()
+    assert all(p.grad is not None for p in adapter.parameters().values())
+    export_hf(dict(adapter.hub_weights()), folder, tmp_path / "merged", dtype=torch.float32)
+    merged, base = (
+        torch.cat(
+            [plain_logprobs(read_plain(of, AutoModelForCausalLM, torch.float32), r) for r in rows]
+        )
+        for of in (str(tmp_path / "merged"), folder)
+    )
+    order = np.argsort(layout.column)
+    torch.testing.assert_close(logprobs.detach()[order], merged.detach(), atol=1e-4, rtol=1e-4)
+    assert (merged - base).abs().max() > 0.1  # the adapter does something
 
 
 @every(types(TABLE["works"], FAST))
@@ -314,9 +348,7 @@ def test_a_plan_counts_the_weights_and_the_cache_of_the_model(kind: str, make: M
 
 @every(
     [
-        pytest.param(
-            kind, marks=(pytest.mark.slow, *([] if kind in RESUMED else [pytest.mark.long]))
-        )
+        pytest.param(kind, marks=(slow, *([] if kind in RESUMED else [pytest.mark.long])))
         for kind in TABLE["works"]
         if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in SAME_MIXERS
     ]

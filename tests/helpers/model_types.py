@@ -98,7 +98,17 @@ MORE: dict[str, dict[str, Any]] = {
     "lfm2_moe": CONV,
 }
 
-
+# Types with weights of experts that an adapter may stand on; the routers of ROUTED_BY_LINEAR are
+# linear layers, which adapters stand on by their own names.
+MIXTURES = (
+    "afmoe", "aria_text", "axk1", "bailing_hybrid", "cohere2_moe", "deepseek_v2", "deepseek_v3",
+    "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "gpt_oss",
+    "granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared", "hunyuan_v1_moe",
+    "hy_v3", "jamba", "kimi_linear", "kolibri1", "laguna", "lara_mini", "mellum", "mimo_v2_flash",
+    "minimax", "minimax_m2", "mixtral", "nemotron_h", "olmoe", "qwen2_moe", "qwen3_5_moe_text",
+    "qwen3_moe", "qwen3_next", "sarvam_mla", "sarvam_moe", "solar_open",
+)  # fmt: skip
+ROUTED_BY_LINEAR = ("afmoe", "hunyuan_v1_moe")
 # Keys without which transformers makes no config of a type at all.
 FIRST: dict[str, dict[str, Any]] = {
     "gemma4_assistant": {
