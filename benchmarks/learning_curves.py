@@ -9,6 +9,8 @@
     postgrad train recipes/process_reward --seed 0 --run_dir runs/process_reward-0 \
       --learner.threads 1
     postgrad train recipes/best_of_n --seed 0 --run_dir runs/best_of_n-0 --learner.threads 1
+    python -m postgrad.models.vision_tiny runs/vision_tiny/start
+    postgrad train recipes/vision_tiny --seed 0 --run_dir runs/vision_tiny-0
     postgrad train recipes/rlhf_tiny --seed 0 --run_dir runs/rlhf_tiny-0 --learner.threads 1 \
       --reward.eval.at_start true --reward.eval.every 50
     python -m benchmarks.learning_curves runs
@@ -136,9 +138,15 @@ def _figures() -> list[Figure]:
         f"{of_pipeline.format('best_of_n')} {one_thread}", "best_of_n", "accuracy", "best_of_n",
         seeds=ONE, folder="",
     )  # fmt: skip
+    read = Figure(
+        "vision_tiny", "held-out pictures read right",
+        "Held-out pictures whose bar the model reads right (greedy), of a fresh Qwen2.5-VL of 0.2M "
+        "parameters, during RL behind SFT (`recipes/vision_tiny`).",
+        of_pipeline.format("vision_tiny"), "vision_tiny", "accuracy", "rl", seeds=ONE, folder="",
+    )  # fmt: skip
     rlhf = f"{of_pipeline.format('rlhf_tiny')} {one_thread}"
     of_rlhf = _of_rlhf(f"{rlhf} --reward.eval.at_start true --reward.eval.every 50")
-    return [*sampled, *preferred, *taught, *by_step, selected, *of_rlhf]
+    return [*sampled, *preferred, *taught, *by_step, selected, read, *of_rlhf]
 
 
 def _of_rlhf(made_by: str) -> list[Figure]:
