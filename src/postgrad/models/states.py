@@ -86,6 +86,39 @@ class MixerState:
         """Never: nothing is taken back here."""
         return False
 
+    def has_previous_state(self, layer_idx: int = 0, state_idx: int | None = None) -> bool:
+        """Whether there was a token before; asked by transformers 5.17 to 5.23."""
+        return bool(self.tensors)
+
+    @property
+    def layers(self) -> "_Layers":
+        """As transformers 5.17 to 5.23 read states: cache.layers[layer_idx].conv_states[0]."""
+        return _Layers(self)
+
+
+class _Layers:
+    """A MixerState as the layer of every number in transformers' cache."""
+
+    record_past = False
+
+    def __init__(self, state: MixerState) -> None:
+        self._tensors = state.tensors
+
+    def __getitem__(self, layer_idx: int) -> "_Layers":
+        return self
+
+    @property
+    def conv_states(self) -> dict[int, Tensor]:
+        return self._numbered("conv ")
+
+    @property
+    def recurrent_states(self) -> dict[int, Tensor]:
+        return self._numbered("recurrent ")
+
+    def _numbered(self, kind: str) -> dict[int, Tensor]:
+        named = self._tensors.items()
+        return {int(n.removeprefix(kind)): t for n, t in named if n.startswith(kind)}
+
 
 class Mixing(Protocol):
     """How mixers run in one forward pass over T packed rows."""

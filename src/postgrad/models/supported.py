@@ -222,8 +222,11 @@ def give_score_class(config: Any, auto: Any) -> None:
     # where files name weights otherwise than the model (Qwen2.5-VL), by the name of the class
     if names := get_checkpoint_conversion_mapping(causal.__name__):
         register_checkpoint_conversion_mapping(name, names, overwrite=True)
+    model_class = type(name, bases, members)
     # exist_ok: without it transformers passes over configs of its own in silence
-    auto.register(kind, type(name, bases, members), exist_ok=True)
+    auto.register(kind, model_class, exist_ok=True)
+    if kind not in score_classes:  # transformers 5.17 passes over them in any case
+        score_classes._extra_content[kind] = model_class
 
 
 def checkpoint_activations(lm: Any) -> None:
