@@ -125,7 +125,8 @@ def step(
         positions = buffers.columns["rotary"][:rows] + buffers.places(rows)
         context = _attention(cache, buffers, shape)
         if decoder.stateful:
-            from postgrad.models.states import StateContext, TokenMixing
+            from postgrad.models.mixing import TokenMixing
+            from postgrad.models.states import StateContext
 
             goes_on = buffers.fresh[:rows] == 0
             context = StateContext(context, TokenMixing(cache.states.of, goes_on))
