@@ -78,7 +78,7 @@ class Side:
         self.lm = fresh(kind)
         self.backbone = Backbone(self.lm, torch.device("cpu"), MicroBatch(max_tokens=BUDGET))
         self.backbone.min_shared = shortest
-        settings = LearnerSettings(lr=1e-6, max_grad_norm=0.0)
+        settings = LearnerSettings(lr=1e-6, eps=1e-6, max_grad_norm=0.0)
         self.learner = PolicyLearner(self.backbone, settings, 100)
 
     def update(self, experience: Experience) -> float:
@@ -138,7 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--prompts", type=int, nargs="+", default=[16, 32, 64, 128, 512, 1024])
+    parser.add_argument("--prompts", type=int, nargs="+", default=[16, 64, 256, 1024])
     parser.add_argument("--to", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
