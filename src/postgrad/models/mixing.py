@@ -63,7 +63,7 @@ class SegmentMixing:
         done = 0
         for batch in (batch for level in self._levels for batch in level):
             for segment in batch.members:
-                start, length = self._starts[segment], self._lengths[segment]
+                start, length = int(self._starts[segment]), int(self._lengths[segment])
                 source_row[start : start + length] = done + np.arange(length)
                 gathered.append(start + np.minimum(np.arange(batch.width), length - 1))
                 done += batch.width

@@ -202,11 +202,12 @@ class Page:
         yield f"lengths: {outlook.lengths.source}" + (f"; {rows} rows an epoch" if rows else "")
         yield from expert_notes(outlook.roles, outlook.timing.exchanged, outlook.recipe.learner)
         if states := outlook.roles[0].shape.state_bytes:
-            copies = f"{outlook.recipe.answers_per_prompt} times for as many answers"
+            times = (
+                "once" if outlook.lengths.shared else f"{outlook.recipe.answers_per_prompt} times"
+            )
             yield (
                 f"layers of a {outlook.roles[0].shape.model_type} model carry a state along the "
-                f"sequence, {states / 1e6:.3g} MB each: where it learns, a prompt is computed "
-                f"{'once for all its answers' if outlook.lengths.shared else copies}"
+                f"sequence, {states / 1e6:.3g} MB each: the learner computes a prompt {times}"
             )
         if outlook.calibrated is not None:
             yield f"times: {outlook.calibrated}"
