@@ -23,9 +23,11 @@ from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout.layout import Layout
+from postgrad.layout.tree import NO_SHARING
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.models.adapter_targets import target_layers
 from postgrad.models.adapters import add_adapter
+from postgrad.models.attention import min_shared_of
 from postgrad.models.export import export_hf, read_plain
 from postgrad.models.fresh import make_fresh
 from postgrad.models.known_shapes import find_shape
@@ -48,6 +50,7 @@ Make = Callable[[str], Path]
 
 TABLE = refused_types()
 OPTIONS = ("works", "without")
+SHARED = 7  # tokens of the prompt that two rows have in common
 REASONS = {
     kind: reason for reason in TABLE if reason not in OPTIONS for kind in TABLE[reason]["types"]
 }
@@ -103,15 +106,19 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 
 def drawn_rows() -> list[NDArray[np.int64]]:
-    """Three rows of token ids, of which the first two have a prompt of seven in common."""
+    """Three rows of token ids, of which the first two have a prompt in common."""
     rng = np.random.default_rng(0)
     rows = [rng.integers(3, 90, size) for size in (14, 15, 17)]
-    rows[1][:7] = rows[0][:7]
+    rows[1][:SHARED] = rows[0][:SHARED]
     return rows
 
 
 def layouts(backbone: Backbone, rows: list[NDArray[np.int64]]) -> Iterator[Layout]:
-    """All rows in one packed forward, with the tokens behind the first as loss entries."""
+    """All rows in one packed forward, with the tokens behind the first as loss entries. The first
+    two share their prompt, where the type can.
+    """
+    if backbone.min_shared < NO_SHARING:
+        backbone.min_shared = SHARED
     tokens = Ragged.of(rows, np.int32)
     mask = np.ones(len(tokens.values), np.bool_)
     mask[tokens.offsets[:-1]] = False
@@ -165,7 +172,9 @@ def test_every_type_of_transformers_is_classified_once() -> None:
 def test_packed_logprobs_and_gradients_are_those_of_each_sequence_alone(
     kind: str, again: bool, make: Make
 ) -> None:
-    """Also with activations that are computed again in the backward pass."""
+    """Also with a prompt that two of them share, and with activations that are computed again in
+    the backward pass.
+    """
     folder, rows = str(make(kind)), drawn_rows()
     if again and kind in TABLE["without"]["checkpointing"]["types"]:
         with pytest.raises(UsageError, match="does not support it for a"):
@@ -174,6 +183,8 @@ def test_packed_logprobs_and_gradients_are_those_of_each_sequence_alone(
     lm: Any = load_model(folder, dtype=torch.float32, gradient_checkpointing=again).lm
     backbone, columns, packed = learner_of(lm), [], []
     for layout in layouts(backbone, rows):
+        once = 0 if kind in TABLE["without"]["sharing"]["types"] else SHARED
+        assert layout.n_tokens == sum(map(len, rows)) - once
         logprobs, _ = backbone.logprobs(layout, 1.0)
         logprobs.sum().backward()
         packed.append(logprobs.detach())
@@ -344,6 +355,7 @@ def test_a_plan_counts_the_weights_and_the_cache_of_the_model(kind: str, make: M
     stored = layer_shapes(lm, torch.device("cpu"))
     assert shape.cache_bytes_per_token(4) == bytes_per_token(stored, torch.float32)
     assert shape.state_bytes == state_bytes(lm, torch.device("cpu"))
+    assert shape.min_shared == min_shared_of(lm)
 
 
 @every(

@@ -16,6 +16,7 @@ from postgrad.algorithms.gspo import GSPO
 from postgrad.algorithms.sft import SFT
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
+from postgrad.layout.tree import MIN_SHARED
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.reference import MovingReference
 from postgrad.learner.role import Learner, PolicyLearner
@@ -29,6 +30,8 @@ from postgrad.models.linear import speed_up
 from postgrad.models.routers import Routers
 from postgrad.models.score import _draw, in_float32
 from postgrad.models.settings import LoraSettings
+from postgrad.models.states import carry_states
+from postgrad.models.supported import checkpoint_activations
 from postgrad.parallel.ranks import Grid, Ranks
 from postgrad.parallel.sharding import whole_tensor
 
@@ -67,6 +70,10 @@ class Case(NamedTuple):
         return "-".join(str(part) for part in (*self[:-1], grid))
 
 
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+}  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 
@@ -75,6 +82,8 @@ def model(case: Case, **changes: int) -> Any:
     experts = EXPERTS if case.type.endswith("_moe") else {}
     if case.type == "gpt_oss":
         experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    if case.type == "qwen3_5_text":
+        experts = DELTA
     sizes = {
         "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
@@ -89,10 +98,11 @@ def model(case: Case, **changes: int) -> Any:
     if case.kind == "reward":
         _draw(lm.score, 0)
         in_float32(lm.score)
+    carry_states(lm)
     if not case.compiled:  # as on CUDA
         speed_up(lm, torch.device("cpu"))
     if case.checkpointing:
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_activations(lm)
         lm.train()
     else:
         lm.eval()
@@ -135,7 +145,9 @@ def algorithm(case: Case) -> Algorithm:
 def backbone_of(case: Case, lm: Any) -> Backbone:
     with_gradients = "eager" if case.lora else "aot_eager"  # which traces adapters for minutes
     compiler = with_gradients if case.compiled else None
-    return Backbone(lm, torch.device("cpu"), MicroBatch(max_tokens=64), compiler=compiler)
+    backbone = Backbone(lm, torch.device("cpu"), MicroBatch(max_tokens=64), compiler=compiler)
+    backbone.min_shared = MIN_SHARED  # of hybrids too, whose prompts are as short here
+    return backbone
 
 
 def learner(case: Case, ranks: Ranks, **settings: Any) -> Learner[Any]:

@@ -39,6 +39,7 @@ TWO = [
     Case("zero3", kind="sft", lora=True, tied=False, saved=True, dtype="bfloat16"),
     Case("zero2", lora=True, type="qwen3_moe", targets=MIXTURE, checkpointing=True),
     Case("zero3", lora=True, type="gpt_oss", targets=MIXTURE),
+    Case("zero3", type="qwen3_5_text", checkpointing=True),  # goes on from the states of prompts
 ]
 FOUR = [
     Case("zero1", groups=1),

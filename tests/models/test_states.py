@@ -1,6 +1,7 @@
-"""Token mixers that carry a state: every sequence has one of its own, in any pack."""
+"""Token mixers that carry a state: in any pack each sequence has its own, also behind a prompt that
+several share.
+"""
 
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,49 +9,35 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from helpers.model_types import make_model
 from helpers.tiny_runs import MODEL
+from postgrad.algorithms.grpo import GRPO
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences
+from postgrad.core.records import Experience, Sequences
 from postgrad.layout.layout import Layout, lay_out
 from postgrad.layout.tree import NO_SHARING
 from postgrad.learner.backbone import Backbone, MicroBatch
+from postgrad.learner.role import PolicyLearner
+from postgrad.learner.settings import LearnerSettings
+from postgrad.learner.update import Update
 from postgrad.models.adapter_targets import target_layers
 from postgrad.models.adapters import add_adapter
 from postgrad.models.four_bits import FourBitLinear, twin
 from postgrad.models.fresh import make_fresh
 from postgrad.models.load import load_model, load_tokenizer
 from postgrad.models.settings import LoraSettings, ModelInit
-from postgrad.models.states import MixerState, SequenceMixing, TokenMixing
+from postgrad.models.states import MixerState
 from postgrad.parallel.ranks import ALONE
 from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.settings import SamplingSettings
 
 CPU = torch.device("cpu")
-DECAY = 0.5
-
-
-def decaying_sum(hidden: Tensor, state: MixerState | None) -> Tensor:
-    """s_t = s_(t - 1) / 2 + x_t over [B, L, 1]: a mixer as transformers' are."""
-    before = None if state is None else state.get_recurrent_state(0)
-    running = torch.zeros_like(hidden[:, 0]) if before is None else before
-    sums: list[Tensor] = []
-    for token in hidden.unbind(1):
-        running = DECAY * running + token
-        sums.append(running)
-    if state is not None:
-        state.update_recurrent_state(running, 0)
-    return torch.stack(sums, 1)
-
-
-def expected_sums(numbers: list[float]) -> list[float]:
-    return [sum(DECAY ** (t - s) * numbers[s] for s in range(t + 1)) for t in range(len(numbers))]
 
 
 def layout_of(rows: list[list[int]], min_shared: int = NO_SHARING) -> Layout:
@@ -59,40 +46,6 @@ def layout_of(rows: list[list[int]], min_shared: int = NO_SHARING) -> Layout:
     mask[tokens.offsets[:-1]] = False
     sequences = Sequences(tokens, tokens.like(mask), np.zeros(len(rows), np.int64))
     return lay_out(sequences, np.arange(len(rows)), min_shared=min_shared)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=40), min_size=1, max_size=9),
-    st.booleans(),
-)
-def test_every_sequence_begins_with_an_empty_state(rows: list[list[int]], keep: bool) -> None:
-    layout = layout_of(rows)
-    mixing = SequenceMixing(layout, CPU, keep=keep)
-    hidden = torch.from_numpy(layout.token_ids).double()[:, None]
-    out = mixing.mix(0, decaying_sum, hidden)[:, 0].tolist()
-    starts = layout.segment_start.tolist()
-    packed = [layout.token_ids[a:b].tolist() for a, b in pairwise(starts)]
-    assert sorted(packed) == sorted(rows)
-    alone = [expected_sums(row) for row in packed]
-    assert out == pytest.approx([number for sums in alone for number in sums], rel=1e-12)
-    if keep:
-        behind = mixing.states[0]["recurrent 0"][:, 0].tolist()
-        assert behind == pytest.approx([sums[-1] for sums in alone], rel=1e-12)
-
-
-def test_a_layout_in_which_samples_share_a_prompt_is_refused() -> None:
-    layout = layout_of([[1, 2, 3, 4], [1, 2, 3, 5]], min_shared=1)
-    with pytest.raises(ValueError, match="would share the states"):
-        SequenceMixing(layout, CPU)
-
-
-def test_a_new_token_goes_on_from_the_state_of_its_row_and_leaves_the_others() -> None:
-    stored = {"recurrent 0": torch.tensor([[2.0], [4.0], [8.0]])}
-    mixing = TokenMixing(lambda _: stored, torch.tensor([True, False]))
-    out = mixing.mix(0, decaying_sum, torch.tensor([[1.0], [1.0]]))
-    assert out[:, 0].tolist() == [2.0, 3.0]
-    assert stored["recurrent 0"][:, 0].tolist() == [2.0, 4.0, 8.0]
 
 
 def test_a_convolution_sees_the_tokens_before_and_zeros_before_the_first() -> None:
@@ -148,6 +101,109 @@ def test_layers_that_are_computed_again_have_the_context_of_their_own_forward(fo
     expected = gradients(backbone, layouts, together=False)
     found = gradients(backbone, layouts, together=True)
     torch.testing.assert_close(found, expected)
+
+
+def drawn(rng: np.random.Generator, *lengths: int) -> list[NDArray[np.int64]]:
+    """Token ids of answers that differ from their first token on."""
+    firsts = rng.permutation(np.arange(3, 90))[: len(lengths)]
+    rest = (rng.integers(3, 90, length - 1) for length in lengths)
+    return [np.append(first, more) for first, more in zip(firsts, rest, strict=True)]
+
+
+def behind_prompts() -> Sequences:
+    """Answers behind prompts of a chunk of the delta rule (of 8 chunks of Mamba2's here), of fewer
+    tokens than a convolution reads, of one token, and of none in common; answers of one token, over
+    the border of a chunk, with a beginning in common, and one that is such a beginning.
+    """
+    rng = np.random.default_rng(0)
+    groups: list[list[NDArray[np.int64]]] = []
+    for length, answers in ((64, (1, 5, 9, 17)), (2, (3, 1, 66)), (1, (7, 10)), (0, (6, 9))):
+        (prompt,) = drawn(rng, length) if length else (np.zeros(0, np.int64),)
+        groups.append([np.append(prompt, answer) for answer in drawn(rng, *answers)])
+    branching, *_ = groups[0][3:]
+    groups[0] += [branching[:70], np.append(branching[:70], drawn(rng, 4))]
+    rows = [row for group in groups for row in group]
+    tokens = Ragged.of(rows, np.int32)
+    mask = np.ones(len(tokens.values), np.bool_)
+    mask[tokens.offsets[:-1]] = False
+    numbers = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    return Sequences(tokens, tokens.like(mask), numbers)
+
+
+# Of each way to go on from a state; tests/contracts has all types. transformers' norms and scans
+# round to float32 in any dtype: what is exact in float64 is in test_mixing.py.
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "computed again"])
+@pytest.mark.parametrize(
+    "kind",
+    ["lfm2", "qwen3_next", "mamba2", pytest.param("kimi_linear", marks=pytest.mark.slow)],
+)
+def test_behind_a_shared_prompt_logprobs_and_gradients_are_those_of_each_sequence_alone(
+    folder: Any, kind: str, again: bool
+) -> None:
+    lm = load_model(folder(kind), dtype=torch.float32, gradient_checkpointing=again).lm
+    sequences = behind_prompts()
+    layout = lay_out(sequences, np.arange(len(sequences)), min_shared=1)
+    assert layout.n_tokens < len(sequences.tokens.values) - 4 * 64
+    logprobs, _ = backbone_of(lm).logprobs(layout, 1.0)
+    logprobs.sum().backward()
+    named = {n: p.grad for n, p in lm.named_parameters() if p.grad is not None}
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder(kind), attn_implementation="eager")
+    plain.eval()
+    alone: list[Tensor] = []
+    for row in sequences.tokens:
+        ids = torch.from_numpy(row.astype(np.int64))[None]
+        table = plain(input_ids=ids, use_cache=False).logits[0, :-1].log_softmax(-1)
+        alone.append(table.gather(1, ids[0, 1:, None])[:, 0])
+    expected = torch.cat(alone)
+    expected.sum().backward()
+    order = np.argsort(layout.column, kind="stable")
+    torch.testing.assert_close(logprobs[order], expected, atol=3e-5, rtol=0)
+    of_plain = {n: p.grad for n, p in plain.named_parameters() if p.grad is not None}
+    assert named.keys() == of_plain.keys()
+    apart = sum(float((named[n] - of_plain[n]).square().sum()) for n in named) ** 0.5
+    assert apart < 1e-5 * sum(float(g.square().sum()) for g in of_plain.values()) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "lora"), [("qwen3_next", False), ("mamba2", True)], ids=["whole", "adapter"]
+)
+def test_an_update_is_the_same_with_shared_prompts_and_with_copies(
+    folder: Any, kind: str, lora: bool
+) -> None:
+    """In micro-batches of several groups; with fewer tokens."""
+    sequences = behind_prompts()
+    rng = np.random.default_rng(1)
+    mask = sequences.loss_mask.like(sequences.loss_mask.values.copy())
+    noise = (mask.values * rng.normal(size=len(mask.values))).astype(np.float32)
+    experience = Experience(
+        sequences, {"advantages": mask.like(noise)}, np.ones(len(sequences), np.bool_)
+    )
+    weights: list[Tensor] = []
+    tokens: list[float] = []
+    for shortest in (2, NO_SHARING):
+        lm: Any = load_model(folder(kind), dtype=torch.float32).lm
+        adapter = add_adapter(lm, LoraSettings(rank=2), seed=0) if lora else None
+        backbone = Backbone(lm, CPU, MicroBatch(256), adapter=adapter)
+        if adapter is None:
+            lm.requires_grad_(True)
+        backbone.divide(ALONE, "none")
+        backbone.min_shared = shortest
+        before = torch.cat([p.detach().flatten() for p in lm.parameters()])
+        learner = PolicyLearner(backbone, LearnerSettings(lr=1e-2, eps=1e-6), 100)
+        for _ in range(2):
+            done = learner.update(Update(experience, np.arange(len(sequences))), GRPO()).result()
+        weights.append(torch.cat([p.detach().flatten() for p in lm.parameters()]) - before)
+        tokens.append(done.metrics["policy/computed_tokens"])
+    assert tokens[0] < 0.7 * tokens[1] == 0.7 * len(sequences.tokens.values)
+    shared, copied = weights
+    assert float((shared - copied).norm()) < 1e-4 * float(copied.norm())
+
+
+def test_a_mixer_that_does_not_go_on_refuses_a_shared_prompt(folder: Any) -> None:
+    backbone = backbone_of(load_model(folder("mamba"), dtype=torch.float32).lm)
+    assert backbone.min_shared == NO_SHARING
+    with pytest.raises(ValueError, match="mixers do not go on from a state"):
+        backbone.logprobs(layout_of([[1, 2, 3, 4], [1, 2, 3, 5]], min_shared=1), 1.0)
 
 
 def test_a_twin_of_a_model_runs_its_own_mixers(folder: Any) -> None:

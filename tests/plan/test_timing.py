@@ -6,8 +6,10 @@ import pytest
 
 from helpers.model_types import config_of
 from postgrad.models.known_shapes import any_shape, shape_of_model
+from postgrad.plan.batches import batch_json
 from postgrad.plan.hardware import Hardware, catalogue
 from postgrad.plan.lengths import RowLengths
+from postgrad.plan.page import Page
 from postgrad.plan.plan import Facts, outlook
 from postgrad.plan.timing import Timing
 from postgrad.recipe.load import parse_recipe
@@ -92,3 +94,27 @@ def test_the_balance_loss_of_a_mixture_costs_a_forward_pass_of_each_update() -> 
         seconds[coefficient] = outlook(parse_recipe(table), facts).timing.step["update"]
     assert seconds[None] == seconds[0.5]
     assert 1.25 < seconds[0.5] / seconds[0.0] < 1.5  # 4 passes for 3, and gathers of 3 for 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "prompt", "copies"),
+    [("qwen3_next", 500, 1), ("qwen3_next", 31, 8), ("mamba", 500, 8)],
+    ids=["shared", "too short", "cannot"],
+)
+def test_prompts_of_a_model_with_states_are_counted_as_its_learner_computes_them(
+    kind: str, prompt: int, copies: int
+) -> None:
+    """Once for 8 answers where layers go on from a state and a prompt has 32 tokens and more."""
+    shape = any_shape(config_of(kind, 37).to_dict(), kind)
+    table = {
+        "job": "rl", "run_dir": "run", "steps": 1, "model": {"path": kind},
+        "data": {"path": "rows.jsonl", "max_len": 2048}, "rewards": [{"type": "gsm8k"}],
+        "algorithm": {"type": "grpo"}, "rollout": {"max_new_tokens": 200},
+        "batch": {"rollout_batch_size": 4, "n_samples_per_prompt": 8, "micro_train_tokens": 4096},
+    }  # fmt: skip
+    one_core = Hardware(count=1, device=catalogue({})["CPU-BF16"])
+    lengths = RowLengths(prompt, 200, 1.0, "here")
+    of = outlook(parse_recipe(table), Facts(lambda _: shape, one_core, lengths))
+    assert batch_json(of)["tokens_per_step"] == 4 * (copies * prompt + 8 * 200)
+    (note,) = (note for note in Page(of, ()).notes() if "carry a state" in note)
+    assert note.endswith(f"computes a prompt {'once' if copies == 1 else '8 times'}")

@@ -13,6 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_SHARED = 8  # tokens; sharing a shorter prefix costs more in extra segments than it saves
+# As MIN_SHARED, where layers carry a state along the sequence: behind each shared prefix mixers are
+# called anew. On a CPU that pays from 16 tokens on (benchmarks/hybrids.py); a GPU's launches cost
+# more.
+MIN_CONTINUED = 32
 NO_SHARING = 2**62  # as MIN_SHARED: every sequence has its own copy of its prompt
 
 

@@ -28,7 +28,6 @@ from postgrad.layout.layout import (
     plain_layout,
     row_keys,
 )
-from postgrad.layout.tree import MIN_SHARED, NO_SHARING
 from postgrad.learner.context import RankRows, SharedAttention
 from postgrad.learner.experts import cut_experts
 from postgrad.learner.tensor import cut_matrices, require_shareable
@@ -40,6 +39,7 @@ from postgrad.models.attention import (
     carries_states,
     hidden_states,
     layers_of,
+    min_shared_of,
     require_embedded,
     to_device,
     windows_of,
@@ -150,7 +150,7 @@ class Backbone:
         self._flex = attention == "flex" or (attention == "auto" and device.type == "cuda")
         self._windows = windows_of(lm) if self._flex else ()
         self._stateful = carries_states(lm)
-        self._min_shared = NO_SHARING if self._stateful else MIN_SHARED
+        self.min_shared = min_shared_of(lm)  # tokens of the shortest prefix that layouts share
         self.compiler = compiler
         self._compiled_modes: set[tuple[bool, str | None, bool]] = set()
         if compiler is not None and self._stateful:
@@ -207,7 +207,7 @@ class Backbone:
             rows,
             ranks.replicas,
             whole_groups=whole_groups,
-            min_shared=self._min_shared,
+            min_shared=self.min_shared,
         )
         runs = cut(
             sequences,
@@ -215,7 +215,7 @@ class Backbone:
             max_tokens=self.micro.max_tokens,
             max_sequences=self.micro.max_sequences,
             whole_groups=whole_groups,
-            min_shared=self._min_shared,
+            min_shared=self.min_shared,
         )
         return self._layouts(sequences, runs, ranks.most(len(runs)), reads)
 
@@ -226,7 +226,7 @@ class Backbone:
             if self.sharding is not None:
                 self.sharding.before_micro_batch(number == count - 1)
             if number < len(runs):
-                yield lay_out(sequences, runs[number], reads=reads, min_shared=self._min_shared)
+                yield lay_out(sequences, runs[number], reads=reads, min_shared=self.min_shared)
             else:
                 yield empty_layout()
 
@@ -359,9 +359,10 @@ class Backbone:
         attention = self._attention(layout)
         if not self._stateful:
             return attention
-        from postgrad.models.states import SequenceMixing, StateContext
+        from postgrad.models.mixing import SegmentMixing
+        from postgrad.models.states import StateContext
 
-        return StateContext(attention, SequenceMixing(layout, self.device))
+        return StateContext(attention, SegmentMixing(layout, self.device))
 
     def _attention(self, layout: Layout) -> AttentionContext:
         if self._flex and layout.seen is None:  # its masks know no images that are seen whole

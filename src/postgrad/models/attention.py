@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from postgrad.core.errors import UsageError
+from postgrad.layout.tree import MIN_CONTINUED, MIN_SHARED, NO_SHARING
 
 ATTENTION_NAME = "postgrad"
 CARRIER = "state_carrier"  # the attribute of a model with states (models/states.py)
@@ -228,9 +229,18 @@ def layers_of(lm: nn.Module) -> nn.ModuleList:
 
 def carries_states(lm: nn.Module) -> bool:
     """Whether some layers of a loaded model carry a state along the sequence (models/states.py):
-    then its forward needs a StateContext, over a layout without sharing.
+    then its forward needs a StateContext.
     """
     return hasattr(lm, CARRIER)
+
+
+def min_shared_of(lm: nn.Module) -> int:
+    """The tokens of the shortest prefix that sequences of a loaded model share in the learner's
+    layouts; NO_SHARING where it cannot go on from the state behind one.
+    """
+    if not carries_states(lm):
+        return MIN_SHARED
+    return MIN_CONTINUED if getattr(lm, CARRIER).continues else NO_SHARING
 
 
 def windows_of(lm: nn.Module) -> tuple[int | None, ...]:

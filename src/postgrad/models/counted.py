@@ -111,7 +111,7 @@ def _shape_of(lm: Any) -> ModelShape:
 
     config = lm.config.get_text_config()
     layers = list(layers_of(lm))
-    having_keys, states = _keys_and_states(lm)
+    mixing = _mixing(lm)
     weights = {
         f"{number}.{name}": tuple(weight.shape)
         for number, layer in enumerate(layers)
@@ -135,7 +135,7 @@ def _shape_of(lm: Any) -> ModelShape:
         layers=len(layers),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=round(sum(widths) / len(widths) / kv_heads) if having_keys else 0,
+        head_dim=round(sum(widths) / len(widths) / kv_heads) if mixing["attending"] else 0,
         tied=tied,
         latent=_latent(lm),
         max_positions=getattr(config, "max_position_embeddings", None),
@@ -146,8 +146,7 @@ def _shape_of(lm: Any) -> ModelShape:
             active=round(sum(active.values())),
             largest=max(weight.numel() for weight in lm.parameters()),
             linears=_linears(layers[-1]),
-            attending=having_keys,
-            states=states,
+            **mixing,
             balance=balance_of(config, ModelSettings()),
             **_targets(lm),
             **_experts(weights, config),
@@ -193,20 +192,23 @@ def _tower_of(lm: Any) -> TowerShape | None:
     return tower_shape(lm.config.to_dict(), parameters=parts[0], projector_parameters=parts[1])
 
 
-def _keys_and_states(lm: Any) -> tuple[int, int]:
-    """How many layers have keys and values, and how many numbers the others keep of a sequence."""
+def _mixing(lm: Any) -> dict[str, Any]:
+    """What CountedWeights says of layers that attend, and of those that carry a state."""
     import torch
 
     from postgrad.models.attention import layers_of
-    from postgrad.models.states import attends, state_mixers, state_of_one_token
+    from postgrad.models.states import attends, continues, state_mixers, state_of_one_token
 
     layers, mixers = layers_of(lm), state_mixers(lm)
     if not mixers:
-        return len(layers), 0
+        return {"attending": len(layers), "states": 0}
     hidden = torch.empty(1, 1, lm.config.hidden_size, dtype=lm.dtype, device="meta")
     states = [state for mixer in mixers for state in state_of_one_token(mixer, hidden).values()]
-    attending = sum(any(attends(type(module)) for module in layer.modules()) for layer in layers)
-    return attending, sum(state.numel() for state in states)
+    return {
+        "attending": sum(any(attends(type(m)) for m in layer.modules()) for layer in layers),
+        "states": sum(state.numel() for state in states),
+        "continued": all(continues(type(mixer)) for mixer in mixers),
+    }
 
 
 def layer_configs(config: Any) -> list[Any]:

@@ -25,6 +25,7 @@ from postgrad.models.attention import (
     carries_states,
     hidden_states,
     implementation_of,
+    min_shared_of,
     text_config,
 )
 from postgrad.models.head import full_logits
@@ -136,7 +137,8 @@ def _packed(lm: Any, sequences: Sequence[NDArray[np.int32]], watched: _Watched) 
     """Logits [N - 1, V] of each sequence (of a score model hidden states) from one packed forward.
     Its backward pass is run too: that has to work as well.
     """
-    layout, offsets = _laid_out(sequences, NO_SHARING if carries_states(lm) else 1)
+    sharing = min_shared_of(lm) < NO_SHARING
+    layout, offsets = _laid_out(sequences, SHARED if sharing else NO_SHARING)
     device = next(lm.parameters()).device
     embedded: list[Tensor] = []
 
@@ -151,9 +153,10 @@ def _packed(lm: Any, sequences: Sequence[NDArray[np.int32]], watched: _Watched) 
     watched.inner = TreeAttention(plan_blocks(layout), device)
     context: Any = watched
     if carries_states(lm):
-        from postgrad.models.states import SequenceMixing, StateContext
+        from postgrad.models.mixing import SegmentMixing
+        from postgrad.models.states import StateContext
 
-        context = StateContext(watched, SequenceMixing(layout, device))
+        context = StateContext(watched, SegmentMixing(layout, device))
     with torch.enable_grad(), lm.get_input_embeddings().register_forward_hook(watch):
         hidden = hidden_states(lm, ids, positions, context).index_select(0, rows)
         out = hidden if hasattr(lm, "score") else full_logits(lm, hidden)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from postgrad.core.errors import UsageError
+from postgrad.layout.tree import MIN_CONTINUED, MIN_SHARED, NO_SHARING
 from postgrad.models.flops import MULTIPLY_ADD, ForwardFlops
 from postgrad.models.settings import ModelInit, ModelType
 from postgrad.models.towers import TowerShape
@@ -34,6 +35,7 @@ class CountedWeights:
     linears: tuple[tuple[str, int, int], ...]  # (name, inputs, outputs) of a layer's linear modules
     attending: int  # layers that have keys and values
     states: int  # numbers that the other layers keep of a sequence, however long it is
+    continued: bool = False  # several tokens at once go on from them (models.states.continues)
     balance: float = 0.0  # the config's coefficient of the routers' balance loss; 0: none
     # (name, experts, inputs, outputs) of a layer's weights of all experts, and of its router, of 1
     stacks: tuple[tuple[str, int, int, int], ...] = ()
@@ -91,11 +93,13 @@ class ModelShape:
         return self.layers if self.counted is None else self.counted.attending
 
     @property
-    def shares_prompts(self) -> bool:
-        """Whether the learner computes a prompt once for its answers. It does not where layers
-        carry a state along the sequence (models/states.py).
+    def min_shared(self) -> int:
+        """Tokens of the shortest prompt that the learner computes once for its answers, as
+        models.attention.min_shared_of says of the loaded model.
         """
-        return not self.state_bytes
+        if self.counted is None or not self.counted.states:
+            return MIN_SHARED
+        return MIN_CONTINUED if self.counted.continued else NO_SHARING
 
     @property
     def state_bytes(self) -> int:

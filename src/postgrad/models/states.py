@@ -1,10 +1,13 @@
 """Token mixers that carry a state along the sequence: convolutions, delta rules, state spaces.
 
-Samples of one packed forward must not share a state as they share keys, so the layouts of such a
-model repeat a prompt for each of its samples (layout/tree.py, NO_SHARING), and a mixer runs over
-each sequence from an empty state on. transformers' modules are not changed: `carry_states` puts a
-function around the forward of each mixer, which asks the forward's context (`StateContext`) to cut
-the packed rows into sequences. Attention layers of the same model attend as all others do.
+No mask keeps the samples of one packed forward apart in such a mixer, as one does in attention. It
+runs over each segment of the layout by itself, on from the state behind the segment above
+(models/mixing.py): the prompt of n samples once, then each sample. Where its code runs over several
+tokens from an empty state alone, each sample has its own copy of the prompt (`continues`).
+
+transformers' modules are not changed: `carry_states` puts a function around the forward of each
+mixer, which asks the forward's context (`StateContext`) to cut the packed rows into segments.
+Attention layers of the same model attend as all others do.
 """
 
 import inspect
@@ -13,19 +16,19 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from postgrad.layout.layout import Layout
-from postgrad.models.attention import CARRIER, AttentionContext, layers_of, to_device
+from postgrad.models.attention import CARRIER, AttentionContext, layers_of
 
-MAX_PADDED = 1.3  # tokens of a batch of sequences, padding included, over those of the sequences
 # Where mixers take transformers' cache: `cache` from transformers 5.24 on.
 STATE_ARGUMENTS = ("cache", "cache_params", "past_key_values")
 # What a mixer's code calls on that cache to keep its state.
 KEEPS_STATE = re.compile(r"\.(update_conv_state|update_recurrent_state|set_linear_cache)\(")
+# What it does where it goes on from that state over several tokens: a recurrence gets the state
+# (Mamba's scan takes none, minimax goes token by token); a convolution sees the inputs before.
+KEEPS_SUM = re.compile(r"\.(update_recurrent_state|set_linear_cache)\(")
+CONTINUES_SUM = re.compile(r"\binitial_states?=recurrent_state\b")
 
 # Runs a mixer over [B, L, hidden], from a state on that it changes; None: from an empty state.
 Run = Callable[[Tensor, "MixerState | None"], Tensor]
@@ -154,100 +157,6 @@ class StateContext:
         return self._mixing.mix(number, run, hidden)
 
 
-class SequenceMixing:
-    """Runs mixers over the sequences of a layout without sharing, from empty states on.
-
-    Sequences of similar lengths are one batch, padded behind their last token: a mixer's output
-    does not depend on what follows, and nothing reads the padding's.
-
-    states: for each mixer that ran, in order, its state behind each sequence by name, [S, ...];
-    empty unless they are kept.
-    """
-
-    def __init__(self, layout: Layout, device: torch.device, *, keep: bool = False) -> None:
-        """keep: the states behind the sequences are kept, which padding would change: sequences of
-        equal lengths alone are one batch. Raises ValueError where sequences share a prompt.
-        """
-        if np.any(layout.parent >= 0):
-            raise ValueError("sequences that share a prompt would share the states behind it")
-        self.states: list[dict[str, Tensor]] = []
-        self._keep = keep
-        starts = layout.segment_start
-        lengths: NDArray[np.int64] = np.diff(starts)
-        order = np.argsort(-lengths, kind="stable")
-        source_row = np.empty(layout.n_tokens, np.int64)
-        gathered: list[NDArray[np.int64]] = []
-        self._shapes: list[tuple[int, int]] = []
-        done = 0
-        for count in _batches(lengths[order], equal=keep):
-            members = order[sum(n for n, _ in self._shapes) :][:count]
-            width = int(lengths[members[0]])
-            for sequence in members:
-                length = int(lengths[sequence])
-                source_row[starts[sequence] :][:length] = done + np.arange(length)
-                gathered.append(starts[sequence] + np.minimum(np.arange(width), length - 1))
-                done += width
-            self._shapes.append((count, width))
-        self._rows = to_device(np.concatenate(gathered), device)
-        self._source_row = to_device(source_row, device)
-        self._place = to_device(np.argsort(order), device)  # of each sequence in the batches
-
-    def mix(self, mixer: int, run: Run, hidden: Tensor) -> Tensor:
-        """[T, hidden] -> [T, hidden]."""
-        sizes = [count * width for count, width in self._shapes]
-        batches = hidden.index_select(0, self._rows).split(sizes)
-        behind = [MixerState() if self._keep else None for _ in batches]
-        outputs = [
-            run(batch.view(*shape, -1), state).flatten(0, 1)
-            for batch, shape, state in zip(batches, self._shapes, behind, strict=True)
-        ]
-        kept = [state.tensors for state in behind if state is not None]
-        if kept:
-            joined = {name: torch.cat([tensors[name] for tensors in kept]) for name in kept[0]}
-            self.states.append({n: t.index_select(0, self._place) for n, t in joined.items()})
-        return torch.cat(outputs).index_select(0, self._source_row)
-
-
-class TokenMixing:
-    """Runs mixers over one new token of each of N rows, on from the states that they have."""
-
-    def __init__(self, states: Callable[[int], Mapping[str, Tensor]], goes_on: Tensor) -> None:
-        """states: of a mixer number, [slots, ...] by name with N or more slots; what they hold
-        changes. goes_on: [N] bool; the states of other rows stay as they are.
-        """
-        self._states = states
-        self._goes_on = goes_on
-
-    def mix(self, mixer: int, run: Run, hidden: Tensor) -> Tensor:
-        """[N, hidden] -> [N, hidden]."""
-        count, stored = len(hidden), self._states(mixer)
-        # copies, since some types write over a state, also of rows that do not go on
-        state = MixerState({name: tensor[:count].clone() for name, tensor in stored.items()})
-        mixed = run(hidden.unsqueeze(1), state).squeeze(1)
-        for name, after in state.tensors.items():
-            chosen = self._goes_on.view(-1, *[1] * (after.ndim - 1))
-            stored[name][:count] = torch.where(chosen, after, stored[name][:count])
-        return mixed
-
-
-def _batches(lengths: NDArray[np.int64], *, equal: bool) -> list[int]:
-    """How many of the sequences, whose lengths fall, are in each batch: those of equal lengths, or
-    as many as add at most MAX_PADDED - 1 of padding.
-    """
-    counts: list[int] = []
-    widest = tokens = 0
-    for length in lengths.tolist():
-        padded = (counts[-1] + 1) * widest if counts else 0
-        limit = tokens + length if equal else MAX_PADDED * (tokens + length)
-        if counts and padded <= limit:
-            counts[-1] += 1
-            tokens += length
-        else:
-            counts.append(1)
-            widest = tokens = length
-    return counts
-
-
 class StateCarrier:
     """Brings the context of a forward to the mixers of a model, and to its attention, whether its
     layers pass the forward's arguments on or not.
@@ -255,6 +164,8 @@ class StateCarrier:
 
     def __init__(self, lm: Any) -> None:
         self.mixers = state_mixers(lm)
+        # Whether sequences can share a prompt: all mixers go on from the state behind it.
+        self.continues = all(continues(type(mixer)) for mixer in self.mixers)
         self._context: StateContext | None = None
         for mixer in self.mixers:
             mixer.forward = partial(self._mix, mixer.forward)
@@ -315,6 +226,8 @@ class StateCarrier:
         single: list[bool] = []
 
         def run(batch: Tensor, state: MixerState | None) -> Tensor:
+            if state is not None and state.tensors and batch.shape[1] > 1 and not self.continues:
+                raise ValueError("sequences share a prompt, and mixers do not go on from a state")
             out = forward(batch, attention_mask=None, **{state_name: state}, **arguments)
             single.append(isinstance(out, Tensor))
             return out if single[-1] else out[0]
@@ -333,6 +246,15 @@ def state_mixers(lm: Any) -> list[nn.Module]:
     """The modules of a model's layers that carry a state along the sequence, in its order."""
     modules = (module for layer in layers_of(lm) for module in layer.modules())
     return [module for module in dict.fromkeys(modules) if keeps_state(type(module))]
+
+
+@cache
+def continues(kind: type[nn.Module]) -> bool:
+    """Whether modules of a class that keep a state go on from it over several tokens at once, so
+    that gradients flow back through it.
+    """
+    forward = inspect.getsource(kind.forward)
+    return KEEPS_SUM.search(forward) is None or CONTINUES_SUM.search(forward) is not None
 
 
 @cache

@@ -51,7 +51,7 @@ class RowLengths:
     # Samples of an epoch, without the fraction that data.eval_fraction holds out; duplicates and
     # rows that other evaluations hold out are included. None: unknown.
     rows: int | None = None
-    shared: bool = True  # a prompt is computed once for its answers (ModelShape.shares_prompts)
+    shared: bool = True  # a prompt is computed once for its answers (ModelShape.min_shared)
     images: ImageCost | None = None  # of a mean row, whose answers share them; None: it has none
 
     def computed(self, answers: int) -> float:

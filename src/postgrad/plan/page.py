@@ -198,14 +198,14 @@ class Page:
         outlook = self.outlook
         if problem := self.hours_problem():
             yield problem
-        rows = outlook.lengths.rows
+        rows, shared = outlook.lengths.rows, outlook.lengths.shared
         yield f"lengths: {outlook.lengths.source}" + (f"; {rows} rows an epoch" if rows else "")
         yield from expert_notes(outlook.roles, outlook.timing.exchanged, outlook.recipe.learner)
         if states := outlook.roles[0].shape.state_bytes:
+            times = "once" if shared else f"{outlook.recipe.answers_per_prompt} times"
             yield (
                 f"layers of a {outlook.roles[0].shape.model_type} model carry a state along the "
-                f"sequence, {states / 1e6:.3g} MB each: answers do not share a prompt where it "
-                f"learns, so prompts are computed {outlook.recipe.answers_per_prompt} times"
+                f"sequence, {states / 1e6:.3g} MB each: the learner computes a prompt {times}"
             )
         if outlook.calibrated is not None:
             yield f"times: {outlook.calibrated}"

@@ -150,7 +150,8 @@ def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
     roles = planned_roles(recipe, facts.shape)
     if facts.lengths is None and (tower := roles[0].shape.tower) is not None:
         lengths = assumed_images(lengths, tower, roles[0].model.source)
-    lengths = replace(lengths, shared=all(role.shape.shares_prompts for role in roles))
+    shortest = max(role.shape.min_shared for role in roles)
+    lengths = replace(lengths, shared=lengths.prompt >= shortest)
     beside = tuple(role for role in roles if role.home == POLICY)  # engines on the same card
     require_shareable(beside, sharing)
     places = EnginePlaces.of(recipe, hardware)

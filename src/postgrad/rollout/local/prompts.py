@@ -42,7 +42,7 @@ class Recording:
         self._latent: list[bool] = []  # of each layer, whether latents are kept
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-        self.states: list[dict[str, Tensor]] = []  # of mixers, see models.states.SequenceMixing
+        self.states: list[dict[str, Tensor]] = []  # of mixers, see models.mixing.SegmentMixing
         self.experts: Experts | None = None  # [T, layers, k], where they are recorded
 
     @property
@@ -124,9 +124,10 @@ def run_plain(
     recording = Recording(attention or attention_over(layout, device), decoder.latents)
     context: AttentionContext = recording
     if decoder.stateful:
-        from postgrad.models.states import SequenceMixing, StateContext
+        from postgrad.models.mixing import SegmentMixing
+        from postgrad.models.states import StateContext
 
-        mixing = SequenceMixing(layout, device, keep=True)
+        mixing = SegmentMixing(layout, device, keep=True)
         context, recording.states = StateContext(recording, mixing), mixing.states
     arrays = (layout.token_ids, layout.rotary_positions)
     ids, positions = (to_device(array, device) for array in arrays)

@@ -128,7 +128,8 @@ def step(
         if decoder.latents is not None:
             context = LatentDecoding(context, decoder.latents)
         if decoder.stateful:
-            from postgrad.models.states import StateContext, TokenMixing
+            from postgrad.models.mixing import TokenMixing
+            from postgrad.models.states import StateContext
 
             goes_on = buffers.fresh[:rows] == 0
             context = StateContext(context, TokenMixing(cache.states.of, goes_on))
