@@ -199,10 +199,10 @@ def _counted(phase: Any) -> Any:
     """Run.phase that also sums what each phase asked of the device."""
 
     @contextlib.contextmanager
-    def counted(run: Run, name: str, total: int | None = None) -> Iterator[None]:
+    def counted(run: Run, name: str, *more: Any) -> Iterator[None]:
         before = counts()
         try:
-            with phase(run, name, total):
+            with phase(run, name, *more):
                 yield
         finally:
             after, sums = counts(), PHASES.setdefault(name, dict.fromkeys(COUNTED, 0))
