@@ -103,9 +103,9 @@ def watching(peaks: dict[str, int]) -> Generator[None]:
         forget()
 
     @contextmanager
-    def phase(self: Run, name: str, total: int | None = None) -> Generator[None]:
+    def phase(self: Run, name: str, *more: Any) -> Generator[None]:
         end("between")
-        with whole(self, name, total):
+        with whole(self, name, *more):
             yield
         end(name)
 

@@ -27,7 +27,7 @@ SIZE = {  # of the fresh model
 SFT_STEPS = {False: 150, True: 6}
 RL_STEPS = {False: 400, True: 3}
 AT_ONCE = ("--learner.warmup_updates", "1")  # a dry run has few updates
-SFT_SHARE = 0.25  # of the time
+SFT_SHARE = {False: 0.25, True: 0.7}  # of the time: a dry run does little but compile
 CLOSING = 20.0  # seconds that a save and an evaluation take at most
 EVERY = 20  # steps between evaluations
 
@@ -41,7 +41,7 @@ def learned(session: Session) -> Result:
     """Accuracy on held-out words before and after RL, and the rewards of its steps."""
     require("reasoning_gym")
     began = time.time()
-    sft = run(session, "sft", began + SFT_SHARE * session.left, sft_words(session))
+    sft = run(session, "sft", began + SFT_SHARE[session.small] * session.left, sft_words(session))
     words = ["--model.path", str(session.runs / "learning-sft" / "model")]
     words += ["--steps", str(RL_STEPS[session.small]), "--eval.every", str(EVERY)]
     words += ["--learner.lr", "1e-4", "--checkpoint.save_steps", "0"]

@@ -112,13 +112,17 @@ def names(recipe: Recipe) -> Sequence[str]:
 
 
 def of_phase(console: Watching, name: str) -> Result:
-    """Seconds and bytes of a phase, foreseen and measured, as far as the metrics have them."""
+    """Seconds and bytes of a phase, foreseen and measured, as far as the metrics have them. Bytes
+    on a GPU are those that torch's allocator reserves: plans foresee these.
+    """
     lines = console.lines[WARM_UP:] or console.lines
+    planned = f"foreseen/{name}_reserved_bytes"
+    kind = "reserved" if most(console.lines, planned) is not None else "memory"
     figures = {
         "foreseen_seconds": middle(lines, f"foreseen/{name}_seconds"),
         "seconds": middle(lines, f"{name}_seconds"),
-        "foreseen_bytes": most(console.lines, f"foreseen/{name}_memory_bytes"),
-        "bytes": most(console.lines, f"{name}_memory_bytes"),
+        "foreseen_bytes": most(console.lines, f"foreseen/{name}_{kind}_bytes"),
+        "bytes": most(console.lines, f"{name}_{kind}_bytes"),
     }
     return {key: value for key, value in figures.items() if value is not None}
 

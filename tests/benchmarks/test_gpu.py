@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.gpu import goals, needs, page, profiling, runner, session, workload
+from benchmarks.gpu import (
+    goals,
+    needs,
+    page,
+    profiling,
+    runner,
+    session,
+    training_runs,
+    workload,
+)
 from benchmarks.gpu.session import Case, Session, Skipped, Store
 from benchmarks.gpu.work import FULL, JOBS, LOADS, SMALL, Job
 
@@ -240,6 +249,16 @@ def test_the_page_has_the_section_of_the_newest_results() -> None:
     file = ROOT / "benchmarks" / "results" / "gpu.json"
     newest = json.loads(file.read_text("utf-8")) if file.exists() else {}
     assert page.section(newest) in page.PAGE.read_text("utf-8")
+
+
+def test_plans_of_a_gpu_are_held_to_what_its_allocator_reserves() -> None:
+    line = {"train_seconds": 2.0, "train_memory_bytes": 5, "train_reserved_bytes": 8}
+    watching = SimpleNamespace(lines=[line | {"foreseen/train_reserved_bytes": 7}])
+    figures = training_runs.of_phase(watching, "train")  # pyright: ignore[reportArgumentType]
+    assert figures == {"seconds": 2.0, "foreseen_bytes": 7, "bytes": 8}
+    watching.lines = [line | {"foreseen/train_memory_bytes": 6}]
+    figures = training_runs.of_phase(watching, "train")  # pyright: ignore[reportArgumentType]
+    assert figures == {"seconds": 2.0, "foreseen_bytes": 6, "bytes": 5}
 
 
 def test_a_session_takes_the_place_of_the_section_before(tmp_path: Path) -> None:

@@ -75,16 +75,54 @@ class Stub:
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Runs Python with `arguments` on the stub. environment: STUB_CAP and the like."""
-        known = {name: value for name, value in os.environ.items() if name != WORKSPACE}
-        command = [self.python, *arguments]
-        variables = known | self.environment | environment
+        command, variables = [self.python, *arguments], self._variables(environment)
         return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+
+    def start(self, folder: Path, *arguments: str, **environment: str) -> "Started":
+        """As `run`, without waiting for the end. folder: where its messages are kept."""
+        messages = folder / "messages.txt"
+        with messages.open("w", encoding="utf-8") as to:
+            process = subprocess.Popen(
+                [self.python, *arguments],
+                env=self._variables(environment),
+                stdout=subprocess.PIPE,
+                stderr=to,
+                text=True,
+            )
+        return Started(process, messages)
+
+    def _variables(self, environment: dict[str, str]) -> dict[str, str]:
+        known = {name: value for name, value in os.environ.items() if name != WORKSPACE}
+        return known | self.environment | environment
 
     def ask(self, *arguments: str, **environment: str) -> Any:
         """The JSON on the last line that such a Python prints. Its failure is an AssertionError."""
         done = self.run(*arguments, **environment)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
         return json.loads(done.stdout.splitlines()[-1])
+
+
+class Started:
+    """A process that prints a line of JSON, {case: ...}, for each of its cases as it ends."""
+
+    def __init__(self, process: subprocess.Popen[str], messages: Path) -> None:
+        self._process, self._messages = process, messages
+        self._told: dict[str, Any] = {}
+
+    def told_of(self, case: str) -> Any:
+        """Waits for a case. It is an AssertionError that the process ends before."""
+        assert self._process.stdout is not None
+        while case not in self._told:
+            line = self._process.stdout.readline()
+            assert line, self._messages.read_text("utf-8")[-4000:]
+            if line.startswith("{"):
+                self._told |= json.loads(line)
+        return self._told[case]
+
+    def end(self) -> None:
+        """Kills what is still running."""
+        self._process.kill()
+        self._process.communicate()
 
 
 SMI = """#!/bin/sh

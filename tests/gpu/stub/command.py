@@ -1,7 +1,7 @@
 """Runs `postgrad ARGUMENTS` on the stub, for each list of arguments in the JSON file that is named,
 one after the other in one process: imports and compilers are slow. Prints what each asked of the
-device, as JSON by name; `error` is what it said where its exit status was not 0, `attention` are
-the kernels of flex attention that it loaded.
+device, as JSON by name, a line for each as it ends and a last line of all; `error` is what it said
+where its exit status was not 0, `attention` are the kernels of flex attention that it loaded.
 """
 
 import contextlib
@@ -45,4 +45,8 @@ def told_of(arguments: list[str]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     commands = json.loads(Path(sys.argv[1]).read_text("utf-8"))
-    print(json.dumps({name: told_of(arguments) for name, arguments in commands.items()}))
+    told = dict[str, Any]()
+    for name, arguments in commands.items():
+        told[name] = told_of(arguments)
+        print(json.dumps({name: told[name]}), flush=True)
+    print(json.dumps(told))

@@ -1,5 +1,6 @@
 """Runs shipped recipes with the shapes of their models: `shaped.py FOLDER NAME ... [--KEY VALUE]`,
-of CASES. Prints what each asked of the device, as JSON by name.
+of CASES. Prints what each asked of the device, as JSON by name, a line for each as it ends and a
+last line of all.
 
 Weights are never read, hashed or written: a model's file is a header and a hole, transformers makes
 the model on the device, and no checkpoint is saved (100 GB of zeros). Rows are synthetic and as
@@ -198,10 +199,10 @@ def _counted(phase: Any) -> Any:
     """Run.phase that also sums what each phase asked of the device."""
 
     @contextlib.contextmanager
-    def counted(run: Run, name: str, total: int | None = None) -> Iterator[None]:
+    def counted(run: Run, name: str, *more: Any) -> Iterator[None]:
         before = counts()
         try:
-            with phase(run, name, total):
+            with phase(run, name, *more):
                 yield
         finally:
             after, sums = counts(), PHASES.setdefault(name, dict.fromkeys(COUNTED, 0))
@@ -234,7 +235,7 @@ def main(folder: Path, names: list[str], overrides: list[str]) -> dict[str, Any]
             for phase, sums in PHASES.items()
             if any(sums.values())
         }
-        print(name, json.dumps(found[name]), file=sys.stderr, flush=True)
+        print(json.dumps({name: found[name]}), flush=True)
     return found
 
 

@@ -7,7 +7,7 @@ and every two values of different factors meet on some recipe.
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from helpers.gpu_stub import (
     SINGLE,
     SMALL_CARDS,
     START,
+    Started,
     Stub,
     nvidia_smi,
     versions,
@@ -107,12 +108,15 @@ def words(row: Row) -> str:
 
 
 def cases(names: set[str]) -> list[Any]:
-    """Each of the recipes with each row that it meets."""
+    """Each of the recipes with each row that it meets, all of a row together: they share a
+    process.
+    """
     return [
         pytest.param(name, row, id=f"{name}: {row['torch']}, {words(row)}")
+        for half, rows in ROWS.items()
+        for row in rows
         for name in DESIGN
-        if name in names
-        for row in ROWS[DESIGN[name]]
+        if name in names and DESIGN[name] == half
     ]
 
 
@@ -156,7 +160,7 @@ def planned(name: str, memory: str) -> dict[str, Any]:
     return plan(path_of(name), BY_OTHERS.get(name, ()), Console("quiet"), hardware=hardware)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def stub_of(built: Callable[[str], Stub]) -> Callable[[Row], Stub]:
     """The stub for the torch of a row."""
 
@@ -169,33 +173,71 @@ def stub_of(built: Callable[[str], Stub]) -> Callable[[Row], Stub]:
     return stub_for
 
 
-def ask(stub: Stub, row: Row, *arguments: str, **environment: str) -> Any:
-    card = {"STUB_CAP": row["capability"], "STUB_MEM": row["memory"]}
-    return stub.ask(*arguments, **card, **environment)
+def card_of(row: Row) -> dict[str, str]:
+    return {"STUB_CAP": row["capability"], "STUB_MEM": row["memory"]}
+
+
+def selected(request: pytest.FixtureRequest, row: Row, names: set[str]) -> list[str]:
+    """Those of the recipes that this session runs with a row, in its order."""
+    met = [getattr(item, "callspec", None) for item in request.session.items]
+    params = [each.params for each in met if each is not None]
+    return [each["name"] for each in params if each.get("row") == row and each["name"] in names]
+
+
+Start = Callable[[Row, Path], Started]
+
+
+@pytest.fixture(scope="module")
+def told_by_row(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[str, Row, Start], Any]]:
+    """What a recipe asked of the device with a row. The first of a row starts the process."""
+    started = dict[tuple[str, ...], Started]()
+
+    def told(name: str, row: Row, start: Start) -> Any:
+        key = (start.__qualname__, *row.values())
+        if key not in started:
+            started[key] = start(row, tmp_path_factory.mktemp("row"))
+        return started[key].told_of(name)
+
+    yield told
+    for each in started.values():
+        each.end()
+
+
+def small_step(name: str, row: Row, folder: Path) -> list[str]:
+    """The arguments of a dry run, which takes one small step of each recipe."""
+    data = os.environ.get("POSTGRAD_TEST_DATA")
+    arguments = ["train", str(path_of(name)), "--dry-run", "--debug"]
+    arguments += ["--learner.deterministic", row["deterministic"]]
+    if name in SINGLE:
+        return [*arguments, "--data.path", f"{data}/{SINGLE[name]}", "--data.name", "none"]
+    return [*arguments, "--run_dir", str(folder / name.replace("/", "-"))]
 
 
 @pytest.mark.gpu_stub
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "row"), cases(SMALL))
 def test_a_recipe_of_small_models_takes_a_small_step(
+    request: pytest.FixtureRequest,
     name: str,
     row: Row,
     stub_of: Callable[[Row], Stub],
     results_of: Callable[[Stub], Results],
-    tmp_path: Path,
+    told_by_row: Callable[[str, Row, Start], Any],
 ) -> None:
-    stub, data = stub_of(row), os.environ.get("POSTGRAD_TEST_DATA")
-    arguments = ["train", str(path_of(name)), "--dry-run", "--debug"]
-    arguments += ["--learner.deterministic", row["deterministic"]]
-    if name in SINGLE:
-        if not data:
-            pytest.skip("POSTGRAD_TEST_DATA names no folder")
-        arguments += ["--data.path", f"{data}/{SINGLE[name]}", "--data.name", "none"]
-    else:
-        arguments += ["--run_dir", str(tmp_path / "run")]
-    (tmp_path / "commands").write_text(json.dumps({name: arguments}), "utf-8")
-    path = nvidia_smi(tmp_path, *CARDS[row["memory"]][1:])
-    told = ask(stub, row, str(HERE / "command.py"), str(tmp_path / "commands"), PATH=path)[name]
+    stub = stub_of(row)
+    if name in SINGLE and not os.environ.get("POSTGRAD_TEST_DATA"):
+        pytest.skip("POSTGRAD_TEST_DATA names no folder")
+
+    def small_steps(row: Row, folder: Path) -> Started:
+        commands = {each: small_step(each, row, folder) for each in selected(request, row, SMALL)}
+        (folder / "commands").write_text(json.dumps(commands), "utf-8")
+        path = nvidia_smi(folder, *CARDS[row["memory"]][1:])
+        script, to = str(HERE / "command.py"), str(folder / "commands")
+        return stub.start(folder, script, to, **card_of(row), PATH=path)
+
+    told = told_by_row(name, row, small_steps)
     assert told.pop("error") is None
     assert told["launches"] > 100
     assert told["deterministic"] == (row["deterministic"] == "true")
@@ -206,15 +248,21 @@ def test_a_recipe_of_small_models_takes_a_small_step(
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "row"), cases(SHAPED))
 def test_a_recipe_of_8b_takes_its_first_step_or_is_refused(
+    request: pytest.FixtureRequest,
     name: str,
     row: Row,
     stub_of: Callable[[Row], Stub],
     results_of: Callable[[Stub], Results],
-    tmp_path: Path,
+    told_by_row: Callable[[str, Row, Start], Any],
 ) -> None:
     stub = stub_of(row)
-    flags = ["--learner.deterministic", row["deterministic"]]
-    told = ask(stub, row, str(HERE / "shaped.py"), str(tmp_path), name, *flags)[name]
+
+    def first_steps(row: Row, folder: Path) -> Started:
+        names = selected(request, row, SHAPED)
+        arguments = [str(folder), *names, "--learner.deterministic", row["deterministic"]]
+        return stub.start(folder, str(HERE / "shaped.py"), *arguments, **card_of(row))
+
+    told = told_by_row(name, row, first_steps)
     assert told["deterministic"] == (row["deterministic"] == "true")
     error = told.pop("error")
     if name in REFUSED[row["memory"]]:
@@ -242,7 +290,8 @@ def test_a_recipe_whose_weights_are_read_takes_two_steps_or_is_refused(
     hardware = f"{SEVERAL.get(name, 1)}x{CARDS[memory][0]}"
     arguments = [name, str(tmp_path), hardware, row["deterministic"]]
     paths = f"{ROOT / 'src'}:{ROOT / 'tests'}:{ROOT}"
-    told = ask(stub, row, str(HERE / "small_cards.py"), *arguments, PYTHONPATH=paths)
+    script = str(HERE / "small_cards.py")
+    told = stub.ask(script, *arguments, **card_of(row), PYTHONPATH=paths)
     run = told["run"]
     if name in REFUSED[memory]:
         assert not planned(name, memory)["fits"]

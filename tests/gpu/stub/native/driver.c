@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <dlfcn.h>
+#include <string.h>
 #include <sys/mman.h>
 #include "stub.h"
 #undef cuDeviceGetUuid
@@ -115,7 +116,38 @@ CUresult cuMemGetAddressRange(CUdeviceptr *to, size_t *bytes, CUdeviceptr addres
     return cuMemGetAddressRange_v2(to, bytes, address);
 }
 
-/* Memory is of this process alone. */
+/* Memory that processes hand to each other: a handle is how much it holds, and who opens it gets
+   addresses of its own, which are in nobody's account. */
+extern int cudaMalloc(void **to, size_t bytes);
+extern int cudaFree(void *start);
+CUresult cuMemAlloc(CUdeviceptr *to, size_t bytes) { return cudaMalloc((void **)to, bytes); }
+CUresult cuMemFree(CUdeviceptr start) { return cudaFree((void *)start); }
+CUresult cuIpcGetMemHandle(CUipcMemHandle *to, CUdeviceptr start)
+{
+    void *found = NULL;
+    size_t bytes = stub_range((void *)start, &found);
+    memset(to, 0, sizeof *to);
+    memcpy(to, &bytes, sizeof bytes);
+    return found == (void *)start ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult cuIpcOpenMemHandle(CUdeviceptr *to, CUipcMemHandle handle, unsigned flags)
+{
+    size_t bytes;
+    memcpy(&bytes, &handle, sizeof bytes);
+    void *start = bytes ? stub_reserve(bytes) : NULL;
+    if (!start)
+        return CUDA_ERROR_INVALID_HANDLE;
+    stub_remember(start, bytes, ON_DEVICE);
+    return *to = (CUdeviceptr)start, CUDA_SUCCESS;
+}
+CUresult cuIpcCloseMemHandle(CUdeviceptr start)
+{
+    enum where where;
+    size_t bytes = stub_forget((void *)start, &where);
+    return bytes && !munmap((void *)start, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* But not by the handles of other parts of CUDA. */
 CUresult cuMemExportToShareableHandle(
     void *to, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
     unsigned long long flags)
