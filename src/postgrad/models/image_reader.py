@@ -22,9 +22,11 @@ from postgrad.core.hub import pretrained
 from postgrad.core.media import decoded, image_store
 from postgrad.core.records import PlacedImage
 from postgrad.models.files import weights_source
+from postgrad.models.image_sizes import anyres_tokens
 from postgrad.models.images import ImageTower, Pixels
 from postgrad.models.load import LoadedModel, reading
 from postgrad.models.supported import reads_images
+from postgrad.models.towers import cut_of, more_tokens, most_tiles, side_of
 
 # The last one is of transformers' processors, which vLLM and AutoProcessor read.
 PROCESSOR_FILES = (
@@ -32,7 +34,9 @@ PROCESSOR_FILES = (
     "video_preprocessor_config.json",
     "processor_config.json",
 )
-INPUTS = ("pixel_values", "image_grid_thw", "pixel_attention_mask")  # of get_image_features
+# Of get_image_features.
+INPUTS = ("pixel_values", "image_grid_thw", "pixel_attention_mask", "image_sizes")
+MARKS = "[IMG_BREAK]", "[IMG_END]"  # of Pixtral: behind a row of an image, and behind the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +79,28 @@ class ImageReader:
         self._config = config
         self.token_id: int = config.image_token_id
         self.token = str(tokenizer.convert_ids_to_tokens(self.token_id))
-        self._write: Callable[[Any], ImageText] = self._plain
         self.placeholder = self.token
-        self._mutual = config.model_type == "gemma3"
-        if config.model_type == "gemma3":
+        # The same image has other tokens where its conversation has several (LLaVA-OneVision).
+        self.single: bool = config.model_type == "llava_onevision"
+        self._cut = cut_of(config.to_dict())
+        self._mutual = self._cut == "square"
+        if self._cut == "square":
             begin, end = config.boi_token_id, config.eoi_token_id
             self.placeholder, self._end = tokenizer.convert_ids_to_tokens([begin, end])
-            self._write = self._surrounded
-        elif config.model_type == "smolvlm":
-            self._write = self._tiled
+        elif self._cut == "crops":
+            self._around: tuple[str, str] = tuple(
+                getattr(tokenizer, f"{name}_image_token", None) or default
+                for name, default in (("start", "<img>"), ("end", "</img>"))
+            )
+        self._write: Callable[[Any], ImageText] = {
+            "grid": self._plain,
+            "square": self._surrounded,
+            "whole": self._whole,
+            "tiles": self._tiled,
+            "crops": self._cropped,
+            "anyres": self._unpadded,
+            "rows": self._in_rows,
+        }[self._cut]
         self._texts: dict[str, ImageText] = {}
 
     @property
@@ -132,14 +149,27 @@ class ImageReader:
         return decoded(image_store().read(digest))
 
     def _processed(self, picture: Any, name: str) -> Any:
-        asked = {"return_row_col_info": True} if self._write == self._tiled else {}
         try:
-            return self._processor(images=[picture], return_tensors="np", **asked)
+            return self._processor(images=[picture], return_tensors="np", **self._asked)
         except ValueError as error:  # a picture that is 200 times as wide as high, say
             raise UsageError(
                 f"{name} of {picture.width} x {picture.height} pixels is refused by the "
                 f"model's image processor: {error}"
             ) from error
+
+    @property
+    def _asked(self) -> dict[str, Any]:
+        """What the model's own processor asks its image processor for."""
+        if self._cut == "rows":
+            return {"patch_size": self._unit}
+        named = {"tiles": "return_row_col_info", "crops": "crop_to_patches"}.get(self._cut)
+        return {} if named is None else {named: True}
+
+    @property
+    def _unit(self) -> int:
+        """Pixels of the side of what becomes a token, where an image keeps its proportions."""
+        merged = getattr(self._config, "spatial_merge_size", 1)
+        return int(self._config.vision_config.patch_size * merged)
 
     def _plain(self, processed: Any) -> ImageText:
         """Qwen2.5-VL and Qwen3-VL: the template writes what surrounds an image."""
@@ -155,7 +185,7 @@ class ImageReader:
         return ImageText(f"\n\n{self.placeholder}{self.token * count}{self._end}\n\n", count)
 
     def _tiled(self, processed: Any) -> ImageText:
-        """SmolVLM: the tiles of a large image row by row, each with its place, then all of it."""
+        """Idefics 3 and SmolVLM: the tiles of a large image row by row, each with its place, then all of it."""
         vision = self._config.vision_config
         side = vision.image_size // vision.patch_size // self._config.scale_factor
         each, mark = self.token * side**2, "<fake_token_around_image>"
@@ -167,6 +197,45 @@ class ImageReader:
         tiles = "".join(f"{line}\n" for line in lines) + ("\n" if lines else "")
         text = f"{tiles}{mark}<global-img>{each}{mark}"
         return ImageText(text, side**2 * (rows * columns + 1))
+
+
+    def _whole(self, processed: Any) -> ImageText:
+        """LLaVA and ViP-LLaVA: a token for each patch of a square."""
+        vision = self._config.vision_config
+        height, width = processed["pixel_values"].shape[-2:]
+        if not height == width == vision.image_size:
+            raise UsageError(
+                f"the image processor of this {self._config.model_type} model makes images of "
+                f"{height} x {width} pixels, and its tower reads {vision.image_size} x "
+                f"{vision.image_size}: set size and crop_size in preprocessor_config.json to that"
+            )
+        count = (height // vision.patch_size) ** 2 + more_tokens(self._config.to_dict())
+        return ImageText(self.token * count, count)
+
+    def _unpadded(self, processed: Any) -> ImageText:
+        """LLaVA-NeXT and LLaVA-OneVision: the whole image, and its tiles without their padding."""
+        vision = self._config.vision_config
+        height, width = (int(side) for side in processed["image_sizes"][0])
+        pinpoints, tile = self._config.image_grid_pinpoints, vision.image_size
+        side, most = tile // vision.patch_size, most_tiles(self._config.to_dict())
+        count = anyres_tokens(height, width, pinpoints, tile, side, most)
+        return ImageText(self.token * count, count)
+
+    def _in_rows(self, processed: Any) -> ImageText:
+        """Pixtral's tower: rows, each with a mark behind it."""
+        rows, columns = (int(side) // self._unit for side in processed["image_sizes"][0])
+        behind, end = MARKS
+        text = behind.join([self.token * columns] * rows) + end
+        return ImageText(text, rows * columns)
+
+    def _cropped(self, processed: Any) -> ImageText:
+        """InternVL: crops and the whole image between two marks."""
+        vision = self._config.vision_config
+        side = side_of(vision.image_size) // side_of(vision.patch_size)
+        each = round((side * self._config.downsample_ratio) ** 2)
+        count = each * len(processed["pixel_values"])
+        begin, end = self._around
+        return ImageText(f"{begin}{self.token * count}{end}", count)
 
 
 def tower_of(model: LoadedModel) -> ImageTower | None:
