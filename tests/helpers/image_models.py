@@ -178,8 +178,8 @@ def _small_square_pixels(generator: np.random.Generator, rows: int, columns: int
 def _mistral3() -> Any:
     vision = {**VISION, "model_type": "pixtral", "rope_parameters": {**ROPE, "rope_type": "axial"}}
     yarn = {
-        "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
-        "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 16,
+        "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "beta_fast": 32.0,
+        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 16,
         "llama_4_scaling_beta": 0.1,
     }  # fmt: skip
     text = {**_text("ministral3"), "rope_parameters": yarn}
@@ -213,10 +213,18 @@ IMAGE_MODELS = {
     "vipllava": ImageModel(_vipllava, _small_square_pixels, False, False, None),
     "idefics3": ImageModel(partial(_tiled, "idefics3"), _tile_pixels, False, False, None),
 }
-# For runs: the others have what these have.
-OTHERS = ("llava_next", "llava_onevision", "mistral3", "internvl", "vipllava", "idefics3")
+LIKE_OTHERS = ("llava_next", "llava_onevision", "mistral3", "internvl", "vipllava", "idefics3")
 KINDS = [
-    pytest.param(kind, marks=pytest.mark.long) if kind in OTHERS else kind for kind in IMAGE_MODELS
+    pytest.param(kind, marks=pytest.mark.slow) if kind in LIKE_OTHERS else kind
+    for kind in IMAGE_MODELS
+]
+# For whole runs, on rows of which some have two images.
+RUNS = [
+    pytest.param(kind, marks=pytest.mark.slow if kind == "llava" else pytest.mark.long)
+    if kind == "llava" or kind in LIKE_OTHERS
+    else kind
+    for kind in IMAGE_MODELS
+    if kind != "llava_onevision"
 ]
 
 

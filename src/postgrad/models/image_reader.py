@@ -88,10 +88,8 @@ class ImageReader:
             begin, end = config.boi_token_id, config.eoi_token_id
             self.placeholder, self._end = tokenizer.convert_ids_to_tokens([begin, end])
         elif self._cut == "crops":
-            self._around: tuple[str, str] = tuple(
-                getattr(tokenizer, f"{name}_image_token", None) or default
-                for name, default in (("start", "<img>"), ("end", "</img>"))
-            )
+            begin = getattr(tokenizer, "start_image_token", None) or "<img>"
+            self._around = begin, getattr(tokenizer, "end_image_token", None) or "</img>"
         self._write: Callable[[Any], ImageText] = {
             "grid": self._plain,
             "square": self._surrounded,
@@ -185,7 +183,9 @@ class ImageReader:
         return ImageText(f"\n\n{self.placeholder}{self.token * count}{self._end}\n\n", count)
 
     def _tiled(self, processed: Any) -> ImageText:
-        """Idefics 3 and SmolVLM: the tiles of a large image row by row, each with its place, then all of it."""
+        """Idefics 3 and SmolVLM: the tiles of a large image row by row, each with its place, then
+        all of it.
+        """
         vision = self._config.vision_config
         side = vision.image_size // vision.patch_size // self._config.scale_factor
         each, mark = self.token * side**2, "<fake_token_around_image>"
@@ -197,7 +197,6 @@ class ImageReader:
         tiles = "".join(f"{line}\n" for line in lines) + ("\n" if lines else "")
         text = f"{tiles}{mark}<global-img>{each}{mark}"
         return ImageText(text, side**2 * (rows * columns + 1))
-
 
     def _whole(self, processed: Any) -> ImageText:
         """LLaVA and ViP-LLaVA: a token for each patch of a square."""
@@ -224,6 +223,11 @@ class ImageReader:
     def _in_rows(self, processed: Any) -> ImageText:
         """Pixtral's tower: rows, each with a mark behind it."""
         rows, columns = (int(side) // self._unit for side in processed["image_sizes"][0])
+        if rows * columns == 1 and self._config.model_type == "mistral3":
+            raise UsageError(
+                f"an image of {self._unit} x {self._unit} pixels or less is one token, which "
+                "transformers does not encode for a mistral3 model: scale it up"
+            )
         behind, end = MARKS
         text = behind.join([self.token * columns] * rows) + end
         return ImageText(text, rows * columns)

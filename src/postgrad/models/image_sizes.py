@@ -78,9 +78,7 @@ class ImageSizes:
         side = tower.image_size // tower.patch_size // tower.merged
         tokens = count * side**2 + tower.more_tokens
         if tower.cut == "anyres":
-            tokens = anyres_tokens(
-                height, width, self._pinpoints, pixels, side, tower.most_tiles
-            )
+            tokens = anyres_tokens(height, width, self._pinpoints, pixels, side, tower.most_tiles)
         patches = (pixels // tower.patch_size) ** 2
         return ImageCost(1, count * patches, tokens, count * patches**2)
 
@@ -123,7 +121,9 @@ class ImageSizes:
 
     def _crops(self, width: int, height: int) -> int:
         """Crops of an image of InternVL's, with the whole image where there are several."""
-        least, most = (int(self.options.get(k, d)) for k, d in (("min_patches", 1), ("max_patches", 12)))
+        least, most = (
+            int(self.options.get(k, d)) for k, d in (("min_patches", 1), ("max_patches", 12))
+        )
         shapes = [
             (columns, rows)
             for columns in range(1, most + 1)

@@ -31,6 +31,7 @@ CUTS: dict[str, Cut] = {
     "smolvlm": "tiles",
     "vipllava": "whole",
 }
+CLASSED = ("clip_vision_model", "internvl_vision")  # towers that put a token in front
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +85,20 @@ class TowerShape:
     projector_parameters: int
     more_tokens: int = 0  # as the function of this name
     most_tiles: int = 0  # the same
+    class_tokens: int = 0  # in front of the patches of an image or tile: CLIP's and InternVL's 1
+    activation: str = "gelu"
+    scaled: bool = False  # what a layer adds is multiplied by a weight (InternVL)
 
     @property
     def rms(self) -> bool:
         """Whether its norms are RMSNorms, computed in float32; others are LayerNorms."""
         return self.gated
+
+    def encoded(self, cost: ImageCost) -> float:
+        """Tokens that layers compute: the patches, and a class in front of those of each tile."""
+        if not self.class_tokens:
+            return cost.patches
+        return cost.patches * (1 + self.class_tokens / (self.image_size // self.patch_size) ** 2)
 
     @property
     def mergers(self) -> int:
@@ -110,11 +120,12 @@ class TowerShape:
         """Operations of one forward pass of the tower. Every patch of an image, a tile or a window
         sees every other: two products over all pairs.
         """
-        weights = self.patch_values * self.hidden_size + self.layers * self.layer_matrix_parameters
+        embedding = cost.patches * self.patch_values * self.hidden_size
+        layers = self.encoded(cost) * self.layers * self.layer_matrix_parameters
         windowed = self.layers - self.full_layers
         pairs = self.full_layers * cost.full_pairs + windowed * cost.window_pairs
         return ForwardFlops(
-            body=MULTIPLY_ADD * cost.patches * weights,
+            body=MULTIPLY_ADD * (embedding + layers),
             attention=2 * MULTIPLY_ADD * pairs * self.hidden_size,
             head=0.0,
         )
@@ -157,6 +168,9 @@ def tower_shape(
         projector_parameters=projector_parameters,
         more_tokens=more_tokens(config),
         most_tiles=most_tiles(config),
+        class_tokens=1 if vision.get("model_type") in CLASSED else 0,
+        activation=str(vision.get("hidden_act") or "gelu"),
+        scaled=kind == "internvl",
     )
 
 
@@ -177,7 +191,7 @@ def more_tokens(config: Mapping[str, Any]) -> int:
     """
     if cut_of(config) != "whole":
         return 0
-    classes = 1 if config["vision_config"].get("model_type") == "clip_vision_model" else 0
+    classes = 1 if config["vision_config"].get("model_type") in CLASSED else 0
     first_left_out = config.get("vision_feature_select_strategy", "default") == "default"
     return classes - first_left_out
 

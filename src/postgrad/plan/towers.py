@@ -27,13 +27,18 @@ def encodes(role: PlannedRole) -> tuple[bool, bool]:
 def kept_by_layer(tower: TowerShape, b: int) -> int:
     """Bytes a patch that one layer keeps for its backward pass. b: bytes of a number."""
     hidden, inner = tower.hidden_size, tower.intermediate_size
-    norms = 2 * hidden * ((FLOAT32 if tower.rms else 0) + b)  # RMSNorm: the stream in float32, scaled
+    norms = (
+        2 * hidden * ((FLOAT32 if tower.rms else 0) + b)
+    )  # RMSNorm: the stream in float32, scaled
     inputs = 2 * hidden * b  # of queries, keys and values, and of the feed-forward
     # What attends: q, k, v and the result. Qwen's are parts of one product, of which v keeps all,
     # and the results of windows and images are joined in a copy.
-    attention = (7 if tower.image_size == 0 else 4) * hidden * b
-    # gate, up, the activated gate and their product; or an input of the activation and its result
-    feedforward = (4 if tower.gated else 2) * inner * b
+    attention = (7 if tower.cut == "grid" else 4) * hidden * b
+    if tower.scaled:
+        attention += 2 * hidden * b  # what attention and feed-forward add, before it is scaled
+    # gate, up, the activated gate and their product; or an input of the activation and its result,
+    # and the factor of a quick GELU
+    feedforward = (4 if tower.gated else 3 if "quick" in tower.activation else 2) * inner * b
     return norms + inputs + attention + feedforward
 
 
@@ -48,7 +53,7 @@ def kept(tower: TowerShape, cost: ImageCost, b: int, role: PlannedRole) -> int:
         layer = tower.hidden_size * b
         if not role.model.gradient_checkpointing:
             layer = kept_by_layer(tower, b)
-        size += cost.patches * (tower.patch_values * b + tower.layers * layer)
+        size += cost.patches * tower.patch_values * b + tower.encoded(cost) * tower.layers * layer
     if encoder or projector:
         size += kept_by_projector(tower, cost, b)
     return int(size)
@@ -82,7 +87,7 @@ def working(tower: TowerShape, cost: ImageCost, b: int, role: PlannedRole) -> in
 
 def allocated(tower: TowerShape, cost: ImageCost, b: int) -> int:
     """Bytes that layers make of images, at the same time, or one after the other."""
-    return int(cost.patches * tower.layers * kept_by_layer(tower, b))
+    return int(tower.encoded(cost) * tower.layers * kept_by_layer(tower, b))
 
 
 def tower_seconds(
