@@ -179,8 +179,8 @@ def _mistral3() -> Any:
     vision = {**VISION, "model_type": "pixtral", "rope_parameters": {**ROPE, "rope_type": "axial"}}
     yarn = {
         "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "beta_fast": 32.0,
-        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 16,
-        "llama_4_scaling_beta": 0.1,
+        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1,
     }  # fmt: skip
     text = {**_text("ministral3"), "rope_parameters": yarn}
     return AutoConfig.for_model(
