@@ -17,7 +17,7 @@ from transformers.models.llava_onevision.processing_llava_onevision import Llava
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
 from helpers.image_directories import models, picture, write_model
-from helpers.image_models import IMAGE_MODELS
+from helpers.image_models import KINDS
 from postgrad.core.errors import UsageError
 from postgrad.core.media import MARK, decoded, image_store, images_kept_in
 from postgrad.data.answer_spans import Rendered, Unmarkable
@@ -114,7 +114,7 @@ def test_smolvlm_writes_what_its_processor_writes(
     assert reader.pixels(digest)["pixel_values"].shape == (1, rows * columns + 1, 3, 16, 16)
 
 
-@pytest.mark.parametrize("family", IMAGE_MODELS)
+@pytest.mark.parametrize("family", KINDS)
 def test_an_image_has_as_many_tokens_as_its_processor_writes_and_its_tower_gives(
     family: str, models: Callable[[str], str], stored: None
 ) -> None:
