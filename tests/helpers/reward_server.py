@@ -40,12 +40,13 @@ class FakeModel:
     std: float | None = 4.0
     max_tokens: int | None = None
     separator: str | None = None
+    images: Any = None
     seconds: float = 0.0
     gate: threading.Event | None = None
     entered: threading.Event = field(default_factory=threading.Event)
     batches: list[list[list[int]]] = field(default_factory=list)
 
-    def score(self, sequences: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
+    def score(self, sequences: Sequence[NDArray[np.int32]], images: Any) -> NDArray[np.float64]:
         self.batches.append([one.tolist() for one in sequences])
         self.entered.set()
         if self.gate is not None:

@@ -114,8 +114,20 @@ class ImageReader:
 
     def inputs(self, picture: Any, name: str) -> Pixels:
         """What the tower takes of a PIL image. name: of the image, for messages."""
+        return _inputs(self._processed(picture, name))
+
+    def show(self, digest: str, picture: Any) -> Pixels:
+        """What the tower takes of a PIL image that no store has, and whose text is known from now
+        on, until `forget`.
+        """
+        name = f"image {digest}"
         processed = self._processed(picture, name)
-        return {name: np.asarray(processed[name]) for name in INPUTS if name in processed}
+        self._texts[digest] = self._write(processed)
+        return _inputs(processed)
+
+    def forget(self, digest: str) -> None:
+        """Drops what is known of an image."""
+        self._texts.pop(digest, None)
 
     def text(self, digest: str) -> ImageText:
         """What stands in a text for an image."""
@@ -240,6 +252,10 @@ class ImageReader:
         count = each * len(processed["pixel_values"])
         begin, end = self._around
         return ImageText(f"{begin}{self.token * count}{end}", count)
+
+
+def _inputs(processed: Any) -> Pixels:
+    return {name: np.asarray(processed[name]) for name in INPUTS if name in processed}
 
 
 def tower_of(model: LoadedModel) -> ImageTower | None:
