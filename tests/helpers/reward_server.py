@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from helpers.chat import chat_tokenizer
 from postgrad.tools.pages import own_hosts
 from postgrad.tools.serve.app import Pages
+from postgrad.tools.serve.batcher import ScoringModel
 from postgrad.tools.serve.metrics import Metrics
 from postgrad.tools.serve.server import Server, listen
 from postgrad.tools.serve.wire import ServerLimits
@@ -121,7 +122,7 @@ class Running:
 
 @contextmanager
 def reward_server(
-    model: FakeModel | None = None,
+    model: ScoringModel | None = None,
     *,
     token: str | None = None,
     limits: ServerLimits | None = None,

@@ -107,6 +107,23 @@ def load_steps(
     if reader is not None:
         how += f", images by {reader.fingerprint}"
     columns = cache.columns(messages, call, how, make, book.notes) if cache else make()
+    entries = _used(rows, columns, settings, selection, book, reader)
+    steps = sum(int(answer.loss_mask.sum()) for answer in entries)
+    book.notes.append(f"{len(entries)} answers have {steps} labelled steps")
+    account = book.close(settings, f"{settings.max_len} tokens of a conversation")
+    numbered = [replace(answer, ticket=place) for place, answer in enumerate(entries)]
+    return StepwiseSet(numbered, account, settings.shuffle)
+
+
+def _used(
+    rows: Sequence[StepRow],
+    columns: TokenColumns,
+    settings: PairSettings,
+    selection: Selection,
+    book: Bookkeeper,
+    reader: "ImageReader | None",
+) -> list[Stepwise]:
+    """The answers that are used, of rows whose tokens are `columns`; `book` counts all rows."""
     encoded = zip(columns["token_ids"], columns["answer"], columns["ends"], strict=True)
     entries: list[Stepwise] = []
     for row in rows:
@@ -125,11 +142,7 @@ def load_steps(
             fate, kept = "duplicate", []
         book.add(fate, row.row)
         entries += kept
-    steps = sum(int(answer.loss_mask.sum()) for answer in entries)
-    book.notes.append(f"{len(entries)} answers have {steps} labelled steps")
-    account = book.close(settings, f"{settings.max_len} tokens of a conversation")
-    numbered = [replace(answer, ticket=place) for place, answer in enumerate(entries)]
-    return StepwiseSet(numbered, account, settings.shuffle)
+    return entries
 
 
 def step_ends(tokenizer: Any, ids: NDArray[np.int32], separator: str) -> NDArray[np.int64]:

@@ -105,8 +105,8 @@ def test_scores_are_transformers_however_an_image_is_sent(
         asked = Input.model_validate(chat(part(PNG), TEXT))
         (ids,), ((image,),) = encoder.encode([asked], shown)
         assert set(ids[image.at]) == {model.images.reader.token_id}
-        assert model.images.bytes > 0
-    assert model.images.bytes == 0
+        assert model.images.nbytes > 0
+    assert model.images.nbytes == 0
     wanted = expected(path, ids)
     by_hash = {"type": "image", "sha256": DIGEST}
     with reward_server(model) as server:
@@ -121,7 +121,7 @@ def test_scores_are_transformers_however_an_image_is_sent(
             score = remote.score(prompt, RolloutView("red")).value
             assert score == pytest.approx(wanted, rel=1e-4, abs=1e-5)
         assert server.ask("/info")[1]["reads_images"] is True
-    assert model.images.bytes == 0
+    assert model.images.nbytes == 0
     raw = Remote(url="http://x", text="{response}")
     assert "images" in str(raw.check(prompt))
 
@@ -158,7 +158,7 @@ def test_images_that_cannot_be_read_are_refused_and_nothing_is_held(served: Serv
             assert message in reply["error"]["message"]
             assert "messages.0.content" in reply["error"]["message"] or code == "cannot_encode"
             assert served.images is not None
-            assert served.images.bytes == 0
+            assert served.images.nbytes == 0
         marked = {"text": "<|image_pad|> red"}
         status, reply = server.scores(marked)
         assert (status, reply["error"]["code"]) == (422, "cannot_encode")
@@ -177,7 +177,7 @@ def test_images_are_bounded_by_number_pixels_and_room(judge: Callable[[str], Pat
         with Shown(model.images) as shown, pytest.raises(Refusal, match=message) as caught:
             encoder.encode([asked], shown)
         assert caught.value.code == code
-        assert model.images.bytes == 0
+        assert model.images.nbytes == 0
         by_hash = Input.model_validate(chat({"type": "image", "sha256": DIGEST}))
         with Shown(model.images) as shown, pytest.raises(Refusal, match="where the server has"):
             encoder.encode([by_hash], shown)
@@ -186,7 +186,7 @@ def test_images_are_bounded_by_number_pixels_and_room(judge: Callable[[str], Pat
         pass
     with pytest.raises(Refusal, match="the request has ended"):
         encoder.encode([Input.model_validate(chat(part(PNG)))], ended)
-    assert model.images.bytes == 0
+    assert model.images.nbytes == 0
 
 
 def test_models_that_read_text_alone_refuse_images(reward_dir: Path, folder: Path) -> None:

@@ -27,7 +27,7 @@ class _Held:
     requests: int  # that show it
 
     @property
-    def bytes(self) -> int:
+    def nbytes(self) -> int:
         return sum(array.nbytes for array in self.pixels.values())
 
 
@@ -44,9 +44,9 @@ class HeldImages:
         self._held: dict[str, _Held] = {}
 
     @property
-    def bytes(self) -> int:
+    def nbytes(self) -> int:
         """Of all pixels that are held."""
-        return sum(held.bytes for held in self._held.values())
+        return sum(held.nbytes for held in self._held.values())
 
     def pixels(self, digest: str) -> Pixels:
         """Those of an image of an open request. Raises RunError where its request has ended."""
@@ -67,7 +67,7 @@ class HeldImages:
         held = _Held(pixels, 1)
         with self._lock:
             most = self.limits.image_bytes
-            if self._held and self.bytes + held.bytes > most:
+            if self._held and self.nbytes + held.nbytes > most:
                 self.reader.forget(digest)
                 message = f"images of open requests take {most} bytes already; try again later"
                 raise Refusal(503, "busy", message, retry_after=1)

@@ -17,7 +17,7 @@ do not say where the answer begins.
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +47,6 @@ from postgrad.data.templates import (
 
 if TYPE_CHECKING:
     from postgrad.models.image_reader import ImageReader
-    from postgrad.tools.serve.images import Shown
 
 _QUEUED_BATCHES = 64
 
@@ -199,6 +198,16 @@ def parse(body: bytes, limits: ServerLimits) -> ScoreRequest:
     return request
 
 
+class ShowsImages(Protocol):
+    """Holds the images of one request."""
+
+    def add(self, part: ImagePart, where: str) -> str:
+        """The hash of an image, which is held now. where: its place, for messages. Raises Refusal
+        for one that cannot be read or is one too many.
+        """
+        ...
+
+
 class Encoder:
     """Inputs to token ids, for one tokenizer. Not for several threads at a time. separator: of the
     steps of a process reward model; None of one that scores whole answers. reader: of a model that
@@ -220,7 +229,7 @@ class Encoder:
         self._max_tokens = max_tokens
 
     def encode(
-        self, inputs: Sequence[Input], shown: "Shown"
+        self, inputs: Sequence[Input], shown: ShowsImages
     ) -> tuple[list[NDArray[np.int32]], list[tuple[PlacedImage, ...]]]:
         """[tokens] token ids of each input, and its images, which `shown` holds; with steps
         [tokens, 2], where the second column is 1 at the last token of a step. Raises Refusal (422)
@@ -239,7 +248,7 @@ class Encoder:
             images.append(self._placed(ids if ids.ndim == 1 else ids[:, 0], turns, where))
         return sequences, images
 
-    def _turn(self, message: ChatMessage, shown: "Shown", where: str) -> dict[str, Any]:
+    def _turn(self, message: ChatMessage, shown: ShowsImages, where: str) -> dict[str, Any]:
         """A message as templates take it: a text with a MARK for each image."""
         if isinstance(message.content, str):
             return {"role": message.role, "content": message.content}
