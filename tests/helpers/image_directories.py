@@ -3,6 +3,8 @@
 import base64
 import io
 import json
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,18 @@ def picture(seed: int, width: int, height: int) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return file.getvalue()
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of some bytes that says it has so many pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
 
 
 def row(seed: int, answer: str, sizes: tuple[tuple[int, int], ...] = ((16, 16),)) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 import base64
 import hashlib
-import struct
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from helpers.image_directories import models, picture
+from helpers.image_directories import bomb, models, picture
 from helpers.image_models import IMAGE_MODELS
 from helpers.reward_server import reward_server
 from postgrad.core.errors import UsageError
@@ -126,20 +124,9 @@ def test_scores_are_transformers_however_an_image_is_sent(
     assert "images" in str(raw.check(prompt))
 
 
-def huge(width: int, height: int) -> bytes:
-    """A PNG of some bytes that says it has so many pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        check = struct.pack(">I", zlib.crc32(kind + data))
-        return struct.pack(">I", len(data)) + kind + data + check
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
-
-
 def test_images_that_cannot_be_read_are_refused_and_nothing_is_held(served: ServedModel) -> None:
     cases: list[tuple[dict[str, Any], str, str]] = [
-        (part(huge(20_000, 5_000)), "unreadable_image", "it has 20000 x 5000 pixels"),
+        (part(bomb(20_000, 5_000)), "unreadable_image", "it has 20000 x 5000 pixels"),
         (part(PNG[:70]), "unreadable_image", "its file is broken"),
         (part(b"<svg/>"), "unreadable_image", "it is no image in PNG"),
         ({"type": "image", "base64": "$"}, "unreadable_image", "its base64 is broken"),
