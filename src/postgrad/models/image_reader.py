@@ -93,7 +93,7 @@ class ImageReader:
         self._write: Callable[[Any], ImageText] = {
             "grid": self._plain,
             "square": self._surrounded,
-            "whole": self._whole,
+            "whole": self._square,
             "tiles": self._tiled,
             "crops": self._cropped,
             "anyres": self._unpadded,
@@ -210,7 +210,7 @@ class ImageReader:
         text = f"{tiles}{mark}<global-img>{each}{mark}"
         return ImageText(text, side**2 * (rows * columns + 1))
 
-    def _whole(self, processed: Any) -> ImageText:
+    def _square(self, processed: Any) -> ImageText:
         """LLaVA and ViP-LLaVA: a token for each patch of a square."""
         vision = self._config.vision_config
         height, width = processed["pixel_values"].shape[-2:]

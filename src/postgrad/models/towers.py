@@ -17,8 +17,8 @@ CHANNELS = 3
 # by row and column, and the whole; "crops": crops in the best proportions, and the whole; "anyres":
 # the whole, and tiles without their padding, a mark behind each row; "rows": in its proportions, a
 # mark behind each row.
-Cut = Literal["grid", "square", "whole", "tiles", "crops", "anyres", "rows"]
-CUTS: dict[str, Cut] = {
+ImageCut = Literal["grid", "square", "whole", "tiles", "crops", "anyres", "rows"]
+CUTS: dict[str, ImageCut] = {
     "gemma3": "square",
     "idefics3": "tiles",
     "internvl": "crops",
@@ -69,7 +69,7 @@ class TowerShape:
     """The sizes of a tower and its projector. Example values: Qwen2.5-VL-7B."""
 
     model_type: str  # "qwen2_5_vl"
-    cut: Cut  # "grid"
+    cut: ImageCut  # "grid"
     hidden_size: int  # 1280
     intermediate_size: int  # 3420
     layers: int  # 32
@@ -174,7 +174,7 @@ def tower_shape(
     )
 
 
-def cut_of(config: Mapping[str, Any]) -> Cut:
+def cut_of(config: Mapping[str, Any]) -> ImageCut:
     """How a model of a config of IMAGE_TYPES cuts an image."""
     any_size = config["vision_config"].get("model_type") == ANY_SIZE
     return "rows" if any_size else CUTS[config["model_type"]]

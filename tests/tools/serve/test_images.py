@@ -22,7 +22,7 @@ from postgrad.models.score import RewardScale, load_score_model
 from postgrad.rewards.remote import Remote
 from postgrad.rewards.verifier import PromptView, RolloutView
 from postgrad.tools.serve.batcher import ServedModel, load_reward_model
-from postgrad.tools.serve.images import Shown
+from postgrad.tools.serve.images import RequestImages
 from postgrad.tools.serve.wire import Encoder, Input, Refusal, ServerLimits
 
 __all__ = ["models"]
@@ -99,7 +99,7 @@ def test_scores_are_transformers_however_an_image_is_sent(
     model = load_reward_model(path, "float32", 512, folder=folder)
     assert model.images is not None
     encoder = Encoder(model.tokenizer, 512, None, model.images.reader)
-    with Shown(model.images) as shown:
+    with RequestImages(model.images) as shown:
         asked = Input.model_validate(chat(part(PNG), TEXT))
         (ids,), ((image,),) = encoder.encode([asked], shown)
         assert set(ids[image.at]) == {model.images.reader.token_id}
@@ -161,14 +161,17 @@ def test_images_are_bounded_by_number_pixels_and_room(judge: Callable[[str], Pat
         assert model.images is not None
         encoder = Encoder(model.tokenizer, 512, None, model.images.reader)
         asked = Input.model_validate(chat(part(PNG), part(picture(1, 40, 16)), TEXT))
-        with Shown(model.images) as shown, pytest.raises(Refusal, match=message) as caught:
+        with RequestImages(model.images) as shown, pytest.raises(Refusal, match=message) as caught:
             encoder.encode([asked], shown)
         assert caught.value.code == code
         assert model.images.nbytes == 0
         by_hash = Input.model_validate(chat({"type": "image", "sha256": DIGEST}))
-        with Shown(model.images) as shown, pytest.raises(Refusal, match="where the server has"):
+        with (
+            RequestImages(model.images) as shown,
+            pytest.raises(Refusal, match="where the server has"),
+        ):
             encoder.encode([by_hash], shown)
-    ended = Shown(model.images)
+    ended = RequestImages(model.images)
     with ended:
         pass
     with pytest.raises(Refusal, match="the request has ended"):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from helpers.chat import HERMES, LLAMA, LLAMA_SPECIAL, chat_tokenizer
 from postgrad.data.templates import render_conversation, tokenise, turn_ends
-from postgrad.tools.serve.images import Shown
+from postgrad.tools.serve.images import RequestImages
 from postgrad.tools.serve.wire import Encoder, Refusal, ServerLimits, parse
 
 TOKENIZER = chat_tokenizer()
@@ -33,7 +33,7 @@ def test_a_conversation_ends_with_the_token_that_ends_its_last_answer(family):
     """As in training, where tokens after the last loss-bearing one are cut."""
     tokenizer = FAMILIES[family]
     request = parse(json.dumps({"inputs": [{"messages": CHAT}]}).encode(), LIMITS)
-    (ids,), _ = Encoder(tokenizer, 1000).encode(request.inputs, Shown(None))
+    (ids,), _ = Encoder(tokenizer, 1000).encode(request.inputs, RequestImages(None))
     rendered = render_conversation(
         tokenizer, CHAT, ends=turn_ends(tokenizer), turns="last", variables={}
     )
@@ -69,7 +69,7 @@ def test_whatever_arrives_becomes_tokens_within_the_limits_or_is_refused(body):
     refusal, found = None, []
     try:
         request = parse(body, LIMITS)
-        found, _ = ENCODER.encode(request.inputs, Shown(None))
+        found, _ = ENCODER.encode(request.inputs, RequestImages(None))
     except Refusal as error:
         refusal = error
     if refusal is not None:

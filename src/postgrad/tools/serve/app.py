@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from postgrad.tools.pages import is_own
 from postgrad.tools.serve import wire
 from postgrad.tools.serve.batcher import Batcher, ScoringModel
-from postgrad.tools.serve.images import Shown
+from postgrad.tools.serve.images import RequestImages
 from postgrad.tools.serve.metrics import CONTENT_TYPE, Metrics
 from postgrad.tools.serve.wire import Refusal, ServerLimits
 
@@ -111,12 +111,12 @@ class Pages:
 
     async def _scores(self, body: bytes) -> list[Any]:
         loop = asyncio.get_running_loop()
-        with Shown(self._images) as shown:
+        with RequestImages(self._images) as shown:
             encoding = loop.run_in_executor(self._encoding, self._sequences, body, shown)
             scores = await self.batcher.score(*await encoding)
         return [score.tolist() for score in scores]
 
-    def _sequences(self, body: bytes, shown: Shown) -> tuple[list[Any], list[Any]]:
+    def _sequences(self, body: bytes, shown: RequestImages) -> tuple[list[Any], list[Any]]:
         return self._encoder.encode(wire.parse(body, self.limits).inputs, shown)
 
     async def _body(self, request: Request) -> bytes:

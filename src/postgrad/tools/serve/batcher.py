@@ -328,8 +328,8 @@ class Batcher:
         nothing else.
         """
         try:
-            said = self._scorer.score(sequences, images)
-            scores = [np.asarray(each, np.float64) for each in said]
+            results = self._scorer.score(sequences, images)
+            scores = [np.asarray(each, np.float64) for each in results]
             if len(scores) != len(sequences):
                 raise ValueError(f"{len(sequences)} sequences gave {len(scores)} scores")
         except Exception as error:  # noqa: BLE001  # told to whoever sent the sequence

@@ -83,7 +83,7 @@ class HeldImages:
                     self.reader.forget(digest)
 
 
-class Shown:
+class RequestImages:
     """The images of one request, held until it ends, whatever ends it."""
 
     def __init__(self, held: HeldImages | None) -> None:
