@@ -22,7 +22,8 @@ from postgrad.core.errors import UsageError
 from postgrad.core.media import MARK, decoded, image_store, images_kept_in
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.images import with_image_texts
-from postgrad.models.image_reader import ImageReader
+from postgrad.models import image_reader
+from postgrad.models.image_reader import ImageReader, KeptPixels
 from postgrad.models.images import ImageTower
 from postgrad.models.load import load_config, load_model, load_tokenizer
 
@@ -177,6 +178,37 @@ def test_placeholders_that_are_not_those_of_the_images_are_refused(
     with pytest.raises(Unmarkable) as caught:
         with_image_texts([Rendered(text, (), "")], [question], reader)
     assert message in str(caught.value)
+
+
+@kind("qwen2_5_vl")
+def test_an_image_is_processed_once_while_it_is_kept(
+    reader: ImageReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = [image_store().add(picture(100 + n, 16, 16)) for n in range(3)]
+    size = sum(array.nbytes for array in reader.pixels(digests[0]).values())
+    kept = KeptPixels(2 * size)
+    monkeypatch.setattr(image_reader, "KEPT", kept)
+    processed: list[str] = []
+    process = reader._processed
+
+    def counting(shown: Any, name: str) -> Any:
+        processed.append(name.removeprefix("image "))
+        return process(shown, name)
+
+    monkeypatch.setattr(reader, "_processed", counting)
+    first = reader.pixels(digests[0])
+    assert reader.pixels(digests[0]) is first
+    reader.text(digests[0])
+    reader.pixels(digests[1])
+    reader.pixels(digests[0])
+    reader.pixels(digests[2])  # the second one was not used for the longest time
+    assert kept.nbytes == 2 * size
+    reader.pixels(digests[0])
+    assert processed == digests
+    again = reader.pixels(digests[1])
+    assert processed == [*digests, digests[1]]
+    expected = process(decoded(image_store().read(digests[1])), "again")["pixel_values"]
+    np.testing.assert_array_equal(again["pixel_values"], expected)
 
 
 @kind("gemma3")

@@ -7,8 +7,11 @@ token for each embedding of the tower.
 
 import hashlib
 import json
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,7 @@ PROCESSOR_FILES = (
 )
 # Of get_image_features.
 INPUTS = ("pixel_values", "image_grid_thw", "pixel_attention_mask", "image_sizes")
+KEPT_BYTES = 2**28  # of processed images that a process keeps, for all of its models
 MARKS = "[IMG_BREAK]", "[IMG_END]"  # of Pixtral: behind a row of an image, and behind the last one
 
 
@@ -46,6 +50,44 @@ class ImageText:
     text: str  # in place of the placeholder of the chat template
     tokens: int  # how often `text` has the token that gets an embedding
     grid: tuple[int, int] | None = None  # as PlacedImage.grid
+
+
+class KeptPixels:
+    """The processed images that were used last, by image processor and hash: models of a process
+    that read images alike share them. For several threads.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, str], Pixels] = OrderedDict()
+        self.nbytes = 0
+
+    def get(self, processor: str, digest: str) -> Pixels | None:
+        """Those of an image, where they are kept."""
+        with self._lock:
+            if (processor, digest) not in self._kept:
+                return None
+            self._kept.move_to_end((processor, digest))
+            return self._kept[processor, digest]
+
+    def add(self, processor: str, digest: str, pixels: Pixels) -> None:
+        """Keeps an image, and drops those that were not used for the longest time."""
+        with self._lock:
+            if (processor, digest) in self._kept:
+                return
+            self._kept[processor, digest] = pixels
+            self.nbytes += _size(pixels)
+            while self.nbytes > self._most:
+                _, dropped = self._kept.popitem(last=False)
+                self.nbytes -= _size(dropped)
+
+
+def _size(pixels: Pixels) -> int:
+    return sum(array.nbytes for array in pixels.values())
+
+
+KEPT = KeptPixels(KEPT_BYTES)
 
 
 def processor_files(path: str) -> list[Path]:
@@ -101,7 +143,7 @@ class ImageReader:
         }[self._cut]
         self._texts: dict[str, ImageText] = {}
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """A hash of what decides the tokens of an image."""
         options = self._processor.to_json_string()
@@ -109,8 +151,9 @@ class ImageReader:
         return hashlib.sha256(f"{options}\n{sizes}".encode()).hexdigest()
 
     def pixels(self, digest: str) -> Pixels:
-        """What the tower takes of an image."""
-        return self.inputs(self._picture(digest), f"image {digest}")
+        """What the tower takes of an image, which nobody changes: others get the same arrays."""
+        pixels = KEPT.get(self.fingerprint, digest)
+        return self._read(digest) if pixels is None else pixels
 
     def inputs(self, picture: Any, name: str) -> Pixels:
         """What the tower takes of a PIL image. name: of the image, for messages."""
@@ -132,10 +175,14 @@ class ImageReader:
     def text(self, digest: str) -> ImageText:
         """What stands in a text for an image."""
         if digest not in self._texts:
-            self._texts[digest] = self._write(
-                self._processed(self._picture(digest), f"image {digest}")
-            )
+            self._read(digest)
         return self._texts[digest]
+
+    def _read(self, digest: str) -> Pixels:
+        """Those of an image of the store, which are kept with its text."""
+        pixels = self.show(digest, decoded(image_store().read(digest)))
+        KEPT.add(self.fingerprint, digest, pixels)
+        return pixels
 
     def placed(
         self, ids: NDArray[np.int32], digests: Sequence[str]
@@ -154,9 +201,6 @@ class ImageReader:
             images.append(PlacedImage(digest, at[: image.tokens], image.grid, self._mutual))
             at = at[image.tokens :]
         return None if len(at) else tuple(images)
-
-    def _picture(self, digest: str) -> Any:
-        return decoded(image_store().read(digest))
 
     def _processed(self, picture: Any, name: str) -> Any:
         try:
