@@ -187,7 +187,7 @@ def test_an_image_is_processed_once_while_it_is_kept(
     digests = [image_store().add(picture(100 + n, 16, 16)) for n in range(3)]
     size = sum(array.nbytes for array in reader.pixels(digests[0]).values())
     kept = KeptPixels(2 * size)
-    monkeypatch.setattr(image_reader, "KEPT", kept)
+    monkeypatch.setitem(image_reader.KEPT, image_store(), kept)
     processed: list[str] = []
     process = reader._processed
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from transformers.utils.hub import cached_file
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import pretrained
-from postgrad.core.media import decoded, image_store
+from postgrad.core.media import ImageStore, decoded, image_store
 from postgrad.core.records import PlacedImage
 from postgrad.models.files import weights_source
 from postgrad.models.image_sizes import anyres_tokens
@@ -87,7 +88,12 @@ def _size(pixels: Pixels) -> int:
     return sum(array.nbytes for array in pixels.values())
 
 
-KEPT = KeptPixels(KEPT_BYTES)
+KEPT: WeakKeyDictionary[ImageStore, KeptPixels] = WeakKeyDictionary()
+
+
+def kept_pixels() -> KeptPixels:
+    """Those of the images of the store that is in use: another run finds none of them."""
+    return KEPT.setdefault(image_store(), KeptPixels(KEPT_BYTES))
 
 
 def processor_files(path: str) -> list[Path]:
@@ -152,7 +158,7 @@ class ImageReader:
 
     def pixels(self, digest: str) -> Pixels:
         """What the tower takes of an image, which nobody changes: others get the same arrays."""
-        pixels = KEPT.get(self.fingerprint, digest)
+        pixels = kept_pixels().get(self.fingerprint, digest)
         return self._read(digest) if pixels is None else pixels
 
     def inputs(self, picture: Any, name: str) -> Pixels:
@@ -181,7 +187,7 @@ class ImageReader:
     def _read(self, digest: str) -> Pixels:
         """Those of an image of the store, which are kept with its text."""
         pixels = self.show(digest, decoded(image_store().read(digest)))
-        KEPT.add(self.fingerprint, digest, pixels)
+        kept_pixels().add(self.fingerprint, digest, pixels)
         return pixels
 
     def placed(
