@@ -2,8 +2,6 @@
 
 import hashlib
 import io
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from helpers.image_directories import bomb
 from postgrad.core.errors import RunError
 from postgrad.core.media import MOST_PIXELS, ImageStore, decoded, image_store, images_kept_in
 
@@ -23,18 +22,6 @@ def file_of(picture: Any, format: str = "PNG", **options: Any) -> bytes:
 
 def picture(width: int = 3, height: int = 2, mode: str = "RGB") -> Any:
     return Image.new(mode, (width, height), 200)
-
-
-def bomb(width: int, height: int) -> bytes:
-    """A PNG of some bytes that says it has so many pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from helpers.image_directories import bomb
 from postgrad.core.errors import UsageError
 from postgrad.data.answers import pair_of
 from postgrad.data.chat_format import MARK
@@ -32,6 +33,7 @@ def digest(content: bytes) -> str:
 
 
 RED, DARK = png(250), png(9)
+BOMB_URL = f"data:image/png;base64,{base64.b64encode(bomb(20_000, 5_000)).decode()}"
 RED_URL = f"data:image/png;base64,{base64.b64encode(RED).decode()}"
 
 
@@ -155,6 +157,7 @@ def test_both_answers_of_a_pair_have_the_images_of_the_question(folder: Path) ->
         (["rows.jsonl"], "it is no image in PNG, JPEG"),
         (["data:image/png,abc"], "its data URL is not in base64"),
         (["data:image/png;base64,$$$$"], "its base64 is broken"),
+        ([BOMB_URL], "it has 20000 x 5000 pixels, and at most"),
         ([7], "an image is a file name, base64, a data URL, or bytes with their path"),
     ],
 )  # fmt: skip

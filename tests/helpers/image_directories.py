@@ -3,6 +3,8 @@
 import base64
 import io
 import json
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText
 
-from helpers.image_models import IMAGE_MODELS
+from helpers.image_models import IMAGE_MODELS, PINPOINTS
 from postgrad.models.fresh import make_fresh
 from postgrad.models.load import load_tokenizer
 from postgrad.models.save import save_model
@@ -23,11 +25,14 @@ MARKS = {  # what the chat template writes for an image, and the token that gets
     "qwen2_5_vl": ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"),
     "qwen3_vl": ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"),
     "gemma3": ("<start_of_image>", "<image_soft_token>"),
-    "smolvlm": ("<image>", "<image>"),
+    "internvl": ("<IMG_CONTEXT>", "<IMG_CONTEXT>"),
+    "mistral3": ("[IMG]", "[IMG]"),
 }
+IMAGE = ("<image>", "<image>")  # of the others
 SPECIAL = [
     "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>", "<start_of_image>",
     "<image_soft_token>", "<end_of_image>", "<image>", "<fake_token_around_image>", "<global-img>",
+    "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<img>", "<IMG_CONTEXT>", "</img>",
     *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)),
 ]  # fmt: skip
 TEMPLATE = (
@@ -42,7 +47,34 @@ QWEN = {
     "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2,
     "temporal_patch_size": 2, "size": {"shortest_edge": 64, "longest_edge": 1024}, **HALVES,
 }  # fmt: skip
+CLIP = {
+    "image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 8},
+    "crop_size": {"height": 8, "width": 8}, **HALVES,
+}  # fmt: skip
+ANYRES = {"image_grid_pinpoints": PINPOINTS, **HALVES}
 PROCESSORS: dict[str, dict[str, Any]] = {
+    "llava": CLIP,
+    "vipllava": CLIP,
+    "llava_next": {
+        "image_processor_type": "LlavaNextImageProcessor", "size": {"shortest_edge": 8},
+        "crop_size": {"height": 8, "width": 8}, **ANYRES,
+    },
+    "llava_onevision": {
+        "image_processor_type": "LlavaOnevisionImageProcessor",
+        "size": {"height": 8, "width": 8}, **ANYRES,
+    },
+    "mistral3": {
+        "image_processor_type": "PixtralImageProcessor", "patch_size": 4,
+        "size": {"longest_edge": 32}, **HALVES,
+    },
+    "internvl": {
+        "image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 16, "width": 16},
+        "max_patches": 4, **HALVES,
+    },
+    "idefics3": {
+        "image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 32},
+        "max_image_size": {"longest_edge": 16}, "do_image_splitting": True, **HALVES,
+    },
     "qwen2_5_vl": QWEN,
     "qwen3_vl": QWEN,
     "gemma3": {
@@ -62,13 +94,13 @@ def write_model(kind: str, to: Path, change: Callable[[Any], None] = lambda conf
     make_fresh(ModelInit.model_validate(init), [], 0, to.with_name(f"{to.name}-text"))
     tokenizer = load_tokenizer(str(to.with_name(f"{to.name}-text")))
     tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
-    tokenizer.chat_template = TEMPLATE.replace("IMAGE", MARKS[kind][0])
+    tokenizer.chat_template = TEMPLATE.replace("IMAGE", MARKS.get(kind, IMAGE)[0])
     ids = dict(zip(SPECIAL, tokenizer.convert_tokens_to_ids(SPECIAL), strict=True))
     config = IMAGE_MODELS[kind].config()
     text = config.get_text_config()
     text.vocab_size, text.pad_token_id = len(tokenizer), tokenizer.pad_token_id
     text.eos_token_id = tokenizer.eos_token_id
-    config.image_token_id = ids[MARKS[kind][1]]
+    config.image_token_id = ids[MARKS.get(kind, IMAGE)[1]]
     if kind.startswith("qwen"):
         config.video_token_id = ids["<|video_pad|>"]
         config.vision_start_token_id = ids["<|vision_start|>"]
@@ -90,6 +122,18 @@ def picture(seed: int, width: int, height: int) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return file.getvalue()
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of some bytes that says it has so many pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
 
 
 def row(seed: int, answer: str, sizes: tuple[tuple[int, int], ...] = ((16, 16),)) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForImageTextToText
@@ -46,6 +48,7 @@ class ImageModel:
     grid: bool  # rotary positions have three components
     mutual: bool  # tokens of an image see each other
     types: str | None  # the argument of transformers' forward that says which tokens are images'
+    size: tuple[int, int] = (2, 2)  # rows and columns of tokens, where images have one size
 
 
 def _qwen_pixels(generator: np.random.Generator, rows: int, columns: int) -> Pixels:
@@ -102,16 +105,98 @@ def _tile_pixels(generator: np.random.Generator, rows: int, columns: int) -> Pix
     return {"pixel_values": generator.normal(size=(1, 1, 3, 16, 16)).astype(np.float32)}
 
 
-def _smolvlm() -> Any:
-    vision = {
-        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "image_size": 16, "patch_size": 4,
-    }  # fmt: skip
-    rope = {"rope_type": "default", "rope_theta": 100.0}
-    text = {**TEXT, "model_type": "llama", "rope_parameters": rope}
+ROPE = {"rope_type": "default", "rope_theta": 100.0}
+VISION: dict[str, Any] = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "image_size": 16, "patch_size": 4,
+}  # fmt: skip
+
+
+def _text(kind: str) -> dict[str, Any]:
+    return {**TEXT, "model_type": kind, "head_dim": 8, "rope_parameters": ROPE}
+
+
+def _tiled(kind: str) -> Any:
+    """SmolVLM and Idefics 3."""
+    text = {**TEXT, "model_type": "llama", "rope_parameters": ROPE}
     return AutoConfig.for_model(
-        "smolvlm", text_config=text, vision_config=vision, image_token_id=PLACEHOLDER,
+        kind, text_config=text, vision_config=VISION, image_token_id=PLACEHOLDER,
         scale_factor=2, tie_word_embeddings=False,
+    )  # fmt: skip
+
+
+def _llava() -> Any:
+    """CLIP's tower, whose last layer nobody reads, and whose first token is left out."""
+    vision = {**VISION, "model_type": "clip_vision_model", "image_size": 8, "num_hidden_layers": 3}
+    return AutoConfig.for_model(
+        "llava", text_config=_text("llama"), vision_config=vision, image_token_index=PLACEHOLDER
+    )
+
+
+def _vipllava() -> Any:
+    vision = {**VISION, "model_type": "clip_vision_model", "image_size": 8, "num_hidden_layers": 3}
+    return AutoConfig.for_model(
+        "vipllava", text_config=_text("llama"), vision_config=vision,
+        image_token_index=PLACEHOLDER, vision_feature_layer=[-2, 1],
+    )  # fmt: skip
+
+
+def _llava_next() -> Any:
+    vision = {**VISION, "model_type": "clip_vision_model", "image_size": 8, "num_hidden_layers": 3}
+    return AutoConfig.for_model(
+        "llava_next", text_config=_text("mistral"), vision_config=vision,
+        image_token_index=PLACEHOLDER, image_grid_pinpoints=PINPOINTS,
+    )  # fmt: skip
+
+
+def _llava_onevision() -> Any:
+    vision = {
+        **VISION, "model_type": "siglip_vision_model", "image_size": 8, "vision_use_head": False,
+    }  # fmt: skip
+    return AutoConfig.for_model(
+        "llava_onevision", text_config=_text("qwen2"), vision_config=vision,
+        image_token_index=PLACEHOLDER, video_token_index=93, image_grid_pinpoints=PINPOINTS,
+        vision_aspect_ratio="anyres_max_2",
+    )  # fmt: skip
+
+
+PINPOINTS = [[8, 16], [16, 8], [16, 16]]
+
+
+def _anyres_pixels(generator: np.random.Generator, rows: int, columns: int) -> Pixels:
+    """An image of 8 x 14 pixels, on two tiles of 8 x 8: without padding 2 x 4 tokens and 2 marks,
+    and 2 x 2 of the whole image.
+    """
+    pixels = generator.normal(size=(1, 3, 3, 8, 8)).astype(np.float32)
+    return {"pixel_values": pixels, "image_sizes": np.array([[8, 14]], np.int64)}
+
+
+def _small_square_pixels(generator: np.random.Generator, rows: int, columns: int) -> Pixels:
+    return {"pixel_values": generator.normal(size=(1, 3, 8, 8)).astype(np.float32)}
+
+
+def _mistral3() -> Any:
+    vision = {**VISION, "model_type": "pixtral", "rope_parameters": {**ROPE, "rope_type": "axial"}}
+    yarn = {
+        "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "beta_fast": 32.0,
+        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1,
+    }  # fmt: skip
+    text = {**_text("ministral3"), "rope_parameters": yarn}
+    return AutoConfig.for_model(
+        "mistral3", text_config=text, vision_config=vision, image_token_index=PLACEHOLDER,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+
+
+def _sized_pixels(generator: np.random.Generator, rows: int, columns: int) -> Pixels:
+    return {**_square_pixels(generator, rows, columns), "image_sizes": np.array([[16, 16]])}
+
+
+def _internvl() -> Any:
+    return AutoConfig.for_model(
+        "internvl", text_config=_text("qwen3"), vision_config=VISION, image_token_id=PLACEHOLDER,
+        image_seq_length=4,
     )  # fmt: skip
 
 
@@ -119,8 +204,28 @@ IMAGE_MODELS = {
     "qwen2_5_vl": ImageModel(_qwen2_5, _qwen_pixels, True, False, "mm_token_type_ids"),
     "qwen3_vl": ImageModel(_qwen3, _qwen_pixels, True, False, "mm_token_type_ids"),
     "gemma3": ImageModel(_gemma3, _square_pixels, False, True, "token_type_ids"),
-    "smolvlm": ImageModel(_smolvlm, _tile_pixels, False, False, None),
+    "smolvlm": ImageModel(partial(_tiled, "smolvlm"), _tile_pixels, False, False, None),
+    "llava": ImageModel(_llava, _small_square_pixels, False, False, None),
+    "llava_next": ImageModel(_llava_next, _anyres_pixels, False, False, None, (2, 7)),
+    "llava_onevision": ImageModel(_llava_onevision, _anyres_pixels, False, False, None, (2, 7)),
+    "mistral3": ImageModel(_mistral3, _sized_pixels, False, False, None),
+    "internvl": ImageModel(_internvl, _square_pixels, False, False, None),
+    "vipllava": ImageModel(_vipllava, _small_square_pixels, False, False, None),
+    "idefics3": ImageModel(partial(_tiled, "idefics3"), _tile_pixels, False, False, None),
 }
+LIKE_OTHERS = ("llava_next", "llava_onevision", "mistral3", "internvl", "vipllava", "idefics3")
+KINDS = [
+    pytest.param(kind, marks=pytest.mark.slow) if kind in LIKE_OTHERS else kind
+    for kind in IMAGE_MODELS
+]
+# For whole runs, on rows of which some have two images.
+RUNS = [
+    pytest.param(kind, marks=pytest.mark.slow if kind == "llava" else pytest.mark.long)
+    if kind == "llava" or kind in LIKE_OTHERS
+    else kind
+    for kind in IMAGE_MODELS
+    if kind != "llava_onevision"
+]
 
 
 def fresh(kind: str, implementation: str | None = None) -> Any:
@@ -163,7 +268,7 @@ class Scene:
     def __init__(self, kind: str) -> None:
         self.model = model = IMAGE_MODELS[kind]
         generator = np.random.default_rng(3)
-        sizes = SIZES if model.grid else ((2, 2), (2, 2))
+        sizes = SIZES if model.grid else (model.size, model.size)
         digests = [hashlib.sha256(bytes([n])).hexdigest() for n in range(2)]
         self.pixels: dict[str, Pixels] = {
             digest: model.pixels(generator, *size)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from helpers.chat import chat_tokenizer
 from postgrad.tools.pages import own_hosts
 from postgrad.tools.serve.app import Pages
+from postgrad.tools.serve.batcher import ScoringModel
 from postgrad.tools.serve.metrics import Metrics
 from postgrad.tools.serve.server import Server, listen
 from postgrad.tools.serve.wire import ServerLimits
@@ -40,12 +41,13 @@ class FakeModel:
     std: float | None = 4.0
     max_tokens: int | None = None
     separator: str | None = None
+    images: Any = None
     seconds: float = 0.0
     gate: threading.Event | None = None
     entered: threading.Event = field(default_factory=threading.Event)
     batches: list[list[list[int]]] = field(default_factory=list)
 
-    def score(self, sequences: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
+    def score(self, sequences: Sequence[NDArray[np.int32]], images: Any) -> NDArray[np.float64]:
         self.batches.append([one.tolist() for one in sequences])
         self.entered.set()
         if self.gate is not None:
@@ -120,7 +122,7 @@ class Running:
 
 @contextmanager
 def reward_server(
-    model: FakeModel | None = None,
+    model: ScoringModel | None = None,
     *,
     token: str | None = None,
     limits: ServerLimits | None = None,

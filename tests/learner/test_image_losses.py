@@ -16,7 +16,7 @@ from torch.nn.functional import logsigmoid
 from transformers import AutoModelForImageTextToText, AutoModelForSequenceClassification
 
 from helpers.image_directories import models, vision_pair
-from helpers.image_models import IMAGE_MODELS
+from helpers.image_models import IMAGE_MODELS, KINDS
 from postgrad.algorithms.bradley_terry import BradleyTerry
 from postgrad.algorithms.dpo import DPO
 from postgrad.core.media import images_kept_in
@@ -41,10 +41,12 @@ TEXT = {"prompt": "Ready?", "chosen": "yes", "rejected": "no"}
 
 
 def joined(arrays: Sequence[Any]) -> Tensor:
-    """The pixels of several images; of tiles [1, tiles, ...] those with fewer end with zeros."""
+    """The pixels of several images; those with fewer tiles [1, tiles, ...], or of fewer pixels,
+    end with zeros.
+    """
     if arrays[0].shape[0] == 1 and arrays[0].ndim > 2:
-        most = max(array.shape[1] for array in arrays)
-        wanted = [[(0, 0)] + [(0, most - a.shape[1])] + [(0, 0)] * (a.ndim - 2) for a in arrays]
+        most = np.max([array.shape[1:] for array in arrays], 0)
+        wanted = [[(0, 0), *((0, more) for more in most - a.shape[1:])] for a in arrays]
         arrays = [np.pad(a, widths) for a, widths in zip(arrays, wanted, strict=True)]
     return torch.from_numpy(np.concatenate(arrays))
 
@@ -131,7 +133,7 @@ def sums(lm: Any, ids: Tensor, named: dict[str, Any], mask: Sequence[Any]) -> Te
     return torch.stack([chosen[number, at].sum() for number, at in enumerate(rows)])
 
 
-@pytest.mark.parametrize("kind", IMAGE_MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_dpo_is_that_of_transformers_padded_forward(kind: str, task: Callable[[str], Task]) -> None:
     given = task(kind)
     sequences, (ids, named) = given.sequences, given.padded()
@@ -155,7 +157,7 @@ def test_dpo_is_that_of_transformers_padded_forward(kind: str, task: Callable[[s
     assert_same(ours, plain)
 
 
-@pytest.mark.parametrize("kind", IMAGE_MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_reward_model_is_that_of_transformers_padded_forward(
     kind: str, task: Callable[[str], Task]
 ) -> None:

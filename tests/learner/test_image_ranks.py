@@ -23,7 +23,12 @@ from postgrad.parallel.sharding import whole_tensor
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
-STAGES: dict[ShardingStage, str] = {"none": "gemma3", "zero2": "qwen2_5_vl", "zero3": "qwen3_vl"}
+STAGES: dict[ShardingStage, str] = {
+    "none": "gemma3",
+    "zero1": "llava_next",
+    "zero2": "qwen2_5_vl",
+    "zero3": "qwen3_vl",
+}
 UPDATES = (np.arange(4), np.array([2, 3]), np.array([3]), np.arange(4))
 
 

@@ -3,6 +3,7 @@ sequence at a time, and an image that samples share is encoded once.
 """
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,28 @@ def test_the_cut_into_micro_batches_does_not_matter(kind: str) -> None:
     np.testing.assert_allclose(
         backbone.column(scene.sequences, read).values, together, rtol=1e-5, atol=2e-5
     )
+
+
+def test_tokens_of_an_image_see_those_behind_them_in_packed_sequences() -> None:
+    """Gemma 3's spans matter: as text before text, the same tokens have other logprobs."""
+    scene = Scene("gemma3")
+    backbone = learner("gemma3", scene)
+
+    def read() -> Any:
+        column = backbone.column(scene.sequences, lambda part: backbone.logprobs(part, 1.0)[0])
+        return column.values
+
+    mutual = read()
+    images = [scene.sequences.images_of(row) for row in range(4)]
+    assert all(image.mutual for shown in images for image in shown)
+    scene.sequences = Sequences(
+        scene.sequences.tokens, scene.sequences.loss_mask, scene.sequences.group,
+        images=tuple(tuple(replace(i, mutual=False) for i in shown) for shown in images),
+    )  # fmt: skip
+    apart = np.abs(read() - mutual)
+    assert apart.max() > 1e-3
+    without = scene.sequences.tokens.offsets[3]  # the last one has no image
+    np.testing.assert_array_equal(apart[without:], 0.0)
 
 
 def test_an_image_is_encoded_once_for_its_samples() -> None:

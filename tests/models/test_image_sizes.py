@@ -15,7 +15,7 @@ from postgrad.models.load import load_config, load_tokenizer
 
 __all__ = ["models"]
 
-PIXELS = ((16, 16), (40, 16), (16, 24), (7, 60), (100, 33), (64, 64), (5, 5))  # width, height
+PIXELS = ((16, 16), (40, 16), (16, 24), (7, 60), (100, 33), (64, 64), (9, 5))  # width, height
 
 
 def sizes_of(path: str) -> ImageSizes:

@@ -32,7 +32,7 @@ class FakeJudge:
     def step_ends(self, ids: np.ndarray, separator: str) -> np.ndarray:
         return np.union1d(np.flatnonzero(ids == END), [len(ids) - 1])
 
-    def score_steps(self, sequences: Any, masks: Any) -> list[np.ndarray]:
+    def score_steps(self, sequences: Any, masks: Any, images: Any) -> list[np.ndarray]:
         return [np.array(self.scores[: int(mask.sum())]) for mask in masks]
 
 

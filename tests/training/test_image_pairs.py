@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from helpers.image_directories import models, picture, row, vision_pair
-from helpers.image_models import IMAGE_MODELS
+from helpers.image_models import IMAGE_MODELS, RUNS
 from helpers.runs import lines, tensors
 from postgrad.core.errors import UsageError
 from postgrad.core.media import images_kept_in
@@ -84,7 +84,7 @@ def assert_whole_model_learned(before: Path, after: Path) -> None:
     assert any(is_frozen(f".{name}", ("projector",)) for name in moved)
 
 
-@pytest.mark.parametrize("kind", IMAGE_MODELS)
+@pytest.mark.parametrize("kind", RUNS)
 def test_dpo_learns_exports_and_evaluates(
     kind: str, make: Make, models: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from helpers.image_directories import models, row
-from helpers.image_models import IMAGE_MODELS
+from helpers.image_models import RUNS
 from helpers.runs import tensors
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.images import is_frozen
@@ -76,7 +76,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("kind", IMAGE_MODELS)
+@pytest.mark.parametrize("kind", RUNS)
 def test_a_run_samples_learns_and_exports(
     kind: str, make: Make, models: Callable[[str], str], tmp_path: Path
 ) -> None:

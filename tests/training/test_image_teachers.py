@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from helpers.image_directories import models, row, write_model
-from helpers.image_models import IMAGE_MODELS, Scene, fresh
+from helpers.image_models import KINDS, Scene, fresh
 from helpers.runs import lines
 from postgrad.core.errors import UsageError
 from postgrad.layout.layout import lay_out
@@ -69,7 +69,7 @@ def transformers_logits(lm: Any, scene: Scene) -> list[torch.Tensor]:
     return rows
 
 
-@pytest.mark.parametrize("kind", IMAGE_MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_divergences_are_those_of_transformers(kind: str) -> None:
     scene, student, teacher = Scene(kind), fresh(kind), teacher_model(kind)
     learner = LiveDistillation(

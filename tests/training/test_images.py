@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from helpers.image_directories import models, row
-from helpers.image_models import IMAGE_MODELS
+from helpers.image_models import RUNS
 from helpers.runs import tensors
 from postgrad.core.errors import UsageError
 from postgrad.models.images import is_frozen
@@ -62,7 +62,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("kind", IMAGE_MODELS)
+@pytest.mark.parametrize("kind", RUNS)
 def test_a_run_learns_and_exports_what_it_learned(
     kind: str, make: Make, models: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -150,3 +150,13 @@ def test_a_dry_run_says_that_it_does_not_try_images(make: Make) -> None:
     report = dry_run(make("qwen2_5_vl"), Console())
     assert len(report.problems) == 1
     assert "which a dry run does not try yet" in str(report.problems[0])
+
+
+@pytest.mark.long
+def test_llava_onevision_learns_from_rows_with_one_image(make: Make, tmp_path: Path) -> None:
+    recipe = make("llava_onevision")
+    with pytest.raises(UsageError, match="it has 2 images, and this type of model makes other"):
+        train(recipe, Console())
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f"{json.dumps(each)}\n" for each in (*ROWS[1:3], *ROWS[4:6], TEXT)))
+    assert np.isfinite(train(make("llava_onevision", "again"), Console())["loss_after"])

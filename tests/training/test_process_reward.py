@@ -26,6 +26,7 @@ from postgrad.recipe.load import load_recipe
 from postgrad.tools.evaluate import evaluate
 from postgrad.tools.export import export
 from postgrad.tools.serve.batcher import ServedModel, load_reward_model
+from postgrad.tools.serve.images import RequestImages
 from postgrad.tools.serve.wire import Encoder, Input, Refusal
 from postgrad.training.start import train
 
@@ -86,7 +87,9 @@ def test_an_exported_model_is_evaluated_as_in_its_run(run: Path) -> None:
 
 def test_a_server_gives_a_probability_for_each_step(served: ServedModel) -> None:
     encoder = Encoder(served.tokenizer, 256, served.separator)
-    (marked,) = encoder.encode([Input.model_validate({"messages": MESSAGES})])
+    (marked,), _ = encoder.encode(
+        [Input.model_validate({"messages": MESSAGES})], RequestImages(None)
+    )
     (scores,) = served.score([marked])
     assert scores.shape == (3,)
     assert ((scores > 0) & (scores < 1)).all()
@@ -98,7 +101,7 @@ def test_a_server_gives_a_probability_for_each_step(served: ServedModel) -> None
 def test_a_server_of_steps_takes_messages_alone(served: ServedModel) -> None:
     encoder = Encoder(served.tokenizer, 256, served.separator)
     with pytest.raises(Refusal, match=r"inputs\.0: .* send messages"):
-        encoder.encode([Input.model_validate({"text": "a"})])
+        encoder.encode([Input.model_validate({"text": "a"})], RequestImages(None))
 
 
 def test_a_trained_head_goes_on_as_one_row(run: Path) -> None:

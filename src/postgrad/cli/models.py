@@ -97,6 +97,10 @@ def _add_serve_reward(commands: Commands) -> None:
     parser.add_argument("--max-batch-tokens", type=int, metavar="N", help="tokens per model call")
     parser.add_argument("--max-request-bytes", type=int, metavar="N")
     parser.add_argument("--request-seconds", type=float, metavar="S")
+    parser.add_argument(
+        "--images", type=Path, metavar="DIR",
+        help="images that clients may name by their hash: the folder images/ of a run",
+    )  # fmt: skip
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
 
 
@@ -206,6 +210,7 @@ def _serve_reward(args: argparse.Namespace, rest: list[str]) -> Any:
         token_file=args.token_file,
         dtype=args.dtype,
         limits=limits,
+        images=args.images,
     )
 
 

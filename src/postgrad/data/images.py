@@ -91,6 +91,11 @@ def with_image_texts(
         if written := [mark for mark in marks if mark in str(message)]:
             raise Unmarkable(f"message {number} has {written[0]!r}, which stands for an image")
     digests = images_in(messages)
+    if reader.single and len(digests) > 1:
+        raise Unmarkable(
+            f"it has {len(digests)} images, and this type of model makes other tokens of an image "
+            "where a conversation has several, which is not supported: give each an image"
+        )
     most = max((text.text.count(reader.placeholder) for text in texts), default=0)
     if most > len(digests) or (len(texts) == 1 and most < len(digests)):
         raise Unmarkable(

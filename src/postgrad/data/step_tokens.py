@@ -5,7 +5,7 @@ data.max_len. Where a step ends in token ids is decided here too, for training r
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +13,14 @@ from tokenizers.decoders import DecodeStream
 
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
+from postgrad.core.records import PlacedImage
 from postgrad.data.account import Bookkeeper, Fate
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.cache import TokenCache, TokenColumns
 from postgrad.data.conversations import marked, unmarkable
 from postgrad.data.draws import DrawnSet, Draws
 from postgrad.data.functions import prepared_rows
+from postgrad.data.images import images_in, placed_in, with_image_texts
 from postgrad.data.mixture import mixture_of, selection_and_cache
 from postgrad.data.overlap import HeldOut, Selection
 from postgrad.data.rows import Row, dataset_name
@@ -34,6 +36,9 @@ from postgrad.data.templates import (
     unread_notes,
 )
 
+if TYPE_CHECKING:
+    from postgrad.models.image_reader import ImageReader  # imports torch
+
 
 @dataclass(frozen=True, slots=True)
 class Stepwise:
@@ -48,6 +53,7 @@ class Stepwise:
     prompt_tokens: int  # tokens before the answer
     metadata: Mapping[str, Any]  # the other columns of the row, JSON values
     path: int = 0  # which of its row's answers
+    images: tuple[PlacedImage, ...] = ()
 
 
 class StepwiseSet(DrawnSet[Stepwise]):
@@ -55,12 +61,16 @@ class StepwiseSet(DrawnSet[Stepwise]):
 
 
 def training_steps(
-    settings: PairMixSettings, tokenizer: Any, *, exclude: HeldOut
+    settings: PairMixSettings,
+    tokenizer: Any,
+    *,
+    exclude: HeldOut,
+    reader: "ImageReader | None" = None,
 ) -> Draws[Stepwise]:
     """The answers of [data] by ticket. Raises UsageError as load_steps does."""
     selection, cache = selection_and_cache(settings, tokenizer, exclude)
     sets = [
-        load_steps(source, tokenizer, selection=selection, cache=cache)
+        load_steps(source, tokenizer, selection=selection, cache=cache, reader=reader)
         for source in settings.sources
     ]
     return mixture_of(settings.sets, sets, settings.shuffle)
@@ -72,12 +82,15 @@ def load_steps(
     *,
     selection: Selection | None = None,
     cache: TokenCache | None = None,
+    reader: "ImageReader | None" = None,
 ) -> StepwiseSet:
     """Reads, renders and tokenises a dataset of labelled steps. selection: held-out questions and
-    duplicates, shared by all sets of the run.
+    duplicates, shared by all sets of the run. reader: of a model that reads images; others refuse
+    rows with some.
 
     Answers over settings.max_len tokens are dropped, cut (the steps that end behind it are lost),
-    or an error, as settings.on_too_long says. Raises UsageError that names row and column.
+    or an error, as settings.on_too_long says; no image is cut. Raises UsageError that names row and
+    column.
     """
     selection = selection or Selection()
     book = Bookkeeper(dataset_name(settings))
@@ -88,15 +101,34 @@ def load_steps(
     book.notes += unread_notes(tokenizer, [row.row for row, _ in paths], messages, call)
 
     def make() -> TokenColumns:
-        return _tokenised(settings, tokenizer, paths, messages)
+        return _tokenised(settings, tokenizer, paths, messages, reader)
 
     how = f"steps between {settings.separator!r}: {[[*map(len, path.steps)] for _, path in paths]}"
+    if reader is not None:
+        how += f", images by {reader.fingerprint}"
     columns = cache.columns(messages, call, how, make, book.notes) if cache else make()
+    entries = _used(rows, columns, settings, selection, book, reader)
+    steps = sum(int(answer.loss_mask.sum()) for answer in entries)
+    book.notes.append(f"{len(entries)} answers have {steps} labelled steps")
+    account = book.close(settings, f"{settings.max_len} tokens of a conversation")
+    numbered = [replace(answer, ticket=place) for place, answer in enumerate(entries)]
+    return StepwiseSet(numbered, account, settings.shuffle)
+
+
+def _used(
+    rows: Sequence[StepRow],
+    columns: TokenColumns,
+    settings: PairSettings,
+    selection: Selection,
+    book: Bookkeeper,
+    reader: "ImageReader | None",
+) -> list[Stepwise]:
+    """The answers that are used, of rows whose tokens are `columns`; `book` counts all rows."""
     encoded = zip(columns["token_ids"], columns["answer"], columns["ends"], strict=True)
     entries: list[Stepwise] = []
     for row in rows:
         answers = [
-            _answer(row, number, path, *next(encoded), settings)
+            _answer(row, number, path, *next(encoded), settings, reader)
             for number, path in enumerate(row.paths)
         ]
         fates: list[Fate] = [fate for fate, _ in answers]
@@ -110,11 +142,7 @@ def load_steps(
             fate, kept = "duplicate", []
         book.add(fate, row.row)
         entries += kept
-    steps = sum(int(answer.loss_mask.sum()) for answer in entries)
-    book.notes.append(f"{len(entries)} answers have {steps} labelled steps")
-    account = book.close(settings, f"{settings.max_len} tokens of a conversation")
-    numbered = [replace(answer, ticket=place) for place, answer in enumerate(entries)]
-    return StepwiseSet(numbered, account, settings.shuffle)
+    return entries
 
 
 def step_ends(tokenizer: Any, ids: NDArray[np.int32], separator: str) -> NDArray[np.int64]:
@@ -166,6 +194,7 @@ def _tokenised(
     tokenizer: Any,
     paths: Sequence[tuple[StepRow, StepPath]],
     messages: Sequence[Sequence[Any]],
+    reader: "ImageReader | None",
 ) -> TokenColumns:
     """Columns by answer: token_ids, answer (True at its tokens), ends (at a step's last token)."""
     rendered = render_conversations(
@@ -174,11 +203,15 @@ def _tokenised(
         ends=turn_ends(tokenizer),
         turns="last",
         variables=template_call(settings),
+        parts=reader is not None,
     )
     texts: list[Rendered] = []
-    for (row, _), rendering in zip(paths, rendered, strict=False):  # it ends at the first refusal
+    for (row, _), conversation, rendering in zip(
+        paths, messages, rendered, strict=False
+    ):  # it ends at the first refusal
         try:
-            texts.append(single_text(rendering))
+            text = single_text(rendering)
+            texts += [text] if reader is None else with_image_texts([text], conversation, reader)
         except Unmarkable as error:
             raise unmarkable(row.row, error) from error
     tokens = marked(tokenizer, [row.row for row, _ in paths], texts)
@@ -199,9 +232,11 @@ def _tokenised(
         except Unmarkable as error:
             raise unmarkable(row.row, error) from error
         rows.append((ids[:length], mask[:length], ends))
-    columns = zip(("token_ids", "answer", "ends"), zip(*rows, strict=True), strict=True)
-    kinds = {"token_ids": np.int32, "answer": np.bool_, "ends": np.bool_}
-    return {name: Ragged.of(column, kinds[name]) for name, column in columns}
+    return {
+        "token_ids": Ragged.of([ids for ids, _, _ in rows], np.int32),
+        "answer": Ragged.of([mask for _, mask, _ in rows], np.bool_),
+        "ends": Ragged.of([ends for _, _, ends in rows], np.bool_),
+    }
 
 
 def _ends(
@@ -231,6 +266,7 @@ def _answer(
     answer: NDArray[np.bool_],
     ends: NDArray[np.bool_],
     settings: PairSettings,
+    reader: "ImageReader | None",
 ) -> tuple[Fate, Stepwise | None]:
     """The fate of one answer, and its record where it is used. Raises UsageError where it is too
     long and data.on_too_long = "error".
@@ -240,13 +276,18 @@ def _answer(
     places = places[places < settings.max_len]
     labels = list(path.labels)[: len(places)]
     labelled = [label is not None for label in labels]
+    digests = images_in(row.prompt)
+    images = () if reader is None else placed_in(row.row, ids, digests, reader)
+    images = tuple(image for image in images if image.at[0] < settings.max_len)
+    if images and images[-1].at[-1] >= settings.max_len:
+        fate = "too_long"  # half an image cannot be shown
     if fate == "too_long" or not any(labelled):
         return "no_loss" if fate != "too_long" else fate, None
     mask, values = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.float32)
     mask[places] = labelled
     values[places] = [label or 0.0 for label in labels]
     last = int(np.flatnonzero(labelled)[-1])
-    columns = row.row.values.items()
+    columns = (column for column in row.row.values.items() if column[0] != settings.images)
     cut = slice(settings.max_len)
     return (
         fate,
@@ -260,6 +301,7 @@ def _answer(
             prompt_tokens=int(np.argmax(answer)),
             metadata={name: value for name, value in columns if isinstance(value, str | int)},
             path=number,
+            images=images,
         ),
     )
 

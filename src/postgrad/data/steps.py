@@ -10,7 +10,7 @@ from typing import Any, cast
 from postgrad.core.errors import UsageError
 from postgrad.data.answers import prompt_before
 from postgrad.data.chat_format import Message
-from postgrad.data.images import with_images
+from postgrad.data.images import identified, with_images
 from postgrad.data.messages import column, with_system
 from postgrad.data.rows import Row, shown
 from postgrad.data.settings import PairSettings
@@ -48,8 +48,10 @@ class StepRow:
 
     @property
     def question(self) -> list[str]:
-        """All texts of the user, joined into one question; [] if there are none."""
-        texts = [turn["content"] for turn in self.prompt if turn["role"] == "user"]
+        """All texts of the user, joined into one question, with the hashes of their images; [] if
+        there are none.
+        """
+        texts = [identified(turn) for turn in self.prompt if turn["role"] == "user"]
         return ["\n".join(texts)] if texts else []
 
     @property

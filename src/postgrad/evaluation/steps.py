@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from postgrad.algorithms.process_reward import RIGHT
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences
+from postgrad.core.records import Sequences, images_column
 from postgrad.data.account import RowAccount
 from postgrad.data.overlap import Selection
 from postgrad.data.step_tokens import Stepwise, StepwiseSet, load_steps
 from postgrad.evaluation.results import EvaluatedProblem, Result, by_dataset, rates
+from postgrad.models.image_reader import ImageReader
 from postgrad.ops.advantages import Floats
 from postgrad.ops.intervals import Interval, harmonic_interval, mean_interval, ratio_interval
 from postgrad.recipe.settings import PairEvalSet, PairEvalSettings
@@ -34,6 +35,7 @@ def sequences_of(answers: Sequence[Stepwise]) -> Sequences:
         tokens=Ragged.of([answer.token_ids for answer in answers], np.int32),
         loss_mask=Ragged.of([answer.loss_mask for answer in answers], np.bool_),
         group=np.repeat(np.arange(len(starts)), sizes),
+        images=images_column(answer.images for answer in answers),
     )
 
 
@@ -47,11 +49,14 @@ def first_wrong(right: NDArray[np.bool_]) -> int:
     return int(wrong[0]) if len(wrong) else -1
 
 
-def read_set(eval_set: PairEvalSet, tokenizer: Any) -> StepwiseSet:
-    """One evaluation set. Raises UsageError for data that cannot be read, and for a row without the
-    column that `by` names.
+def read_set(
+    eval_set: PairEvalSet, tokenizer: Any, reader: ImageReader | None = None
+) -> StepwiseSet:
+    """One evaluation set. reader: of a model that reads images. Raises UsageError for data that
+    cannot be read, and for a row without the column that `by` names.
     """
-    answers = load_steps(eval_set.data, tokenizer, selection=Selection(part="evaluation"))
+    selection = Selection(part="evaluation")
+    answers = load_steps(eval_set.data, tokenizer, selection=selection, reader=reader)
     for answer in answers.all():
         _dataset(answer, eval_set.by, answers.account.name)
     return answers
@@ -62,11 +67,13 @@ class StepEvaluator:
     at least 0.5.
     """
 
-    def __init__(self, settings: PairEvalSettings, tokenizer: Any) -> None:
+    def __init__(
+        self, settings: PairEvalSettings, tokenizer: Any, reader: ImageReader | None = None
+    ) -> None:
         """Raises UsageError as read_set does."""
         self._settings = settings
         self._tokenizer = tokenizer
-        self._sets = [read_set(eval_set, tokenizer) for eval_set in settings.sets]
+        self._sets = [read_set(eval_set, tokenizer, reader) for eval_set in settings.sets]
 
     @property
     def accounts(self) -> list[RowAccount]:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import PlacedImage, Sequences
+from postgrad.core.records import PlacedImage, Sequences, images_column
 from postgrad.data.step_tokens import step_ends
 from postgrad.learner.protocols import Scores
 from postgrad.learner.score import probabilities, score_sequences, step_scores
@@ -61,7 +61,10 @@ class LearnedReward:
         return step_ends(self._tokenizer, ids, separator)
 
     def score_steps(
-        self, sequences: Sequence[NDArray[np.int32]], masks: Sequence[NDArray[np.bool_]]
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        masks: Sequence[NDArray[np.bool_]],
+        images: Sequence[tuple[PlacedImage, ...]],
     ) -> list[NDArray[np.float64]]:
         """The probability that a step is right, [steps] of each sequence of one prompt. masks: True
         at the last tokens of steps.
@@ -69,7 +72,8 @@ class LearnedReward:
         assert self.role is not None  # given before anything is sampled
         tokens = Ragged.of(sequences, np.int32)
         group = np.zeros(len(tokens), np.int64)  # a layout shares openings within a group
-        marked = Sequences(tokens, Ragged.of(masks, np.bool_), group)
+        mask, shown = Ragged.of(masks, np.bool_), images_column(images)
+        marked = Sequences(tokens, mask, group, images=shown)
         return [probabilities(scores) for scores in step_scores(self.role, marked)]
 
 

@@ -7,10 +7,14 @@ token for each embedding of the tower.
 
 import hashlib
 import json
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +23,14 @@ from transformers.utils.hub import cached_file
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import pretrained
-from postgrad.core.media import decoded, image_store
+from postgrad.core.media import ImageStore, decoded, image_store
 from postgrad.core.records import PlacedImage
 from postgrad.models.files import weights_source
+from postgrad.models.image_sizes import anyres_tokens
 from postgrad.models.images import ImageTower, Pixels
 from postgrad.models.load import LoadedModel, reading
 from postgrad.models.supported import reads_images
+from postgrad.models.towers import cut_of, more_tokens, most_tiles, side_of
 
 # The last one is of transformers' processors, which vLLM and AutoProcessor read.
 PROCESSOR_FILES = (
@@ -32,7 +38,10 @@ PROCESSOR_FILES = (
     "video_preprocessor_config.json",
     "processor_config.json",
 )
-INPUTS = ("pixel_values", "image_grid_thw", "pixel_attention_mask")  # of get_image_features
+# Of get_image_features.
+INPUTS = ("pixel_values", "image_grid_thw", "pixel_attention_mask", "image_sizes")
+KEPT_BYTES = 2**28  # of processed images that a process keeps, for all of its models
+MARKS = "[IMG_BREAK]", "[IMG_END]"  # of Pixtral: behind a row of an image, and behind the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,49 @@ class ImageText:
     text: str  # in place of the placeholder of the chat template
     tokens: int  # how often `text` has the token that gets an embedding
     grid: tuple[int, int] | None = None  # as PlacedImage.grid
+
+
+class KeptPixels:
+    """The processed images that were used last, by image processor and hash: models of a process
+    that read images alike share them. For several threads.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, str], Pixels] = OrderedDict()
+        self.nbytes = 0
+
+    def get(self, processor: str, digest: str) -> Pixels | None:
+        """Those of an image, where they are kept."""
+        with self._lock:
+            if (processor, digest) not in self._kept:
+                return None
+            self._kept.move_to_end((processor, digest))
+            return self._kept[processor, digest]
+
+    def add(self, processor: str, digest: str, pixels: Pixels) -> None:
+        """Keeps an image, and drops those that were not used for the longest time."""
+        with self._lock:
+            if (processor, digest) in self._kept:
+                return
+            self._kept[processor, digest] = pixels
+            self.nbytes += _size(pixels)
+            while self.nbytes > self._most:
+                _, dropped = self._kept.popitem(last=False)
+                self.nbytes -= _size(dropped)
+
+
+def _size(pixels: Pixels) -> int:
+    return sum(array.nbytes for array in pixels.values())
+
+
+KEPT: WeakKeyDictionary[ImageStore, KeptPixels] = WeakKeyDictionary()
+
+
+def kept_pixels() -> KeptPixels:
+    """Those of the images of the store that is in use: another run finds none of them."""
+    return KEPT.setdefault(image_store(), KeptPixels(KEPT_BYTES))
 
 
 def processor_files(path: str) -> list[Path]:
@@ -75,18 +127,29 @@ class ImageReader:
         self._config = config
         self.token_id: int = config.image_token_id
         self.token = str(tokenizer.convert_ids_to_tokens(self.token_id))
-        self._write: Callable[[Any], ImageText] = self._plain
         self.placeholder = self.token
-        self._mutual = config.model_type == "gemma3"
-        if config.model_type == "gemma3":
+        # The same image has other tokens where its conversation has several (LLaVA-OneVision).
+        self.single: bool = config.model_type == "llava_onevision"
+        self._cut = cut_of(config.to_dict())
+        self._mutual = self._cut == "square"
+        if self._cut == "square":
             begin, end = config.boi_token_id, config.eoi_token_id
             self.placeholder, self._end = tokenizer.convert_ids_to_tokens([begin, end])
-            self._write = self._surrounded
-        elif config.model_type == "smolvlm":
-            self._write = self._tiled
+        elif self._cut == "crops":
+            begin = getattr(tokenizer, "start_image_token", None) or "<img>"
+            self._around = begin, getattr(tokenizer, "end_image_token", None) or "</img>"
+        self._write: Callable[[Any], ImageText] = {
+            "grid": self._plain,
+            "square": self._surrounded,
+            "whole": self._square,
+            "tiles": self._tiled,
+            "crops": self._cropped,
+            "anyres": self._unpadded,
+            "rows": self._in_rows,
+        }[self._cut]
         self._texts: dict[str, ImageText] = {}
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """A hash of what decides the tokens of an image."""
         options = self._processor.to_json_string()
@@ -94,21 +157,38 @@ class ImageReader:
         return hashlib.sha256(f"{options}\n{sizes}".encode()).hexdigest()
 
     def pixels(self, digest: str) -> Pixels:
-        """What the tower takes of an image."""
-        return self.inputs(self._picture(digest), f"image {digest}")
+        """What the tower takes of an image, which nobody changes: others get the same arrays."""
+        pixels = kept_pixels().get(self.fingerprint, digest)
+        return self._read(digest) if pixels is None else pixels
 
     def inputs(self, picture: Any, name: str) -> Pixels:
         """What the tower takes of a PIL image. name: of the image, for messages."""
+        return _inputs(self._processed(picture, name))
+
+    def show(self, digest: str, picture: Any) -> Pixels:
+        """What the tower takes of a PIL image that no store has, and whose text is known from now
+        on, until `forget`.
+        """
+        name = f"image {digest}"
         processed = self._processed(picture, name)
-        return {name: np.asarray(processed[name]) for name in INPUTS if name in processed}
+        self._texts[digest] = self._write(processed)
+        return _inputs(processed)
+
+    def forget(self, digest: str) -> None:
+        """Drops what is known of an image."""
+        self._texts.pop(digest, None)
 
     def text(self, digest: str) -> ImageText:
         """What stands in a text for an image."""
         if digest not in self._texts:
-            self._texts[digest] = self._write(
-                self._processed(self._picture(digest), f"image {digest}")
-            )
+            self._read(digest)
         return self._texts[digest]
+
+    def _read(self, digest: str) -> Pixels:
+        """Those of an image of the store, which are kept with its text."""
+        pixels = self.show(digest, decoded(image_store().read(digest)))
+        kept_pixels().add(self.fingerprint, digest, pixels)
+        return pixels
 
     def placed(
         self, ids: NDArray[np.int32], digests: Sequence[str]
@@ -128,18 +208,28 @@ class ImageReader:
             at = at[image.tokens :]
         return None if len(at) else tuple(images)
 
-    def _picture(self, digest: str) -> Any:
-        return decoded(image_store().read(digest))
-
     def _processed(self, picture: Any, name: str) -> Any:
-        asked = {"return_row_col_info": True} if self._write == self._tiled else {}
         try:
-            return self._processor(images=[picture], return_tensors="np", **asked)
+            return self._processor(images=[picture], return_tensors="np", **self._asked)
         except ValueError as error:  # a picture that is 200 times as wide as high, say
             raise UsageError(
                 f"{name} of {picture.width} x {picture.height} pixels is refused by the "
                 f"model's image processor: {error}"
             ) from error
+
+    @property
+    def _asked(self) -> dict[str, Any]:
+        """What the model's own processor asks its image processor for."""
+        if self._cut == "rows":
+            return {"patch_size": self._unit}
+        named = {"tiles": "return_row_col_info", "crops": "crop_to_patches"}.get(self._cut)
+        return {} if named is None else {named: True}
+
+    @property
+    def _unit(self) -> int:
+        """Pixels of the side of what becomes a token, where an image keeps its proportions."""
+        merged = getattr(self._config, "spatial_merge_size", 1)
+        return int(self._config.vision_config.patch_size * merged)
 
     def _plain(self, processed: Any) -> ImageText:
         """Qwen2.5-VL and Qwen3-VL: the template writes what surrounds an image."""
@@ -155,7 +245,9 @@ class ImageReader:
         return ImageText(f"\n\n{self.placeholder}{self.token * count}{self._end}\n\n", count)
 
     def _tiled(self, processed: Any) -> ImageText:
-        """SmolVLM: the tiles of a large image row by row, each with its place, then all of it."""
+        """Idefics 3 and SmolVLM: the tiles of a large image row by row, each with its place, then
+        all of it.
+        """
         vision = self._config.vision_config
         side = vision.image_size // vision.patch_size // self._config.scale_factor
         each, mark = self.token * side**2, "<fake_token_around_image>"
@@ -167,6 +259,53 @@ class ImageReader:
         tiles = "".join(f"{line}\n" for line in lines) + ("\n" if lines else "")
         text = f"{tiles}{mark}<global-img>{each}{mark}"
         return ImageText(text, side**2 * (rows * columns + 1))
+
+    def _square(self, processed: Any) -> ImageText:
+        """LLaVA and ViP-LLaVA: a token for each patch of a square."""
+        vision = self._config.vision_config
+        height, width = processed["pixel_values"].shape[-2:]
+        if not height == width == vision.image_size:
+            raise UsageError(
+                f"the image processor of this {self._config.model_type} model makes images of "
+                f"{height} x {width} pixels, and its tower reads {vision.image_size} x "
+                f"{vision.image_size}: set size and crop_size in preprocessor_config.json to that"
+            )
+        count = (height // vision.patch_size) ** 2 + more_tokens(self._config.to_dict())
+        return ImageText(self.token * count, count)
+
+    def _unpadded(self, processed: Any) -> ImageText:
+        """LLaVA-NeXT and LLaVA-OneVision: the whole image, and its tiles without their padding."""
+        vision = self._config.vision_config
+        height, width = (int(side) for side in processed["image_sizes"][0])
+        pinpoints, tile = self._config.image_grid_pinpoints, vision.image_size
+        side, most = tile // vision.patch_size, most_tiles(self._config.to_dict())
+        count = anyres_tokens(height, width, pinpoints, tile, side, most)
+        return ImageText(self.token * count, count)
+
+    def _in_rows(self, processed: Any) -> ImageText:
+        """Pixtral's tower: rows, each with a mark behind it."""
+        rows, columns = (int(side) // self._unit for side in processed["image_sizes"][0])
+        if rows * columns == 1 and self._config.model_type == "mistral3":
+            raise UsageError(
+                f"an image of {self._unit} x {self._unit} pixels or less is one token, which "
+                "transformers does not encode for a mistral3 model: scale it up"
+            )
+        behind, end = MARKS
+        text = behind.join([self.token * columns] * rows) + end
+        return ImageText(text, rows * columns)
+
+    def _cropped(self, processed: Any) -> ImageText:
+        """InternVL: crops and the whole image between two marks."""
+        vision = self._config.vision_config
+        side = side_of(vision.image_size) // side_of(vision.patch_size)
+        each = round((side * self._config.downsample_ratio) ** 2)
+        count = each * len(processed["pixel_values"])
+        begin, end = self._around
+        return ImageText(f"{begin}{self.token * count}{end}", count)
+
+
+def _inputs(processed: Any) -> Pixels:
+    return {name: np.asarray(processed[name]) for name in INPUTS if name in processed}
 
 
 def tower_of(model: LoadedModel) -> ImageTower | None:

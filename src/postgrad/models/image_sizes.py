@@ -5,7 +5,7 @@ compares them with. Free of torch and transformers, so that a plan counts images
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,13 @@ from postgrad.models.towers import ImageCost, TowerShape
 QWEN_SIZE = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}  # pixels of an image
 TILED_SIZE, TILE = {"longest_edge": 4 * 364}, {"longest_edge": 364}
 LARGEST_SIDE = 4096  # pixels, of an image that SmolVLM cuts into tiles
+CROP = {"height": 384, "width": 384}
+PIXTRAL_SIZE = {"longest_edge": 1024}
+PINPOINTS: dict[str, list[list[int]]] = {
+    "llava_next": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+    "llava_onevision": [[384 * high, 384 * wide] for high in range(1, 7) for wide in range(1, 7)],
+}
+LARGER = 1.1  # than most_tiles: how much an image's features may be before they are made smaller
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,50 +35,69 @@ class ImageSizes:
 
     def cost(self, width: int, height: int) -> ImageCost:
         """What the tower computes of an image of so many pixels."""
-        if self.tower.model_type == "gemma3":
-            return self._squares(1)
-        if self.tower.model_type == "smolvlm":
-            rows, columns = self._tiles(width, height)
-            return self._squares(rows * columns + 1)
+        tower = self.tower
+        if tower.cut not in ("grid", "rows"):
+            return self._squares(width, height)
         rows, columns = self._grid(width, height)
-        window = self.tower.window
-        count = rows * columns
+        count, window = rows * columns, tower.window
         return ImageCost(
             images=1,
             patches=count,
-            tokens=count // self.tower.merged**2,
+            tokens=count // tower.merged**2,
             full_pairs=count**2,
             window_pairs=_squared(rows, window) * _squared(columns, window) if window else 0,
         )
 
     def around(self, width: int, height: int, new_line: int) -> int:
         """Tokens that stand in a text around those of an image. new_line: tokens of "\\n\\n"."""
-        if self.tower.model_type == "gemma3":
-            return 2 + 2 * new_line  # its two marks, in lines of their own
-        if self.tower.model_type == "smolvlm":
-            rows, columns = self._tiles(width, height)
-            return rows * (2 * columns + 1) + (1 if rows else 0) + 3
-        return 2
+        match self.tower.cut:
+            case "square":
+                return 2 + 2 * new_line  # its two marks, in lines of their own
+            case "tiles":
+                rows, columns = self._tiles(width, height)
+                return rows * (2 * columns + 1) + (1 if rows else 0) + 3
+            case "rows":
+                return self._grid(width, height)[0] // self.tower.merged
+            case "whole" | "anyres":
+                return 0
+            case _:
+                return 2
 
-    def _squares(self, count: int) -> ImageCost:
+    def _squares(self, width: int, height: int) -> ImageCost:
         """That of images or tiles of one size."""
         tower = self.tower
-        pixels = tower.image_size
-        if tower.model_type == "smolvlm":
-            pixels = self._tile
+        count, pixels = 1, tower.image_size
+        if tower.cut == "tiles":
+            rows, columns = self._tiles(width, height)
+            count, pixels = rows * columns + 1, self._tile
+        elif tower.cut == "crops":
+            count, pixels = self._crops(width, height), self._sides("size", CROP)[0]
+        elif tower.cut == "anyres":
+            rows, columns = resolution(height, width, self._pinpoints)
+            count = 1 + rows * columns // pixels**2
+        side = tower.image_size // tower.patch_size // tower.merged
+        tokens = count * side**2 + tower.more_tokens
+        if tower.cut == "anyres":
+            tokens = anyres_tokens(height, width, self._pinpoints, pixels, side, tower.most_tiles)
         patches = (pixels // tower.patch_size) ** 2
-        tokens = (tower.image_size // tower.patch_size // tower.merged) ** 2
-        return ImageCost(1, count * patches, count * tokens, count * patches**2)
+        return ImageCost(1, count * patches, tokens, count * patches**2)
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """Rows and columns of patches of an image of Qwen's, which keeps its proportions
-        (smart_resize).
+        """Rows and columns of patches of an image that keeps its proportions: of Qwen's
+        (smart_resize), or of Pixtral's tower.
         """
+        patch, merged = self.tower.patch_size, self.tower.merged
+        factor = patch * merged
+        if self.tower.cut == "rows":
+            longest = self._sides("size", PIXTRAL_SIZE)
+            scale = max(height / longest[0], width / longest[1], 1.0)
+            rows, columns = (
+                math.ceil(math.floor(side / scale) / factor) for side in (height, width)
+            )
+            return rows * merged, columns * merged
         size = {**QWEN_SIZE, **(self.options.get("size") or {})}
         least = self.options.get("min_pixels") or size["shortest_edge"]
         most = self.options.get("max_pixels") or size["longest_edge"]
-        patch, merged = self.tower.patch_size, self.tower.merged
-        factor = patch * merged
         rows, columns = (round(side / factor) * factor for side in (height, width))
         if rows * columns > most:
             scale = math.sqrt(height * width / most)
@@ -82,6 +108,37 @@ class ImageSizes:
             scale = math.sqrt(least / (height * width))
             rows, columns = (math.ceil(side * scale / factor) * factor for side in (height, width))
         return rows // patch, columns // patch
+
+    def _sides(self, key: str, default: Mapping[str, int]) -> tuple[int, int]:
+        """Height and width that an option states, or the longest side for both."""
+        size = self.options.get(key) or default
+        longest = size.get("longest_edge")
+        return (longest, longest) if longest else (size["height"], size["width"])
+
+    @property
+    def _pinpoints(self) -> Sequence[Sequence[int]]:
+        return self.options.get("image_grid_pinpoints") or PINPOINTS[self.tower.model_type]
+
+    def _crops(self, width: int, height: int) -> int:
+        """Crops of an image of InternVL's, with the whole image where there are several."""
+        least, most = (
+            int(self.options.get(k, d)) for k, d in (("min_patches", 1), ("max_patches", 12))
+        )
+        shapes = [
+            (columns, rows)
+            for columns in range(1, most + 1)
+            for rows in range(1, most + 1)
+            if least <= columns * rows <= most
+        ]
+        tile = math.prod(self._sides("size", CROP))
+        best, difference = (1, 1), math.inf
+        for columns, rows in sorted(shapes, key=math.prod):
+            off = abs(width / height - columns / rows)
+            larger = off == difference and width * height > 0.5 * tile * columns * rows
+            if off < difference or larger:
+                best, difference = (columns, rows), off
+        count = math.prod(best)
+        return count if count == 1 else count + 1
 
     @property
     def _tile(self) -> int:
@@ -108,6 +165,45 @@ class ImageSizes:
         if height <= tile and width <= tile:
             return 0, 0
         return height // tile, width // tile
+
+
+def resolution(height: int, width: int, pinpoints: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """Height and width of that of `pinpoints` in which most of an image is seen, and least is
+    padding (select_best_resolution).
+    """
+    best, seen_there, wasted_there = (0, 0), 0, math.inf
+    for high, wide in pinpoints:
+        scale = min(wide / width, high / height)
+        seen = min(int(width * scale) * int(height * scale), width * height)
+        wasted = high * wide - seen
+        if seen > seen_there or (seen == seen_there and wasted < wasted_there):
+            best, seen_there, wasted_there = (int(high), int(wide)), seen, wasted
+    return best
+
+
+def anyres_tokens(
+    height: int,
+    width: int,
+    pinpoints: Sequence[Sequence[int]],
+    tile: int,
+    side: int,
+    most_tiles: int,
+) -> int:
+    """Tokens of an image of LLaVA-NeXT's: those of the whole image, and those of its tiles without
+    padding, with one more for each row. tile: pixels of a tile's side; side: tokens of it;
+    most_tiles: as TowerShape's.
+    """
+    high, wide = resolution(height, width, pinpoints)
+    rows, columns = high // tile * side, wide // tile * side
+    if width / height > columns / rows:
+        rows -= 2 * ((rows - int(round(height * (columns / width), 7))) // 2)
+    else:
+        columns -= 2 * ((columns - int(round(width * (rows / height), 7))) // 2)
+    if most_tiles:
+        ratio = math.sqrt(rows * columns / (most_tiles * side**2))
+        if ratio > LARGER:
+            rows, columns = int(rows // ratio), int(columns // ratio)
+    return side**2 + rows * columns + rows
 
 
 def image_sizes(tower: TowerShape, source: str | None) -> ImageSizes:

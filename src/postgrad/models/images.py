@@ -20,7 +20,9 @@ from postgrad.models.attention import Pictures, to_device
 from postgrad.parallel.ranks import Ranks
 
 # In the names of weights: what brings the tower's outputs to the decoder's width, and the tower.
-PROJECTOR = re.compile(r"\.(merger|deepstack_merger_list|multi_modal_projector|connector)\.")
+PROJECTOR = re.compile(
+    r"\.(merger|deepstack_merger_list|multi_modal_projector|connector)\.|\.image_newline$"
+)
 TOWER = re.compile(r"\.(visual|vision_tower|vision_model)\.")
 Pixels = Mapping[str, NDArray[Any]]  # what an image processor of transformers gives for an image
 

@@ -82,11 +82,11 @@ class Latents:
         """The latents of the layer that attends now; None where it has none."""
         if self._last is None:
             return None
-        module, given = self._last
+        module, latents = self._last
         rank, plain, values = (getattr(module, name) for name in SIZES)
         weight = self._weight(module.kv_b_proj).view(-1, plain + values, rank)
         self._last = None
-        return Latent(given.reshape(-1, rank), *weight.split([plain, values], 1))
+        return Latent(latents.reshape(-1, rank), *weight.split([plain, values], 1))
 
     def forget(self) -> None:
         """The weights have changed."""
@@ -103,8 +103,8 @@ class Latents:
             return layer.weight
         if id(layer) not in self._products:
             assert self._last is not None  # only `take` asks
-            given = self._last[1]
-            identity = torch.eye(given.shape[-1], dtype=given.dtype, device=given.device)
+            latents = self._last[1]
+            identity = torch.eye(latents.shape[-1], dtype=latents.dtype, device=latents.device)
             self._products[id(layer)] = layer(identity).t().contiguous()
         return self._products[id(layer)]
 
@@ -128,7 +128,7 @@ class LatentDecoding:
         self._inner, self._latents = inner, latents
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Tensor:
-        """As AttentionContext.attend."""
+        """query [H, N, D], key [KV, N, D], value [KV, N, Dv]; returns [N, H, Dv]."""
         latent = self._latents.take()
         if latent is None:
             return self._inner.attend(layer, query, key, value, **more)

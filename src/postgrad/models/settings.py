@@ -21,9 +21,25 @@ EXPERTS, ROUTER = "experts", "router"
 # Types that read images, by the type of the model, and the types of its decoder.
 IMAGE_TYPES = {
     "gemma3": ("gemma3_text",),
+    "idefics3": LLAMA_TYPES,
+    "internvl": LLAMA_TYPES,
+    "llava": LLAMA_TYPES,
+    "llava_next": LLAMA_TYPES,
+    "llava_onevision": LLAMA_TYPES,
+    "mistral3": ("mistral", "ministral3"),
     "qwen2_5_vl": ("qwen2_5_vl_text",),
     "qwen3_vl": ("qwen3_vl_text",),
     "smolvlm": ("llama",),
+    "vipllava": LLAMA_TYPES,
+}
+# The types of their towers, where a config chooses one.
+SQUARES, ANY_SIZE = ("clip_vision_model", "siglip_vision_model"), "pixtral"  # what these read
+TOWERS = {
+    "llava": (*SQUARES, ANY_SIZE),
+    "llava_next": SQUARES,
+    "llava_onevision": SQUARES,
+    "mistral3": (ANY_SIZE,),
+    "vipllava": SQUARES[:1],
 }
 ModelType = Literal["qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3"]
 

@@ -39,7 +39,7 @@ from postgrad.core.text import nearest
 from postgrad.models.attention import CARRIER, carries_states, layers_of
 from postgrad.models.config_check import REMEDY, rope_tables
 from postgrad.models.files import CONFIG
-from postgrad.models.settings import IMAGE_TYPES, ModelType
+from postgrad.models.settings import IMAGE_TYPES, TOWERS, ModelType
 
 RefusalReason = Literal[
     "images", "media", "encoder", "state", "attention", "arguments", "mask", "layers", "outputs"
@@ -131,8 +131,12 @@ def require_supported(config: Any, path: str) -> None:
     parts = [part for part in config.sub_configs if "vision" in part or "audio" in part]
     text = config.get_text_config()
     if text is not config or parts:
-        if text.model_type not in IMAGE_TYPES.get(kind, ()):
+        if kind not in IMAGE_TYPES:
             raise unsupported(kind, path, "media")
+        tower = config.vision_config.model_type
+        if text.model_type not in IMAGE_TYPES[kind] or tower not in TOWERS.get(kind, (tower,)):
+            parts = f"with a tower of type {tower} and a decoder of type {text.model_type}"
+            raise unsupported(kind, path, "media", parts)
         config = text  # what follows is about the decoder
     kinds = [str(kind) for key in LAYER_KEYS for kind in getattr(config, key, None) or []]
     if kind in refused_types()["state"]["types"]:

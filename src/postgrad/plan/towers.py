@@ -7,7 +7,7 @@ of them waits for the end of the backward pass.
 from dataclasses import replace
 
 from postgrad.models.image_sizes import image_sizes
-from postgrad.models.towers import RMS_NORMS, ImageCost, TowerShape
+from postgrad.models.towers import ImageCost, TowerShape
 from postgrad.plan.costs import MOVES, CostModel
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.roles import PlannedRole
@@ -27,14 +27,18 @@ def encodes(role: PlannedRole) -> tuple[bool, bool]:
 def kept_by_layer(tower: TowerShape, b: int) -> int:
     """Bytes a patch that one layer keeps for its backward pass. b: bytes of a number."""
     hidden, inner = tower.hidden_size, tower.intermediate_size
-    rms = tower.model_type in RMS_NORMS
-    norms = 2 * hidden * ((FLOAT32 if rms else 0) + b)  # RMSNorm: the stream in float32, scaled
+    norms = (
+        2 * hidden * ((FLOAT32 if tower.rms else 0) + b)
+    )  # RMSNorm: the stream in float32, scaled
     inputs = 2 * hidden * b  # of queries, keys and values, and of the feed-forward
     # What attends: q, k, v and the result. Qwen's are parts of one product, of which v keeps all,
     # and the results of windows and images are joined in a copy.
-    attention = (7 if tower.image_size == 0 else 4) * hidden * b
-    # gate, up, the activated gate and their product; or an input of the activation and its result
-    feedforward = (4 if tower.gated else 2) * inner * b
+    attention = (7 if tower.cut == "grid" else 4) * hidden * b
+    if tower.scaled:
+        attention += 2 * hidden * b  # what attention and feed-forward add, before it is scaled
+    # gate, up, the activated gate and their product; or an input of the activation and its result,
+    # and the factor of a quick GELU
+    feedforward = (4 if tower.gated else 3 if "quick" in tower.activation else 2) * inner * b
     return norms + inputs + attention + feedforward
 
 
@@ -49,7 +53,7 @@ def kept(tower: TowerShape, cost: ImageCost, b: int, role: PlannedRole) -> int:
         layer = tower.hidden_size * b
         if not role.model.gradient_checkpointing:
             layer = kept_by_layer(tower, b)
-        size += cost.patches * (tower.patch_values * b + tower.layers * layer)
+        size += cost.patches * tower.patch_values * b + tower.encoded(cost) * tower.layers * layer
     if encoder or projector:
         size += kept_by_projector(tower, cost, b)
     return int(size)
@@ -59,11 +63,10 @@ def kept_by_projector(tower: TowerShape, cost: ImageCost, b: int) -> float:
     """Bytes of what the projector keeps of images: the last norm of the tower, and the inputs of
     its products and of the activation between two.
     """
-    rms = tower.model_type in RMS_NORMS
-    last = tower.hidden_size * ((FLOAT32 if rms else 0) + b)  # of the norm, a patch
+    last = tower.hidden_size * ((FLOAT32 if tower.rms else 0) + b)  # of the norm, a patch
     # Of deeper layers the same norm, over as many numbers.
     inputs = sum(m for m, _ in tower.projections)
-    activated = sum(n for _, n in tower.projections[:-1:2])
+    activated = sum(n for _, n in tower.projections[-2::-2])
     return cost.patches * last * tower.mergers + cost.tokens * b * (inputs + activated)
 
 
@@ -84,7 +87,7 @@ def working(tower: TowerShape, cost: ImageCost, b: int, role: PlannedRole) -> in
 
 def allocated(tower: TowerShape, cost: ImageCost, b: int) -> int:
     """Bytes that layers make of images, at the same time, or one after the other."""
-    return int(cost.patches * tower.layers * kept_by_layer(tower, b))
+    return int(tower.encoded(cost) * tower.layers * kept_by_layer(tower, b))
 
 
 def tower_seconds(

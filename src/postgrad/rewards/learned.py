@@ -49,7 +49,10 @@ class Learned(Protocol):
         ...
 
     def score_steps(
-        self, sequences: Sequence[NDArray[np.int32]], masks: Sequence[NDArray[np.bool_]]
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        masks: Sequence[NDArray[np.bool_]],
+        images: Sequence[tuple[PlacedImage, ...]],
     ) -> list[NDArray[np.float64]]:
         """The probability that a step is right, [steps] of each sequence. masks: True at the last
         tokens of steps.

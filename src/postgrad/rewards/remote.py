@@ -1,10 +1,12 @@
 """A reward model behind HTTP as verifier: `postgrad serve-reward`, on one server or several."""
 
+import base64
 import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Self, cast
+from pathlib import Path
+from typing import Any, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
@@ -19,7 +21,8 @@ _OF_THE_INPUT = frozenset({"model_failed", "not_finite"})  # codes of a server t
 class Remote(AsksServers):
     """A reward model's score of a sample, from the server at `url` or from those at `urls`.
 
-    The server gets question and response as chat messages, or as raw text where `text` is set.
+    The server gets question and response as chat messages, with the images of the question in their
+    places, or as raw text where `text` is set.
     """
 
     url: str | None = None  # such as "http://127.0.0.1:8000"
@@ -30,6 +33,8 @@ class Remote(AsksServers):
     normalise: bool = False  # (score - mean) / std, with the scale that is kept with the model
     # Hash of the model that has to answer; None: of the one that answers at the start of the run.
     model: str | None = Field(default=None, min_length=1)
+    # How images are sent: their bytes, or their hash to a server with --images.
+    images: Literal["bytes", "hash"] = "bytes"
     deadline: float = Field(default=120.0, gt=0.0)  # seconds of one score, all tries and waits
 
     @field_validator("url", "urls")
@@ -88,6 +93,8 @@ class Remote(AsksServers):
     def check(self, prompt: PromptView) -> str | None:
         if prompt.answer is None and self.text is not None and "{answer}" in self.text:
             return "there is no reference answer for `text`"
+        if prompt.images and self.text is not None:
+            return "it has images, which are sent with messages, and not with `text`"
         return None
 
     def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
@@ -115,12 +122,27 @@ class Remote(AsksServers):
             }
             return {"text": _PLACE.sub(lambda match: filled[match[1]], self.text)}
         messages = [
-            {"role": "user", "content": prompt.question},
+            {"role": "user", "content": self._content(prompt)},
             {"role": "assistant", "content": response},
         ]
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": self.system})
         return {"messages": messages}
+
+    def _content(self, prompt: PromptView) -> str | list[dict[str, str]]:
+        """The question; with images its parts in order, where it has `<image SHA-256>` for each."""
+        if not prompt.images:
+            return prompt.question
+        parts: list[dict[str, str]] = []
+        rest = prompt.question
+        for file in map(Path, prompt.images):
+            before, _, rest = rest.partition(f"<image {file.name}>")
+            image = {"sha256": file.name}
+            if self.images == "bytes":
+                image = {"base64": base64.b64encode(file.read_bytes()).decode()}
+            parts += [{"type": "text", "text": before}] if before else []
+            parts.append({"type": "image", **image})
+        return [*parts, {"type": "text", "text": rest}] if rest else parts
 
     def _described(self, reply: bytes) -> str:
         """The model's hash from a reply of /info.

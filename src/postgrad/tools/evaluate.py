@@ -339,7 +339,9 @@ def evaluate_steps(
     recipe: Comparing, model: Evaluated, choices: Choices, console: Console
 ) -> list[Result]:
     """Results by set, of a process reward model."""
-    evaluator = StepEvaluator(recipe.eval, load_tokenizer(model.path))
+    tokenizer = load_tokenizer(model.path)
+    reader = image_reader(recipe, model.path, tokenizer)
+    evaluator = StepEvaluator(recipe.eval, tokenizer, reader)
     print_rows(console, evaluator.accounts, f"rows of the evaluation data, read by {model.name}")
     with console.phase(f"evaluate {model.name}"):
         role = frozen_reward_model(recipe, recipe.model, model.path, choices)

@@ -267,11 +267,12 @@ def reward(
     else:
         require_padding(tokenizer, path)
     reader = rows.image_reader(recipe, path, tokenizer)
-    draws: Any = rows.steps(recipe, tokenizer) if by_step else rows.pairs(recipe, tokenizer, reader)
+    read = rows.steps if by_step else rows.pairs
+    draws: Any = read(recipe, tokenizer, reader)
     rows.show_rows(run, draws.accounts)
     evaluator: Any = None
     if by_step and recipe.eval.sets:
-        evaluator = StepEvaluator(recipe.eval, tokenizer)
+        evaluator = StepEvaluator(recipe.eval, tokenizer, reader)
         rows.show_rows(run, evaluator.accounts, "evaluation")
     elif not by_step:
         evaluator = _evaluator(run, recipe, tokenizer, reader)

@@ -89,7 +89,6 @@ def require_images_trained(recipe: Recipe, path: str) -> None:
         if source is not None and not reads_images(load_config(source))
     ]
     unsupported = {
-        "a process reward model": recipe.row_kind == "steps",
         "teacher.server": needs.teacher
         and any(teacher.server.base_url is not None for teacher in _teachers(recipe)),
         **dict.fromkeys(blind, True),

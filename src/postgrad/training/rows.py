@@ -111,19 +111,11 @@ def image_reader(recipe: Recipe, path: str, tokenizer: Any) -> ImageReader | Non
     config = load_config(path)
     if not reads_images(config):
         return None
-    unsupported = {
-        "[environment]": isinstance(recipe, Answering) and recipe.environment is not None,
-        '[[rewards]] of type "process_reward"': (
-            isinstance(recipe, Answering)
-            and any(reward.type == "process_reward" for reward in recipe.rewards)
-        ),
-    }
-    for key, is_asked in unsupported.items():
-        if is_asked:
-            raise UsageError(
-                f"{path} is a model that reads images, and {key} does not support such models "
-                "yet: leave it out"
-            )
+    if isinstance(recipe, Answering) and recipe.environment is not None:
+        raise UsageError(
+            f"{path} is a model that reads images, and [environment] does not support such models "
+            "yet: leave it out"
+        )
     return ImageReader(path, config, tokenizer)
 
 
@@ -158,9 +150,9 @@ def labelled(
     return training_labelled(recipe.data, tokenizer, exclude=held_out(recipe), reader=reader)
 
 
-def steps(recipe: Comparing, tokenizer: Any) -> Draws[Stepwise]:
+def steps(recipe: Comparing, tokenizer: Any, reader: ImageReader | None = None) -> Draws[Stepwise]:
     """What a process reward model learns from."""
-    return training_steps(recipe.data, tokenizer, exclude=held_out(recipe))
+    return training_steps(recipe.data, tokenizer, exclude=held_out(recipe), reader=reader)
 
 
 READERS: Mapping[RowKind, Callable[[Any, Any], Draws[Any]]] = {

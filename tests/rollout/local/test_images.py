@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.image_models import IMAGE_MODELS, PLACEHOLDER, Scene, fresh
+from helpers.image_models import KINDS, PLACEHOLDER, Scene, fresh
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage, Sequences
@@ -21,7 +21,7 @@ from postgrad.rollout.local.prompts import batches_of, without_images
 from postgrad.rollout.settings import SamplingSettings
 
 NEW = 8
-SEED = 4  # with which no sample writes a placeholder
+SEED = 5  # with which no sample writes a placeholder
 GREEDY = SamplingSettings(max_new_tokens=NEW, temperature=0.0)
 
 
@@ -66,7 +66,7 @@ def transformers_tokens(lm: Any, scene: Scene, request: Request) -> list[int]:
     return out[0, ids.shape[1] :].tolist()
 
 
-@pytest.mark.parametrize("kind", IMAGE_MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_greedy_samples_are_those_of_transformers_and_logprobs_the_learners(kind: str) -> None:
     scene = Scene(kind)
     asked: list[str] = []
@@ -103,7 +103,7 @@ def test_greedy_samples_are_those_of_transformers_and_logprobs_the_learners(kind
         np.testing.assert_allclose(completion.logprobs, learned, rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("kind", IMAGE_MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_logprobs_of_drawn_samples_are_those_of_transformers(kind: str) -> None:
     scene = Scene(kind)
     drawn = SamplingSettings(max_new_tokens=NEW, temperature=1.0)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from helpers.chat import HERMES, LLAMA, LLAMA_SPECIAL, chat_tokenizer
 from postgrad.data.templates import render_conversation, tokenise, turn_ends
+from postgrad.tools.serve.images import RequestImages
 from postgrad.tools.serve.wire import Encoder, Refusal, ServerLimits, parse
 
 TOKENIZER = chat_tokenizer()
@@ -32,7 +33,7 @@ def test_a_conversation_ends_with_the_token_that_ends_its_last_answer(family):
     """As in training, where tokens after the last loss-bearing one are cut."""
     tokenizer = FAMILIES[family]
     request = parse(json.dumps({"inputs": [{"messages": CHAT}]}).encode(), LIMITS)
-    (ids,) = Encoder(tokenizer, 1000).encode(request.inputs)
+    (ids,), _ = Encoder(tokenizer, 1000).encode(request.inputs, RequestImages(None))
     rendered = render_conversation(
         tokenizer, CHAT, ends=turn_ends(tokenizer), turns="last", variables={}
     )
@@ -68,7 +69,7 @@ def test_whatever_arrives_becomes_tokens_within_the_limits_or_is_refused(body):
     refusal, found = None, []
     try:
         request = parse(body, LIMITS)
-        found = ENCODER.encode(request.inputs)
+        found, _ = ENCODER.encode(request.inputs, RequestImages(None))
     except Refusal as error:
         refusal = error
     if refusal is not None:

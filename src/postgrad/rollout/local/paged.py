@@ -157,6 +157,16 @@ def _first_seen(
 
 
 @triton.jit
+def _length(written, lengths, stretch, PROMPTS: tl.constexpr):
+    """The tokens of a stretch."""
+    if PROMPTS:
+        length = tl.load(lengths + stretch)
+    else:
+        length = tl.maximum(tl.load(written + stretch) - 1, 0) + 1
+    return length
+
+
+@triton.jit
 def _attend(
     query, keys, values, parts, sums, written, prompt, row_of_lane, used, lengths, slots,
     query_head, query_row, places, window, scale, softcap,
@@ -174,11 +184,8 @@ def _attend(
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     row, here = _query_rows(row_of_lane, used, stretch, block, m, GROUPS, WIDTH, TAKEN, PROMPTS)
     if PROMPTS:
-        length = tl.load(lengths + stretch)
         if block * TAKEN >= tl.load(used + stretch):
             return
-    else:
-        length = tl.maximum(tl.load(written + stretch) - 1, 0) + 1
     query_heads = head * GROUPS + m % GROUPS
     at = query + row * query_row + query_heads * query_head
     # Where values are the beginnings of keys, d counts the rest of a key alone.
@@ -187,6 +194,7 @@ def _attend(
         asked_first = _vectors(at, dv, here, DV)
     first = _first_seen(written, prompt, row, here, window, WINDOW, PROMPTS)
     base = (tl.load(slots + stretch) * KV + head // SHARES) * places
+    length = _length(written, lengths, stretch, PROMPTS)
     share = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_N) * BLOCK_N
     start = split * share
     end = tl.minimum(start + share, length)
@@ -208,9 +216,8 @@ def _attend(
     log_sum, sought = _finished(top, total, sought)
     to = (row * (KV * SHARES * GROUPS) + query_heads) * PARTS + FIRST + split
     tl.store(sums + to, log_sum, mask=here)
-    tl.store(
-        parts + to[:, None] * DV + dv[None, :], sought, mask=here[:, None] & (dv < DV)[None, :]
-    )
+    at = parts + to[:, None] * DV + dv[None, :]
+    tl.store(at, sought, mask=here[:, None] & (dv < DV)[None, :])
 
 
 @triton.jit
@@ -322,13 +329,7 @@ class PagedDecoding:
         runs = (prompts, 0, of_prompts), (responses, of_prompts, of_responses)
         for stretches, first, split in runs:
             self._attend(layer, query, stretches, parts, sums, first, split, how)
-        out = query.new_empty(rows, heads, value_dim)
-        _merge[(rows * heads,)](  # pyright: ignore[reportIndexIssue]
-            parts, sums, sums if sinks is None else sinks, out, HEADS=heads,
-            SINKS=sinks is not None, PARTS=count, BLOCK_P=triton.next_power_of_2(count),
-            DV=value_dim, BLOCK_DV=_tile(value_dim),
-        )  # fmt: skip
-        return out
+        return _merged(parts, sums, sinks, query.new_empty(rows, heads, value_dim), count)
 
     def _attend(
         self,
@@ -360,6 +361,16 @@ class PagedDecoding:
             BLOCK_M=max(16, triton.next_power_of_2(taken * groups)), BLOCK_N=block,
             num_warps=4, num_stages=2, **how,
         )  # fmt: skip
+
+
+def _merged(parts: Tensor, sums: Tensor, sinks: Tensor | None, out: Tensor, count: int) -> Tensor:
+    """`out` [N, H, Dv], from the results of `count` parts of each row and head."""
+    rows, heads, dim = out.shape
+    _merge[(rows * heads,)](  # pyright: ignore[reportIndexIssue]
+        parts, sums, sums if sinks is None else sinks, out, HEADS=heads, SINKS=sinks is not None,
+        PARTS=count, BLOCK_P=triton.next_power_of_2(count), DV=dim, BLOCK_DV=_tile(dim),
+    )  # fmt: skip
+    return out
 
 
 def _shares(groups: int) -> int:

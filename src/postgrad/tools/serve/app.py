@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from postgrad.tools.pages import is_own
 from postgrad.tools.serve import wire
 from postgrad.tools.serve.batcher import Batcher, ScoringModel
+from postgrad.tools.serve.images import RequestImages
 from postgrad.tools.serve.metrics import CONTENT_TYPE, Metrics
 from postgrad.tools.serve.wire import Refusal, ServerLimits
 
@@ -38,13 +39,16 @@ class Pages:
     ) -> None:
         self.limits, self.metrics = limits, metrics
         self.batcher = Batcher(model, limits, metrics)
-        self._encoder = wire.Encoder(model.tokenizer, limits.input_tokens, model.separator)
+        self._images = model.images
+        reader = None if model.images is None else model.images.reader
+        self._encoder = wire.Encoder(model.tokenizer, limits.input_tokens, model.separator, reader)
         self._encoding = ThreadPoolExecutor(1)  # tokenizers are for one thread at a time
         self._about_model = {"model": model.hash, "mean": model.mean, "std": model.std}
         self._info = {
             "name": name,
             **self._about_model,
             "step_separator": model.separator,
+            "reads_images": model.images is not None,
             "tokenizer": tokenizer_hash(model.tokenizer),
             "limits": limits.to_json(),
         }
@@ -107,11 +111,13 @@ class Pages:
 
     async def _scores(self, body: bytes) -> list[Any]:
         loop = asyncio.get_running_loop()
-        sequences = await loop.run_in_executor(self._encoding, self._sequences, body)
-        return [score.tolist() for score in await self.batcher.score(sequences)]
+        with RequestImages(self._images) as shown:
+            encoding = loop.run_in_executor(self._encoding, self._sequences, body, shown)
+            scores = await self.batcher.score(*await encoding)
+        return [score.tolist() for score in scores]
 
-    def _sequences(self, body: bytes) -> list[Any]:
-        return self._encoder.encode(wire.parse(body, self.limits).inputs)
+    def _sequences(self, body: bytes, shown: RequestImages) -> tuple[list[Any], list[Any]]:
+        return self._encoder.encode(wire.parse(body, self.limits).inputs, shown)
 
     async def _body(self, request: Request) -> bytes:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()

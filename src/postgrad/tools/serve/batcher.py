@@ -20,14 +20,18 @@ from numpy.typing import NDArray
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences
+from postgrad.core.records import PlacedImage, Sequences, images_column
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.score import ScoreRole, probabilities, score_sequences, step_scores
+from postgrad.models.image_reader import ImageReader
+from postgrad.models.images import ImageTower
 from postgrad.models.load import load_config
 from postgrad.models.rope import max_positions
 from postgrad.models.save import model_hash
 from postgrad.models.score import judges_steps, load_score_model, scale_of, separator_of
+from postgrad.models.supported import reads_images
 from postgrad.parallel import device as devices
+from postgrad.tools.serve.images import HeldImages
 from postgrad.tools.serve.metrics import Metrics
 from postgrad.tools.serve.wire import Refusal, ServerLimits
 
@@ -47,25 +51,40 @@ class ServedModel:
     std: float | None  # of the same scores
     max_tokens: int | None  # the positions that the model knows; None where it knows any
     separator: str | None = None  # of steps, if it is a process reward model
+    images: HeldImages | None = None  # of requests; None of a model that reads text alone
 
-    def score(self, sequences: Sequence[NDArray[np.int32]]) -> ScoreList:
-        """The score at each last token; see score_sequences. Of a process reward model the
+    def score(
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        images: Sequence[tuple[PlacedImage, ...]] = (),
+    ) -> ScoreList:
+        """The score at each last token; see score_sequences. images: of each sequence, whose pixels
+        are held; (): none has any. Of a process reward model the
         probabilities that the steps are right: a sequence is [tokens, 2] then, see wire.Encoder.
         """
         if self.separator is None:
-            return score_sequences(self.role, sequences)
+            return score_sequences(self.role, sequences, images)
         marked = Sequences(
             Ragged.of([each[:, 0] for each in sequences], np.int32),
             Ragged.of([each[:, 1] > 0 for each in sequences], np.bool_),
             np.zeros(len(sequences), np.int64),
+            images=images_column(images),
         )
         return [probabilities(scores) for scores in step_scores(self.role, marked)]
 
 
-def load_reward_model(path: Path, dtype: str, batch_tokens: int) -> ServedModel:
+def load_reward_model(
+    path: Path,
+    dtype: str,
+    batch_tokens: int,
+    *,
+    limits: ServerLimits | None = None,
+    folder: Path | None = None,
+) -> ServedModel:
     """The reward model of a directory, on CUDA where there is one, proved by a first score.
 
-    dtype: "auto", "float32", "bfloat16". batch_tokens: of one forward. Raises UsageError where the
+    dtype: "auto", "float32", "bfloat16". batch_tokens: of one forward. limits: of images. folder:
+    where images are that clients name by their hash. Raises UsageError where the
     directory holds no reward model, RunError where its first score is no number.
     """
     if not path.is_dir():  # a hub id has no files to hash
@@ -78,16 +97,26 @@ def load_reward_model(path: Path, dtype: str, batch_tokens: int) -> ServedModel:
         dtype=devices.compute_dtype(dtype, device),
         device=device,
         fresh_head=False,
+        images=True,
     )
     loaded.lm.requires_grad_(False)
+    backbone = Backbone(loaded.lm, device, MicroBatch(max_tokens=batch_tokens))
+    images = None
+    if reads_images(loaded.config):
+        reader = ImageReader(str(path), loaded.config, loaded.tokenizer)
+        images = HeldImages(reader, limits or ServerLimits(), folder)
+        backbone.tower = ImageTower(loaded.lm, images.pixels)
+    elif folder is not None:
+        raise UsageError(f"--images {folder}: the model at {path} reads text alone: leave it out")
     model = ServedModel(
-        role=ScoreRole(Backbone(loaded.lm, device, MicroBatch(max_tokens=batch_tokens)), "at"),
+        role=ScoreRole(backbone, "at"),
         tokenizer=loaded.tokenizer,
         hash=model_hash(path),
         mean=None if scale is None else scale.mean,
         std=None if scale is None else scale.std,
         max_tokens=max_positions(loaded.config),
         separator=separator_of(config) if judges_steps(config) else None,
+        images=images,
     )
     first = float(score_sequences(model.role, [np.zeros(1, np.int32)])[0])
     if not np.isfinite(first):
@@ -101,8 +130,12 @@ _LONGEST_RETRY = 60  # seconds
 class SequenceScorer(Protocol):
     """A model that gives every sequence a number, or one for each of its steps."""
 
-    def score(self, sequences: Sequence[NDArray[np.int32]]) -> ScoreList:
-        """The score of each sequence of [tokens], at least one, read at its last token."""
+    def score(
+        self, sequences: Sequence[NDArray[np.int32]], images: Sequence[tuple[PlacedImage, ...]]
+    ) -> ScoreList:
+        """The score of each sequence of [tokens], at least one, read at its last token. images: of
+        each sequence.
+        """
         ...
 
 
@@ -111,8 +144,12 @@ class ScoringModel(SequenceScorer, Protocol):
 
     hash: names its files. mean, std: of its scores on what it was trained on; None where they are
     not known. max_tokens: the longest sequence it knows positions for; None where it knows any.
-    separator: of the steps that it scores; None of a model of whole answers.
+    separator: of the steps that it scores; None of a model of whole answers. images: what holds
+    those of requests; None of a model that reads text alone.
     """
+
+    @property
+    def images(self) -> HeldImages | None: ...
 
     @property
     def separator(self) -> str | None: ...
@@ -138,6 +175,7 @@ class _WaitingRequest:
     """A request whose sequences have not all been scored."""
 
     sequences: Sequence[NDArray[np.int32]]  # [tokens] of token ids each
+    images: Sequence[tuple[PlacedImage, ...]]  # of each
     loop: asyncio.AbstractEventLoop  # where `done` is waited for
     done: asyncio.Future[list[SequenceScore]]
     scores: list[SequenceScore]  # of each sequence, NaN where there is none yet
@@ -182,7 +220,11 @@ class Batcher:
             self._changed.notify()
         self._thread.join(seconds)
 
-    async def score(self, sequences: Sequence[NDArray[np.int32]]) -> list[SequenceScore]:
+    async def score(
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        images: Sequence[tuple[PlacedImage, ...]],
+    ) -> list[SequenceScore]:
         """The finite scores of each sequence. Cancelling takes what still waits out of the queue.
 
         Raises Refusal: 503 where the queue is full or the server is stopping, 500 where the model
@@ -192,7 +234,13 @@ class Batcher:
         now = time.monotonic()
         n = len(sequences)
         request = _WaitingRequest(
-            sequences, loop, loop.create_future(), [np.float64(math.nan)] * n, now, missing=n
+            sequences,
+            images,
+            loop,
+            loop.create_future(),
+            [np.float64(math.nan)] * n,
+            now,
+            missing=n,
         )
         self._enter(request)
         try:
@@ -238,8 +286,9 @@ class Batcher:
     def _run(self) -> None:
         while batch := self._next_batch():
             sequences = [request.sequences[place] for request, place in batch]
+            images = [request.images[place] for request, place in batch]
             began = self._busy_since = time.monotonic()
-            results = self._scored(sequences)
+            results = self._scored(sequences, images)
             seconds = time.monotonic() - began
             self._busy_since = None
             self._speed = sum(map(len, sequences)) / max(seconds, 1e-6)
@@ -270,21 +319,25 @@ class Batcher:
                     self._waiting.append(request)
             return batch
 
-    def _scored(self, sequences: Sequence[NDArray[np.int32]]) -> list[SequenceScore | Exception]:
+    def _scored(
+        self, sequences: Sequence[NDArray[np.int32]], images: Sequence[tuple[PlacedImage, ...]]
+    ) -> list[SequenceScore | Exception]:
         """The score of each sequence, or the exception that the model raised for it.
 
         A batch on which it fails is halved, so that one bad sequence costs its neighbours time and
         nothing else.
         """
         try:
-            scores = [np.asarray(each, np.float64) for each in self._scorer.score(sequences)]
+            results = self._scorer.score(sequences, images)
+            scores = [np.asarray(each, np.float64) for each in results]
             if len(scores) != len(sequences):
                 raise ValueError(f"{len(sequences)} sequences gave {len(scores)} scores")
         except Exception as error:  # noqa: BLE001  # told to whoever sent the sequence
             if len(sequences) == 1:
                 return [error]
             half = len(sequences) // 2
-            return self._scored(sequences[:half]) + self._scored(sequences[half:])
+            first = self._scored(sequences[:half], images[:half])
+            return first + self._scored(sequences[half:], images[half:])
         return list(scores)
 
     def _settle(

@@ -23,11 +23,13 @@ def serve_reward(
     token_file: Path | None = None,
     dtype: str = "auto",
     limits: ServerLimits | None = None,
+    images: Path | None = None,
 ) -> dict[str, Any]:
     """Serves the reward model of a directory until SIGTERM or SIGINT; returns what was done.
 
-    Raises UsageError where the directory, the token or the address is wrong; the address is tried
-    before the model is read.
+    images: a folder of images that clients may name by their hash, such as that of a run. Raises
+    UsageError where the directory, the token or the address is wrong; the address is tried before
+    the model is read.
     """
     token = _token(token_file)
     if token is None and not _is_loopback(host):
@@ -35,6 +37,8 @@ def serve_reward(
             f"--host {host}: whoever reaches this machine could use the model; give a token in "
             f"--token-file FILE or the environment variable {TOKEN}, or stay on 127.0.0.1"
         )
+    if images is not None and not images.is_dir():
+        raise UsageError(f"--images {images}: there is no such directory")
     limits = limits or ServerLimits()
     try:
         from postgrad.tools.serve.server import listen
@@ -44,7 +48,7 @@ def serve_reward(
             "pip install 'postgrad[serve]'"
         ) from error
     with listen(host, port) as listening:
-        return _serve(path, console, listening, token, dtype, limits)
+        return _serve(path, console, listening, token, dtype, limits, images)
 
 
 def _serve(
@@ -54,6 +58,7 @@ def _serve(
     token: str | None,
     dtype: str,
     limits: ServerLimits,
+    images: Path | None,
 ) -> dict[str, Any]:
     from dataclasses import replace
 
@@ -62,7 +67,8 @@ def _serve(
     from postgrad.tools.serve.metrics import Metrics, total
     from postgrad.tools.serve.server import Server
 
-    model = load_reward_model(path, dtype, limits.batch_tokens)
+    tokens = limits.batch_tokens
+    model = load_reward_model(path, dtype, tokens, limits=limits, folder=images)
     longest = min(limits.input_tokens, limits.batch_tokens, model.max_tokens or limits.batch_tokens)
     limits = replace(limits, input_tokens=longest)
     metrics = Metrics()

@@ -3,6 +3,11 @@
     {"inputs": [{"messages": [{"role": "user", "content": "..."}, ...]},
                 {"text": "..."}, {"token_ids": [1, 2, 3]}]}
 
+The content of a message is a text, or a list of parts, some of which are images:
+
+    [{"type": "image", "base64": "iVBORw0..."}, {"type": "image", "sha256": "9f2c..."},
+     {"type": "text", "text": "..."}]
+
 Messages are written by the model's chat template up to the token that ends the last answer's turn,
 as the model was trained on. Text and token ids are scored as they stand: nothing is added. A
 process reward model scores each step of the last answer: it takes messages alone, since the others
@@ -12,16 +17,36 @@ do not say where the answer begins.
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from postgrad.core.errors import UsageError
+from postgrad.core.media import MARK
+from postgrad.core.records import PlacedImage
 from postgrad.data.answer_spans import Unmarkable
+from postgrad.data.images import images_in, with_image_texts
 from postgrad.data.step_tokens import step_ends
-from postgrad.data.templates import Unencodable, encode, render_conversation, turn_ends
+from postgrad.data.templates import (
+    Unencodable,
+    encode,
+    render_conversations,
+    single_text,
+    turn_ends,
+)
+
+if TYPE_CHECKING:
+    from postgrad.models.image_reader import ImageReader
 
 _QUEUED_BATCHES = 64
 
@@ -41,6 +66,9 @@ class ServerLimits:
     input_tokens: int = 16384  # of one input
     batch_tokens: int = 16384  # of one call of the model
     queue_tokens: int = 1 << 20  # that wait for the model
+    images: int = 64  # of one request
+    image_pixels: int = 1 << 26  # of all images of one request, as they are sent
+    image_bytes: int = 1 << 30  # of the processed images of all open requests
 
     def to_json(self) -> dict[str, Any]:
         """For the page /info: each limit by its name."""
@@ -85,13 +113,46 @@ class Refusal(Exception):
         return {"error": {"code": self.code, "message": self.message}}
 
 
+class TextPart(BaseModel):
+    """A text among the parts of a message."""
+
+    model_config = _STRICT
+
+    type: Literal["text"]
+    text: str
+
+
+class ImagePart(BaseModel):
+    """An image: the bytes of its file in base64, or the SHA-256 of one that the server has."""
+
+    model_config = _STRICT
+
+    type: Literal["image"]
+    base64: Annotated[str, Field(min_length=1)] | None = None
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.base64 is None) == (self.sha256 is None):
+            raise ValueError("give one of base64 and sha256")
+        return self
+
+
 class ChatMessage(BaseModel):
     """One turn of a conversation."""
 
     model_config = _STRICT
 
     role: str
-    content: str
+    content: Annotated[
+        Annotated[str, Tag("text")]
+        | Annotated[
+            list[Annotated[TextPart | ImagePart, Field(discriminator="type")]],
+            Field(min_length=1),
+            Tag("parts"),
+        ],
+        Discriminator(lambda content: "parts" if isinstance(content, list) else "text"),
+    ]
 
 
 class Input(BaseModel):
@@ -137,26 +198,89 @@ def parse(body: bytes, limits: ServerLimits) -> ScoreRequest:
     return request
 
 
+class ShowsImages(Protocol):
+    """Holds the images of one request."""
+
+    def add(self, part: ImagePart, where: str) -> str:
+        """The hash of an image, which is held now. where: its place, for messages. Raises Refusal
+        for one that cannot be read or is one too many.
+        """
+        ...
+
+
 class Encoder:
     """Inputs to token ids, for one tokenizer. Not for several threads at a time. separator: of the
-    steps of a process reward model; None of one that scores whole answers.
+    steps of a process reward model; None of one that scores whole answers. reader: of a model that
+    reads images.
     """
 
-    def __init__(self, tokenizer: Any, max_tokens: int, separator: str | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        max_tokens: int,
+        separator: str | None = None,
+        reader: "ImageReader | None" = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._reader = reader
         self._separator = separator
         self._ends: re.Pattern[str] = turn_ends(tokenizer)
         self._size = len(tokenizer)
         self._max_tokens = max_tokens
 
-    def encode(self, inputs: Sequence[Input]) -> list[NDArray[np.int32]]:
-        """[tokens] token ids of each input; with steps [tokens, 2], where the second column is 1
-        at the last token of a step. Raises Refusal (422) for the first that cannot be scored,
-        naming its place.
+    def encode(
+        self, inputs: Sequence[Input], shown: ShowsImages
+    ) -> tuple[list[NDArray[np.int32]], list[tuple[PlacedImage, ...]]]:
+        """[tokens] token ids of each input, and its images, which `shown` holds; with steps
+        [tokens, 2], where the second column is 1 at the last token of a step. Raises Refusal (422)
+        for the first that cannot be scored, naming its place.
         """
-        return [self._encoded(each, f"inputs.{place}") for place, each in enumerate(inputs)]
+        images: list[tuple[PlacedImage, ...]] = []
+        sequences: list[NDArray[np.int32]] = []
+        for place, each in enumerate(inputs):
+            where = f"inputs.{place}"
+            turns = [
+                self._turn(message, shown, f"{where}.messages.{number}")
+                for number, message in enumerate(each.messages or ())
+            ]
+            ids = self._encoded(each, turns, where)
+            sequences.append(ids)
+            images.append(self._placed(ids if ids.ndim == 1 else ids[:, 0], turns, where))
+        return sequences, images
 
-    def _encoded(self, scored: Input, where: str) -> NDArray[np.int32]:
+    def _turn(self, message: ChatMessage, shown: ShowsImages, where: str) -> dict[str, Any]:
+        """A message as templates take it: a text with a MARK for each image."""
+        if isinstance(message.content, str):
+            return {"role": message.role, "content": message.content}
+        texts: list[str] = []
+        digests: list[str] = []
+        for number, part in enumerate(message.content):
+            if isinstance(part, ImagePart):
+                digests.append(shown.add(part, f"{where}.content.{number}"))
+                texts.append(MARK)
+            elif MARK in part.text:
+                text = f"{where}.content.{number}: U+FFFC stands for an image here: leave it out"
+                raise Refusal(422, "cannot_encode", text)
+            else:
+                texts.append(part.text)
+        turn = {"role": message.role, "content": "".join(texts)}
+        return {**turn, "images": digests} if digests else turn
+
+    def _placed(
+        self, ids: NDArray[np.int32], turns: Sequence[dict[str, Any]], where: str
+    ) -> tuple[PlacedImage, ...]:
+        """The images among token ids. Raises Refusal where a placeholder is no image's."""
+        if self._reader is None:
+            return ()
+        images = self._reader.placed(ids, images_in(turns))
+        if images is None:
+            text = f"{where}: a token that stands for an image, and no image: send messages"
+            raise Refusal(422, "cannot_encode", text)
+        return images
+
+    def _encoded(
+        self, scored: Input, turns: Sequence[dict[str, Any]], where: str
+    ) -> NDArray[np.int32]:
         if self._separator is not None and scored.messages is None:
             message = f"{where}: this model scores steps of an answer: send messages"
             raise Refusal(422, "needs_messages", message)
@@ -166,8 +290,7 @@ class Encoder:
             elif scored.text is not None:
                 ids = self._ids(scored.text, None)
             else:
-                assert scored.messages is not None
-                ids = self._conversation(scored.messages)
+                ids = self._conversation(turns)
         except (Unmarkable, Unencodable) as error:
             message = f"{where}: {error}"
             raise Refusal(422, "cannot_encode", message) from error
@@ -185,13 +308,16 @@ class Encoder:
             raise Refusal(422, "unknown_token", message)
         return np.array(ids, np.int32)
 
-    def _conversation(self, messages: Sequence[ChatMessage]) -> NDArray[np.int32]:
-        if messages[-1].role != "assistant":
+    def _conversation(self, turns: Sequence[dict[str, Any]]) -> NDArray[np.int32]:
+        if turns[-1]["role"] != "assistant":
             raise Unmarkable("the last message is not the assistant's: there is nothing to score")
-        turns = [{"role": turn.role, "content": turn.content} for turn in messages]
-        rendered = render_conversation(
-            self._tokenizer, turns, ends=self._ends, turns="last", variables={}
+        reads = self._reader is not None
+        (texts,) = render_conversations(
+            self._tokenizer, [(turns, 0)], ends=self._ends, turns="last", variables={}, parts=reads
         )
+        rendered = single_text(texts)
+        if self._reader is not None:
+            (rendered,) = with_image_texts([rendered], turns, self._reader)
         ids = self._ids(rendered.text, rendered.spans[-1][1])
         if self._separator is None:
             return ids
