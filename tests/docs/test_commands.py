@@ -30,6 +30,7 @@ from helpers.hub_server import hub_server
 from helpers.pages import ROOT, Command, commands
 from postgrad.cli.main import all_commands, main
 from postgrad.core.files import finite
+from postgrad.models import vision_tiny
 from postgrad.models.adapter_files import write_adapter
 from postgrad.models.adapters import add_adapter
 from postgrad.models.load import load_model
@@ -90,6 +91,8 @@ def stand_ins(folder: Path, one: Command) -> None:
             shutil.copytree(
                 folder / "RUN_DIR", folder / word.removesuffix("/model"), dirs_exist_ok=True
             )
+        elif word == "recipes/vision_tiny":
+            vision_tiny.write(folder / "runs/vision_tiny/start", train=20, held_out=8)
         elif word == "gsm8k.jsonl":
             place.write_text(f"{json.dumps(ROW)}\n" * 200, "utf-8")
         elif word.endswith(".jsonl.gz"):
@@ -152,7 +155,9 @@ def plan(one: Command, folder: Path) -> None:
         if any(stage.generate is not None for stage in stages):  # whose rows are not there
             assert main(["plan", str(known.recipe), *overrides, "--json"]) == 0
             return
-        models = {stage.name: str(folder / "RUN_DIR" / "model") for stage in stages}
+        start = folder / "runs" / known.recipe.name / "start"  # of images: written before
+        model = str((start if start.exists() else folder / "RUN_DIR") / "model")
+        models = {stage.name: model for stage in stages}
         for stage in stages:
             resolved = folder / f"{stage.name}.toml"
             resolved.write_text(toml(with_models(stage.recipe, models).dump()), "utf-8")

@@ -157,13 +157,15 @@ def _first_seen(
 
 
 @triton.jit
-def _length(written, lengths, stretch, PROMPTS: tl.constexpr):
-    """The tokens of a stretch."""
+def _span(written, lengths, stretch, split, SPLITS, BLOCK_N, PROMPTS: tl.constexpr):
+    """The first place of a part of a stretch, and the place behind its last."""
     if PROMPTS:
         length = tl.load(lengths + stretch)
     else:
         length = tl.maximum(tl.load(written + stretch) - 1, 0) + 1
-    return length
+    share = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_N) * BLOCK_N
+    start = split * share
+    return start, tl.minimum(start + share, length)
 
 
 @triton.jit
@@ -179,13 +181,13 @@ def _attend(
     blocks: tl.constexpr = (WIDTH + TAKEN - 1) // TAKEN
     REST: tl.constexpr = D if VALUES == DV else D - DV
     stretch, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    if PROMPTS:  # noqa: SIM102  Triton would load `used` in any case
+        if block * TAKEN >= tl.load(used + stretch):
+            return
     head, split = tl.program_id(1), tl.program_id(2)
     m, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     row, here = _query_rows(row_of_lane, used, stretch, block, m, GROUPS, WIDTH, TAKEN, PROMPTS)
-    if PROMPTS:
-        if block * TAKEN >= tl.load(used + stretch):
-            return
     query_heads = head * GROUPS + m % GROUPS
     at = query + row * query_row + query_heads * query_head
     # Where values are the beginnings of keys, d counts the rest of a key alone.
@@ -194,10 +196,7 @@ def _attend(
         asked_first = _vectors(at, dv, here, DV)
     first = _first_seen(written, prompt, row, here, window, WINDOW, PROMPTS)
     base = (tl.load(slots + stretch) * KV + head // SHARES) * places
-    length = _length(written, lengths, stretch, PROMPTS)
-    share = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_N) * BLOCK_N
-    start = split * share
-    end = tl.minimum(start + share, length)
+    start, end = _span(written, lengths, stretch, split, SPLITS, BLOCK_N, PROMPTS)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sought = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
