@@ -1,7 +1,8 @@
 """A Python that speaks like a process with vLLM and has none: what it does is in its name.
 "fails_at_wake_kv_cache" fails at the first message of that name, and so on. "waits" answers no
 prompt before a cut, and then with its first two tokens; "waits_diverged" the same, the second with
-a logprob that is not finite.
+a logprob that is not finite. "routes" gives the experts of two layers, two a token, numbered
+through; "routes_less" those of a token too few.
 
 It answers a prompt with its own tokens and the seed's last digit, each with logprob -0.5. Its
 weights are a number: the version that it was sent last, added to every logprob that it scores.
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 
 SPEAKS = """\
-import json, os, sys, time
+import base64, json, os, sys, time
 behaviour = os.path.basename(__file__)
 if "-c" in sys.argv:
     sys.exit(behaviour == "without_vllm")
@@ -61,8 +62,13 @@ for line in sys.stdin:
         for key, seed in zip(message["keys"], message["seeds"]):
             tokens = [*message["prompt"], seed % 10]
             logprobs = [-0.5 if behaviour != "diverged" else float("nan")] * len(tokens)
+            routed = {}
+            if behaviour.startswith("routes"):
+                computed = len(message["prompt"]) + len(tokens) - 1 - (behaviour == "routes_less")
+                numbers = b"".join(i.to_bytes(2, "little") for i in range(computed * 4))
+                routed = {"experts": base64.b64encode(numbers).decode()}
             tell(dict(key=key, tokens=tokens, logprobs=logprobs, stopped=True,
-                      versions=[[weights, len(tokens)]]))
+                      versions=[[weights, len(tokens)]], **routed))
         continue
     value = None
     if behaviour == "_".join(["fails_at", message["do"], *filter(None, [message.get("part")])]):

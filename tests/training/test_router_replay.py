@@ -91,8 +91,15 @@ def test_several_updates_use_the_experts_from_before_the_step(run: Callable[...,
 
 
 def test_other_engines_and_dense_models_are_refused_by_name(make_recipe: MakeRecipe) -> None:
-    with pytest.raises(UsageError, match=r"router_replay.*\n?.*\"vllm\", whose samples come"):
-        make_recipe("rl", rollout={**ROLLOUT, "type": "vllm"})
+    with pytest.raises(UsageError, match=r"router_replay.*\n?.*\"openai\", whose samples come"):
+        make_recipe(
+            "rl",
+            rollout={
+                **ROLLOUT,
+                "type": "openai",
+                "openai": {"base_url": "http://127.0.0.1:9/v1", "model": "m"},
+            },
+        )
     recipe = make_recipe("rl", rollout=ROLLOUT)
     with pytest.raises(UsageError, match="a qwen3 model is no mixture of experts"):
         train(recipe, Console("quiet"))

@@ -25,6 +25,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.adapter_targets import target_weights
+from postgrad.models.attention import layers_of
 from postgrad.models.settings import ModelSettings
 
 
@@ -180,6 +181,16 @@ def _routers(lm: Any) -> list[tuple[nn.Module, int]]:
     ]
 
 
+def routed_layers(lm: Any) -> tuple[int, ...]:
+    """The numbers of the layers that have a router, in order. Raises UsageError as `replayable`."""
+    routers = _required(lm)
+    return tuple(
+        number
+        for number, layer in enumerate(layers_of(lm))
+        if any(module is router for module in layer.modules() for router, _ in routers)
+    )
+
+
 def balance_of(config: Any, settings: ModelSettings) -> float:
     """The coefficient of the balance loss: that of the recipe, or where it names none of the
     model's config. Raises UsageError for one of a type that transformers has no balance loss for.
@@ -232,13 +243,18 @@ def replayable(lm: Any) -> Routers:
     """The routers of a model, whose choices are recorded or replayed. Raises UsageError where it
     has none.
     """
-    if not _routers(lm):
+    _required(lm)
+    routers = Routers(lm)
+    routers.replays = True
+    return routers
+
+
+def _required(lm: Any) -> list[tuple[nn.Module, int]]:
+    if not (routers := _routers(lm)):
         raise UsageError(
             f"rollout.router_replay: a {lm.config.model_type} model is no mixture of experts, or "
             "transformers does not say where its routers are: leave it out"
         )
-    routers = Routers(lm)
-    routers.replays = True
     return routers
 
 

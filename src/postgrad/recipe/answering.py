@@ -247,7 +247,7 @@ def stale_samples(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iter
 def router_replay(recipe: AnsweringSections, rollout: RolloutSettings) -> Iterator[RecipeProblem]:
     """Experts that nobody records, or that no rank has for all tokens."""
     place = ("rollout", "router_replay")
-    if rollout.router_replay == "sampled" and rollout.type != "local":
+    if rollout.router_replay == "sampled" and rollout.type not in ("local", "vllm"):
         yield (
             place,
             f'"sampled" with rollout.type = "{rollout.type}", whose samples come without the '

@@ -32,15 +32,16 @@ class Written:
     experts: Experts | None = None  # as in a Completion
 
     def first(self, count: int) -> "Written":
-        """The first `count` tokens, of an engine that records no experts."""
-        assert self.experts is None
+        """The first `count` tokens."""
+        dropped = len(self.token_ids) - count
+        experts = None if self.experts is None else self.experts[: len(self.experts) - dropped]
         versions: list[tuple[int, int]] = []
         left = count
         for version, tokens in self.versions:
             versions.append((version, min(tokens, left)))
             left -= versions[-1][1]
         kept = tuple((version, tokens) for version, tokens in versions if tokens)
-        return Written(self.token_ids[:count], self.logprobs[:count], kept)
+        return Written(self.token_ids[:count], self.logprobs[:count], kept, experts)
 
 
 @dataclass(frozen=True, slots=True)

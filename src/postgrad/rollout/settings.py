@@ -195,7 +195,7 @@ class RolloutSettings(SamplingSettings):
     cache_tokens: int | None = Field(default=None, ge=16)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # Which experts the policy uses when it learns, where it is a mixture of them. "off": those that
-    # its routers choose then. "sampled": those that the built-in engine chose. "old": those that it
+    # its routers choose then. "sampled": those that the engine chose. "old": those that it
     # chose before the step, in all updates of it.
     router_replay: RouterReplay = "off"
     # How weights get from the ranks to vLLM's processes and rollout workers. "memory": through the

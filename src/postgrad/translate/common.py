@@ -178,13 +178,10 @@ def compiled(draft: Draft, name: str, value: Any, _: str) -> None:
         draft.put("model.compile", True)
 
 
-def router_replay(draft: Draft, name: str, value: Any, _: str) -> None:
+def router_replay(draft: Draft, _: str, value: Any, __: str) -> None:
     """A rule: whether tokens go to the experts that they were sent to when they were sampled."""
-    if flag(value) and draft.get("learner.context_parallel"):
-        draft.miss(name, value, "ranks that share a sequence would each need all experts of it")
-    elif flag(value):
-        why = "as the learner chose them before the step: vLLM does not record its own"
-        draft.put("rollout.router_replay", "old", why)
+    if flag(value):
+        draft.put("rollout.router_replay", "sampled")
 
 
 def optimizer(draft: Draft, name: str, value: Any, default: str) -> None:

@@ -27,14 +27,19 @@ def make_engine(tmp_path: Path) -> Iterator[Callable[..., VLLMEngine]]:
     """make_engine(behaviour, ..., level=0): over one process for each behaviour."""
     made: list[VLLMProcess] = []
 
-    def make(*behaviours: str, level: int = 0, adapter: LoraSettings | None = None) -> VLLMEngine:
+    def make(
+        *behaviours: str,
+        level: int = 0,
+        adapter: LoraSettings | None = None,
+        routed: tuple[int, ...] = (),
+    ) -> VLLMEngine:
         inbox: SimpleQueue[Arrived] = SimpleQueue()
         for number, behaviour in enumerate(behaviours or ("well",)):
             log = tmp_path / f"vllm-{number}.log"
             options = ProcessOptions(fake_vllm(tmp_path, behaviour), 1, None, log)
             made.append(VLLMProcess(number, options, START, inbox))
         sizes = (torch.float32, START.max_len)
-        model = Model(small_model(), small_tokenizer(), (1,), *sizes, adapter)
+        model = Model(small_model(), small_tokenizer(), (1,), *sizes, adapter, routed=routed)
         engine = VLLMEngine(made, inbox, model, level=level)
         with ExitStack() as ending:
             for process in made:
@@ -64,16 +69,21 @@ def start_engine(model_path: str, tmp_path: Path) -> Iterator[Callable[..., VLLM
     """
     made: list[VLLMEngine] = []
 
-    def make(behaviour: str = "well", place: Mapping[str, Any] = {}, **settings: Any) -> VLLMEngine:
+    def make(
+        behaviour: str = "well",
+        place: Mapping[str, Any] = {},
+        rollout: Mapping[str, Any] = {},
+        **settings: Any,
+    ) -> VLLMEngine:
         python = fake_vllm(tmp_path, behaviour)
-        rollout = RolloutSettings.model_validate(
-            {"type": "vllm", "vllm": {"python": python, **settings}}
+        recipe = RolloutSettings.model_validate(
+            {"type": "vllm", "vllm": {"python": python, **settings}, **rollout}
         )
         dtype = torch.float32
         model = start.read_model(model_path, dtype, 40)
-        sizes = start.sizes_of(model_path, rollout, dtype, sequences=8, max_len=40)
+        sizes = start.sizes_of(model_path, recipe, dtype, sequences=8, max_len=40)
         options = {"device": torch.device("cpu"), "threads": 1, "logs": tmp_path, **place}
-        made.append(start.start(model_path, rollout, model, sizes, **options))
+        made.append(start.start(model_path, recipe, model, sizes, **options))
         return made[-1]
 
     yield make

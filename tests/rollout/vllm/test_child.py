@@ -1,11 +1,13 @@
 """The side of the process, over an engine that is asked as vLLM's is and counts."""
 
+import base64
 import hashlib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from postgrad.rollout.vllm import child
@@ -44,6 +46,13 @@ class Counting:
             cache_config=SimpleNamespace(num_gpu_blocks=3, block_size=16)
         )
         self.output_processor = SimpleNamespace(request_states={})
+        self.chunks: list[Any] = []  # the experts of samples in flight, step by step
+
+    def routed(self, tokens: int) -> Any:
+        """As vLLM's experts [tokens, layers, k]: every number once."""
+        if "enable_return_routed_experts" not in self.arguments:
+            return None
+        return np.arange(tokens * 4, dtype=np.uint8).reshape(tokens, 2, 2)
 
     def collective_rpc(self, name: str, args: Any = (), kwargs: Any = None) -> None:
         self.calls.append((name, *args, *(kwargs or {}).values()))
@@ -62,6 +71,7 @@ class Counting:
                 num_output_tokens=lambda: len(written), output_token_ids=written
             ),
             logprobs_processor=LogprobsSoFar(written),
+            routed_experts_chunks=self.chunks,
         )
 
     def abort_request(self, names: list[str]) -> None:
@@ -82,6 +92,7 @@ class Counting:
                 token_ids=written,
                 logprobs=SimpleNamespace(logprobs=[-1.0] * len(written)),
                 finish_reason=getattr(params, "ends", "length"),
+                routed_experts=self.routed(len(prompt) + len(written) - 1),
             )
             scores = [None, *({token: SimpleNamespace(logprob=-token)} for token in prompt[1:])]
             done.append(
@@ -114,6 +125,10 @@ class Counting:
         return self.cache_emptied and reset_running_requests
 
 
+def numbers_of(experts: str) -> list[int]:
+    return np.frombuffer(base64.b64decode(experts), np.uint16).tolist()
+
+
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Any:
     """(server, its engine, what it told)."""
@@ -130,6 +145,14 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(child, "_vllm", lambda module="": fake)
     told: list[Any] = []
     server = EngineServer(START, told.append)
+    return server, server._engine, told
+
+
+@pytest.fixture
+def told_by_recording(served: Any) -> Any:
+    """As `served`, of an engine that records experts."""
+    told: list[Any] = []
+    server = EngineServer(replace(START, experts=True), told.append)
     return server, server._engine, told
 
 
@@ -157,6 +180,30 @@ def finish(server: EngineServer, version: int) -> None:
     server._do({"do": "finish_weights", "call": version, "version": version, "manifest": {}})
 
 
+def test_samples_come_with_the_experts_of_the_prompt_and_of_all_tokens_but_the_newest(
+    served: Any, told_by_recording: Any
+) -> None:
+    server, engine, told = told_by_recording
+    server._do(sample(1))
+    while engine.running:
+        server._step()
+    assert numbers_of(told[-1]["experts"]) == list(range(4 * 4))
+    engine.chunks = [engine.routed(2), None]
+    server._do(sample(2, most=9))
+    engine.step()
+    with pytest.raises(RuntimeError, match="sample 2 came without the experts of its tokens"):
+        server._cut()
+    engine.chunks[:] = [engine.routed(2)]
+    server._spans["2"] = []
+    (cut,) = server._cut()
+    assert numbers_of(cut["experts"]) == list(range(2 * 4))
+    plain, _, said = served
+    plain._do(sample(3))
+    while plain._engine.running:
+        plain._step()
+    assert said[-1]["experts"] == ""
+
+
 def test_samples_without_seeds_are_drawn_together(served: Any) -> None:
     _, engine, told = served
     server = EngineServer(replace(START, seeded=False), told.append)
@@ -182,6 +229,7 @@ def test_a_request_becomes_samples_with_seeds_of_their_own(served: Any) -> None:
             "logprobs": [-1.0] * 3,
             "stopped": False,
             "versions": [[0, 3]],
+            "experts": "",
         }
         for key in (1, 2)
     ]
@@ -346,7 +394,7 @@ def test_nothing_is_computed_between_the_start_and_the_end_of_weights(served: An
     loads = [{"do": "load_weights", "call": call, "parcel": {}} for call in (2, 3)]
     server.run(OneByOne(sample(1, most=9), {"do": "start_weights", "call": 1}, *loads))
     assert [one["done"] for one in told] == [1, 2, 3]
-    ((_, tokens, _),) = server._in_flight()
+    ((_, tokens, *_),) = server._in_flight()
     before = len(tokens)  # between the sample and the start
     assert before < 3
     finish(server, 3)

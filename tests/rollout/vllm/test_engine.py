@@ -59,6 +59,35 @@ def test_every_sample_comes_back_as_it_was_asked_for(make_engine):
     assert engine.completed() == []
 
 
+def test_experts_of_a_sample_are_those_of_the_layers_with_routers(make_engine):
+    (done,) = generate(make_engine("routes", routed=(1,)), [request(samples=1)])
+    every = np.arange(6 * 4).reshape(6, 2, 2)  # 3 tokens of the prompt, and 4 of which 3 went on
+    assert done.experts[:-1].tolist() == every[:, 1:].tolist()
+    assert done.experts[-1].tolist() == [[-1, -1]]
+
+
+def test_a_sample_that_goes_on_keeps_the_experts_of_its_first_time(make_engine):
+    first = np.full((5, 1, 2), 7, np.int16)  # of 3 tokens of the prompt and of 2 written ones
+    first[-1] = -1
+    written = Written(np.array([5, 6], np.int32), np.zeros(2, np.float32), ((0, 2),), first)
+    engine = make_engine("routes", routed=(1,))
+    (done,) = generate(engine, [replace(request(samples=1), written=written)])
+    again = np.arange(10 * 4).reshape(10, 2, 2)[:, 1:]
+    assert done.experts[:4].tolist() == first[:4].tolist()
+    assert done.experts[4:10].tolist() == again[4:].tolist()
+
+
+def test_experts_that_are_not_those_of_the_tokens_are_an_error(make_engine):
+    engine = make_engine("routes_less", routed=(1,))
+    with pytest.raises(RunError, match="20 numbers of experts for 6 tokens in 2 layers"):
+        generate(engine, [request(samples=1)])
+
+
+def test_experts_are_recorded_on_gpus_alone(start_engine):
+    with pytest.raises(UsageError, match='"sampled": vLLM records the experts of samples on GPUs'):
+        start_engine(rollout={"router_replay": "sampled"})
+
+
 def test_a_samples_seed_depends_on_what_names_it_and_nothing_else(make_engine, tmp_path):
     engine = make_engine()
     asked = [request(), request(1), request(turn=1), request(seed=1), request()]

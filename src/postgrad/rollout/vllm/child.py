@@ -5,6 +5,7 @@ library, vLLM and modules that need no more. It handles messages between two ste
 thread reads them, so that neither side ever waits for the other to empty a pipe.
 """
 
+import base64
 import hashlib
 import json
 import math
@@ -23,6 +24,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from subprocess import PIPE
 from typing import Any, BinaryIO
+
+import numpy as np
 
 from postgrad.core.process import die_with_parent, take_pipes, write
 from postgrad.rollout.vllm.inputs import PromptInputs, Shown, engine_arguments
@@ -82,6 +85,7 @@ class EngineServer:
         take_names_away(start.folder)
         self._prompts = PromptInputs(self._engine)
         self._reads_images = start.images
+        self._experts = start.experts
         self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
         self._tell = tell
         self._seeded = start.seeded
@@ -193,34 +197,52 @@ class EngineServer:
         tokens = [int(token) for token in sample.token_ids]
         logprobs = [float(value) for value in sample.logprobs.logprobs]
         stopped = sample.finish_reason == "stop"
-        return self._written_by(output.request_id, tokens, logprobs, stopped)
+        experts = [sample.routed_experts] if self._experts else []
+        return self._written_by(output.request_id, tokens, logprobs, experts, stopped=stopped)
 
     def _written_by(
-        self, name: str, tokens: list[int], logprobs: list[float], stopped: bool
+        self,
+        name: str,
+        tokens: list[int],
+        logprobs: list[float],
+        experts: Sequence[Any],
+        *,
+        stopped: bool,
     ) -> SampledTokens:
-        """What the sample `name`, which is not in flight any more, has written."""
+        """What the sample `name`, which is not in flight any more, has written. experts: arrays
+        [tokens, layers, k] one behind the other, where they are recorded.
+        """
         self._watch(logprobs)
         if len(logprobs) != len(tokens):
             raise RuntimeError(f"{len(tokens)} tokens came with {len(logprobs)} logprobs")
         spans = self._spans.pop(name)
         left = len(tokens) - sum(count for _, count in spans)
         versions = [*spans, [self._version, left]] if left else spans
-        return SampledTokens(int(name), tokens, logprobs, stopped, versions)
+        routed = ""
+        if self._experts and tokens:
+            if any(part is None for part in experts):
+                raise RuntimeError(f"sample {name} came without the experts of its tokens")
+            rows = np.concatenate(experts).astype(np.uint16)
+            routed = base64.b64encode(rows.tobytes()).decode()
+        return SampledTokens(int(name), tokens, logprobs, stopped, versions, routed)
 
-    def _in_flight(self) -> list[tuple[str, list[int], list[float]]]:
-        """(name, tokens, logprobs) of each sample that has not ended, as far as it is written."""
-        samples: list[tuple[str, list[int], list[float]]] = []
+    def _in_flight(self) -> list[tuple[str, list[int], list[float], list[Any]]]:
+        """(name, tokens, logprobs, experts) of each sample that has not ended, as far as it is
+        written.
+        """
+        samples: list[tuple[str, list[int], list[float], list[Any]]] = []
         for state in self._engine.output_processor.request_states.values():
             tokens = [int(token) for token in state.detokenizer.output_token_ids]
             logprobs = state.logprobs_processor.logprobs  # None before the first token
             values = [float(value) for value in logprobs.logprobs] if tokens else []
             # vLLM's own names of requests have a suffix
-            samples.append((state.external_req_id, tokens, values))
+            experts = list(state.routed_experts_chunks) if self._experts else []
+            samples.append((state.external_req_id, tokens, values, experts))
         return samples
 
     def _cut(self) -> list[dict[str, Any]]:
         """Stops all samples. Returns what each has written, as SampledTokens."""
-        written = [self._written_by(*sample, False) for sample in self._in_flight()]
+        written = [self._written_by(*sample, stopped=False) for sample in self._in_flight()]
         self._engine.abort_request([str(sampled.key) for sampled in written])
         return [asdict(sampled) for sampled in written]
 
@@ -312,7 +334,7 @@ class EngineServer:
         """Later tokens get `version`. Keys and values of the old weights are dropped, and those of
         samples in flight computed again.
         """
-        for name, tokens, logprobs in self._in_flight():
+        for name, tokens, logprobs, _ in self._in_flight():
             self._watch(logprobs)
             spans = self._spans[name]
             written = len(tokens) - sum(count for _, count in spans)

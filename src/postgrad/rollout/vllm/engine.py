@@ -25,7 +25,7 @@ from postgrad.rollout.stats import DividedStats, EngineStats, agreed
 from postgrad.rollout.transport.broadcast import Meeting
 from postgrad.rollout.transport.route import Place, Stated
 from postgrad.rollout.transport.send import LocalSource, send
-from postgrad.rollout.vllm.model import Model, seed_of, turn_of
+from postgrad.rollout.vllm.model import Model, seed_of
 from postgrad.rollout.vllm.process import STILL_SECONDS, Arrived, Stillness, VLLMProcess
 from postgrad.rollout.vllm.protocol import SampledTokens
 from postgrad.rollout.vllm.weights import Called, Seats, WeightNames, write_adapter
@@ -231,7 +231,7 @@ class VLLMEngine:
         stopped = [(*self._open.pop(sampled.key), sampled) for sampled in written]
         requests: list[Request] = []
         for request, sample, number, sampled in stopped:
-            turn = turn_of(request, sample, sampled)
+            turn = self._model.turn(request, sample, sampled)
             if self._model.end_over_cut(request, turn) is None:
                 self._sums.cut(number)
                 requests.append(request.cut_after(sample, turn))

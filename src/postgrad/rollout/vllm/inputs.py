@@ -61,6 +61,7 @@ def engine_arguments(start: Start) -> dict[str, Any]:
         "seed": 0 if start.seeded else secrets.randbits(31),
         "weight_transfer_config": {"backend": "postgrad"},
         "worker_extension_cls": f"{TRANSFER}.WorkerExtension",
+        **({"enable_return_routed_experts": True} if start.experts else {}),
     }
 
 

@@ -1,5 +1,6 @@
 """What vLLM is asked for a request, and what the samples that it returns say."""
 
+import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariable
 from torch import nn
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.records import FinishReason, PlacedImage
+from postgrad.core.records import Experts, FinishReason, PlacedImage
 from postgrad.core.seeds import integer
+from postgrad.models.attention import layers_of
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.settings import LoraSettings
 from postgrad.rollout.engine import Completion, Request, Written
@@ -34,6 +36,7 @@ class Model:
     max_len: int  # tokens of the longest sequence, prompt and response
     adapter: LoraSettings | None = None  # that it samples with; None: its weights are whole
     reader: ImageReader | None = None  # of a model that reads images
+    routed: tuple[int, ...] = ()  # layers whose experts are recorded with each sample
 
     def shown(self, folder: Path, images: Sequence[tuple[PlacedImage, ...]]) -> dict[str, Any]:
         """What a message says of the images of its prompts; their arrays go to a file in `folder`,
@@ -80,12 +83,12 @@ class Model:
     def completion(
         self, request: Request, sample: int, sampled: SampledTokens, grammars: Grammars
     ) -> Completion:
-        """A sample that has ended. Raises RunError as `turn_of` does, and for one that does not
-        follow its grammar.
+        """A sample that has ended. Raises RunError as `turn` does, and for one that does not follow
+        its grammar.
 
         At a dead end vLLM goes on with the end of sequence, which is taken away here.
         """
-        turn = turn_of(request, sample, sampled)
+        turn = self.turn(request, sample, sampled)
         reason: FinishReason = "stop" if sampled.stopped else "length"
         if (end := self.end_over_cut(request, turn)) is not None:
             turn, reason = turn.first(end), "stop"
@@ -102,7 +105,43 @@ class Model:
             finish_reason=reason,
             versions=turn.versions,
             text=self.tokenizer.decode(turn.token_ids.tolist(), skip_special_tokens=True),
+            experts=turn.experts,
         )
+
+    def turn(self, request: Request, sample: int, sampled: SampledTokens) -> Written:
+        """The turn of a sample from its start. Raises RunError where a logprob is not finite, and
+        for experts that are not those of its tokens.
+        """
+        turn = request.turn_with(
+            np.array(sampled.tokens, np.int32),
+            np.array(sampled.logprobs, np.float32),
+            [(version, tokens) for version, tokens in sampled.versions],
+            self._experts(request, sampled) if self.routed else None,
+        )
+        broken = np.flatnonzero(~np.isfinite(turn.logprobs))
+        if len(broken):
+            raise RunError(
+                f"the policy's logits are not finite (version {turn.versions[-1][0]}, ticket "
+                f"{request.ticket}, sample {sample}, token {broken[0]}): the weights have "
+                "diverged; go back to a checkpoint with a lower learner.lr"
+            )
+        return turn
+
+    def _experts(self, request: Request, sampled: SampledTokens) -> Experts | None:
+        """[P + R, routed layers, k] of the prefix and the new tokens, as in a Completion."""
+        if not sampled.tokens:  # it was cut before its first token
+            return None if request.written is None else request.written.experts
+        computed = len(request.prefix) + len(sampled.tokens) - 1
+        numbers = np.frombuffer(base64.b64decode(sampled.experts), np.uint16)
+        layers = len(layers_of(self.skeleton))
+        if not numbers.size or numbers.size % (computed * layers):
+            raise RunError(
+                f"vLLM gave {numbers.size} numbers of experts for {computed} tokens in {layers} "
+                f"layers (ticket {request.ticket}): this version of vLLM records them otherwise; "
+                'use rollout.router_replay = "old"'
+            )
+        chosen = numbers.reshape(computed, layers, -1)[:, list(self.routed)].astype(np.int16)
+        return np.concatenate([chosen, np.full_like(chosen[:1], -1)])
 
     def end_over_cut(self, request: Request, turn: Written) -> int | None:
         """How many tokens of a turn that was cut there are up to a stop string that began before
@@ -126,20 +165,3 @@ def seed_of(request: Request, sample: int) -> int:
     counters = (request.ticket, sample, request.turn)
     going_on = (request.position,) if request.position else ()
     return integer(request.seed, "vllm", *counters, *going_on)
-
-
-def turn_of(request: Request, sample: int, sampled: SampledTokens) -> Written:
-    """The turn of a sample from its start. Raises RunError where a logprob is not finite."""
-    turn = request.turn_with(
-        np.array(sampled.tokens, np.int32),
-        np.array(sampled.logprobs, np.float32),
-        [(version, tokens) for version, tokens in sampled.versions],
-    )
-    broken = np.flatnonzero(~np.isfinite(turn.logprobs))
-    if len(broken):
-        raise RunError(
-            f"the policy's logits are not finite (version {turn.versions[-1][0]}, ticket "
-            f"{request.ticket}, sample {sample}, token {broken[0]}): the weights have diverged; go "
-            "back to a checkpoint with a lower learner.lr"
-        )
-    return turn

@@ -48,6 +48,7 @@ class Start:
     lora_rank: int = 0  # of the adapter that it samples with; 0: there is none
     lora_targets: tuple[str, ...] = ()  # layers that the adapter is on: "q_proj", "down_proj"
     images: bool = False  # whether the model reads images
+    experts: bool = False  # whether samples come with the experts of their tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,9 @@ class SampledTokens:
     logprobs: list[float]  # [R] in nats, under the distribution that each was drawn from
     stopped: bool  # by an end token or a stop string, not by the token limit
     versions: list[list[int]]  # [[policy version, tokens], ...] in order
+    # Base64 of uint16 [P + R - 1, layers, k]: the experts of each token that was computed, behind a
+    # prompt of P tokens, in each layer of the model. "": they are not recorded, or R is 0.
+    experts: str = ""
 
 
 def line(message: Mapping[str, Any]) -> bytes:

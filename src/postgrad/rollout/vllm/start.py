@@ -3,6 +3,7 @@
 import os
 import shutil
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import mkdtemp
@@ -28,6 +29,7 @@ from postgrad.models.load import (
     skeleton,
     weight_files,
 )
+from postgrad.models.routers import routed_layers
 from postgrad.models.settings import LoraSettings
 from postgrad.models.stored import mxfp4_weights
 from postgrad.models.supported import causal_class, reads_images
@@ -134,6 +136,8 @@ def start(
     cpu = device.type == "cpu"
     if cpu and vllm.sleep:
         raise UsageError("rollout.vllm.sleep: vLLM cannot sleep on a CPU; leave it out")
+    if settings.router_replay == "sampled":
+        model = _recording(model, cpu=cpu)
     devices = None if cpu else _devices(vllm.engines, vllm.tensor_parallel)
     shares = beside_learner and any(_first_device() in visible for visible in devices or ())
     level = _sleep_level(vllm.sleep, shares=shares, base=model.adapter is not None)
@@ -156,6 +160,16 @@ def start(
         engine.ready(vllm.start_seconds)
         engine.on_close(started.pop_all())
     return engine
+
+
+def _recording(model: Model, *, cpu: bool) -> Model:
+    """The model, whose samples come with experts. Raises UsageError for a dense one."""
+    if cpu:  # vLLM 0.32: "AuxOutput Connector requires Model Runner V2", which "requires Triton"
+        raise UsageError(
+            'rollout.router_replay = "sampled": vLLM records the experts of samples on GPUs '
+            'alone; use "old", or rollout.type = "local"'
+        )
+    return replace(model, routed=routed_layers(model.skeleton))
 
 
 def _sleep_level(stated: bool | None, *, shares: bool, base: bool) -> int:
@@ -198,6 +212,7 @@ def _start_message(
         whole_prompts=cpu and vllm.seeded,
         seeded=vllm.seeded,
         images=model.reader is not None,
+        experts=bool(model.routed),
         lora_rank=0 if lora is None else lora.rank,
         lora_targets=tuple(sorted({layer.rpartition(".")[2] for layer in adapted})),
     )

@@ -242,8 +242,8 @@ RULES: dict[str, Rule] = {
     ),
     **family("inference.vllm.", "tool_call_parser reasoning_parser", missing(_TOOLS)),
     "inference.vllm.model": missing("the engine has the policy's weights, and no others"),
-    "inference.vllm.enable_return_routed_experts": missing(
-        "vLLM's experts are not recorded: rollout.router_replay"
+    "inference.vllm.enable_return_routed_experts": to(
+        "rollout.router_replay", read=lambda value: "sampled" if flag(value) else None
     ),
     "inference.vllm.safetensors_load_strategy": needless(
         "the engine's weights come from the learner"
