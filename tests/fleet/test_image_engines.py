@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from helpers.image_directories import models, picture
 from postgrad.core.errors import RunError
 from postgrad.core.media import image_store, images_kept_in
 from postgrad.fleet.engines import image_folders
+from postgrad.models import image_reader
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.images import ImageTower
 from postgrad.models.load import load_config, load_tokenizer
@@ -90,8 +92,9 @@ def test_a_process_that_dies_is_replaced_and_proved_with_the_same_bits(
 
 
 def test_an_image_that_is_not_in_the_runs_folder_is_named(
-    shared: Any, requests: list[Request], tmp_path: Path
+    shared: Any, requests: list[Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(image_reader, "KEPT", WeakKeyDictionary())  # as a worker begins
     digest = requests[0].images[0].digest
     (tmp_path / "images" / digest).unlink()
     with pytest.raises(RunError, match=f"image {digest} cannot be read"):

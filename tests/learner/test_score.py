@@ -151,7 +151,7 @@ def test_the_update_does_not_depend_on_micro_batches(pairs, whole, micro):
 @pytest.mark.parametrize("least", [1, 5, 10_000])
 def test_the_update_does_not_depend_on_sharing(pairs, whole, least, monkeypatch):
     algorithm = BradleyTerry()
-    monkeypatch.setattr(backbone, "MIN_SHARED", least)
+    monkeypatch.setattr(backbone, "min_shared_of", lambda _: least)
     update = Update(experience_of(*pairs, algorithm), np.arange(2 * PAIRS))
     found, result = step_of(make(), update, algorithm)
     assert_close(found, whole, 1e-5)

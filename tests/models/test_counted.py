@@ -168,9 +168,10 @@ def test_a_token_of_mixtral_passes_two_of_eight_experts() -> None:
 
 
 def test_latent_attention_is_cached_as_it_attends() -> None:
-    """DeepSeek V3: 128 heads with keys of 192 numbers and values of 128, in 61 layers."""
+    """DeepSeek V3: a latent of 512 numbers and 64 rotated ones of the key, in 61 layers."""
     shape = any_shape(published("deepseek_v3"), "deepseek")
-    assert shape.cache_bytes_per_token(2) == 61 * 128 * (192 + 128) * 2
+    assert shape.cache_bytes_per_token(2) == 61 * (512 + 64) * 2
+    assert shape.cache_heads == 1
 
 
 def test_adapters_stand_on_the_linear_modules_of_a_layer() -> None:
