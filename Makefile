@@ -63,7 +63,7 @@ test-browser: .venv/ready  ## report and watch pages in the installed Chromium
 	touch .venv-vllm/ready
 
 test-vllm: .venv/ready .venv-vllm/ready  ## runs that sample with vLLM, installed in a separate environment
-	OMP_NUM_THREADS=1 POSTGRAD_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -m "vllm and not long"
+	OMP_NUM_THREADS=1 POSTGRAD_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -m vllm
 
 # CUDA builds of torch, 5 GB each, with the oldest supported transformers and the newest. "===" selects
 # exactly this build, never a local "+cpu" build.

@@ -10,13 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+import torch
 
 import postgrad
 from helpers.runs import lines
@@ -215,10 +216,12 @@ def test_a_run_in_bfloat16_gets_fresh_weights_at_every_step(make_recipe, console
         assert one["sentinel/policy_moved"] > 4 * NOISE["bfloat16"]
 
 
-# In bfloat16 a head that is stale by one update can hide in the rounding: on one AMD EPYC it does.
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_stale_head_is_caught(dtype, make_recipe, console, monkeypatch, tmp_path):
-    """vLLM 0.32 leaves the head of a tied model as it was; our part that mends it is taken out."""
+    """vLLM 0.32 leaves the packed head of a tied model as it was; our part that mends it is taken
+    out. In bfloat16 it packs weights where the processor has AVX-512: elsewhere no head is stale.
+    """
+    packed = dtype == "float32" or torch.cpu._is_avx512_supported()
     package = tmp_path / "postgrad"
     shutil.copytree(Path(postgrad.__file__).parent, package)
     transfer = package / "rollout" / "vllm" / "transfer.py"
@@ -227,7 +230,8 @@ def test_a_stale_head_is_caught(dtype, make_recipe, console, monkeypatch, tmp_pa
     assert broken != text
     transfer.write_text(broken, "utf-8")
     monkeypatch.setattr(process, "ENTRY", transfer.parent / "entry.py")
-    with pytest.raises(RunError, match="does not have the policy's weights"):
+    stale = pytest.raises(RunError, match="does not have the policy's weights")
+    with stale if packed else nullcontext():
         train(make_recipe("rl", **RUN, rollout={"type": "vllm", "dtype": dtype}), console)
     assert processes() == []
 
