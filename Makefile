@@ -29,7 +29,7 @@ test: .venv/ready  ## the fast tests
 
 test-slow: .venv/ready  ## whole runs on real questions, and 20 kills of every kind
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group peers --group harness
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile \
 		-m "slow and not long and not browser and not ranks and not vllm" --durations=15
 
 test-ranks: .venv/ready  ## training on several ranks, over gloo and under Ray

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -16,7 +17,7 @@ settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fault-points", default="4", help="kills a job gets in tests/faults")
+    parser.addoption("--fault-points", default="3", help="kills a job gets in tests/faults")
     parser.addoption("--random-kills", default="6", help="of runs with samples ahead")
 
 
@@ -54,3 +55,17 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POSTGRAD_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    """A cluster that all runs of a file share: a start of Ray takes longer than any of them."""
+    from postgrad.cluster import connection
+    from postgrad.cluster.settings import ClusterSettings
+
+    with pytest.MonkeyPatch.context() as patch:
+        paths = [str(Path(__file__).parent / "helpers"), os.environ.get("PYTHONPATH")]
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        connection.start(ClusterSettings(type="ray", start_seconds=600.0))
+        yield
+        connection.stop()

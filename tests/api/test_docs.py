@@ -22,6 +22,7 @@ INIT = {
 }
 
 
+@pytest.mark.slow
 def test_every_example_of_the_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

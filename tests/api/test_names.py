@@ -85,6 +85,7 @@ def test_a_name_that_is_not_public_is_refused_without_an_import() -> None:
     subprocess.run([sys.executable, "-c", check], check=True)
 
 
+@pytest.mark.slow
 def test_the_names_come_without_torch_and_the_package_without_anything() -> None:
     check = (
         "import sys, postgrad\n"

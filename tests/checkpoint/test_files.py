@@ -37,6 +37,7 @@ def torn(named: Any, path: Path) -> None:
     raise Killed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fails",
     [
@@ -217,6 +218,7 @@ def tensor_of(dtype: torch.dtype, shape: list[int], content: bytes) -> Tensor:
     return flat.reshape(shape)
 
 
+@pytest.mark.slow
 @settings(
     deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

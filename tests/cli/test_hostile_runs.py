@@ -15,7 +15,7 @@ from postgrad.cli.main import main
 from postgrad.core.errors import PostgradError
 from postgrad.tools.pages import Feed
 
-CASES = 80  # of each genuine run
+CASES, EVERY_CHANGE = 80, 30  # of each genuine run; of one, so many run before every change
 SECONDS = 20  # of one command
 STEPS = 4  # of a genuine run
 LOGS = ("plan", "summary", "tokenizer", "metrics", "eval", "samples", "events")
@@ -103,22 +103,24 @@ def judge(name: str, call: Callable[[], int], capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "job",
+    ("job", "cases"),
     [
-        "ppo",
-        pytest.param("dapo with a reference that follows", marks=pytest.mark.long),
-        pytest.param("reward model", marks=pytest.mark.long),
+        ("ppo", range(EVERY_CHANGE)),
+        pytest.param("ppo", range(EVERY_CHANGE, CASES), marks=pytest.mark.long),
+        pytest.param("dapo with a reference that follows", range(CASES), marks=pytest.mark.long),
+        pytest.param("reward model", range(CASES), marks=pytest.mark.long),
     ],
 )
 def test_no_command_breaks_on_a_hostile_run_directory(
     job: str,
+    cases: range,
     genuine: Callable[[str], Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     source = genuine(job)
     wrong: list[str] = []
-    for number in range(CASES):
+    for number in cases:
         folder = tmp_path / str(number)
         folder.mkdir()
         drawn = random.Random(f"{job} {number}")

@@ -90,6 +90,7 @@ def test_an_address_that_nobody_answers(recipe: str) -> None:
     assert told.startswith("postgrad: no Ray cluster at 127.0.0.1:1: Connection refused; start one")
 
 
+@pytest.mark.long
 def test_a_port_in_use(recipe: str) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
@@ -99,6 +100,7 @@ def test_a_port_in_use(recipe: str) -> None:
     assert "address already in use" in told
 
 
+@pytest.mark.long
 def test_one_rank_out_of_memory(recipe: str, tmp_path: Path) -> None:
     told = fails(recipe, "--algorithm.type", "helpers.bad_algorithms:Hungry")
     assert told.startswith("postgrad: out of memory in train of step 1: rank 1 failed: ")
@@ -116,6 +118,7 @@ def test_a_rank_that_hangs_is_named_long_before_the_limit_of_a_collective(recipe
     assert " in policy_loss, while rank 0 waited for it at " in told
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_again_and_again_ends_the_run(recipe: str, tmp_path: Path) -> None:
     died = tmp_path / "died"
     flags = ["--algorithm.type", "helpers.bad_algorithms:Dies", "--algorithm.died", str(died)]

@@ -183,6 +183,7 @@ def test_a_machine_that_ray_has_forgotten_is_lost(cluster: Cluster) -> None:
     assert (cluster.has(0), cluster.has(1)) == (True, False)
 
 
+@pytest.mark.slow
 def test_a_pending_group_has_no_place_and_is_waited_for_until_it_is_given_up(
     cluster: Cluster,
 ) -> None:

@@ -1,10 +1,8 @@
-"""A Ray cluster of two machines, which are network namespaces: it trains, loses a process, then a
-machine, and goes on.
+"""A Ray cluster of two machines, which are network namespaces: it trains, loses a machine, and goes
+on.
 """
 
 import json
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -97,50 +95,36 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def saved(step: int, restarts: int = 0) -> Holds:
-    """Once so many restarts and, after them, a checkpoint of that step are told."""
-
-    def holds(events: list[dict[str, Any]]) -> bool:
-        kinds = [one["event"] for one in events]
-        if kinds.count("restarted") < restarts:
-            return False
-        since = len(kinds) - kinds[::-1].index("restarted") if restarts else 0
-        return any(one["event"] == "saved" and one["step"] >= step for one in events[since:])
-
-    return holds
+def saved(step: int) -> Holds:
+    """Once a checkpoint of that step, or a later one, is told."""
+    return lambda events: any(
+        event["event"] == "saved" and event["step"] >= step for event in events
+    )
 
 
 def places(events: Path, role: str) -> list[list[Any]]:
     return [one["places"] for one in whole_lines(events) if one.get("role") == role][-1]
 
 
-def test_ranks_on_two_machines_train_lose_processes_and_go_on(
+def test_ranks_on_two_machines_train_lose_a_machine_and_go_on(
     machines: tuple[Machine, Machine], tmp_path: Path
 ) -> None:
     first, second = machines
     recipe, events = tmp_path / "recipe.toml", tmp_path / "run" / "events.jsonl"
     recipe.write_text(RECIPE.format(folder=tmp_path, steps=40))
 
-    def kill_rank() -> None:
-        os.kill(places(events, "policy")[1][1], signal.SIGKILL)
-
     def lose_machine() -> None:
         second.switch_off()
         second.start_ray(first.address)
 
-    lost = when(events, saved(4), kill_rank)
-    off = when(events, saved(8, restarts=1), lose_machine)
+    off = when(events, saved(4), lose_machine)
     address = f"{first.address}:{PORT}"
     flags = ["--cluster.address", address, "--quiet"]
     ended = postgrad("train", str(recipe), *flags, before=first.inside, extra=OPEN)
     assert ended.code == 0, ended.message
-    lost.join()
     off.join()
-    told = [one for one in lines(events) if one["event"] == "restarted"]
-    assert len(told) == 2
-    assert told[0]["message"].startswith("rank 1 died: ")
-    assert told[0]["step"] >= 4
-    assert told[1]["step"] >= 8
+    (told,) = [event for event in lines(events) if event["event"] == "restarted"]
+    assert told["step"] >= 4
     assert sorted(at for at, _ in places(events, "policy")) == [first.address, second.address]
     workers = [one["places"] for one in lines(events) if one.get("role") == "rollout"][-2:]
     assert sorted(at for ((at, _),) in workers) == [first.address, second.address]

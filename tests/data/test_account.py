@@ -54,6 +54,7 @@ ROW = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sets=st.lists(st.lists(ROW, min_size=1, max_size=8), min_size=1, max_size=3),

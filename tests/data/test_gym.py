@@ -18,6 +18,7 @@ def settings(**more: Any) -> DataSettings:
     return DataSettings(path=PATH, **{"size": 50, "task": {"min_word_len": 5}, **more})
 
 
+@pytest.mark.slow
 def test_rows_name_what_makes_them_again() -> None:
     for row in read_rows(settings())[:3]:
         made = reasoning_gym.create_dataset(row.values["task"], **row.values["parameters"])
@@ -26,12 +27,14 @@ def test_rows_name_what_makes_them_again() -> None:
         assert len(row.values["answer"]) >= 5
 
 
+@pytest.mark.slow
 def test_the_same_settings_give_the_same_problems_and_a_smaller_size_the_first_of_them() -> None:
     whole = [row.values["question"] for row in read_rows(settings())]
     assert whole == [row.values["question"] for row in read_rows(settings())]
     assert whole[:10] == [row.values["question"] for row in read_rows(settings(size=10))]
 
 
+@pytest.mark.slow
 def test_a_task_is_made_once_however_often_its_rows_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -55,6 +58,7 @@ def test_a_task_is_made_once_however_often_its_rows_are_read(
     assert len(gym._cached_entries) == gym.KEPT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task", ["word_ladder", pytest.param("polynomial_multiplication", marks=pytest.mark.slow)]
 )
@@ -81,11 +85,13 @@ def test_a_problem_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch)
         gym._entries("maze", {}, {"size": 1, "seed": 1})
 
 
+@pytest.mark.slow
 def test_near_seeds_share_no_more_than_chance() -> None:
     """reasoning-gym seeds problem i with seed + i: unmixed, seeds 1 and 2 share all but one."""
     assert len(keys(settings(seed=1)) & keys(settings(seed=2))) <= 2
 
 
+@pytest.mark.slow
 def test_an_unknown_task_or_parameter_names_the_nearest() -> None:
     with pytest.raises(UsageError, match="did you mean 'spell_backward'"):
         read_rows(DataSettings(path="reasoning-gym:spell_backwards"))

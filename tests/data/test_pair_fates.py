@@ -214,6 +214,7 @@ ROW = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(ROW, max_size=12), how=st.sampled_from(["drop", "truncate"]))
 def test_every_row_has_one_fate_and_labels_go_the_way_of_their_pair(

@@ -51,6 +51,7 @@ def whole(path: str, bpe: Any) -> PairSet:
     return load_pairs(PairSettings(path=path, max_len=8192), bpe)
 
 
+@pytest.mark.slow
 def test_every_comparison_is_kept_but_four_with_an_empty_answer(whole: PairSet) -> None:
     account = whole.account
     assert account.rows == ROWS
@@ -62,6 +63,7 @@ def test_every_comparison_is_kept_but_four_with_an_empty_answer(whole: PairSet) 
     )
 
 
+@pytest.mark.slow
 def test_rows_over_the_limit_are_lost_by_name_or_cut(path: str, bpe: Any) -> None:
     for how in ("drop", "truncate"):
         settings = PairSettings.model_validate(

@@ -62,6 +62,7 @@ def test_every_question_and_answer_is_kept_cut_or_dropped(gsm8k: Path, bpe: Any)
         assert "####" in answer
 
 
+@pytest.mark.slow
 def test_the_hubs_layout_gives_the_same_prompts(
     gsm8k: Path, bpe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ def test_without_a_pair_nothing_is_claimed() -> None:
     assert one.p_value == 1.0
 
 
+@pytest.mark.slow
 def test_two_models_are_evaluated_side_by_side(
     make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

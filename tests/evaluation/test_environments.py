@@ -87,6 +87,7 @@ def test_a_run_trains_on_what_the_environment_gave(game: Any, console: Console) 
     assert {"environment/hits", "environment/malformed", "reward/environment"} <= set(metrics)
 
 
+@pytest.mark.slow
 def test_two_runs_of_a_game_give_the_same_bits(game: Any, console: Console) -> None:
     one, two = game("one"), game("two")
     train(one, console)
@@ -107,6 +108,7 @@ def test_sft_learns_from_a_games_conversations_and_is_evaluated_by_playing(
     assert report["sets"][0]["environment/turns"] >= 1.0
 
 
+@pytest.mark.slow
 def test_plain_transformers_is_asked_in_the_game_and_plays_as_our_engine_does(
     game: Any, console: Console
 ) -> None:
@@ -197,6 +199,7 @@ def late(kind: str, **own: Any) -> dict[str, Any]:
     return {"environment": environment}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_replies_that_take_another_time_in_each_run_change_no_bit(
     staleness: int, game: Any, console: Console, monkeypatch: pytest.MonkeyPatch
@@ -217,6 +220,7 @@ def test_replies_that_take_another_time_in_each_run_change_no_bit(
     assert not [event for event in events if event["event"] == "not_exact"]
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_be_exact_says_so_and_records_failures(
     game: Any, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:

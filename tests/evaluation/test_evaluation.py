@@ -153,6 +153,7 @@ def test_means_are_over_kept_samples_and_lengths_over_all() -> None:
     }
 
 
+@pytest.mark.slow
 def test_evaluations_of_the_same_weights_agree_whenever_they_are_made(
     make_recipe: Any, console: Console, tmp_path: Path
 ) -> None:

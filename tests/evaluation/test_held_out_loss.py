@@ -55,6 +55,7 @@ def in_float64(path: str, recipe: Any, place: int = 0) -> tuple[float, int]:
     return total / tokens, tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro", [{"micro_train_tokens": 48}, {"micro_train_batch_size": 8}])
 def test_the_loss_is_the_token_mean_of_plain_transformers_whatever_the_packing(
     micro: dict[str, int], make_recipe: Any, console: Console, models: Any
@@ -90,6 +91,7 @@ def test_the_loss_is_the_token_mean_of_plain_transformers_whatever_the_packing(
     assert against["against"]["loss"] == found[0]["loss"]
 
 
+@pytest.mark.slow
 def test_the_mean_is_over_tokens_and_a_row_without_a_finite_logprob_has_failed(
     make_recipe: Any, models: Any
 ) -> None:
@@ -136,6 +138,7 @@ def test_the_best_checkpoint_is_the_one_of_least_loss_and_survives_a_kill(
     assert written["best"]["metric"] == "eval/loss"
 
 
+@pytest.mark.slow
 def test_with_rewards_both_are_measured_where_the_recipe_asks_for_it(
     make_recipe: Any, console: Console
 ) -> None:

@@ -19,7 +19,7 @@ from postgrad.training.start import train
 
 __all__ = ["console", "make_recipe", "reward_on_path"]
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.long]
 CHANGES: dict[str, Any] = {
     "steps": 4,
     "batch": {"rollout_batch_size": 6, "n_samples_per_prompt": 4},

@@ -32,6 +32,7 @@ def spread(copies: list[Path], most: int | None) -> list[Path]:
     return [copies[i * (len(copies) - 1) // (most - 1)] for i in range(most)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("staleness", "late", "most"),
     [

@@ -57,6 +57,7 @@ def same_bits(recipe: Path, seed: int, kills: int) -> None:
     assert same | {"state.json", "metrics.jsonl", "samples.jsonl"} <= set(report["same"])
 
 
+@long
 def test_a_run_killed_with_its_cluster_ends_with_the_same_bits(tmp_path: Path) -> None:
     same_bits(written(tmp_path, 1, 1), 1, 1)
 
@@ -72,9 +73,8 @@ def test_a_run_killed_within_steps_and_saves_ends_with_the_same_bits(
 @pytest.mark.parametrize(
     ("workers", "staleness", "kills"),
     [
-        (2, 2, 1),
+        (1, 1, 1),
         pytest.param(2, 2, 2, marks=long),
-        pytest.param(1, 1, 2, marks=long),
         pytest.param(2, 4, 2, marks=long),
     ],
 )

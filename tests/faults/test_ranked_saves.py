@@ -89,12 +89,15 @@ def wanted(recipe: Path, tmp_path: Path) -> dict[str, str]:
     return fingerprint(whole)
 
 
+@pytest.mark.parametrize(
+    "killed", [("a rank", "the run"), pytest.param(("all ranks",), marks=pytest.mark.long)]
+)
 def test_whoever_is_killed_in_a_save_the_run_that_goes_on_ends_with_the_same_bits(
-    recipe: Path, wanted: dict[str, str], tmp_path: Path
+    killed: tuple[str, ...], recipe: Path, wanted: dict[str, str], tmp_path: Path
 ) -> None:
     assert sum(".rank-" in name for name in wanted) == 4  # two ranks, weights and optimizer
     run = tmp_path / "run"
-    for whom in ("a rank", "all ranks", "the run"):
+    for whom in killed:
         process = start(recipe, run)
         ranks = wait_for_save(process, run)
         victims = {"a rank": ranks[1:], "all ranks": ranks, "the run": []}[whom]

@@ -1,7 +1,7 @@
 """Whole runs on a bad machine: whatever happens, what is resumed ends with the same bits.
 
-`--fault-points N` says how many kills a job gets (CI: 4; `make test-faults`: 200), and a fifth of
-that of each other fault.
+`--fault-points N` says how many kills a job gets (CI: 3; `make test-faults`: 200), and a fifth of
+that of each other fault; in CI, of one of them.
 """
 
 import json
@@ -50,9 +50,12 @@ def other_faults(points: int, calls: int, job: str) -> Iterator[Fault]:
     """A bad sector at one call; a disk that is full for a while, and for good."""
     for i in range(max(1, points // 5)):
         number = 1 + int(uniform(i, f"{job} other") * calls)
-        yield Fault(Kind.IO_ERROR, number, number)
-        yield Fault(Kind.FULL, number, number + 30)
-        yield Fault(Kind.FULL, number, FOREVER)
+        faults = (
+            Fault(Kind.IO_ERROR, number, number),
+            Fault(Kind.FULL, number, number + 30),
+            Fault(Kind.FULL, number, FOREVER),
+        )
+        yield from faults if points >= 5 else [faults[list(JOBS).index(job) % 3]]
 
 
 def check_what_is_there(run: Path) -> None:
@@ -82,7 +85,7 @@ def jobs(*before_every_change: str) -> list[Any]:
 # Between them these have every kind of state that a checkpoint holds.
 STATES = (
     "grpo with kl and ema", "dapo with a reference that follows",
-    "grpo of stale samples", "grpo in four bits", "ppo", "reward model with lora", "dpo",
+    "grpo of stale samples", "ppo", "reward model with lora", "dpo",
 )  # fmt: skip
 
 
@@ -120,7 +123,7 @@ def test_whatever_happens_the_run_that_goes_on_ends_with_the_same_bits(
 
 
 @pytest.mark.parametrize("kind", [Kind.SHORT, Kind.SLOW], ids=["short writes", "slow disk"])
-@pytest.mark.parametrize("job", jobs("ppo", "dpo"))
+@pytest.mark.parametrize("job", jobs("dpo"))
 def test_short_writes_and_a_slow_disk_change_nothing(
     job: str, kind: Kind, machine: Machine, tmp_path: Path
 ) -> None:

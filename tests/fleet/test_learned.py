@@ -92,6 +92,7 @@ def whole_tokens(recipe: Any, models: Any) -> list[list[int]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_sample_has_the_score_that_plain_transformers_gives_it(
     make_recipe: Any, console: Console, models: Any, reward_model: str
 ) -> None:

@@ -113,6 +113,7 @@ def test_the_groups_of_a_way_serve_all_publishes_of_an_engines_life() -> None:
     assert other.bits() == engines[0].bits() == EXPECTED
 
 
+@pytest.mark.slow
 @given(st.randoms(use_true_random=False))
 def test_parcels_may_come_in_any_order_and_none_may_be_missing(order: Random) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -202,6 +203,7 @@ class Rank:
         return [value]
 
 
+@pytest.mark.slow
 def test_an_engine_over_two_cards_takes_on_each_the_payload_of_the_rank_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -240,6 +242,7 @@ def test_another_torch_on_another_machine_is_an_error_before_anything_is_sent() 
     assert there.actions == ["places"]
 
 
+@pytest.mark.slow
 def test_an_engine_that_does_not_come_to_its_group_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "MEET_SECONDS", 0.3)
 

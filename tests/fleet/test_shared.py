@@ -184,6 +184,7 @@ def with_second_turns(engine: SharedEngine) -> list[Completion]:
     return sorted(done, key=lambda c: (c.ticket, c.sample, c.turn))
 
 
+@pytest.mark.slow
 def test_a_process_that_is_slow_holds_up_nobody_and_changes_no_bit(shared: Any) -> None:
     """Before, all processes waited for each other after every completion."""
     together = bits(generate(shared(3).engine, requests()))
@@ -327,6 +328,7 @@ def test_an_engine_waits_while_ranks_are_restarted_and_then_samples_as_if_it_wer
     assert paused.logs.events == []
 
 
+@pytest.mark.slow
 def test_a_process_that_is_lost_while_ranks_are_restarted_joins_with_their_weights(
     shared: Any,
 ) -> None:
@@ -351,6 +353,7 @@ def test_an_engine_without_any_process_that_has_weights_does_not_wait(shared: An
     assert not paused.engine.pause(paused.logs)
 
 
+@pytest.mark.slow
 def test_a_process_whose_weights_are_gone_waits_for_the_next_publish(shared: Any) -> None:
     lossy = shared(2, {0: dies_in("turn", 1)})
     weights = [(n, t + 0.01) for n, t in new_weights(lossy)]
@@ -384,6 +387,7 @@ def test_weights_that_come_between_two_tokens_are_named_though_a_process_dies(
     assert {version for c in done for version, _ in c.versions} == {0, 1}
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_every_time_leaves_and_the_last_one_ends_the_run(shared: Any) -> None:
     dying: Dies = lambda method, number: method in ("turn", "repeat")  # noqa: E731
     lossy = shared(2, {0: dying, 1: lambda method, number: False}, later=dying, most=2)
@@ -423,6 +427,7 @@ def tickets_of(shared: Any) -> dict[int, float]:
     }
 
 
+@pytest.mark.slow
 def test_a_process_that_comes_later_joins_at_a_publish_and_samples_from_then_on(
     shared: Any,
 ) -> None:
@@ -447,6 +452,7 @@ def test_a_process_that_comes_later_joins_at_a_publish_and_samples_from_then_on(
     assert min(told.values()) > 0.0
 
 
+@pytest.mark.slow
 def test_a_process_whose_place_is_gone_leaves_and_comes_back_at_a_publish(shared: Any) -> None:
     shrinking, whole = shared(2, {1: dies_in("turn", 1)}), shared(2)
     weights = [(n, t + 0.01) for n, t in new_weights(whole)]
@@ -496,6 +502,7 @@ def test_where_processes_may_come_later_samples_of_a_lost_one_go_on_at_once(
         starts.set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("proved", [False, True])
 def test_a_process_that_waits_for_a_publish_is_called_in_where_the_last_other_has_ended(
     shared: Any, proved: bool
@@ -565,6 +572,7 @@ def test_nobody_waits_for_a_place_once_the_engine_is_closed(shared: Any) -> None
     assert not wait([starting], 60.0).not_done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_whoever_comes_and_goes_every_ticket_is_sampled_once_with_the_same_tokens(
     shared: Any, seed: int
@@ -707,6 +715,7 @@ def test_where_a_cut_finds_each_process_does_not_depend_on_how_slow_the_others_a
     assert written(late_left) == written(left)
 
 
+@pytest.mark.slow
 def test_samples_that_were_cut_in_all_processes_go_on_to_what_uncut_ones_are(
     shared: Any, undisturbed: Callable[..., list[Any]]
 ) -> None:
@@ -751,6 +760,7 @@ def until_halted(engine: SharedEngine, turns: int | None) -> tuple[list[Completi
     return sorted(done, key=lambda c: (c.ticket, c.sample)), left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns", [1, 4, 9])
 def test_an_engine_that_was_stopped_where_the_clock_said_is_repeated_to_the_same_token(
     shared: Any, turns: int, undisturbed: Callable[..., list[Any]]

@@ -38,6 +38,7 @@ def calls_of(recipe: Path, overrides: list[str]) -> list[Call]:
     return operations.calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_a_step_of_a_job_asks_for_nothing_that_is_refused(name: str, tmp_path: Path) -> None:
     overrides = FILTERS if JOBS[name].job == "rl" else []

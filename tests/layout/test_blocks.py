@@ -99,6 +99,7 @@ def torchs_table(layout, window: int | None, size: int) -> list[np.ndarray]:
     return [tensor[0, 0].numpy() for tensor in tensors]
 
 
+@pytest.mark.slow
 @settings(max_examples=1000)
 @given(
     groups=token_groups,

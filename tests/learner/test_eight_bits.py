@@ -84,6 +84,7 @@ def distances(state: str) -> list[float]:
     return losses
 
 
+@pytest.mark.slow
 def test_a_noisy_quadratic_converges_as_with_float32() -> None:
     small, plain = distances("8bit"), distances("float32")
     assert plain[-1] < 2e-3 * plain[0]

@@ -163,6 +163,7 @@ def learner_of(kind: str, balance: float, *, checkpointing: bool = False) -> Pol
     return PolicyLearner(backbone, LearnerSettings(lr=1e-2), 100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_updates_with_the_balance_loss_spread_tokens_over_experts(
     checkpointing: bool, experience: Experience

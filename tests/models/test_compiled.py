@@ -165,6 +165,7 @@ def test_checkpointed_layers_run_the_same_graph_again() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_adapters_are_compiled_and_switched_off() -> None:
     backbone, plain = both("qwen3")
     for each in (backbone, plain):
@@ -188,6 +189,8 @@ def test_attention_in_blocks_stays_outside() -> None:
     assert graphs() <= 10  # two of them of the head
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_graphs_are_made_for_the_same_sizes_whatever_comes_first() -> None:
     def sizes_in(seed: int) -> list[Any]:
         seen: list[Any] = []
@@ -206,6 +209,7 @@ def test_graphs_are_made_for_the_same_sizes_whatever_comes_first() -> None:
     assert sizes_in(2) == seen
 
 
+@pytest.mark.slow
 def test_too_many_graphs_are_an_error_and_never_a_plain_layer() -> None:
     backbone, _ = both("qwen3")
     outcome(backbone, 1)
@@ -248,6 +252,7 @@ def test_gradients_of_a_layer_are_added_together_to_the_same_bits(dtype: torch.d
     assert {name: master.grad for name, master in masters.items()} == again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_learner_of_compiled_layers_has_the_gradients_of_every_micro_batch(
     dtype: torch.dtype,

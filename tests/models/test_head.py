@@ -151,6 +151,7 @@ def test_a_head_that_is_more_than_a_matrix_has_the_same_gradients(
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_entropy", [False, True])
 @pytest.mark.parametrize("shaped", [{}, {"final_logit_softcapping": 1.5}, {"logit_scale": 0.4}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -164,6 +164,7 @@ def test_behind_a_shared_prompt_logprobs_and_gradients_are_those_of_each_sequenc
     assert apart < 1e-5 * sum(float(g.square().sum()) for g in of_plain.values()) ** 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "lora"), [("qwen3_next", False), ("mamba2", True)], ids=["whole", "adapter"]
 )
@@ -216,6 +217,7 @@ def test_a_twin_of_a_model_runs_its_own_mixers(folder: Any) -> None:
     assert set(other.state_carrier.mixers) <= set(other.modules())
 
 
+@pytest.mark.slow
 def test_samples_do_not_depend_on_their_batch(folder: Any) -> None:
     """More samples than slots: rows end, move, and are filled again by other prompts."""
     loaded = load_model(folder("lfm2"), dtype=torch.float32)

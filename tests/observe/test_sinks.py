@@ -46,6 +46,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), JSON))
 def test_samples_are_written_fast_and_say_the_same(line: dict[str, Any]) -> None:
     """Half surrogate pairs, numbers beyond 64 bits and what is not finite too."""
@@ -96,6 +97,7 @@ def test_half_a_surrogate_pair_is_written_as_json_has_it(tmp_path: Path) -> None
 FLAT = st.none() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 
 
+@pytest.mark.slow
 @given(st.lists(st.dictionaries(st.text(), FLAT | st.lists(FLAT))))
 def test_every_line_is_one_line_and_comes_back(
     tmp_path_factory: pytest.TempPathFactory, written: list[Any]

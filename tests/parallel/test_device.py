@@ -158,6 +158,7 @@ def test_only_a_gpu_has_memory_to_give_back(
     assert len(emptied) == times
 
 
+@pytest.mark.slow
 def test_what_the_compiler_left_is_collected_once_before_memory_is_given_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

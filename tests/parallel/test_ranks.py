@@ -50,6 +50,7 @@ def test_tensors_on_cards_go_through_nccl_and_those_on_the_host_through_gloo(
     assert backends == [asked]
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_alone_gives_up() -> None:
     with pytest.raises(RunError, match=r"rank 1 of 2 could not join .* within 1 seconds"):
         Ranks.join(1, 2, free_address(), start_seconds=1.0)

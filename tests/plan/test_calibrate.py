@@ -62,6 +62,7 @@ seconds = st.floats(1e-4, 1e4)
 steps = st.lists(st.builds(line, seconds, seconds, seconds, st.floats(1, 1e6)), min_size=1)
 
 
+@pytest.mark.slow
 @given(steps, st.sampled_from([SFT, RL]))
 def test_the_plan_of_the_same_recipe_then_gives_the_runs_median(
     measured: list[dict[str, float]], table: dict[str, Any]

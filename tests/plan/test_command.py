@@ -65,6 +65,7 @@ def test_the_recipe_as_advised_is_written_and_fits(
     assert json.loads(capsys.readouterr().out)["fits"] is True
 
 
+@pytest.mark.slow
 def test_a_search_names_hardware_on_which_the_recipe_fits(
     recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,6 +87,7 @@ def test_hardware_that_nobody_knows_is_told_in_one_line(
     assert "Traceback" not in told
 
 
+@pytest.mark.slow
 def test_a_plan_loads_neither_torch_nor_transformers(recipe: Path) -> None:
     code = (
         "import sys; from postgrad.cli.main import main; "
@@ -105,6 +107,7 @@ def test_a_ratio_that_is_not_whole_names_the_nearest_values_that_work(
     assert "nearest train_batch_size that works: 64 or 128" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_page_fits_eighty_columns(
     recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ def test_ten_million_episodes_on_16_h100_take_less_with_more_workers(
     assert hours[0] > 1.5 * hours[1] > 1.5 * hours[2]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     workers=st.integers(1, 12),

@@ -87,6 +87,7 @@ def test_what_it_cannot_simulate_is_refused(
 RESULTS = json.loads((ROOT / "benchmarks" / "results" / "plan_scale.json").read_text("utf-8"))
 
 
+@pytest.mark.slow
 def test_the_recorded_table_is_what_its_command_prints(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

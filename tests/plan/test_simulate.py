@@ -53,6 +53,7 @@ def work_of_a_run(
     return work
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 1000),
     staleness=st.integers(0, 4),
@@ -68,6 +69,7 @@ def test_it_makes_exactly_the_passes_of_a_run(
     assert simulated.passes == ticks_of_a_run(seed, staleness, groups, slots, 6)
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 1000),
     staleness=st.integers(1, 4),
@@ -85,6 +87,7 @@ def test_beside_a_learner_it_makes_exactly_the_passes_of_a_run_however_long_that
     assert simulated.passes == ticks
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 1000),
     staleness=st.integers(1, 4),

@@ -108,6 +108,7 @@ def test_a_vllm_beside_a_learner_is_given_half_of_the_card_at_most() -> None:
         assert changed.rollout_settings.vllm.memory_fraction == (0.95 if apart else 0.5)
 
 
+@pytest.mark.slow
 def test_a_search_moves_cards_and_names_the_best_split(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def test_without_slips_the_better_note_is_always_chosen():
         assert better > worse
 
 
+@pytest.mark.slow
 def test_people_slip_as_bradley_and_terry_say():
     """Slips of each distance against the expected number, within four standard deviations."""
     rows = list(pairs(6000, 4, sharpness=4.0))

@@ -37,6 +37,7 @@ def gym(make_scorer, make_prompt, make_rollouts):
     return score
 
 
+@pytest.mark.slow
 def test_a_scorer_that_evaluates_text_runs_none_of_it(gym, tmp_path, monkeypatch):
     """In each of these a sample ran a shell command and read a key of the run."""
     monkeypatch.setenv(SECRET, "sesame")
@@ -53,6 +54,7 @@ def test_a_scorer_that_evaluates_text_runs_none_of_it(gym, tmp_path, monkeypatch
         assert all(detail["refused"] for detail in group.details["reasoning_gym"]), task
 
 
+@pytest.mark.slow
 def test_a_sample_changes_no_scorer_and_names_no_reference_answer(gym):
     patch = (
         "[setattr(__import__('reasoning_gym.algorithmic.spell_backward', fromlist=['x'])"
@@ -64,6 +66,7 @@ def test_a_sample_changes_no_scorer_and_names_no_reference_answer(gym):
     assert gym("spell_backward", "nothing").rewards["reasoning_gym"][0] < 1.0
 
 
+@pytest.mark.slow
 def test_formulas_are_evaluated_as_before(make_scorer, make_prompt, make_rollouts):
     texts = ["so it is 2/4", r"\boxed{\frac{1}{2}}", r"\boxed{x+1}", "3/4 - 1/4", "os.getcwd()"]
     scores = {}
@@ -77,6 +80,7 @@ def test_formulas_are_evaluated_as_before(make_scorer, make_prompt, make_rollout
     assert scores[True][:3] == [1.0, 1.0, 0.0]
 
 
+@pytest.mark.slow
 def test_what_uses_up_time_or_memory_is_a_failure_of_that_sample_alone(
     make_scorer, make_prompt, make_rollouts
 ):

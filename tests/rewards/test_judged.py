@@ -38,6 +38,7 @@ def hostile():
         yield reward, server
 
 
+@pytest.mark.slow
 def test_a_judge_that_fails_is_recorded_with_its_cause_and_never_a_zero(
     hostile, make_scorer, make_prompt, make_rollouts
 ):
@@ -82,6 +83,7 @@ def test_a_judge_that_is_down_fails_every_sample_and_the_step(
         scorer.score([(make_prompt(), make_rollouts(["good", "poor"]))])
 
 
+@pytest.mark.slow
 def test_a_judge_that_stays_on_past_its_wall_clock_is_tried_twice_and_fails(
     hostile, make_scorer, make_prompt, make_rollouts
 ):

@@ -165,6 +165,7 @@ CAUSES = {
 }
 
 
+@pytest.mark.slow
 def test_whatever_a_hostile_server_does_is_a_recorded_failure_with_its_cause(
     hostile, make_scorer, make_prompt, make_rollouts
 ):
@@ -291,6 +292,7 @@ def test_waiting_workers_ask_side_by_side_and_the_server_batches_them(
     assert len(model.batches[0]) + len(model.batches[1]) >= 4
 
 
+@pytest.mark.slow
 def test_a_reply_whose_headers_never_end_is_a_wall_clock_failure(
     make_scorer, make_prompt, make_rollouts
 ):

@@ -53,6 +53,7 @@ def seen(life: Life) -> Any:
     return shown(sampled.all), sampled.reasons, sampled.metrics, life.cursor, life.ahead, arrays
 
 
+@pytest.mark.slow
 @given(shape=SHAPES, order=st.integers(0, 10_000))
 @settings(max_examples=40, deadline=None)
 def test_neither_the_workers_nor_the_learners_pace_changes_what_is_drawn(
@@ -64,6 +65,7 @@ def test_neither_the_workers_nor_the_learners_pace_changes_what_is_drawn(
         assert seen(alone) == seen(beside)
 
 
+@pytest.mark.slow
 @given(shape=SHAPES, order=st.integers(0, 10_000), resumed_after=st.sets(st.integers(0, STEPS)))
 @settings(max_examples=40, deadline=None)
 def test_a_run_that_is_resumed_after_any_steps_draws_the_same_samples(

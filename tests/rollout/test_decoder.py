@@ -130,6 +130,7 @@ def test_the_engine_samples_the_same_tokens_through_both(
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_rows_that_end_at_any_length_are_decoded_in_few_shapes(
     model, prompt, tokenizer, monkeypatch
 ):

@@ -79,6 +79,7 @@ def free(shape: Any, thread: ThreadPoolExecutor, order: int, **how: Any) -> Life
     )
 
 
+@pytest.mark.slow
 @given(
     shape=SHAPES, order=st.integers(0, 10_000), resumed=STEPS_OF_PROCESSES, again=STEPS_OF_PROCESSES
 )
@@ -105,6 +106,7 @@ def test_a_replay_has_the_same_bits_wherever_either_run_was_killed(
     assert replay.schedule == first.schedule
 
 
+@pytest.mark.slow
 @given(shape=SHAPES, order=st.integers(0, 10_000), resumed=STEPS_OF_PROCESSES)
 @settings(max_examples=25, deadline=None)
 def test_no_token_is_too_old_and_each_ticket_is_in_one_step_or_open(

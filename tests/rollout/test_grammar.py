@@ -125,6 +125,7 @@ def test_a_hostile_grammar_is_refused_in_a_short_message(name):
     assert len(str(refused.value)) < 400
 
 
+@pytest.mark.slow
 def test_a_grammar_too_costly_for_a_token_ends_the_run_with_its_name(tokenizer):
     """Accepted as a text; the work of its first token is more than llguidance allows."""
     lark = "start: T\nT: " + " & ".join(f"/(.|\\n)*a.{{{n}}}b(.|\\n)*/" for n in range(40, 52))

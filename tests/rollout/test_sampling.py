@@ -104,6 +104,7 @@ def shown(groups: Sequence[Any]) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 999), concurrent=st.sampled_from([0, 1, 3, 16]), parts=st.integers(1, 3))
 def test_turns_enter_the_engine_at_the_same_steps_however_long_replies_take(
@@ -245,6 +246,7 @@ def test_turns_have_the_environments_limits_of_tokens():
     assert limits == [7, 3, 3]
 
 
+@pytest.mark.slow
 def test_the_built_in_engine_gives_the_same_bits_however_long_replies_take(
     model, tokenizer, prompt
 ):

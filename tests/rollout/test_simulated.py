@@ -39,6 +39,7 @@ def sampled_lengths(
     return lengths, passes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 @pytest.mark.parametrize(("slots", "seed"), [(3, 0), (8, 1), (64, 2)])
 def test_passes_of_a_real_run_are_those_of_the_simulation(

@@ -42,6 +42,7 @@ LIVES = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(LIVES)
 def test_no_token_is_too_old_and_each_ticket_is_in_one_step_or_open(
     life: Life,
@@ -71,6 +72,7 @@ def test_no_token_is_too_old_and_each_ticket_is_in_one_step_or_open(
     assert len(under_way) <= life.staleness * life.groups
 
 
+@pytest.mark.slow
 @given(LIVES, st.sets(st.integers(0, 5)))
 def test_a_run_that_is_resumed_after_any_steps_draws_the_same_samples(
     life: Life, resumed_after: set[int]
@@ -165,6 +167,7 @@ def test_a_resume_with_another_bound_keeps_it_and_every_ticket(before: int, afte
     assert trained == list(range(18))
 
 
+@pytest.mark.slow
 def test_a_verifier_that_hangs_holds_up_no_other_sample_and_its_ticket_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,8 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return dict(load_model(str(path), dtype=torch.float32).lm.named_parameters())
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_chat_eval_and_export_take_it_as_they_take_the_merged_model(
     adapter: Path, make_recipe: Any, console: Console, tmp_path: Path, models: Callable[[int], str]
 ) -> None:
@@ -71,6 +73,7 @@ def test_chat_eval_and_export_take_it_as_they_take_the_merged_model(
         assert main(["export", str(adapter), "--to", str(tmp_path / "no"), *more]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, LORA])
 def test_training_goes_on_from_the_merged_weights(
     lora: Any, adapter: Path, make_recipe: Any, console: Console, tmp_path: Path
@@ -89,6 +92,7 @@ def test_training_goes_on_from_the_merged_weights(
             export(tmp_path / "from-adapter", "latest", tmp_path / "no", adapter=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "kind", "lora"), [("sft", SFTJob, None), ("preference", PreferenceJob, LORA)]
 )
@@ -109,7 +113,9 @@ def test_a_killed_run_ends_with_the_same_bits(
     assert_same_run(*recipes, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, LORA])
+@pytest.mark.long
 def test_the_reference_is_the_merged_start(
     lora: Any, adapter: Path, make_recipe: Any, console: Console
 ) -> None:
@@ -130,7 +136,9 @@ def add_one(file: Path) -> None:
     save_file({name: one + 1 for name, one in load_file(file).items()}, file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", ["adapter/adapter_model.safetensors", "base/model.safetensors"])
+@pytest.mark.long
 def test_a_resume_is_refused_where_adapter_or_base_changed_under_a_new_adapter(
     changed: str, adapter: Path, make_recipe: Any, console: Console, tmp_path: Path
 ) -> None:
@@ -142,7 +150,9 @@ def test_a_resume_is_refused_where_adapter_or_base_changed_under_a_new_adapter(
         resume(Path(recipe.run_dir), ["--steps", "2"], [], console)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", ["adapter/adapter_config.json", "base/config.json"])
+@pytest.mark.long
 def test_a_resume_of_a_whole_model_is_refused_where_a_config_changed(
     changed: str, adapter: Path, make_recipe: Any, console: Console, tmp_path: Path
 ) -> None:
@@ -155,6 +165,8 @@ def test_a_resume_of_a_whole_model_is_refused_where_a_config_changed(
         resume(Path(recipe.run_dir), ["--steps", "2"], [], console)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_plan_and_a_dry_run_look_at_adapter_and_base(
     adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,6 +188,7 @@ def test_a_plan_and_a_dry_run_look_at_adapter_and_base(
         assert f"base_model_name_or_path is {tmp_path}/base, and no model is there" in said
 
 
+@pytest.mark.slow
 def test_vllm_is_not_given_an_adapter(adapter: Path, make_recipe: Any, console: Console) -> None:
     recipe = make_recipe("rl", model={"path": str(adapter), "init": None})
     rollout = recipe.rollout.model_copy(update={"type": "vllm"})
@@ -186,6 +199,7 @@ def test_vllm_is_not_given_an_adapter(adapter: Path, make_recipe: Any, console: 
         evaluate(recipe, str(adapter), console)
 
 
+@pytest.mark.slow
 def test_a_reward_model_s_adapter_is_served(
     make_recipe: Any, console: Console, tmp_path: Path, models: Any
 ) -> None:

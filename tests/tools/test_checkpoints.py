@@ -17,6 +17,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")  # no line of a table is broken
 
 
+@pytest.mark.slow
 def test_results_older_than_their_checkpoint_are_shown_with_their_step(
     make_recipe: Callable[..., Any], console: Console, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,6 +44,7 @@ def test_results_older_than_their_checkpoint_are_shown_with_their_step(
     assert f"eval/reward {rewards[0]:.3f}, of step 0" in shown
 
 
+@pytest.mark.slow
 def test_what_was_not_evaluated_yet_is_shown_without_results(
     make_recipe: Callable[..., Any], console: Console, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,7 @@ def held(tmp_path: Path) -> str:
 NUMBERS = ("accuracy", "margin", "reward_mean", "reward_std", "calibration_error")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", ["reward", "preference"])
 def test_an_exported_model_gets_the_numbers_of_its_runs_last_evaluation(
     job: str, make_recipe: Any, console: Console, models: Any, held: str, tmp_path: Path

@@ -121,6 +121,7 @@ def test_a_directory_with_something_else_is_left_alone(recipe: Recipe, tmp_path:
         generate(recipe, tmp_path / "to", QUIET, Extent())
 
 
+@pytest.mark.slow
 def test_jobs_read_the_selected_rows(
     recipe: Recipe, make_recipe: MakeRecipe, models: Callable[[int], str], tmp_path: Path
 ) -> None:

@@ -99,6 +99,7 @@ def test_ties_is_what_pefts_function_gives_of_the_changes(models: Path, tmp_path
         torch.testing.assert_close(tensor, base[name] + 0.5 * change, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_dare_drops_the_same_numbers_for_the_same_seed(models: Path, tmp_path: Path) -> None:
     same = [
         merged(models, tmp_path / f"to{n}", "dare_linear", base="base", density=[0.5], seed=seed)

@@ -19,6 +19,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS)
 def test_a_new_recipe_trains_as_it_is_and_in_its_own_folder(job: str) -> None:
     recipe = new(Path("mine"), job)

@@ -44,6 +44,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     return Ended(summary, run, Path(shutil.copytree(run, run.with_name("left"))))
 
 
+@pytest.mark.slow
 def test_the_summary_has_what_people_look_for(ended: Ended) -> None:
     summary = ended.summary
     written = json.loads((ended.left / "summary.json").read_text("utf-8"))

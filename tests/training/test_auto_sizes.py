@@ -65,6 +65,7 @@ def test_halving_finds_what_fits_within_a_factor_of_two(start: int, floor: int, 
         assert found in (start, floor) or 2 * found + 1 > most
 
 
+@pytest.mark.slow
 def test_a_run_that_states_the_same_sizes_gives_the_same_bits(
     make_recipe: MakeRecipe, console: Console
 ) -> None:
@@ -122,6 +123,7 @@ def test_where_not_even_the_longest_row_fits_the_run_ends_with_what_to_change(
     assert events(recipe.run_dir, "size_lowered")[-1]["size"] == 48
 
 
+@pytest.mark.slow
 def test_trying_leaves_no_trace_in_weights_gradients_or_generators(
     make_recipe: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +168,7 @@ def test_where_nothing_can_be_planned_the_device_alone_says_what_fits(
     assert [one["size"] for one in events(recipe.run_dir, "size_chosen")] == [1024]
 
 
+@pytest.mark.slow
 def test_a_recorded_size_that_cannot_hold_a_row_is_refused(
     make_recipe: MakeRecipe, console: Console
 ) -> None:

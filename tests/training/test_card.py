@@ -50,6 +50,7 @@ def run_of(tmp_path: Path, **changes: Any) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_every_export_has_a_card_that_the_hub_can_read(hub: OfflineHub, tmp_path: Path) -> None:
     run = run_of(tmp_path, checkpoint={"save_hf": True})
     export(run, "latest", tmp_path / "to")

@@ -26,6 +26,7 @@ def recipe_with_copies(make_recipe: MakeRecipe, **checkpoint: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_each_checkpoint_that_is_kept_has_its_copy_with_its_weights(
     make_recipe: MakeRecipe,
 ) -> None:

@@ -15,6 +15,7 @@ from postgrad.training.sft import SFTJob
 from postgrad.training.start import resume, train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "kind", "changes"),
     [

@@ -60,6 +60,7 @@ def test_every_step_says_what_was_foreseen_of_each_phase_and_what_was_measured(
     assert len(foreseen.rows(summary["phases"])[0]) == len(foreseen.COLUMNS)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_plan_and_a_changed_one_has_a_second(
     make_recipe: MakeRecipe, console: Console
 ) -> None:

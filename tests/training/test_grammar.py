@@ -38,6 +38,7 @@ def samples_of(run_dir: str, name: str) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_run_with_a_grammar_has_no_other_answer_and_survives_a_kill(
     make_recipe: MakeRecipe,
     by_bytes: dict[str, Any],

@@ -44,6 +44,7 @@ def scores_by_transformers(model: str, sequences: list[np.ndarray]) -> np.ndarra
     return torch.cat(found)[:, 0].numpy()
 
 
+@pytest.mark.slow
 def test_the_shipped_recipe_runs_on_a_file_and_its_rows_add_up(
     tmp_path: Path, console: Console
 ) -> None:

@@ -84,6 +84,7 @@ def assert_whole_model_learned(before: Path, after: Path) -> None:
     assert any(is_frozen(f".{name}", ("projector",)) for name in moved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RUNS)
 def test_dpo_learns_exports_and_evaluates(
     kind: str, make: Make, models: Callable[[str], str], tmp_path: Path
@@ -99,6 +100,7 @@ def test_dpo_learns_exports_and_evaluates(
     assert report["sets"][0]["margin"] == pytest.approx(evaluated["margin"], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3"])
 def test_a_reward_model_learns_exports_and_evaluates(
     kind: str, make: Make, models: Callable[[str], str], tmp_path: Path
@@ -117,6 +119,7 @@ def test_a_reward_model_learns_exports_and_evaluates(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", ["preference", "reward"])
 def test_a_run_that_resumes_has_the_same_bits(job: str, make: Make, tmp_path: Path) -> None:
     train(make("qwen2_5_vl", "whole", job=job), Console())
@@ -127,6 +130,7 @@ def test_a_run_that_resumes_has_the_same_bits(job: str, make: Make, tmp_path: Pa
     assert all(torch.equal(whole[name], parted[name]) for name in whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "reference"),
     [
@@ -154,6 +158,7 @@ def test_other_losses_and_references_read_images(
     assert np.isfinite(first["policy/loss"])
 
 
+@pytest.mark.slow
 def test_logprobs_of_a_reference_are_those_of_its_images(
     make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,6 +191,7 @@ def test_half_an_image_is_never_shown(make: Make, tmp_path: Path) -> None:
         train(make("smolvlm", data=data), Console())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3"])
 def test_ppo_learns_from_a_reward_model_on_images(
     kind: str, make: Make, models: Callable[[str], str], tmp_path: Path

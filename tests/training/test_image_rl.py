@@ -76,6 +76,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RUNS)
 def test_a_run_samples_learns_and_exports(
     kind: str, make: Make, models: Callable[[str], str], tmp_path: Path
@@ -108,6 +109,7 @@ def test_a_run_samples_learns_and_exports(
         assert "PNG" not in json.dumps(sample)
 
 
+@pytest.mark.slow
 def test_a_run_that_resumes_has_the_same_bits(make: Make, tmp_path: Path) -> None:
     train(make("qwen2_5_vl", "whole"), Console())
     train(make("qwen2_5_vl", "parted", steps=1), Console())
@@ -129,6 +131,7 @@ def test_samples_under_way_go_on_behind_their_images_after_a_resume(
     assert all(torch.equal(whole[name], parted[name]) for name in whole)
 
 
+@pytest.mark.slow
 def test_a_replay_reads_the_images_of_the_run_by_their_hashes(make: Make, tmp_path: Path) -> None:
     train(make("qwen2_5_vl"), Console())
     other = tmp_path / "other.jsonl"
@@ -150,6 +153,7 @@ def test_a_replay_reads_the_images_of_the_run_by_their_hashes(make: Make, tmp_pa
         train(again.model_copy(update={"run_dir": str(tmp_path / "third")}), Console())
 
 
+@pytest.mark.slow
 def test_a_tower_that_the_engine_does_not_get_is_found(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +172,7 @@ def test_a_tower_that_the_engine_does_not_get_is_found(
         train(make("qwen2_5_vl", learner={"lr": 0.1, "threads": 1}), Console())
 
 
+@pytest.mark.slow
 def test_an_adapter_learns_with_its_base_as_the_reference(make: Make, tmp_path: Path) -> None:
     train(make("gemma3", model={"lora": {"rank": 2, "alpha": 2}}), Console())
     assert any("lora_" in name for name in tensors(str(tmp_path / "run"), 2))
@@ -188,6 +193,7 @@ def test_sft_is_evaluated_by_sampled_answers(make: Make, tmp_path: Path) -> None
     assert "accuracy" in lines(tmp_path / "run" / "eval.jsonl")[-1]
 
 
+@pytest.mark.slow
 def test_eval_and_generate_answer_behind_images(
     make: Make, models: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -137,6 +137,7 @@ def taught(tmp_path: Path, models: Callable[[str], str]) -> Callable[..., list[d
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "metric"), [("rl", "teacher/reverse_kl"), ("sft", "policy/divergence")]
 )
@@ -161,6 +162,7 @@ def wide(config: Any) -> None:
     config.get_text_config().initializer_range = 0.2
 
 
+@pytest.mark.slow
 def test_stored_tokens_of_a_teacher_teach_rows_with_images(
     taught: Callable[..., list[dict[str, Any]]], tmp_path: Path
 ) -> None:
@@ -170,6 +172,7 @@ def test_stored_tokens_of_a_teacher_teach_rows_with_images(
     assert second["policy/divergence"] < first["policy/divergence"]
 
 
+@pytest.mark.slow
 def test_a_student_answers_rows_with_images_itself(
     taught: Callable[..., list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

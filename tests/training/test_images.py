@@ -62,6 +62,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RUNS)
 def test_a_run_learns_and_exports_what_it_learned(
     kind: str, make: Make, models: Callable[[str], str], tmp_path: Path
@@ -82,6 +83,7 @@ def test_a_run_learns_and_exports_what_it_learned(
     train(make(kind, "again", steps=1, model={"path": str(tmp_path / "run" / "model")}), Console())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3"])
 def test_a_run_that_resumes_has_the_same_bits(kind: str, make: Make, tmp_path: Path) -> None:
     train(make(kind, "whole"), Console())
@@ -129,6 +131,7 @@ def test_half_an_image_is_never_shown(make: Make, tmp_path: Path) -> None:
         train(make("smolvlm", data=data), Console())
 
 
+@pytest.mark.slow
 def test_a_text_model_has_nothing_to_freeze(make: Make) -> None:
     from helpers.tiny_runs import MODEL
 

@@ -40,6 +40,7 @@ def test_every_answer_of_an_evaluation_is_kept_with_its_scores(job: str, trained
     assert first["set"] is None
 
 
+@pytest.mark.slow
 def test_thinned_and_compressed_samples_survive_a_kill(
     make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +78,7 @@ def test_thinned_samples_are_those_of_a_run_that_keeps_all(
         assert {key: line[key] for key in line if key != "of"} in every
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_keeps_the_form_of_its_files(
     make_recipe: Any, console: Console
 ) -> None:

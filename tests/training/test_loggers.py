@@ -43,6 +43,7 @@ def test_tensorboard_draws_what_metrics_jsonl_says(make_recipe: Any, console: Co
     assert {"reward", "eval/accuracy", "sample_seconds"} <= logged.tensorboard(run)[2].keys()
 
 
+@pytest.mark.slow
 def test_a_run_resumed_with_tensorboard_has_no_step_twice_and_none_missing(
     make_recipe: Any, console: Console, monkeypatch: Patch
 ) -> None:
@@ -57,6 +58,7 @@ def test_a_run_resumed_with_tensorboard_has_no_step_twice_and_none_missing(
     assert_same(logged.tensorboard(run), own(run))
 
 
+@pytest.mark.slow
 def test_a_logger_added_at_a_resume_is_told_the_whole_run(
     make_recipe: Any, console: Console
 ) -> None:

@@ -79,6 +79,7 @@ def pointers(lm: Any) -> set[int]:
     return {parameter.data_ptr() for parameter in lm.parameters()}
 
 
+@pytest.mark.slow
 def test_policy_and_reference_hold_one_copy_of_the_base(
     make_recipe: Any, console: Console, models: Any, seen: list[Any]
 ) -> None:
@@ -114,6 +115,7 @@ def test_training_changes_the_adapter_alone(
     assert all(tensor.abs().max() > 0 for tensor in b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dora", [False, True])
 def test_the_engine_samples_with_the_merged_weights(
     dora: bool, make_recipe: Any, console: Console, models: Any, seen: list[Any]
@@ -138,6 +140,7 @@ def test_the_engine_samples_with_the_merged_weights(
     assert any(line["sentinel/policy_moved"] > 1e-3 for line in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "kind", "changes"),
     [
@@ -169,6 +172,7 @@ def test_a_killed_run_with_dropout_ends_with_the_same_bits(
     assert_same_run(whole, killed, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype",
     [
@@ -208,6 +212,7 @@ def test_a_killed_run_that_trains_modules_whole_ends_with_the_same_bits(
         assert f"policy.optimizer/base_model.model.{name}.exp_avg" in saved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"quantize": "4bit"}], ids=["float32", "4bit"])
 def test_the_engine_samples_with_modules_that_were_trained_whole(
     more: dict[str, Any],
@@ -269,6 +274,7 @@ def test_reference_logprobs_of_a_preference_are_those_of_the_base(
     assert logprobs[0] == pytest.approx(logprobs[1], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_critic_and_reward_model_share_one_backbone_where_their_base_is_the_same(
     make_recipe: Any,
     console: Console,
@@ -310,6 +316,7 @@ def test_critic_and_reward_model_share_one_backbone_where_their_base_is_the_same
     assert "critic.weights/base_model.model.score.weight" in tensors(recipe.run_dir, 3)
 
 
+@pytest.mark.slow
 def test_a_base_that_changed_under_its_adapter_stops_the_resume(
     make_recipe: Any, console: Console, models: Any, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ def model(models: Any, tmp_path: Path) -> Start:
     return table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "kind", "changes"),
     [("sft", SFTJob, {}), ("rl", RLJob, {**KL, **REPLAY})],
@@ -55,6 +56,7 @@ def test_a_killed_run_ends_with_the_same_bits(
     assert_same_run(whole, killed, 3)
 
 
+@pytest.mark.slow
 def test_the_engine_samples_with_merged_experts_and_the_export_gives_their_logits(
     make_recipe: MakeRecipe, console: Console, model: Start, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from postgrad.training.rl import RLJob
 from postgrad.training.start import train
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
 STEPS = 6
 CHANGES: dict[str, Any] = {
@@ -71,6 +71,9 @@ def test_a_killed_rank_and_a_killed_engine_change_no_bit_and_lose_no_ticket(
     told = [one for one in events if one["event"] == "restarted"]
     assert [one["step"] for one in told] == [2]
     assert told[0]["message"].startswith("rank 1 died: ")
+    placed = [event for event in events if event["event"] == "placed"]
+    workers = [event["places"] for event in placed if event["role"] == "rollout"]
+    assert workers[2:4] == workers[:2]  # they outlive the ranks, and are named again
     (replaced,) = [one for one in events if one["event"] == "engine_lost"]
     assert replaced["message"].startswith("rollout worker 0 died: ")
     assert [one["engine"] for one in events if one["event"] == "engine_joined"] == [0]

@@ -23,6 +23,7 @@ def recipe(make_recipe: Any, url: str, **more: Any) -> Any:
     return make_recipe("rl", rollout=rollout, rewards=rewards, eval={"greedy": False, "size": 16})
 
 
+@pytest.mark.slow
 def test_the_answers_of_a_server_are_scored(make_recipe: Any, models: Any, console: Console):
     with chat_server(backward) as server:
         found = evaluate(recipe(make_recipe, server.url, model="theirs"), models(0), console)
@@ -35,6 +36,7 @@ def test_the_answers_of_a_server_are_scored(make_recipe: Any, models: Any, conso
     assert {body["model"] for _, _, body in server.requests} == {"theirs"}
 
 
+@pytest.mark.slow
 def test_the_evaluated_path_names_the_model_where_nothing_else_does(
     make_recipe: Any, models: Any, console: Console
 ):

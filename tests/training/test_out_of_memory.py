@@ -74,6 +74,7 @@ def test_memory_that_is_refused_is_told_from_other_failures() -> None:
         assert not ran_out(error)
 
 
+@pytest.mark.slow
 def test_in_sampling_the_last_boundary_is_saved_and_the_run_goes_on_from_it(
     make_recipe: MakeRecipe,
     trained: MakeRecipe,
@@ -90,6 +91,7 @@ def test_in_sampling_the_last_boundary_is_saved_and_the_run_goes_on_from_it(
     assert_same_run(whole, failed, 3)
 
 
+@pytest.mark.slow
 def test_in_an_update_the_last_checkpoint_stands(
     make_recipe: MakeRecipe,
     trained: MakeRecipe,
@@ -106,6 +108,7 @@ def test_in_an_update_the_last_checkpoint_stands(
     assert_same_run(whole, failed, 3)
 
 
+@pytest.mark.slow
 def test_the_command_that_is_named_goes_on(
     make_recipe: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

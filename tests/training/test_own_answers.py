@@ -155,6 +155,7 @@ def test_a_teacher_like_the_student_has_nothing_to_say_of_its_own_answers(
     assert step["policy/grad_norm"] == pytest.approx(0.0, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_share_of_none_is_the_run_without(
     make_student: Callable[..., Recipe], console: Console
 ) -> None:
@@ -167,6 +168,7 @@ def test_a_share_of_none_is_the_run_without(
     assert "on_policy/samples" not in logged(one)[0]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_answers_the_same_rows_with_the_same_tokens(
     make_student: Callable[..., Recipe], console: Console
 ) -> None:

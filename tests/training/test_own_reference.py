@@ -48,6 +48,7 @@ def loss_of(recipe: Recipe) -> list[float]:
     return [line["policy/loss"] for line in lines(Path(recipe.run_dir) / "metrics.jsonl")]
 
 
+@pytest.mark.slow
 def test_on_ranks_the_controller_loads_no_model(
     make_preference: MakeRecipe,
     console: Console,
@@ -68,6 +69,7 @@ def test_on_ranks_the_controller_loads_no_model(
     assert loads == [(models(1), True), (models(2), True)]
 
 
+@pytest.mark.slow
 def test_a_run_on_a_group_of_one_rank_gives_the_bits_of_this_process(
     make_preference: MakeRecipe, console: Console, fake_ranks: list[FakeGroup]
 ) -> None:
@@ -81,6 +83,7 @@ def test_a_run_on_a_group_of_one_rank_gives_the_bits_of_this_process(
     assert loss_of(here) == loss_of(there)
 
 
+@pytest.mark.slow
 def test_on_ranks_the_reference_is_gone_once_its_logprobs_are_there(
     make_preference: MakeRecipe, console: Console, fake_ranks: list[FakeGroup]
 ) -> None:
@@ -95,6 +98,7 @@ def test_on_ranks_the_reference_is_gone_once_its_logprobs_are_there(
     assert asked.index(("policy", "update")) > release
 
 
+@pytest.mark.slow
 def test_in_one_process_the_reference_is_gone_before_the_first_update(
     make_preference: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +153,7 @@ def cache_keys(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, Any]]:
     return names
 
 
+@pytest.mark.slow
 def test_the_cache_key_of_reference_logprobs_has_ranks_only_where_there_are_several(
     make_preference: MakeRecipe,
     console: Console,
@@ -167,6 +172,7 @@ def test_the_cache_key_of_reference_logprobs_has_ranks_only_where_there_are_seve
     assert two == {**here, "ranks": [2, 1, 1, 1]}
 
 
+@pytest.mark.slow
 def test_the_cache_key_names_the_reference_and_not_the_policy(
     make_preference: MakeRecipe,
     console: Console,

@@ -49,6 +49,7 @@ def recipe_of(tmp_path: Path, **changes: Any) -> Recipe:
     return parse_recipe({**raw, **changes})
 
 
+@pytest.mark.slow
 def test_a_run_records_the_commits_and_keeps_to_them_when_main_moves(
     hub: OfflineHub, tmp_path: Path, models: Any, console: Console
 ) -> None:
@@ -237,6 +238,7 @@ def test_a_revision_of_what_is_not_on_the_hub_is_refused(
         recipe_of(tmp_path, **{section: table})
 
 
+@pytest.mark.slow
 def test_a_dry_run_tries_the_revision_that_the_recipe_names(
     hub: OfflineHub, tmp_path: Path, models: Any, console: Console
 ) -> None:

@@ -89,6 +89,7 @@ def test_in_warm_up_steps_the_critic_learns_and_the_policy_keeps_every_bit(
         assert line["sentinel/policy_moved"] == line["sentinel/publish_difference"] < 1e-6
 
 
+@pytest.mark.slow
 def test_the_policy_learns_from_the_step_after_the_warm_up_on(
     trained: MakeRecipe,
 ) -> None:
@@ -103,6 +104,7 @@ def test_the_policy_learns_from_the_step_after_the_warm_up_on(
     assert int(updates["critic.optimizer/updates"]) == 8
 
 
+@pytest.mark.slow
 def test_a_schedule_would_end_behind_the_run_though_the_policy_starts_late(
     make_recipe: Any, console: Console
 ) -> None:
@@ -116,6 +118,7 @@ def test_a_schedule_would_end_behind_the_run_though_the_policy_starts_late(
     assert [line["critic/lr"] for line in found] == pytest.approx(wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 2, 3], ids=["in warm-up", "at its end", "after it"])
 def test_a_killed_run_counts_each_roles_updates_and_ends_with_the_same_bits(
     steps: int,
@@ -134,6 +137,7 @@ def test_a_killed_run_counts_each_roles_updates_and_ends_with_the_same_bits(
     assert len({line["reward_scaling/mean"] for line in metrics(whole)}) > 1
 
 
+@pytest.mark.slow
 def test_a_critic_starts_from_the_reward_model(
     make_recipe: Any, console: Console, models: Any, reward_model: str
 ) -> None:
@@ -155,6 +159,7 @@ def test_a_critic_starts_from_the_reward_model(
         torch.testing.assert_close(found[name], tensor.detach(), rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_any_role_is_exported(make_recipe: Any, console: Console, tmp_path: Path) -> None:
     recipe = make_recipe("rl", **PPO)
     train(recipe, console)
@@ -199,6 +204,7 @@ def test_a_critic_whose_config_is_not_of_its_weights_is_named(
     assert wider in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_whose_critic_has_another_shape_is_refused(
     make_recipe: Any, console: Console, models: Any, wider: str
 ) -> None:

@@ -141,6 +141,7 @@ def test_a_step_on_pairs_is_the_formula_on_plain_transformers(
     check_step(recipe, formula(answer_logprobs(lm, rows, starts), ref), lm)
 
 
+@pytest.mark.slow
 def test_a_step_of_kto_is_the_formula_on_plain_transformers(
     make_recipe: Any, console: Console, models: Models
 ) -> None:
@@ -222,6 +223,7 @@ def test_the_policy_that_is_its_own_reference_starts_at_log_two(
     assert second["policy/kl"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(  # SimPO has no reference whose logprobs could be kept
     ("algorithm", "cache"),
     [("dpo", True), ("dpo", False), ("kto", True), ("kto", False), ("simpo", True)],
@@ -270,6 +272,7 @@ class Notes(Console):
         return [line.partition("(")[0] for line in self.told if "reference logprobs" in line]
 
 
+@pytest.mark.slow
 def test_reference_logprobs_are_computed_once_for_all_runs(
     make_recipe: Any, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +304,7 @@ def test_other_rows_are_another_entry(
     assert [" 0 from" in line for line in console.counts] == [True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["wpo", "aot"])
 def test_a_reference_that_follows_by_steps_survives_a_kill(
     algorithm: str, make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch

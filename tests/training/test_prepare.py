@@ -73,6 +73,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[Disguised]:
     return made
 
 
+@pytest.mark.slow
 def test_a_controller_without_a_gpu_leads_a_run_on_gpus(
     make_recipe: Any, console: Console, groups: list[Disguised]
 ) -> None:

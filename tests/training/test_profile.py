@@ -100,6 +100,7 @@ def test_parts_stand_below_their_phase_and_the_rest_is_other() -> None:
     assert time_rows(timed)[2] == ("  score", "1.000", "10.0%", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("job", "phases"), [("sft", {"train"}), ("rl", {"sample", "train"})])
 def test_a_profile_changes_no_bit_and_accounts_for_the_whole_step(
     job: str, phases: set[str], make_recipe: MakeRecipe, trained: MakeRecipe, console: Console
@@ -121,6 +122,7 @@ def test_a_profile_changes_no_bit_and_accounts_for_the_whole_step(
     assert {"train", "aten::embedding"} <= {one.get("name") for one in trace["traceEvents"]}
 
 
+@pytest.mark.slow
 def test_a_step_is_timed_with_its_save_and_its_evaluation(
     make_recipe: MakeRecipe, console: Console
 ) -> None:

@@ -135,6 +135,7 @@ def test_a_probe_of_a_sample_with_images_begins_at_an_image_and_has_the_last_one
     assert seen[1][0][0][0] == 5  # longer, so that the tower is probed
 
 
+@pytest.mark.slow
 def test_learner_and_engine_take_turns_with_the_memory_of_a_run(
     make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def test_a_killed_and_resumed_run_gives_the_same_bits(
     assert_same_run(never, killed, 3)
 
 
+@pytest.mark.slow
 def test_rewards_of_the_run_so_far_survive_a_kill_without_a_critic_too(
     make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,6 +61,7 @@ def test_rewards_of_the_run_so_far_survive_a_kill_without_a_critic_too(
     assert len(means) == 3  # state: a run that forgot it would not give the same bits
 
 
+@pytest.mark.slow
 def test_a_longer_run_continues_a_shorter_one(
     make_recipe: Any, trained: MakeRecipe, console: Console
 ) -> None:
@@ -82,6 +84,7 @@ def test_a_run_that_has_ended_is_not_run_again(make_recipe: Any, console: Consol
     assert contents(Path(recipe.run_dir)) == before
 
 
+@pytest.mark.slow
 def test_a_run_that_has_ended_exports_its_model_again_where_that_is_gone(
     make_recipe: Any, console: Console
 ) -> None:
@@ -92,6 +95,7 @@ def test_a_run_that_has_ended_exports_its_model_again_where_that_is_gone(
     assert (model / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_a_change_of_the_recipe_is_an_event_and_the_one_of_before_is_kept(
     make_recipe: Any, console: Console
 ) -> None:
@@ -112,6 +116,7 @@ def test_a_change_of_the_recipe_is_an_event_and_the_one_of_before_is_kept(
     assert not (run / "recipe-1.json").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_is_passed_over_and_the_bits_stay(
     make_recipe: Any, trained: MakeRecipe, console: Console
 ) -> None:
@@ -125,6 +130,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_the_bits_stay(
     assert "damaged_checkpoint" in events
 
 
+@pytest.mark.slow
 def test_a_changed_frozen_reference_stops_the_resume(make_recipe: Any, console: Console) -> None:
     recipe = make_recipe("rl", algorithm={"type": "grpo", "kl_coef": 0.1})
     train(recipe, console)
@@ -134,6 +140,7 @@ def test_a_changed_frozen_reference_stops_the_resume(make_recipe: Any, console: 
         resume(Path(recipe.run_dir), ["--steps", "4"], [], console)
 
 
+@pytest.mark.slow
 def test_a_changed_recipe_is_another_run(make_recipe: Any, console: Console) -> None:
     recipe = make_recipe("sft")
     train(recipe, console)
@@ -156,6 +163,7 @@ def test_checkpoints_of_another_run_are_never_taken_for_ones_own(
         train(make_recipe("sft", "two", checkpoint=elsewhere), console)
 
 
+@pytest.mark.slow
 def test_recorded_choices_are_used_again_unless_they_may_change(
     make_recipe: Any, console: Console
 ) -> None:
@@ -172,6 +180,7 @@ def test_recorded_choices_are_used_again_unless_they_may_change(
     assert choices[0]["threads"] == choices[1]["threads"]  # the third may have chosen another
 
 
+@pytest.mark.slow
 def test_an_adaptive_kl_in_the_reward_survives_a_kill(
     make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +197,7 @@ def test_an_adaptive_kl_in_the_reward_survives_a_kill(
     assert used[2] != used[1] != used[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "kind"),
     [
@@ -210,6 +220,7 @@ def test_a_resume_after_a_resume_gives_the_same_bits(
         assert steps == sorted(set(steps))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "key", "value"),
     [("sft", "micro_train_batch_size", "2"), ("rl", "micro_train_tokens", "64")],
@@ -237,6 +248,7 @@ def test_another_cut_into_micro_batches_goes_on_with_the_same_numbers_to_roundin
     assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("follow", [{"refresh_steps": 2}, {"ema_decay": 0.5}])
 def test_filters_curriculum_and_a_reference_that_follows_survive_a_kill(
     follow: dict[str, float], make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
@@ -270,6 +282,7 @@ def test_filters_curriculum_and_a_reference_that_follows_survive_a_kill(
     assert not trained & filtered
 
 
+@pytest.mark.slow
 def test_what_failures_left_of_a_step_is_spread_and_a_kill_changes_nothing_of_it(
     make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +310,7 @@ def test_what_failures_left_of_a_step_is_spread_and_a_kill_changes_nothing_of_it
     assert told[0]["message"].startswith(f"{left[0]} of 32 samples are trained on")
 
 
+@pytest.mark.slow
 def test_a_replay_filters_what_the_run_filtered(make_recipe: Any, console: Console) -> None:
     rollout = {"dynamic_sampling": True, "max_rounds": 2}
     live = make_recipe("rl", "live", rollout=rollout)
@@ -307,6 +321,7 @@ def test_a_replay_filters_what_the_run_filtered(make_recipe: Any, console: Conso
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [

@@ -120,6 +120,7 @@ def test_the_scale_is_a_mean_over_the_last_steps() -> None:
     assert equal == RewardScale(2.0, 1.0)  # never a division by zero
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -162,6 +163,7 @@ def test_the_average_is_exported_as_a_reward_model_of_its_own(
         export(Path(recipe.run_dir), "latest", tmp_path / "policy", "policy")
 
 
+@pytest.mark.slow
 def test_it_learns_what_the_pairs_say(make_recipe: Any, console: Console, tmp_path: Path) -> None:
     held = str(write_pairs(tmp_path / "eval.jsonl", 40, 12))
     recipe = make_recipe("reward", eval={"path": held, "at_start": True}, steps=20)

@@ -18,7 +18,6 @@ from postgrad.recipe.pipeline import load_pipeline
 from postgrad.rewards.courtesy import questions, worth_of
 from postgrad.tools.pipeline import train_pipeline
 
-pytestmark = pytest.mark.xdist_group("rlhf_tiny")  # the fixture trains for minutes: once is enough
 ROOT = Path(__file__).parent.parent.parent
 ON_ONE_THREAD = [
     "--learner.threads",

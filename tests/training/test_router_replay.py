@@ -42,6 +42,7 @@ def weights(recipe: Recipe) -> str:
     return fingerprint(Path(recipe.run_dir))["policy.weights.safetensors"]
 
 
+@pytest.mark.slow
 def test_a_run_records_its_experts_and_its_samples_replayed_make_the_same_weights(
     run: Callable[..., Recipe],
 ) -> None:
@@ -73,6 +74,7 @@ def test_kills_and_resumes_keep_the_experts_of_samples_under_way(
         assert first[name] == second[name]
 
 
+@pytest.mark.slow
 def test_several_updates_use_the_experts_from_before_the_step(run: Callable[..., Recipe]) -> None:
     batch = {"rollout_batch_size": 4, "n_samples_per_prompt": 4, "train_batch_size": 4}
     digests = {

@@ -12,6 +12,7 @@ from postgrad.observe.console import Console
 from postgrad.training.start import train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", ["sft", "rl"])
 def test_a_run_has_the_same_bits_with_the_cache_and_without(
     job: str, make_recipe: Any, console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -36,6 +37,7 @@ def test_a_run_has_the_same_bits_with_the_cache_and_without(
     assert_same_run(plain, again, 2)
 
 
+@pytest.mark.slow
 def test_a_run_shows_one_table_of_its_rows_and_records_it(make_recipe: Any) -> None:
     spell = {"path": "reasoning-gym:spell_backward", "size": 40}
     sets = [{**spell, "seed": 1, "limit": 30}, {**spell, "seed": 2}]

@@ -35,6 +35,7 @@ def test_the_size_foreseen_is_the_size_on_the_disk(
     assert f"disk: a checkpoint takes {foreseen[0] / 2**20:,.1f} MiB" in told.getvalue()
 
 
+@pytest.mark.slow
 def test_a_disk_without_room_for_all_of_them_is_told_before_the_run(
     make_recipe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

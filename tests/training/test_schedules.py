@@ -29,6 +29,7 @@ def test_a_run_of_one_update_moves_the_weights(
     assert torch.any(moved != 0)
 
 
+@pytest.mark.slow
 def test_a_longer_resume_tells_how_each_rate_jumps(make_recipe: Any, console: Console) -> None:
     """Three steps of two updates, one of them the critic's alone: four of the policy, six of the
     critic. With four steps they are six and eight.
@@ -48,6 +49,7 @@ def test_a_longer_resume_tells_how_each_rate_jumps(make_recipe: Any, console: Co
     assert last["policy/lr"] == pytest.approx(1e-2 / 6)  # of the step's second update
 
 
+@pytest.mark.slow
 def test_a_resume_on_the_same_schedule_tells_of_no_jump(make_recipe: Any, console: Console) -> None:
     constant = make_recipe("sft", "constant")
     train(constant, console)
@@ -59,6 +61,7 @@ def test_a_resume_on_the_same_schedule_tells_of_no_jump(make_recipe: Any, consol
     assert told(constant.run_dir) == told(linear.run_dir) == []
 
 
+@pytest.mark.slow
 def test_more_epochs_are_more_updates_of_the_schedule(make_recipe: Any, console: Console) -> None:
     """40 rows in updates of 8 are five an epoch."""
     learner = {"lr": 1e-2, "schedule": "linear", "threads": 1, "warmup_ratio": 0.2}

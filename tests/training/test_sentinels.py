@@ -270,6 +270,7 @@ def test_every_sentinel_has_its_illness() -> None:
     assert {one.sentinel for one in ILLNESSES} == set(SentinelSettings.model_fields)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("illness", ILLNESSES, ids=lambda one: one.sentinel)
 def test_a_sick_run_makes_its_sentinel_speak_and_no_other(
     illness: Illness,
@@ -323,6 +324,7 @@ HEALTHY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_run_keeps_every_sentinel_silent(
     name: str, make_recipe: Any, console: Console
@@ -333,6 +335,7 @@ def test_a_healthy_run_keeps_every_sentinel_silent(
     assert spoken(recipe.run_dir) == []
 
 
+@pytest.mark.slow
 def test_a_sentinel_that_stops_saves_the_run_and_says_how_to_go_on(
     make_recipe: Any, console: Console
 ) -> None:
@@ -351,6 +354,7 @@ def test_a_sentinel_that_stops_saves_the_run_and_says_how_to_go_on(
     assert spoken(recipe.run_dir) == [("no_gradient", 2)]  # it is still the same illness
 
 
+@pytest.mark.slow
 def test_a_resumed_run_that_is_still_sick_is_stopped_again(
     make_recipe: Any, console: Console
 ) -> None:
@@ -361,6 +365,7 @@ def test_a_resumed_run_that_is_still_sick_is_stopped_again(
             train(recipe, console)
 
 
+@pytest.mark.slow
 def test_a_stall_that_stops_leaves_the_last_boundary(
     make_recipe: Any, console: Console, monkeypatch: Patch
 ) -> None:
@@ -395,6 +400,7 @@ def _newest_state(run_dir: str) -> Any:
     return json.loads((newest / "state.json").read_text("utf-8"))
 
 
+@pytest.mark.slow
 def test_a_killed_and_resumed_run_speaks_as_one_that_never_stopped(
     make_recipe: Any, console: Console, monkeypatch: Patch
 ) -> None:

@@ -42,6 +42,7 @@ def without_evaluations(recipe: Recipe) -> dict[str, str]:
     return {name: value for name, value in hashes.items() if name not in left_out}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm", [{"correction": "tis"}, {"correction": "off", "old_logprobs": "sampled"}]
 )
@@ -71,6 +72,7 @@ def test_samples_are_of_several_versions_none_too_old_and_tickets_are_in_order(
     assert all(line["ahead/groups"] == 8 for line in metrics)
 
 
+@pytest.mark.slow
 def test_a_run_leaves_as_many_rows_empty_as_the_simulation_of_its_answers(
     trained: MakeRecipe,
 ) -> None:
@@ -96,6 +98,7 @@ def test_a_run_leaves_as_many_rows_empty_as_the_simulation_of_its_answers(
     assert max(line.get(name, 0.0) for line in metrics) > 0.1
 
 
+@pytest.mark.slow
 def test_its_samples_replayed_make_the_same_weights(
     make_recipe: MakeRecipe, trained: MakeRecipe
 ) -> None:
@@ -123,6 +126,7 @@ def full_disk(number: int, last: int) -> Callable[[Path, bytes], int]:
     return half
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [2, 1000], ids=["for a while", "for good"])
 def test_a_disk_that_is_full_at_the_cut_loses_no_ticket(
     last: int, make_recipe: MakeRecipe, trained: MakeRecipe, monkeypatch: pytest.MonkeyPatch
@@ -156,6 +160,7 @@ def test_a_disk_that_is_full_at_the_cut_loses_no_ticket(
     assert drawn == [(ticket, sample) for ticket in range(20) for sample in range(4)]
 
 
+@pytest.mark.slow
 def test_a_verifier_that_hangs_is_a_failure_of_its_ticket_and_the_run_goes_on(
     make_recipe: MakeRecipe, trained: MakeRecipe
 ) -> None:

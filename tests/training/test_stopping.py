@@ -115,6 +115,7 @@ with run.StopSignals(30, lambda text: print(text, flush=True)) as stop:
 """
 
 
+@pytest.mark.slow
 def test_signals_are_answered_and_a_second_one_obeyed_while_an_operation_does_not_return() -> None:
     command = [sys.executable, "-c", BUSY]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -158,6 +159,7 @@ def test_interrupted_before_its_first_step_a_run_says_that_nothing_was_saved(
             resume(Path(recipe.run_dir), ["--steps", "4"], [], console)
 
 
+@pytest.mark.slow
 def test_stopped_while_sampling_the_last_boundary_is_saved_and_gone_on_from(
     make_recipe: Any, trained: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +215,7 @@ def test_stopped_while_weights_move_the_step_ends_where_that_is_foreseen(
     assert saved(recipe.run_dir) == checkpoints
 
 
+@pytest.mark.slow
 def test_a_save_that_fails_costs_the_save_and_not_the_run(
     make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +250,7 @@ def test_the_clock_asks_for_checkpoints_too(make_recipe: Any, console: Console) 
     assert saved(recipe.run_dir) == ["step-000001", "step-000002", "step-000003"]
 
 
+@pytest.mark.slow
 def test_passes_over_the_data_ask_for_checkpoints_too(make_recipe: Any, console: Console) -> None:
     """12 rows in updates of 8: 8, 16, 24, 32, 40 and 48 are settled, so that passes end in steps 2,
     3, 5 and 6.
@@ -261,6 +265,7 @@ def test_passes_over_the_data_ask_for_checkpoints_too(make_recipe: Any, console:
     assert saved(recipe.run_dir) == [f"step-00000{step}" for step in (3, 6, 7)]
 
 
+@pytest.mark.slow
 def test_early_stopping_ends_a_run_and_survives_a_resume(
     make_recipe: Any, console: Console
 ) -> None:

@@ -114,6 +114,7 @@ def test_the_time_of_a_resumed_run_is_that_of_all_its_processes() -> None:
     assert resumed[0] == ("time", "42 s (4 s since the last resume)")
 
 
+@pytest.mark.slow
 def test_a_run_that_has_ended_says_so_when_it_is_resumed(make_recipe: Any) -> None:
     recipe = make_recipe("rl", steps=1)
     train(recipe, Console("quiet", StringIO()))

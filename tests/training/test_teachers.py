@@ -126,6 +126,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_went_through_with_the_same_teach
         train(make_taught(job, "halves", teacher, steps=4), console)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", ["rl", "sft"])
 def test_on_a_group_of_one_rank_a_run_has_the_bits_of_this_process(
     job: str, make_taught: MakeRecipe, console: Console, fake_ranks: list[FakeGroup]
@@ -192,6 +193,7 @@ def served(make_taught: MakeRecipe, models: Models) -> Iterator[ChatServer]:
         yield server
 
 
+@pytest.mark.slow
 def test_a_teacher_behind_a_server_grades_as_the_same_model_does_here(
     make_taught: MakeRecipe, console: Console, served: ChatServer
 ) -> None:
@@ -213,6 +215,7 @@ def test_a_teacher_behind_a_server_grades_as_the_same_model_does_here(
     assert frozen["teacher"] == "server:taught (somewhere)"
 
 
+@pytest.mark.slow
 def test_each_dataset_has_its_teacher(
     make_taught: MakeRecipe, models: Models, console: Console, served: ChatServer
 ) -> None:
@@ -277,6 +280,7 @@ def test_what_a_teacher_cannot_do_is_refused(
         make_taught(job, "run", **rest, teacher={**teacher, **changes})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["forward_kl", pytest.param("jsd", marks=pytest.mark.slow)])
 def test_with_stored_tokens_the_teacher_reads_the_rows_once(
     kind: str, make_taught: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch,

@@ -12,6 +12,7 @@ from postgrad.observe.console import Console
 from postgrad.training.start import train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ModelType.__args__)
 def test_sft_and_rl_train_a_model_of_every_type(
     kind: Any, make_recipe: Any, console: Console, tmp_path: Path

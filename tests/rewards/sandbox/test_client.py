@@ -89,6 +89,7 @@ def test_cpu_time_is_that_of_the_program(run):
     assert 0.1 <= end.cpu_seconds < 1.0
 
 
+@pytest.mark.slow
 def test_cpu_time_counts_from_where_the_program_begins(sandbox):
     """What the walls cost before that grows on a busy machine; here a long task stands for it."""
     task = {"mode": "script", "sources": ["print(1)"], "ballast": list(range(3_000_000))}
@@ -190,6 +191,7 @@ def test_a_sandbox_that_was_killed_is_started_again(sandbox):
         assert len(before & set(descendants(os.getpid()))) < len(before)
 
 
+@pytest.mark.slow
 def test_nothing_stays_when_the_process_with_the_sandbox_is_killed(sandbox):
     source = (
         "import sys\nfrom postgrad.rewards.sandbox import layers\n"

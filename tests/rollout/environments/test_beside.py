@@ -133,6 +133,7 @@ def test_only_so_many_steps_are_inside_at_once_and_all_of_them_are():
     side.close()
 
 
+@pytest.mark.slow
 def test_a_step_that_blocks_all_others_ends_the_run_with_the_reason(monkeypatch):
     monkeypatch.setattr(beside, "_BEAT", 0.05)
     monkeypatch.setattr(beside, "_STUCK", 2)

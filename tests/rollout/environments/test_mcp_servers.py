@@ -54,6 +54,7 @@ def address():
     process.wait()
 
 
+@pytest.mark.slow
 def test_a_servers_tools_have_the_form_that_templates_read_and_some_may_be_chosen():
     (add,) = tools_of("numbers", MCPServer(command=tuple(COMMAND), tools=("add",)))
     function = add["function"]
@@ -74,6 +75,7 @@ def test_calls_go_through_one_session_side_by_side_and_errors_are_told():
     assert within(calls, MCPServer(command=tuple(COMMAND))) == ["1", "2", "3", "4", "5"]
 
 
+@pytest.mark.slow
 def test_after_a_call_that_was_given_up_the_next_one_has_another_process():
     async def calls(sessions):
         before = int(await sessions.call("numbers", "process", {}))
@@ -90,6 +92,7 @@ def test_after_a_call_that_was_given_up_the_next_one_has_another_process():
     assert not psutil.pid_exists(after)
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_is_a_crash_and_the_next_call_starts_it_again():
     async def calls(sessions):
         with pytest.raises(StepFailed, match="the MCP server numbers") as failed:
@@ -106,6 +109,7 @@ def test_a_server_at_an_address_is_asked_over_http(address):
     assert within(calls, MCPServer(url=address)) == "42"
 
 
+@pytest.mark.slow
 def test_a_program_that_is_no_server_is_told_at_the_start():
     quick = MCPServer(command=(sys.executable, "-c", "print('hello')"), start_seconds=20.0)
     with pytest.raises(UsageError, match=r"mcp\.numbers: .*does not answer as an MCP server"):
@@ -131,6 +135,7 @@ def test_a_server_is_a_program_or_an_address_of_this_machine(own, why):
     assert MCPServer(url="https://example.org/mcp", remote=True).url
 
 
+@pytest.mark.slow
 def test_the_policy_calls_a_servers_tools_and_a_hanging_one_is_a_failure():
     tokenizer = chat_tokenizer(HERMES)
     own = {"type": "tools", "mcp": {"numbers": {"command": COMMAND}}}

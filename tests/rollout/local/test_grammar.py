@@ -139,6 +139,7 @@ def test_logprobs_are_those_of_the_masked_distribution(model, prompt, bytelevel)
         assert done.finish_reason == "stop"
 
 
+@pytest.mark.slow
 def test_samples_do_not_depend_on_slots_late_reading_or_what_is_beside_them(
     model, prompt, bytelevel
 ):
@@ -155,6 +156,7 @@ def test_samples_do_not_depend_on_slots_late_reading_or_what_is_beside_them(
         assert [b[0] for b in bits(done) if b not in bits(followed)] == [b[0] for b in bits(free)]
 
 
+@pytest.mark.slow
 def test_a_step_with_a_grammar_is_traced_in_one_graph_with_the_same_bits(
     model, prompt, bytelevel, monkeypatch
 ):

@@ -54,6 +54,7 @@ def assert_same_bits(done, others):
         assert completion.finish_reason == other.finish_reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "tokens"),
     [("eager", 8), pytest.param("aot_eager", 3, marks=pytest.mark.slow)],
@@ -193,6 +194,7 @@ def test_graphs_outlast_a_publish_in_place_and_read_the_new_weights(
     assert_same_bits(done, generate(fresh, asked))
 
 
+@pytest.mark.slow
 def test_graphs_of_weights_that_are_elsewhere_now_are_dropped(captured, model, prompt, tokenizer):
     engine = with_graphs(model, tokenizer, asked := requests(prompt), borrows=True)
     before = set(captured)
@@ -203,6 +205,7 @@ def test_graphs_of_weights_that_are_elsewhere_now_are_dropped(captured, model, p
     assert set(captured) == before
 
 
+@pytest.mark.slow
 def test_graphs_of_a_cache_that_is_freed_or_divided_anew_are_dropped(
     captured, model, prompt, tokenizer
 ):

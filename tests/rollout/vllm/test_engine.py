@@ -314,6 +314,7 @@ def test_a_process_that_does_not_start_says_why(start_engine, behaviour, message
         start_engine(behaviour, start_seconds=0.2 if behaviour == "never_ready" else 60.0)
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_at_its_start_is_not_waited_for(start_engine, monkeypatch):
     monkeypatch.setattr(engine_module, "STILL_SECONDS", 0.2)
     monkeypatch.setattr(process_module, "LOOK_SECONDS", 0.0)
@@ -321,6 +322,7 @@ def test_a_process_that_hangs_at_its_start_is_not_waited_for(start_engine, monke
         start_engine("never_ready")
 
 
+@pytest.mark.slow
 def test_a_process_that_computes_for_long_at_its_start_is_waited_for(start_engine, monkeypatch):
     monkeypatch.setattr(engine_module, "STILL_SECONDS", 0.2)
     monkeypatch.setattr(process_module, "LOOK_SECONDS", 0.0)

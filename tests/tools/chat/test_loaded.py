@@ -25,6 +25,7 @@ def logprobs(one: ChatModel) -> torch.Tensor:
 SAVING = {"save_steps": 1, "max_ckpt_num": 5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True])
 def test_a_checkpoint_answers_as_its_export_does(
     lora: bool, make_recipe: Any, console: Console, tmp_path: Path, models: Callable[[int], str]
@@ -52,6 +53,7 @@ def test_a_checkpoint_answers_as_its_export_does(
         assert one.about == f"sft run {run_dir}, step {step}, float32"
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_the_one_that_the_run_calls_so(
     make_recipe: Any, console: Console
 ) -> None:

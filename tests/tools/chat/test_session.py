@@ -79,6 +79,7 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_person_talks_to_two_models_side_by_side(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:

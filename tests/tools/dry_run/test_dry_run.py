@@ -26,6 +26,7 @@ def only(report: Report) -> tuple[str, str, int]:
     return one.check, one.message, one.exit_code
 
 
+@pytest.mark.slow
 def test_a_clean_recipe_of_rl_goes_through_every_phase_and_leaves_nothing(
     make_recipe: Any, console: Console, tmp_path: Path
 ) -> None:
@@ -40,6 +41,8 @@ def test_a_clean_recipe_of_rl_goes_through_every_phase_and_leaves_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_critic_and_a_reference_take_part(make_recipe: Any, console: Console) -> None:
     recipe = make_recipe(
         "rl",
@@ -53,13 +56,16 @@ def test_a_critic_and_a_reference_take_part(make_recipe: Any, console: Console) 
     assert int(load.detail.split()[-2]) > 60  # of the policy and of the critic
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", ["sft", "reward", "preference"])
+@pytest.mark.long
 def test_clean_recipes_of_the_other_jobs_pass(make_recipe: Any, console: Console, job: str) -> None:
     report = dry_run(make_recipe(job), console)
     assert report.problems == []
     assert passed(report) >= SUPERVISED - ({"evaluate"} if job != "sft" else set())
 
 
+@pytest.mark.slow
 def test_a_run_that_is_there_is_not_touched(make_recipe: Any, console: Console) -> None:
     recipe = make_recipe("reward")
     folder = Path(recipe.run_dir)
@@ -86,6 +92,7 @@ def test_a_save_that_fails_is_named_and_everything_is_removed(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_gives_other_bits_is_found(
     make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +109,8 @@ def test_a_checkpoint_that_gives_other_bits_is_found(
     assert "other bits" in message
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_an_export_that_cannot_be_read_is_found(
     make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +135,8 @@ def test_an_interrupt_removes_everything_and_is_not_a_problem(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_best_metric_that_no_evaluation_gives_is_found(
     make_recipe: Any, console: Console
 ) -> None:
@@ -137,6 +148,8 @@ def test_a_best_metric_that_no_evaluation_gives_is_found(
     assert "eval/accuracy" in message
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_verifier_that_fails_is_found_before_the_step(make_recipe: Any, console: Console) -> None:
     recipe = make_recipe("sft", rewards=[{"type": "tiny_rewards:broken"}])
     report = dry_run(recipe, console)

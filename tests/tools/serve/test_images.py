@@ -88,6 +88,7 @@ def expected(judge: Path, ids: Any) -> float:
     return plain.eval()(input_ids=ids, **named).logits.item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["qwen2_5_vl", pytest.param("gemma3", marks=pytest.mark.slow),
              pytest.param("mistral3", marks=pytest.mark.slow)],

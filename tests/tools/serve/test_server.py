@@ -115,6 +115,7 @@ def test_wrong_pages_methods_and_kinds_are_refused(small):
     assert error_of(refused) == (415, "not_json")
 
 
+@pytest.mark.slow
 def test_a_body_that_is_larger_than_it_says_or_says_nothing_is_cut_at_the_limit(small):
     head = b"POST /score HTTP/1.1\r\nHost: OWN\r\nContent-Type: application/json\r\n"
     chunk = b"400\r\n" + b" " * 1024 + b"\r\n"
@@ -142,6 +143,7 @@ def test_what_is_no_http_is_a_400_in_the_same_shape(small, request_bytes):
     assert small.scores([1])[0] == 200
 
 
+@pytest.mark.slow
 def test_a_client_that_is_slow_is_cut_off_wherever_it_is_slow(small):
     """Slowloris: in the headers, in the body, before them, and after an early refusal."""
     began = time.monotonic()
@@ -163,6 +165,7 @@ def test_a_client_that_is_slow_is_cut_off_wherever_it_is_slow(small):
     assert small.scores([1])[0] == 200
 
 
+@pytest.mark.slow
 def test_a_connection_is_used_again_and_may_be_idle_between_requests(small):
     body = b'{"inputs": [{"token_ids": [5]}]}'
     one = (
