@@ -111,7 +111,7 @@ def test_ranks_on_two_machines_train_lose_a_machine_and_go_on(
 ) -> None:
     first, second = machines
     recipe, events = tmp_path / "recipe.toml", tmp_path / "run" / "events.jsonl"
-    recipe.write_text(RECIPE.format(folder=tmp_path, steps=40))
+    recipe.write_text(RECIPE.format(folder=tmp_path, steps=24))
 
     def lose_machine() -> None:
         second.switch_off()

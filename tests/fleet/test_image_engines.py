@@ -1,6 +1,6 @@
 """Rollout workers without Ray that sample from images, which requests name by their hash."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,7 +15,7 @@ from postgrad.core.media import image_store, images_kept_in
 from postgrad.fleet.engines import image_folders
 from postgrad.models import image_reader
 from postgrad.models.image_reader import ImageReader
-from postgrad.models.images import ImageTower
+from postgrad.models.images import ImageTower, Pixels
 from postgrad.models.load import load_config, load_tokenizer
 from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.settings import SamplingSettings
@@ -63,9 +63,9 @@ def test_processes_sample_what_one_samples_and_encode_an_image_once(
 ) -> None:
     encoded, encode = list[str](), ImageTower.encoded
 
-    def noted(self: ImageTower, digest: str) -> Any:
-        encoded.append(digest)
-        return encode(self, digest)
+    def noted(self: ImageTower, images: Mapping[str, Pixels]) -> Any:
+        encoded.extend(images)
+        return encode(self, images)
 
     monkeypatch.setattr(ImageTower, "encoded", noted)
     alone = generate(shared(1).engine, requests)

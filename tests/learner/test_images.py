@@ -4,7 +4,7 @@ sequence at a time, and an image that samples share is encoded once.
 
 import hashlib
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -116,6 +116,35 @@ def test_an_image_is_encoded_once_for_its_samples() -> None:
     backbone.tower = ImageTower(backbone.lm, pixels)
     backbone.logprobs(lay_out(scene.sequences, np.arange(4)), 1.0)
     assert sorted(asked) == sorted(scene.pixels)
+
+
+@pytest.mark.parametrize("kind", IMAGE_MODELS)
+def test_images_go_through_the_tower_in_few_calls_and_give_what_each_gives_alone(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(kind)
+    backbone = learner(kind, scene)
+    assert backbone.tower is not None
+    layout, inner = lay_out(scene.sequences, np.arange(4)), cast(Any, backbone.lm.model)
+    encode, calls = inner.get_image_features, list[int]()
+
+    def counted(**pixels: Any) -> Any:
+        calls.append(len(pixels["pixel_values"]))
+        return encode(**pixels)
+
+    monkeypatch.setattr(inner, "get_image_features", counted)
+    each = [array.size for pixels in scene.pixels.values() for array in pixels.values()]
+    pictures = [backbone.tower.pictures(layout, at_once=n) for n in (0, sum(each) - 1, sum(each))]
+    alone, _, together = pictures
+    lengths = [len(pixels["pixel_values"]) for pixels in scene.pixels.values()]
+    shapes = {tuple(a.shape[1:] for a in pixels.values()) for pixels in scene.pixels.values()}
+    expected = [sum(lengths)] if len(shapes) == 1 else lengths
+    assert calls == lengths * 2 + expected
+    assert alone is not None
+    assert together is not None
+    torch.testing.assert_close(together.features, alone.features, rtol=1e-5, atol=1e-5)
+    for one, other in zip(together.deeper, alone.deeper, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 def test_samples_with_other_images_do_not_share_their_prompt() -> None:

@@ -271,6 +271,7 @@ def test_a_learner_of_compiled_layers_has_the_gradients_of_every_micro_batch(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_generated_kernels_give_the_same_up_to_rounding() -> None:
     """torch computes flex attention on a CPU without gradients only, so that it lies outside."""
     backbone, plain = both("qwen3", "sdpa", "inductor")

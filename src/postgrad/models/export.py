@@ -299,8 +299,9 @@ def _compare_towers(lm: Any, read: Any, reader: ImageReader) -> None:
     from PIL import Image  # installed where there is a reader
 
     pixels = reader.inputs(Image.radial_gradient("L").convert("RGB"), "the picture of an export")
-    towers = (ImageTower(each, {"": pixels}.__getitem__) for each in (lm, read))
-    pairs = zip(*(tower.encoded("") for tower in towers), strict=True)
+    images = {"": pixels}
+    towers = (ImageTower(each, images.__getitem__) for each in (lm, read))
+    pairs = zip(*(tower.encoded(images)[""] for tower in towers), strict=True)
     if any(float((a.float() - b.float()).abs().max()) > TOLERANCE for a, b in pairs):
         raise RunError("export: the model read back encodes an image differently")
 

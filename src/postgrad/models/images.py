@@ -1,11 +1,12 @@
 """The tower of a model that reads images: pixels to the embeddings of an image's tokens.
 
 Every type of transformers that reads images has `get_image_features`. An image is encoded once for
-each forward pass that it is in, however many sequences share it.
+each forward pass that it is in, however many sequences share it. A learner encodes several small
+images in one call: alone they would be launches and little work.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from postgrad.core.errors import RunError, UsageError
 from postgrad.layout.layout import Layout
 from postgrad.models.attention import Pictures, to_device
+from postgrad.models.towers import AT_ONCE
 from postgrad.parallel.ranks import Ranks
 
 # In the names of weights: what brings the tower's outputs to the decoder's width, and the tower.
@@ -56,18 +58,21 @@ class ImageTower:
         self._lm: Any = lm
         self._pixels = pixels
 
-    def pictures(self, layout: Layout, *, on_ranks: bool = False) -> Pictures | None:
+    def pictures(
+        self, layout: Layout, *, on_ranks: bool = False, at_once: int = AT_ONCE
+    ) -> Pictures | None:
         """The features of a layout's images, with gradients; None where it has none, and
-        nothing is learned on several ranks. Raises
-        RunError where the tower gives an image another number of tokens than it has.
+        nothing is learned on several ranks. at_once: numbers of pixels in one call of the tower; 0
+        encodes each image alone, so that its bits do not depend on the others. Raises RunError
+        where the tower gives an image another number of tokens than it has.
         """
         used = self._used() if on_ranks and torch.is_grad_enabled() else None
         if not layout.images:
             return None if used is None else _no_pictures(self._lm, used)
-        encoded: dict[str, list[Tensor]] = {}
+        encoded: dict[str, tuple[Tensor, ...]] = {}
+        for images in self._calls({image.digest: None for image in layout.images}, at_once):
+            encoded |= self.encoded(images)
         for image in layout.images:
-            if image.digest not in encoded:
-                encoded[image.digest] = self.encoded(image.digest)
             if len(encoded[image.digest][0]) != len(image.rows):
                 raise RunError(
                     f"image {image.digest}: the model gives it {len(encoded[image.digest][0])} "
@@ -81,6 +86,24 @@ class ImageTower:
             features = features + used
         return Pictures(to_device(rows, features.device), features, tuple(deeper))
 
+    def _calls(self, digests: Iterable[str], at_once: int) -> Iterator[dict[str, Pixels]]:
+        """Images that go into a call together: their pixels have one shape but for the first
+        dimension, and are no more than `at_once` numbers.
+        """
+        waiting: dict[tuple[Any, ...], dict[str, Pixels]] = {}
+        numbers: dict[tuple[Any, ...], int] = {}
+        for digest in digests:
+            pixels = self._pixels(digest)
+            shapes = tuple((name, *array.shape[1:]) for name, array in pixels.items())
+            more = sum(array.size for array in pixels.values())
+            if shapes in waiting and numbers[shapes] + more > at_once:
+                yield waiting.pop(shapes)
+            if shapes not in waiting:
+                waiting[shapes], numbers[shapes] = {}, 0
+            waiting[shapes][digest] = pixels
+            numbers[shapes] += more
+        yield from waiting.values()
+
     def _used(self) -> Tensor:
         """0, with a gradient of 0 for every trained weight of the tower. Ranks whose sequences have
         no image add gradients with those that encode some: all of them have to have the same ones.
@@ -91,17 +114,27 @@ class ImageTower:
                 zero = zero + weight.reshape(-1)[:0].sum()
         return zero
 
-    def encoded(self, digest: str) -> list[Tensor]:
-        """[tokens, hidden] of an image, and of each layer that adds more of it (Qwen3-VL)."""
+    def encoded(self, images: Mapping[str, Pixels]) -> dict[str, tuple[Tensor, ...]]:
+        """[tokens, hidden] of each image, and of each layer that adds more of it (Qwen3-VL): all of
+        them in one call of the tower.
+        """
         model, device = self._lm.model, self._lm.device
-        arrays = {name: torch.as_tensor(np.asarray(a)) for name, a in self._pixels(digest).items()}
+        all_pixels = [*images.values()]
+        arrays = {
+            name: torch.as_tensor(np.concatenate([pixels[name] for pixels in all_pixels]))
+            for name in all_pixels[0]
+        }
         named = {
             name: array.to(device, self._lm.dtype if array.is_floating_point() else None)
             for name, array in arrays.items()
         }
         out = model.get_image_features(**named, return_dict=True)
-        layers = [out.pooler_output, *(getattr(out, "deepstack_features", None) or ())]
-        return [_flat(layer) for layer in layers]
+        sizes = [len(pixels["pixel_values"]) for pixels in all_pixels]
+        features = _of_each(out.pooler_output, sizes)
+        tokens = [len(each) for each in features]
+        deeper = getattr(out, "deepstack_features", None) or ()
+        layers = [features, *(_of_each(layer, tokens) for layer in deeper)]
+        return dict(zip(images, zip(*layers, strict=True), strict=True))
 
 
 def _no_pictures(lm: Any, used: Tensor) -> Pictures:
@@ -124,7 +157,11 @@ def encoder_of(
     return partial(tower.pictures, layout, on_ranks=ranks.size > 1)
 
 
-def _flat(features: Any) -> Tensor:
-    """The tokens of one image, whether a type gives a tensor or a tensor for each image."""
-    joined = features if isinstance(features, Tensor) else torch.cat([*features])
-    return joined.reshape(-1, joined.shape[-1])
+def _of_each(features: Any, sizes: Sequence[int]) -> list[Tensor]:
+    """The tokens of each image, whether a type gives a tensor for each or one for all of them,
+    whose first dimension has so many entries for each.
+    """
+    if len(sizes) == 1 and not isinstance(features, Tensor):
+        features = [torch.cat([*features])]
+    parts = features.split([*sizes]) if isinstance(features, Tensor) else features
+    return [part.reshape(-1, part.shape[-1]) for part in parts]

@@ -31,6 +31,9 @@ CUTS: dict[str, ImageCut] = {
     "smolvlm": "tiles",
     "vipllava": "whole",
 }
+# Numbers of pixels in one call of a learner's tower: 900 patches of Qwen-VL, or 3 pictures of
+# CLIP's size. More would take memory and save few calls. One image alone may have more.
+AT_ONCE = 2**20
 CLASSED = ("clip_vision_model", "internvl_vision")  # towers that put a token in front
 
 

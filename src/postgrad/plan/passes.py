@@ -155,7 +155,7 @@ class Passes:
         return {
             **decoder,
             "activations of the tower": towers.kept(tower, cost, b, role),
-            "work on an image": max(0, working - sum(decoder.values())),
+            "work on images": max(0, working - sum(decoder.values())),
         }
 
     def _images(self) -> ImageCost | None:
@@ -225,7 +225,7 @@ class Passes:
             return decoder
         b = width(role.model.dtype, cpu=self.cpu)
         working = towers.working(tower, cost, b, replace(role, learner=None))
-        return {**decoder, "work on an image": max(0, working - sum(decoder.values()))}
+        return {**decoder, "work on images": max(0, working - sum(decoder.values()))}
 
     def _decoder_reading(self, role: PlannedRole) -> Bytes:
         b = width(role.model.dtype, cpu=self.cpu)

@@ -307,7 +307,7 @@ def _forward(role: PlannedRole, samples: Samples, sizes: Sizes, costs: CostModel
     passes = _passes(samples, sizes, costs)
     seconds = _computing(role, samples, 1, costs)
     seconds += costs.sends(sent_bytes(role, samples.tokens, b, costs.sharing))
-    seconds += tower_seconds(role, samples.images, b, costs, updating=False)
+    seconds += tower_seconds(role, samples.images, b, costs, updating=False, passes=passes)
     if role.rests and not costs.sharing.gathers:
         seconds += costs.copies(samples.calls * role.parameters * b)
     return seconds + passes * (costs.overhead(role.shape) + _gathering(role, b, costs))
@@ -358,7 +358,7 @@ def _updating(
     times = (2 if model.lora else 3) + (1 if model.gradient_checkpointing else 0) + counts
     passes = _passes(samples, sizes, costs)
     seconds = _computing(role, samples, times, costs)
-    seconds += tower_seconds(role, samples.images, b, costs, updating=True)
+    seconds += tower_seconds(role, samples.images, b, costs, updating=True, passes=passes)
     seconds += passes * (2 + counts) * (costs.overhead(role.shape) + _gathering(role, b, costs))
     seconds += costs.sends(sent_bytes(role, samples.tokens, b, costs.sharing, update_passes(role)))
     seconds *= geometry.epochs_per_rollout

@@ -1,13 +1,14 @@
 """Memory and time of the tower of a model that reads images, as plan.activations counts a layer.
 
-A forward pass encodes the images of its sequences one after the other. What autograd keeps of all
-of them waits for the end of the backward pass.
+A forward pass of a learner encodes the images of its sequences in calls of `AT_ONCE` numbers, an
+engine one after the other. What autograd keeps of all of them waits for the end of the backward
+pass.
 """
 
 from dataclasses import replace
 
 from postgrad.models.image_sizes import image_sizes
-from postgrad.models.towers import ImageCost, TowerShape
+from postgrad.models.towers import AT_ONCE, ImageCost, TowerShape
 from postgrad.plan.costs import MOVES, CostModel
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.roles import PlannedRole
@@ -70,9 +71,23 @@ def kept_by_projector(tower: TowerShape, cost: ImageCost, b: int) -> float:
     return cost.patches * last * tower.mergers + cost.tokens * b * (inputs + activated)
 
 
+def in_a_call(tower: TowerShape, cost: ImageCost) -> ImageCost:
+    """Those of the images of a micro-batch that a learner's tower encodes in one call."""
+    images = max(cost.images, 1.0)
+    numbers = cost.patches / images * tower.patch_values
+    together = max(1.0, AT_ONCE // numbers) if numbers else 1.0
+    return cost.times(min(images, together) / images)
+
+
+def calls(tower: TowerShape, cost: ImageCost, passes: float) -> float:
+    """Calls of a learner's tower over images that are in so many micro-batches."""
+    images = cost.images / max(in_a_call(tower, cost).images, 1.0)
+    return min(cost.images, max(passes, images))
+
+
 def working(tower: TowerShape, cost: ImageCost, b: int, role: PlannedRole) -> int:
-    """Bytes of work on one image beside what is kept: of the backward pass of a layer, or of its
-    forward pass where nothing trains.
+    """Bytes of work on the images of a call beside what is kept: of the backward pass of a layer,
+    or of its forward pass where nothing trains.
     """
     hidden, inner = tower.hidden_size, tower.intermediate_size
     each = (3 if tower.gated else 2) * inner + 4 * hidden
@@ -82,7 +97,7 @@ def working(tower: TowerShape, cost: ImageCost, b: int, role: PlannedRole) -> in
         if role.model.gradient_checkpointing:
             size += kept_by_layer(tower, b)
     pixels = tower.patch_values * FLOAT32
-    return int(cost.patches / max(cost.images, 1.0) * (size + pixels))
+    return int(in_a_call(tower, cost).patches * (size + pixels))
 
 
 def allocated(tower: TowerShape, cost: ImageCost, b: int) -> int:
@@ -91,10 +106,17 @@ def allocated(tower: TowerShape, cost: ImageCost, b: int) -> int:
 
 
 def tower_seconds(
-    role: PlannedRole, cost: ImageCost | None, b: int, costs: CostModel, *, updating: bool
+    role: PlannedRole,
+    cost: ImageCost | None,
+    b: int,
+    costs: CostModel,
+    *,
+    updating: bool,
+    passes: float | None = None,
 ) -> float:
     """Seconds of the passes of the role's tower over images: a forward pass; in an update also a
     backward pass, of two forward passes, of what trains, with checkpointing once more the layers.
+    passes: micro-batches of a learner that the images are in; None: an engine encodes each alone.
     """
     tower = role.shape.tower
     if tower is None or cost is None:
@@ -109,8 +131,9 @@ def tower_seconds(
     numbers = cost.patches * tower.layers * (9 * tower.hidden_size + inner)
     moved = MOVES * encoded * numbers * b
     bandwidth = costs.device.bandwidth * costs.efficiency.between * costs.sharing.ranks
-    passes = cost.images / costs.sharing.replicas * (2 if encoder else 1)
-    overhead = passes * costs.efficiency.overhead * tower.layers
+    called = cost.images if passes is None else calls(tower, cost, passes * costs.sharing.replicas)
+    called *= 2 if encoder else 1
+    overhead = called / costs.sharing.replicas * costs.efficiency.overhead * tower.layers
     return costs.products(flops, b) + moved / bandwidth + overhead
 
 

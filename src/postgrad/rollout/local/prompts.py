@@ -131,7 +131,8 @@ def run_plain(
         context, recording.states = StateContext(recording, mixing), mixing.states
     arrays = (layout.token_ids, layout.rotary_positions)
     ids, positions = (to_device(array, device) for array in arrays)
-    pictures = None if tower is None else tower.pictures(layout)
+    # Which prompts start together depends on the other engines: an image is encoded alone.
+    pictures = None if tower is None else tower.pictures(layout, at_once=0)
     with nullcontext() if routers is None else routers.recording() as routed:
         hidden = decoder.hidden_states(ids, positions, context, pictures)
     if routed is not None:
