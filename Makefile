@@ -37,7 +37,7 @@ test-ranks: .venv/ready  ## training on several ranks, over gloo and under Ray
 		-m "ranks and not long" --durations=15
 
 test-long: .venv/ready  ## the cases of slow tests that a change of their subject needs, and no other
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long
+	OMP_NUM_THREADS=1 POSTGRAD_VLLM_PYTHON=$(wildcard $(CURDIR)/.venv-vllm/bin/python) $(BIN)/python -m pytest -m long
 
 test-package: .venv/ready  ## the wheel, installed in an environment of its own
 	rm -rf dist .venv-wheel
@@ -63,7 +63,8 @@ test-browser: .venv/ready  ## report and watch pages in the installed Chromium
 	touch .venv-vllm/ready
 
 test-vllm: .venv/ready .venv-vllm/ready  ## runs that sample with vLLM, installed in a separate environment
-	OMP_NUM_THREADS=1 POSTGRAD_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -m vllm
+	OMP_NUM_THREADS=1 POSTGRAD_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest \
+		-m "vllm and not long"
 
 # CUDA builds of torch, 5 GB each, with the oldest supported transformers and the newest. "===" selects
 # exactly this build, never a local "+cpu" build.

@@ -352,7 +352,7 @@ def killed_after(steps: int, recipe: Any) -> None:
 LIVE = {"type": "vllm", "dynamic_sampling": True, "max_rounds": 2}
 
 
-@pytest.mark.parametrize("in_flight", [True, False])
+@pytest.mark.parametrize("in_flight", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_samples_ahead_are_neither_lost_nor_doubled_by_a_kill_and_replay_to_the_same_weights(
     in_flight, make_recipe, console
 ):
@@ -423,7 +423,10 @@ def of_an_adapter(recipe: Any) -> int:
     return 4 * rank * init["num_hidden_layers"] * sum(sum(pair) for pair in pairs)
 
 
-@pytest.mark.parametrize("cluster", [None, {"type": "ray", "rollout": {"workers": 2}}])
+@pytest.mark.parametrize(
+    "cluster",
+    [None, pytest.param({"type": "ray", "rollout": {"workers": 2}}, marks=pytest.mark.long)],
+)
 def test_an_adapter_is_sent_alone_and_samples_are_the_policys(cluster, make_recipe, console):
     placed = {} if cluster is None else {"cluster": {**cluster, "start_seconds": 600.0}}
     recipe = make_recipe("rl", **ADAPTED, **placed)
