@@ -171,6 +171,26 @@ def test_a_tower_takes_memory_and_time(make: Make, kind: str) -> None:
     assert kept_back == tower.parameters
 
 
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3"])
+def test_a_process_keeps_the_images_of_its_rows_as_the_tower_reads_them(
+    make: Make, models: Callable[[str], str], kind: str, tmp_path: Path
+) -> None:
+    recipe, path = make(kind), models(kind)
+    tokenizer = load_tokenizer(path)
+    with images_kept_in(tmp_path / "images"):
+        reader = ImageReader(path, load_config(path), tokenizer)
+        rows = load_conversations(recipe.data, tokenizer, reader=reader).all()
+        digests = {image.digest for row in rows for image in row.images}
+        kept = sum(reader.pixels(digest)["pixel_values"].nbytes for digest in digests)
+    assert len(digests) == 6
+    lines = {line.purpose: line.bytes for line in planned(recipe).memory.lines}
+    assert lines["processed images"]["update"] == kept
+    assert "load" not in lines["processed images"]
+    elsewhere = make(kind, data={"path": "someone/pictures", "max_len": 200})
+    lines = {line.purpose: line.bytes for line in planned(elsewhere).memory.lines}
+    assert lines["processed images"]["update"] == 2**28
+
+
 def test_a_pair_has_its_image_once(make: Make) -> None:
     rows = [vision_pair(1), vision_pair(3)]
     lengths = row_lengths(make("qwen2_5_vl", rows, job="preference"))

@@ -30,7 +30,7 @@ from postgrad.models.image_sizes import anyres_tokens
 from postgrad.models.images import ImageTower, Pixels
 from postgrad.models.load import LoadedModel, reading
 from postgrad.models.supported import reads_images
-from postgrad.models.towers import cut_of, more_tokens, most_tiles, side_of
+from postgrad.models.towers import KEPT_BYTES, cut_of, more_tokens, most_tiles, side_of
 
 # The last one is of transformers' processors, which vLLM and AutoProcessor read.
 PROCESSOR_FILES = (
@@ -40,7 +40,6 @@ PROCESSOR_FILES = (
 )
 # Of get_image_features.
 INPUTS = ("pixel_values", "image_grid_thw", "pixel_attention_mask", "image_sizes")
-KEPT_BYTES = 2**28  # of processed images that a process keeps, for all of its models
 MARKS = "[IMG_BREAK]", "[IMG_END]"  # of Pixtral: behind a row of an image, and behind the last one
 
 

@@ -34,6 +34,7 @@ CUTS: dict[str, ImageCut] = {
 # Numbers of pixels in one call of a learner's tower: 900 patches of Qwen-VL, or 3 pictures of
 # CLIP's size. More would take memory and save few calls. One image alone may have more.
 AT_ONCE = 2**20
+KEPT_BYTES = 2**28  # of processed images that a process keeps, for all of its models
 CLASSED = ("clip_vision_model", "internvl_vision")  # towers that put a token in front
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from postgrad.core.process import TRIM_BYTES
+from postgrad.models.towers import KEPT_BYTES
 from postgrad.plan import reserved
 from postgrad.plan.activations import FLOAT32
 from postgrad.plan.engines import ENGINE, EnginePlaces, engine_lines
@@ -244,10 +245,19 @@ def _divided(passing: Bytes, sharing: Sharing) -> dict[str, int]:
     return {purpose: count // sharing.tensor for purpose, count in passing.items()}
 
 
+def _processed(roles: Sequence[PlannedRole], lengths: RowLengths) -> int:
+    """Bytes of the images of the rows that a process has read and keeps processed, in float32."""
+    tower, images = roles[0].shape.tower, lengths.images
+    if tower is None or images is None:
+        return 0
+    each = images.patches * tower.patch_values * FLOAT32
+    return KEPT_BYTES if lengths.rows is None else min(KEPT_BYTES, int(each * lengths.rows))
+
+
 def _of_host(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> Iterator[MemoryLine]:
-    """Memory that counts on a CPU alone, because beside a GPU it is the host's: verifiers, the copy
-    of the state from which a checkpoint is written during the next step, and the exported model
-    that is read back.
+    """Memory that counts on a CPU alone, because beside a GPU it is the host's: verifiers, images
+    that are kept as the tower reads them, the copy of the state from which a checkpoint is written
+    during the next step, and the exported model that is read back.
 
     The copy lives until it is written. Sampling takes longer than that. Where nothing is sampled,
     it coincides with what the next update's first forward pass has kept by then; gradients do not
@@ -263,6 +273,9 @@ def _of_host(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> It
     if (each := stored_bytes(recipe)) and (rows := passes.lengths.rows):
         kept = int(each * rows * passes.lengths.computed(1))
         yield MemoryLine("run", "what the teacher said", {p: kept for p in PHASES if p != "load"})
+    if pixels := _processed(roles, passes.lengths):
+        after = {phase: pixels for phase in PHASES if phase != "load"}
+        yield MemoryLine("run", "processed images", after)
     settings = recipe.checkpoint
     by_times = settings.save_steps or settings.save_minutes or settings.save_epochs
     if by_times or settings.best_metric:
