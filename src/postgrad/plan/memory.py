@@ -274,8 +274,7 @@ def _of_host(recipe: Recipe, roles: Sequence[PlannedRole], passes: Passes) -> It
         kept = int(each * rows * passes.lengths.computed(1))
         yield MemoryLine("run", "what the teacher said", {p: kept for p in PHASES if p != "load"})
     if pixels := _processed(roles, passes.lengths):
-        after = {phase: pixels for phase in PHASES if phase != "load"}
-        yield MemoryLine("run", "processed images", after)
+        yield MemoryLine("run", "processed images", {p: pixels for p in PHASES if p != "load"})
     settings = recipe.checkpoint
     by_times = settings.save_steps or settings.save_minutes or settings.save_epochs
     if by_times or settings.best_metric:
