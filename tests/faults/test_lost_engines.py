@@ -79,6 +79,7 @@ class Killer:
             threading.Event().wait(0.2)  # all are being replaced
 
 
+@pytest.mark.long  # tests/training/test_lost.py kills one before every change
 def test_a_run_ends_however_often_its_engines_are_killed(
     make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch, request: Any
 ) -> None:

@@ -101,6 +101,7 @@ def _wait_for_another_second() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_process_and_a_resumed_one_draw_one_curve_everywhere(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:

@@ -189,6 +189,7 @@ def test_ctrl_c_lets_the_runs_save_and_starts_no_other(recipe: Path, tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_pipeline_is_swept_and_judged_by_its_last_stage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
