@@ -3,6 +3,7 @@ which command it was measured.
 """
 
 import json
+import re
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 MEASURED_BY = ("src", "tests", "benchmarks", "recipes")  # folders whose changes change results
 OWN = "tests/gpu/stub/results.json"
+FOLDER = re.compile(r"(?<!\S)/\S*/(?=[^/\s]+)")  # of a run: it says nothing, and is a machine's
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def source_of(arguments: Sequence[str]) -> dict[str, str]:
 
 def text_of(value: Any, depth: int) -> str:
     """JSON with `depth` levels of objects unfolded, and a line for each of what is below them.
-    Counts of 0 are left out.
+    Counts of 0 are left out, and so are folders of a machine.
     """
     if not depth or not isinstance(value, dict):
         return json.dumps(_short(value))
@@ -68,6 +70,8 @@ def text_of(value: Any, depth: int) -> str:
 
 
 def _short(value: Any) -> Any:
+    if isinstance(value, str):
+        return FOLDER.sub("RUNS/", value)
     if not isinstance(value, dict):
         return value
     return {

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -192,8 +193,16 @@ def test_replayed_rollouts_on_ranks_give_the_weights_of_one_process(
     assert apart(weights(alone), weights(several)) < 1e-4
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        (("1", "none", "local"), ("2", "zero1", "ray")),
+        pytest.param((("4", "zero3", "ray"),), marks=pytest.mark.long),
+    ],
+    ids=["others", "the same"],
+)
 def test_what_four_ranks_saved_goes_on_with_another_number(
-    make_recipe: Any, console: Console, tmp_path: Path
+    numbers: Sequence[tuple[str, str, str]], make_recipe: Any, console: Console, tmp_path: Path
 ) -> None:
     """Two of the four share each matrix; those that go on share none."""
     same = {"checkpoint": {"save_steps": 4, "max_ckpt_num": 9}, "model": TENSOR}
@@ -206,7 +215,7 @@ def test_what_four_ranks_saved_goes_on_with_another_number(
     assert all(one["good"] for one in verify(folder, console))
     export(folder, "4", tmp_path / "exported")
     assert (tmp_path / "exported" / "config.json").exists()
-    for ranks, sharding, cluster in (("1", "none", "local"), ("2", "zero1", "ray")):
+    for ranks, sharding, cluster in numbers:
         copy = shutil.copytree(folder, tmp_path / f"goes on with {ranks}")
         flags = [
             "--steps", "8", "--learner.ranks", ranks, "--learner.sharding", sharding,

@@ -70,7 +70,7 @@ class ImageTower:
         if not layout.images:
             return None if used is None else _no_pictures(self._lm, used)
         encoded: dict[str, tuple[Tensor, ...]] = {}
-        for images in self._calls({image.digest: None for image in layout.images}, at_once):
+        for images in self._calls(dict.fromkeys(image.digest for image in layout.images), at_once):
             encoded |= self.encoded(images)
         for image in layout.images:
             if len(encoded[image.digest][0]) != len(image.rows):

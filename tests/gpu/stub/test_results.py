@@ -31,6 +31,17 @@ def test_each_entry_says_commit_date_and_command(torch: str) -> None:
     assert all(entry["command"].startswith("pytest ") for _, entry in named)
 
 
+def test_no_result_names_a_folder_of_a_machine(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    told = (
+        "out of memory at 3/4 of it: postgrad resume /tmp/a/b/7b-sft --batch.micro_train_tokens 8"
+    )
+    Results(file, {"torch": "2.11.0"}, {}).keep("jobs", {"run": {"refused": told}}, "sft")
+    (entry,) = json.loads(file.read_text("utf-8"))["2.11.0"]["jobs"].values()
+    assert entry["measured"]["run"]["refused"] == told.replace("/tmp/a/b/", "RUNS/")
+    assert "/tmp/" not in FILE.read_text("utf-8")
+
+
 def test_an_entry_replaces_the_one_before_and_no_other(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     first = Results(file, {"torch": "2.11.0"}, {"commit": "a"})
