@@ -163,7 +163,7 @@ def test_a_role_goes_on_from_its_state_with_the_same_bits(lora: bool) -> None:
     first = updated(whole, case, range(12))
     skipped = [result.metrics["policy/skipped_updates"] for result in first]
     assert skipped[0] == 1.0
-    assert skipped[-1] == 0.0
+    assert 0.0 in skipped
     assert whole.updates == skipped.count(0.0)
     assert all(
         ("policy/grad_norm" in r.metrics) == (not s) for r, s in zip(first, skipped, strict=True)

@@ -126,20 +126,24 @@ def test_results_and_gradients_are_pefts(dtype: torch.dtype, tolerance: float) -
     assert require_same(lm, dtype, tolerance) == 1 + 2 * 2 * 7
 
 
-def test_in_bfloat16_they_are_as_near_to_those_of_float64_as_pefts() -> None:
+def test_in_bfloat16_float32_weights_are_rounded_and_lose_less_than_pefts_in_bfloat16() -> None:
     lm, adapter = adapted(torch.bfloat16)
     assert {p.dtype for p in adapter.parameters().values()} == {torch.float32}
     ours = outcome(lm, torch.bfloat16)
-    with pefts_own(lm):
-        theirs = outcome(lm, torch.bfloat16)
+    assert {name: t.dtype for name, t in ours.items() if name in ("out", "x")} == {
+        "out": torch.bfloat16, "x": torch.bfloat16
+    }  # fmt: skip
+    assert {t.dtype for name, t in ours.items() if "lora" in name} == {torch.float32}
+    halves, _ = adapted(torch.bfloat16)
+    with pefts_own(halves.bfloat16()):
+        theirs = outcome(halves, torch.bfloat16)
     exact = outcome(lm.double(), torch.float64)
-    assert {name: t.dtype for name, t in ours.items()} == {n: t.dtype for n, t in theirs.items()}
     of_ours, of_theirs = (
         [float((t.double() - exact[name]).norm() / exact[name].norm()) for name, t in each.items()]
         for each in (ours, theirs)
     )
-    assert sum(of_ours) < 1.1 * sum(of_theirs)
-    assert max(of_ours) < 0.05
+    assert sum(of_ours) < 0.8 * sum(of_theirs)
+    assert max(of_ours) < 0.06
 
 
 @pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("k_proj",), ("up_proj", "o_proj")])

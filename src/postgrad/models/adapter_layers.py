@@ -1,12 +1,14 @@
 """The linear layers that adapters stand on: PEFT's, with a forward of our own and fresh weights.
 
-PEFT's forward converts the input and multiplies it by A once for each of q/k/v and of gate/up, in
-torch's products. Here sibling layers that read the same input share one product with all their A,
+PEFT's forward multiplies the input by A once for each of q/k/v and of gate/up, in torch's products
+and in float32. Here sibling layers that read the same input share one product with all their A,
 where layers are compiled also one with their own matrices, and on a CPU products are those of
-models.linear. Modules, parameters and their names are PEFT's.
+models.linear. A and B are float32 and are rounded to the dtype of the input, as the weights of a
+model without adapters are rounded from their masters: a GPU's tensor cores multiply bfloat16 up to
+16 times as fast as float32. Modules, parameters and their names are PEFT's.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 import torch
 from peft.tuners.lora import Linear
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from postgrad.core import seeds
 from postgrad.models.adapter_dropout import CounterDropout, RowMasks
@@ -22,10 +25,47 @@ from postgrad.models.adapter_reader import HEAD
 from postgrad.models.attention import to_device
 from postgrad.models.decoder import joined
 from postgrad.models.four_bits import base_weight
-from postgrad.models.linear import multiply
+from postgrad.models.linear import MatrixGradient, multiply
 from postgrad.models.score import in_float32
 from postgrad.models.settings import SIBLINGS
 from postgrad.models.stored import Box, StoredTensor, whole_box
+
+
+def _multiply(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    """The products of x [..., in] with weights [out, in] side by side, [..., all out], with
+    gradients. Weights of a wider dtype are rounded to that of x; their gradients are not.
+    """
+    if x.dtype == weights[0].dtype or not x.numel():
+        return multiply(x, _stacked(weights).to(x.dtype))
+    products: Any = _RoundedProduct.apply(x.reshape(-1, x.shape[-1]), *weights)
+    return products.view(*x.shape[:-1], products.shape[-1])
+
+
+def _stacked(weights: Sequence[Tensor]) -> Tensor:
+    return weights[0] if len(weights) == 1 else torch.cat(list(weights))
+
+
+class _RoundedProduct(torch.autograd.Function):
+    """Saves the weights as they are, and rounds them again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, *weights: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, *weights)
+        return nn.functional.linear(rows, _stacked(weights).to(rows.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        rows, *weights = ctx.saved_tensors
+        (gradient,), wide = gradients, _stacked(weights).detach()
+        of_rows = gradient @ wide.to(rows.dtype) if ctx.needs_input_grad[0] else None
+        if not any(ctx.needs_input_grad[1:]):
+            return of_rows, *(None for _ in weights)
+        of_weights = MatrixGradient(wide)
+        of_weights.add(gradient, rows)
+        total = of_weights.rest()
+        assert total is not None
+        return of_rows, *total.split([len(weight) for weight in weights])
 
 
 class _SharedParts:
@@ -68,13 +108,12 @@ class Siblings:
         self._joined: tuple[Tensor, Tensor | None] | None = None
 
     def rows(self, place: int, name: str, x: Tensor) -> Tensor:
-        """x A^T [..., rank] of the layer at `place`, in the dtype of A. x: [..., in]."""
+        """x A^T [..., rank] of the layer at `place`. x: [..., in]."""
 
         def parts(x: Tensor) -> dict[int, Tensor]:
             members = [n for n, layer in enumerate(self._layers) if name in layer.lora_A]
             matrices = [self._layers[n].matrices(name)[0] for n in members]
-            stacked = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
-            products = multiply(x.to(stacked.dtype), stacked)
+            products = _multiply(x, matrices)
             split = products.split([len(matrix) for matrix in matrices], -1)
             return dict(zip(members, split, strict=True))
 
@@ -108,8 +147,8 @@ class Siblings:
 
 
 class AdaptedLinear(Linear):
-    """PEFT's layer: W x + b + (alpha / rank) B A dropout(x), the second part in the dtype of A and
-    B. At most one adapter acts, and it is never merged.
+    """PEFT's layer: W x + b + (alpha / rank) B A dropout(x), with A and B in the dtype of x. At most
+    one adapter acts, and it is never merged.
 
     With DoRA's lengths m [out]: f (W x + (alpha / rank) B A dropout(x)) + b, where f is m divided
     by the lengths of the rows of W + (alpha / rank) B A, which have no gradient (section 4.3).
@@ -133,12 +172,12 @@ class AdaptedLinear(Linear):
         a, b = self.matrices(name)
         dropout = self.lora_dropout[name]
         if isinstance(dropout, CounterDropout) and dropout.acts:  # every layer drops other inputs
-            rows = multiply(dropout(x.to(a.dtype)), a)
+            rows = _multiply(dropout(x), [a])
         else:
             rows = self.siblings.rows(self.place, name, x)
-        change, scale = multiply(rows, b), self.scaling[name]
+        change, scale = _multiply(rows, [b]), self.scaling[name]
         if name not in self.lora_magnitude_vector:
-            return torch.add(result, change, alpha=scale).to(result.dtype)
+            return torch.add(result, change, alpha=scale)
         lengths: Any = self.lora_magnitude_vector[name]
         factor = lengths.weight / self._row_lengths(a, b, scale)
         bias: Any = self.base_layer.bias

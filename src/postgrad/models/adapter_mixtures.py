@@ -142,6 +142,7 @@ class AdaptedWeight(nn.Module):
             return
         a, b = self.lora_A[name].weight, self.lora_B[name].weight
         weight: Any = owner._parameters[self.end]
+        a, b = a.to(weight.dtype), b.to(weight.dtype)  # as in adapter_layers
         left, right = low_rank(a, b, self.experts, transposed=self.transposed)
         if weight.ndim == 2:
             left, right = left[0], right[0]
@@ -185,7 +186,7 @@ def changed_stack(
 
 class ChangedWeight:
     """Stands for W + scale L R in products, without that sum. weight: [..., rows, columns]. left:
-    [..., rows, rank], right: [..., rank, columns]; what they change is computed in their dtype.
+    [..., rows, rank], right: [..., rank, columns], of the dtype of the weight.
 
     Products, transposes, experts by number and casts are what the code of mixtures asks of a
     weight. Anything else is an error that names it.
@@ -242,7 +243,8 @@ class ChangedWeight:
         return self._with(self._weight[index], self._left[index], self._right[index])
 
     def to(self, *where: Any, **named: Any) -> "ChangedWeight":
-        return self._with(self._weight.to(*where, **named), self._left, self._right)
+        parts = (self._weight, self._left, self._right)
+        return self._with(*(part.to(*where, **named) for part in parts))
 
     def type(self, dtype: torch.dtype) -> "ChangedWeight":
         return self.to(dtype)
@@ -280,23 +282,23 @@ class ChangedWeight:
     def after(self, x: Tensor, multiply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """x W with what is changed, where `multiply` gives products with one of W, L and R."""
         result = multiply(x, self._weight)
-        rows = multiply(x.to(self._left.dtype), self._left)
+        rows = multiply(x, self._left)
         return self._sum(result, multiply(rows, self._right))
 
     def rows(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x W^T + bias with what is changed."""
-        inner = x.to(self._left.dtype) @ self._right.mT
+        inner = x @ self._right.mT
         return self._sum(nn.functional.linear(x, self._weight, bias), inner @ self._left.mT)
 
     def before(self, x: Tensor) -> Tensor:
         """W x with what is changed."""
-        rows = self._right @ x.to(self._left.dtype)
+        rows = self._right @ x
         return self._sum(self._weight @ x, self._left @ rows)
 
     def grouped(self, x: Tensor, offs: Tensor, multiply: Callable[..., Tensor]) -> Tensor:
         """x W, where expert e has the rows of x up to offs[e]."""
         left, right = self._padded()
-        rows = multiply(x.to(left.dtype), left, offs=offs)
+        rows = multiply(x, left, offs=offs)
         return self._sum(multiply(x, self._weight, offs=offs), multiply(rows, right, offs=offs))
 
     def _padded(self) -> tuple[Tensor, Tensor]:
@@ -307,7 +309,7 @@ class ChangedWeight:
         return left.contiguous(), nn.functional.pad(self._right, (0, 0, 0, more)).contiguous()
 
     def _sum(self, result: Tensor, change: Tensor) -> Tensor:
-        return torch.add(result, change, alpha=self._scale).to(result.dtype)
+        return torch.add(result, change, alpha=self._scale)
 
 
 def _matmul(x: Any, weight: Any) -> Tensor:

@@ -60,8 +60,9 @@ def kept_by_layer(
     hidden, inner, queries = shape.hidden_size, shape.intermediate_size, shape.query_size
     linear = (2 * hidden + queries) * width  # the inputs of q/k/v, of gate/up and of o
     feedforward = 4 * inner * width  # gate, up, the activated gate, and their product
-    if lora is not None and width != FLOAT32:  # only the adapter's own copies of inputs are kept
-        linear, feedforward = 0, 3 * inner * width
+    if lora is not None:  # frozen matrices keep no inputs, adapters those that they read
+        linear = 0
+        feedforward = 3 * inner * width
     each = FLOAT32 if cpu else width  # a CPU attends in float32
     attention = int((2 * queries + 2 * shape.key_size * blocks.keys) * each)  # q, k, v, and out
     normed = 2 * hidden + (queries + shape.key_size if shape.qk_norm else 0)
@@ -80,22 +81,20 @@ def _kept_by_norm(shape: ModelShape, width: int, lora: LoraSettings | None, *, c
 
 
 def _kept_by_adapter(shape: ModelShape, width: int, lora: LoraSettings | None) -> int:
-    """Bytes a token that a layer's adapters keep. An adapter computes in float32: of each input
-    that adapted linear layers read, a converted copy is kept. With DoRA a layer keeps its result
-    and its adapter's, for the gradient of the lengths.
+    """Bytes a token that a layer's adapters keep: each input that they read, and their rows. With
+    DoRA a layer keeps its result and its adapter's, for the gradient of the lengths.
     """
     if lora is None:
         return 0
     layers = adapted_layers(shape, lora)
-    converted = sum(adapter_inputs(shape, lora)) * FLOAT32 if width != FLOAT32 else 0
-    dropped = sum(a for a, _ in layers) * (FLOAT32 + 1) if lora.dropout else 0
-    lengths = sum(b for _, b in layers) * (width + FLOAT32) if lora.dora else 0
-    linear = converted + dropped + lengths + len(layers) * lora.rank * FLOAT32
+    kept = (sum(adapter_inputs(shape, lora)) + len(layers) * lora.rank) * width
+    kept += sum(a for a, _ in layers) * (width + 1) if lora.dropout else 0
+    kept += sum(b for _, b in layers) * 2 * width if lora.dora else 0
     chosen = shape.counted.chosen if shape.counted is not None else 1
     for experts, inputs, _ in adapted_stacks(shape, lora):
         rows = chosen if experts > 1 else 1  # each token is there once for each of its experts
-        linear += rows * FLOAT32 * (lora.rank + (inputs if width != FLOAT32 else 0))
-    return linear
+        kept += rows * (inputs + lora.rank) * width
+    return kept
 
 
 def kept(
