@@ -1,8 +1,10 @@
-"""A Ray cluster of two machines, which are network namespaces: it trains, loses a machine, and goes
-on.
+"""A Ray cluster of two machines, which are network namespaces: it trains, loses a rank or not, then
+a machine, and goes on.
 """
 
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -95,46 +97,64 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def saved(step: int) -> Holds:
-    """Once a checkpoint of that step, or a later one, is told."""
-    return lambda events: any(
-        event["event"] == "saved" and event["step"] >= step for event in events
-    )
+def saved(step: int, restarts: int = 0) -> Holds:
+    """Once so many restarts and, after them, a checkpoint of that step or a later one are told."""
+
+    def holds(events: list[dict[str, Any]]) -> bool:
+        kinds = [event["event"] for event in events]
+        if kinds.count("restarted") < restarts:
+            return False
+        since = len(kinds) - kinds[::-1].index("restarted") if restarts else 0
+        return any(event["event"] == "saved" and event["step"] >= step for event in events[since:])
+
+    return holds
 
 
 def places(events: Path, role: str) -> list[list[Any]]:
     return [one["places"] for one in whole_lines(events) if one.get("role") == role][-1]
 
 
+@pytest.mark.parametrize("kills", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_ranks_on_two_machines_train_lose_a_machine_and_go_on(
-    machines: tuple[Machine, Machine], tmp_path: Path
+    machines: tuple[Machine, Machine], tmp_path: Path, kills: int
 ) -> None:
+    """kills: of a rank, before the machine is lost."""
     first, second = machines
     recipe, events = tmp_path / "recipe.toml", tmp_path / "run" / "events.jsonl"
-    recipe.write_text(RECIPE.format(folder=tmp_path, steps=24))
+    steps = 24 + 16 * kills
+    recipe.write_text(RECIPE.format(folder=tmp_path, steps=steps))
+
+    def kill_rank() -> None:
+        os.kill(places(events, "policy")[1][1], signal.SIGKILL)
 
     def lose_machine() -> None:
         second.switch_off()
         second.start_ray(first.address)
 
-    off = when(events, saved(4), lose_machine)
+    strikes = [when(events, saved(4), kill_rank)] if kills else []
+    strikes.append(when(events, saved(4 + 4 * kills, restarts=kills), lose_machine))
     address = f"{first.address}:{PORT}"
     flags = ["--cluster.address", address, "--quiet"]
     ended = postgrad("train", str(recipe), *flags, before=first.inside, extra=OPEN)
     assert ended.code == 0, ended.message
-    off.join()
-    (told,) = [event for event in lines(events) if event["event"] == "restarted"]
-    assert told["step"] >= 4
+    for strike in strikes:
+        strike.join()
+    told = [event for event in lines(events) if event["event"] == "restarted"]
+    assert len(told) == kills + 1
+    assert all(event["message"].startswith("rank 1 died: ") for event in told[:kills])
+    assert all(event["step"] >= 4 * number for number, event in enumerate(told, 1))
     assert sorted(at for at, _ in places(events, "policy")) == [first.address, second.address]
     workers = [one["places"] for one in lines(events) if one.get("role") == "rollout"][-2:]
     assert sorted(at for ((at, _),) in workers) == [first.address, second.address]
 
     resumed = postgrad(
-        "resume", str(tmp_path / "run"), "--steps", "42", "--quiet", before=first.inside, extra=OPEN
-    )
+        "resume", str(tmp_path / "run"), "--steps", f"{steps + 18}", "--quiet",
+        before=first.inside, extra=OPEN,
+    )  # fmt: skip
     assert resumed.code == 0, resumed.message
     drawn = [(one["ticket"], one["sample"]) for one in lines(tmp_path / "run" / "samples.jsonl")]
-    assert sorted(drawn) == [(ticket, sample) for ticket in range(4 * 42) for sample in range(4)]
+    tickets = range(4 * (steps + 18))
+    assert sorted(drawn) == [(ticket, sample) for ticket in tickets for sample in range(4)]
 
 
 def test_a_placement_that_the_machines_have_no_room_for_is_told_with_what_they_have(

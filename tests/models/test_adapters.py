@@ -145,7 +145,9 @@ def test_gradients_are_those_of_float64_differences(model: Callable[..., Any]) -
         assert float(parameter.grad[place]) == pytest.approx(difference, rel=1e-6, abs=1e-8), name
 
 
-def test_an_adapter_of_a_base_in_bfloat16_is_float32_and_rounded_for_each_product(model: Callable[..., Any]) -> None:
+def test_an_adapter_of_a_base_in_bfloat16_is_float32_and_rounded_for_each_product(
+    model: Callable[..., Any],
+) -> None:
     lm = model(dtype=torch.bfloat16)
     adapter = moved(add_adapter(lm, SMALL, seed=0))
     assert {p.dtype for p in adapter.parameters().values()} == {torch.float32}

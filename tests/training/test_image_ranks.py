@@ -19,7 +19,7 @@ from postgrad.checkpoint.store import CheckpointStore
 from postgrad.fleet.shared import SharedEngine
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
-from postgrad.training.start import train
+from postgrad.training.start import resume, train
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
@@ -60,7 +60,7 @@ def test_two_ranks_have_the_weights_of_one_process(
 
 @pytest.fixture
 def reinforced(tmp_path: Path, models: Callable[[str], str]) -> Callable[..., Path]:
-    """reinforced(name, ranked): runs two steps of RL with a critic and a reference; its directory.
+    """reinforced(name, ranked, steps): runs RL with a critic and a reference; its directory.
     ranked: on two ranks, with two rollout workers.
     """
     shown = [{**row(n, "yes", ((16, 16), (24, 16))[: 1 + n % 2]), "answer": "yes"} for n in (1, 2)]
@@ -70,13 +70,13 @@ def reinforced(tmp_path: Path, models: Callable[[str], str]) -> Callable[..., Pa
     held_out = {**row(9, "no"), "answer": "no"}
     (tmp_path / "held_out.jsonl").write_text(f"{json.dumps(held_out)}\n")
 
-    def run(name: str, *, ranked: bool) -> Path:
+    def run(name: str, *, ranked: bool, steps: int = 2) -> Path:
         table = {"lr": 1e-2, "eps": 1e-6}
         ranks = {"ranks": 2, "sharding": "zero2"} if ranked else {}
         raw = {
             "job": "rl",
             "run_dir": str(tmp_path / name),
-            "steps": 2,
+            "steps": steps,
             "model": {"path": models("qwen2_5_vl"), "dtype": "float32"},
             "data": {"path": str(tmp_path / "rows.jsonl"), "messages": "messages", "max_len": 200},
             "eval": {"path": str(tmp_path / "held_out.jsonl"), "at_start": True},
@@ -107,9 +107,11 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     }
 
 
+@pytest.mark.parametrize("resumed", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_rollout_workers_sample_from_images_and_one_that_is_killed_changes_no_bit(
-    reinforced: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    reinforced: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, resumed: bool
 ) -> None:
+    """resumed: the worker is killed after a resume."""
     alone, whole = (reinforced(name, ranked=name == "whole") for name in ("alone", "whole"))
     first, second = map(weights, (alone, whole))
     assert distance("", second, first) < 1e-4
@@ -130,7 +132,9 @@ def test_rollout_workers_sample_from_images_and_one_that_is_killed_changes_no_bi
             os.kill(killed[0], signal.SIGKILL)
 
     monkeypatch.setattr(SharedEngine, "submit", kill_once)
-    lossy = reinforced("lossy", ranked=True)
+    lossy = reinforced("lossy", ranked=True, steps=1 if resumed else 2)
+    if resumed:
+        resume(lossy, ["--steps", "2"], (), Console())
     events = lines(lossy / "events.jsonl")
     assert [event["event"] for event in events].count("engine_lost") == len(killed) == 1
     assert "restarted" not in {event["event"] for event in events}

@@ -147,8 +147,8 @@ class Siblings:
 
 
 class AdaptedLinear(Linear):
-    """PEFT's layer: W x + b + (alpha / rank) B A dropout(x), with A and B in the dtype of x. At most
-    one adapter acts, and it is never merged.
+    """PEFT's layer: W x + b + (alpha / rank) B A dropout(x), with A and B in the dtype of x. At
+    most one adapter acts, and it is never merged.
 
     With DoRA's lengths m [out]: f (W x + (alpha / rank) B A dropout(x)) + b, where f is m divided
     by the lengths of the rows of W + (alpha / rank) B A, which have no gradient (section 4.3).

@@ -58,7 +58,9 @@ def kept_by_layer(
 ) -> int:
     """Bytes a token that one decoder layer keeps for its backward pass."""
     hidden, inner, queries = shape.hidden_size, shape.intermediate_size, shape.query_size
-    linear = (2 * hidden + queries) * width  # the inputs of q/k/v, of gate/up and of o
+    linear = 2 * hidden * width  # the inputs of q/k/v and of gate/up
+    if cpu:  # and of o: on a GPU these are attention's own numbers, which it keeps
+        linear += queries * width
     feedforward = 4 * inner * width  # gate, up, the activated gate, and their product
     if lora is not None:  # frozen matrices keep no inputs, adapters those that they read
         linear = 0
@@ -67,7 +69,7 @@ def kept_by_layer(
     attention = int((2 * queries + 2 * shape.key_size * blocks.keys) * each)  # q, k, v, and out
     normed = 2 * hidden + (queries + shape.key_size if shape.qk_norm else 0)
     norms = normed * _kept_by_norm(shape, width, lora, cpu=cpu)
-    return linear + feedforward + attention + norms + _kept_by_adapter(shape, width, lora)
+    return linear + feedforward + attention + norms + _kept_by_adapter(shape, width, lora, cpu=cpu)
 
 
 def _kept_by_norm(shape: ModelShape, width: int, lora: LoraSettings | None, *, cpu: bool) -> int:
@@ -80,14 +82,14 @@ def _kept_by_norm(shape: ModelShape, width: int, lora: LoraSettings | None, *, c
     return FLOAT32 + (0 if lora else width)
 
 
-def _kept_by_adapter(shape: ModelShape, width: int, lora: LoraSettings | None) -> int:
+def _kept_by_adapter(shape: ModelShape, width: int, lora: LoraSettings | None, *, cpu: bool) -> int:
     """Bytes a token that a layer's adapters keep: each input that they read, and their rows. With
     DoRA a layer keeps its result and its adapter's, for the gradient of the lengths.
     """
     if lora is None:
         return 0
     layers = adapted_layers(shape, lora)
-    kept = (sum(adapter_inputs(shape, lora)) + len(layers) * lora.rank) * width
+    kept = (sum(adapter_inputs(shape, lora, attended=cpu)) + len(layers) * lora.rank) * width
     kept += sum(a for a, _ in layers) * (width + 1) if lora.dropout else 0
     kept += sum(b for _, b in layers) * 2 * width if lora.dora else 0
     chosen = shape.counted.chosen if shape.counted is not None else 1

@@ -30,7 +30,7 @@ STREAMS, SHARDED_STREAMS = 1, 3  # FSDP2 has one more to gather into and one to 
 # Beside a frozen output matrix, whose gradient would fill it, also the logits in bfloat16: a fifth
 # of a chunk.
 HOLES, CHUNK_HOLES = 0.015, 0.2
-REDUCED_HOLES = 0.25  # of what FSDP2 reduces outside the layers, measured in three cases
+REDUCED_HOLES = 0.5  # of what FSDP2 reduces outside the layers, measured in four cases
 # NCCL receives through 10 MiB in each channel of a communicator, with a ring and a tree. That is
 # 0.67 GB over NVLink, where 0.69 GB were read on four A100 (github.com/NVIDIA/nccl/issues/964).
 CHANNEL = 2 * 10 * 2**20

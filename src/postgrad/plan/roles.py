@@ -202,14 +202,16 @@ def adapted_layers(shape: ModelShape, lora: LoraSettings) -> list[tuple[int, int
     return [size for name, size in linear_layers(shape).items() if f".{name}".endswith(ends)]
 
 
-def adapter_inputs(shape: ModelShape, lora: LoraSettings) -> list[int]:
-    """Widths of the inputs of one decoder layer that adapters read: one for all SIBLINGS."""
+def adapter_inputs(shape: ModelShape, lora: LoraSettings, *, attended: bool = True) -> list[int]:
+    """Widths of the inputs of one decoder layer that adapters read: one for all SIBLINGS. attended:
+    with what attention gives.
+    """
     ends = tuple(f".{target}" for target in lora.targets) or ("",)
     sibling = {name: names for names in SIBLINGS for name in names}
     widths: dict[object, int] = {}
     for name, (inputs, _) in linear_layers(shape).items():
-        if f".{name}".endswith(ends):
-            block, _, end = name.rpartition(".")
+        block, _, end = name.rpartition(".")
+        if f".{name}".endswith(ends) and (attended or end != "o_proj"):
             widths[block, sibling.get(end, end)] = inputs
     return list(widths.values())
 

@@ -56,8 +56,8 @@ def test_so_does_one_with_adapters(updates: dict[str, Any]) -> None:
 
 @pytest.mark.xfail(strict=True, reason="the goal is not met with activations computed again")
 def test_so_does_one_with_adapters_and_checkpointing(updates: dict[str, Any]) -> None:
-    """A layer takes 44 products of float32 for its adapters and 12 in bfloat16 for its frozen
-    matrices, which are 1 568 launches, before any generated kernel.
+    """A layer takes 44 products for its adapters and 12 for its frozen matrices, which are 1 568
+    launches, before any generated kernel.
     """
     assert updates["checkpointed, LoRA"]["launches"] <= 2000
 
@@ -68,7 +68,7 @@ def test_a_fresh_adapter_is_copied_from_pinned_memory(updates: dict[str, Any]) -
     assert asked["pageable"] == asked["waits"] == 0
 
 
-@pytest.mark.parametrize(("kind", "most"), [("whole, LoRA", 1_950), ("checkpointed, LoRA", 2_620)])
+@pytest.mark.parametrize(("kind", "most"), [("whole, LoRA", 1_880), ("checkpointed, LoRA", 2_560)])
 def test_adapters_on_layers_of_one_input_share_products(
     updates: dict[str, Any], kind: str, most: int
 ) -> None:
