@@ -19,6 +19,7 @@ from postgrad.models.attention import AttentionContext, attend_folded, to_device
 # Below 128 rows and without gradients torch would take its decoding kernel, which fails for more
 # than 128 = rows * (query heads per key head): "No choices exist for backend".
 ONE_KERNEL: dict[str, Any] = {"BACKEND": "TRITON"}
+CHOSEN = (64, 128, 256)  # widths of heads that torch 2.11 has chosen blocks for, card by card
 NARROWEST = 16  # width of a head: torch's kernel refuses less ("NYI: embedding dimension ...")
 SQUARE = 128  # rows and keys of the squares that its kernel leaves out where nothing is visible
 # Bytes of shared memory that torch's choice of blocks counts on from capability 8.0 on. Cards of
@@ -26,7 +27,9 @@ SQUARE = 128  # rows and keys of the squares that its kernel leaves out where no
 SHARED_MEMORY = 160 * 1024
 # For such a card: fewer loads ahead of the products, and for wide heads narrower blocks backward.
 TWO_STAGES: dict[str, Any] = {"fwd_num_stages": 2}
+TWO_STAGES_EACH: dict[str, Any] = {"fwd_num_stages": 2, "bwd_num_stages": 2}
 ONE_STAGE: dict[str, Any] = {"fwd_num_stages": 1}
+NARROW_BLOCKS: dict[str, Any] = {"fwd_num_stages": 1, "fwd_BLOCK_M": 32, "fwd_BLOCK_N": 32}
 SMALL_BLOCKS: dict[str, Any] = {
     "fwd_num_stages": 1, "bwd_num_stages": 1, "bwd_BLOCK_M1": 32, "bwd_BLOCK_N1": 64,
     "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 32,
@@ -147,11 +150,17 @@ def _is_roomy(device: torch.device) -> bool:
 
 def kernel_options(width: int, dtype: torch.dtype, roomy: bool) -> dict[str, Any]:
     """What flex attention is told for heads of `width` numbers: for a roomy card nothing about its
-    blocks.
+    blocks, but for wide heads that torch has no choice of its own for.
     """
+    if roomy and width > 64 and width not in CHOSEN:
+        if dtype == torch.float32:
+            return ONE_KERNEL | (TWO_STAGES if width < 128 else ONE_STAGE)
+        return ONE_KERNEL | (TWO_STAGES_EACH if width > 128 else {})
     if roomy or width == 64:
         return ONE_KERNEL
     if dtype == torch.float32:
+        if width > 128 and width not in CHOSEN:
+            return ONE_KERNEL | NARROW_BLOCKS
         return ONE_KERNEL | (ONE_STAGE if width > 64 else {})
     if width > 128:
         return ONE_KERNEL | SMALL_BLOCKS

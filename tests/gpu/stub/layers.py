@@ -54,7 +54,7 @@ QWEN3: dict[str, Any] = {  # Qwen3-0.6B
     "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
     "tie_word_embeddings": True,
 }  # fmt: skip
-HEADS = (16, 32, 64, 96, 128, 256)
+HEADS = (16, 32, 64, 96, 128, 192, 256)
 LENGTH = 1024  # tokens of each of the four samples of a micro-batch in an update
 LAUNCHES = ("launches", "to_device", "from_device", "on_device", "pageable", "waits")
 
