@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from postgrad.core.errors import RunError, UsageError
 from postgrad.layout.layout import Layout
 from postgrad.models.attention import Pictures, to_device
+from postgrad.models.linear import multiply
 from postgrad.models.towers import AT_ONCE
 from postgrad.parallel.ranks import Ranks
 
@@ -46,6 +47,53 @@ def freeze_parts(lm: nn.Module, freeze: Collection[str], path: str) -> None:
         )
     for parameter in frozen:
         parameter.requires_grad_(False)
+
+
+class _PatchProduct:
+    """The forward of a convolution whose kernels lie side by side, as a product: each patch is read
+    once. On GPUs cuDNN takes up to seconds for Qwen-VL's in bfloat16 (transformers #45041, #45750).
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    kernel_size: tuple[int, ...]
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: [N, channels, *sides]; returns [N, outputs, *patches of each side]."""
+        counts = [
+            side // size for side, size in zip(input.shape[2:], self.kernel_size, strict=True)
+        ]
+        for number, size in enumerate(self.kernel_size):  # what is left at an end is not read
+            input = input.narrow(2 + number, 0, counts[number] * size)
+        pairs = [n for pair in zip(counts, self.kernel_size, strict=True) for n in pair]
+        dims = range(2, 2 + len(pairs))
+        patches = input.reshape(*input.shape[:2], *pairs).permute(0, *dims[::2], 1, *dims[1::2])
+        weight = self.weight.flatten(1)
+        products = multiply(patches.reshape(-1, weight.shape[1]), weight)
+        if self.bias is not None:
+            products = products + self.bias
+        return products.view(len(input), *counts, len(weight)).movedim(-1, 1)
+
+
+class PatchConv2d(_PatchProduct, nn.Conv2d):
+    """Of pictures; takes the place of nn.Conv2d."""
+
+
+class PatchConv3d(_PatchProduct, nn.Conv3d):
+    """Of pictures and frames; takes the place of nn.Conv3d."""
+
+
+def multiply_patches(lm: nn.Module) -> None:
+    """Turns convolutions that cut images into patches into products. Parameters, their names and
+    outputs stay the same, the outputs up to rounding.
+    """
+    kinds: dict[type[Any], type[Any]] = {nn.Conv2d: PatchConv2d, nn.Conv3d: PatchConv3d}
+    convolutions: list[Any] = [m for m in lm.modules() if type(m) in kinds]  # no subclasses
+    for module in convolutions:
+        apart = module.stride == module.kernel_size and module.padding_mode == "zeros"
+        plain = module.groups == 1 and set(module.dilation) == {1}
+        if apart and plain and (module.padding == "valid" or set(module.padding) == {0}):
+            module.__class__ = kinds[type(module)]
 
 
 class ImageTower:
