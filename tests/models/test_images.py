@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.image_directories import models
-from postgrad.models.images import PatchConv2d, PatchConv3d, multiply_patches
+from postgrad.models.images import ImageTower, PatchConv2d, PatchConv3d, multiply_patches
 from postgrad.models.load import load_model
 from postgrad.models.towers import CUTS
 
@@ -65,6 +65,7 @@ def test_other_convolutions_stay_as_they_are(conv: nn.Module) -> None:
 @pytest.mark.parametrize("kind", sorted(CUTS))
 def test_no_type_is_left_with_a_convolution(kind: str, models: Callable[[str], str]) -> None:
     lm = load_model(models(kind), dtype=torch.float32, images=True).lm
+    ImageTower(lm, lambda _: {})
     kinds = [type(m) for m in lm.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)]
     assert kinds
     assert set(kinds) <= {PatchConv2d, PatchConv3d}

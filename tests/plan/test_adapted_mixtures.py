@@ -16,7 +16,7 @@ from postgrad.models.settings import LoraSettings, ModelInit, ModelSettings
 from postgrad.models.shapes import shape_of_init
 from postgrad.plan.activations import Blocks, kept_by_layer
 from postgrad.plan.held import moment_bytes
-from postgrad.plan.roles import PlannedRole, merged_sizes, require_targets
+from postgrad.plan.roles import PlannedRole, adapter_flops, merged_sizes, require_targets
 
 TARGETS = [("experts", "router"), ("q_proj", "experts.down_proj"), ("mlp.experts.gate_up_proj",)]
 
@@ -55,6 +55,16 @@ def test_activations_count_each_row_of_an_expert() -> None:
         kept = [kept_by_layer(shape, width, lora, blocks, cpu=False) for lora in (plain, more)]
         inputs = 2 * (32 + 16) + 32  # two experts' hidden and inner rows, and the router's
         assert kept[1] - kept[0] == width * (inputs + 3 * (2 + 2 + 1))
+
+
+def test_operations_are_those_of_products_with_a_and_b_of_each_chosen_expert() -> None:
+    shape = shape_of("qwen3_moe")  # two layers; of four experts of 32 x 16 two a token
+    plain = LoraSettings(rank=3, targets=("q_proj",))
+    more = LoraSettings(rank=3, targets=("q_proj", "experts", "router"))
+    both = 2 * ((32 + 2 * 16) + (16 + 32))  # gate and up are one weight
+    added = adapter_flops(shape, more) - adapter_flops(shape, plain)
+    assert added == 2 * 2 * 3 * (both + 32 + 4)
+    assert adapter_flops(shape, None) == 0
 
 
 @pytest.mark.parametrize("target", ["experts", "router", "nothing", "experts.q_proj"])

@@ -102,7 +102,8 @@ class ImageTower:
     """
 
     def __init__(self, lm: nn.Module, pixels: Callable[[str], Pixels]) -> None:
-        """pixels: of the image with a hash."""
+        """pixels: of the image with a hash. Patches of `lm` become products (multiply_patches)."""
+        multiply_patches(lm)
         self._lm: Any = lm
         self._pixels = pixels
 

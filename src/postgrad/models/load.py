@@ -33,7 +33,6 @@ from postgrad.models.config_check import require_config
 from postgrad.models.decoder import move_together
 from postgrad.models.four_bits import Quantize, loading_arguments
 from postgrad.models.headers import read_headers, require_fit, require_whole
-from postgrad.models.images import multiply_patches
 from postgrad.models.linear import fuse_norms, speed_up
 from postgrad.models.probe import require_same_outputs
 from postgrad.models.rope import hold_frequencies
@@ -128,7 +127,8 @@ def load_model(
 
 def place(lm: Any, path: str, how: "Loading", *, gradient_checkpointing: bool) -> None:
     """Moves a model to its device, swaps in our faster layers, and sets its mode as load_model
-    says. The first rank probes a model of an untested type there (models.probe)."""
+    says. A model of an untested type is probed there (models.probe), by the first rank alone.
+    """
     if how.stored:  # stored weights are of their device already
         for module in lm.modules():
             for name, buffer in module._buffers.items():
@@ -137,7 +137,6 @@ def place(lm: Any, path: str, how: "Loading", *, gradient_checkpointing: bool) -
         lm.to(how.device)
     speed_up(lm, how.device)
     fuse_norms(lm, how.device)
-    multiply_patches(lm)
     hold_frequencies(lm, path)
     lm.eval()
     if not is_tested(lm.config):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from postgrad.cluster.settings import POLICY
 from postgrad.core.errors import UsageError
 from postgrad.learner.settings import LearnerSettings
+from postgrad.models.flops import MULTIPLY_ADD
 from postgrad.models.settings import (
     EXPERTS,
     ROUTER,
@@ -284,6 +285,16 @@ def adapter_parameters(shape: ModelShape, lora: LoraSettings) -> int:
         for a, b in adapted_layers(shape, lora) + routers
     )
     return shape.layers * plain + expert_parameters(shape, lora)
+
+
+def adapter_flops(shape: ModelShape, lora: LoraSettings | None) -> int:
+    """Operations of one forward pass of a token through the adapters of all layers."""
+    if lora is None:
+        return 0
+    chosen = shape.counted.chosen if shape.counted is not None else 1
+    each = [sum(size) for size in adapted_layers(shape, lora)]
+    each += [(chosen if n > 1 else 1) * (a + b) for n, a, b in adapted_stacks(shape, lora)]
+    return MULTIPLY_ADD * shape.layers * lora.rank * sum(each)
 
 
 def mixture_notes(roles: Iterable[PlannedRole]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from postgrad.plan.engines import EnginePlaces
 from postgrad.plan.exchange import exchanged_bytes, lacking, sent_bytes, update_passes
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.publishing import PlannedPublish, planned_publish
-from postgrad.plan.roles import PlannedRole, beside_student
+from postgrad.plan.roles import PlannedRole, adapter_flops, beside_student
 from postgrad.plan.sampling import EngineCosts
 from postgrad.plan.sizes import PlannedRanks, Sizes, width
 from postgrad.plan.towers import tower_seconds
@@ -289,7 +289,8 @@ def _readers(
 def _flops(role: PlannedRole, samples: Samples, costs: CostModel) -> float:
     """FLOPs of one forward pass over a step's samples, as `CostModel.as_products` counts them."""
     flops = role.shape.flops(samples.tokens, samples.squares, samples.learned)
-    return costs.as_products(flops, head=not role.scores)
+    adapted = samples.tokens * adapter_flops(role.shape, role.model.lora)
+    return costs.as_products(flops, head=not role.scores) + adapted
 
 
 def _computing(role: PlannedRole, samples: Samples, times: int, costs: CostModel) -> float:
@@ -349,8 +350,8 @@ def _updating(
     """Seconds of all updates of a step: products, gathers, sums over ranks, the optimizer's step.
 
     The backward pass costs two forward passes, and one where the weights are frozen under an
-    adapter. With checkpointing the forward pass is computed twice. The balance loss of a mixture
-    of experts counts choices in a forward pass of its own.
+    adapter, which itself costs two. With checkpointing the forward pass is computed twice. The
+    balance loss of a mixture of experts counts choices in a forward pass of its own.
     """
     b = width(role.model.dtype, cpu=costs.device.is_cpu)
     model = role.model
@@ -358,6 +359,7 @@ def _updating(
     times = (2 if model.lora else 3) + (1 if model.gradient_checkpointing else 0) + counts
     passes = _passes(samples, sizes, costs)
     seconds = _computing(role, samples, times, costs)
+    seconds += costs.products(samples.tokens * adapter_flops(role.shape, model.lora), b)
     seconds += tower_seconds(role, samples.images, b, costs, updating=True, passes=passes)
     seconds += passes * (2 + counts) * (costs.overhead(role.shape) + _gathering(role, b, costs))
     seconds += costs.sends(sent_bytes(role, samples.tokens, b, costs.sharing, update_passes(role)))
