@@ -12,10 +12,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from triton.runtime import interpreter  # pyright: ignore[reportMissingImports]
 
 from postgrad.rollout.local.budget import LANES, SharedPrompts
 from postgrad.rollout.local.cache import KeyValueCache, LayerShape
 from postgrad.rollout.local.paged import PagedDecoding, fill
+
+patch_tensor = interpreter._patch_lang_tensor
+
+
+def patch_with_index(tensor: Any, scope: Any) -> None:
+    """Triton 3.6 reads a scalar in a way that NumPy 2.4 refuses. This is how Triton 3.7 does."""
+    patch_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+
+interpreter._patch_lang_tensor = patch_with_index
 
 PROMPTS = [37, 1, 20]  # tokens
 STRETCHES = [1, 0, 2, 0, 0, *[2] * 14]  # which prompt each row reads
