@@ -202,6 +202,8 @@ def _now(process: str) -> tuple[str, int, int]:
 class NoPlaces:
     """Nothing is reserved at Ray."""
 
+    def wait_for(self, *_: Any) -> None: ...
+
     def close(self) -> None: ...
 
 
