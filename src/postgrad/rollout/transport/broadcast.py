@@ -83,7 +83,8 @@ class BroadcastGroup:
         members = [f"member/{number}" for number in range(meeting.size)]
         self._store.wait(members, self._start)
         if meeting.backend == "nccl":
-            torch.cuda.set_device(self.device)
+            index = self.device.index  # None of "cuda" alone, which set_device refuses
+            torch.cuda.set_device(torch.cuda.current_device() if index is None else index)
             kind: Any = dist.ProcessGroupNCCL  # pyright: ignore[reportAttributeAccessIssue]
             return kind(self._store, rank, meeting.size, limit)
         kind = dist.ProcessGroupGloo  # pyright: ignore[reportAttributeAccessIssue]

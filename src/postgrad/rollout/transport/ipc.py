@@ -162,8 +162,8 @@ class _Memory:
 
 def _enter(device: torch.device) -> None:
     """Makes the device's context, in which the driver works, this thread's."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    if device.type == "cuda":  # "cuda" alone is the current one, which set_device refuses
+        torch.cuda.set_device(torch.cuda.current_device() if device.index is None else device)
         torch.cuda.current_stream(device).synchronize()
 
 
