@@ -159,11 +159,11 @@ def test_of_a_whole_model_the_gradient_s_norm_is_that_of_float64() -> None:
 def test_a_role_goes_on_from_its_state_with_the_same_bits(lora: bool) -> None:
     case = HALF._replace(lora=lora)
     whole: Any = learner(case, Ranks())
-    whole.optimizer.scale.scale = 2.0**24  # some updates are skipped
+    whole.optimizer.scale.scale = 2.0**22  # some updates are skipped
     first = updated(whole, case, range(12))
     skipped = [result.metrics["policy/skipped_updates"] for result in first]
     assert skipped[0] == 1.0
-    assert 0.0 in skipped
+    assert skipped[-1] == 0.0
     assert whole.updates == skipped.count(0.0)
     assert all(
         ("policy/grad_norm" in r.metrics) == (not s) for r, s in zip(first, skipped, strict=True)
