@@ -15,6 +15,7 @@ from postgrad.parallel.device import (
     choose,
     compute_dtype,
     give_back,
+    make_current,
     without_expandable,
 )
 
@@ -183,3 +184,15 @@ def test_expandable_segments_are_taken_out_and_all_else_stays() -> None:
     left = without_expandable(environment)
     assert left == {"PYTORCH_ALLOC_CONF": powers, "HOME": "/root"}
     assert without_expandable(left) == left
+
+
+@pytest.mark.parametrize(("name", "index"), [("cuda", 3), ("cuda:1", 1)])
+def test_a_device_without_an_index_is_the_current_one(
+    name: str, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch refuses "cuda" alone."""
+    chosen: list[object] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    make_current(torch.device(name))
+    assert chosen == [index]

@@ -83,6 +83,14 @@ def apply(placement: Placement) -> torch.device:
     return torch.device(placement.device)
 
 
+def make_current(device: torch.device) -> None:
+    """Makes a CUDA device this thread's. torch's own call refuses "cuda" without an index, which is
+    the one that is current already.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.set_device(index)
+
+
 def give_back(device: torch.device) -> None:
     """Returns the memory of a GPU that torch keeps beside its tensors, for whoever works there
     next: another process, or this one with tensors of other sizes. To be called where a phase ends.

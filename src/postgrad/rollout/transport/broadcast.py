@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from postgrad.core.errors import RunError
+from postgrad.parallel.device import make_current
 from postgrad.rollout.transport.parcel import Parcel
 
 START_SECONDS = 60.0  # until all members are there
@@ -83,8 +84,7 @@ class BroadcastGroup:
         members = [f"member/{number}" for number in range(meeting.size)]
         self._store.wait(members, self._start)
         if meeting.backend == "nccl":
-            index = self.device.index  # None of "cuda" alone, which set_device refuses
-            torch.cuda.set_device(torch.cuda.current_device() if index is None else index)
+            make_current(self.device)
             kind: Any = dist.ProcessGroupNCCL  # pyright: ignore[reportAttributeAccessIssue]
             return kind(self._store, rank, meeting.size, limit)
         kind = dist.ProcessGroupGloo  # pyright: ignore[reportAttributeAccessIssue]

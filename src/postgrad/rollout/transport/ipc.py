@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from postgrad.core.errors import RunError
+from postgrad.parallel.device import make_current
 from postgrad.rollout.transport.parcel import Parcel
 
 LIBRARY = "libcuda.so.1"
@@ -162,8 +163,8 @@ class _Memory:
 
 def _enter(device: torch.device) -> None:
     """Makes the device's context, in which the driver works, this thread's."""
-    if device.type == "cuda":  # "cuda" alone is the current one, which set_device refuses
-        torch.cuda.set_device(torch.cuda.current_device() if device.index is None else device)
+    if device.type == "cuda":
+        make_current(device)
         torch.cuda.current_stream(device).synchronize()
 
 
