@@ -95,7 +95,17 @@ def test_it_holds_the_true_rate_as_often_as_it_says(
 
 @pytest.mark.parametrize(
     ("degrees", "quantile"),
-    [(5, 2.570582), (7, 2.364624), (12, 2.178813), (29, 2.045230), (200, 1.971896)],  # SciPy 1.17
+    [
+        (1, 12.706205),
+        (2, 4.302653),
+        (3, 3.182446),
+        (4, 2.776445),
+        (5, 2.570582),
+        (7, 2.364624),
+        (12, 2.178813),
+        (29, 2.045230),
+        (200, 1.971896),
+    ],  # SciPy 1.17
 )
 def test_students_quantile_is_that_of_tables(degrees: int, quantile: float) -> None:
     assert student(degrees) == pytest.approx(quantile, rel=1e-3)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from postgrad.core.seeds import bits
 
 Z = NormalDist().inv_cdf(0.975)  # 1.96: two sides of 2.5% each
+FEW_DEGREES = (12.7062, 4.30265, 3.18245, 2.77645)  # of Student's t, two sides of 2.5% each
 AGREEING = 2  # pseudo-problems, each with equal samples, that `mean_interval` adds to the data
 
 BINS = 10
@@ -69,9 +70,11 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 
 def student(degrees: int) -> float:
-    """The 97.5% quantile of Student's t by its expansion in 1 / degrees (Abramowitz and Stegun
-    26.7.5): from 5 degrees of freedom on within 0.1%.
+    """The 97.5% quantile of Student's t: of fewer than 5 degrees of freedom from a table, else by
+    its expansion in 1 / degrees (Abramowitz and Stegun 26.7.5), within 0.1%.
     """
+    if degrees <= len(FEW_DEGREES):
+        return FEW_DEGREES[degrees - 1]
     z, v = Z, degrees
     return (
         z

@@ -113,6 +113,67 @@ def test_the_metric_is_that_of_the_recipe_and_its_set(tmp_path: Path) -> None:
     assert result.tied == []
 
 
+def over_seeds(folder: Path, words: list[str], *accuracies: float) -> Standing:
+    sweep = sweep_of(RECIPE, ["--run_dir", str(folder)], parse_swept(words))
+    for trial, accuracy in zip(sweep.trials, accuracies, strict=False):
+        lines = [evaluation(4, "accuracy", accuracy, 0.05)]
+        write_run(trial.path, lines, [{"step": 4}], steps=4, seconds=1.0)
+    return standing(sweep, {})
+
+
+def test_a_setting_is_compared_by_its_mean_over_the_seeds(tmp_path: Path) -> None:
+    """The best run, 0.75, is one of the worse setting. By hand: its rival's mean is 0.6, its
+    deviation 0.1, and 0.1 / sqrt(3) * t(2) = 0.2484 to either side.
+    """
+    words = ["learner.lr=1e-5,2e-5,3e-5", "seed=0,1,2"]
+    result = over_seeds(tmp_path / "s", words, 0.5, 0.6, 0.7, 0.1, 0.35, 0.75, 0.01, 0.02, 0.03)
+    assert result.best is not None
+    assert result.best.trial.name == "lr=2e-5,seed=2"
+    first, second, last = result.to_json()["settings"]
+    assert (first["name"], first["values"], first["seeds"]) == (
+        "lr=1e-5", {"learner.lr": "1e-5"}, 3,
+    )  # fmt: skip
+    assert first["mean"] == pytest.approx(0.6)
+    assert first["deviation"] == pytest.approx(0.1)
+    assert (first["low"], first["high"]) == pytest.approx((0.6 - 0.24841, 0.6 + 0.24841), abs=1e-5)
+    assert (second["least"], second["most"]) == (0.1, 0.75)
+    assert (second["name"], last["name"]) == ("lr=2e-5", "lr=3e-5")
+    assert result.verdict() == (
+        "lr=1e-5 has the highest mean eval/accuracy: 0.6 over 3 seeds (95% interval 0.3516 to "
+        "0.8484). It is not known whether it is better than lr=2e-5: the intervals overlap, or one "
+        "is missing. More seeds make them narrower."
+    )
+    page = write_page(result).read_text("utf-8")
+    assert "<td>lr=1e-5</td><td>0.6</td><td>0.3516 to 0.8484</td><td>0.1</td>" in page
+
+
+def test_a_setting_whose_interval_is_apart_is_the_best(tmp_path: Path) -> None:
+    words = ["learner.lr=1e-5,2e-5", "seed=0,1"]
+    result = over_seeds(tmp_path / "s", words, 0.2, 0.21, 0.8, 0.81)
+    assert "It is the best: no other setting's interval overlaps" in result.verdict()
+
+
+def test_one_seed_or_equal_numbers_prove_nothing(tmp_path: Path) -> None:
+    words = ["learner.lr=1e-5,2e-5", "seed=0,1"]
+    result = over_seeds(tmp_path / "s", words, 0.2, 0.2, 0.8)
+    first, second = result.to_json()["settings"]
+    assert (first["seeds"], first["deviation"], first["low"]) == (1, None, None)
+    assert (second["deviation"], second["low"]) == (0.0, None)
+    assert "It is not known whether it is better than lr=1e-5" in result.verdict()
+
+
+def test_a_sweep_over_seeds_alone_has_one_mean(tmp_path: Path) -> None:
+    result = over_seeds(tmp_path / "s", ["seed=0,1"], 0.4, 0.5)
+    assert result.verdict() == (
+        "The mean eval/accuracy is 0.45 over 2 seeds (95% interval -0.1853 to 1.085)."
+    )
+
+
+def test_without_swept_seeds_there_are_no_settings(tmp_path: Path) -> None:
+    result = of_accuracies(tmp_path / "s", (0.4, 0.05), (0.6, 0.05))
+    assert "settings" not in result.to_json()
+
+
 def test_runs_that_have_not_finished_cannot_be_best(tmp_path: Path) -> None:
     sweep = sweep_in(tmp_path / "s", "1e-5", "2e-5", "3e-5", "4e-5")
     first, second, third, _ = sweep.trials

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from postgrad.core.files import whole_file
 from postgrad.tools.pages import REPORT
+from postgrad.tools.sweep import seeds
 from postgrad.tools.sweep.results import Standing, TrialResult, ends
 
 PAGE = "sweep.html"
@@ -81,9 +82,27 @@ def document(result: Standing) -> Iterator[str]:
     yield f'<p class="verdict">{html.escape(result.verdict())}</p>\n'
     if (result.sweep.path / REPORT).is_file():
         yield f'<p><a href="./{REPORT}">The best runs side by side</a></p>\n'
+    yield from _settings(result)
     yield from _table(result)
     yield from _curves(result)
     yield "</body>\n</html>\n"
+
+
+def _settings(result: Standing) -> Iterator[str]:
+    """The table of settings, where seeds were swept."""
+    if not result.settings or result.metric is None:
+        return
+    columns, rows = seeds.table(result.settings, result.metric.name)
+    yield '<h2>Over the seeds</h2>\n<div class="scroll"><table>\n'
+    yield f"<thead>{_row('th', columns)}</thead>\n<tbody>\n"
+    for row in rows:
+        yield f"{_row('td', row)}\n"
+    yield "</tbody></table></div>\n<h2>Runs</h2>\n"
+
+
+def _row(tag: str, cells: Sequence[str]) -> str:
+    inner = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
+    return f"<tr>{inner}</tr>"
 
 
 def _table(result: Standing) -> Iterator[str]:

@@ -12,6 +12,7 @@ from postgrad.observe.follow import is_number, read_object, read_steps, set_of
 from postgrad.observe.run_dir import SUMMARY
 from postgrad.ops.intervals import Interval
 from postgrad.recipe.sweep import Sweep, SweptRun
+from postgrad.tools.sweep import seeds
 
 Better = Literal["max", "min"]
 RunStatus = Literal["finished", "failed", "running", "stopped", "waiting"]
@@ -101,15 +102,28 @@ class Standing:
             return []
         return [result for result in self.ranked[1:] if _overlap(self.best, result)]
 
+    @property
+    def settings(self) -> Sequence[seeds.Setting]:
+        """Where seeds were swept: the settings by their mean over finished runs, the best first."""
+        runs = [(run.trial.values, run.value) for run in self.ranked if run.value is not None]
+        highest = self.metric is not None and self.metric.mode == "max"
+        return seeds.settings_of(self.sweep.keys, runs, highest=highest)
+
     def verdict(self) -> str:
-        """Sentences that name the best run, and say whether it is known to be the best."""
+        """Sentences that name the best run, or where seeds were swept the best setting, and say
+        whether it is known to be the best.
+        """
         steps = sorted({result.steps for result in self.ranked})
         uneven = (
             f" The runs trained for different numbers of steps: {', '.join(map(str, steps))}."
             if len(steps) > 1
             else ""
         )
-        return self._about_best() + uneven
+        if self.metric and self.settings:
+            text = seeds.verdict(self.settings, self.metric.name, self.metric.highest)
+        else:
+            text = self._about_best()
+        return text + uneven
 
     def _about_best(self) -> str:
         best, metric, others = self.best, self.metric, len(self.ranked) - 1
@@ -177,6 +191,11 @@ class Standing:
             "verdict": self.verdict(),
             "seconds": round(self.seconds, 3),
             "runs": [result.to_json() for result in self.results],
+            **(
+                {"settings": [setting.to_json() for setting in self.settings]}
+                if self.settings
+                else {}
+            ),
         }
 
 

@@ -23,6 +23,7 @@ from postgrad.recipe.compare import recipe_hash
 from postgrad.recipe.pipeline import Pipeline
 from postgrad.recipe.sweep import RECIPES, SWEEP, Sweep, SweptRun, is_sweep, read_sweep
 from postgrad.tools.pages import MOST_RUNS, REPORT, report
+from postgrad.tools.sweep import seeds
 from postgrad.tools.sweep.page import PAGE, write_page
 from postgrad.tools.sweep.places import Places, places_for, with_threads
 from postgrad.tools.sweep.results import Standing, standing
@@ -104,6 +105,8 @@ def show(result: Standing, console: Console) -> None:
     """Prints the table of the runs and the verdict."""
     keys = ", ".join(result.sweep.keys)
     console.table(f"sweep over {keys} in {result.sweep.path}", *result.table())
+    if result.settings and result.metric:
+        console.table("over the seeds", *seeds.table(result.settings, result.metric.name))
     console.note(result.verdict())
     for run in result.results:
         if run.state == "failed":

@@ -1,0 +1,133 @@
+"""What the settings of a sweep reach over their seeds: runs that differ in nothing but a seed are
+one setting, which is compared by its mean.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from postgrad.ops.intervals import Interval, student
+
+
+def is_seed(key: str) -> bool:
+    """Whether a swept key is the seed of a run, or of a pipeline's stage."""
+    return key.rpartition(".")[2] == "seed"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The finished runs of one setting."""
+
+    values: Mapping[str, str]  # by swept key, without the seeds
+    numbers: Sequence[float]  # the metric of each run
+
+    @property
+    def name(self) -> str:
+        """Such as lr=1e-4,kl_coef=0.01; of a sweep over seeds alone "all seeds"."""
+        parts = [f"{key.rpartition('.')[2]}={value}" for key, value in self.values.items()]
+        return ",".join(parts) or "all seeds"
+
+    @property
+    def mean(self) -> float:
+        """Of the metric over the seeds."""
+        return statistics.fmean(self.numbers)
+
+    @property
+    def deviation(self) -> float | None:
+        """The sample's standard deviation; None for one seed."""
+        return statistics.stdev(self.numbers) if len(self.numbers) > 1 else None
+
+    @property
+    def interval(self) -> Interval | None:
+        """The 95% interval of the mean over seeds, by Student's t. None for one seed, and where all
+        seeds give the same number: a few of them do not prove that every seed does.
+        """
+        if not self.deviation:
+            return None
+        n = len(self.numbers)
+        half = student(n - 1) * self.deviation / math.sqrt(n)
+        return Interval(self.mean - half, self.mean + half)
+
+    def to_json(self) -> dict[str, Any]:
+        """Its entry in the sweep's summary.json."""
+        return {
+            "name": self.name,
+            "values": dict(self.values),
+            "seeds": len(self.numbers),
+            "mean": self.mean,
+            "deviation": self.deviation,
+            "low": self.interval and self.interval.low,
+            "high": self.interval and self.interval.high,
+            "least": min(self.numbers),
+            "most": max(self.numbers),
+        }
+
+
+def settings_of(
+    keys: Sequence[str], runs: Sequence[tuple[Mapping[str, str], float]], *, highest: bool
+) -> list[Setting]:
+    """The settings of a sweep over `keys`, the best mean first; none where no seed was swept.
+
+    runs: swept values and metric of the finished runs. highest: whether a higher mean is better.
+    """
+    if not any(map(is_seed, keys)):
+        return []
+    apart = [key for key in keys if not is_seed(key)]
+    numbers: dict[tuple[str, ...], list[float]] = {}
+    for values, number in runs:
+        numbers.setdefault(tuple(values[key] for key in apart), []).append(number)
+    settings = [
+        Setting(dict(zip(apart, values, strict=True)), of_setting)
+        for values, of_setting in numbers.items()
+    ]
+    return sorted(settings, key=lambda setting: setting.mean, reverse=highest)
+
+
+def verdict(settings: Sequence[Setting], metric: str, adjective: str) -> str:
+    """Sentences that say which setting has the best mean, and whether it is known to be the best.
+
+    adjective: "highest" or "lowest", whichever is better.
+    """
+    best, *others = settings
+    count = len(best.numbers)
+    of_seeds = f"{count} seed{'s' if count > 1 else ''}"
+    mean = f"{best.mean:.4g} over {of_seeds}"
+    if best.interval is not None:
+        mean += f" (95% interval {best.interval.low:.4g} to {best.interval.high:.4g})"
+    if not best.values:
+        return f"The mean {metric} is {mean}."
+    text = f"{best.name} has the {adjective} mean {metric}: {mean}."
+    if not others:
+        return f"{text} No run of another setting has finished."
+    unclear = [setting for setting in others if not _apart(best, setting)]
+    if not unclear:
+        return f"{text} It is the best: no other setting's interval overlaps with its own."
+    names = ", ".join(setting.name for setting in unclear)
+    return (
+        f"{text} It is not known whether it is better than {names}: the intervals overlap, or one "
+        "is missing. More seeds make them narrower."
+    )
+
+
+def _apart(best: Setting, other: Setting) -> bool:
+    if best.interval is None or other.interval is None:
+        return False
+    return other.interval.low > best.interval.high or best.interval.low > other.interval.high
+
+
+def table(settings: Sequence[Setting], metric: str) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows for the console and the page."""
+    columns = ["setting", f"mean {metric}", "95% interval", "deviation", "range", "seeds"]
+    return columns, [
+        [
+            setting.name,
+            f"{setting.mean:.4g}",
+            "" if setting.interval is None else "{:.4g} to {:.4g}".format(*setting.interval),
+            "" if setting.deviation is None else f"{setting.deviation:.2g}",
+            f"{min(setting.numbers):.4g} to {max(setting.numbers):.4g}",
+            str(len(setting.numbers)),
+        ]
+        for setting in settings
+    ]
