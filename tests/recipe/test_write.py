@@ -30,6 +30,12 @@ def test_a_changed_file_loads_as_the_flags_do_and_keeps_its_comments(
     assert "steps" not in tomllib.loads(text)  # epochs say how long now
 
 
+def test_weights_that_a_flag_names_take_the_place_of_fresh_ones(tmp_path: Path) -> None:
+    path, to = Path(__file__).parents[2] / "recipes/start/sft/recipe.toml", tmp_path / "fit.toml"
+    write_changed(path, ("--model.path", "Qwen/Qwen3-8B"), to)
+    assert tomllib.loads(to.read_text("utf-8"))["model"] == {"path": "Qwen/Qwen3-8B"}
+
+
 def test_list_entries_are_changed_in_their_place(write: Write, tmp_path: Path) -> None:
     to = tmp_path / "fit.toml"
     write_changed(write(), ("--rewards.0.weight", "0.5"), to)

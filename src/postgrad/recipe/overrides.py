@@ -21,6 +21,7 @@ ALTERNATIVES: tuple[tuple[KeyPath, ...], ...] = (
         ("batch", "local_mini_batch_size"),
     ),
     (("batch", "micro_train_batch_size"), ("batch", "micro_train_tokens")),
+    (("model", "path"), ("model", "init")),
 )
 
 
