@@ -45,6 +45,8 @@ class Case:
         settings: dict[str, Any] = {"path": str(model)}
         if "adapter" in words:
             settings["lora"] = {"rank": 64, "alpha": 64}
+        if "compiled" in words:
+            settings["compile"] = "auto"
         if "checkpointing" in words:
             settings["gradient_checkpointing"] = True
         recipe: dict[str, Any] = {
@@ -111,3 +113,17 @@ def cases() -> Iterator[Case]:
     yield Case("ppo", "0.6B")
     yield Case("ppo", "1.7B", ("checkpointing",))
     yield Case("preference", "0.6B", ("checkpointing",))
+    yield from compiled_cases()
+
+
+def compiled_cases() -> Iterator[Case]:
+    """Those whose layers torch compiles."""
+    for words in ((), ("checkpointing",), ("adapter",), ("adapter", "checkpointing")):
+        yield Case("sft", "0.6B", ("compiled", *words))
+    yield Case("sft", "1.7B", ("compiled", "checkpointing"), 16384)
+    yield Case("sft", "8B", ("compiled", "adapter", "checkpointing"))
+    yield Case("sft", "8B", ("compiled", "zero3", "checkpointing"))
+    yield Case("grpo", "0.6B", ("compiled",))
+    yield Case("grpo", "1.7B", ("compiled", "adapter", "reference"))
+    yield Case("ppo", "0.6B", ("compiled",))
+    yield Case("preference", "0.6B", ("compiled", "checkpointing"))

@@ -20,7 +20,8 @@ TEXT = (
     """,
     """
     Models have the shapes of Qwen3-0.6B, Qwen2.5-1.5B and Qwen3-8B and random weights, in bfloat16
-    over float32 masters, with deterministic mode on. SFT packs rows of 64 tokens up to a whole pack
+    over float32 masters, with deterministic mode on, and compiled layers (`model.compile = "auto"`)
+    but where a row says eager. SFT packs rows of 64 tokens up to a whole pack
     (4 096 or 16 384 tokens), about 65 536 per update. MFU counts the model's own FLOPs, without
     what checkpointing computes again, against the dense bfloat16 peak of the data sheet.
     Decoding is held to the bytes of weights and cache that a step has to read, at the measured rate

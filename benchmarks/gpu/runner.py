@@ -27,6 +27,8 @@ LEARNING = (60.0, 300.0)  # it takes what is left: at least, at most
 CLOSING = 3.0  # for the table
 ROOMY = 40 * 2**30  # bytes that models and runs take at most
 LOG = "log.txt"
+# As parallel.device, which a run sets itself: too late in a process that has used the card before.
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 PARENT_ENDS = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
@@ -127,6 +129,8 @@ def environment(session: Session) -> dict[str, str]:
         "POSTGRAD_CACHE": str(session.scratch / "cache"),
         "POSTGRAD_CALIBRATION": str(session.to / "calibration.toml"),
     }
+    if not any(name in os.environ for name in ALLOCATOR):
+        changes[ALLOCATOR[0]] = "expandable_segments:True"
     if session.device == "cpu":
         changes["CUDA_VISIBLE_DEVICES"] = ""
     return os.environ | changes

@@ -187,9 +187,12 @@ def brief(result: Result) -> str:
 
 
 def release() -> None:
-    """Gives back the memory of the case before."""
+    """Gives back the memory of the case before, and cuBLAS's workspaces: what the next one takes is
+    compared with its plan, which counts them.
+    """
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

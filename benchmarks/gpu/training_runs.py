@@ -179,7 +179,7 @@ def grpo(
     """
     return {
         "job": "rl",
-        "model": {"path": str(path), "dtype": session.dtype},
+        "model": {"path": str(path), "dtype": session.dtype, "compile": "auto"},
         "data": {
             "path": str(rows), "max_len": longest + new, "shuffle": False, "cache": False,
         },

@@ -36,8 +36,8 @@ SMALL = Sizes({"4k": 128, "16k": 256}, 512, (8, 16, 32),
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run of SFT. words: "checkpointing", "LoRA", and "free": without deterministic mode.
-    seconds: see session.Case.
+    """A run of SFT with compiled layers, where a GPU is. words: "checkpointing", "LoRA", "eager":
+    without compiling, and "free": without deterministic mode. seconds: see session.Case.
     """
 
     model: str
@@ -58,7 +58,10 @@ class Job:
     @property
     def model_keys(self) -> dict[str, Any]:
         """Keys of [model]."""
-        keys: dict[str, Any] = {"gradient_checkpointing": "checkpointing" in self.words}
+        keys: dict[str, Any] = {
+            "compile": False if "eager" in self.words else "auto",
+            "gradient_checkpointing": "checkpointing" in self.words,
+        }
         return keys | ({"lora": {"rank": 64, "alpha": 64}} if self.lora else {})
 
     @property
@@ -68,7 +71,8 @@ class Job:
 
 
 JOBS = (
-    Job("1.5B", "4k", 45),
+    Job("1.5B", "4k", 75),
+    Job("1.5B", "4k", 25, ("eager",)),
     Job("0.6B", "4k", 30),
     Job("1.5B", "4k", 25, ("free",)),
     Job("1.5B", "16k", 25),

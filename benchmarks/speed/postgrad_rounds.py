@@ -32,7 +32,7 @@ def rounds(folder: Path, options: Options, recipe: Mapping[str, Any], count: Cou
         "run_dir": tempfile.mkdtemp(prefix="run-", dir=folder),
         "steps": 1_000_000,
         "learner": {"threads": options.threads, **recipe.get("learner", {})},
-        "model": {"dtype": options.precision, **recipe.get("model", {})},
+        "model": {"dtype": options.precision, "compile": "auto", **recipe.get("model", {})},
     }
 
     def loop(ended: Ended) -> None:

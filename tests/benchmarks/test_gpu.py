@@ -25,6 +25,7 @@ from benchmarks.gpu import (
 )
 from benchmarks.gpu.session import Case, Session, Skipped, Store
 from benchmarks.gpu.work import FULL, JOBS, LOADS, SMALL, Job
+from postgrad.parallel import device
 
 ROOT = Path(__file__).parents[2]
 
@@ -249,6 +250,18 @@ def test_the_page_has_the_section_of_the_newest_results() -> None:
     file = ROOT / "benchmarks" / "results" / "gpu.json"
     newest = json.loads(file.read_text("utf-8")) if file.exists() else {}
     assert page.section(newest) in page.PAGE.read_text("utf-8")
+
+
+def test_a_part_has_the_allocator_that_a_run_on_its_own_would_have(
+    here: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It uses the card before its first run does, which is too late for a run's own choice."""
+    assert runner.ALLOCATOR == device.ALLOCATOR
+    for name in device.ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    assert runner.environment(here)[device.ALLOCATOR[0]] == f"{device.EXPANDABLE}:True"
+    monkeypatch.setenv(device.ALLOCATOR[1], "max_split_size_mb:64")
+    assert device.ALLOCATOR[0] not in runner.environment(here)
 
 
 def test_plans_of_a_gpu_are_held_to_what_its_allocator_reserves() -> None:

@@ -115,6 +115,8 @@ def divide(ranks: Ranks, folder: Path, kind: str, dtype: torch.dtype, saved: Any
         # kernels that torch made for the probe of a mixture are not its weights
         before = own_bytes()
         backbone.divide(ranks, "zero3")
+        # torch's compiler would take the numbers of modules with FSDP2's mark for dynamic ones
+        assert not any(getattr(module, sharding.MANAGED, False) for module in lm.modules())
         torch.distributed.barrier()  # a rank that ends early takes the store of the groups with it
         if saved is not None:
             learner = PolicyLearner(backbone, LearnerSettings(), 100)

@@ -17,11 +17,12 @@ from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.models import head
 from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME
+from postgrad.models.known_shapes import shape_of_model
 from postgrad.models.load import Loading, place
-from postgrad.models.settings import LoraSettings
+from postgrad.models.settings import LoraSettings, ModelSettings
 from postgrad.models.shapes import ModelShape, shape_of
 from postgrad.plan import activations, passes
-from postgrad.plan.activations import Blocks, kept
+from postgrad.plan.activations import Blocks, kept, kept_by_layer
 from postgrad.plan.lengths import RowLengths
 from postgrad.rollout.local import sampler
 
@@ -89,3 +90,18 @@ def test_sizes_that_a_plan_repeats_are_those_of_the_program() -> None:
     assert (head.CHUNK_BYTES, head.CHUNK_ROWS) == (passes.CHUNK_BYTES, passes.CHUNK_ROWS)
     assert blocks.QUERY_RUN == activations.QUERY_RUN
     assert sampler.CHUNK_VALUES == passes.SAMPLED_TOGETHER
+
+
+def test_what_a_compiled_layer_keeps_is_worked_by_hand() -> None:
+    """Of Qwen3-0.6B, in bfloat16: four times 1 024 (the inputs of norms and of q/k/v, gate/up),
+    3 072 three times (gate, up, and down's input), queries and keys of 2 048 and 1 024 before and
+    after their norms, values and attention's result; in float32 two scales of norms, those of 24
+    heads, and 16 log sums. An adapter of rank 64 on all seven reads the same, and keeps its rows.
+    """
+    shape = shape_of_model(ModelSettings(path="Qwen/Qwen3-0.6B"))
+    numbers = 4 * 1024 + 3 * 3072 + 2 * (2048 + 1024) + 1024 + 2048
+    by_hand = 2 * numbers + 4 * (2 + 24 + 16)
+    how: Any = {"cpu": False, "compiled": True}
+    assert kept_by_layer(shape, 2, None, Blocks(), **how) == by_hand == 45_224
+    lora = LoraSettings(rank=64, alpha=64)
+    assert kept_by_layer(shape, 2, lora, Blocks(), **how) == by_hand + 2 * 7 * 64

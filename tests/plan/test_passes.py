@@ -153,3 +153,34 @@ def test_a_gpu_reads_at_least_1024_rows_at_a_time_and_a_chunk_of_512_mib() -> No
     few, many = chunk_rows(32_000, cpu=False), chunk_rows(151_936, cpu=False)
     assert (few, many) == (2**29 // (4 * 32_000), 1024)
     assert chunk_rows(151_936, cpu=True) == 110
+
+
+def test_compiled_layers_keep_less_where_a_run_compiles_them() -> None:
+    def activations(hardware: str, model: dict[str, Any], **more: Any) -> int:
+        chosen = {"init": INIT, "dtype": "bfloat16", **model}
+        memory = planned({"model": chosen, **more}, hardware)
+        return sum(
+            line.bytes["update"] for line in memory.lines
+            if line.role == "policy" and line.purpose == "activations"
+        )  # fmt: skip
+
+    eager = activations("1xH100", {})
+    compiled = activations("1xH100", {"compile": "auto"})
+    assert compiled < 0.8 * eager
+    assert activations("1xH100", {"compile": True}) == compiled
+    assert activations("1xH100", {"compile": "auto", "attention": "sdpa"}) >= eager
+    two = {"learner": {"ranks": 2, "context_parallel": 2}, "cluster": {"type": "ray"}}
+    assert activations("2xH100", {"compile": "auto"}, **two) == activations("2xH100", {}, **two)
+    assert activations("CPU", {"compile": "auto"}) == activations("CPU", {})
+
+
+def test_a_compiled_head_stores_no_float32_logits() -> None:
+    shape = shape_of_model(ModelSettings(path="Qwen/Qwen3-0.6B"))
+    eager, compiled = (
+        Head(shape, 2, 4096, cpu=False, trains=True, compiled=compiled)
+        for compiled in (False, True)
+    )
+    chunk = 1024 * 151_936
+    assert compiled.forward() == 2 * chunk
+    assert eager.forward() == (2 + 2 * 4) * chunk
+    assert sum(compiled.backward()) < sum(eager.backward())

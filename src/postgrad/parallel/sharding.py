@@ -35,6 +35,7 @@ from postgrad.parallel.ranks import Ranks
 
 BY_OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 BY_INPUTS = ("o_proj", "down_proj")
+MANAGED = "_is_fsdp_managed_module"  # by which torch's compiler knows a module of FSDP2
 _MATRIX = re.compile(
     r"(?:^|\.)layers\.\d+\.(?:self_attn|mlp)\.(\w+_proj)\.(?:base_layer\.)?(lora_[AB])?.*(weight|bias)$"
 )
@@ -162,6 +163,11 @@ class Sharding:
         for module in self._modules:
             module.set_gradient_divide_factor(1.0)  # sums, never means
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it adds
+        # In modules with FSDP2's mark torch's compiler takes numbers, as the width of a head, for
+        # such that change from call to call, and flex attention has no kernel for these.
+        for module in root.modules():
+            if hasattr(module, MANAGED):
+                setattr(module, MANAGED, False)
 
     def before_micro_batch(self, last: bool) -> None:
         """To be called before every micro-batch. last: it is the update's last one."""

@@ -54,9 +54,17 @@ def _segment(length: float, before: float) -> tuple[float, float]:
 
 
 def kept_by_layer(
-    shape: ModelShape, width: int, lora: LoraSettings | None, blocks: Blocks, *, cpu: bool
+    shape: ModelShape,
+    width: int,
+    lora: LoraSettings | None,
+    blocks: Blocks,
+    *,
+    cpu: bool,
+    compiled: bool = False,
 ) -> int:
     """Bytes a token that one decoder layer keeps for its backward pass."""
+    if compiled:
+        return _kept_by_compiled(shape, width, lora)
     hidden, inner, queries = shape.hidden_size, shape.intermediate_size, shape.query_size
     linear = 2 * hidden * width  # the inputs of q/k/v and of gate/up
     if cpu:  # and of o: on a GPU these are attention's own numbers, which it keeps
@@ -70,6 +78,22 @@ def kept_by_layer(
     normed = 2 * hidden + (queries + shape.key_size if shape.qk_norm else 0)
     norms = normed * _kept_by_norm(shape, width, lora, cpu=cpu)
     return linear + feedforward + attention + norms + _kept_by_adapter(shape, width, lora, cpu=cpu)
+
+
+def _kept_by_compiled(shape: ModelShape, width: int, lora: LoraSettings | None) -> int:
+    """Those of a compiled layer, of which torch computes again what needs no product: the inputs of
+    norms and of products, gate and up, and of attention q, k, v and out; in float32 its log sums
+    and the scales of norms.
+    """
+    inner, queries, keys = shape.intermediate_size, shape.query_size, shape.key_size
+    read = 2 * shape.hidden_size + inner if lora is None else 0  # o's input is attention's out
+    # Of four norms the third reads a sum that is computed again.
+    normed, scales = (1 + shape.norms // 2) * shape.hidden_size, shape.norms
+    if shape.qk_norm:
+        normed, scales = normed + queries + keys, scales + shape.heads + shape.kv_heads
+    numbers = read + normed + 2 * inner + 2 * queries + 2 * keys
+    kept = numbers * width + (scales + shape.heads) * FLOAT32
+    return kept + _kept_by_adapter(shape, width, lora, cpu=False)
 
 
 def _kept_by_norm(shape: ModelShape, width: int, lora: LoraSettings | None, *, cpu: bool) -> int:
@@ -107,13 +131,14 @@ def kept(
     *,
     checkpointing: bool,
     cpu: bool,
+    compiled: bool = False,
 ) -> int:
     """Bytes a token that a forward pass keeps until its backward pass: all that every layer keeps,
     or with checkpointing only its input; attention's masks, once; the last norm; the head's input.
     """
     layer = shape.hidden_size * width
     if not checkpointing:
-        layer = kept_by_layer(shape, width, lora, blocks, cpu=cpu)
+        layer = kept_by_layer(shape, width, lora, blocks, cpu=cpu, compiled=compiled)
     read = width if lora is None else 0  # by the head, for its gradient
     last = shape.hidden_size * (_kept_by_norm(shape, width, lora, cpu=cpu) + read)
     return shape.layers * layer + _masks(shape, FLOAT32 if cpu else width, blocks) + last
@@ -127,6 +152,7 @@ def backward_of_layer(
     *,
     checkpointing: bool,
     cpu: bool,
+    compiled: bool = False,
 ) -> int:
     """Bytes a token of the backward pass of one layer beside what was kept: gradients, and with
     checkpointing all that the layer computes and keeps anew.
@@ -134,7 +160,7 @@ def backward_of_layer(
     gradients = (2 * shape.intermediate_size + 2 * shape.hidden_size) * width
     if not checkpointing:
         return gradients
-    return gradients + kept_by_layer(shape, width, lora, blocks, cpu=cpu)
+    return gradients + kept_by_layer(shape, width, lora, blocks, cpu=cpu, compiled=compiled)
 
 
 def forward_only(shape: ModelShape, width: int, blocks: Blocks, *, cpu: bool) -> int:

@@ -47,6 +47,7 @@ class Head:
     entropy: bool = False  # the policy's entropy is computed too
     heated: bool = False  # the temperature is not 1
     sharded: bool = False  # FSDP2 takes the matrix's gradient from autograd
+    compiled: bool = False  # logits are float32 within kernels, and nowhere in memory
 
     @property
     def _rows(self) -> int:
@@ -61,8 +62,7 @@ class Head:
 
     def forward(self) -> int:
         """Bytes of a chunk of logits and of what is computed from it, without a gradient."""
-        copies = 1 if self.cpu else 2 + self.entropy + self.heated
-        return self._values * (copies * FLOAT32 + self._narrow)
+        return self._chunk(1 if self.cpu else 2 + self.entropy + self.heated)
 
     def backward(self) -> tuple[int, int]:
         """Bytes of (a chunk's logits or their gradient, gradients of the matrix beside what is
@@ -73,9 +73,8 @@ class Head:
         rounded for autograd.
         """
         several = self.entries > self._rows
-        copies = 4 if self.entropy and not self.cpu else 1
-        logits = self._values * (copies * FLOAT32 + self._narrow)
-        gradient = self._values * (FLOAT32 + self._narrow)
+        logits = self._chunk(4 if self.entropy and not self.cpu else 1)
+        gradient = self._chunk(1)
         if not self.trains:
             return max(logits, self.forward()), 0
         wide = self.shape.embedding_parameters * FLOAT32
@@ -88,6 +87,12 @@ class Head:
         sums = wide if several else 0
         moments = [(self.forward(), 0), (logits, sums), (gradient, added), (0, rounded)]
         return max(moments, key=sum)
+
+    def _chunk(self, copies: int) -> int:
+        """Bytes of a chunk's products with so many float32 copies."""
+        if self.compiled:
+            copies = 0 if self._narrow else 1
+        return self._values * (copies * FLOAT32 + self._narrow)
 
     def compared(self) -> int:
         """Bytes of a chunk of logits beside a teacher's, and of what is computed from both."""
@@ -192,10 +197,23 @@ class Passes:
         """Bytes that all layers keep, and that the backward pass of one layer takes beside them."""
         b, tokens = width(role.model.dtype, cpu=self.cpu), self.sizes.micro_tokens
         model = role.shape, b, role.model.lora, self._blocks(role)
-        checkpointing = role.model.gradient_checkpointing
-        kept = activations.kept(*model, checkpointing=checkpointing, cpu=self.cpu)
-        layer = activations.backward_of_layer(*model, checkpointing=checkpointing, cpu=self.cpu)
+        how = {
+            "checkpointing": role.model.gradient_checkpointing,
+            "cpu": self.cpu,
+            "compiled": self._compiled(role),
+        }
+        kept, layer = activations.kept(*model, **how), activations.backward_of_layer(*model, **how)
         return tokens * kept, tokens * layer
+
+    def _compiled(self, role: PlannedRole) -> bool:
+        """Whether the role's layers run compiled, as fleet.choices decides it."""
+        model, learner = role.model, self.recipe.learner
+        if self.cpu or model.compile != "auto":
+            return not self.cpu and model.compile is True
+        shared = learner.tensor_parallel * learner.context_parallel * learner.expert_parallel > 1
+        tested = role.shape.counted is None and role.shape.tower is None
+        plain = model.quantize == "none" and self.recipe.model.attention != "sdpa"
+        return tested and plain and not shared
 
     def allocated(self, role: PlannedRole) -> int:
         """Bytes that the backward pass of a micro-batch needs of all layers, whether they are there
@@ -306,4 +324,5 @@ class Passes:
             sharded=learner is not None and learner.sharding != "none" and learner.ranks > 1,
             entropy=needs.entropy if trains else needs.old_entropy,
             heated=recipe.logprob_temperature != 1.0,
+            compiled=self._compiled(role),
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 import psutil
+import torch
 from torch.profiler import record_function
 
 from postgrad.checkpoint.store import CheckpointStore
@@ -23,6 +24,7 @@ from postgrad.observe.run_dir import RunDirectory
 from postgrad.observe.sentinels.watch import Sentinels
 from postgrad.observe.sinks import Logs
 from postgrad.observe.watchdog import Watchdog
+from postgrad.parallel.device import give_back
 from postgrad.recipe.recipe import Recipe
 from postgrad.training.foreseen import Foreseen
 from postgrad.training.peaks import Peaks, Resident
@@ -227,7 +229,10 @@ class Run:
     def count_rows(self, rows: int) -> None:
         """Sets the number of training rows, so that epochs can be counted in steps."""
         self.rows, self.geometry = rows, self.recipe.geometry(rows)
-        self.clock.peaks.set_baseline()  # data is read, and no weight is
+        # Data is read, and no weight is. What this process did before on a GPU may have left memory
+        # in torch's cache, which the run is going to use.
+        give_back(torch.device(self.choices.device))
+        self.clock.peaks.set_baseline()
 
     def give_back(self) -> None:
         """Where a phase ends, on GPUs: what the models' devices keep beside them (`Fleet.rest`)."""

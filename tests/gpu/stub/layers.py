@@ -3,6 +3,7 @@
 layers.py types          every tested model type, one forward and backward through compiled layers
 layers.py heads          flex attention alone, for heads of several widths
 layers.py micro-batches  Qwen3-0.6B: launches, waits and copies of micro-batches, graphs of 50
+layers.py kept           bytes a token that a compiled layer keeps, beside the plan's
 layers.py updates        the same of a micro-batch within an update: head, loss, sum of gradients;
                          copies of a fresh adapter
 """
@@ -31,8 +32,10 @@ from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.load import Loading, place
 from postgrad.models.settings import LoraSettings
+from postgrad.models.shapes import shape_of
 from postgrad.models.tree import FlexAttention
 from postgrad.parallel.device import Placement, apply
+from postgrad.plan.activations import Blocks, kept_by_layer
 
 CUDA = torch.device("cuda")
 WINDOW = {"sliding_window": 200}
@@ -184,7 +187,49 @@ def updates() -> dict[str, dict[str, int]]:
     return told
 
 
+def kept_bytes(name: str, layers: int, *, lora: bool) -> tuple[float, int]:
+    """Bytes a token that compiled layers keep for a backward pass, and those of one as planned."""
+    sizes: dict[str, Any] = {**QWEN3, "vocab_size": 512, "num_hidden_layers": layers, **TYPES[name]}
+    if "layer_types" in sizes:
+        sizes["layer_types"] = sizes["layer_types"] * (layers // 2)
+    lm = model_of(name, **sizes)
+    adapter, settings = None, LoraSettings() if lora else None
+    if settings is not None:
+        place(lm, "a model", Loading(torch.bfloat16, CUDA), gradient_checkpointing=False)
+        adapter = add_adapter(lm, settings, seed=0)
+    backbone = Backbone(lm, CUDA, MicroBatch(4 * LENGTH), adapter=adapter, compiler="inductor")
+    layout = layout_of(backbone, 3)
+    for _ in range(2):  # the second time nothing is compiled any more
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            if tensor.is_cuda and layout.n_tokens in tensor.shape:
+                storage = tensor.untyped_storage()
+                kept[storage.data_ptr()] = storage.nbytes()  # noqa: B023
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            hidden = backbone._run(layout, None, lambda _, states: states)
+        hidden.sum().backward()
+    shape = shape_of(lm.config.to_dict(), name)
+    planned = kept_by_layer(shape, 2, settings, Blocks(), cpu=False, compiled=True)
+    return sum(kept.values()) / layout.n_tokens, planned
+
+
+def kept() -> dict[str, dict[str, float]]:
+    """Of one layer: four of them keep that much more than two."""
+    told: dict[str, dict[str, float]] = {}
+    for name in TYPES:
+        for lora in (False, True):
+            torch._dynamo.reset()
+            (two, planned), (four, _) = (kept_bytes(name, count, lora=lora) for count in (2, 4))
+            told[f"{name}{', LoRA' * lora}"] = {"kept": (four - two) / 2, "planned": planned}
+    return told
+
+
 def told_of(kind: str) -> dict[str, Any]:
+    if kind == "kept":
+        return kept()
     if kind == "types":
         return {name: graphs_of(lambda name=name: compiled_type(name)) for name in TYPES}
     if kind == "heads":

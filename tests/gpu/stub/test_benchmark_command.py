@@ -70,6 +70,6 @@ def test_plans_know_the_card_and_are_held_to_the_runs(told: dict[str, Any]) -> N
     cases = cases_of(told)
     assert cases["row for the catalogue"]["file"] == "hardware.toml"
     runs = {row["run"] for row in cases["memory"]["rows"]}
-    assert {"sft-1.5B-4k", "sft-8B-4k-LoRA-checkpointing", "grpo-2x4"} <= runs
+    assert {"sft-1.5B-4k", "sft-1.5B-4k-eager", "sft-8B-4k-LoRA-checkpointing", "grpo-2x4"} <= runs
     assert all(row["measured"] > 0 for row in cases["memory"]["rows"])
     assert {one["device"] for one in cases["calibrate"]["measured"]} == {"H100"}

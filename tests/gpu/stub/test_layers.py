@@ -36,6 +36,13 @@ def test_a_micro_batch_of_compiled_layers_takes_few_launches(stub: Stub, results
     assert masks["launches"] + masks["to_device"] + masks["on_device"] <= 12
 
 
+def test_a_compiled_layer_keeps_what_a_plan_counts(stub: Stub, results: Results) -> None:
+    told = stub.ask(SCRIPT, "kept")
+    results.keep("kept by a compiled layer", told)
+    for case, bytes_of in told.items():
+        assert bytes_of["kept"] == pytest.approx(bytes_of["planned"], rel=1e-6), case
+
+
 @pytest.fixture(scope="module")
 def updates(stub: Stub) -> dict[str, Any]:
     return stub.ask(SCRIPT, "updates")
