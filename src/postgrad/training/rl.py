@@ -122,6 +122,7 @@ class RLJob:
                 cut = self._cut(credit.experience, state.step)
                 results = self._update(cut, state)
             trim_heap()  # what the update took, before the engine takes its own
+            run.give_back()  # else it is measured as what the phases after it take
         number = state.step + 1
         learned = learner_logprobs(credit, columns["old"], results["policy"])
         compared = compared_logprobs(
