@@ -14,7 +14,7 @@ from postgrad.algorithms.base import RolloutAlgorithm
 from postgrad.algorithms.critic import Critic
 from postgrad.checkpoint.state import RunState
 from postgrad.checkpoint.store import Checkpoint
-from postgrad.core.process import Handle, trim_heap
+from postgrad.core.process import Handle
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Prompt, RolloutBatch
 from postgrad.data.draws import Draws
@@ -121,8 +121,7 @@ class RLJob:
             with run.clock.timed("train/update"):
                 cut = self._cut(credit.experience, state.step)
                 results = self._update(cut, state)
-            trim_heap()  # what the update took, before the engine takes its own
-            run.give_back()  # else it is measured as what the phases after it take
+            run.trim()  # what the update took, before the engine takes its own
         number = state.step + 1
         learned = learner_logprobs(credit, columns["old"], results["policy"])
         compared = compared_logprobs(

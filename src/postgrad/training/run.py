@@ -16,6 +16,7 @@ from torch.profiler import record_function
 from postgrad.checkpoint.store import CheckpointStore
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.errors import RunError
+from postgrad.core.process import trim_heap
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.fleet import Fleet
 from postgrad.observe.console import Console, Phase
@@ -238,6 +239,11 @@ class Run:
         """Where a phase ends, on GPUs: what the models' devices keep beside them (`Fleet.rest`)."""
         if self.choices.device == "cuda":
             self.fleet.rest()
+
+    def trim(self) -> None:
+        """Gives back what an update took: else it is measured as what the phases after it take."""
+        trim_heap()
+        self.give_back()
 
     @contextmanager
     def phase(
