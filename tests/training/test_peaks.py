@@ -1,13 +1,15 @@
 """The most memory of a phase, and nothing where that cannot be known."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.training import peaks
+from postgrad.training import peaks, run
 from postgrad.training.peaks import Peaks, Resident, gauges_for
 
 
@@ -161,3 +163,19 @@ def test_where_the_system_does_not_tell_nothing_is_said(
     with silent.within("load"):
         pass
     assert silent.take_step() == silent.total == {}
+
+
+def test_a_run_counts_from_what_a_gpu_holds_without_torchs_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the process did before may have left memory there, which the run is going to use."""
+    order: list[str] = []
+    monkeypatch.setattr(run, "give_back", lambda device: order.append(f"gives back on {device}"))
+    counted = SimpleNamespace(set_baseline=lambda: order.append("counts from here"))
+    fake: Any = SimpleNamespace(
+        choices=SimpleNamespace(device="cuda"),
+        clock=SimpleNamespace(peaks=counted),
+        recipe=SimpleNamespace(geometry=lambda rows: rows),
+    )
+    run.Run.count_rows(fake, 9)
+    assert order == ["gives back on cuda", "counts from here"]
