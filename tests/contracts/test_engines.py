@@ -310,6 +310,10 @@ def cut_after(engine, asked, completions):
 def test_a_cut_stops_all_samples_and_returns_requests_that_continue_them(make_engine):
     engine = make_engine(5, 5 * 32)
     done, left = cut_after(engine, requests(), 3)
+    # vLLM is another process: at that moment all that it had begun may have been without a token
+    while left and all(r.written is None for r in left):
+        more, left = cut_after(engine, left, 1)
+        done += more
     assert engine.completed() == []
     names = [(r.ticket, s) for r in left for s in r.sample_ids]
     assert sorted(names + [(c.ticket, c.sample) for c in done]) == [
