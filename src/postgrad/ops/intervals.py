@@ -33,6 +33,14 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def overlaps(self, other: "Interval") -> bool:
+        """Whether they have a number in common."""
+        return other.low <= self.high and self.low <= other.high
+
+    def text(self) -> str:
+        """For people: "0.4811 to 0.5432"."""
+        return f"{self.low:.4g} to {self.high:.4g}"
+
 
 NOTHING = Interval(math.nan, math.nan)
 

@@ -202,7 +202,7 @@ def sweep_of(source: Path | Recipe, overrides: Sequence[str], swept: Sequence[Sw
         dict(zip((key.key for key in swept), values, strict=True))
         for values in itertools.product(*(key.values for key in swept))
     ]
-    short = _short_names([key.key for key in swept])
+    short = short_names([key.key for key in swept])
     problems: dict[str, None] = {}
     trials: list[SweptRun] = []
     names: list[str] = []
@@ -299,7 +299,7 @@ def _require_keys(swept: Sequence[SweptKey], overrides: Sequence[str]) -> None:
             raise UsageError(f"--sweep {' and '.join(both)} state one quantity: sweep one of them")
 
 
-def _short_names(keys: Sequence[str]) -> dict[str, str]:
+def short_names(keys: Sequence[str]) -> dict[str, str]:
     """By key its last part, where no other swept key ends so; else the whole key."""
     last = [key.rpartition(".")[2] for key in keys]
     return {

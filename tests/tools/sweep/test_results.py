@@ -9,6 +9,7 @@ import pytest
 from postgrad.recipe.sweep import Sweep, parse_swept, sweep_of
 from postgrad.tools.sweep.page import PAGE, write_page
 from postgrad.tools.sweep.results import Standing, standing
+from postgrad.tools.sweep.seeds import settings_of
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "7b" / "grpo.toml"  # it names no best_metric
 Run = dict[str, Any]
@@ -167,6 +168,13 @@ def test_a_sweep_over_seeds_alone_has_one_mean(tmp_path: Path) -> None:
     assert result.verdict() == (
         "The mean eval/accuracy is 0.45 over 2 seeds (95% interval -0.1853 to 1.085)."
     )
+
+
+def test_settings_of_keys_that_end_alike_have_their_whole_keys_in_their_names() -> None:
+    keys = ["sft.learner.lr", "rl.learner.lr", "rl.seed"]
+    values = dict(zip(keys, ("1e-3", "1e-4", "0"), strict=True))
+    (setting,) = settings_of(keys, [(values, 0.5)], highest=True)
+    assert setting.name == "sft.learner.lr=1e-3,rl.learner.lr=1e-4"
 
 
 def test_without_swept_seeds_there_are_no_settings(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from postgrad.core.files import whole_file
 from postgrad.tools.pages import REPORT
 from postgrad.tools.sweep import seeds
-from postgrad.tools.sweep.results import Standing, TrialResult, ends
+from postgrad.tools.sweep.results import Standing, TrialResult
 
 PAGE = "sweep.html"
 WIDTH, HEIGHT, LEFT, BOTTOM = 720, 260, 76, 28  # of the picture of curves
@@ -175,7 +175,7 @@ def _bar(run: TrialResult, best: TrialResult | None, scale: _Scale) -> str:
     if run.value is None:
         return ""
     parts = [f'<svg width="{BAR}" height="18" viewBox="0 0 {BAR} 18" role="img">']
-    text = "no interval" if run.interval is None else ends(run.interval)
+    text = "no interval" if run.interval is None else run.interval.text()
     parts.append(f"<title>{text}</title>")
     if best is not None and best.interval is not None:
         low, high = map(scale, best.interval)

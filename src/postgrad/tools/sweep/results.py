@@ -144,7 +144,7 @@ class Standing:
                 f"{text}. This metric has no interval, so it is not known whether this run is the "
                 "best."
             )
-        text += f" (95% interval {ends(best.interval)})."
+        text += f" (95% interval {best.interval.text()})."
         if not self.tied:
             return f"{text} It is the best: no other interval overlaps with its own."
         names = ", ".join(result.trial.name for result in self.tied)
@@ -162,7 +162,7 @@ class Standing:
             [
                 result.trial.name,
                 "" if result.value is None else f"{result.value:.4g}",
-                "" if result.interval is None else ends(result.interval),
+                "" if result.interval is None else result.interval.text(),
                 str(result.steps),
                 "" if result.seconds is None else f"{result.seconds:.0f} s",
                 self.remark(result),
@@ -199,15 +199,10 @@ class Standing:
         }
 
 
-def ends(interval: Interval) -> str:
-    """The ends of an interval as text: "0.4811 to 0.5432"."""
-    return f"{interval.low:.4g} to {interval.high:.4g}"
-
-
 def _overlap(best: TrialResult, other: TrialResult) -> bool:
     if best.interval is None or other.interval is None:
         return True
-    return other.interval.low <= best.interval.high and best.interval.low <= other.interval.high
+    return best.interval.overlaps(other.interval)
 
 
 def standing(

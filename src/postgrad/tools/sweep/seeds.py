@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from postgrad.ops.intervals import Interval, student
+from postgrad.recipe.sweep import short_names
 
 
 def is_seed(key: str) -> bool:
@@ -20,14 +21,9 @@ def is_seed(key: str) -> bool:
 class Setting:
     """The finished runs of one setting."""
 
+    name: str  # "lr=1e-4,kl_coef=0.01"; of a sweep over seeds alone "all seeds"
     values: Mapping[str, str]  # by swept key, without the seeds
     numbers: Sequence[float]  # the metric of each run
-
-    @property
-    def name(self) -> str:
-        """Such as lr=1e-4,kl_coef=0.01; of a sweep over seeds alone "all seeds"."""
-        parts = [f"{key.rpartition('.')[2]}={value}" for key, value in self.values.items()]
-        return ",".join(parts) or "all seeds"
 
     @property
     def mean(self) -> float:
@@ -78,10 +74,12 @@ def settings_of(
     numbers: dict[tuple[str, ...], list[float]] = {}
     for values, number in runs:
         numbers.setdefault(tuple(values[key] for key in apart), []).append(number)
-    settings = [
-        Setting(dict(zip(apart, values, strict=True)), of_setting)
-        for values, of_setting in numbers.items()
-    ]
+    short = short_names(apart)
+    settings: list[Setting] = []
+    for texts, of_setting in numbers.items():
+        values = dict(zip(apart, texts, strict=True))
+        name = ",".join(f"{short[key]}={text}" for key, text in values.items())
+        settings.append(Setting(name or "all seeds", values, of_setting))
     return sorted(settings, key=lambda setting: setting.mean, reverse=highest)
 
 
@@ -95,13 +93,13 @@ def verdict(settings: Sequence[Setting], metric: str, adjective: str) -> str:
     of_seeds = f"{count} seed{'s' if count > 1 else ''}"
     mean = f"{best.mean:.4g} over {of_seeds}"
     if best.interval is not None:
-        mean += f" (95% interval {best.interval.low:.4g} to {best.interval.high:.4g})"
+        mean += f" (95% interval {best.interval.text()})"
     if not best.values:
         return f"The mean {metric} is {mean}."
     text = f"{best.name} has the {adjective} mean {metric}: {mean}."
     if not others:
         return f"{text} No run of another setting has finished."
-    unclear = [setting for setting in others if not _apart(best, setting)]
+    unclear = [setting for setting in others if not _known_apart(best, setting)]
     if not unclear:
         return f"{text} It is the best: no other setting's interval overlaps with its own."
     names = ", ".join(setting.name for setting in unclear)
@@ -111,10 +109,10 @@ def verdict(settings: Sequence[Setting], metric: str, adjective: str) -> str:
     )
 
 
-def _apart(best: Setting, other: Setting) -> bool:
+def _known_apart(best: Setting, other: Setting) -> bool:
     if best.interval is None or other.interval is None:
         return False
-    return other.interval.low > best.interval.high or best.interval.low > other.interval.high
+    return not best.interval.overlaps(other.interval)
 
 
 def table(settings: Sequence[Setting], metric: str) -> tuple[list[str], list[list[str]]]:
@@ -124,7 +122,7 @@ def table(settings: Sequence[Setting], metric: str) -> tuple[list[str], list[lis
         [
             setting.name,
             f"{setting.mean:.4g}",
-            "" if setting.interval is None else "{:.4g} to {:.4g}".format(*setting.interval),
+            "" if setting.interval is None else setting.interval.text(),
             "" if setting.deviation is None else f"{setting.deviation:.2g}",
             f"{min(setting.numbers):.4g} to {max(setting.numbers):.4g}",
             str(len(setting.numbers)),
