@@ -29,9 +29,9 @@ def test_both_survive_and_give_back_what_they_do_not_hold(
     assert found["error"] is None
     turns = found["turns"]
     owners = [owner for owner, *_ in turns]
-    # loading the roles, then the job; then at the start and in each step before, within and after a
-    # publish
-    assert owners.count("learner") == 2 + 3 * (1 + STEPS[size])
+    # loading the roles, then the job; before, within and after the publish of the start and of each
+    # step; after each step's updates, and before the save
+    assert owners.count("learner") == 2 + 3 * (1 + STEPS[size]) + STEPS[size] + 1
     assert owners.count("engine") == 1 + STEPS[size]
     for owner, allocated, reserved in turns:
         assert reserved <= 1.05 * allocated + PAGES[size], (owner, allocated, reserved)
