@@ -59,6 +59,8 @@ def test_the_ranks_that_gather_one_weight_are_of_one_node(monkeypatch: pytest.Mo
     meshes: list[Any] = []
 
     class Mesh:
+        ndim = 0  # no groups, whose limits would be set
+
         def __init__(self, device: str, places: Any, **names: Any) -> None:
             meshes.append(places)
 
@@ -66,7 +68,7 @@ def test_the_ranks_that_gather_one_weight_are_of_one_node(monkeypatch: pytest.Mo
             return self
 
     monkeypatch.setattr(ranks, "DeviceMesh", Mesh)
-    monkeypatch.setattr(ranks.dist, "new_group", lambda members: members)
+    monkeypatch.setattr(ranks.dist, "new_group", lambda members, timeout: members)
     shown = PLACED[-1]["learner"]
     grid = Grid(tensor=shown["tensor_parallel"], groups=shown["shard_groups"])
     ranks.Groups(0, shown["ranks"], grid, "cuda").mesh  # noqa: B018  # it is made at the first call

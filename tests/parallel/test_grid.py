@@ -39,7 +39,7 @@ def test_every_group_of_a_rank_has_the_ranks_that_docs_gpus_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Eight ranks, of which two share matrices and two share rows."""
-    monkeypatch.setattr(ranks.dist, "new_group", lambda members: members)
+    monkeypatch.setattr(ranks.dist, "new_group", lambda members, timeout: members)
     page = Path(__file__).parent.parent.parent / "docs" / "gpus.md"
     rows = re.findall(r"^\| (\w+) \| ([0-7, ]+) \|", page.read_text("utf-8"), re.M)
     said = {name: [int(rank) for rank in members.split(", ")] for name, members in rows}

@@ -5,6 +5,7 @@ import math
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from helpers.ranks import free_address, run_ranks
 from postgrad.core.errors import RunError
 from postgrad.parallel import ranks
-from postgrad.parallel.ranks import Ranks
+from postgrad.parallel.ranks import Grid, Ranks
 
 several = [pytest.mark.ranks, pytest.mark.slow]
 
@@ -48,6 +49,15 @@ def test_tensors_on_cards_go_through_nccl_and_those_on_the_host_through_gloo(
     )
     Ranks.join(0, 1, free_address(), device=device)
     assert backends == [asked]
+
+
+def test_ranks_wait_as_long_for_the_first_collective_of_a_group_as_for_others() -> None:
+    """NCCL connects a group then: ranks wait in the store for what the group's first one writes."""
+    ranks = Ranks.join(0, 1, free_address(), limit_seconds=77.0, start_seconds=5.0)
+    try:
+        assert ranks._store.timeout.total_seconds() == 77.0
+    finally:
+        ranks.leave()
 
 
 @pytest.mark.slow
@@ -88,6 +98,41 @@ def wait(ranks: Ranks, folder: Path) -> None:
     with pytest.raises(RunError) as caught, ranks.doing("working"):
         ranks.sum(1.0)
     (folder / "told").write_text(str(caught.value))
+
+
+def limits(ranks: Ranks, folder: Path) -> None:
+    arranged = [ranks.groups, ranks.arranged(Grid(groups=2)).groups]
+    arranged.append(ranks.arranged(Grid(expert=2)).groups)
+    found = {
+        f"{name} {number}": float(seconds_of(group))
+        for number, groups in enumerate(arranged)
+        for name, group in [
+            *((name, getattr(groups, name)) for name in NAMES),
+            *((name, getattr(groups, name).get_group("shard")) for name in MESHES),
+        ]
+        if group is not None
+    }
+    found["between groups"] = float(seconds_of(arranged[1].mesh.get_group("group")))
+    (folder / f"{ranks.rank}.json").write_text(json.dumps(found))
+
+
+NAMES = ("context", "tensor", "replica", "data", "expert", "expert_data")
+MESHES = ("mesh", "data_mesh", "expert_mesh")
+
+
+def seconds_of(group: Any) -> float:
+    """The limit of a collective in a group."""
+    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_the_limit_of_a_collective_holds_in_every_group(tmp_path: Path) -> None:
+    run_ranks(4, limits, tmp_path, limit_seconds=77.0, grid=Grid(context=2, tensor=2))
+    for rank in range(4):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert {name.split()[0] for name in found} == {*NAMES, *MESHES, "between"}
+        assert set(found.values()) == {77.0}, found
 
 
 class TestTwoRanks:

@@ -29,8 +29,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import _set_pg_timeout  # pyright: ignore[reportPrivateUsage]
 
 from postgrad.core.errors import RunError, UsageError
+
+LIMIT_SECONDS = 600.0  # of one collective
+LIMIT = timedelta(seconds=LIMIT_SECONDS)
+START_SECONDS = 60.0  # until all processes are there
+STORE_SECONDS = 5.0  # for reading from the store which ranks are late
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +86,26 @@ class Groups:
     of the model. expert_data: all ranks with the same experts.
     """
 
-    def __init__(self, rank: int, size: int, grid: Grid, device: str) -> None:
+    def __init__(
+        self, rank: int, size: int, grid: Grid, device: str, limit: timedelta = LIMIT
+    ) -> None:
+        """limit: of a collective in any of them. torch gives a group that is made later its own
+        default, 30 minutes, whatever the first group was given.
+        """
         grid.require_ranks(size)
+        self._limit = limit
         self._device = device
         self._grid = grid
         self._size = size
         self._meshes: tuple[DeviceMesh, DeviceMesh, DeviceMesh] | None = None
         places = np.arange(size).reshape(-1, grid.context, grid.tensor)
-        self.context = _group(rank, places.transpose(0, 2, 1).reshape(-1, grid.context))
-        self.tensor = _group(rank, places.reshape(-1, grid.tensor))
-        self.replica = _group(rank, places.reshape(-1, grid.sharers))
-        self.data = _group(rank, places.reshape(-1, grid.tensor).T)
-        self.expert = _group(rank, places.reshape(-1, grid.expert))
-        self.expert_data = _group(rank, places.reshape(-1, grid.expert).T)
+        by_context = places.transpose(0, 2, 1).reshape(-1, grid.context)
+        self.context = _group(rank, by_context, limit)
+        self.tensor = _group(rank, places.reshape(-1, grid.tensor), limit)
+        self.replica = _group(rank, places.reshape(-1, grid.sharers), limit)
+        self.data = _group(rank, places.reshape(-1, grid.tensor).T, limit)
+        self.expert = _group(rank, places.reshape(-1, grid.expert), limit)
+        self.expert_data = _group(rank, places.reshape(-1, grid.expert).T, limit)
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -126,10 +139,13 @@ class Groups:
     def _mesh_of(self, parts: int) -> DeviceMesh:
         """All ranks, of which `parts` neighbours have different parts of what is divided."""
         places = torch.arange(self._size).view(self._grid.groups, -1, parts)
-        return DeviceMesh(self._device, places, mesh_dim_names=("group", "shard", "part"))
+        mesh = DeviceMesh(self._device, places, mesh_dim_names=("group", "shard", "part"))
+        for dim in range(mesh.ndim):
+            _set_pg_timeout(self._limit, mesh.get_group(dim))
+        return mesh
 
 
-def _group(rank: int, rows: NDArray[np.int64]) -> Any:
+def _group(rank: int, rows: NDArray[np.int64], limit: timedelta) -> Any:
     """The process group of the row of `rows` [groups, ranks] that has this rank. All ranks have to
     call, since every rank takes part in creating every group.
     """
@@ -137,13 +153,8 @@ def _group(rank: int, rows: NDArray[np.int64]) -> Any:
         return None
     if len(rows) == 1:
         return dist.group.WORLD
-    groups = [dist.new_group(row.tolist()) for row in rows]
+    groups = [dist.new_group(row.tolist(), timeout=limit) for row in rows]
     return groups[int(np.flatnonzero((rows == rank).any(1))[0])]
-
-
-LIMIT_SECONDS = 600.0  # of one collective
-START_SECONDS = 60.0  # until all processes are there
-STORE_SECONDS = 5.0  # for reading from the store which ranks are late
 
 
 class Ranks:
@@ -159,6 +170,7 @@ class Ranks:
         device: str = "cpu",
         store: Any = None,
         grid: Grid = UNDIVIDED,
+        limit: timedelta = LIMIT,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -168,7 +180,8 @@ class Ranks:
         self.context_rank, self.tensor_rank = divmod(self.sharer, grid.tensor)
         self.shard_group = rank // (size // grid.groups)
         self.expert_rank = rank % grid.expert
-        self.groups = Groups(rank, size, grid, device)
+        self.groups = Groups(rank, size, grid, device, limit)
+        self._limit = limit
         self._store = store
         self._count = 0
         self._device = device
@@ -194,6 +207,7 @@ class Ranks:
         grid.require_ranks(size)
         host, _, port = address.rpartition(":")
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+        limit = timedelta(seconds=limit_seconds)
         try:
             store = TCPStore(host, int(port), size, rank == 0, timedelta(seconds=start_seconds))
             dist.init_process_group(
@@ -201,7 +215,7 @@ class Ranks:
                 store=store,
                 rank=rank,
                 world_size=size,
-                timeout=timedelta(seconds=limit_seconds),
+                timeout=limit,
             )
         except (RuntimeError, ValueError) as error:
             raise RunError(
@@ -209,12 +223,14 @@ class Ranks:
                 f"{start_seconds:g} seconds: {_first_line(error)}; is the port free, do all ranks "
                 "run, and can they reach that address?"
             ) from error
-        return cls(rank, size, device, store, grid)
+        # NCCL connects a group at its first collective, for which ranks wait in the store.
+        store.set_timeout(limit)
+        return cls(rank, size, device, store, grid, limit)
 
     def arranged(self, grid: Grid) -> "Ranks":
         """The same processes in another grid. All ranks have to call it."""
         grid.require_ranks(self.size)
-        return Ranks(self.rank, self.size, self._device, self._store, grid)
+        return Ranks(self.rank, self.size, self._device, self._store, grid, self._limit)
 
     def leave(self) -> None:
         """Ends the group, if there is one."""
