@@ -3,7 +3,8 @@
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from datetime import timedelta
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ import torch
 from helpers.weights import take_over
 from postgrad.core.errors import RunError
 from postgrad.core.process import done
+from postgrad.rollout.transport import broadcast
 from postgrad.rollout.transport.broadcast import (
+    BLOCKING,
     LOOPBACK,
     BroadcastCarrier,
     BroadcastGroup,
@@ -104,6 +107,35 @@ def test_a_sender_that_is_killed_within_a_publish_is_noticed_and_nothing_is_comm
         take_over(lm, inlet.receiver.take(parcel))
     with pytest.raises(RunError, match="0 parcels with 0 tensors and 0 bytes arrived, 1 with 1"):
         inlet.receiver.require_complete({"parcels": 1, "tensors": 1, "size": 64, "digest": "0"})
+
+
+class GroupOfNCCL:
+    """What is asked of torch's group over NCCL; made: whether each waits by itself."""
+
+    made: ClassVar[list[str | None]] = []
+
+    def __init__(self, store: Any, rank: int, size: int, limit: timedelta) -> None:
+        self.made.append(os.environ.get(BLOCKING))
+
+    def broadcast(self, payload: torch.Tensor, root: int) -> "GroupOfNCCL":
+        return self
+
+    def wait(self) -> None: ...
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_an_engine_that_is_lost_does_not_end_the_rank_by_the_watchdog_of_nccl(
+    before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", GroupOfNCCL, raising=False)
+    monkeypatch.setattr(broadcast, "make_current", lambda device: None)
+    monkeypatch.setattr(GroupOfNCCL, "made", [])
+    if before is not None:
+        monkeypatch.setenv(BLOCKING, before)
+    listener, address = listening(LOOPBACK)
+    BroadcastGroup(Meeting(address, 1, "nccl"), 0, CPU, listener)
+    assert GroupOfNCCL.made == ["1"]
+    assert os.environ.get(BLOCKING) == before  # groups of ranks have their watchdog
 
 
 def test_a_group_to_which_not_all_come_is_an_error() -> None:

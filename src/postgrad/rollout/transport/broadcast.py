@@ -6,9 +6,12 @@ that an engine that dies breaks no other one's. It is made through a plain TCPSt
 its own, so that both sides need no more than torch; route.py says who may be in one group.
 """
 
+import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -26,6 +29,9 @@ START_SECONDS = 60.0  # until all members are there
 LIMIT_SECONDS = 600.0  # of one broadcast
 POLL_SECONDS = 0.001  # between two looks at a broadcast of NCCL
 LOOPBACK = "127.0.0.1"  # where members of one machine meet
+# torch's variable, read where a group is made. With it the group has no watchdog, which ends the
+# whole process where a member of the group is lost or late: whoever waits gets an error.
+BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +92,8 @@ class BroadcastGroup:
         if meeting.backend == "nccl":
             make_current(self.device)
             kind: Any = dist.ProcessGroupNCCL  # pyright: ignore[reportAttributeAccessIssue]
-            return kind(self._store, rank, meeting.size, limit)
+            with _without_watchdog():
+                return kind(self._store, rank, meeting.size, limit)
         kind = dist.ProcessGroupGloo  # pyright: ignore[reportAttributeAccessIssue]
         if not meeting.address.startswith(LOOPBACK):
             return kind(self._store, rank, meeting.size, limit)  # GLOO_SOCKET_IFNAME says where
@@ -132,6 +139,19 @@ class BroadcastGroup:
         if self.meeting.backend == "nccl" and abort is not None:
             abort()
         del self._group
+
+
+@contextmanager
+def _without_watchdog() -> Iterator[None]:
+    """A group of NCCL that is made inside has no watchdog."""
+    before = os.environ.get(BLOCKING)
+    os.environ[BLOCKING] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[BLOCKING]
+        if before is not None:
+            os.environ[BLOCKING] = before
 
 
 class BroadcastCarrier:
