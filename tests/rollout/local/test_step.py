@@ -139,6 +139,27 @@ def test_weights_that_come_between_steps_find_every_token_read(model, prompt, to
     assert all(completion.versions[1][0] == 1 for completion in done)
 
 
+@pytest.mark.parametrize("publish", [False, True])
+def test_a_row_that_ends_before_a_cut_or_a_publish_makes_room_for_another(
+    publish, model, prompt, tokenizer
+):
+    """Its last token is read then, outside of a step, and what the other row keeps is moved."""
+    engine = LocalEngine(model("qwen3"), tokenizer, slots=3, cache_tokens=3 * 64)
+    engine._ahead = 1
+    engine._stopper._eos = np.array([-1])
+    for ticket, limit in enumerate((3, 9, 9)):
+        sampling = SamplingSettings(max_new_tokens=limit)
+        engine.submit(Request(ticket, (0,), prompt(ticket, 5), sampling))
+    for _ in range(3):
+        assert engine.advance() == []
+    if publish:
+        engine.load_weights(model("qwen3", seed=1).named_parameters(), 1)
+        assert engine._rows.ticket[:2].tolist() == [2, 1]
+    written = {request.ticket: request.position for request in engine.cut()}
+    assert written == {1: 3, 2: 3}
+    assert [completion.ticket for completion in engine.completed()] == [0]
+
+
 class Graph:
     """In place of a CUDA graph: runs the step that it stands for."""
 

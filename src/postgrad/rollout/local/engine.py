@@ -342,6 +342,7 @@ class LocalEngine:
         self.stats.decode_steps += 1
         self.stats.decode_slots += self._rows.capacity
 
+    @torch.inference_mode()  # states of rows, which may move, were made in it
     def _read(self) -> None:
         """Add the tokens of the oldest step that is not read yet, and free the rows that end."""
         rows = self._rows
