@@ -1,5 +1,8 @@
 """A decode step as a function of buffers, and steps whose tokens are read late."""
 
+from contextlib import contextmanager
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -224,6 +227,36 @@ def test_graphs_of_weights_that_are_elsewhere_now_are_dropped(captured, model, p
     for _ in range(2):
         generate(engine, asked)
     assert set(captured) == before
+
+
+def test_graphs_that_follow_dropped_ones_have_a_pool_of_their_own(
+    model, prompt, tokenizer, monkeypatch
+):
+    """torch refuses to capture into a pool all of whose graphs are gone."""
+    pools = []
+
+    @contextmanager
+    def captures(graph, *, pool, capture_error_mode):
+        pools.append(pool)
+        yield
+
+    class CapturingStepper(Stepper):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self._captures = True
+
+    monkeypatch.setattr(engine_module, "Stepper", CapturingStepper)
+    monkeypatch.setattr(torch.cuda, "graph", captures)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    asked = [Request(0, (0,), prompt(0, 5), SamplingSettings(max_new_tokens=6))]
+    engine = with_graphs(model, tokenizer, asked, borrows=True)
+    first = set(pools)
+    pools.clear()
+    engine.load_weights(model("qwen3", seed=1).named_parameters(), 1)  # norms are borrowed
+    generate(engine, asked)
+    assert len(first) == len(set(pools)) == 1
+    assert first.isdisjoint(pools)
 
 
 @pytest.mark.slow
