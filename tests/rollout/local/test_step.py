@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from postgrad.core.errors import RunError
 from postgrad.models.decoder import LayeredDecoder
 from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.local import engine as engine_module
@@ -161,6 +162,30 @@ def test_a_row_that_ends_before_a_cut_or_a_publish_makes_room_for_another(
     written = {request.ticket: request.position for request in engine.cut()}
     assert written == {1: 3, 2: 3}
     assert [completion.ticket for completion in engine.completed()] == [0]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_what_diverged_weights_left_is_in_no_later_sample(ahead, model, prompt, tokenizer):
+    """Neither in a step that is not read yet, nor in the cache behind a shorter prompt."""
+
+    def asked(*lengths):
+        sampling = SamplingSettings(max_new_tokens=6)
+        return [Request(t, (0,), prompt(t, length), sampling) for t, length in enumerate(lengths)]
+
+    engine = LocalEngine(model("qwen3"), tokenizer, slots=2, cache_tokens=2 * 640)
+    engine._ahead = ahead
+    expected = generate(engine, asked(510, 5))  # computed one after the other
+    broken = model("qwen3", seed=1)
+    for parameter in broken.parameters():
+        parameter.data.fill_(torch.nan)
+    engine.load_weights(broken.named_parameters(), 1)
+    with pytest.raises(RunError, match="not finite"):
+        generate(engine, asked(510, 510))
+    assert len(engine.cut()) == 2
+    engine.load_weights(model("qwen3").named_parameters(), 2)
+    for completion, before in zip(generate(engine, asked(510, 5)), expected, strict=True):
+        assert completion.token_ids.tolist() == before.token_ids.tolist()
+        assert completion.logprobs.tobytes() == before.logprobs.tobytes()
 
 
 class Graph:

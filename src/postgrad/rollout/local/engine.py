@@ -347,6 +347,8 @@ class LocalEngine:
         """Add the tokens of the oldest step that is not read yet, and free the rows that end."""
         rows = self._rows
         here, tokens, logprobs, experts = self._flights.pop(0).read()
+        if not np.isfinite(logprobs).all():  # `cut` has nothing to read after the error
+            self._flights, self._cache.diverged = [], True
         require_finite(rows, here, logprobs, self._version)
         rows.append(here, tokens, logprobs, experts)
         self.stats.response_tokens += len(here)
