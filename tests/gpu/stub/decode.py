@@ -3,7 +3,8 @@
 
     decode.py steps       counts of each step, and the samples that ended in it; nothing is computed
                           on the stub, so every token is token 0
-    decode.py publishes   graphs captured in a batch at first, again, after a publish, after a rest
+    decode.py publishes   graphs captured in a batch at first, again, after a publish, after a rest,
+                          and of weights that lie elsewhere since another publish
     decode.py kernels     how the kernels of attention compile, by size of head and dtype
 """
 
@@ -88,6 +89,9 @@ def publishes() -> dict[str, int]:
     captured["after a publish"] = captures()
     model.rest()
     captured["after a rest"] = captures()
+    model._borrows = True  # of norms, whose memory is theirs alone
+    model.load_weights(weights.items(), 2)
+    captured["of weights elsewhere"] = captures()
     return captured
 
 

@@ -1,9 +1,13 @@
 """A decode step as a function of buffers, and steps whose tokens are read late."""
 
+from contextlib import contextmanager
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
+from postgrad.core.errors import RunError
 from postgrad.models.decoder import LayeredDecoder
 from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.local import engine as engine_module
@@ -139,6 +143,51 @@ def test_weights_that_come_between_steps_find_every_token_read(model, prompt, to
     assert all(completion.versions[1][0] == 1 for completion in done)
 
 
+@pytest.mark.parametrize("publish", [False, True])
+def test_a_row_that_ends_before_a_cut_or_a_publish_makes_room_for_another(
+    publish, model, prompt, tokenizer
+):
+    """Its last token is read then, outside of a step, and what the other row keeps is moved."""
+    engine = LocalEngine(model("qwen3"), tokenizer, slots=3, cache_tokens=3 * 64)
+    engine._ahead = 1
+    engine._stopper._eos = np.array([-1])
+    for ticket, limit in enumerate((3, 9, 9)):
+        sampling = SamplingSettings(max_new_tokens=limit)
+        engine.submit(Request(ticket, (0,), prompt(ticket, 5), sampling))
+    for _ in range(3):
+        assert engine.advance() == []
+    if publish:
+        engine.load_weights(model("qwen3", seed=1).named_parameters(), 1)
+        assert engine._rows.ticket[:2].tolist() == [2, 1]
+    written = {request.ticket: request.position for request in engine.cut()}
+    assert written == {1: 3, 2: 3}
+    assert [completion.ticket for completion in engine.completed()] == [0]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_what_diverged_weights_left_is_in_no_later_sample(ahead, model, prompt, tokenizer):
+    """Neither in a step that is not read yet, nor in the cache behind a shorter prompt."""
+
+    def asked(*lengths):
+        sampling = SamplingSettings(max_new_tokens=6)
+        return [Request(t, (0,), prompt(t, length), sampling) for t, length in enumerate(lengths)]
+
+    engine = LocalEngine(model("qwen3"), tokenizer, slots=2, cache_tokens=2 * 640)
+    engine._ahead = ahead
+    expected = generate(engine, asked(510, 5))  # computed one after the other
+    broken = model("qwen3", seed=1)
+    for parameter in broken.parameters():
+        parameter.data.fill_(torch.nan)
+    engine.load_weights(broken.named_parameters(), 1)
+    with pytest.raises(RunError, match="not finite"):
+        generate(engine, asked(510, 510))
+    assert len(engine.cut()) == 2
+    engine.load_weights(model("qwen3").named_parameters(), 2)
+    for completion, before in zip(generate(engine, asked(510, 5)), expected, strict=True):
+        assert completion.token_ids.tolist() == before.token_ids.tolist()
+        assert completion.logprobs.tobytes() == before.logprobs.tobytes()
+
+
 class Graph:
     """In place of a CUDA graph: runs the step that it stands for."""
 
@@ -203,6 +252,36 @@ def test_graphs_of_weights_that_are_elsewhere_now_are_dropped(captured, model, p
     for _ in range(2):
         generate(engine, asked)
     assert set(captured) == before
+
+
+def test_graphs_that_follow_dropped_ones_have_a_pool_of_their_own(
+    model, prompt, tokenizer, monkeypatch
+):
+    """torch refuses to capture into a pool all of whose graphs are gone."""
+    pools = []
+
+    @contextmanager
+    def captures(graph, *, pool, capture_error_mode):
+        pools.append(pool)
+        yield
+
+    class CapturingStepper(Stepper):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self._captures = True
+
+    monkeypatch.setattr(engine_module, "Stepper", CapturingStepper)
+    monkeypatch.setattr(torch.cuda, "graph", captures)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    asked = [Request(0, (0,), prompt(0, 5), SamplingSettings(max_new_tokens=6))]
+    engine = with_graphs(model, tokenizer, asked, borrows=True)
+    first = set(pools)
+    pools.clear()
+    engine.load_weights(model("qwen3", seed=1).named_parameters(), 1)  # norms are borrowed
+    generate(engine, asked)
+    assert len(first) == len(set(pools)) == 1
+    assert first.isdisjoint(pools)
 
 
 @pytest.mark.slow

@@ -127,6 +127,7 @@ class KeyValueCache:
         self.prompts = self.responses = Stretches((), (), 0, np.arange(0))
         self._scratch: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self.states = RowStates(0)
+        self.diverged = False  # keys and values may be NaN, until it is divided anew
 
     def divide(self, slots: int, prompt: int, response: int) -> None:
         """Lay the allocation out for `slots` rows; its content is lost.
@@ -145,6 +146,10 @@ class KeyValueCache:
                 keys if shape.latent else self._places(shape.heads * shape.value_dim)
                 for keys, shape in zip(self._keys, self._shapes, strict=True)
             ]
+        if self.diverged:
+            for store in (*self._keys, *self._values):
+                store.zero_()
+            self.diverged = False
         self.prompts = self._stretches(0, slots, prompt)
         self.responses = self._stretches(slots * prompt, slots, response)
         self.states = RowStates(slots)

@@ -342,10 +342,13 @@ class LocalEngine:
         self.stats.decode_steps += 1
         self.stats.decode_slots += self._rows.capacity
 
+    @torch.inference_mode()  # states of rows, which may move, were made in it
     def _read(self) -> None:
         """Add the tokens of the oldest step that is not read yet, and free the rows that end."""
         rows = self._rows
         here, tokens, logprobs, experts = self._flights.pop(0).read()
+        if not np.isfinite(logprobs).all():  # `cut` has nothing to read after the error
+            self._flights, self._cache.diverged = [], True
         require_finite(rows, here, logprobs, self._version)
         rows.append(here, tokens, logprobs, experts)
         self.stats.response_tokens += len(here)

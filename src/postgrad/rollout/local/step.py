@@ -311,6 +311,7 @@ class Stepper:
         if self._graphs and self._addresses != self._decoder.addresses():
             self._seen.clear()
             self._graphs.clear()
+            self._pool = None  # torch takes none again whose graphs are all gone
 
     def _run(self, shape: StepShape) -> None:
         """A step: as it is, or from its shape's second time on as a graph."""
