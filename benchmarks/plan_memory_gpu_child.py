@@ -27,7 +27,7 @@ from postgrad.models.known_shapes import shape_of_model
 from postgrad.models.load import Loading
 from postgrad.models.score import HEAD
 from postgrad.models.settings import ModelInit, ModelSettings
-from postgrad.models.stored import Box, StoredTensor, of_tensors
+from postgrad.models.stored import Box, StoredTensor, of_tensors, realise
 from postgrad.observe.console import Console
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.parallel.device import Placement, apply
@@ -110,8 +110,10 @@ def write_rows(model: Path, tokens: int, count: int, *, answered: bool, to: Path
 
 def on_device(path: str, config: Any, kind: Any, how: Loading) -> tuple[Any, list[str]]:
     """models.load.read_weights, of weights as the device has them; of zeros where ranks divide them
-    as they are read.
+    as they are read, or where they get one piece of memory.
     """
+    if how.together:
+        how = replace(how, device=torch.device("cpu"), in_files=True)
     with torch.device("meta" if how.stored else "cuda"):
         lm = kind.from_config(config, attn_implementation=ATTENTION_NAME, dtype=how.dtype)
     missing = [HEAD] if hasattr(lm, "score") else []
@@ -123,6 +125,8 @@ def on_device(path: str, config: Any, kind: Any, how: Loading) -> tuple[Any, lis
             if name not in missing
         }
         lm, _ = of_tensors(type(lm), config, how.dtype, weights, ATTENTION_NAME)
+    if how.together:
+        realise(lm)
     return lm, missing
 
 

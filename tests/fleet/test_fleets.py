@@ -24,6 +24,7 @@ from postgrad.learner.distilled import ReadingTeacher
 from postgrad.learner.reference import MovingReference
 from postgrad.learner.role import Policy, PolicyLearner
 from postgrad.learner.score import ScoreLearner, ScoreRole
+from postgrad.models.decoder import joined
 from postgrad.observe.console import Console
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import RLRecipe
@@ -315,3 +316,21 @@ def test_a_teacher_on_a_rank_reads_rows_as_one_here_does_and_is_freed(
     np.testing.assert_allclose(mass, 1.0, rtol=1e-5)
     ranked.release("reading_teacher")
     assert "reading_teacher" not in group.local.roles
+
+
+@pytest.mark.parametrize("method", ["policy", "critic"])
+def test_matrices_under_adapters_that_run_compiled_lie_side_by_side_from_the_start(
+    method: str, make_recipe: MakeRecipe, models: Callable[[int], str]
+) -> None:
+    """Joined later they would leave holes on a GPU, which nothing can use."""
+    model = {"path": models(0), "init": None, "lora": {"rank": 4}, "compile": "auto"}
+    site = FakeSite.of(
+        make_recipe("rl", algorithm={"type": "ppo"}, model=model, critic={"model": model})
+    )
+    site.choices = replace(site.choices, compiled=True)
+    role: Any = getattr(LocalFleet(site), method)(models(0))
+    attention = role.backbone.lm.get_decoder().layers[1].self_attn
+    matrices = [getattr(attention, f"{name}_proj").base_layer.weight for name in "qkv"]
+    before = [matrix.data_ptr() for matrix in matrices]
+    assert joined(matrices).data_ptr() == before[0]
+    assert [matrix.data_ptr() for matrix in matrices] == before

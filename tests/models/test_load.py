@@ -20,6 +20,7 @@ from postgrad.layout.layout import lay_out
 from postgrad.models.attention import hidden_states
 from postgrad.models.head import target_logprobs
 from postgrad.models.load import load_model, load_tokenizer
+from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelType
 from postgrad.models.tree import TreeAttention
 
@@ -230,3 +231,15 @@ def test_gradient_checkpointing_leaves_the_model_in_train_mode(
 def test_a_model_computes_in_the_dtype_that_is_asked_for(fresh: Callable[[str], Path]) -> None:
     loaded = load_model(str(fresh("mistral")), dtype=torch.bfloat16)
     assert {p.dtype for p in loaded.lm.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("load", [load_model, load_score_model])
+def test_weights_that_are_loaded_together_are_one_piece_of_memory(
+    load: Any, fresh: Callable[[str], Path]
+) -> None:
+    apart, together = (
+        dict(load(str(fresh("qwen3")), dtype=torch.float32, together=flag).lm.named_parameters())
+        for flag in (False, True)
+    )
+    assert len({p.untyped_storage().data_ptr() for p in together.values()}) == 1
+    assert all(torch.equal(p, apart[name]) for name, p in together.items())

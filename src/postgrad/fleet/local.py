@@ -27,7 +27,7 @@ from postgrad.models.adapters import add_adapter
 from postgrad.models.fresh import make_fresh
 from postgrad.models.image_reader import tower_of
 from postgrad.models.images import freeze_parts
-from postgrad.models.load import load_model
+from postgrad.models.load import LoadedModel, load_model
 from postgrad.models.rope import require_length
 from postgrad.models.routers import routers_of
 from postgrad.models.save import model_hash
@@ -345,23 +345,8 @@ def require_unchanged(site: Site, role: str, path: str) -> None:
 def _causal(
     recipe: Recipe, settings: ModelSettings, path: str, choices: Choices, ranks: Ranks = ALONE
 ) -> Backbone:
-    require_divisible(recipe.learner, path)
-    device = torch.device(choices.device)
-    model = load_model(
-        path,
-        dtype=compute_dtype(choices.dtype, device),
-        device=device,
-        gradient_checkpointing=settings.gradient_checkpointing,
-        quantize=settings.quantize,
-        ranks=ranks,
-        images=True,
-    )
-    require_length(model.config.get_text_config(), recipe.data.max_len, path)
-    compiler = "inductor" if runs_compiled(choices, settings, model.config) else None
-    micro = _micro(recipe, choices)
-    backbone = Backbone(model.lm, device, micro, settings.attention, compiler=compiler)
-    backbone.tower = tower_of(model)
-    return backbone
+    model = load_model(path, **_how(recipe, settings, path, choices, ranks))
+    return _backbone(model, recipe, settings, choices)
 
 
 def _scoring(
@@ -373,22 +358,34 @@ def _scoring(
     *,
     fresh_head: bool = True,
 ) -> Backbone:
+    how = _how(recipe, settings, path, choices, ranks)
+    model = load_score_model(path, **how, seed=recipe.seed, fresh_head=fresh_head)
+    return _backbone(model, recipe, settings, choices)
+
+
+def _how(
+    recipe: Recipe, settings: ModelSettings, path: str, choices: Choices, ranks: Ranks
+) -> dict[str, Any]:
+    """How a model is loaded: arguments of load_model and load_score_model."""
     require_divisible(recipe.learner, path)
     device = torch.device(choices.device)
-    model = load_score_model(
-        path,
-        dtype=compute_dtype(choices.dtype, device),
-        device=device,
-        gradient_checkpointing=settings.gradient_checkpointing,
-        quantize=settings.quantize,
-        ranks=ranks,
-        seed=recipe.seed,
-        fresh_head=fresh_head,
-        images=True,
-    )
-    require_length(model.config.get_text_config(), recipe.data.max_len, path)
+    return {
+        "dtype": compute_dtype(choices.dtype, device),
+        "device": device,
+        "gradient_checkpointing": settings.gradient_checkpointing,
+        "quantize": settings.quantize,
+        "together": choices.compiled and settings.lora is not None,  # Adapter.join_frozen
+        "ranks": ranks,
+        "images": True,
+    }
+
+
+def _backbone(
+    model: LoadedModel, recipe: Recipe, settings: ModelSettings, choices: Choices
+) -> Backbone:
+    require_length(model.config.get_text_config(), recipe.data.max_len, model.source)
     compiler = "inductor" if runs_compiled(choices, settings, model.config) else None
-    micro = _micro(recipe, choices)
+    device, micro = torch.device(choices.device), _micro(recipe, choices)
     backbone = Backbone(model.lm, device, micro, settings.attention, compiler=compiler)
     backbone.tower = tower_of(model)
     return backbone

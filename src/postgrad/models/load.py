@@ -80,6 +80,7 @@ class Loading:
     quantize: Quantize = "none"
     ranks: Ranks = ALONE
     in_files: bool = False
+    together: bool = False
 
     @property
     def stored(self) -> bool:
@@ -116,11 +117,9 @@ def load_model(
     config = load_config(path)
     require_text_model(config, path, images=images)
     tokenizer = load_tokenizer(path)
-    how = Loading(dtype, device or torch.device("cpu"), quantize, ranks, in_files)
+    how = Loading(dtype, device or torch.device("cpu"), quantize, ranks, in_files, together)
     lm, missing = read_weights(path, config, causal_class(config), how)
     require_whole(path, missing=missing)
-    if together:
-        move_together(lm, how.device)
     place(lm, path, how, gradient_checkpointing=gradient_checkpointing)
     return LoadedModel(lm, tokenizer, config, path)
 
@@ -133,6 +132,8 @@ def place(lm: Any, path: str, how: "Loading", *, gradient_checkpointing: bool) -
         for module in lm.modules():
             for name, buffer in module._buffers.items():
                 module._buffers[name] = None if buffer is None else real(buffer).to(how.device)
+    elif how.together and how.quantize == "none":
+        move_together(lm, how.device)
     else:
         lm.to(how.device)
     speed_up(lm, how.device)
@@ -252,6 +253,7 @@ def read_weights(path: str, config: Any, kind: Any, how: Loading) -> tuple[Any, 
     meta = require_readable(path, config, kind)
     require_interface(meta, path)
     wanted = "it takes a config and weights as safetensors in the layout of Hugging Face"
+    attention = implementation_of(config)
     name, at = pretrained(path)
     with reading(f"the model {path} cannot be loaded", wanted):
         packed = bool(mxfp4_weights(read_headers(weight_files(path))))
@@ -262,9 +264,7 @@ def read_weights(path: str, config: Any, kind: Any, how: Loading) -> tuple[Any, 
             )
         if how.stored or packed:
             weights = unpacked_mxfp4(stored_tensors(weight_files(path), how.device))
-            read: Any = of_tensors(
-                type(meta), config, how.dtype, weights, implementation_of(config)
-            )
+            read: Any = of_tensors(type(meta), config, how.dtype, weights, attention)
             if not how.stored:
                 realise(read[0])
         else:
@@ -272,7 +272,7 @@ def read_weights(path: str, config: Any, kind: Any, how: Loading) -> tuple[Any, 
                 name,
                 config=config,
                 dtype=how.dtype,
-                attn_implementation=implementation_of(config),
+                attn_implementation=attention,
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,

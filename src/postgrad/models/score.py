@@ -60,6 +60,7 @@ def load_score_model(
     seed: int = 0,
     fresh_head: bool = True,
     quantize: Quantize = "none",
+    together: bool = False,
     ranks: Ranks = ALONE,
     in_files: bool = False,
     images: bool = False,
@@ -75,7 +76,7 @@ def load_score_model(
     require_text_model(config, path, images=images)
     of_steps, auto = judges_steps(config), _class_of(config, path)
     tokenizer = load_tokenizer(path)
-    how = Loading(dtype, device or torch.device("cpu"), quantize, ranks, in_files)
+    how = Loading(dtype, device or torch.device("cpu"), quantize, ranks, in_files, together)
     lm, missing = read_weights(path, config, auto, how)
     if not hasattr(lm, "score"):
         raise UsageError(

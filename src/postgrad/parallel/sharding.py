@@ -169,6 +169,11 @@ class Sharding:
             if hasattr(module, MANAGED):
                 setattr(module, MANAGED, False)
 
+    @property
+    def divides(self) -> bool:
+        """Whether FSDP2 has any weight: not in one process, and not in stage "none"."""
+        return bool(self._modules)
+
     def before_micro_batch(self, last: bool) -> None:
         """To be called before every micro-batch. last: it is the update's last one."""
         for module in self._modules:
