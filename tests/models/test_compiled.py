@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -17,11 +19,14 @@ from postgrad.learner.backbone import COMPILED_TOKENS, Backbone, MicroBatch
 from postgrad.learner.role import PolicyLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
-from postgrad.models import tree
+from postgrad.models import linear, tree
+from postgrad.models.adapter_layers import AdaptedLinear
 from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME, windows_of
 from postgrad.models.compiled import LayerSums, head_kernels
 from postgrad.models.settings import LoraSettings
+from postgrad.models.supported import checkpoint_activations
+from postgrad.parallel.ranks import ALONE
 
 CPU = torch.device("cpu")
 EAGER = "aot_eager"  # graphs are made as for CUDA, and their operations run one by one
@@ -152,15 +157,76 @@ def test_soft_caps_and_windows_are_compiled() -> None:
     assert not counters["graph_break"]
 
 
-@pytest.mark.slow
-def test_checkpointed_layers_run_the_same_graph_again() -> None:
+def checkpointed(attention: str = "flex", compiler: str | None = EAGER) -> Backbone:
+    """A model in training whose layers compute their activations again."""
     lm = model_of("qwen3")
-    lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    checkpoint_activations(lm)
     lm.train()
-    backbone = Backbone(lm, CPU, MicroBatch(), "flex", compiler=EAGER)
-    kept = bytes_kept(backbone, 1)
-    assert kept < bytes_kept(both("qwen3")[0], 1) / 2
-    require_same(backbone, both("qwen3")[1], range(1, 3))
+    return Backbone(lm, CPU, MicroBatch(), attention, compiler=compiler)
+
+
+@pytest.mark.slow
+def test_checkpointed_layers_keep_their_inputs_alone() -> None:
+    backbone, (whole, plain) = checkpointed(), both("qwen3")
+    assert bytes_kept(backbone, 1) < bytes_kept(whole, 1) / 2
+    require_same(backbone, plain, range(1, 3))
+    assert not counters["graph_break"]
+
+
+@pytest.mark.slow
+def test_a_backward_pass_computes_no_product_again_that_no_gradient_needs() -> None:
+    """Of the seven products of a layer six: nothing reads the results of the last."""
+    products: dict[str, list[int]] = {"forward": [], "backward": []}
+
+    def noted(kind: str) -> Any:
+        def compiler(graph: Any, _: list[Any]) -> Any:
+            calls = [node.target for node in graph.graph.nodes]
+            products[kind].append(calls.count(torch.ops.aten.mm.default))
+            return make_boxed_func(graph.forward)
+
+        return compiler
+
+    partition = min_cut_rematerialization_partition
+    backend: Any = aot_autograd(
+        fw_compiler=noted("forward"), bw_compiler=noted("backward"), partition_fn=partition
+    )
+    outcome(checkpointed(compiler=backend), 1)
+    assert max(products["forward"]) == 7
+    assert max(products["backward"]) == 6 + 2 * 7
+
+
+@pytest.mark.slow
+def test_checkpointed_layers_with_attention_in_blocks_are_checkpointed_around_it() -> None:
+    backbone, plain = checkpointed("sdpa"), both("qwen3")[1]
+    assert bytes_kept(backbone, 1) < bytes_kept(plain, 1) / 2
+    require_same(backbone, plain, range(1, 3))
+
+
+def give_adapters(*backbones: Backbone, dropout: float = 0.0) -> None:
+    for backbone in backbones:
+        settings = LoraSettings(rank=2, dropout=dropout)
+        backbone.adapter = add_adapter(backbone.lm, settings, seed=0)
+        for name, parameter in backbone.adapter.parameters().items():
+            if "lora_B" in name:
+                torch.nn.init.constant_(parameter, 0.01)  # more saturates the softmax
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_checkpointed_adapters_drop_the_same_inputs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "has_fast_products", lambda: False)  # asked on a CPU only
+    backbone, plain = checkpointed(), both("qwen3")[1]
+    give_adapters(backbone, plain, dropout=0.4)
+    with_dropout = []
+    for each in (backbone, plain):
+        sequences = sequences_of(1)
+        (layout,) = each.micro_batches(sequences, np.arange(len(sequences)))
+        with each.dropping(layout, 1):
+            with_dropout.append(outcome(each, 1))
+    (logprobs, gradient), (expected, expected_gradient) = with_dropout
+    torch.testing.assert_close(logprobs, expected, atol=3e-5, rtol=1e-5)
+    assert (gradient - expected_gradient).norm() <= 1e-5 * expected_gradient.norm()
+    assert (outcome(plain, 1)[1] - expected_gradient).norm() > 0.1 * expected_gradient.norm()
     assert not counters["graph_break"]
 
 
@@ -168,12 +234,12 @@ def test_checkpointed_layers_run_the_same_graph_again() -> None:
 @pytest.mark.long
 def test_adapters_are_compiled_and_switched_off() -> None:
     backbone, plain = both("qwen3")
-    for each in (backbone, plain):
-        each.adapter = add_adapter(each.lm, LoraSettings(rank=2), seed=0)
-        for name, parameter in each.adapter.parameters().items():
-            if "lora_B" in name:
-                torch.nn.init.constant_(parameter, 0.01)  # more saturates the softmax
+    give_adapters(backbone, plain)
+    backbone.divide(ALONE, "none")  # as every run does, also of one process
     require_same(backbone, plain, range(1, 3))
+    adapted = [layer for layer in backbone.lm.modules() if isinstance(layer, AdaptedLinear)]
+    joined = {layer.place for layer in adapted if layer.siblings._joined is not None}
+    assert joined == {0, 1, 2}  # queries, keys and values are one product
     with torch.no_grad(), backbone.as_base(), plain.as_base():
         sequences = sequences_of(1)
         (layout,) = plain.micro_batches(sequences, np.arange(len(sequences)))

@@ -158,10 +158,6 @@ class Backbone:
                 f"model.compile: layers of a {lm.config.model_type} model, which carry a state "  # pyright: ignore[reportAttributeAccessIssue]
                 "along the sequence, are not compiled: leave it out"
             )
-        if compiler is not None:
-            from postgrad.models.compiled import compile_layers  # torch's compiler takes seconds
-
-            compile_layers(lm, compiler)
 
     def divide(self, ranks: Ranks, stage: ShardingStage, *, offload: bool = False) -> None:
         """From now on runs on `ranks`, with weights divided as their grid and `stage` say. offload:
@@ -346,8 +342,12 @@ class Backbone:
         mode = torch.is_grad_enabled(), acting(self.lm), drops
         if mode in self._compiled_modes:
             return
+        if not self._compiled_modes:  # adapters are there, and weights are where they stay
+            from postgrad.models.compiled import compile_layers  # torch's compiler takes seconds
+
+            compile_layers(self.lm, self.compiler)
         self._compiled_modes.add(mode)
-        if self.adapter is not None and self.sharding is None:
+        if self.adapter is not None and not (self.sharding and self.sharding.divides):
             self.adapter.join_frozen()
         tokens = min(self.micro.max_tokens or COMPILED_TOKENS, COMPILED_TOKENS)
         count = max(1, tokens // 256) * (256 // COMPILED_LENGTH) + 1  # an odd number of squares

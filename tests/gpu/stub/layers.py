@@ -1,6 +1,7 @@
 """What compiled layers, attention kernels and block masks ask of the stub. Prints JSON by case.
 
-layers.py types          every tested model type, one forward and backward through compiled layers
+layers.py types          every tested model type, one forward and backward through compiled layers,
+                         with and without checkpointing
 layers.py heads          flex attention alone, for heads of several widths
 layers.py micro-batches  Qwen3-0.6B: launches, waits and copies of micro-batches, graphs of 50
 layers.py kept           bytes a token that a compiled layer keeps, beside the plan's
@@ -106,12 +107,14 @@ def graphs_of(call: Any) -> dict[str, Any]:
     return {"error": None, "graphs": counters["stats"]["unique_graphs"]}
 
 
-def compiled_type(name: str) -> None:
+def compiled_type(name: str, *, checkpointed: bool) -> None:
     sizes = {
         "vocab_size": 128, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, **TYPES[name],
     }  # fmt: skip
-    backbone = Backbone(model_of(name, **sizes), CUDA, MicroBatch(), compiler="inductor")
+    lm = model_of(name, **sizes)
+    place(lm, "a model", Loading(torch.bfloat16, CUDA), gradient_checkpointing=checkpointed)
+    backbone = Backbone(lm, CUDA, MicroBatch(), compiler="inductor")
     backbone.logprobs(layout_of(backbone, 1), 1.0)[0].sum().backward()
 
 
@@ -231,7 +234,13 @@ def told_of(kind: str) -> dict[str, Any]:
     if kind == "kept":
         return kept()
     if kind == "types":
-        return {name: graphs_of(lambda name=name: compiled_type(name)) for name in TYPES}
+        return {
+            name + ", checkpointing" * again: graphs_of(
+                lambda name=name, again=again: compiled_type(name, checkpointed=again)
+            )
+            for name in TYPES
+            for again in (False, True)
+        }
     if kind == "heads":
         return {
             f"{width}, {str(dtype).removeprefix('torch.')}": graphs_of(
