@@ -321,7 +321,7 @@ class Backbone:
     ) -> Out:
         require_embedded(self.lm, layout.token_ids)
         if self.compiler is not None:
-            self._compile_mode()
+            self._compile_mode(self.compiler)
         arrays = layout.token_ids, layout.rotary_positions, layout.hidden_row
         context = self._context(layout)
         if rank_rows is not None:
@@ -331,7 +331,7 @@ class Backbone:
         encode = encoder_of(layout, self.tower, self.ranks) if self.tower or layout.images else None
         return self._forward(*tensors, context, read, encode)
 
-    def _compile_mode(self) -> None:
+    def _compile_mode(self, compiler: str) -> None:
         """Compiles what the next forward needs, if it is the first one of its kind, in a forward
         over a layout that is always the same: torch chooses kernels for the size that it sees
         first, and a run that goes on from a checkpoint sees another one. The backward pass is
@@ -345,7 +345,7 @@ class Backbone:
         if not self._compiled_modes:  # adapters are there, and weights are where they stay
             from postgrad.models.compiled import compile_layers  # torch's compiler takes seconds
 
-            compile_layers(self.lm, self.compiler)
+            compile_layers(self.lm, compiler)
         self._compiled_modes.add(mode)
         if self.adapter is not None and not (self.sharding and self.sharding.divides):
             self.adapter.join_frozen()
