@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from postgrad.algorithms.base import Credit
+from postgrad.algorithms.grpo import GRPO
 from postgrad.core.cursor import Cursor
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import (
@@ -161,6 +162,21 @@ def test_where_no_sample_was_kept_the_reward_is_nan() -> None:
     found = metrics_of([group(0, (2, 3), (NAN, NAN))], {"policy": [], "critic": []})
     assert math.isnan(found["reward"])
     assert (found["samples"], found["dropped_samples"], found["failures"]) == (2, 2, 2)
+
+
+def test_groups_that_no_sample_is_left_of_are_dropped_ones_too() -> None:
+    """Of three groups one has both samples, one a single sample, which its algorithm drops, and one
+    none: two groups are dropped, and four of six samples are not trained on.
+    """
+    groups = [
+        group(0, (2, 3), (1.0, 0.0)),
+        group(1, (1, 4), (0.5, NAN)),
+        group(2, (1, 1), (NAN, NAN)),
+    ]
+    batch = RolloutBatch.of(groups)
+    credit = GRPO().credit(batch, None, None, None, {})
+    found = step_metrics(Sampled(groups, Cursor()), batch, credit, {"policy": []}, SECONDS)
+    assert (found["groups/dropped"], found["dropped_samples"]) == (2.0, 4)
 
 
 def test_idle_shares_are_of_the_step_and_of_the_rows() -> None:

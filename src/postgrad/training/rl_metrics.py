@@ -44,17 +44,19 @@ def step_metrics(
     tokens = float(sum(r.policy_mask.sum() for g in groups for r in g.rollouts))
     sampling = seconds["sample"] + seconds.get("overlap/sample_seconds", 0.0)
     trained = sum(update.get(f"{role}/computed_tokens", 0.0) for role in results)
+    emptied = len(sampled.groups) - len(np.unique(batch.sequences.group))  # not in the batch
     return {
         "loss": update.get("policy/loss", math.nan),
         "reward": totals.pop("reward"),
         **totals,
         "samples": samples,
-        "dropped_samples": samples - len(batch),
+        "dropped_samples": samples - len(credit.rows),
         "failures": sum(len(group.failures) for group in groups),
         **of_samples(groups, batch),
         "response_tokens": tokens,
         **sampled.metrics,
         **credit.metrics,
+        "groups/dropped": credit.metrics.get("groups/dropped", 0.0) + emptied,
         **update,
         "response_tokens_per_second": tokens / sampling,
         "train_tokens_per_second": trained / seconds["train"],
