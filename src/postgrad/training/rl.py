@@ -139,7 +139,7 @@ class RLJob:
         following = replace(
             state,
             step=number,
-            update=state.update + len(results["policy"]),
+            update=state.update + sum(not result.skipped for result in results["policy"]),
             episodes=state.episodes + sum(len(group.rollouts) for group in sampled.all),
             cursor=sampled.cursor,
             algorithm=credit.state,
