@@ -203,3 +203,14 @@ def test_behind_a_closed_gate_turn_rewards_do_not_count_and_a_factor_scales_them
     rollouts = with_turns(make_rollouts("xyz"), [1.0, 2.0], [1.0, 2.0], [0.0, 4.0])
     group = mix(make_prompt(), rollouts, components, outcomes, turn_weight=0.5)
     assert group.total.tolist() == [-1.0, 0.5 * (0.25 + 2.0 + 1.5), 0.25 + 2.0]
+
+
+def test_equal_turn_rewards_have_an_equal_sum_wherever_the_turns_end(make_prompt, make_rollouts):
+    turns = np.zeros((2, 24), np.float32)
+    for row, places in enumerate([(6, 11, 14, 17), (0, 3, 15, 18)]):
+        turns[row, places] = [-0.1, -0.1, -0.1, 1.0]
+    assert turns[0].sum() != turns[1].sum()  # in float32
+    rollouts = with_turns(make_rollouts("xy"), *turns)
+    group = mix(make_prompt(), rollouts, {}, {}, turn_weight=1.0)
+    assert len(set(group.total.tolist())) == 1
+    assert group.total[0] == pytest.approx(0.7)

@@ -110,10 +110,13 @@ def total(rewards: Sequence[RewardSettings], scores: Sequence[float], turns: flo
 
 
 def _earned(rollout: Rollout) -> float:
-    """What the environment gave for all turns of an episode; NaN where it failed."""
+    """What the environment gave for all turns of an episode; NaN where it failed. Equal rewards
+    have an equal sum, whichever tokens they stand at: sums of float32 would round by place.
+    """
     if rollout.failure is not None:
         return math.nan
-    return float(rollout.columns.get("turn_rewards", np.zeros(0)).sum())
+    earned = rollout.columns.get("turn_rewards", np.zeros(0))
+    return math.fsum(earned[earned != 0].tolist())
 
 
 def with_turn_rewards(group: ScoredGroup, weight: float) -> ScoredGroup:
