@@ -317,13 +317,22 @@ def stale_batch() -> RolloutBatch:
 
 
 def test_staleness_counts_steps_between_the_weights_of_a_token_and_the_policys() -> None:
-    found = staleness(stale_batch(), 5, 2)
+    batch = stale_batch()
+    found = staleness(batch, credit_of(batch, [0, 1, 2]), 5, 2)
     assert found["staleness/mean"] == pytest.approx((2 + 2 + 0 + 1 + 1 + 1 + 0 + 0) / 8)
     assert found["staleness/max"] == 2.0
     assert found["staleness/mixed_samples"] == pytest.approx(1 / 3)
     shares = [found[f"staleness/age_{age}"] for age in range(3)]
     assert shares == [3 / 8, 3 / 8, 2 / 8]
-    assert staleness(stale_batch(), 5, 0) == {}
+    assert staleness(batch, credit_of(batch, [0, 1, 2]), 5, 0) == {}
+
+
+def test_staleness_is_of_the_samples_that_are_trained_on() -> None:
+    batch = stale_batch()
+    found = staleness(batch, credit_of(batch, [1, 2]), 5, 2)
+    assert found["staleness/mean"] == 3 / 5
+    assert found["staleness/mixed_samples"] == 0.0
+    assert staleness(batch, credit_of(batch, []), 5, 2) == {}
 
 
 def test_the_mismatch_is_of_tokens_of_the_policys_own_weights_and_the_drift_of_the_others() -> None:

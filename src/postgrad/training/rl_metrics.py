@@ -101,14 +101,15 @@ def compared_logprobs(
     return metrics | drift(learned, sampled, stale)
 
 
-def staleness(batch: RolloutBatch, step: int, bound: int) -> dict[str, float]:
+def staleness(batch: RolloutBatch, credit: Credit, step: int, bound: int) -> dict[str, float]:
     """How many steps older than the policy's weights, version `step`, those are that drew the
-    tokens to train on, and how many samples several versions wrote; {} where `bound`, of
+    tokens to train on, and how many of these samples several versions wrote; {} where `bound`, of
     rollout.max_staleness, is 0.
     """
-    if not bound or batch.versions is None or not len(batch):
+    if not bound or batch.versions is None or not len(credit.rows):
         return {}
-    versions, mask = batch.versions, batch.sequences.loss_mask.values
+    versions = batch.versions.take(credit.rows)
+    mask = credit.experience.sequences.loss_mask.values
     ages = step - versions.values[mask].astype(np.int64)
     rows = [row[row >= 0] for row in versions]
     mixed = [len(row) > 0 and int(row.min()) < int(row.max()) for row in rows]
