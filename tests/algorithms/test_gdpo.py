@@ -63,7 +63,7 @@ def test_advantages_are_those_of_the_paper(right: list[float], short: list[float
     zeros = mask.like(np.zeros(12))
     columns = {name: np.array(values) for name, values in components.items()}
     no = np.zeros(6, np.bool_)
-    earned = Earned(sequences, np.zeros(6), zeros, zeros, no, None, no, columns)
+    earned = Earned(sequences, np.zeros(6), zeros, zeros, no, None, no, columns, mask)
     algorithm = GDPO().for_rollout(8, WEIGHTS)
     found = algorithm.token_advantages(earned).reshape(6, 2)[:, 1]
     np.testing.assert_allclose(found, paper(components), rtol=1e-6, atol=1e-6)

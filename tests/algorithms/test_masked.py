@@ -18,7 +18,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import RolloutBatch, Sequences
 
 LENGTHS = [2, 4, 3, 1, 2]
-BY_GROUP = ["grpo", "dr_grpo", "rloo", "dapo", "gspo", "cispo"]
+BY_GROUP = ["grpo", "dr_grpo", "rloo", "dapo", "gspo", "cispo", "opo"]
 
 
 def truncated_at(batch: RolloutBatch, *rows: int) -> RolloutBatch:
@@ -112,6 +112,43 @@ def test_every_finished_sample_keeps_its_own_advantage(name: str, data: st.DataO
     assert [row.tolist() for row in sequences.tokens] == [
         batch.sequences.tokens.row(row).tolist() for row in finished
     ]
+
+
+def test_the_baseline_of_opo_weighs_a_response_that_was_cut_off_by_its_length(
+    make_batch: Any,
+) -> None:
+    """By hand: 10 tokens earn 1, and 30 that were cut off nothing, so that the baseline is 0.25."""
+    batch = truncated_at(make_batch([0, 0], [1.0, 0.0], [10, 30]), 1)
+    found = credit_of(algorithm_class("opo")(mask_truncated_completions=True), batch)
+    assert of_samples(found, batch) == {0: 0.75}
+
+
+def test_the_mean_kl_is_that_of_the_tokens_that_bear_loss(
+    make_batch: Any, over_responses: Any
+) -> None:
+    """By hand: the sample that is cut off, with a KL of 9 a token, is charged and moves no beta."""
+    batch = truncated_at(make_batch([0, 0], [1.0, 0.0], [2, 1]), 1)
+    old, ref = over_responses([[-1.0, -1.0], [-1.0]]), over_responses([[-1.5, -1.25], [-10.0]])
+    algorithm = algorithm_class("rloo")(
+        mask_truncated_completions=True, kl_coef=0.1, kl_target=0.375, constant_length=4
+    )
+    found = credit_of(algorithm, batch, old=old, ref=ref)
+    assert found.metrics["kl/token_mean"] == 0.75 / 2
+    assert found.metrics["kl/sequence_mean"] == 0.75
+    assert found.state["kl_coef"] == 0.1
+    assert of_samples(found, batch) == pytest.approx({0: 1.0 - 0.1 * 0.75 + 0.1 * 9.0})
+
+
+def test_a_step_without_a_token_that_bears_loss_leaves_the_kl_coefficient_alone(
+    make_batch: Any, over_responses: Any
+) -> None:
+    batch = truncated_at(make_batch([0, 0], [1.0, 0.0], [1, 1]), 0, 1)
+    column = over_responses([[-1.0], [-1.0]])
+    algorithm = algorithm_class("rloo")(
+        mask_truncated_completions=True, kl_coef=0.1, kl_target=0.05, constant_length=4
+    )
+    found = credit_of(algorithm, batch, old=column, ref=column)
+    assert found.state.get("kl_coef", 0.1) == 0.1
 
 
 def test_whitening_counts_the_tokens_of_finished_samples_alone(make_batch: Any) -> None:

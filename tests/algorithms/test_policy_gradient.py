@@ -111,6 +111,15 @@ def test_exponents_that_overflow_are_counted_and_the_loss_stays_finite(make_inpu
     assert torch.isfinite(logprobs.grad).all()
 
 
+def test_bounded_exponents_of_importance_weights_are_counted_too(make_inputs):
+    inputs = make_inputs(
+        leaf([-1.0, -1.0, -30.0]), [1.0] * 3, advantages=[1.0, 1.0, 1.0],
+        old_logprobs=[-1.0, -1.0, -1.0], sampled_logprobs=[-25.0, -2.0, -1.0],
+    )  # fmt: skip
+    output = GRPO(correction="metrics").policy_loss(inputs)
+    assert float(output.metrics["policy/bounded_exponents"]) == 2.0  # one weight and one ratio
+
+
 @pytest.mark.parametrize("kind", ALL)
 def test_groups_with_fewer_than_two_survivors_are_dropped(make_batch, kind):
     batch = make_batch([4, 9, 9, 11, 12, 12], [5, 1, 0, 7, 2, 2], lengths=[1, 2, 3, 1, 2, 1])

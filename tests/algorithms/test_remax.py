@@ -51,6 +51,8 @@ def test_kl_in_the_reward_is_charged_to_samples_and_not_to_the_baseline(
     credit = algorithm.credit(batch, old, ref, None, {})
     column: Ragged = credit.experience.columns["advantages"]
     assert column.row(0)[-1] == pytest.approx(-0.1 * (1.0 + 0.5))
+    assert credit.metrics["kl/token_mean"] == (1.0 + 0.5) / 2  # without the greedy token's 2
+    assert credit.metrics["kl/sequence_mean"] == 1.0 + 0.5
 
 
 def test_the_first_sample_alone_is_drawn_greedily() -> None:

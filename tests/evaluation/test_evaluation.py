@@ -72,6 +72,31 @@ def test_accuracy_and_pass_at_k_count_scores_that_reach_the_mark(
     assert result.rows == 8
 
 
+def test_an_episode_is_as_long_as_its_own_set_allows(
+    make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So what a set measures does not depend on the sets beside it."""
+    path = tmp_path / "held_out.jsonl"
+    path.write_text('{"question": "1 + 1?", "answer": "2"}', "utf-8")
+    sets = [
+        {"name": "short", "path": str(path), "max_len": 40},
+        {"name": "long", "path": str(path), "max_len": 60},
+    ]
+    recipe = make_recipe("rl", eval={"path": None, "sets": sets, "greedy": True, "n_samples": 2})
+    make_fresh(recipe.model.init, [], 0, tmp_path / "model")
+    evaluator = Evaluator(recipe, load_tokenizer(str(tmp_path / "model")), Scores())  # pyright: ignore[reportArgumentType]
+    drawn: list[tuple[int, float, int | None]] = []
+
+    def sampled(_: Any, __: Any, prompts: Any, drawing: Any, *more: Any) -> list[ScoredGroup]:
+        drawn.append((drawing.samples, drawing.sampling.temperature, drawing.max_len))
+        return [group(0, *[1.0] * drawing.samples)]
+
+    monkeypatch.setattr(evaluation, "sample_groups", sampled)
+    engine: Any = None
+    evaluator(engine, lambda n: None)
+    assert drawn == [(2, 1.0, 40), (1, 0.0, 40), (2, 1.0, 60), (1, 0.0, 60)]
+
+
 def test_each_row_is_judged_by_the_first_component_that_applies_to_it(
     evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

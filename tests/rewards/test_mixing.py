@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.rewards.mixing import Tally, add_turn_rewards, mix, total
+from postgrad.rewards.mixing import Tally, mix, total, with_turn_rewards
 from postgrad.rewards.protocol import Outcome
 from postgrad.rewards.settings import RewardSettings
 
@@ -168,14 +168,49 @@ def test_settings_of_a_reward_survive_their_way_to_the_workers():
     assert RewardSettings.model_validate(reward.model_dump(mode="json")) == reward
 
 
-def test_turn_rewards_are_one_more_component_of_the_sum(mixed):
-    group = mixed("drop_sample")
-    earned = np.array([0.5, 0.0, -0.25, 1.0], np.float32)
-    rollouts = (replace(group.rollouts[0], columns={"turn_rewards": earned}), *group.rollouts[1:])
-    more = add_turn_rewards(replace(group, rollouts=rollouts), weight=2.0)
+def with_turns(rollouts, *turns):
+    """The rollouts, whose environment gave these rewards for the turns of each."""
+    columns = ({"turn_rewards": np.array(earned, np.float32)} for earned in turns)
+    return tuple(replace(r, columns=c) for r, c in zip(rollouts, columns, strict=True))
+
+
+def test_turn_rewards_are_one_more_component_of_the_sum(make_prompt, make_rollouts):
+    components = {"a": PLAIN, "b": RewardSettings(type="gsm8k", weight=-0.5)}
+    outcomes = {
+        (0, 0): outcome(1.0), (0, 1): outcome(0.25), (0, 2): outcome(0.5),
+        (1, 0): outcome(3.0), (1, 1): FAILED, (1, 2): outcome(0.0),
+    }  # fmt: skip
+    rollouts = with_turns(make_rollouts("xyz"), [0.5, 0.0, -0.25, 1.0], [0.0], [0.0])
+    group = mix(make_prompt(), rollouts, components, outcomes, turn_weight=2.0)
+    np.testing.assert_array_equal(group.total, [0.5 + 2.5, math.nan, 1.0])
+    more = with_turn_rewards(group, weight=2.0)
     assert more.rewards["environment"].tolist() == [1.25, 0.0, 0.0]
     assert list(more.rewards) == ["a", "b", "environment"]
-    np.testing.assert_array_equal(more.total, group.total + np.array([2.5, 0.0, 0.0]))
-    assert math.isnan(more.total[1])
+    np.testing.assert_array_equal(more.total, group.total)
     assert more.kept.tolist() == group.kept.tolist()
     assert (group.turn_weight, more.turn_weight) == (0.0, 2.0)
+
+
+def test_behind_a_closed_gate_turn_rewards_do_not_count_and_a_factor_scales_them(
+    make_prompt, make_rollouts
+):
+    components = {"format": GATE, "stop_properly": SCALE, "gsm8k": PLAIN}
+    outcomes = {
+        (0, 0): outcome(0.0), (0, 1): outcome(1.0), (0, 2): outcome(1.0),
+        (1, 0): outcome(1.0), (1, 1): outcome(0.5), (1, 2): outcome(1.0),
+        (2, 0): outcome(1.0), (2, 1): outcome(1.0), (2, 2): outcome(0.0),
+    }  # fmt: skip
+    rollouts = with_turns(make_rollouts("xyz"), [1.0, 2.0], [1.0, 2.0], [0.0, 4.0])
+    group = mix(make_prompt(), rollouts, components, outcomes, turn_weight=0.5)
+    assert group.total.tolist() == [-1.0, 0.5 * (0.25 + 2.0 + 1.5), 0.25 + 2.0]
+
+
+def test_equal_turn_rewards_have_an_equal_sum_wherever_the_turns_end(make_prompt, make_rollouts):
+    turns = np.zeros((2, 24), np.float32)
+    for row, places in enumerate([(6, 11, 14, 17), (0, 3, 15, 18)]):
+        turns[row, places] = [-0.1, -0.1, -0.1, 1.0]
+    assert turns[0].sum() != turns[1].sum()  # in float32
+    rollouts = with_turns(make_rollouts("xy"), *turns)
+    group = mix(make_prompt(), rollouts, {}, {}, turn_weight=1.0)
+    assert len(set(group.total.tolist())) == 1
+    assert group.total[0] == pytest.approx(0.7)

@@ -64,6 +64,12 @@ def test_pairs_have_the_better_answer_first(tmp_path: Path) -> None:
     assert rows(tmp_path, [group], kind="pairs", pairs="random", seed=4) == [drawn]
 
 
+def test_of_equal_rewards_the_sample_with_the_lower_number_is_in_the_pair(tmp_path: Path) -> None:
+    group = [sample(0, 0.0), sample(1, 1.0), sample(2, 1.0), sample(3, 0.0)]
+    (pair,) = rows(tmp_path, [group], kind="pairs")
+    assert pair["samples"] == [1, 0]
+
+
 @pytest.mark.parametrize("end", ["length", "dead_end"])
 def test_a_truncated_answer_is_rejected_and_never_chosen(end: str, tmp_path: Path) -> None:
     group = [sample(0, 1.0, finish_reason=end), sample(1, 0.5), sample(2, 0.0)]

@@ -45,6 +45,9 @@ def test_a_killed_run_ends_with_the_same_bits_and_says_what_it_skipped(
     skipped = [line["policy/skipped_updates"] for line in metrics]
     assert skipped[0] > 0
     assert metrics[0]["policy/loss_scale"] <= 2.0**26
+    assert metrics[-1]["update"] == sum(line.get("updates/made", 1) for line in metrics) - sum(
+        skipped
+    )
     events = lines(Path(whole.run_dir) / "events.jsonl")
     told = [event for event in events if event["event"] == "update_skipped"]
     critic = sum(line.get("critic/skipped_updates", 0.0) for line in metrics)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from postgrad.algorithms.base import Credit
+from postgrad.algorithms.grpo import GRPO
 from postgrad.core.cursor import Cursor
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import (
@@ -163,6 +164,21 @@ def test_where_no_sample_was_kept_the_reward_is_nan() -> None:
     assert (found["samples"], found["dropped_samples"], found["failures"]) == (2, 2, 2)
 
 
+def test_groups_that_no_sample_is_left_of_are_dropped_ones_too() -> None:
+    """Of three groups one has both samples, one a single sample, which its algorithm drops, and one
+    none: two groups are dropped, and four of six samples are not trained on.
+    """
+    groups = [
+        group(0, (2, 3), (1.0, 0.0)),
+        group(1, (1, 4), (0.5, NAN)),
+        group(2, (1, 1), (NAN, NAN)),
+    ]
+    batch = RolloutBatch.of(groups)
+    credit = GRPO().credit(batch, None, None, None, {})
+    found = step_metrics(Sampled(groups, Cursor()), batch, credit, {"policy": []}, SECONDS)
+    assert (found["groups/dropped"], found["dropped_samples"]) == (2.0, 4)
+
+
 def test_idle_shares_are_of_the_step_and_of_the_rows() -> None:
     """A step of 10 s, of which 4 are trained: engines are at work for 9 and 3 s. Of 40 rows 30 had
     a sample.
@@ -301,13 +317,22 @@ def stale_batch() -> RolloutBatch:
 
 
 def test_staleness_counts_steps_between_the_weights_of_a_token_and_the_policys() -> None:
-    found = staleness(stale_batch(), 5, 2)
+    batch = stale_batch()
+    found = staleness(batch, credit_of(batch, [0, 1, 2]), 5, 2)
     assert found["staleness/mean"] == pytest.approx((2 + 2 + 0 + 1 + 1 + 1 + 0 + 0) / 8)
     assert found["staleness/max"] == 2.0
     assert found["staleness/mixed_samples"] == pytest.approx(1 / 3)
     shares = [found[f"staleness/age_{age}"] for age in range(3)]
     assert shares == [3 / 8, 3 / 8, 2 / 8]
-    assert staleness(stale_batch(), 5, 0) == {}
+    assert staleness(batch, credit_of(batch, [0, 1, 2]), 5, 0) == {}
+
+
+def test_staleness_is_of_the_samples_that_are_trained_on() -> None:
+    batch = stale_batch()
+    found = staleness(batch, credit_of(batch, [1, 2]), 5, 2)
+    assert found["staleness/mean"] == 3 / 5
+    assert found["staleness/mixed_samples"] == 0.0
+    assert staleness(batch, credit_of(batch, []), 5, 2) == {}
 
 
 def test_the_mismatch_is_of_tokens_of_the_policys_own_weights_and_the_drift_of_the_others() -> None:

@@ -66,7 +66,8 @@ class BehaviourCorrection(RolloutAlgorithm):
         self, inputs: LossInputs, old: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Factors [E] of the policy loss of each token, and metrics of how far sampler and learner
-        are apart: "correction/kl" is KL(sampler || learner), the mean of w - 1 - log w.
+        are apart: "correction/kl" is KL(sampler || learner), the mean of w - 1 - log w. And how
+        many of the exponents of w were bounded.
         """
         log_ratio, weight = old - inputs.columns["sampled_logprobs"], inputs.token_weight
         low, high = self.bounds
@@ -87,6 +88,7 @@ class BehaviourCorrection(RolloutAlgorithm):
             "correction/kl": (weight * kl.estimate("k3", -log_ratio)).sum(),  # the sampler's tokens
             "correction/factor": (weight * factor).sum(),
             "correction/zeroed_fraction": (weight * (factor == 0)).sum(),
+            "policy/bounded_exponents": (log_ratio.abs() > kl.MAX_EXPONENT).sum().to(weight.dtype),
         }
 
     @staticmethod

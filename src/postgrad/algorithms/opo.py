@@ -24,6 +24,5 @@ class OPO(PolicyGradient):
 
     def token_advantages(self, earned: Earned) -> NDArray[np.float64]:
         sequences, rewards = earned.sequences, earned.rewards - earned.charges.sums()
-        lengths = np.maximum(sequences.loss_mask.sums(), 1).astype(np.float64)
-        each = weighted_centred(rewards, lengths, sequences.group)
+        each = weighted_centred(rewards, earned.written.sums(), sequences.group)
         return sequences.loss_mask.spread(each).values

@@ -37,6 +37,7 @@ class Earned:
     values: Ragged | None  # float32 per token, the critic's; None without a critic
     greedy: NDArray[np.bool_]  # [S] the baselines that needs().greedy asks for
     components: Mapping[str, NDArray[np.float64]]  # [S] each, as of RolloutBatch
+    written: Ragged  # bool per token: the policy's, also of samples that bear no loss
 
 
 class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
@@ -182,18 +183,18 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
         sequences = batch.sequences.take(rows)
         metrics = self._group_metrics(batch, rows)
         old, ref, values = (column and column.take(rows) for column in (old, ref, values))
+        cut = batch.truncated[rows]
+        masked = cut & ~greedy & self.mask_truncated_completions
+        written, sequences = sequences.loss_mask, without_loss(sequences, masked | greedy)
         charges = sequences.tokens.like(np.zeros(len(sequences.tokens.values)))
         if self._kl_in_reward:
-            charges, state, more = self._kl_charges(sequences.loss_mask, old, ref, state)
+            charges, state, more = self._kl_charges(written, sequences.loss_mask, old, ref, state)
             metrics |= more
         rewards, turns, state, scaling = self.scaled_rewards(
             batch.rewards[rows], batch.turn_rewards.take(rows), state
         )
-        cut = batch.truncated[rows]
-        masked = cut & ~greedy & self.mask_truncated_completions
-        sequences = without_loss(sequences, masked | greedy)
-        components = {name: column[rows] for name, column in batch.components.items()}
-        earned = Earned(sequences, rewards, turns, charges, cut, values, greedy, components)
+        parts = {name: column[rows] for name, column in batch.components.items()}
+        earned = Earned(sequences, rewards, turns, charges, cut, values, greedy, parts, written)
         token_columns, state, more = self.token_credit(earned, state)
         columns = masked_columns(token_columns, sequences.loss_mask)
         columns |= self._logprobs_before(batch.sampled_logprobs.take(rows), old)
@@ -277,30 +278,30 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
         return metrics
 
     def _kl_charges(
-        self, loss_mask: Ragged, old: Ragged | None, ref: Ragged | None, state: Mapping[str, Any]
-    ) -> tuple[Ragged, Mapping[str, Any], dict[str, float]]:
-        """(beta * KL of each token, the next state, metrics)."""
+        self, written: Ragged, loss_mask: Ragged, old: Ragged | None, ref: Ragged | None,
+        state: Mapping[str, Any],
+    ) -> tuple[Ragged, Mapping[str, Any], dict[str, float]]:  # fmt: skip
+        """(beta * KL of each token that the policy wrote, the next state, metrics). Means are over
+        the tokens of `loss_mask`.
+        """
         beta = float(state.get("kl_coef", self.kl_coef))
         before, reference = (
             required(column, f"{name!r} logprobs").values
             for column, name in ((old, "old"), (ref, "ref"))
         )
-        d = (before.astype(np.float64) - reference) * loss_mask.values
-        charges = loss_mask.like(beta * kl.estimate(self.kl_estimator, d))
-        mean_k1 = float(d.sum() / max(1, loss_mask.values.sum()))
+        d = (before.astype(np.float64) - reference) * written.values
+        charges = written.like(beta * kl.estimate(self.kl_estimator, d))
+        k1, tokens = float((d * loss_mask.values).sum()), loss_mask.sums()
+        mean_k1 = k1 / max(1, int(tokens.sum()))
         metrics = {
             "kl/coefficient": beta,
             "kl/token_mean": mean_k1,
-            "kl/sequence_mean": float(d.sum() / max(1, len(loss_mask))),
+            "kl/sequence_mean": k1 / max(1, int((tokens > 0).sum())),
             "kl/bounded_exponents": float(kl.overflows(self.kl_estimator, d).sum()),
         }
-        if self.kl_target is not None:
+        if self.kl_target is not None and tokens.any():
             beta_after = kl.adapted_coefficient(
-                beta,
-                mean_k1,
-                target=self.kl_target,
-                samples=len(loss_mask),
-                horizon=self.kl_horizon,
+                beta, mean_k1, target=self.kl_target, samples=len(written), horizon=self.kl_horizon
             )
             state = {**state, "kl_coef": beta_after}
         return charges, state, metrics
@@ -317,6 +318,7 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
         if self._reads_sampled:
             factor, more = self.correction_factor(inputs, old)
             token_loss = factor * token_loss
+            more["policy/bounded_exponents"] += metrics["policy/bounded_exponents"]
             metrics |= more
         if self._selects:
             token_loss = token_loss * inputs.columns["selected"]

@@ -8,6 +8,7 @@ the weights alone.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -133,25 +134,28 @@ class Evaluator:
         many verifiers failed.
         """
         return [
-            self._evaluate_set(name, prompts.all(), eval_set.by, engine, on_done)
-            for eval_set, (name, prompts) in zip(self.settings.sets, self._sets, strict=True)
+            self._evaluate_set(eval_set, prompts.all(), engine, on_done)
+            for eval_set, (_, prompts) in zip(self.settings.sets, self._sets, strict=True)
         ]
 
     def _evaluate_set(
         self,
-        name: str | None,
+        eval_set: EvalSet,
         prompts: Sequence[Prompt],
-        by: str | None,
         engine: Engine,
         on_done: Callable[[int], None],
     ) -> Result:
-        began = time.perf_counter()
-        groups = self._sample(prompts, self.settings.n_samples, self._sampling, engine, on_done)
+        began, name = time.perf_counter(), eval_set.name
+        drawing = Drawing(
+            self.settings.n_samples, self._sampling, self._seed, self._environment, eval_set.max_len
+        )
+        groups = self._sample(prompts, drawing, engine, on_done)
         greedy: Sequence[ScoredGroup | None] = [None] * len(groups)
         if self.settings.greedy:
             coldest = self._sampling.model_copy(update={"temperature": 0.0})
-            greedy = self._sample(prompts, 1, coldest, engine, on_done)
-        problems = [self._problem(*pair, by) for pair in zip(groups, greedy, strict=True)]
+            drawing = replace(drawing, samples=1, sampling=coldest)
+            greedy = self._sample(prompts, drawing, engine, on_done)
+        problems = [self._problem(*pair, eval_set.by) for pair in zip(groups, greedy, strict=True)]
         overall = rates(problems, self.settings.pass_at)
         parts = by_dataset(problems, self.settings.pass_at)
         metrics = {metric: rate for metric, (rate, _) in overall.items()}
@@ -197,12 +201,10 @@ class Evaluator:
     def _sample(
         self,
         prompts: Sequence[Prompt],
-        n: int,
-        sampling: SamplingSettings,
+        drawing: Drawing,
         engine: Engine,
         on_done: Callable[[int], None],
     ) -> list[ScoredGroup]:
-        drawing = Drawing(n, sampling, self._seed, self._environment, self.max_len)
         with self._scorer.step():
             return sample_groups(engine, self._scorer, prompts, drawing, self._tokenizer, on_done)
 

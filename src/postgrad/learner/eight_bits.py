@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from postgrad.learner.settings import LearnerSettings
+from postgrad.learner.settings import LearnerSettings, is_matrix
 from postgrad.ops.quantization import CHUNK, WIDE_BLOCK, dequantize_8bit, quantize_8bit
 from postgrad.parallel.sharding import TensorPiece
 
@@ -24,10 +24,11 @@ MOMENTS = {"exp_avg": True, "exp_avg_sq": False}  # by name, whether a moment ha
 STATE = tuple(name + end for name in MOMENTS for end in ("", SCALE))
 
 
-def is_quantized(piece: TensorPiece) -> bool:
+def is_quantized(name: str, piece: TensorPiece) -> bool:
     """Whether the moments of a weight are held in eight bits."""
     assert piece.cut is None or piece.cut.dim == 0  # LearnerSettings refuses tensor parallelism
-    return len(piece.shape) == 2 and math.prod(piece.shape) >= SMALLEST
+    two = len(piece.shape) == 2
+    return two and is_matrix(name, 2) and math.prod(piece.shape) >= SMALLEST
 
 
 def piece_of_state(name: str, piece: TensorPiece) -> TensorPiece:

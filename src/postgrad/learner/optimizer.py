@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from postgrad.core.errors import RunError, UsageError
 from postgrad.learner import eight_bits, loss_scale
 from postgrad.learner.loss_scale import LossScale
-from postgrad.learner.settings import LearnerSettings
+from postgrad.learner.settings import LearnerSettings, is_matrix
 from postgrad.models.linear import sum_gradients_in
 from postgrad.ops.orthogonal import orthogonalised
 from postgrad.parallel.ranks import ALONE, Ranks
@@ -21,8 +21,8 @@ from postgrad.parallel.sharding import WHOLE, TensorPiece, local, piece_of, whol
 Gather = Callable[[str, Tensor], tuple[Tensor, TensorPiece]]  # by name; see MasterOptimizer
 
 ADAMW_RMS = 0.2  # root mean square of AdamW's step, in learning rates (Liu et al., 2025, sec. 2.2)
-_IN_A_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
-_STACKED = re.compile(r"\.experts(\.base_layer)*\.lora_[AB]\.")  # A and B of all experts, 2-D
+# In a decoder's layer, but not A and B of all experts, which are 2-D.
+_HIDDEN = re.compile(r"(^|\.)layers\.\d+\.(?!(.*\.)?experts(\.base_layer)*\.lora_[AB]\.)")
 
 UPDATES = "updates"  # a number of the state, which belongs to no weight
 ADAMW, MUON = ("exp_avg", "exp_avg_sq"), ("momentum_buffer",)
@@ -31,10 +31,10 @@ ADAMW, MUON = ("exp_avg", "exp_avg_sq"), ("momentum_buffer",)
 def is_hidden_matrix(name: str, weight: Tensor) -> bool:
     """True for the 2-D weights inside a decoder's layers, the A and B of an adapter among them.
 
-    Embeddings and heads lie outside; norms and biases have one dimension; those of an adapter on
+    Embeddings and heads lie outside; norms and biases are no matrices; those of an adapter on
     experts are many in one, and AdamW trains them as it does experts.
     """
-    return weight.ndim == 2 and bool(_IN_A_LAYER.search(name)) and not _STACKED.search(name)
+    return weight.ndim == 2 and is_matrix(name, weight.ndim) and bool(_HIDDEN.search(name))
 
 
 class Muon:
@@ -119,15 +119,15 @@ class MasterOptimizer:
                 f'{sorted(self.master)[:3]}...: take "adamw"'
             )
         self._muon = Muon(matrices if settings.optimizer == "muon" else {}, settings, self._gather)
-        names = self.master if settings.optimizer_state == "8bit" else ()
-        quantized = {n: self.master[n] for n in names if eight_bits.is_quantized(self.pieces[n])}
+        named = self.master if settings.optimizer_state == "8bit" else {}
+        quantized = {n: p for n, p in named.items() if eight_bits.is_quantized(n, self.pieces[n])}
         self._eight_bits = eight_bits.EightBitAdamW(quantized, settings)
         self._moments = dict.fromkeys(self.master, ADAMW)
         self._moments |= dict.fromkeys(self._muon.weights, MUON)
         self._moments |= dict.fromkeys(quantized, eight_bits.STATE)
-        rest = [p for name, p in self.master.items() if self._moments[name] == ADAMW]
-        decayed = [p for p in rest if p.ndim >= 2]
-        plain = [p for p in rest if p.ndim < 2]  # norms and biases
+        rest = {name: p for name, p in self.master.items() if self._moments[name] == ADAMW}
+        decayed = [p for name, p in rest.items() if is_matrix(name, p.ndim)]
+        plain = [p for name, p in rest.items() if not is_matrix(name, p.ndim)]  # norms and biases
         self._adamw = torch.optim.AdamW(
             [
                 {"params": decayed, "weight_decay": settings.weight_decay},

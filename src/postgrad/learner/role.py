@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from postgrad.models.compiled import LayerSums
 
 AnyAlgorithm = TypeVar("AnyAlgorithm", bound=Algorithm)
+SKIPPED = "/skipped_updates"  # the end of a metric's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,11 @@ class UpdateResult:
     # [N] over the experience's flat tokens: the logprobs or scores before the step; NaN where none
     # were computed.
     outputs: NDArray[np.float32]
+
+    @property
+    def skipped(self) -> bool:
+        """Whether no optimizer step was taken: in float16, where the gradient was not finite."""
+        return any(value for name, value in self.metrics.items() if name.endswith(SKIPPED))
 
 
 class MovingAverage:
@@ -323,7 +329,7 @@ def _step_metrics(name: str, norm: float, scale: float | None) -> dict[str, floa
     skipped = not math.isfinite(norm)
     metrics = {} if skipped else {f"{name}/grad_norm": norm}
     if scale is not None:
-        metrics |= {f"{name}/loss_scale": scale, f"{name}/skipped_updates": float(skipped)}
+        metrics |= {f"{name}/loss_scale": scale, f"{name}{SKIPPED}": float(skipped)}
     return metrics
 
 

@@ -1,6 +1,7 @@
 """The recipe's settings for training a role, and the learning rates that follow from them."""
 
 import math
+import re
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -10,6 +11,15 @@ from postgrad.algorithms.critic import Critic
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.errors import UsageError
 from postgrad.core.settings import Settings, ShardingStage
+
+_PLAIN = re.compile(r"(bias|norm\.weight)$")
+
+
+def is_matrix(name: str, dimensions: int) -> bool:
+    """False for norms and biases, which do not decay. They have one dimension, or two: a bias of
+    each expert (gpt_oss), a norm of each head (cohere).
+    """
+    return dimensions >= 2 and not _PLAIN.search(name)
 
 
 class LearnerSettings(Settings):

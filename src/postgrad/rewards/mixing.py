@@ -23,6 +23,7 @@ def mix(
     components: Mapping[str, RewardSettings],
     outcomes: Mapping[tuple[int, int], Outcome],
     broken: FailurePolicy = "drop_sample",
+    turn_weight: float = 0.0,
 ) -> ScoredGroup:
     """The scored group of n rollouts.
 
@@ -30,7 +31,8 @@ def mix(
     the rollout) -> outcome, for every pair of a rollout whose environment did not fail. A failed
     component is NaN in `rewards`. With on_failure = "score" its failure_score enters the total
     instead; with "drop_group" no sample of the group is kept; otherwise its own sample is not kept.
-    A rollout whose environment failed has no rewards; `broken` is the policy for it.
+    A rollout whose environment failed has no rewards; `broken` is the policy for it. turn_weight:
+    of the environment's rewards in the sum; see `with_turn_rewards`.
     """
     n = len(rollouts)
     kept, totals = np.ones(n, np.bool_), np.full(n, math.nan)
@@ -41,9 +43,7 @@ def mix(
         if rollout.failure is not None:
             cause, message = rollout.failure.cause, rollout.failure.message
             failures.append(Failure(rollout.sample, ENVIRONMENT, cause, message))
-            kept[place] = False
-            if broken == "drop_group":
-                kept[:] = False
+            kept[slice(None) if broken == "drop_group" else place] = False
             continue
         scores: list[float] = []
         for c, (name, reward) in enumerate(components.items()):
@@ -61,7 +61,7 @@ def mix(
             else:
                 kept[place] = False
         if len(scores) == len(components):
-            totals[place] = total(list(components.values()), scores)
+            totals[place] = total([*components.values()], scores, turn_weight * _earned(rollout))
     totals[~kept] = math.nan
     noted = {name: (*d,) for name, d in details.items() if any(x is not None for x in d)}
     with_steps = _with_step_rewards(rollouts, list(components.values()), outcomes)
@@ -91,11 +91,12 @@ def _with_step_rewards(
     return tuple(credited)
 
 
-def total(rewards: Sequence[RewardSettings], scores: Sequence[float]) -> float:
+def total(rewards: Sequence[RewardSettings], scores: Sequence[float], turns: float = 0.0) -> float:
     """The total reward of a sample from the scores of its components.
 
     The gate_value of the first gate whose score is below gate_at; without one the weighted sum,
-    times the scores of the components with multiply = true.
+    times the scores of the components with multiply = true. turns: the environment's part of that
+    sum.
     """
     summed, factor = 0.0, 1.0
     for reward, score in zip(rewards, scores, strict=True):
@@ -105,23 +106,29 @@ def total(rewards: Sequence[RewardSettings], scores: Sequence[float]) -> float:
             factor *= score
         else:
             summed += reward.weight * score
-    return summed * factor
+    return (summed + turns) * factor
 
 
-def add_turn_rewards(group: ScoredGroup, weight: float) -> ScoredGroup:
-    """The group with its environment's rewards, summed over each episode, as one more component.
+def _earned(rollout: Rollout) -> float:
+    """What the environment gave for all turns of an episode; NaN where it failed. Equal rewards
+    have an equal sum, whichever tokens they stand at: sums of float32 would round by place.
+    """
+    if rollout.failure is not None:
+        return math.nan
+    earned = rollout.columns.get("turn_rewards", np.zeros(0))
+    return math.fsum(earned[earned != 0].tolist())
+
+
+def with_turn_rewards(group: ScoredGroup, weight: float) -> ScoredGroup:
+    """The group with its environment's rewards, summed over each episode, as one more component,
+    which its total has already.
 
     The rewards by turn stay in the rollouts' column "turn_rewards", and `turn_weight` of the group
     is their weight: some algorithms credit a turn only with the rewards that came after it.
     """
-    sums = [
-        math.nan if r.failure else float(r.columns.get("turn_rewards", np.zeros(0)).sum())
-        for r in group.rollouts
-    ]
-    earned = np.array(sums, np.float64)
+    earned = np.array([_earned(rollout) for rollout in group.rollouts], np.float64)
     rewards = {**group.rewards, ENVIRONMENT: earned}
-    total = group.total + weight * earned
-    return replace(group, rewards=rewards, total=total, turn_weight=weight)
+    return replace(group, rewards=rewards, turn_weight=weight)
 
 
 class Tally:

@@ -10,7 +10,7 @@ from postgrad.core.media import image_store
 from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.rewards import protocol
 from postgrad.rewards.learned import AskedHere, Learned
-from postgrad.rewards.mixing import ENVIRONMENT, Tally, add_turn_rewards, describe, mix
+from postgrad.rewards.mixing import ENVIRONMENT, Tally, describe, mix, with_turn_rewards
 from postgrad.rewards.pool import Lane, Lanes, lane
 from postgrad.rewards.protocol import Outcome, ScoreJob
 from postgrad.rewards.registry import component_names, controller_verifier
@@ -232,9 +232,10 @@ class Scorer:
 
     def _finish(self, group: _Group) -> None:
         components = {name: self._components[name] for name in group.names}
-        scored = mix(group.prompt, group.rollouts, components, group.outcomes, self._broken)
+        weight = self._environment or 0.0
+        scored = mix(group.prompt, group.rollouts, components, group.outcomes, self._broken, weight)
         if self._environment is not None:
-            scored = add_turn_rewards(scored, self._environment)
+            scored = with_turn_rewards(scored, weight)
         if self._tally is not None:
             self._tally.add(scored)
         self._stop_if_asked(scored)

@@ -199,7 +199,8 @@ def _pairs(
         return [], "no two rewards differ by more than the margin"
     if selection.pairs == "best_worst":
         best = different[0][0]
-        different = [pair for pair in different if pair[0] is best][-1:]
+        of_best = (pair for pair in different if pair[0] is best)
+        different = [min(of_best, key=lambda pair: pair[1]["total"])]  # the first of equals
     elif selection.pairs == "random":
         ticket = scored[0]["ticket"]
         different = [different[permutation(len(different), selection.seed, "pairs", ticket)[0]]]

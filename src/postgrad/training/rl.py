@@ -139,7 +139,7 @@ class RLJob:
         following = replace(
             state,
             step=number,
-            update=state.update + len(results["policy"]),
+            update=state.update + sum(not result.skipped for result in results["policy"]),
             episodes=state.episodes + sum(len(group.rollouts) for group in sampled.all),
             cursor=sampled.cursor,
             algorithm=credit.state,
@@ -148,7 +148,7 @@ class RLJob:
         )
         seconds = run.clock.step | paused.metrics
         metrics = step_metrics(sampled, batch, credit, results, seconds) | sizes_of(cut)
-        stale = staleness(batch, state.step, parts.sampling.max_staleness)
+        stale = staleness(batch, credit, state.step, parts.sampling.max_staleness)
         engines = parts.engine.stats.by_engine()
         engines |= idle_shares(seconds, spent, engines)
         return following, metrics | compared | published | stale | paused.metrics | engines

@@ -44,17 +44,19 @@ def step_metrics(
     tokens = float(sum(r.policy_mask.sum() for g in groups for r in g.rollouts))
     sampling = seconds["sample"] + seconds.get("overlap/sample_seconds", 0.0)
     trained = sum(update.get(f"{role}/computed_tokens", 0.0) for role in results)
+    emptied = len(sampled.groups) - len(np.unique(batch.sequences.group))  # not in the batch
     return {
         "loss": update.get("policy/loss", math.nan),
         "reward": totals.pop("reward"),
         **totals,
         "samples": samples,
-        "dropped_samples": samples - len(batch),
+        "dropped_samples": samples - len(credit.rows),
         "failures": sum(len(group.failures) for group in groups),
         **of_samples(groups, batch),
         "response_tokens": tokens,
         **sampled.metrics,
         **credit.metrics,
+        "groups/dropped": credit.metrics.get("groups/dropped", 0.0) + emptied,
         **update,
         "response_tokens_per_second": tokens / sampling,
         "train_tokens_per_second": trained / seconds["train"],
@@ -99,14 +101,15 @@ def compared_logprobs(
     return metrics | drift(learned, sampled, stale)
 
 
-def staleness(batch: RolloutBatch, step: int, bound: int) -> dict[str, float]:
+def staleness(batch: RolloutBatch, credit: Credit, step: int, bound: int) -> dict[str, float]:
     """How many steps older than the policy's weights, version `step`, those are that drew the
-    tokens to train on, and how many samples several versions wrote; {} where `bound`, of
+    tokens to train on, and how many of these samples several versions wrote; {} where `bound`, of
     rollout.max_staleness, is 0.
     """
-    if not bound or batch.versions is None or not len(batch):
+    if not bound or batch.versions is None or not len(credit.rows):
         return {}
-    versions, mask = batch.versions, batch.sequences.loss_mask.values
+    versions = batch.versions.take(credit.rows)
+    mask = credit.experience.sequences.loss_mask.values
     ages = step - versions.values[mask].astype(np.int64)
     rows = [row[row >= 0] for row in versions]
     mixed = [len(row) > 0 and int(row.min()) < int(row.max()) for row in rows]

@@ -75,7 +75,7 @@ class SupervisedJob(ABC, Generic[Drawn]):
         state = replace(
             state,
             step=state.step + 1,
-            update=state.update + 1,
+            update=state.update + (not result.skipped),
             episodes=state.episodes + len(drawn),
             cursor=state.cursor.settle(tickets),
             algorithm=following,
