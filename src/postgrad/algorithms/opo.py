@@ -24,5 +24,6 @@ class OPO(PolicyGradient):
 
     def token_advantages(self, earned: Earned) -> NDArray[np.float64]:
         sequences, rewards = earned.sequences, earned.rewards - earned.charges.sums()
-        each = weighted_centred(rewards, earned.written.sums(), sequences.group)
+        lengths = np.maximum(earned.written.sums(), 1).astype(np.float64)
+        each = weighted_centred(rewards, lengths, sequences.group)
         return sequences.loss_mask.spread(each).values
