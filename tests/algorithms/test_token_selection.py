@@ -61,7 +61,7 @@ def test_kl_cov_charges_the_tokens_of_the_largest_covariance(
     np.testing.assert_allclose(products[mask], list(wanted.values()), rtol=1e-9, atol=1e-12)
     assert not products[~mask].any()
     chosen = highest(products, mask, fraction)
-    assert chosen.sum() == (max(1, int(fraction * len(tokens))) if tokens else 0)
+    assert chosen.sum() == (max(1, int(round(fraction * len(tokens), 9))) if tokens else 0)
     assert not chosen[~mask].any()
     if chosen.any() and (mask & ~chosen).any():
         assert products[chosen].min() >= products[mask & ~chosen].max()
@@ -172,3 +172,7 @@ def test_the_loss_takes_the_adapted_coefficient(make_inputs: Any) -> None:
     assert algorithm.needs().old_entropy
     with pytest.raises(UsageError, match="entropy_coef_max"):
         GRPO(entropy_target=0.5, entropy_coef=0.1)
+
+
+def test_a_fraction_of_a_count_is_not_cut_by_the_rounding_of_floats() -> None:
+    assert highest(np.arange(100.0), np.ones(100, np.bool_), 0.29).sum() == 29

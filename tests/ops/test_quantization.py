@@ -1,5 +1,6 @@
 """Four and eight bits: tables, the nearest code, error bounds, and what chunks may not change."""
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -153,3 +154,26 @@ def test_tables_first_read_while_sampling_can_be_read_in_a_backward_pass() -> No
     x = drawn(2, 64).requires_grad_()
     (x @ dequantize_4bit(packed, shape, torch.float32)).sum().backward()
     assert x.grad is not None
+
+
+@pytest.mark.slow
+def test_the_kernel_of_four_bits_has_graphs_for_all_sizes_dtypes_and_modes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run meets them all: learner, probe of the engine, decoding, matrices of every width."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    quantization._compiled.cache_clear()
+    expand = quantization._compiled()
+    cpu = torch.device("cpu")
+    pairs, table = quantization._pairs(cpu), quantization._table(cpu, signed=True)
+    for rows in (1, 64, 96, 1024):
+        weight = torch.randn(rows, BLOCK)
+        packed = quantize_4bit(weight)
+        for dtype in (torch.float32, torch.bfloat16):
+            expected = dequantize_4bit(packed, weight.shape, dtype).view(-1)
+            for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+                with mode():
+                    expanded = expand(*packed, pairs, table, dtype)[: weight.numel()]
+                assert torch.equal(expanded, expected)
+    quantization._compiled.cache_clear()

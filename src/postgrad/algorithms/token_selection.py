@@ -169,7 +169,8 @@ def highest(values: Floats, mask: Mask, fraction: float, among: int | None = Non
     `among` tokens (those of `mask` where it is None), at least one where `mask` has any.
     """
     places = np.flatnonzero(mask)
-    count = max(1, int(fraction * (len(places) if among is None else among)))
+    share = fraction * (len(places) if among is None else among)
+    count = max(1, int(round(share, 9)))  # 0.29 of 100 are 29, not 28.999999999999996
     order = np.argsort(-values[places], kind="stable")[:count]
     chosen = np.zeros(len(mask), np.bool_)
     chosen[places[order]] = True

@@ -27,6 +27,7 @@ E8M0_BIAS = 127  # of MXFP4's scales, which are powers of two
 BLOCK = 64  # weights that share a scale in four bits
 WIDE_BLOCK = 256  # numbers that share a scale in eight bits: moments, and the scales of four bits
 DECADES = 7  # powers of ten that eight bits span
+GRAPHS = 64  # most graphs of the kernel that expands four bits
 CHUNK = 2**22  # numbers that are quantised at once, so that copies in float32 stay small
 
 
@@ -132,6 +133,10 @@ def _expanded(
 
 @cache
 def _compiled() -> Callable[..., Tensor]:
+    # There is a graph for each dtype, with and without gradients, and for sizes that torch does not
+    # take for one: more than its limit, beyond which it refuses.
+    settings: Any = torch._dynamo.config
+    settings.recompile_limit = max(settings.recompile_limit, GRAPHS)
     return torch.compile(_expanded, fullgraph=True, dynamic=True)  # pyright: ignore[reportUnknownMemberType]
 
 
