@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from postgrad.core.errors import ScoringFailed, UsageError
+from postgrad.core.errors import ScoresMissing, UsageError
 from postgrad.evaluation.answers import Evaluator
 from postgrad.training.start import resume, train
 
@@ -51,7 +51,7 @@ def test_a_verifier_that_breaks_costs_its_step_and_not_the_steps_before(
     rewards, never = fail_from(40), {"at_start": False, "at_end": False}
     recipe = make_recipe("rl", rewards=rewards, eval=never, checkpoint=AT_THE_END)
     kept = "the checkpoint of step 2 is kept; continue with postgrad resume"
-    with pytest.raises(ScoringFailed, match=kept):
+    with pytest.raises(ScoresMissing, match=kept):
         train(recipe, console)
     assert saved(recipe.run_dir) == ["step-000002"]
     failed = [e for e in lines(recipe.run_dir, "events.jsonl") if e["event"] == "verifier_failed"]
@@ -67,10 +67,10 @@ def test_an_evaluation_that_fails_costs_no_step_that_was_trained(
     recipe = make_recipe("rl", eval={"at_start": False}, checkpoint=AT_THE_END)
 
     def broken(self: Any, *given: Any) -> Any:
-        raise ScoringFailed("the judge is down")
+        raise ScoresMissing("the judge is down")
 
     monkeypatch.setattr(Evaluator, "__call__", broken)
-    with pytest.raises(ScoringFailed, match="checkpoint of step 3 is kept, without this evaluat"):
+    with pytest.raises(ScoresMissing, match="checkpoint of step 3 is kept, without this evaluat"):
         train(recipe, console)
     assert saved(recipe.run_dir) == ["step-000003"]
 
@@ -84,3 +84,22 @@ def test_a_misspelt_best_metric_does_not_cost_the_run(make_recipe: Any, console:
     assert saved(recipe.run_dir) == ["step-000003"]
     flags = ["--checkpoint.best_metric", "eval/accuracy"]
     assert resume(Path(recipe.run_dir), flags, [], console)["steps"] == 3
+
+
+def test_a_verifier_that_never_works_is_named_without_talk_of_what_is_kept(
+    make_recipe: Any, console: Any, fail_from: Any
+) -> None:
+    never = {"at_start": False, "at_end": False}
+    recipe = make_recipe("rl", rewards=fail_from(0), eval=never, checkpoint=AT_THE_END)
+    with pytest.raises(ScoresMissing, match=r"the server is gone \(fading.py:6\)$"):
+        train(recipe, console)
+    assert saved(recipe.run_dir) == []
+
+
+def test_the_command_that_continues_a_run_is_one_that_a_shell_reads(
+    make_recipe: Any, console: Any, fail_from: Any
+) -> None:
+    never = {"at_start": False, "at_end": False}
+    recipe = make_recipe("rl", "my run", rewards=fail_from(20), eval=never, checkpoint=AT_THE_END)
+    with pytest.raises(ScoresMissing, match=r"continue with postgrad resume '/.*/my run'$"):
+        train(recipe, console)

@@ -21,7 +21,7 @@ class WorkerLost(RunError):
     """A process of the run, or its machine, was lost; the run can resume from its checkpoint."""
 
 
-class ScoringFailed(RunError):
+class ScoresMissing(RunError):
     """Verifiers or the environment gave too few scores to go on; no weight is wrong by that."""
 
 

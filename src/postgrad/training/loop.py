@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from postgrad.checkpoint.state import Best, RunState
-from postgrad.core.errors import PostgradError, RunError, ScoringFailed, UsageError
+from postgrad.core.errors import PostgradError, RunError, ScoresMissing, UsageError
 from postgrad.evaluation.results import Result
 from postgrad.observe.loggers.all import of_evaluation
 from postgrad.observe.sentinels.base import SentinelStop
@@ -38,7 +38,7 @@ class Job(Protocol):
 def loop(run: Run, job: Job, state: RunState) -> RunState:
     """Runs the job from `state` to its last step, or until early stopping.
 
-    Raises Stopped where a signal asked for it, SentinelStop where a sentinel did, ScoringFailed
+    Raises Stopped where a signal asked for it, SentinelStop where a sentinel did, ScoresMissing
     where verifiers gave too few scores; all save first.
     """
     run.clock.take_step()  # loading is no part of the first step
@@ -65,8 +65,10 @@ def loop(run: Run, job: Job, state: RunState) -> RunState:
             raise SentinelStop(f"{spoken}; {_standing(saver, state)}") from None
         except _Unusable as evaluation:
             raise evaluation.error from None
-        except ScoringFailed as failed:
-            raise ScoringFailed(f"{failed}; {_standing(saver, state)}") from None
+        except ScoresMissing as failed:
+            if not state.step:
+                raise
+            raise ScoresMissing(f"{failed}; {_standing(saver, state)}") from None
         except Exception as error:
             if not ran_out(error):
                 raise
@@ -108,7 +110,7 @@ def _finish(
     if settings.sets and _due(settings, state.step, run.steps):
         try:
             state, improved, evaluation = _evaluate(run, job, state)
-        except (ScoringFailed, UsageError) as error:
+        except (ScoresMissing, UsageError) as error:
             raise _Unusable(type(error)(f"{error}; {_trained(run, saver, state)}")) from None
         line |= evaluation
     run.loggers.log(state.step, line)
@@ -127,7 +129,7 @@ def _trained(run: Run, saver: Saver, state: RunState) -> str:
         return str(error)
     return (
         f"the checkpoint of step {state.step} is kept, without this evaluation; continue with "
-        f"postgrad resume {run.directory.path}"
+        f"{run.directory.resume_command}"
     )
 
 
