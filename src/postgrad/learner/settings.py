@@ -1,7 +1,7 @@
 """The recipe's settings for training a role, and the learning rates that follow from them."""
 
 import math
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,6 +10,8 @@ from postgrad.algorithms.critic import Critic
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.errors import UsageError
 from postgrad.core.settings import Settings, ShardingStage
+
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]  # share of the past in a moving average
 
 
 class LearnerSettings(Settings):
@@ -32,7 +34,7 @@ class LearnerSettings(Settings):
     warmup_updates: int = Field(default=0, ge=0)  # or warmup_ratio
     warmup_ratio: float = Field(default=0.0, ge=0.0, le=1.0)  # share of all updates, rounded up
     min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)  # one update after the last
-    betas: tuple[float, float] = (0.9, 0.999)  # of AdamW
+    betas: tuple[Beta, Beta] = (0.9, 0.999)  # of AdamW
     eps: float = Field(default=1e-8, gt=0.0)  # of AdamW
     weight_decay: float = Field(default=0.0, ge=0.0)  # norms and biases do not decay
     max_grad_norm: float = Field(default=1.0, ge=0.0)  # 0: no clipping
