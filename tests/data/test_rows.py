@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postgrad.core.errors import UsageError
-from postgrad.data.rows import dataset_name, parse_split, read_rows
+from postgrad.data.rows import dataset_name, parse_split, read_rows, unread_keys
 from postgrad.data.settings import DataSettings
 
 ROWS = [{"question": f"{i}?", "answer": str(i)} for i in range(10)]
@@ -244,3 +244,17 @@ def test_what_json_lacks_becomes_text_or_lists_and_bytes_are_left_out(tmp_path: 
     }
     without = DataSettings(path=str(tmp_path / "rows.parquet"), images="")
     assert "images" not in read_rows(without)[0].values
+
+
+def test_keys_that_say_nothing_about_a_file_are_named_and_those_that_do_are_not(
+    write_rows: WriteRows,
+) -> None:
+    path = write_rows(ROWS)
+    (note,) = unread_keys(DataSettings(path=path, size=2, seed=7))
+    assert note.startswith("no effect: size, seed, of tasks and functions that generate rows")
+    (note,) = unread_keys(DataSettings(path=path, split="test[:1]"))
+    assert note == "a single file has no splits: 'test' is all of it, as 'train' would be"
+    assert unread_keys(DataSettings(path=path, split="train[:1]", limit=1)) == []
+    assert unread_keys(DataSettings(path=path, split="rows")) == []  # as the file is called
+    assert unread_keys(DataSettings(path="reasoning-gym:chain_sum", size=2, seed=7)) == []
+    assert unread_keys(DataSettings(path="my_module:my_rows", size=2, seed=7)) == []

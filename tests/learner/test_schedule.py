@@ -97,3 +97,9 @@ def test_the_way_down_is_that_of_transformers(total, warmup):
         for schedule, left in wanted.items():
             made = LearnerSettings(lr=1.0, schedule=schedule, warmup_updates=warmup)
             assert learning_rate(made, update, total) == pytest.approx(left, rel=1e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize("betas", [(0.9, 1.0), (1.5, 0.9), (-0.1, 0.9)])
+def test_betas_that_adamw_does_not_take_are_refused_with_the_recipe(betas: tuple[float, float]):
+    with pytest.raises(UsageError, match=r"less than 1|greater than or equal to 0"):
+        LearnerSettings(betas=betas)

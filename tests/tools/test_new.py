@@ -63,3 +63,10 @@ def test_no_file_is_written_over(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--job dpo: there are sft, reward, preference, rl"):
         new(Path("other"), "dpo")
     assert not Path("other").exists()
+
+
+def test_commands_in_a_new_recipe_name_its_own_files_as_a_shell_reads_them() -> None:
+    text = new(Path("my pairs"), "reward").read_text()
+    assert "postgrad train 'my pairs/recipe.toml'" in text
+    assert "postgrad serve-reward 'runs/my pairs/model'" in text
+    assert "runs/start" not in text

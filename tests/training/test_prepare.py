@@ -16,6 +16,7 @@ from postgrad.fleet import members
 from postgrad.fleet.engines import EngineWorker
 from postgrad.fleet.ranked import RankedFleet
 from postgrad.observe.console import Console
+from postgrad.training.prepare import repeated_rows
 from postgrad.training.start import train
 
 CLUSTER = {
@@ -98,3 +99,19 @@ def test_sizes_that_only_the_other_machine_could_try_have_to_be_stated(
     with pytest.raises(UsageError, match=r"GPUs are on other machines, .* that are \"auto\""):
         train(recipe, console)
     assert groups == []
+
+
+@pytest.mark.parametrize(
+    ("job", "batch", "told"),
+    [
+        ("sft", {"train_batch_size": 64}, "batch.train_batch_size = 64 is more than the 40 train"),
+        ("sft", {"train_batch_size": 40}, None),
+        ("rl", {"rollout_batch_size": 50}, "batch.rollout_batch_size = 50 is more than the 40"),
+        ("rl", {"rollout_batch_size": 40}, None),  # 160 samples, of 40 different rows
+    ],
+)
+def test_a_step_that_draws_rows_more_than_once_is_told(
+    make_recipe: Any, job: str, batch: dict[str, int], told: str | None
+) -> None:
+    text = repeated_rows(make_recipe(job, batch=batch).geometry(40), 40)
+    assert text is None if told is None else told in str(text)

@@ -1,6 +1,7 @@
 """new, recipes, completion: what comes before a recipe of one's own."""
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ def _new(args: argparse.Namespace, rest: list[str]) -> Any:
 
     recipe = new(args.folder, args.job, args.model)
     if not args.json:
+        named = shlex.quote(str(recipe))
         print(
             f"wrote {recipe}, train.jsonl and eval.jsonl. Next:\n"
-            f"  postgrad plan {recipe}\n"
-            f"  postgrad train {recipe}"
+            f"  postgrad plan {named}\n"
+            f"  postgrad train {named}"
         )
     return {"recipe": str(recipe)}
 

@@ -21,5 +21,9 @@ class WorkerLost(RunError):
     """A process of the run, or its machine, was lost; the run can resume from its checkpoint."""
 
 
+class ScoresMissing(RunError):
+    """Verifiers or the environment gave too few scores to go on; no weight is wrong by that."""
+
+
 class DiskFull(RunError):
     """The disk is full; files that were written before are intact."""

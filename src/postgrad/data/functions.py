@@ -11,7 +11,7 @@ from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.progress import tracked
 from postgrad.core.text import resolve
 from postgrad.data.account import Bookkeeper
-from postgrad.data.rows import Row, read_rows, shown
+from postgrad.data.rows import Row, read_rows, shown, unread_keys
 from postgrad.data.settings import RowSettings
 
 Function = Callable[[dict[str, Any]], Any]
@@ -28,6 +28,7 @@ def prepared_rows(settings: RowSettings, book: Bookkeeper | None = None) -> list
     rows = read_rows(settings)
     if book is not None:
         book.read = len(rows)
+        book.notes += unread_keys(settings)
     prepared: list[Row] = []
     for row in tracked("rows read", rows, len(rows)):
         if keep is not None and not _keeps(keep, row, settings.filter):

@@ -12,6 +12,7 @@ from postgrad.data.files import SUFFIXES, RowValues, files_of, read_file, read_h
 from postgrad.data.gym import PREFIX, is_function, read_function, read_gym
 from postgrad.data.settings import RowSettings
 
+GENERATING = ("task", "size", "seed")  # keys of datasets whose rows are generated
 _SPLIT = re.compile(r"([\w.-]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?")
 
 
@@ -49,6 +50,24 @@ def read_rows(settings: RowSettings) -> list[Row]:
     if not kept:
         raise UsageError(f"{settings.path} is empty: there is no row to read (data.path)")
     return kept
+
+
+def unread_keys(settings: RowSettings) -> list[str]:
+    """A note for people where keys that were given say nothing about rows of this kind."""
+    path = _local(settings.path)
+    generated = settings.path.startswith(PREFIX) or (path is None and is_function(settings.path))
+    defaults = type(settings).model_fields
+    stated = [key for key in GENERATING if getattr(settings, key) != defaults[key].default]
+    notes: list[str] = []
+    if stated and not generated:
+        notes.append(
+            f"no effect: {', '.join(stated)}, of tasks and functions that generate rows (limit "
+            "takes the first rows, split a slice)"
+        )
+    split = parse_split(settings.split)[0]
+    if path is not None and path.is_file() and split not in ("train", path.name.split(".")[0]):
+        notes.append(f"a single file has no splits: {split!r} is all of it, as 'train' would be")
+    return notes
 
 
 def dataset_name(settings: RowSettings) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,7 @@ from postgrad.core.batch import BatchGeometry
 from postgrad.core.errors import UsageError
 from postgrad.core.settings import Settings, ShardingStage
 
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]  # share of the past in a moving average
 _PLAIN = re.compile(r"(bias|norm\.weight)$")
 
 
@@ -42,7 +43,7 @@ class LearnerSettings(Settings):
     warmup_updates: int = Field(default=0, ge=0)  # or warmup_ratio
     warmup_ratio: float = Field(default=0.0, ge=0.0, le=1.0)  # share of all updates, rounded up
     min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)  # one update after the last
-    betas: tuple[float, float] = (0.9, 0.999)  # of AdamW
+    betas: tuple[Beta, Beta] = (0.9, 0.999)  # of AdamW
     eps: float = Field(default=1e-8, gt=0.0)  # of AdamW
     weight_decay: float = Field(default=0.0, ge=0.0)  # norms and biases do not decay
     max_grad_norm: float = Field(default=1.0, ge=0.0)  # 0: no clipping

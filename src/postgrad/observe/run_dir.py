@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -104,6 +105,11 @@ class RunDirectory:
         self.checkpoints = path / CHECKPOINTS
         self.images = path / IMAGES  # those of rows, by the SHA-256 of their files
         self.plan = path / PLAN  # forecasts of memory and time
+
+    @property
+    def resume_command(self) -> str:
+        """The command that continues the run, as a shell reads it."""
+        return f"postgrad resume {shlex.quote(str(self.path))}"
 
     @classmethod
     def create(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from postgrad.core.errors import RunError
+from postgrad.core.errors import ScoresMissing
 from postgrad.core.records import Failure, Prompt, Rollout, ScoredGroup
 from postgrad.rewards.protocol import Outcome
 from postgrad.rewards.settings import FailurePolicy, RewardSettings
@@ -149,11 +149,11 @@ class Tally:
             self._examples[group.prompt.ticket] = describe(group.prompt, group.failures[0])
 
     def judge(self, max_failed_fraction: float) -> None:
-        """RunError where more than this fraction of the samples failed."""
+        """ScoresMissing where more than this fraction of the samples failed."""
         if self.failed <= max_failed_fraction * self.samples:
             return
         causes = ", ".join(f"{cause} x{n}" for cause, n in sorted(self._causes.items()))
-        raise RunError(
+        raise ScoresMissing(
             f"verifiers or the environment failed on {self.failed} of {self.samples} samples of "
             f"this step ({causes}), more than scoring.max_failed_fraction = "
             f"{max_failed_fraction:g}; the first is {self._examples[min(self._examples)]}"

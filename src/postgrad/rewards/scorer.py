@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from postgrad.core.errors import RunError, UsageError
+from postgrad.core.errors import ScoresMissing, UsageError
 from postgrad.core.media import image_store
 from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.rewards import protocol
@@ -161,7 +161,7 @@ class Scorer:
     def completed(self, wait: bool) -> list[ScoredGroup]:
         """Groups whose scoring has ended; with `wait`, at least one while any is under way.
 
-        Raises RunError where a failed component's policy is to stop the run.
+        Raises ScoresMissing where a failed component's policy is to stop the run.
         """
         began = time.perf_counter()
         while True:
@@ -188,7 +188,7 @@ class Scorer:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around the scoring of one step: RunError at its end where too many samples failed."""
+        """Around the scoring of a step: ScoresMissing at its end where too many samples failed."""
         self._tally = tally = Tally()
         try:
             yield
@@ -197,7 +197,7 @@ class Scorer:
         tally.judge(self._max_failed)
 
     def judge(self, groups: Sequence[ScoredGroup]) -> None:
-        """RunError where too many samples of a step's groups failed, whenever they were scored."""
+        """ScoresMissing where too many samples of a step failed, whenever they were scored."""
         tally = Tally()
         for group in groups:
             tally.add(group)
@@ -246,7 +246,7 @@ class Scorer:
             component = self._components.get(failure.component)  # None: the environment
             policy = self._broken if component is None else component.on_failure
             if policy == "stop_run":
-                raise RunError(
+                raise ScoresMissing(
                     f"rewards: on_failure of {failure.component!r} is stop_run, and it failed on "
                     f"{describe(group.prompt, failure)}"
                 )

@@ -1,6 +1,7 @@
 """`postgrad new`: a recipe with comments beside a few rows of data, to be changed into your own."""
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -52,7 +53,13 @@ def new(folder: Path, job: str, model: str | None = None) -> Path:
     words = [word for key, value in changes.items() for word in (f"--{key}", value)]
     document = tomlkit.parse(text)
     change(document, parse_overrides(words))
-    text = tomlkit.dumps(document).replace(f"recipes/{START}/{job}/{FILE}", str(folder / FILE))
+    comments = {  # commands in them name what is written here
+        f"recipes/{START}/{job}/{FILE}": shlex.quote(str(folder / FILE)),
+        f"runs/{START}/{job}/model": shlex.quote(f"{changes['run_dir']}/model"),
+    }
+    text = tomlkit.dumps(document)
+    for of_shipped, of_new in comments.items():
+        text = text.replace(of_shipped, of_new)
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("train.jsonl", "eval.jsonl"):
         shutil.copyfile(source / name, folder / name)

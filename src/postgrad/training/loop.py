@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from postgrad.checkpoint.state import Best, RunState
-from postgrad.core.errors import RunError, UsageError
+from postgrad.core.errors import PostgradError, RunError, ScoresMissing, UsageError
 from postgrad.evaluation.results import Result
 from postgrad.observe.loggers.all import of_evaluation
 from postgrad.observe.sentinels.base import SentinelStop
@@ -38,7 +38,8 @@ class Job(Protocol):
 def loop(run: Run, job: Job, state: RunState) -> RunState:
     """Runs the job from `state` to its last step, or until early stopping.
 
-    Raises Stopped where a signal asked for it, SentinelStop where a sentinel did; both save first.
+    Raises Stopped where a signal asked for it, SentinelStop where a sentinel did, ScoresMissing
+    where verifiers gave too few scores; all save first.
     """
     run.clock.take_step()  # loading is no part of the first step
     saver = Saver(run, job, state)
@@ -62,6 +63,12 @@ def loop(run: Run, job: Job, state: RunState) -> RunState:
             raise Stopped(saver.stop(state, why)) from None
         except SentinelStop as spoken:
             raise SentinelStop(f"{spoken}; {_standing(saver, state)}") from None
+        except _Unusable as evaluation:
+            raise evaluation.error from None
+        except ScoresMissing as failed:
+            if not state.step:
+                raise
+            raise ScoresMissing(f"{failed}; {_standing(saver, state)}") from None
         except Exception as error:
             if not ran_out(error):
                 raise
@@ -71,6 +78,16 @@ def loop(run: Run, job: Job, state: RunState) -> RunState:
         finally:
             saver.close()
     return state
+
+
+class _Unusable(Exception):
+    """An evaluation after a step has failed, and what the step trained is saved. error: for people,
+    it says both.
+    """
+
+    def __init__(self, error: PostgradError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def _standing(saver: Saver, state: RunState) -> str:
@@ -91,7 +108,10 @@ def _finish(
     state, line = _log(run, state, metrics)
     improved = False
     if settings.sets and _due(settings, state.step, run.steps):
-        state, improved, evaluation = _evaluate(run, job, state)
+        try:
+            state, improved, evaluation = _evaluate(run, job, state)
+        except (ScoresMissing, UsageError) as error:
+            raise _Unusable(type(error)(f"{error}; {_trained(run, saver, state)}")) from None
         line |= evaluation
     run.loggers.log(state.step, line)
     last = state.step == run.steps or _early(run, state)
@@ -99,6 +119,18 @@ def _finish(
         saver.save(state, best=improved, must=last)
         run.clock.take_step()  # saves carry their own times, in events
     return state
+
+
+def _trained(run: Run, saver: Saver, state: RunState) -> str:
+    """Saves a step whose evaluation failed; a sentence that says where the run stands."""
+    try:
+        saver.save(state, must=True)
+    except RunError as error:
+        return str(error)
+    return (
+        f"the checkpoint of step {state.step} is kept, without this evaluation; continue with "
+        f"{run.directory.resume_command}"
+    )
 
 
 def _early(run: Run, state: RunState) -> bool:
@@ -160,7 +192,7 @@ def _better(run: Run, state: RunState, metrics: Mapping[str, float]) -> tuple[Be
     if metric not in metrics:
         raise UsageError(
             f"checkpoint.best_metric = {metric!r} is not among this run's evaluation metrics: "
-            f"{', '.join(metrics)}"
+            f"{', '.join(metrics)}: name one of them with --checkpoint.best_metric"
         )
     value = metrics[metric]
     if math.isnan(value):

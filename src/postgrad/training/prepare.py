@@ -11,6 +11,7 @@ import torch
 
 from postgrad.checkpoint.state import RunState
 from postgrad.checkpoint.store import Checkpoint, CheckpointStore, Untidy
+from postgrad.core.batch import BatchGeometry
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
@@ -262,11 +263,25 @@ def _tell_chosen(run: Run, state: RunState, *, resumed: bool) -> None:
         if updates is not None and (text := shortened_warmup(learner, updates)):
             run.console.warn(".".join((*map(str, place), text)))
             break  # a critic takes the policy's over
+    if (text := repeated_rows(run.geometry, run.rows or 0)) is not None:
+        run.console.warn(text)
     if state.step >= run.steps:
         run.console.note(f"all {run.steps} steps are done: a longer run is one with more of them")
     _foresee(run, state)
     event = "resumed" if resumed else "started"
     run.logs.event(event, f"step {state.step}", step=state.step, **run.choices.to_json())
+
+
+def repeated_rows(geometry: BatchGeometry, rows: int) -> str | None:
+    """A message where one step draws more rows than there are training rows; else None."""
+    key = "train_batch_size" if geometry.rollout_batch_size is None else "rollout_batch_size"
+    draws = geometry.rollout_batch_size or geometry.train_batch_size
+    if not rows or draws <= rows:
+        return None
+    return (
+        f"batch.{key} = {draws} is more than the {rows} training rows: each step has a row "
+        f"{draws / rows:.1f} times on average, and an epoch is less than a step"
+    )
 
 
 def _beginning() -> RunState:

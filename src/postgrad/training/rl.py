@@ -169,7 +169,6 @@ class RLJob:
         parts.engine.stats.by_engine()  # since the step before: evaluations are of no step
         with run.phase("sample", run.geometry.samples_per_step, parts.source.awaited):
             sampled = parts.source.next(state.step + 1, state.cursor, state.source, state.pending)
-            parts.scorer.judge(sampled.all)
         missing = sampled.metrics.get("sampling/missing_groups", 0.0)
         if missing:
             run.logs.event(
@@ -189,6 +188,7 @@ class RLJob:
                     component=failure.component,
                     cause=failure.cause,
                 )
+        parts.scorer.judge(sampled.all)  # after the causes are recorded
         return sampled
 
     def _pause(self) -> tuple[Paused, Mapping[str, float]]:

@@ -231,7 +231,7 @@ class Saver:
     def _standing(self) -> str:
         if self._saved is None:
             return self._last()
-        return f"{self._last()}; continue with postgrad resume {self._run.directory.path}"
+        return f"{self._last()}; continue with {self._run.directory.resume_command}"
 
     def _last(self) -> str:
         if self._saved is None:

@@ -171,7 +171,7 @@ def _standing(recipe: Recipe, directory: RunDirectory) -> str:
     step = max(store_of(recipe, directory).steps(), default=0)
     if not step:
         return "nothing was saved yet; the same command starts the run from its beginning"
-    return f"the checkpoint of step {step} is kept; postgrad resume {directory.path} continues"
+    return f"the checkpoint of step {step} is kept; {directory.resume_command} continues"
 
 
 def _once(
@@ -297,7 +297,7 @@ def with_restarts(
         if in_a_row > most:
             raise RunError(
                 f"{cause}; {standing}; cluster.max_restarts = {most}: it is not restarted; "
-                f"continue with postgrad resume {directory.path}"
+                f"continue with {directory.resume_command}"
             )
         restarts += 1
         text = f"{cause}; {standing}; restart {in_a_row} of {most} (cluster.max_restarts)"

@@ -34,6 +34,7 @@ def test_a_clean_recipe_of_rl_goes_through_every_phase_and_leaves_nothing(
     before = sorted(tmp_path.rglob("*"))
     report = dry_run(recipe, console)
     assert report.problems == []
+    assert not any(warning.check == "publish_route" for warning in report.warnings)
     assert report.exit_code == 0
     assert passed(report) >= SUPERVISED | {"sample", "publish", "verifiers", "best_metric"}
     train = next(one for one in report.checks if one.name == "train")

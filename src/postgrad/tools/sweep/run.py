@@ -10,6 +10,7 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from types import FrameType
 from typing import Any, TextIO, cast
 
@@ -137,7 +138,9 @@ def runs_to_show(path: Path, result: Standing | None = None) -> list[Path]:
     judged = [run.trial.judged for run in result.results]
     begun = [folder for folder in judged if RunDirectory.holds_run(folder)][:MOST_RUNS]
     if not begun:
-        raise UsageError(f"no run of the sweep {path} has begun: postgrad resume {path}")
+        raise UsageError(
+            f"no run of the sweep {path} has begun: postgrad resume {quote(str(path))}"
+        )
     return begun
 
 
@@ -241,7 +244,7 @@ def _run(sweep: Sweep, places: Places, console: Console, command: Command) -> St
         left = sum(run.state != "finished" for run in result.results)
         raise RunError(
             f"stopped: {left} of {len(sweep.trials)} runs have not finished; postgrad resume "
-            f"{sweep.path} continues with them"
+            f"{quote(str(sweep.path))} continues with them"
         )
     return result
 
