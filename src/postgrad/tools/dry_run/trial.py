@@ -26,9 +26,9 @@ from postgrad.training.loop import Job, loop
 from postgrad.training.prepare import prepare
 from postgrad.training.run import Run
 
-EXPECTED = (
-    *("started", "resumed", "saved", "data", "placed", "size_chosen", "size_lowered", "no_plan"),
-)
+EXPECTED = {
+    "started", "resumed", "saved", "data", "placed", "size_chosen", "size_lowered", "no_plan",
+}  # fmt: skip
 FATAL = ("save_failed", "copy_failed")
 
 
