@@ -135,7 +135,7 @@ def _expanded(
 def _compiled() -> Callable[..., Tensor]:
     # There is a graph for each dtype, with and without gradients, and for sizes that torch does not
     # take for one: more than its limit, beyond which it refuses.
-    settings: Any = torch._dynamo.config
+    settings: Any = torch._dynamo.config  # pyright: ignore[reportPrivateUsage]
     settings.recompile_limit = max(settings.recompile_limit, GRAPHS)
     return torch.compile(_expanded, fullgraph=True, dynamic=True)  # pyright: ignore[reportUnknownMemberType]
 
