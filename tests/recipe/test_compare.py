@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from postgrad.core.errors import UsageError
-from postgrad.recipe.compare import compare, differences
+from postgrad.recipe.compare import compare, differences, require_known
 from postgrad.recipe.load import load_recipe, with_overrides
 
 Write = Callable[..., Path]
 RUN = Path("runs/a")
+CHOICES = ["threads", "dtype"]
 SFT = """job = "sft"
 run_dir = "runs/a"
 steps = 10
@@ -71,6 +72,19 @@ def test_whatever_decides_a_weight_may_not_unless_it_is_allowed(write: Write) ->
     assert sorted(changed) == ["batch.rollout_batch_size", "learner.lr"]
 
 
+def test_a_key_that_would_allow_nothing_is_named(write: Write) -> None:
+    recipe = load_recipe(write())
+    require_known(["learner", "learner.lr", "data.path", "threads"], recipe, recipe, CHOICES)
+    for key, hint in {
+        "lr": r"did you mean .*learner\.lr",
+        "learner.rl": r"did you mean learner\.lr\?",
+        "learner.lr.x": "has such a key",
+        "thread": r"did you mean threads\?",
+    }.items():
+        with pytest.raises(UsageError, match=rf"--allow-change {key}: .*{hint}"):
+            require_known([key], recipe, recipe, CHOICES)
+
+
 def test_a_key_of_data_is_named_once_though_evaluation_takes_it_over(write: Write) -> None:
     before = load_recipe(write(text=SFT.format(max_len=512, system="x" * 500)))
     after = load_recipe(write(text=SFT.format(max_len=256, system="y" * 500)))
@@ -117,3 +131,9 @@ def test_a_model_that_takes_nothing_over_is_allowed_by_its_own_name_alone(write:
     after = load_recipe(write(text=text.replace("some/model", "another/model")))
     with pytest.raises(UsageError, match=r"--allow-change reward_model\.model\.path"):
         compare(before, after, ["model"], RUN)
+
+
+def test_a_best_metric_that_no_evaluation_can_have_is_refused(write: Write) -> None:
+    text = SFT.format(max_len=512, system="x")
+    with pytest.raises(UsageError, match=r"best_metric.*'loss' is no metric of an evaluation"):
+        load_recipe(write(text=text), ["--checkpoint.best_metric", "loss"])

@@ -57,6 +57,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace, rest: list[str]) -> Any:
+    from postgrad.recipe.compare import require_known
     from postgrad.recipe.load import load_recipe
     from postgrad.recipe.pipeline import load_pipeline
 
@@ -78,8 +79,9 @@ def _train(args: argparse.Namespace, rest: list[str]) -> Any:
         )
     recipe = load_recipe(args.recipe, rest)
     with heavy_imports():
-        from postgrad.training.start import train
+        from postgrad.training.start import CHOSEN, train
 
+    require_known(args.allow_change, recipe, recipe, CHOSEN)
     return train(
         recipe,
         console_of(args),

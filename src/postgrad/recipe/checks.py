@@ -71,6 +71,12 @@ def _evaluation(recipe: Sections) -> Iterator[RecipeProblem]:
             'needs to know what better is: give checkpoint.best_metric, such as "eval/accuracy"',
         )
     metric, mode = recipe.checkpoint.best_metric or "", recipe.checkpoint.best_mode
+    if metric and not metric.startswith("eval/"):
+        yield (
+            ("checkpoint", "best_metric"),
+            f'{metric!r} is no metric of an evaluation: their names begin with "eval/", as '
+            '"eval/accuracy" does',
+        )
     if metric.startswith("eval/") and metric.endswith(LOWER_IS_BETTER) and mode == "max":
         yield (
             ("checkpoint", "best_mode"),
@@ -79,10 +85,10 @@ def _evaluation(recipe: Sections) -> Iterator[RecipeProblem]:
     if not settings.sets:
         if settings.every or settings.at_start:
             yield ("eval",), "there is nothing to evaluate on: give path, or [[eval.sets]]"
-        if (recipe.checkpoint.best_metric or "").startswith("eval/"):
+        if metric.startswith("eval/"):
             yield (
                 ("checkpoint", "best_metric"),
-                f"{recipe.checkpoint.best_metric!r} needs an evaluation: give [eval] a path",
+                f"{metric!r} needs an evaluation: give [eval] a path",
             )
         return
     init = recipe.model.init if recipe.model.path is None else None

@@ -1,9 +1,10 @@
 """Two recipes of one run: which keys changed, and which may change without another result."""
 
+import difflib
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
@@ -118,6 +119,31 @@ def value_at(recipe: dict[str, Any], key: str) -> Any:
 def recipe_hash(recipe: Recipe) -> str:
     """SHA-256 of a resolved recipe, to tell whether a summary is of this one."""
     return hashlib.sha256(json.dumps(recipe.dump(), sort_keys=True).encode()).hexdigest()
+
+
+def require_known(
+    allowed: Sequence[str], before: Recipe, after: Recipe, choices: Iterable[str]
+) -> None:
+    """UsageError for a key of --allow-change that would allow nothing: it is in neither recipe, nor
+    among `choices`, what a run chooses at its start.
+    """
+    known = {*_keys(before.dump()), *_keys(after.dump()), *choices}
+    for key in allowed:
+        if key not in known:
+            last = key.rpartition(".")[2]
+            near = sorted(path for path in known if path.rpartition(".")[2] == last)
+            near = near or difflib.get_close_matches(key, known, 1)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise UsageError(f"--allow-change {key}: neither recipe nor run has such a key{hint}")
+
+
+def _keys(node: Any, place: tuple[str, ...] = ()) -> Iterator[str]:
+    """The dotted keys of a resolved recipe, of tables and of values."""
+    if place:
+        yield ".".join(place)
+    inner: dict[Any, Any] = node if isinstance(node, dict) else {}
+    for key, child in enumerate(node) if _are_tables(node) else inner.items():
+        yield from _keys(child, (*place, str(key)))
 
 
 def covers(allowed: str, key: str) -> bool:

@@ -4,7 +4,7 @@ the exported model, the summary.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from postgrad.checkpoint.state import RunState
 from postgrad.core.errors import RunError, UsageError, WorkerLost
+from postgrad.fleet.choices import Choices
 from postgrad.fleet.exported import own_role, role_of
 from postgrad.fleet.ranked import ClusterSession
 from postgrad.learner.optimizer import UPDATES
@@ -23,7 +24,7 @@ from postgrad.observe.loggers.base import RunIdentity
 from postgrad.observe.report.samples import tokenizer_files
 from postgrad.observe.run_dir import SUMMARY, RunDirectory, claimed, require_unclaimed
 from postgrad.observe.sinks import Logs
-from postgrad.recipe.compare import changes, compare, recipe_hash
+from postgrad.recipe.compare import changes, compare, recipe_hash, require_known
 from postgrad.recipe.load import recipe_from_json, require_runnable, with_overrides
 from postgrad.recipe.recipe import Recipe
 from postgrad.training import foreseen
@@ -37,6 +38,7 @@ from postgrad.training.saving import store_of
 from postgrad.training.summary import summarise, table
 
 T = TypeVar("T")
+CHOSEN = [field.name for field in fields(Choices)]  # keys of --allow-change beside a recipe's
 
 
 def train(
@@ -96,6 +98,7 @@ def resume(
     before = recipe_from_json(directory.recipe())
     recipe = with_overrides(before, overrides)
     recipe, hub_sources = pin(recipe, directory.sources(), allow_change)
+    require_known(allow_change, before, recipe, CHOSEN)
     changed = compare(before, recipe, allow_change, run_dir, ways_out="")
     require_installed(recipe.observe.loggers)
     _rewrite_recipe(directory, before, recipe, changed, hub_sources, console)

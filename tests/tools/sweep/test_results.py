@@ -67,6 +67,12 @@ def test_runs_whose_intervals_overlap_are_named_too(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_runs_with_the_same_highest_value_are_all_named(tmp_path: Path) -> None:
+    result = of_accuracies(tmp_path / "s", (0.6, 0.05), (0.6, 0.05), (0.3, 0.05))
+    start = "lr=1e-5 and lr=2e-5 have the highest eval/accuracy: 0.6 (95% interval 0.55 to 0.65)."
+    assert result.verdict().startswith(start)
+
+
 def test_without_an_interval_nobody_knows(tmp_path: Path) -> None:
     result = of_accuracies(tmp_path / "s", (0.4, None), (0.6, 0.05))
     assert result.to_json()["tied"] == ["lr=1e-5"]

@@ -129,7 +129,9 @@ class Standing:
         best, metric, others = self.best, self.metric, len(self.ranked) - 1
         if best is None or metric is None or best.value is None:
             return "No run has finished with a value to compare."
-        text = f"{best.trial.name} has the {metric.highest} {metric.name}: {best.value:.4g}"
+        equals = [run.trial.name for run in self.ranked if run.value == best.value]
+        subject = f"{best.trial.name} has" if len(equals) == 1 else f"{' and '.join(equals)} have"
+        text = f"{subject} the {metric.highest} {metric.name}: {best.value:.4g}"
         if not metric.evaluated:
             text += f", the mean over its last {LAST} steps"
         if not others:
