@@ -242,7 +242,7 @@ UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
         {"prompt": "q", "chosen": "a", "rejected": [BAD]},
         "'chosen' is str, 'rejected' is list; an answer is text or a list of messages",
     ),
-    "no text": ({"prompt": "q", "chosen": "a", "rejected": None}, "'rejected' is NoneType"),
+    "no text": ({"prompt": "q", "chosen": "a", "rejected": None}, "'rejected' is null"),
     "no messages": (
         {"chosen": [USER, {"role": "assistant"}], "rejected": [USER, BAD]},
         r"column 'chosen' of row 0 is no conversation: .* \(data.chosen\)",

@@ -11,7 +11,7 @@ from typing import Any
 from postgrad.core.errors import UsageError
 from postgrad.data.chat_format import Message, says_nothing, with_tools
 from postgrad.data.images import identified, with_images
-from postgrad.data.messages import called_tools, chat_of, column, with_system
+from postgrad.data.messages import called_tools, chat_of, column, kind_of, with_system
 from postgrad.data.rows import Row, shown
 from postgrad.data.settings import PairSettings
 
@@ -207,7 +207,7 @@ def _conversations(
     elif all(isinstance(value, list) for value in values.values()):
         shape, chats, before = _of_messages(row, settings, values, columns)
     else:
-        kinds = ", ".join(f"{name!r} is {type(value).__name__}" for name, value in values.items())
+        kinds = ", ".join(f"{name!r} is {kind_of(value)}" for name, value in values.items())
         raise UsageError(
             f"{row.place}: row {row.index}: {kinds}; an answer is text or a list of messages, and "
             f"both of a pair are the same ({', '.join(columns.values())})"

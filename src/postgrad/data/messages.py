@@ -230,10 +230,14 @@ def _text(row: Row, name: str, key: str, settings: DataSettings) -> str:
     value = column(row, name, key)
     if not isinstance(value, str):
         raise UsageError(
-            f"{row.place}: column {name!r} of row {row.index} is {type(value).__name__}, not text "
-            f"({key})"
+            f"{row.place}: column {name!r} of row {row.index} is {kind_of(value)}, not text ({key})"
         )
     return value.strip() if settings.strip else value
+
+
+def kind_of(value: Any) -> str:
+    """The type of a column's value, for people."""
+    return "null" if value is None else type(value).__name__
 
 
 def chat_of(value: Any, row: Row, name: str, key: str, *, strip: bool) -> list[Message]:

@@ -45,25 +45,29 @@ def call(verifier: Verifier, prompt: PromptView, rollout: RolloutView | None) ->
     return as_score(verifier.score(prompt, rollout))
 
 
+class NoScore(ValueError):
+    """A verifier returned no finite number; where it went wrong is not known."""
+
+
 def as_score(returned: Any) -> tuple[float, Any]:
     """(score, detail) from the return value of a verifier, a number or a Score.
 
-    Raises ValueError where the score is not a finite number.
+    Raises NoScore where the score is not a finite number.
     """
     value, detail = (
         (returned.value, returned.detail) if isinstance(returned, Score) else (returned, None)
     )
     if not isinstance(value, Real):
-        raise ValueError(f"returned {_short(value)}, which is no number")
+        raise NoScore(f"returned {_short(value)}, which is no number")
     if not math.isfinite(value):
-        raise ValueError(f"returned {float(value)}, which is no score")
+        raise NoScore(f"returned {float(value)}, which is no score")
     return float(value), detail
 
 
 def describe(error: BaseException) -> str:
     """One line of text: type, message, and the file and line that raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    last = frames[-1] if frames else None
+    last = frames[-1] if frames and not isinstance(error, NoScore) else None
     where = f" ({os.path.basename(last.filename)}:{last.lineno})" if last else ""  # noqa: PTH119
     try:
         text = str(error)
