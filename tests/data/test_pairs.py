@@ -152,6 +152,13 @@ def test_a_pair_that_parts_inside_a_turn_bears_loss_on_all_of_it_and_on_every_an
     ]
 
 
+def test_labels_of_one_kind_alone_are_told(write_rows: WriteRows, tokenizer: Any) -> None:
+    rows = [{"prompt": "q", "completion": answer, "label": True} for answer in "ab"]
+    found = load_labelled(PairSettings(path=write_rows(rows)), tokenizer)
+    note = "all labels are true: there is no answer of the other kind"
+    assert found.account.notes[-1] == note
+
+
 def test_a_label_says_whether_an_answer_is_desirable(write_rows: WriteRows, tokenizer: Any) -> None:
     rows = [
         {"prompt": "q", "completion": "good", "label": True},

@@ -1,7 +1,7 @@
 """Preferences by ticket: pairs of answers (DPO and reward models), labelled answers (KTO)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -128,6 +128,10 @@ def load_labelled(
         )
         for place, (row, tokens, desirable) in enumerate(answers)
     ]
+    labels = {answer.desirable for answer in labelled}
+    if len(labels) == 1:  # what KTO learns is the difference
+        note = f"all labels are {str(labels.pop()).lower()}: there is no answer of the other kind"
+        account = replace(account, notes=(*account.notes, note))
     return LabelledSet(labelled, account, settings.shuffle)
 
 
