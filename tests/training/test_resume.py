@@ -154,6 +154,17 @@ def test_a_changed_recipe_is_another_run(make_recipe: Any, console: Console) -> 
     assert train(other, console, overwrite=True)["steps"] == 3
 
 
+def test_a_run_does_not_go_back_to_fewer_steps(make_recipe: Any, console: Console) -> None:
+    recipe = make_recipe("sft")
+    train(recipe, console)
+    stored = (Path(recipe.run_dir) / "recipe.json").read_bytes()
+    with pytest.raises(UsageError, match=r"steps = 2: .* has done 3, .*; give 3 to end it there"):
+        resume(Path(recipe.run_dir), ["--steps", "2"], [], console)
+    with pytest.raises(UsageError, match="no run goes back"):
+        train(with_overrides(recipe, ["--steps", "2"]), console)
+    assert (Path(recipe.run_dir) / "recipe.json").read_bytes() == stored
+
+
 def test_checkpoints_of_another_run_are_never_taken_for_ones_own(
     make_recipe: Any, console: Console, tmp_path: Path
 ) -> None:

@@ -122,7 +122,15 @@ def _rewrite_recipe(
     sources: Sequence[HubSource],
     console: Console,
 ) -> None:
-    """Replaces recipe.json. Where keys changed, the one of before is kept and the change logged."""
+    """Replaces recipe.json. Where keys changed, the one of before is kept and the change logged.
+    Raises UsageError for fewer steps than the run has done.
+    """
+    done = max(store_of(recipe, directory).steps(), default=0)
+    if "steps" in changed and recipe.steps is not None and recipe.steps < done:
+        raise UsageError(
+            f"steps = {recipe.steps}: {directory.path} has done {done}, and no run goes back; "
+            f"give {done} to end it there, or choose another --run_dir"
+        )
     kept = directory.keep_recipe() if changed else None
     directory.write_recipe(recipe.dump(), [source.to_json() for source in sources])
     if kept is not None:
