@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.layouts import slope, split, total, whole
-from postgrad.algorithms.base import Needs
+from postgrad.algorithms.base import Needs, adapted
 from postgrad.algorithms.ppo import PPO
 from postgrad.algorithms.reinforce_pp import ReinforcePP
 from postgrad.core.errors import UsageError
@@ -266,3 +266,10 @@ def test_reinforce_pp_credits_a_turn_only_with_what_came_after_it() -> None:
     np.testing.assert_allclose(found.row(0)[[1, 2, 4]], white(follows)[0], rtol=1e-6)
     np.testing.assert_allclose(found.row(1)[1:], white(follows)[1], rtol=1e-6)
     assert found.row(0)[3] == 0
+
+
+def test_coefficients_stay_where_the_policy_did_not_learn() -> None:
+    before, after = {"kl_coef": 0.1, "mean": 1.0}, {"kl_coef": 0.05, "mean": 2.0}
+    assert adapted(before, after, learned=True) == after
+    assert adapted(before, after, learned=False) == {"kl_coef": 0.1, "mean": 2.0}
+    assert adapted({}, {"entropy_coef": 0.3, "mean": 2.0}, learned=False) == {"mean": 2.0}

@@ -87,6 +87,7 @@ def test_in_warm_up_steps_the_critic_learns_and_the_policy_keeps_every_bit(
         assert line["critic/loss"] > 0
         # The engine before the publish is as far from the learner as after it: by rounding.
         assert line["sentinel/policy_moved"] == line["sentinel/publish_difference"] < 1e-6
+        assert line["kl/coefficient"] == 0.1  # the policy does not move, and is not pushed to
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from postgrad.ops.preferences import AnswerSums
 
 LossLevel = Literal["token", "step", "sequence", "pair", "group"]
+ADAPTED = ("kl_coef", "entropy_coef")  # of an algorithm's state
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,3 +247,15 @@ class RewardAlgorithm(ScoreAlgorithm):
         level "step" it is the last token of each labelled step, where sequences.loss_mask is True
         already, and targets [N] are the labels there. Anything else is a ValueError.
         """
+
+
+def adapted(
+    before: Mapping[str, Any], after: Mapping[str, Any], *, learned: bool
+) -> Mapping[str, Any]:
+    """An algorithm's state after a step. The coefficients of KL and entropy follow how the policy
+    moves, so they stay where it did not learn, as while only the critic warms up.
+    """
+    if learned:
+        return after
+    others = {name: value for name, value in after.items() if name not in ADAPTED}
+    return others | {name: before[name] for name in ADAPTED if name in before}

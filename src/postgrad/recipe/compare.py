@@ -127,12 +127,12 @@ def require_known(
     """UsageError for a key of --allow-change that would allow nothing: it is in neither recipe, nor
     among `choices`, what a run chooses at its start.
     """
-    known = {*_keys(before.dump()), *_keys(after.dump()), *choices}
+    keys = {*_keys(before.dump()), *_keys(after.dump()), *choices}
     for key in allowed:
-        if key not in known:
+        if key not in keys:
             last = key.rpartition(".")[2]
-            near = sorted(path for path in known if path.rpartition(".")[2] == last)
-            near = near or difflib.get_close_matches(key, known, 1)
+            near = sorted(path for path in keys if path.rpartition(".")[2] == last)
+            near = near or difflib.get_close_matches(key, keys, 1)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise UsageError(f"--allow-change {key}: neither recipe nor run has such a key{hint}")
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor
 
-from postgrad.algorithms.base import RolloutAlgorithm
+from postgrad.algorithms.base import RolloutAlgorithm, adapted
 from postgrad.algorithms.critic import Critic
 from postgrad.checkpoint.state import RunState
 from postgrad.checkpoint.store import Checkpoint
@@ -142,7 +142,7 @@ class RLJob:
             update=state.update + sum(not result.skipped for result in results["policy"]),
             episodes=state.episodes + sum(len(group.rollouts) for group in sampled.all),
             cursor=sampled.cursor,
-            algorithm=credit.state,
+            algorithm=adapted(state.algorithm, credit.state, learned=bool(results["policy"])),
             source=sampled.state,
             pending=paused.pending,
         )
