@@ -141,7 +141,7 @@ def _keys(node: Any, place: tuple[str, ...] = ()) -> Iterator[str]:
     """The dotted keys of a resolved recipe, of tables and of values."""
     if place:
         yield ".".join(place)
-    inner: dict[Any, Any] = node if isinstance(node, dict) else {}
+    inner = cast(dict[str, Any], node) if isinstance(node, dict) else {}
     for key, child in enumerate(node) if _are_tables(node) else inner.items():
         yield from _keys(child, (*place, str(key)))
 
