@@ -39,8 +39,6 @@ def settle() -> None:
     settings.recompile_limit = GRAPHS
     # Beyond the limit torch would go on without compiling, with other bits.
     settings.fail_on_recompile_limit_hit = True
-    # What a layer notes while it runs is for that forward alone: nothing is to be repeated.
-    settings.skip_fwd_side_effects_in_bwd_under_checkpoint = True
 
 
 def _options(backend: str) -> dict[str, Any] | None:

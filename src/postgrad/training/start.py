@@ -125,7 +125,7 @@ def _rewrite_recipe(
     """Replaces recipe.json. Where keys changed, the one of before is kept and the change logged.
     Raises UsageError for fewer steps than the run has done.
     """
-    done = max(store_of(recipe, directory).steps(), default=0)
+    done = _saved(recipe, directory)
     if "steps" in changed and recipe.steps is not None and recipe.steps < done:
         raise UsageError(
             f"steps = {recipe.steps}: {directory.path} has done {done}, and no run goes back; "
@@ -177,9 +177,14 @@ def _execute(
     return summary
 
 
+def _saved(recipe: Recipe, directory: RunDirectory) -> int:
+    """The step of the newest checkpoint; 0 without one."""
+    return max(store_of(recipe, directory).steps(), default=0)
+
+
 def _standing(recipe: Recipe, directory: RunDirectory) -> str:
     """Where a run stands that was stopped at once, and how it goes on."""
-    step = max(store_of(recipe, directory).steps(), default=0)
+    step = _saved(recipe, directory)
     if not step:
         return "nothing was saved yet; the same command starts the run from its beginning"
     return f"the checkpoint of step {step} is kept; {directory.resume_command} continues"
