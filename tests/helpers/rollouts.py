@@ -1,6 +1,6 @@
 """An engine that answers at once, prompts that are numbers, and rewards that a test chooses."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -90,6 +90,12 @@ class Chosen:
     def completed(self, wait: bool) -> list[ScoredGroup]:
         done, self._done = self._done, []
         return done
+
+    def too_many_failed(self, groups: Iterable[ScoredGroup], samples: int) -> bool:
+        return False
+
+    def judge(self, groups: Iterable[ScoredGroup]) -> None:
+        pass
 
 
 class Words:

@@ -79,8 +79,9 @@ def test_a_judge_that_is_down_fails_every_sample_and_the_step(
         type="judge", base_url="http://127.0.0.1:9/v1", model="m", retries=0, backoff=0.0
     )
     scorer = make_scorer(down)
-    with pytest.raises(RunError, match=r"failed on 2 of 2 samples .*refused"), scorer.step():
-        scorer.score([(make_prompt(), make_rollouts(["good", "poor"]))])
+    groups = scorer.score([(make_prompt(), make_rollouts(["good", "poor"]))])
+    with pytest.raises(RunError, match=r"failed on 2 of 2 samples .*refused"):
+        scorer.judge(groups)
 
 
 @pytest.mark.slow

@@ -207,9 +207,9 @@ def test_a_server_that_goes_down_fails_samples_and_the_step(
     with reward_server() as server:
         scorer = make_scorer(reward(url=server.url))
         assert scorer.check([make_prompt()]) == []
-    groups = []
-    with pytest.raises(RunError, match=r"failed on 20 of 20 samples .*refused"), scorer.step():
-        groups += scorer.score([(make_prompt(), make_rollouts(["a"] * 20))])
+    groups = scorer.score([(make_prompt(), make_rollouts(["a"] * 20))])
+    with pytest.raises(RunError, match=r"failed on 20 of 20 samples .*refused"):
+        scorer.judge(groups)
     assert np.isnan(groups[0].total).all()
     messages = [failure.message for failure in groups[0].failures]
     assert sum("is left alone for another" in one for one in messages) >= 10

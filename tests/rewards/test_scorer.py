@@ -92,24 +92,22 @@ def test_a_step_in_which_too_many_samples_fail_stops_the_run(
     make_scorer, make_prompt, make_rollouts, obeying
 ):
     scorer = make_scorer(obeying(), max_failed_fraction=0.25)
-    with scorer.step():
-        scorer.score([(make_prompt(), make_rollouts(["1", "raise", "3", "4"]))])
-    with pytest.raises(RunError, match="failed on 2 of 4 samples"), scorer.step():
-        scorer.score([(make_prompt(), make_rollouts(["1", "raise", "nan", "4"]))])
-
-
-def test_groups_that_were_scored_before_their_step_count_in_it(
-    make_scorer, make_prompt, make_rollouts, obeying
-):
-    scorer = make_scorer(obeying(), max_failed_fraction=0.25)
     well, ill = [
         scorer.score([(make_prompt(), make_rollouts(texts))])
         for texts in (["1", "raise", "3", "4"], ["1", "raise", "nan", "4"])
     ]
-    with scorer.step():  # an evaluation in between counts its own
-        scorer.judge(well)
+    scorer.judge(well)
     with pytest.raises(RunError, match="failed on 2 of 4 samples"):
         scorer.judge(ill)
+
+
+def test_a_step_is_refused_before_its_end_once_no_other_sample_can_save_it(
+    make_scorer, make_prompt, make_rollouts, obeying
+):
+    scorer = make_scorer(obeying(), max_failed_fraction=0.25)
+    groups = scorer.score([(make_prompt(), make_rollouts(["1", "raise", "nan", "4"]))])
+    assert not scorer.too_many_failed(groups, 8)
+    assert scorer.too_many_failed(groups, 7)
 
 
 def test_whoever_waits_for_scores_is_told_that_scoring_was_ended(
@@ -224,8 +222,8 @@ def test_an_environment_alone_scores_without_any_worker(make_prompt, make_rollou
     with Scorer((), ScoringSettings(), environment=0.5) as scorer:
         assert scorer.names == ["environment"]
         assert scorer.check([make_prompt()]) == []
-        with scorer.step():
-            (group,) = scorer.score([(make_prompt(), rollouts)])
+        (group,) = scorer.score([(make_prompt(), rollouts)])
+        scorer.judge([group])
     assert group.rewards["environment"].tolist() == [0.0, 3.0]
     assert group.total.tolist() == [0.0, 1.5]
     assert group.kept.all()
@@ -275,6 +273,6 @@ def test_failures_of_environments_can_stop_the_run_and_count_in_a_step(make_prom
     with stops, pytest.raises(RunError, match=r"'environment' is stop_run.*crash: it fell"):
         stops.score([(make_prompt(), failed)])
     counts = Scorer((), ScoringSettings(), environment=1.0)
-    too_many = r"failed on 1 of 1 samples of this step \(environment: crash x1\)"
-    with counts, pytest.raises(RunError, match=too_many), counts.step():
-        counts.score([(make_prompt(), failed)])
+    too_many = r"failed on 1 of 1 samples scored in this step \(environment: crash x1\)"
+    with counts, pytest.raises(RunError, match=too_many):
+        counts.judge(counts.score([(make_prompt(), failed)]))

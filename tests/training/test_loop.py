@@ -61,6 +61,28 @@ def test_a_verifier_that_breaks_costs_its_step_and_not_the_steps_before(
     assert [line["step"] for line in lines(recipe.run_dir, "metrics.jsonl")] == [1, 2, 3]
 
 
+def test_a_verifier_that_hangs_does_not_hang_on_every_sample_of_a_step(
+    make_recipe: Any, console: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Eight pairs of samples, one worker, two tries of each: the first pair decides."""
+    (tmp_path / "deaf.py").write_text(
+        "import time\ndef deaf(prompt, rollout):\n    time.sleep(60)\n"
+    )
+    paths = [str(tmp_path), os.environ.get("PYTHONPATH")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    recipe = make_recipe(
+        "rl",
+        rewards=[{"type": "deaf:deaf", "wall_seconds": 0.3}],
+        scoring={"workers": 1},
+        eval={"at_start": False, "at_end": False},
+        batch={"rollout_batch_size": 8, "n_samples_per_prompt": 2, "train_batch_size": 16},
+    )
+    with pytest.raises(ScoresMissing, match=r"failed on 2 of 2 samples .*deaf: wall_clock x2"):
+        train(recipe, console)
+    failed = [e for e in lines(recipe.run_dir, "events.jsonl") if e["event"] == "verifier_failed"]
+    assert [(event["ticket"], event["sample"]) for event in failed] == [(0, 0), (0, 1)]
+
+
 def test_an_evaluation_that_fails_costs_no_step_that_was_trained(
     make_recipe: Any, console: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

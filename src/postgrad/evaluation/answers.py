@@ -205,8 +205,7 @@ class Evaluator:
         engine: Engine,
         on_done: Callable[[int], None],
     ) -> list[ScoredGroup]:
-        with self._scorer.step():
-            return sample_groups(engine, self._scorer, prompts, drawing, self._tokenizer, on_done)
+        return sample_groups(engine, self._scorer, prompts, drawing, self._tokenizer, on_done)
 
     def _problem(
         self, group: ScoredGroup, greedy: ScoredGroup | None, by: str | None

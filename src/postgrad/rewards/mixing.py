@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -134,19 +134,17 @@ def with_turn_rewards(group: ScoredGroup, weight: float) -> ScoredGroup:
 class Tally:
     """Counts the samples of a step, and those on which a verifier failed."""
 
-    def __init__(self) -> None:
+    def __init__(self, groups: Iterable[ScoredGroup]) -> None:
         self.samples = 0
         self.failed = 0
         self._causes: Counter[str] = Counter()
         self._examples: dict[int, str] = {}  # by ticket, so that the first one is named
-
-    def add(self, group: ScoredGroup) -> None:
-        """Counts the samples and failures of a group."""
-        self.samples += len(group.rollouts)
-        self.failed += len({failure.sample for failure in group.failures})
-        self._causes.update(f"{f.component}: {f.cause}" for f in group.failures)
-        if group.failures:
-            self._examples[group.prompt.ticket] = describe(group.prompt, group.failures[0])
+        for group in groups:
+            self.samples += len(group.rollouts)
+            if group.failures:
+                self.failed += len({failure.sample for failure in group.failures})
+                self._causes.update(f"{f.component}: {f.cause}" for f in group.failures)
+                self._examples[group.prompt.ticket] = describe(group.prompt, group.failures[0])
 
     def judge(self, max_failed_fraction: float) -> None:
         """ScoresMissing where more than this fraction of the samples failed."""
@@ -154,8 +152,8 @@ class Tally:
             return
         causes = ", ".join(f"{cause} x{n}" for cause, n in sorted(self._causes.items()))
         raise ScoresMissing(
-            f"verifiers or the environment failed on {self.failed} of {self.samples} samples of "
-            f"this step ({causes}), more than scoring.max_failed_fraction = "
+            f"verifiers or the environment failed on {self.failed} of {self.samples} samples "
+            f"scored in this step ({causes}), more than scoring.max_failed_fraction = "
             f"{max_failed_fraction:g}; the first is {self._examples[min(self._examples)]}"
         )
 

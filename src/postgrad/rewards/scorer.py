@@ -1,8 +1,7 @@
 """Rollouts in, scored groups out: components are weighted and summed, failures are recorded."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from postgrad.core.errors import ScoresMissing, UsageError
@@ -84,7 +83,6 @@ class Scorer:
         # key of a job -> its group, index of the component in it, index of the rollout in it
         self._place: dict[int, tuple[_Group, int, int]] = {}
         self._ready: list[ScoredGroup] = []
-        self._tally: Tally | None = None  # within `step`
         self.seconds = 0.0
 
     def __enter__(self) -> "Scorer":
@@ -186,22 +184,15 @@ class Scorer:
             done |= {group.prompt.ticket: group for group in self.completed(wait=True)}
         return [done[prompt.ticket] for prompt, _ in pairs]
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Around the scoring of a step: ScoresMissing at its end where too many samples failed."""
-        self._tally = tally = Tally()
-        try:
-            yield
-        finally:
-            self._tally = None
-        tally.judge(self._max_failed)
+    def judge(self, groups: Iterable[ScoredGroup]) -> None:
+        """ScoresMissing where too many samples of a step's groups failed."""
+        Tally(groups).judge(self._max_failed)
 
-    def judge(self, groups: Sequence[ScoredGroup]) -> None:
-        """ScoresMissing where too many samples of a step failed, whenever they were scored."""
-        tally = Tally()
-        for group in groups:
-            tally.add(group)
-        tally.judge(self._max_failed)
+    def too_many_failed(self, groups: Iterable[ScoredGroup], samples: int) -> bool:
+        """Whether `judge` is certain to refuse a step of so many samples, whatever becomes of those
+        that are not in `groups`.
+        """
+        return Tally(groups).failed > self._max_failed * samples
 
     def _applying(self, prompt: Prompt) -> list[str]:
         names = [
@@ -236,8 +227,6 @@ class Scorer:
         scored = mix(group.prompt, group.rollouts, components, group.outcomes, self._broken, weight)
         if self._environment is not None:
             scored = with_turn_rewards(scored, weight)
-        if self._tally is not None:
-            self._tally.add(scored)
         self._stop_if_asked(scored)
         self._ready.append(scored)
 

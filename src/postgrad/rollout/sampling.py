@@ -33,6 +33,16 @@ class Scoring(Protocol):
         """Groups whose scoring has ended; with `wait`, at least one while any is under way."""
         ...
 
+    def too_many_failed(self, groups: Iterable[ScoredGroup], samples: int) -> bool:
+        """Whether `judge` is certain to refuse a step of so many samples, some of them in `groups`
+        and the others not yet scored.
+        """
+        ...
+
+    def judge(self, groups: Iterable[ScoredGroup]) -> None:
+        """Raises RunError where too many samples of a step failed."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class _OpenStep:
@@ -113,28 +123,34 @@ class GroupSampler:
             for request in group.requests():
                 self._engine.submit(request)
 
-    def finish(self, tickets: Sequence[int]) -> list[ScoredGroup]:
+    def finish(
+        self, tickets: Sequence[int], before: Collection[ScoredGroup] = ()
+    ) -> list[ScoredGroup]:
         """As `fill`; the groups are no longer under way."""
-        scored = self.fill(tickets)
-        for ticket in tickets:
-            del self.groups[ticket], self._scored[ticket]
+        scored = self.fill(tickets, before)
+        for group in scored:
+            del self.groups[group.prompt.ticket], self._scored[group.prompt.ticket]
         self._asked.difference_update(tickets)
         return scored
 
-    def fill(self, tickets: Sequence[int]) -> list[ScoredGroup]:
+    def fill(
+        self, tickets: Sequence[int], before: Collection[ScoredGroup] = ()
+    ) -> list[ScoredGroup]:
         """Samples until all of `tickets` have ended, and returns their scored groups, in their
-        order.
+        order. before: the other groups of their step.
 
         A group is scored once, as soon as its last sample has ended, while others are still
-        decoding. Raises RunError where a group does not come back from the scorer.
+        decoding. Once so many samples have failed that the step is refused in any case, groups
+        without scores are left out: a verifier that hangs would hang on each of their samples.
+        Raises RunError where a group does not come back from the scorer.
         """
         self._submit(tickets)
         wanted = frozenset(tickets)
         for ended in self._decode(tickets):
             self._submit(ended & wanted)
             self._collect(wait=False)
-        self._await_scores()
-        return [self._scored[ticket] for ticket in tickets]
+        self._await_scores(tickets, before)
+        return self._scored_of(tickets)
 
     def sample_on(self, tickets: Sequence[int]) -> None:
         """Samples all groups as far as the engine goes. Those of `tickets` that end are scored. No
@@ -146,7 +162,7 @@ class GroupSampler:
         while completions := self._engine.completed():
             self._submit(self._answered(completions) & wanted)
             self._collect(wait=False)
-        self._await_scores()
+        self._await_scores(tickets)
 
     def decode(self, tickets: Iterable[int]) -> None:
         """Samples until all of `tickets` have ended, and scores nothing."""
@@ -264,9 +280,17 @@ class GroupSampler:
                 rollouts = [sample.rollout(self._tokenizer) for sample in group.samples]
                 self._scorer.submit(group.prompt, rollouts)
 
-    def _await_scores(self) -> None:
-        """Waits for all scores that were asked for."""
+    def _scored_of(self, tickets: Iterable[int]) -> list[ScoredGroup]:
+        return [self._scored[ticket] for ticket in tickets if ticket in self._scored]
+
+    def _await_scores(self, tickets: Sequence[int], before: Collection[ScoredGroup] = ()) -> None:
+        """Waits for all scores that were asked for, unless too many samples of a step, that of
+        `tickets` and the groups `before`, have failed.
+        """
+        samples = (len(before) + len(tickets)) * self._drawing.samples
         while missing := len(self._asked - self._scored.keys()):
+            if self._scorer.too_many_failed([*before, *self._scored_of(tickets)], samples):
+                return
             if not self._collect(wait=True):
                 raise RunError(f"{missing} groups never came back from the scorer")
 
@@ -287,8 +311,11 @@ def sample_groups(
     on_done: Callable[[int], None] = lambda samples: None,
 ) -> list[ScoredGroup]:
     """The scored groups of `prompts`, in their order, by an engine that does nothing else; their
-    tickets must differ. on_done, errors: as of GroupSampler.
+    tickets must differ. on_done, errors: as of GroupSampler. Raises ScoresMissing where too many
+    samples failed.
     """
     sampler = GroupSampler(engine, scorer, drawing, tokenizer, on_done)
     sampler.start(prompts)
-    return sampler.finish([prompt.ticket for prompt in prompts])
+    groups = sampler.finish([prompt.ticket for prompt in prompts])
+    scorer.judge(groups)
+    return groups

@@ -168,8 +168,8 @@ class LiveSource:
     def take(
         self, step: int, cursor: Cursor, state: State, pending: PendingArrays = NOTHING
     ) -> Sampled:
-        """The groups of a step. The engine keeps the samples of later steps. Raises RunError where
-        the curriculum has skipped every prompt.
+        """The groups of a step, or those that were scored before too many of them had failed. The
+        engine keeps the samples of later steps. Raises RunError where no prompt is left.
         """
         dynamic = self._settings.dynamic_sampling
         schedule = self._schedule = self._resumed(step, pending)
@@ -186,14 +186,15 @@ class LiveSource:
                 break
             rounds += 1
             self._sampler.start(prompts)
-            for group in self._sampler.finish(awaited):
+            for group in self._sampler.finish(awaited, scored.values()):
                 ticket = group.prompt.ticket
                 scored[ticket] = group
                 schedule.end(ticket)
-                reason = self._reason(group)
-                if reason is not None:
+                if (reason := self._reason(group)) is not None:
                     reasons[ticket] = reason
                     schedule.filter(ticket)
+            if not scored.keys() >= set(awaited):
+                return Sampled([scored[t] for t in sorted(scored)], cursor, reasons, state)
         if not rounds:
             raise RunError(
                 "rollout.curriculum skipped every prompt for two epochs: no prompt is left "

@@ -5,8 +5,8 @@ A shard is complete or absent. What is selected of them is in tools.selection.
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -237,10 +237,6 @@ class _Sampler:
         """Scores answers, or lets them pass where nothing does."""
         return self._scorer or _Unscored()
 
-    def step(self) -> AbstractContextManager[None]:
-        """Around a shard: RunError where too many of its samples failed."""
-        return nullcontext() if self._scorer is None else self._scorer.step()
-
 
 class _Unscored:
     """Groups without a score, of a recipe without rewards."""
@@ -256,6 +252,12 @@ class _Unscored:
     def completed(self, wait: bool) -> list[ScoredGroup]:
         ready, self._ready = self._ready, []
         return ready
+
+    def too_many_failed(self, groups: Iterable[ScoredGroup], samples: int) -> bool:
+        return False
+
+    def judge(self, groups: Iterable[ScoredGroup]) -> None:
+        pass
 
 
 def is_generated(to: Path) -> bool:
@@ -328,10 +330,9 @@ def _sample(
         console.note(f"{done} of {generated.about['shards']} shards are there already")
     with console.phase("generate", total) as shown:
         for number, part in parts.items():
-            with sampler.step():
-                groups = sample_groups(
-                    engine, sampler.scoring, part, drawing, sampler.tokenizer, shown.advance
-                )
+            groups = sample_groups(
+                engine, sampler.scoring, part, drawing, sampler.tokenizer, shown.advance
+            )
             with whole_file(generated.shard(number)) as written, written.open("wb") as file:
                 for group in groups:
                     file.writelines(fast_json(line) + b"\n" for line in _lines(group, sampler))

@@ -116,8 +116,9 @@ def _scored(
         texts = dict.fromkeys(["", *(text for text in answers if text is not None)])
         rollouts = [_rollout(asked, n, text, tokenizer) for n, text in enumerate(texts)]
         pairs.append((asked, rollouts))
-    with scorer.step():
-        return scorer.score(pairs)
+    groups = scorer.score(pairs)
+    scorer.judge(groups)
+    return groups
 
 
 def _answer(reward: RewardSettings, prompt: Prompt) -> str | None:
