@@ -47,6 +47,16 @@ def test_a_clip_range_of_rloo_bounds_rewards() -> None:
     assert found.recipe["algorithm"]["reward_clip"] == [-2.0, 1.0]
 
 
+def test_thoughts_do_not_count_where_they_do_not_there() -> None:
+    flags = ["--model_name_or_path", "m", "--dataset_name", "d", "--reward_funcs",
+             "accuracy_reward", "reasoning_accuracy_reward"]  # fmt: skip
+    found = translate("trl", ["grpo", *flags])
+    assert found.problem is None
+    whole, behind = found.recipe["rewards"]
+    assert (whole["type"], whole.get("after")) == ("math", None)
+    assert (behind["type"], behind["after"]) == ("math", "</think>")
+
+
 def test_a_missing_end_costs_what_ppo_says() -> None:
     flags = ["--sft_model_path", "m", "--dataset_name", "d", "--reward_model_path", "r",
              "--missing_eos_penalty", "1.5", "--whiten_rewards"]  # fmt: skip
