@@ -185,6 +185,19 @@ def test_a_stop_string_ends_an_answer_at_the_token_that_completes_it(make_engine
             assert after.finish_reason == "stop"
 
 
+def test_a_special_token_ends_an_answer_where_a_stop_string_names_it(make_engine):
+    engine = make_engine(8, 8 * 32)
+    free = generate(engine, requests(12))
+    stopped = generate(engine, requests(12, stop=("<pad>",)))
+    ends = [c.token_ids.tolist().index(0) for c in free if 0 in c.token_ids[:-1]]
+    assert ends
+    for before, after in zip(free, stopped, strict=True):
+        ids = before.token_ids.tolist()
+        assert after.token_ids.tolist() == (ids[: ids.index(0) + 1] if 0 in ids else ids)
+        assert "<pad>" not in after.text
+        assert after.finish_reason == ("stop" if 0 in ids else before.finish_reason)
+
+
 def test_a_continued_request_goes_on_from_the_tokens_it_names(make_engine):
     engine = make_engine(4, 4 * 64)
     settings = SamplingSettings(temperature=0.0, max_new_tokens=6)

@@ -247,6 +247,16 @@ def test_verifiers_read_the_last_of_several_turns(make_scorer, make_prompt, make
     assert group.total.tolist() == [1.0, 0.0]
 
 
+def test_a_verifier_reads_what_stands_behind_a_text_and_nothing_where_it_is_missing(
+    make_scorer, make_prompt, make_rollouts
+):
+    texts = ["#### 7</think>#### 8", "#### 8</think>a</think>#### 7", "<think>#### 7", "#### 7"]
+    behind = RewardSettings(type="gsm8k", name="behind", after="</think>")
+    (group,) = make_scorer(behind, GSM8K).score([(make_prompt(), make_rollouts(texts))])
+    assert group.rewards["behind"].tolist() == [0.0, 1.0, 0.0, 0.0]
+    assert group.rewards["gsm8k"].tolist() == [0.0, 1.0, 1.0, 1.0]
+
+
 def test_a_sample_whose_environment_failed_has_no_reward_and_no_verifier_reads_it(
     make_prompt, make_rollouts
 ):

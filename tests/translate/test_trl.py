@@ -1,9 +1,13 @@
 """TRL's options whose meaning depends on their sign, their range, or the loss."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from postgrad.rewards.registry import build
+from postgrad.rewards.settings import RewardSettings
+from postgrad.rewards.verifier import PromptView, RolloutView, Score
+from postgrad.translate.tables.trl import FUNCTIONS
 from postgrad.translate.translate import Translation, translate
 
 GRPO = ["grpo", "--model_name_or_path", "m", "--dataset_name", "d", "--reward_funcs",
@@ -45,6 +49,26 @@ def test_a_clip_range_of_rloo_bounds_rewards() -> None:
     found = translate("trl", ["rloo", *flags])
     assert found.problem is None
     assert found.recipe["algorithm"]["reward_clip"] == [-2.0, 1.0]
+
+
+def test_thoughts_do_not_count_where_they_do_not_there() -> None:
+    flags = ["--model_name_or_path", "m", "--dataset_name", "d", "--reward_funcs",
+             "accuracy_reward", "reasoning_accuracy_reward"]  # fmt: skip
+    found = translate("trl", ["grpo", *flags])
+    assert found.problem is None
+    whole, behind = found.recipe["rewards"]
+    assert (whole["type"], whole.get("after")) == ("math", None)
+    assert (behind["type"], behind["after"]) == ("math", "</think>")
+
+
+def test_think_format_reward_wants_one_beginning_of_thoughts_as_there() -> None:
+    """The function of TRL 1.16 gives 0, 0, 1, 1, 0."""
+    kind, settings = FUNCTIONS["think_format_reward"]
+    verifier = build(RewardSettings.model_validate({"type": kind, **settings}))
+    texts = ["<think>a<think>b</think>c", "<think>a</think><think>b</think>", "<think>a</think>c",
+             "<think>\n</think>\nc</think>\n", "c<think>a</think>"]  # fmt: skip
+    scores = [verifier.score(PromptView("q", None), RolloutView(text)) for text in texts]
+    assert [cast(Score, score).value for score in scores] == [0.0, 0.0, 1.0, 1.0, 0.0]
 
 
 def test_a_missing_end_costs_what_ppo_says() -> None:

@@ -19,7 +19,12 @@ from postgrad.rewards.verifier import Verifier
 
 # types of [[rewards]] that ask it: for the score of a sample, or of each of its steps
 REWARD_MODELS = ("reward_model", "process_reward")
-_WORKERS = ("cpu_seconds", "wall_seconds", "waits")  # settings of components that have workers
+_WORKERS = (
+    "cpu_seconds",
+    "wall_seconds",
+    "waits",
+    "after",
+)  # settings of components that have workers
 
 
 class Learned(Protocol):

@@ -49,9 +49,7 @@ class Math(Verifier):
         return None
 
     def right_answer(self, prompt: PromptView) -> str | None:
-        answer = prompt.answer or ""
-        boxed = not any(mark in answer for mark in _DELIMITED)
-        return rf"\boxed{{{answer}}}" if boxed else answer
+        return _marked(prompt.answer or "")
 
     def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
         reason = self.check(prompt)
@@ -88,8 +86,14 @@ def _quiet_library() -> None:
 
 @lru_cache(maxsize=64)
 def _reference(answer: str) -> list[Any]:
+    return _parse(_marked(answer), False, "no_fallback")
+
+
+def _marked(answer: str) -> str:
+    """A reference answer as a text that math-verify finds it in."""
+    answer = answer.replace(r"\$", "")  # the sign of an amount, which begins no formula
     bare = not any(mark in answer for mark in _DELIMITED)
-    return _parse(rf"\boxed{{{answer}}}" if bare else answer, False, "no_fallback")
+    return rf"\boxed{{{answer}}}" if bare else answer
 
 
 def _parse(text: str, boxed_only: bool, fallback: Any = "first_match") -> list[Any]:

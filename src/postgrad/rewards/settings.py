@@ -30,6 +30,9 @@ class RewardSettings(Settings):
     multiply: bool = False
     datasets: tuple[str, ...] | None = Field(default=None, min_length=1)  # None: all of them
     when: dict[str, Plain | tuple[Plain, ...]] = {}  # column of the row -> its value, or a choice
+    # The verifier reads what a sample wrote behind the last of this text, and nothing of a sample
+    # without it: "</think>" leaves thoughts out.
+    after: str | None = Field(default=None, min_length=1)
     on_failure: FailurePolicy = "drop_sample"
     failure_score: float = 0.0  # for on_failure = "score"
     cpu_seconds: float = Field(default=5.0, gt=0.0)  # CPU time of one score
@@ -58,6 +61,13 @@ class RewardSettings(Settings):
     def verifier_settings(self) -> dict[str, Any]:
         """The further keys, which are settings of the verifier."""
         return dict(self.model_extra or {})
+
+    def read(self, text: str) -> str:
+        """What its verifier reads of a sample's text."""
+        if self.after is None:
+            return text
+        _, mark, rest = text.rpartition(self.after)
+        return rest if mark else ""
 
     def applies(self, dataset: str, metadata: Mapping[str, Any]) -> bool:
         """Whether it scores samples of a row of `dataset` with the columns `metadata`."""

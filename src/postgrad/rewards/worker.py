@@ -51,7 +51,10 @@ def main() -> None:
         message = json.loads(line)
         prompts = [PromptView(**prompt) for prompt in message["prompts"]]
         for key, component, prompt, rollout in message["jobs"]:
-            view = None if rollout is None else RolloutView(**rollout)
+            view = None
+            if rollout is not None:
+                rollout["text"] = rewards[component].read(rollout["text"])
+                view = RolloutView(**rollout)
             write(answers, answer(key, scorers[component], prompts[prompt], view))
 
 

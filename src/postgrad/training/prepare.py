@@ -24,7 +24,7 @@ from postgrad.fleet.local import LocalFleet, base_model
 from postgrad.fleet.ranked import ClusterSession, RankedFleet, device_of
 from postgrad.learner.experts import require_mixture
 from postgrad.learner.settings import horizon, shortened_warmup
-from postgrad.models.load import load_config
+from postgrad.models.load import load_config, load_tokenizer
 from postgrad.models.routers import balance_of
 from postgrad.models.supported import experts_of, reads_images
 from postgrad.observe.console import Console
@@ -41,6 +41,7 @@ from postgrad.recipe.recipe import (
 )
 from postgrad.recipe.teachers import OneTeacher
 from postgrad.training import foreseen, memory, pairs, rl, sft
+from postgrad.training.answer_ends import answer_ends
 from postgrad.training.loop import Job
 from postgrad.training.peaks import Gauge, Peaks, gauges_for
 from postgrad.training.pinned import require_unchanged
@@ -63,6 +64,7 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
         require_images_trained(recipe, path)
         require_mixture(load_config(path), recipe.learner.expert_parallel)
         tell_of_experts(run, path)
+        tell_of_answer_ends(run, path)
         match recipe:
             case SFTRecipe():
                 job = sft.assemble(run, recipe, path, stack, checkpoint)
@@ -129,6 +131,16 @@ def tell_of_experts(run: Run, path: str) -> None:
     )
     run.logs.event("no_auxiliary_loss", text, experts=experts)
     run.console.warn(text)
+
+
+def tell_of_answer_ends(run: Run, path: str) -> None:
+    """Warns where sampling runs on behind the end of the answers that the policy learns."""
+    if run.recipe.trained_role != "policy":
+        return
+    ends = answer_ends(run.recipe, path, load_tokenizer(path))
+    for problem in dict.fromkeys(end.problem for end in ends if end.problem):
+        run.logs.event("answer_end", problem)
+        run.console.warn(problem)
 
 
 def prepare(

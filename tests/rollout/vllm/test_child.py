@@ -323,6 +323,14 @@ def test_weights_and_tokenizer_of_a_hub_id_are_of_one_revision() -> None:
     assert engine_arguments(START)["revision"] is None
 
 
+def test_vllm_looks_for_stop_strings_in_text_with_special_tokens(served: Any) -> None:
+    server, engine, _ = served
+    server._sample([0], [10], [5, 6], {"max_tokens": 3, "stop": ["<|im_end|>"]})
+    ((_, params, _),) = engine.running.values()
+    assert params.detokenize
+    assert not params.skip_special_tokens
+
+
 def test_a_cut_returns_what_was_written_by_version_and_stops_all(served: Any) -> None:
     server, engine, told = served
     server._do(sample(1, 2, most=9))

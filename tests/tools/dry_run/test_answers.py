@@ -62,11 +62,13 @@ def test_what_a_verifier_calls_right_has_its_full_score(
 def test_reference_answers_are_scored_by_the_runs_own_verifiers(
     report: Report, make_recipe: Any, models: Any
 ) -> None:
-    recipe = make_recipe("rl", rewards=[{"type": "gsm8k"}])
+    behind = {"type": "gsm8k", "name": "behind", "after": "</think>"}
+    recipe = make_recipe("rl", rewards=[{"type": "gsm8k"}, behind])
     rows = prompts("1 + 1 = 2\n#### 2", "#### 17")
     try_answers(report, recipe, rows, load_tokenizer(models(0)))
     assert report.problems == []
-    assert [one.detail for one in report.checks] == ["2 rows can be read", "gsm8k 2 of 2"]
+    read, scored = (one.detail for one in report.checks)
+    assert (read, scored) == ("2 rows can be read", "gsm8k 2 of 2, behind 2 of 2")
 
 
 def test_reference_answers_that_a_verifier_cannot_read_are_found(

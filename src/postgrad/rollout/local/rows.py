@@ -263,12 +263,14 @@ class Stopper:
         return ended
 
     def _completes_stop_string(self, rows: Rows, watched: NDArray[np.int64]) -> list[bool]:
-        """[watched] whether the newest token completes a stop string. Only tails are decoded."""
+        """[watched] whether the newest token completes a stop string. Only tails are decoded, with
+        special tokens: one of them may be the stop string.
+        """
         stops = [rows.requests[row].sampling.stop for row in watched]
         # A token that shows has at least one byte, so a string of B bytes ends within B tokens.
         reach = max(len(text.encode()) for texts in stops for text in texts) + MARGIN
         tails = [rows.tail(row, reach) for row in watched]
-        texts = self._tokenizer.batch_decode(tails, skip_special_tokens=True)
+        texts = self._tokenizer.batch_decode(tails, skip_special_tokens=False)
         return [
             any(text in tail for text in row_stops)
             for row_stops, tail in zip(stops, texts, strict=True)

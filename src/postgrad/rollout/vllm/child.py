@@ -175,7 +175,7 @@ class EngineServer:
                 logprobs=0,
                 flat_logprobs=True,
                 detokenize=bool(sampling["stop"]),
-                skip_special_tokens=True,
+                skip_special_tokens=False,  # a stop string may be a special token's text
                 output_kind=_final_only(),
             )
             self._spans[str(key)] = []

@@ -154,7 +154,7 @@ class Model:
         reach = max(len(stop.encode()) for stop in stops) + MARGIN
         for end in range(position + 1, min(position + reach, len(turn.token_ids)) + 1):
             tail = turn.token_ids[max(0, end - reach) : end].tolist()
-            text = self.tokenizer.decode(tail, skip_special_tokens=True)
+            text = self.tokenizer.decode(tail, skip_special_tokens=False)
             if any(stop in text for stop in stops):
                 return end
         return None

@@ -128,7 +128,8 @@ def _answer(reward: RewardSettings, prompt: Prompt) -> str | None:
     if not reward.applies(prompt.dataset, prompt.metadata):
         return None
     right = controller_verifier(reward).right_answer(_view(prompt))
-    return prompt.answer if right is None else right
+    text = prompt.answer if right is None else right
+    return text if text is None or reward.after is None else reward.after + text
 
 
 def _view(prompt: Prompt) -> PromptView:

@@ -2,33 +2,20 @@
 chat template whose turns end.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.data.answer_spans import Unmarkable
-from postgrad.data.templates import (
-    render_conversation,
-    template_call,
-    tokenise,
-    turn_ends,
-)
 from postgrad.fleet.local import base_model
 from postgrad.models.attention import no_embedding
 from postgrad.models.files import adapter_base, is_adapter
-from postgrad.models.load import load_config, load_generation_config, load_tokenizer
+from postgrad.models.load import load_config, load_tokenizer
 from postgrad.models.rope import fixed_length, max_positions
 from postgrad.models.supported import reads_images
 from postgrad.recipe.recipe import Recipe
-from postgrad.rollout.local.rows import eos_token_ids
 from postgrad.tools.dry_run.data import Sets
 from postgrad.tools.dry_run.outcome import Check, Report
-from postgrad.tools.dry_run.rows import special_ids
-
-QUESTION = "What is one and one?"
-ANSWER = "It is two."
+from postgrad.training.answer_ends import answer_ends
 
 
 def check_models(report: Report, recipe: Recipe, init: Path) -> tuple[str, Any] | None:
@@ -98,64 +85,17 @@ def check_tokens(report: Report, recipe: Recipe, path: str, tokenizer: Any, sets
             report.problem(check, f"rows for {path}: {no_embedding(largest, size)}")
     if recipe.trained_role == "policy":
         with report.check("end of a turn") as check:
-            _check_end_of_turn(report, check, recipe, path, tokenizer)
+            _check_answer_ends(report, check, recipe, path, tokenizer)
 
 
-def _check_end_of_turn(
+def _check_answer_ends(
     report: Report, check: Check, recipe: Recipe, path: str, tokenizer: Any
 ) -> None:
-    """Reports a chat template whose last token does not stop sampling: no sample would ever end."""
-    stops = _stop_ids(path, tokenizer)
-    for source in recipe.data.sources:
-        last = _last_token(tokenizer, template_call(source))
-        if last is None:
-            continue
-        last_text = tokenizer.decode([last])
-        check.detail = f"{last_text!r}"
-        if last in stops or _stops_at(recipe, last_text):
-            continue
-        names = ", ".join(repr(tokenizer.decode([stop_id])) for stop_id in sorted(stops))
-        problem = (
-            f"the chat template ends an answer with {last_text!r}, and sampling stops at {names}: "
-            "the trained model does not learn to stop, so its answers run on to max_new_tokens; "
-        )
-        remedy = f"name it in rollout.stop, or make it eos_token (generation_config.json of {path})"
-        if last in special_ids(tokenizer):
-            report.warn(check, problem + remedy)
-        else:
-            report.problem(
-                check,
-                problem + "give data.chat_template one that ends a turn with a token of its own",
-            )
-
-
-def _stop_ids(path: str, tokenizer: Any) -> set[int]:
-    generation = load_generation_config(path)
-    return set(eos_token_ids(SimpleNamespace(generation_config=generation), tokenizer))
-
-
-def _stops_at(recipe: Recipe, text: str) -> bool:
-    settings = recipe.rollout_settings
-    stop: Sequence[str] = () if settings is None else settings.stop
-    return any(stop_string in text for stop_string in stop)
-
-
-def _last_token(tokenizer: Any, call: dict[str, Any]) -> int | None:
-    """The last loss token of an answer to a made-up question; None where the template refuses that
-    conversation, which says nothing about others.
+    """Reports answers behind whose end sampling runs on. A policy that learns an end token can be
+    stopped there later, by whoever uses it; one that learns none has to be trained again.
     """
-    messages = [
-        {"role": "user", "content": QUESTION},
-        {"role": "assistant", "content": ANSWER},
-    ]
-    try:
-        rendered = render_conversation(
-            tokenizer, messages, ends=turn_ends(tokenizer), turns="last", variables=call
-        )
-    except Unmarkable:
-        return None
-    tokenised = tokenise(tokenizer, [rendered])[0]
-    if isinstance(tokenised, Unmarkable):
-        return None
-    ids, mask = tokenised
-    return int(ids[mask][-1])
+    for end in answer_ends(recipe, path, tokenizer):
+        check.detail = f"{end.text!r}"
+        if end.problem:
+            tell = report.warn if end.is_learned else report.problem
+            tell(check, end.problem)

@@ -28,6 +28,7 @@ from postgrad.training.run import Run
 
 EXPECTED = {
     "started", "resumed", "saved", "data", "placed", "size_chosen", "size_lowered", "no_plan",
+    "answer_end",  # a check of its own has told it
 }  # fmt: skip
 FATAL = ("save_failed", "copy_failed")
 

@@ -209,7 +209,7 @@ LOSSES: dict[str, tuple[str, str | None]] = {  # -> type, aggregation
 }
 FUNCTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "accuracy_reward": ("math", {}),
-    "reasoning_accuracy_reward": ("math", {}),
-    "think_format_reward": ("format", {"pattern": "<think>.*</think>.*"}),
+    "reasoning_accuracy_reward": ("math", {"name": "reasoning_accuracy", "after": "</think>"}),
+    "think_format_reward": ("format", {"pattern": "<think>(?!.*<think>).*</think>.*"}),
     "get_soft_overlong_punishment": ("overlong", {"max_new_tokens": 1280, "buffer": 256}),
 }

@@ -1,0 +1,89 @@
+"""Whether sampling stops where the chat template of the training data ends an answer."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from postgrad.data.answer_spans import Unmarkable
+from postgrad.data.settings import DataSettings
+from postgrad.data.templates import render_conversation, template_call, tokenise, turn_ends
+from postgrad.models.load import load_generation_config
+from postgrad.recipe.recipe import Recipe, RLRecipe
+from postgrad.rollout.local.rows import eos_token_ids
+
+QUESTION = "What is one and one?"
+ANSWER = "It is two."
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEnd:
+    """The last token of the answers of a dataset, as its chat template writes them."""
+
+    text: str
+    problem: str = ""  # why sampling runs on behind it; "": it stops there
+    is_learned: bool = True  # a token of its own, which the policy learns to write at the end
+
+
+def answer_ends(recipe: Recipe, path: str, tokenizer: Any) -> Iterator[AnswerEnd]:
+    """Of each dataset whose answers the policy at `path` learns, or is asked to write.
+
+    In RL the policy learns from what it samples: there a template without an end token is no
+    problem.
+    """
+    generation = SimpleNamespace(generation_config=load_generation_config(path))
+    stops = set(eos_token_ids(generation, tokenizer))
+    names = ", ".join(repr(tokenizer.decode([stop_id])) for stop_id in sorted(stops))
+    rollout = recipe.rollout_settings
+    for source in recipe.data.sources:
+        last = _last_token(tokenizer, source)
+        if last is None:
+            continue
+        text = tokenizer.decode([last])
+        special = turn_ends(tokenizer).fullmatch(text) is not None
+        if last in stops or any(stop in text for stop in (rollout.stop if rollout else ())):
+            yield AnswerEnd(text)
+        elif special:
+            yield AnswerEnd(
+                text,
+                f"the chat template ends an answer with {text!r}, and sampling stops only at "
+                f"{names}: answers run on behind their end to max_new_tokens, here and wherever "
+                f"the exported model is used; add it to eos_token_id in generation_config.json of "
+                f"{path}, or, for this run alone, to rollout.stop",
+            )
+        elif not isinstance(recipe, RLRecipe):
+            yield AnswerEnd(
+                text,
+                f"the chat template ends an answer with {text!r}, and sampling stops at {names}: "
+                "the trained model does not learn to stop, so its answers run on to "
+                "max_new_tokens; give data.chat_template one that ends a turn with a token of its "
+                "own",
+                is_learned=False,
+            )
+
+
+def _last_token(tokenizer: Any, source: Any) -> int | None:
+    """The last loss token of an answer to a made-up question; None for plain text, and where the
+    template refuses that conversation, which says nothing about others.
+    """
+    if isinstance(source, DataSettings) and source.text:
+        return None
+    messages = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": ANSWER},
+    ]
+    try:
+        rendered = render_conversation(
+            tokenizer,
+            messages,
+            ends=turn_ends(tokenizer),
+            turns="last",
+            variables=template_call(source),
+        )
+    except Unmarkable:
+        return None
+    tokenised = tokenise(tokenizer, [rendered])[0]
+    if isinstance(tokenised, Unmarkable):
+        return None
+    ids, mask = tokenised
+    return int(ids[mask][-1])

@@ -1,0 +1,68 @@
+"""The end of an answer, as the training data's chat template writes it, has to stop sampling."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from helpers.tiny_runs import MODEL, MakeRecipe
+from postgrad.models.fresh import make_fresh
+from postgrad.models.settings import ModelInit
+from postgrad.training.prepare import tell_of_answer_ends
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role + ': ' + m.content + end }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+
+
+@pytest.fixture
+def told(make_recipe: MakeRecipe, tmp_path: Path) -> Any:
+    """told(job, end, **sections): the warnings of a run whose answers end so."""
+    make_fresh(ModelInit.model_validate(MODEL["init"]), [], 0, tmp_path / "model")
+
+    def tell(job: str, end: str, text: str = "", **sections: Any) -> list[str]:
+        data = {"chat_template": TEMPLATE, "chat_template_kwargs": {"end": end}}
+        recipe = make_recipe(job, data=data, **sections)
+        if text:
+            recipe = recipe.model_copy(
+                update={"data": recipe.data.model_copy(update={"text": text})}
+            )
+        events: list[tuple[str, str]] = []
+        warnings: list[str] = []
+        run: Any = SimpleNamespace(
+            recipe=recipe,
+            logs=SimpleNamespace(event=lambda kind, text: events.append((kind, text))),
+            console=SimpleNamespace(warn=warnings.append),
+        )
+        tell_of_answer_ends(run, str(tmp_path / "model"))
+        assert events == [("answer_end", text) for text in warnings]
+        return warnings
+
+    return tell
+
+
+@pytest.mark.parametrize("job", ["sft", "preference", "rl"])
+def test_a_run_warns_where_sampling_runs_on_behind_the_token_that_ends_an_answer(
+    told: Any, job: str
+) -> None:
+    (text,) = told(job, "<|im_start|>")
+    assert "ends an answer with '<|im_start|>', and sampling stops only at '<|im_end|>'" in text
+    assert "eos_token_id in generation_config.json" in text
+    assert told(job, "<|im_end|>") == []
+
+
+def test_a_stop_string_of_the_recipe_is_an_end_too(told: Any) -> None:
+    assert told("rl", "<|im_start|>", rollout={"stop": ["<|im_start|>"]}) == []
+
+
+def test_an_answer_without_an_end_token_is_told_where_the_policy_learns_it(told: Any) -> None:
+    (text,) = told("sft", "")
+    assert "does not learn to stop" in text
+    assert told("rl", "") == []  # it learns from what it samples itself
+
+
+def test_reward_models_and_plain_texts_have_no_answers_to_end(told: Any) -> None:
+    assert told("reward", "<|im_start|>") == []
+    assert told("sft", "<|im_start|>", text="text") == []
