@@ -53,6 +53,15 @@ class HeldOut:
     grams: frozenset[tuple[str, ...]] = frozenset()  # every n consecutive words of any question
     rows: frozenset[bytes] = frozenset()  # as row_key gives them
 
+    def __or__(self, other: "HeldOut") -> "HeldOut":
+        """What either holds out, by the same n."""
+        return HeldOut(
+            self.questions | other.questions,
+            self.n,
+            self.grams | other.grams,
+            self.rows | other.rows,
+        )
+
     def has(self, questions: Iterable[str], row: Row) -> bool:
         """True where any of the questions is held out, or the row."""
         if self.rows:

@@ -23,6 +23,7 @@ from postgrad.data.overlap import Selection
 from postgrad.data.prompts import PromptSet, load_prompts
 from postgrad.data.settings import DataSettings, MixSettings
 from postgrad.data.templates import template_call
+from postgrad.evaluation.keys import keys_of
 from postgrad.evaluation.results import (
     CorrectCount,
     EvaluatedProblem,
@@ -49,19 +50,21 @@ AnyData = TypeVar("AnyData", DataSettings, MixSettings)
 
 
 def read_set(
-    recipe: Answering, eval_set: EvalSet, tokenizer: Any, reader: ImageReader | None = None
+    recipe: Answering, place: int, tokenizer: Any, reader: ImageReader | None = None
 ) -> PromptSet:
-    """One evaluation set. reader: of a model that reads images. Raises UsageError for data that
-    cannot be read, see data.prompts, and for a row without the column that `by` names.
+    """Evaluation set `place`. reader: of a model that reads images. Raises UsageError for data
+    that cannot be read, see data.prompts, and for a row without the column that `by` names.
     """
+    eval_set = recipe.eval.sets[place]
     new = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
-    prompts = load_prompts(
-        with_tools(recipe.environment, eval_set.data),
-        tokenizer,
-        max_prompt_tokens=eval_set.max_len - new,
-        selection=Selection(part="evaluation"),
-        reader=reader,
-    )
+    with keys_of(recipe.eval, place, recipe.data):
+        prompts = load_prompts(
+            with_tools(recipe.environment, eval_set.data),
+            tokenizer,
+            max_prompt_tokens=eval_set.max_len - new,
+            selection=Selection(part="evaluation"),
+            reader=reader,
+        )
     for prompt in prompts.all():
         _dataset(prompt, eval_set.by)
     return prompts
@@ -97,8 +100,8 @@ class Evaluator:
             environment_of(recipe.environment, recipe.data, tokenizer) or SingleTurn()
         )
         self._sets: list[tuple[str | None, PromptSet]] = [
-            (eval_set.name, read_set(recipe, eval_set, tokenizer, reader))
-            for eval_set in self.settings.sets
+            (eval_set.name, read_set(recipe, place, tokenizer, reader))
+            for place, eval_set in enumerate(self.settings.sets)
         ]
 
     @property

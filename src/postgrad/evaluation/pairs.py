@@ -14,10 +14,11 @@ from postgrad.core.records import Sequences, images_column
 from postgrad.data.account import RowAccount
 from postgrad.data.overlap import Selection
 from postgrad.data.pairs import Pair, PairSet, load_pairs
+from postgrad.evaluation.keys import keys_of
 from postgrad.evaluation.results import EvaluatedProblem, Result, by_dataset, rates
 from postgrad.models.image_reader import ImageReader
 from postgrad.ops.intervals import calibration_error, margin_histogram
-from postgrad.recipe.settings import PairEvalSet, PairEvalSettings
+from postgrad.recipe.recipe import Comparing
 
 ScoreSequences = Callable[
     [Sequences], NDArray[np.float64]
@@ -40,12 +41,15 @@ def sequences_of(pairs: Sequence[Pair]) -> Sequences:
     )
 
 
-def read_set(eval_set: PairEvalSet, tokenizer: Any, reader: ImageReader | None = None) -> PairSet:
-    """One evaluation set. reader: of a model that reads images. Raises UsageError for data that
-    cannot be read, and for a row without the column that `by` names.
+def read_set(
+    recipe: Comparing, place: int, tokenizer: Any, reader: ImageReader | None = None
+) -> PairSet:
+    """Evaluation set `place`. reader: of a model that reads images. Raises UsageError for data
+    that cannot be read, and for a row without the column that `by` names.
     """
-    selection = Selection(part="evaluation")
-    pairs = load_pairs(eval_set.data, tokenizer, selection=selection, reader=reader)
+    eval_set, selection = recipe.eval.sets[place], Selection(part="evaluation")
+    with keys_of(recipe.eval, place, recipe.data):
+        pairs = load_pairs(eval_set.data, tokenizer, selection=selection, reader=reader)
     for pair in pairs.all():
         _dataset(pair, eval_set.by, pairs.account.name)
     return pairs
@@ -57,13 +61,13 @@ class PairEvaluator:
     """
 
     def __init__(
-        self, settings: PairEvalSettings, tokenizer: Any, reader: ImageReader | None = None
+        self, recipe: Comparing, tokenizer: Any, reader: ImageReader | None = None
     ) -> None:
         """Raises UsageError as read_set does."""
-        self._settings = settings
+        self._settings = recipe.eval
         self._tokenizer = tokenizer
         self._sets: list[PairSet] = [
-            read_set(eval_set, tokenizer, reader) for eval_set in settings.sets
+            read_set(recipe, place, tokenizer, reader) for place in range(len(recipe.eval.sets))
         ]
 
     @property

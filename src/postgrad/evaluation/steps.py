@@ -17,11 +17,12 @@ from postgrad.core.records import Sequences, images_column
 from postgrad.data.account import RowAccount
 from postgrad.data.overlap import Selection
 from postgrad.data.step_tokens import Stepwise, StepwiseSet, load_steps
+from postgrad.evaluation.keys import keys_of
 from postgrad.evaluation.results import EvaluatedProblem, Result, by_dataset, rates
 from postgrad.models.image_reader import ImageReader
 from postgrad.ops.advantages import Floats
 from postgrad.ops.intervals import Interval, harmonic_interval, mean_interval, ratio_interval
-from postgrad.recipe.settings import PairEvalSet, PairEvalSettings
+from postgrad.recipe.recipe import Comparing
 
 # the scores of each sequence at its loss tokens, [steps]
 ScoreSteps = Callable[[Sequences], list[Floats]]
@@ -50,13 +51,14 @@ def first_wrong(right: NDArray[np.bool_]) -> int:
 
 
 def read_set(
-    eval_set: PairEvalSet, tokenizer: Any, reader: ImageReader | None = None
+    recipe: Comparing, place: int, tokenizer: Any, reader: ImageReader | None = None
 ) -> StepwiseSet:
-    """One evaluation set. reader: of a model that reads images. Raises UsageError for data that
-    cannot be read, and for a row without the column that `by` names.
+    """Evaluation set `place`. reader: of a model that reads images. Raises UsageError for data
+    that cannot be read, and for a row without the column that `by` names.
     """
-    selection = Selection(part="evaluation")
-    answers = load_steps(eval_set.data, tokenizer, selection=selection, reader=reader)
+    eval_set, selection = recipe.eval.sets[place], Selection(part="evaluation")
+    with keys_of(recipe.eval, place, recipe.data):
+        answers = load_steps(eval_set.data, tokenizer, selection=selection, reader=reader)
     for answer in answers.all():
         _dataset(answer, eval_set.by, answers.account.name)
     return answers
@@ -68,12 +70,14 @@ class StepEvaluator:
     """
 
     def __init__(
-        self, settings: PairEvalSettings, tokenizer: Any, reader: ImageReader | None = None
+        self, recipe: Comparing, tokenizer: Any, reader: ImageReader | None = None
     ) -> None:
         """Raises UsageError as read_set does."""
-        self._settings = settings
+        self._settings = recipe.eval
         self._tokenizer = tokenizer
-        self._sets = [read_set(eval_set, tokenizer, reader) for eval_set in settings.sets]
+        self._sets = [
+            read_set(recipe, place, tokenizer, reader) for place in range(len(recipe.eval.sets))
+        ]
 
     @property
     def accounts(self) -> list[RowAccount]:
