@@ -229,7 +229,9 @@ class Evaluator:
         return len(scored), int((scored >= self.settings.correct_at).sum())
 
     def _failed(self, group: ScoredGroup) -> int:
-        return int(np.isnan(self._scores(group)).sum())
+        """Samples that a verifier failed on, whether or not its score decides what is correct."""
+        unjudged = np.flatnonzero(np.isnan(self._scores(group))).tolist()
+        return len({*unjudged, *(failure.sample for failure in group.failures)})
 
     def _scores(self, group: ScoredGroup) -> NDArray[np.float64]:
         """[samples] scores of the component that judges correctness (eval.component); [0] where it
