@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from postgrad.core.text import composed
 from postgrad.data.account import Fate
-from postgrad.data.answers import labelled_of
+from postgrad.data.answers import preference_of
 from postgrad.data.chat_format import Message
 from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import asked_in, prompt_of
@@ -128,7 +128,7 @@ def _questions(row: Row, settings: DataSettings | PairSettings) -> list[str]:
     if isinstance(settings, PairSettings):
         if is_stepwise(row, settings):
             return steps_of(row, settings).question
-        return labelled_of(row, settings).question
+        return preference_of(row, settings).question
     return asked_in(row, prompt_of(row, settings), settings)
 
 
