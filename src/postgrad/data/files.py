@@ -22,6 +22,8 @@ RowValues = Mapping[str, Any]  # column -> JSON value
 IN_FOLDERS = (".jsonl", ".jsonl.gz", ".parquet", ".csv")
 SUFFIXES = (*IN_FOLDERS, ".json")  # in folders, .json files describe the others
 
+# names under which a .json file may have lists of rows
+WITH_ROWS = ("train", "test", "validation", "valid", "dev", "data", "rows", "examples")
 LONGEST_LINE = 2**28  # bytes; a gzip file of a megabyte may hold a line of a gigabyte
 DEEPEST = 100  # levels of lists and objects
 
@@ -102,11 +104,38 @@ def _json(path: Path) -> Iterator[tuple[str, RowValues]]:
     with path.open("rb") as file:
         start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
     if not start.startswith(b"["):
+        _refuse_one_object(path)
         yield from _json_lines(path)
         return
     for number, value in enumerate(_parsed(path.read_bytes(), str(path), first=True)):
         place = f"{path} row {number}"
         yield place, _row(value, place)
+
+
+def _refuse_one_object(path: Path) -> None:
+    """Raises UsageError where a file is a single object that is no row: written over several lines,
+    or with the rows of each split in a list. A file with a row on each line passes.
+    """
+    with path.open("rb") as lines:
+        first, more = lines.readline(LONGEST_LINE), lines.readline(LONGEST_LINE)
+    try:
+        json.loads(first.decode("utf-8-sig"))
+        text = b"" if more else first
+    except (ValueError, RecursionError):
+        text = path.read_bytes()
+    try:
+        value = json.loads(text.decode("utf-8-sig") or "0")
+    except (ValueError, RecursionError):  # whoever reads the lines says where
+        return
+    lists = isinstance(value, dict) and all(
+        name in WITH_ROWS and isinstance(rows, list) for name, rows in value.items()
+    )
+    if isinstance(value, dict) and (lists or more):
+        keys = ", ".join(list(value)[:20])[:1000]
+        raise UsageError(
+            f"{path} is a single JSON object ({keys}), but a .json file is a list of objects, or "
+            "has a row on each line; write each list of rows to a file of its own"
+        )
 
 
 def _csv(path: Path) -> Iterator[tuple[str, RowValues]]:
