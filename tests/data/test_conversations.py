@@ -71,6 +71,20 @@ def test_rows_whose_answers_say_nothing_are_dropped_and_counted(
     assert loaded.account.fates == {"kept": 1, "empty": 2}
 
 
+def test_a_last_answer_that_says_nothing_is_empty_where_the_loss_is_on_it_alone(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    turns = ["a?", "A", "b?", ""]
+    chat = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(turns)]
+    unlearned = [chat[0], {**chat[1], "weight": 0}, *chat[2:]]
+    path = write_rows([{"messages": chat}, {"messages": chat[:2]}, {"messages": unlearned}])
+    last = load(path, tokenizer, messages="messages", loss_turns="last", max_lost_fraction=1.0)
+    assert last.account.fates == {"kept": 1, "empty": 2}
+    every = load(path, tokenizer, messages="messages")
+    assert every.account.fates == {"kept": 2, "empty": 1}
+    assert "1 rows have an empty answer beside others: its end is learned" in every.account.notes
+
+
 def test_a_row_that_cannot_be_marked_is_shown(
     write_rows: WriteRows, make_tokenizer: Callable[..., Any]
 ) -> None:

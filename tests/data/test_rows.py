@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postgrad.core.errors import UsageError
-from postgrad.data.files import read_file
+from postgrad.data.files import files_of, read_file
 from postgrad.data.rows import dataset_name, parse_split, read_rows, unread_keys
 from postgrad.data.settings import DataSettings
 
@@ -59,6 +59,31 @@ def test_a_folder_laid_out_as_on_the_hub_is_read_by_configuration_and_split(tmp_
         read(tmp_path, name="Main")
     with pytest.raises(UsageError, match="no data file of split 'validation'"):
         read(tmp_path, name="main", split="validation")
+
+
+@pytest.mark.parametrize(
+    ("names", "split", "wanted"),
+    [
+        (["math_train.jsonl", "math_test.jsonl"], "train", ["math_train.jsonl"]),
+        (["math_train.jsonl", "math_test.jsonl"], "test", ["math_test.jsonl"]),
+        (["rows-training.jsonl", "val.jsonl"], "train", ["rows-training.jsonl"]),
+        (["rows-training.jsonl", "val.jsonl"], "validation", ["val.jsonl"]),
+        (["a_eval_train.jsonl", "a_eval_test.jsonl"], "test", ["a_eval_test.jsonl"]),
+        (["Train.jsonl", "eval.jsonl"], "eval", ["eval.jsonl"]),
+        (["trainers.jsonl", "devices.jsonl"], "train", ["devices.jsonl", "trainers.jsonl"]),
+        (["rows.jsonl", "eval.jsonl"], "train", None),
+    ],
+)
+def test_files_of_a_folder_that_name_another_split_are_not_trained_on(
+    names: list[str], split: str, wanted: list[str] | None, tmp_path: Path
+) -> None:
+    for name in names:
+        (tmp_path / name).write_text('{"a": 1}', "utf-8")
+    if wanted is None:
+        with pytest.raises(UsageError, match=rf"no data file of split '{split}'"):
+            files_of(tmp_path, None, split)
+    else:
+        assert [path.name for path in files_of(tmp_path, None, split)] == wanted
 
 
 @pytest.mark.parametrize(

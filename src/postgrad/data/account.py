@@ -151,7 +151,7 @@ class Bookkeeper:
                     '"none" leaves nothing out'
                 )
             if lost:
-                way_out += f"; {self._regained()}"
+                way_out += f"; {self._regained(settings)}"
             raise UsageError(
                 f"{self.name}: no row of {rows} is left to use (limit: {limit}){way_out}:\n"
                 + "\n".join(account.lines())
@@ -160,13 +160,15 @@ class Bookkeeper:
         if lost > settings.max_lost_fraction * usable:
             raise UsageError(
                 f"{self.name}: {lost} of {usable} rows are lost, more than data.max_lost_fraction "
-                f"= {settings.max_lost_fraction:g} (limit: {limit}); {self._regained()}:\n"
+                f"= {settings.max_lost_fraction:g} (limit: {limit}); {self._regained(settings)}:\n"
                 + "\n".join(account.lines())
             )
         return account
 
-    def _regained(self) -> str:
+    def _regained(self, settings: RowSettings) -> str:
         """What to do about rows that are lost."""
-        if self.counts["too_long"] or self.counts["no_loss"]:
+        if settings.on_too_long == "truncate" and self.counts["no_loss"]:
+            return "raise data.max_len"
+        if self.counts["too_long"]:
             return 'raise data.max_len, or cut rows with data.on_too_long = "truncate"'
         return "fix the rows, or leave them out with data.filter"

@@ -193,20 +193,26 @@ def _selected(
     """The rows that may be trained on, and the messages of each."""
     rows: list[Row] = []
     conversations: list[list[Message]] = []
+    silent = 0  # rows with an answer that says nothing beside others
     for row in prepared_rows(settings, book):
         messages = conversation_of(row, settings)
         asked = asked_in(row, messages, settings)
         answers = answers_in(messages)
         turns = [message for message in messages if message["role"] == "assistant"]
-        fate: Fate | None = "empty" if turns and all(map(says_nothing, turns)) else None
+        learned = [*filter(bears_loss, turns)] or turns
+        learned = learned[-1:] if settings.loss_turns == "last" else learned
+        fate: Fate | None = "empty" if turns and all(map(says_nothing, learned)) else None
         fate = fate or selection.left_out(settings, row, asked, [*asked, *answers])
         if fate is None and not _can_teach(messages, answers, settings):
             fate = "no_loss"
         if fate is not None:
             book.add(fate, row)
             continue
+        silent += any(map(says_nothing, learned))
         rows.append(row)
         conversations.append(messages)
+    if silent:
+        book.notes.append(f"{silent} rows have an empty answer beside others: its end is learned")
     return rows, conversations
 
 
