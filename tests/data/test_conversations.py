@@ -85,6 +85,18 @@ def test_a_last_answer_that_says_nothing_is_empty_where_the_loss_is_on_it_alone(
     assert "1 rows have an empty answer beside others: its end is learned" in every.account.notes
 
 
+def test_a_template_that_ends_no_answer_is_told(write_rows: WriteRows, tokenizer: Any) -> None:
+    """Nothing would teach the policy to stop."""
+    path = write_rows(ROWS[:2])
+    assert not any("learn to stop" in note for note in load(path, tokenizer).account.notes)
+    endless = (
+        "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    (note, *_) = load(path, tokenizer, chat_template=endless).account.notes
+    assert note.startswith("2 training rows end without a special token, so the policy does not")
+
+
 def test_a_row_that_cannot_be_marked_is_shown(
     write_rows: WriteRows, make_tokenizer: Callable[..., Any]
 ) -> None:

@@ -33,6 +33,7 @@ from postgrad.data.templates import (
     Unencodable,
     documents,
     render_conversations,
+    special_ids,
     template_call,
     tokenise,
     turn_ends,
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
     from postgrad.models.image_reader import ImageReader  # imports torch
 
 COLUMNS = ("token_ids", "loss_mask", "starts")
+_ENDLESS = (
+    "{} training rows end without a special token, so the policy does not learn to stop: end "
+    "answers with eos_token in the chat template, and take a tokenizer that has one"
+)
 USED: tuple[Fate, ...] = ("kept", "truncated")
 
 
@@ -85,6 +90,7 @@ def load_conversations(
     columns = _columns(settings, tokenizer, rows, messages, cache, book.notes, reader)
     entries: list[Conversation] = []
     unrolled: list[int] = []  # training rows of each row that has several
+    ending, endless = special_ids(tokenizer), 0  # answers without an end that could be learned
     table = zip(rows, messages, *(columns[name] for name in COLUMNS), strict=True)
     for row, conversation, ids, mask, starts in table:
         parts = _pieces(ids, mask, settings) or _texts(ids, mask, starts)
@@ -100,8 +106,11 @@ def load_conversations(
         for n, text in kept:
             number = len(entries)
             entries.append(Conversation(number, row.index, text.ids, text.mask, text.images, n))
+        endless += sum(text.fate == "kept" and text.last not in ending for text in texts)
         if len(texts) > 1:
             unrolled.append(len(kept))
+    if endless and not settings.text:
+        book.notes.append(_ENDLESS.format(endless))
     if unrolled:
         book.notes.append(_note(unrolled, settings))
     book.notes += layout_notes(rows, settings) + unread_columns(rows, settings)
@@ -148,6 +157,11 @@ class _Text:
     mask: NDArray[np.bool_]  # [T] True at tokens that bear loss
     fate: Fate
     images: tuple[PlacedImage, ...] = ()
+
+    @property
+    def last(self) -> int:
+        """The last token that bears loss."""
+        return int(self.ids[self.mask][-1])
 
 
 def _fitted(

@@ -11,6 +11,7 @@ from postgrad.core.errors import UsageError
 from postgrad.data.answer_spans import Unmarkable
 from postgrad.data.templates import (
     render_conversation,
+    special_ids,
     template_call,
     tokenise,
     turn_ends,
@@ -25,7 +26,6 @@ from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.rows import eos_token_ids
 from postgrad.tools.dry_run.data import Sets
 from postgrad.tools.dry_run.outcome import Check, Report
-from postgrad.tools.dry_run.rows import special_ids
 
 QUESTION = "What is one and one?"
 ANSWER = "It is two."
