@@ -265,7 +265,7 @@ def called_tools(row: Row, settings: RowSettings) -> list[dict[str, Any]]:
 
 def with_system(messages: list[Message], settings: RowSettings) -> list[Message]:
     """`messages` behind the recipe's system message, if it has one and they have none."""
-    if settings.system is None or (messages and messages[0]["role"] == "system"):
+    if settings.system is None or any(message["role"] == "system" for message in messages):
         return messages
     return [{"role": "system", "content": settings.system}, *messages]
 
