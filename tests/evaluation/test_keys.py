@@ -8,6 +8,7 @@ import pytest
 
 from helpers.comparing import recipe_of
 from postgrad.core.errors import UsageError
+from postgrad.evaluation.keys import counted_under
 from postgrad.models.load import load_tokenizer
 from postgrad.recipe.load import parse_recipe
 from postgrad.training.pinned import require_unchanged
@@ -64,6 +65,17 @@ def test_keys_that_the_evaluation_takes_over_are_named_as_those_of_the_data(
     halves = sft({"path": chats, "eval_fraction": 0.5, "filter": "nowhere:seen"}, {"every": 1})
     with pytest.raises(UsageError, match=r"^data\.filter 'nowhere:seen'"):
         evaluated(halves, 0, load_tokenizer(models(0)))
+
+
+def test_a_value_of_by_that_is_no_name_is_shown() -> None:
+    assert counted_under("kind", {"kind": 3}, 0, "rows.jsonl") == "3"
+    assert counted_under(None, {}, 0, "rows.jsonl") == "rows.jsonl"
+    with pytest.raises(
+        UsageError, match=r"row 2 of rows\.jsonl has None there, and text or"
+    ):
+        counted_under("kind", {"kind": None}, 2, "rows.jsonl")
+    with pytest.raises(UsageError, match=r"has nothing there, .* it has level"):
+        counted_under("kind", {"level": 1}, 2, "rows.jsonl")
 
 
 def test_questions_and_hashes_of_the_evaluation_are_read_with_its_keys(

@@ -23,7 +23,7 @@ from postgrad.data.overlap import Selection
 from postgrad.data.prompts import PromptSet, load_prompts
 from postgrad.data.settings import DataSettings, MixSettings
 from postgrad.data.templates import template_call
-from postgrad.evaluation.keys import keys_of
+from postgrad.evaluation.keys import counted_under, keys_of
 from postgrad.evaluation.results import (
     CorrectCount,
     EvaluatedProblem,
@@ -66,7 +66,7 @@ def read_set(
             reader=reader,
         )
     for prompt in prompts.all():
-        _dataset(prompt, eval_set.by)
+        counted_under(eval_set.by, prompt.metadata, prompt.row, prompt.dataset)
     return prompts
 
 
@@ -215,7 +215,9 @@ class Evaluator:
         self, group: ScoredGroup, greedy: ScoredGroup | None, by: str | None
     ) -> EvaluatedProblem:
         return EvaluatedProblem(
-            dataset=_dataset(group.prompt, by),
+            dataset=counted_under(
+                by, group.prompt.metadata, group.prompt.row, group.prompt.dataset
+            ),
             row=group.prompt.row,
             question=group.prompt.question,
             samples=self._count(group),
@@ -239,19 +241,6 @@ class Evaluator:
         """
         component = self.settings.component or next(iter(group.rewards))
         return group.rewards.get(component, np.zeros(0))
-
-
-def _dataset(prompt: Prompt, by: str | None) -> str:
-    """The dataset name that a prompt is counted under: its value in the column `by`, or its own."""
-    if by is None:
-        return prompt.dataset
-    value = prompt.metadata.get(by)
-    if not isinstance(value, str | int | float):
-        raise UsageError(
-            f"eval.by = {by!r}: row {prompt.row} of {prompt.dataset} has no name there, beside "
-            f"question and answer it has {', '.join(prompt.metadata) or 'no column'}"
-        )
-    return str(value)
 
 
 def sample_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:

@@ -1,10 +1,14 @@
-"""Keys in messages about the rows of an evaluation set: readers know only those of [data]."""
+"""What the rows of an evaluation set have of their own: the keys in messages about them, where
+readers know only those of [data], and the name under which a row is counted.
+"""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from postgrad.core.errors import UsageError
+from postgrad.data.rows import shown
 from postgrad.data.settings import DataSettings, PairSettings
 from postgrad.recipe.resolve import TAKEN_OVER
 from postgrad.recipe.settings import EvalSettings, PairEvalSettings
@@ -33,3 +37,19 @@ def keys_of(
         yield
     except UsageError as error:
         raise UsageError(_KEY.sub(key_in_recipe, str(error))) from error.__cause__
+
+
+def counted_under(by: str | None, metadata: Mapping[str, Any], row: int, dataset: str) -> str:
+    """The name under which a row is counted: its value in the column `by`, else that of its
+    dataset. Raises UsageError where the value is no name.
+    """
+    if by is None:
+        return dataset
+    value = metadata.get(by)
+    if not isinstance(value, str | int | float):
+        there = f"has {shown(value)}" if by in metadata else "has nothing"
+        raise UsageError(
+            f"eval.by = {by!r}: row {row} of {dataset} {there} there, and text or a number is "
+            f"needed; beside question and answer it has {', '.join(metadata) or 'no column'}"
+        )
+    return str(value)

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences, images_column
 from postgrad.data.account import RowAccount
 from postgrad.data.overlap import Selection
 from postgrad.data.pairs import Pair, PairSet, load_pairs
-from postgrad.evaluation.keys import keys_of
+from postgrad.evaluation.keys import counted_under, keys_of
 from postgrad.evaluation.results import EvaluatedProblem, Result, by_dataset, rates
 from postgrad.models.image_reader import ImageReader
 from postgrad.ops.intervals import calibration_error, margin_histogram
@@ -51,7 +50,7 @@ def read_set(
     with keys_of(recipe.eval, place, recipe.data):
         pairs = load_pairs(eval_set.data, tokenizer, selection=selection, reader=reader)
     for pair in pairs.all():
-        _dataset(pair, eval_set.by, pairs.account.name)
+        counted_under(eval_set.by, pair.metadata, pair.row, pairs.account.name)
     return pairs
 
 
@@ -98,7 +97,7 @@ class PairEvaluator:
         margins = scored[:, 0] - scored[:, 1]
         problems = [
             EvaluatedProblem(
-                dataset=_dataset(pair, by, pairs.account.name),
+                dataset=counted_under(by, pair.metadata, pair.row, pairs.account.name),
                 row=pair.row,
                 question=self._tokenizer.decode(pair.chosen[: int(np.argmax(pair.chosen_mask))]),
                 samples=(int(both_scored), int(both_scored and pair_scores[0] > pair_scores[1])),
@@ -142,18 +141,3 @@ def _of_scores(scores: NDArray[np.float64]) -> dict[str, float]:
         "margin": float((chosen - rejected).mean()),
         "calibration_error": calibration_error(chosen - rejected),
     }
-
-
-def _dataset(pair: Pair, by: str | None, otherwise: str) -> str:
-    """The dataset name that a pair is counted under: its value in the column `by`, else the name
-    `otherwise` of its dataset. Raises UsageError where the column has no name.
-    """
-    if by is None:
-        return otherwise
-    value = pair.metadata.get(by)
-    if not isinstance(value, str | int | float):
-        raise UsageError(
-            f"eval.by = {by!r}: row {pair.row} of {otherwise} has no name there, beside its "
-            f"answers it has {', '.join(pair.metadata) or 'no column'}"
-        )
-    return str(value)
