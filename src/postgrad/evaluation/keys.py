@@ -3,7 +3,7 @@ readers know only those of [data], and the name under which a row is counted.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ _KEY = re.compile(r"(?<![\w./])data\.([a-z_]+)\b")
 @contextmanager
 def keys_of(
     evaluation: EvalSettings | PairEvalSettings, place: int, data: DataSettings | PairSettings
-) -> Iterator[None]:
+) -> Generator[None]:
     """While the evaluation set number `place` is read, a UsageError names that set's keys, but
     [data]'s where the set has taken their values over.
     """
