@@ -230,7 +230,8 @@ def _text(row: Row, name: str, key: str, settings: DataSettings) -> str:
     value = column(row, name, key)
     if not isinstance(value, str):
         raise UsageError(
-            f"{row.place}: column {name!r} of row {row.index} is {kind_of(value)}, not text ({key})"
+            f"{row.place}: column {name!r} of row {row.index} is {kind_of(value)}, not text "
+            f"({key}); leave such rows out (data.filter), or make text of it (data.map)"
         )
     return value.strip() if settings.strip else value
 
