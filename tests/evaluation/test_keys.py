@@ -70,9 +70,7 @@ def test_keys_that_the_evaluation_takes_over_are_named_as_those_of_the_data(
 def test_a_value_of_by_that_is_no_name_is_shown() -> None:
     assert counted_under("kind", {"kind": 3}, 0, "rows.jsonl") == "3"
     assert counted_under(None, {}, 0, "rows.jsonl") == "rows.jsonl"
-    with pytest.raises(
-        UsageError, match=r"row 2 of rows\.jsonl has None there, and text or"
-    ):
+    with pytest.raises(UsageError, match=r"row 2 of rows\.jsonl has None there, and text or"):
         counted_under("kind", {"kind": None}, 2, "rows.jsonl")
     with pytest.raises(UsageError, match=r"has nothing there, .* it has level"):
         counted_under("kind", {"level": 1}, 2, "rows.jsonl")
