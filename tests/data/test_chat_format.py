@@ -106,3 +106,17 @@ def test_functions_are_wrapped_as_templates_want_them() -> None:
     for wrong in ("x", [1], [{"parameters": {}}], {"name": "add"}):
         with pytest.raises(ValueError, match="a list of functions"):
             tools_of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('[{"role": "user", "content": "a", "content": "b"}]', "an object has 'content' twice"),
+        ('[{"role": "user", "content": "\\ud800"}]', "surrogates not allowed"),
+        ("[" * 200 + "]" * 200, "nested deeper than 100 levels"),
+        ("[" * 100_000, "maximum recursion depth"),
+    ],
+)
+def test_messages_as_json_text_are_read_as_strictly_as_a_file(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=f"as JSON text it cannot be read: .*{problem}"):
+        messages_of(text, strip=False)

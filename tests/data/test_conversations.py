@@ -71,6 +71,32 @@ def test_rows_whose_answers_say_nothing_are_dropped_and_counted(
     assert loaded.account.fates == {"kept": 1, "empty": 2}
 
 
+def test_a_last_answer_that_says_nothing_is_empty_where_the_loss_is_on_it_alone(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    turns = ["a?", "A", "b?", ""]
+    chat = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(turns)]
+    unlearned = [chat[0], {**chat[1], "weight": 0}, *chat[2:]]
+    path = write_rows([{"messages": chat}, {"messages": chat[:2]}, {"messages": unlearned}])
+    last = load(path, tokenizer, messages="messages", loss_turns="last", max_lost_fraction=1.0)
+    assert last.account.fates == {"kept": 1, "empty": 2}
+    every = load(path, tokenizer, messages="messages")
+    assert every.account.fates == {"kept": 2, "empty": 1}
+    assert "1 rows have an empty answer beside others: its end is learned" in every.account.notes
+
+
+def test_a_template_that_ends_no_answer_is_told(write_rows: WriteRows, tokenizer: Any) -> None:
+    """Nothing would teach the policy to stop."""
+    path = write_rows(ROWS[:2])
+    assert not any("learn to stop" in note for note in load(path, tokenizer).account.notes)
+    endless = (
+        "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    (note, *_) = load(path, tokenizer, chat_template=endless).account.notes
+    assert note.startswith("2 training rows end without a special token, so the policy does not")
+
+
 def test_a_row_that_cannot_be_marked_is_shown(
     write_rows: WriteRows, make_tokenizer: Callable[..., Any]
 ) -> None:

@@ -109,7 +109,9 @@ def test_a_prompt_that_is_no_conversation_is_refused_with_row_and_key(
     with pytest.raises(UsageError, match=r"column 'prompt' of row 0 is no conv.*\(data.prompt\)"):
         load(path, tokenizer, **COMPLETION)
     path = write_rows([{"prompt": "a", "completion": 3}])
-    with pytest.raises(UsageError, match=r"'completion' of row 0 is int, not text \(data.answer\)"):
+    with pytest.raises(
+        UsageError, match=r"'completion' of row 0 is int, not text \(data.answer\); leave"
+    ):
         load(path, tokenizer, **COMPLETION)
 
 

@@ -152,6 +152,19 @@ def test_a_pair_that_parts_inside_a_turn_bears_loss_on_all_of_it_and_on_every_an
     ]
 
 
+def test_rows_of_another_loss_are_told_with_that_loss(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    labelled = {"prompt": "q", "completion": "a", "label": True}
+    with pytest.raises(UsageError, match=r"which only algorithm\.type = \"kto\" of job"):
+        load_pairs(PairSettings(path=write_rows([labelled])), tokenizer)
+    with pytest.raises(UsageError, match=r"neither an answer with a label \('completion', 'label'"):
+        load_labelled(PairSettings(path=write_rows([{"question": "q", "good": "a"}])), tokenizer)
+    pair = {"prompt": "q", "chosen": "a", "rejected": "b"}
+    account = load_labelled(PairSettings(path=write_rows([pair, labelled])), tokenizer).account
+    assert any('algorithm.type = "dpo" compares the two' in note for note in account.notes)
+
+
 def test_labels_of_one_kind_alone_are_told(write_rows: WriteRows, tokenizer: Any) -> None:
     rows = [{"prompt": "q", "completion": answer, "label": True} for answer in "ab"]
     found = load_labelled(PairSettings(path=write_rows(rows)), tokenizer)

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postgrad.core.errors import UsageError
+from postgrad.data.files import files_of, read_file
 from postgrad.data.rows import dataset_name, parse_split, read_rows, unread_keys
 from postgrad.data.settings import DataSettings
 
@@ -58,6 +59,31 @@ def test_a_folder_laid_out_as_on_the_hub_is_read_by_configuration_and_split(tmp_
         read(tmp_path, name="Main")
     with pytest.raises(UsageError, match="no data file of split 'validation'"):
         read(tmp_path, name="main", split="validation")
+
+
+@pytest.mark.parametrize(
+    ("names", "split", "wanted"),
+    [
+        (["math_train.jsonl", "math_test.jsonl"], "train", ["math_train.jsonl"]),
+        (["math_train.jsonl", "math_test.jsonl"], "test", ["math_test.jsonl"]),
+        (["rows-training.jsonl", "val.jsonl"], "train", ["rows-training.jsonl"]),
+        (["rows-training.jsonl", "val.jsonl"], "validation", ["val.jsonl"]),
+        (["a_eval_train.jsonl", "a_eval_test.jsonl"], "test", ["a_eval_test.jsonl"]),
+        (["Train.jsonl", "eval.jsonl"], "eval", ["eval.jsonl"]),
+        (["trainers.jsonl", "devices.jsonl"], "train", ["devices.jsonl", "trainers.jsonl"]),
+        (["rows.jsonl", "eval.jsonl"], "train", None),
+    ],
+)
+def test_files_of_a_folder_that_name_another_split_are_not_trained_on(
+    names: list[str], split: str, wanted: list[str] | None, tmp_path: Path
+) -> None:
+    for name in names:
+        (tmp_path / name).write_text('{"a": 1}', "utf-8")
+    if wanted is None:
+        with pytest.raises(UsageError, match=rf"no data file of split '{split}'"):
+            files_of(tmp_path, None, split)
+    else:
+        assert [path.name for path in files_of(tmp_path, None, split)] == wanted
 
 
 @pytest.mark.parametrize(
@@ -149,6 +175,29 @@ def test_a_json_file_is_a_list_of_rows_or_has_a_row_on_each_line(tmp_path: Path)
     file.write_text('[{"answer": NaN}]', "utf-8")
     with pytest.raises(UsageError, match=r"rows\.json: not JSON: NaN"):
         read(file)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"train": [{"a": 1}], "test": [{"a": 2}]}',
+        '{"data": [{"a": 1}]}\n',
+        '\ufeff{\n  "version": 1,\n  "rows": [{"a": 1}]\n}',
+        '{\n  "a": 1\n}\n',
+    ],
+)
+def test_a_json_file_that_is_one_object_with_rows_inside_is_refused(
+    text: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text(text, "utf-8")
+    with pytest.raises(UsageError, match=r"rows\.json is a single JSON object \((train|data|v|a)"):
+        list(read_file(file))
+    for row in ('{"train": [1], "a": 2}', '{"messages": [{"role": "user"}]}'):
+        file.write_text(row, "utf-8")
+        assert [values for _, values in read_file(file)] == [json.loads(row)]
+    file.write_text('{"data": [1]}\n{"data": [2]}', "utf-8")
+    assert len(list(read_file(file))) == 2
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from postgrad.core.errors import UsageError
-from postgrad.core.records import Prompt, Rollout, ScoredGroup, Turn
+from postgrad.core.records import Failure, Prompt, Rollout, ScoredGroup, Turn
 from postgrad.evaluation import answers as evaluation
 from postgrad.evaluation.answers import Evaluator, sample_metrics
 from postgrad.models.fresh import make_fresh
@@ -113,6 +113,24 @@ def test_each_row_is_judged_by_the_first_component_that_applies_to_it(
     result = evaluator(engine, lambda n: None)[0]
     assert result.metrics["accuracy"] == 1.0
     assert result.failed == 0
+
+
+def test_a_sample_has_failed_whichever_verifier_failed_on_it(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Component "first" judges; "second" failed on samples 0 and 1, "first" on 1 alone."""
+    failures = tuple(
+        Failure(sample, name, "crash", "")
+        for sample, name in [(0, "second"), (1, "second"), (1, "first")]
+    )
+    scored = group(0, 1.0, math.nan, 0.0)
+    scored = dataclasses.replace(scored, failures=failures)
+    answers = iter([[scored], [group(0, 1.0)]])
+    monkeypatch.setattr(evaluation, "sample_groups", lambda *args: next(answers))
+    engine: Any = None
+    result = evaluator(engine, lambda n: None)[0]
+    assert result.failed == 2
+    assert result.metrics["accuracy"] == 1 / 2
 
 
 def test_every_rate_has_an_interval_over_problems_and_every_component_a_mean(

@@ -43,7 +43,7 @@ def of_loss(make_recipe: Any, run_dir: str = "run", **changes: Any) -> Any:
 def in_float64(path: str, recipe: Any, place: int = 0) -> tuple[float, int]:
     """Nats a loss token of one set by plain transformers, each conversation alone; its tokens."""
     lm: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64).eval()
-    held = read_set(recipe, recipe.eval.sets[place], load_tokenizer(path)).all()
+    held = read_set(recipe, place, load_tokenizer(path)).all()
     total, tokens = 0.0, 0
     for one in held:
         ids = torch.tensor(one.token_ids.astype(np.int64))
@@ -167,7 +167,7 @@ def test_held_out_conversations_bear_loss_where_those_of_training_do(
     for marked in ("all", "last"):
         recipe = of_loss(make_recipe, data={**columns, "loss_turns": marked}, eval=columns)
         tokenizer = load_tokenizer(models(0))
-        (one,) = read_set(recipe, recipe.eval.sets[0], tokenizer).all()
+        (one,) = read_set(recipe, 0, tokenizer).all()
         text = tokenizer.decode(one.token_ids[one.loss_mask])
         assert ("cd" in text, "ghi" in text) == (marked == "all", True)
         tokens[marked] = int(one.loss_mask.sum())

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.comparing import recipe_of
 from helpers.jobs import write_pairs
 from helpers.runs import lines
 from postgrad.core.errors import UsageError
@@ -16,7 +17,6 @@ from postgrad.data.settings import PairSettings
 from postgrad.evaluation.pairs import PairEvaluator, sequences_of
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
-from postgrad.recipe.settings import PairEvalSet, PairEvalSettings
 from postgrad.training.start import train
 
 
@@ -30,8 +30,7 @@ def evaluated(rows: list[dict[str, Any]], scores: list[float], to: Path, tokeniz
     path = to / "eval.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in rows), "utf-8")
     by = "subset" if "subset" in rows[0] else None
-    one = PairEvalSet(path=str(path), by=by)
-    (found,) = PairEvaluator(PairEvalSettings(sets=(one,)), tokenizer)(
+    (found,) = PairEvaluator(recipe_of(str(path), by=by), tokenizer)(
         lambda sequences: np.array(scores[: len(sequences)])
     )
     return found
@@ -88,9 +87,8 @@ def test_accuracy_by_subset_as_rewardbench_has_it(tokenizer: Any, tmp_path: Path
 
 def test_a_column_of_subsets_that_is_not_there_is_named(tokenizer: Any, tmp_path: Path) -> None:
     path = str(write_pairs(tmp_path / "pairs.jsonl", rows=2))
-    settings = PairEvalSettings(sets=(PairEvalSet(path=path, by="subset"),))
     with pytest.raises(UsageError, match=r"eval\.by = 'subset': row 0"):
-        PairEvaluator(settings, tokenizer)
+        PairEvaluator(recipe_of(path, by="subset"), tokenizer)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

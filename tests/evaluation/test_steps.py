@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.comparing import recipe_of
 from postgrad.evaluation.steps import StepEvaluator, first_wrong
 from postgrad.models.load import load_tokenizer
 from postgrad.ops.intervals import harmonic_interval, wilson
-from postgrad.recipe.settings import PairEvalSet, PairEvalSettings
 
 RIGHT, WRONG = math.log(3), -math.log(3)  # scores of p = 3/4 and 1/4
 
@@ -25,8 +25,7 @@ def evaluated(
         for n, row in enumerate(labels)
     ]
     path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
-    sets = (PairEvalSet(path=str(path), **keys),)
-    evaluator = StepEvaluator(PairEvalSettings(sets=sets), tokenizer)
+    evaluator = StepEvaluator(recipe_of(str(path), **keys), tokenizer)
     (result,) = evaluator(lambda _: [np.array(row) for row in scores])
     return result
 

@@ -48,6 +48,16 @@ def test_numbers_in_a_key_count_entries_of_lists() -> None:
     assert parsed("--learner.²=2") == [(("learner", "²"), 2)]  # a digit to Unicode, no number
 
 
+def test_a_first_entry_begins_a_list_that_was_left_out() -> None:
+    flags = parse_overrides(["--rewards.0.type=math", "--learner.betas.0=0.8"])
+    assert apply_overrides({"rewards": None}, flags) == {
+        "rewards": [{"type": "math"}],
+        "learner": {"betas": [0.8]},
+    }
+    with pytest.raises(UsageError, match=r"--rewards\.1\.type math: rewards is a list of 0"):
+        apply_overrides({}, parse_overrides(["--rewards.1.type", "math"]))
+
+
 def test_the_last_of_two_flags_for_one_key_wins_and_the_file_is_left_alone() -> None:
     raw = {"learner": {"lr": 1.0}, "rewards": [{"weight": 1.0}]}
     flags = parse_overrides(["--learner.lr=2.0", "--rewards.0.weight=5.0", "--learner.lr=3.0"])

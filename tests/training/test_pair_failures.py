@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from helpers.comparing import recipe_of
 from postgrad.core.records import Sequences
 from postgrad.evaluation.pairs import PairEvaluator
 from postgrad.models.fresh import make_fresh
 from postgrad.models.load import load_tokenizer
 from postgrad.models.settings import ModelInit, TokenizerInit
-from postgrad.recipe.settings import PairEvalSet, PairEvalSettings
 
 
 def test_pairs_without_a_finite_score_are_counted_and_in_no_mean(tmp_path: Path) -> None:
@@ -21,8 +21,7 @@ def test_pairs_without_a_finite_score_are_counted_and_in_no_mean(tmp_path: Path)
     file.write_text("\n".join(map(json.dumps, rows)))
     init = ModelInit(hidden_size=8, tokenizer=TokenizerInit(kind="characters"))
     make_fresh(init, [], 0, tmp_path / "model")
-    settings = PairEvalSettings(sets=(PairEvalSet(path=str(file)),))
-    evaluator = PairEvaluator(settings, load_tokenizer(str(tmp_path / "model")))
+    evaluator = PairEvaluator(recipe_of(str(file)), load_tokenizer(str(tmp_path / "model")))
 
     def score(sequences: Sequences) -> NDArray[np.float64]:
         assert len(sequences) == 8

@@ -175,3 +175,24 @@ def test_a_config_without_a_section_grpo_says_what_is_read(tmp_path: Path) -> No
     (tmp_path / "a.yaml").write_text("sft: { max_num_steps: 3 }\n", "utf-8")
     with pytest.raises(UsageError, match="with a section grpo"):
         translate("nemo-rl", [str(tmp_path / "a.yaml")])
+
+
+def test_a_dataset_is_read_where_older_configs_have_it_and_lost_validation_is_told(
+    tmp_path: Path,
+) -> None:
+    """`data.dataset_name` came before data.train; the system's own validation has no rows here."""
+    config = tmp_path / "old.yaml"
+    config.write_text(
+        "grpo: {num_prompts_per_step: 8, num_generations_per_prompt: 4, max_num_steps: 10, "
+        "val_period: 5, max_val_samples: 480, val_at_start: true}\n"
+        "policy: {model_name: m, train_global_batch_size: 32, train_micro_batch_size: 1, "
+        "max_total_sequence_length: 512, optimizer: {kwargs: {lr: 1.0e-6}}}\n"
+        "data: {dataset_name: DeepScaler}\nenv: {math: {num_workers: 4}}\n",
+        "utf-8",
+    )
+    translation = translate("nemo-rl", ["grpo", str(config)])
+    assert translation.problem is None
+    assert translation.recipe["data"]["path"] == "agentica-org/DeepScaleR-Preview-Dataset"
+    assert translation.recipe["data"]["prompt"] == "problem"
+    lost = {option.name for option in translation.draft.missing}
+    assert {"grpo.val_period", "grpo.max_val_samples", "grpo.val_at_start"} <= lost

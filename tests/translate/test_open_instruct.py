@@ -134,3 +134,16 @@ def test_steps_that_samples_are_ahead_are_the_bound_on_their_age() -> None:
     assert "max_staleness" not in synchronous.recipe["rollout"]
     assert "in_flight_updates" not in synchronous.recipe["rollout"]
     assert not {missing.name for missing in found.draft.missing} & {"async_steps"}
+
+
+def test_a_number_of_evaluations_counts_where_steps_between_them_are_not_stated() -> None:
+    """768 000 episodes of 48 * 16 are 1000 steps: 20 evaluations are 50 steps apart."""
+    words = ["grpo_fast.py", "--model_name_or_path", "m", "--total_episodes", "768000"]
+    words += ["--num_unique_prompts_rollout", "48", "--num_samples_per_prompt_rollout", "16"]
+    words += ["--dataset_mixer_list", "d/gsm8k", "1.0", "--response_length", "64"]
+    words += ["--dataset_mixer_eval_list", "e/gsm8k", "16", "--num_evals", "20"]
+    words += ["--max_prompt_token_length", "64", "--apply_verifiable_reward", "true"]
+    recipe = translate("open-instruct", words).recipe
+    assert recipe["eval"]["every"] == 50
+    recipe = translate("open-instruct", [*words, "--local_eval_every", "7"]).recipe
+    assert recipe["eval"]["every"] == 7

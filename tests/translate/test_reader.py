@@ -108,6 +108,8 @@ def test_flags_have_a_value_several_or_none() -> None:
         ("accelerate launch --config_file configs/deepspeed_zero2.yaml", 8),
         ("accelerate launch --config_file configs/single_gpu.yaml", 1),
         ("torchrun --nnodes 2 --nproc_per_node=8", 16),
+        ("torchrun --standalone --nproc-per-node 8 -m", 8),
+        ("accelerate launch --num_processes 4 -m", 4),
         ("python mason.py --num_nodes 4 --gpus 8 -- accelerate launch --num_processes 8", 32),
         ("deepspeed --include localhost:0,1,2,3", 4),
         ("deepspeed --include=localhost:4,5 --master_port 29502", 2),

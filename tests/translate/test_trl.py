@@ -274,3 +274,10 @@ def test_a_regex_for_vllm_is_the_rollouts(name: str) -> None:
     assert found.recipe["algorithm"]["correction"] == "icepop"
     assert found.recipe["algorithm"]["correction_with_filters"] is True  # its ratio is the same
     assert missing(of(*flags)) >= {name}  # without vLLM it does nothing there
+
+
+def test_a_bound_of_the_prompt_alone_is_missing_where_answers_are_given() -> None:
+    found = translate("trl", ["dpo", "--model_name_or_path", "m", "--dataset_name", "d",
+                              "--max_prompt_length", "128"])  # fmt: skip
+    (lost,) = (one for one in found.draft.missing if one.name == "max_prompt_length")
+    assert lost.why == "data.max_len bounds prompt and answer together"

@@ -150,18 +150,25 @@ class Bookkeeper:
                     'questions alike on purpose? data.held_out = "row" compares all columns, '
                     '"none" leaves nothing out'
                 )
+            if lost:
+                way_out += f"; {self._regained(settings)}"
             raise UsageError(
                 f"{self.name}: no row of {rows} is left to use (limit: {limit}){way_out}:\n"
                 + "\n".join(account.lines())
                 + remedy
             )
         if lost > settings.max_lost_fraction * usable:
-            remedy = 'raise data.max_len, or cut rows with data.on_too_long = "truncate"'
-            if not self.counts["too_long"] and not self.counts["no_loss"]:
-                remedy = "fix the rows, or leave them out with data.filter"
             raise UsageError(
                 f"{self.name}: {lost} of {usable} rows are lost, more than data.max_lost_fraction "
-                f"= {settings.max_lost_fraction:g} (limit: {limit}); {remedy}:\n"
+                f"= {settings.max_lost_fraction:g} (limit: {limit}); {self._regained(settings)}:\n"
                 + "\n".join(account.lines())
             )
         return account
+
+    def _regained(self, settings: RowSettings) -> str:
+        """What to do about rows that are lost."""
+        if settings.on_too_long == "truncate" and self.counts["no_loss"]:
+            return "raise data.max_len"
+        if self.counts["too_long"]:
+            return 'raise data.max_len, or cut rows with data.on_too_long = "truncate"'
+        return "fix the rows, or leave them out with data.filter"

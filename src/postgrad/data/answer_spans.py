@@ -48,7 +48,10 @@ def answer_texts(
     message, all messages up to it. Raises Unmarkable.
     """
     if not answers:
-        raise Unmarkable("there is no message of the assistant to learn from")
+        roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
+        raise Unmarkable(
+            f"there is no message of the assistant to learn from (its roles are {roles[:200]})"
+        )
     text, *renderings = texts
     if problem := dropped_from(messages, text):
         raise Unmarkable(problem)

@@ -123,6 +123,13 @@ class PreferenceRow:
 
 def pair_of(row: Row, settings: PairSettings) -> PreferenceRow:
     """A row's chosen and rejected conversation. Raises UsageError that names row and column."""
+    if settings.chosen not in row.values and {settings.completion, settings.label} <= {*row.values}:
+        raise UsageError(
+            f"{row.place}: row {row.index} has no column {settings.chosen!r} (data.chosen): it is "
+            f"an answer with a label ({settings.completion!r}, {settings.label!r}), which only "
+            'algorithm.type = "kto" of job = "preference" learns from; other losses, reward models '
+            "and every evaluation compare two answers"
+        )
     columns = {settings.chosen: "data.chosen", settings.rejected: "data.rejected"}
     shape, (chosen, rejected), _ = _conversations(row, settings, columns)
     parted = (
@@ -146,6 +153,18 @@ def pair_of(row: Row, settings: PairSettings) -> PreferenceRow:
 
 
 def labelled_of(row: Row, settings: PairSettings) -> PreferenceRow:
+    """`preference_of`, with an error that names both kinds of row where this is neither."""
+    if not {settings.chosen, settings.completion} & {*row.values}:
+        raise UsageError(
+            f"{row.place}: row {row.index} has neither an answer with a label "
+            f"({settings.completion!r}, {settings.label!r}: data.completion, data.label) nor a "
+            f"pair ({settings.chosen!r}, {settings.rejected!r}: data.chosen, data.rejected); its "
+            f"columns: {', '.join(row.values)[:1000]}"
+        )
+    return preference_of(row, settings)
+
+
+def preference_of(row: Row, settings: PairSettings) -> PreferenceRow:
     """A row's answer with its label, or its pair. Raises UsageError that names row and column."""
     if settings.chosen in row.values or settings.completion not in row.values:
         return pair_of(row, settings)

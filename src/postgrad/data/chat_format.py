@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from postgrad.core.media import MARK
+from postgrad.data.json_text import parsed_json
 
 Message = dict[str, Any]
 
@@ -110,9 +111,9 @@ def _parsed(value: Any, shape: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except ValueError:
-        raise ValueError(shape) from None
+        return parsed_json(value)
+    except ValueError as error:
+        raise ValueError(f"{shape}; as JSON text it cannot be read: {error}") from None
 
 
 def _message(value: Any, number: int, strip: bool) -> Message:

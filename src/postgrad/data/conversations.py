@@ -33,6 +33,7 @@ from postgrad.data.templates import (
     Unencodable,
     documents,
     render_conversations,
+    special_ids,
     template_call,
     tokenise,
     turn_ends,
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
     from postgrad.models.image_reader import ImageReader  # imports torch
 
 COLUMNS = ("token_ids", "loss_mask", "starts")
+_ENDLESS = (
+    "{} training rows end without a special token, so the policy does not learn to stop: end "
+    "answers with eos_token in the chat template, and take a tokenizer that has one"
+)
 USED: tuple[Fate, ...] = ("kept", "truncated")
 
 
@@ -85,6 +90,7 @@ def load_conversations(
     columns = _columns(settings, tokenizer, rows, messages, cache, book.notes, reader)
     entries: list[Conversation] = []
     unrolled: list[int] = []  # training rows of each row that has several
+    ending, endless = special_ids(tokenizer), 0  # answers without an end that could be learned
     table = zip(rows, messages, *(columns[name] for name in COLUMNS), strict=True)
     for row, conversation, ids, mask, starts in table:
         parts = _pieces(ids, mask, settings) or _texts(ids, mask, starts)
@@ -100,8 +106,11 @@ def load_conversations(
         for n, text in kept:
             number = len(entries)
             entries.append(Conversation(number, row.index, text.ids, text.mask, text.images, n))
+        endless += sum(text.fate == "kept" and text.last not in ending for text in texts)
         if len(texts) > 1:
             unrolled.append(len(kept))
+    if endless and not settings.text:
+        book.notes.append(_ENDLESS.format(endless))
     if unrolled:
         book.notes.append(_note(unrolled, settings))
     book.notes += layout_notes(rows, settings) + unread_columns(rows, settings)
@@ -149,6 +158,11 @@ class _Text:
     fate: Fate
     images: tuple[PlacedImage, ...] = ()
 
+    @property
+    def last(self) -> int:
+        """The last token that bears loss."""
+        return int(self.ids[self.mask][-1])
+
 
 def _fitted(
     row: Row,
@@ -193,20 +207,26 @@ def _selected(
     """The rows that may be trained on, and the messages of each."""
     rows: list[Row] = []
     conversations: list[list[Message]] = []
+    silent = 0  # rows with an answer that says nothing beside others
     for row in prepared_rows(settings, book):
         messages = conversation_of(row, settings)
         asked = asked_in(row, messages, settings)
         answers = answers_in(messages)
         turns = [message for message in messages if message["role"] == "assistant"]
-        fate: Fate | None = "empty" if turns and all(map(says_nothing, turns)) else None
+        learned = [*filter(bears_loss, turns)] or turns
+        learned = learned[-1:] if settings.loss_turns == "last" else learned
+        fate: Fate | None = "empty" if turns and all(map(says_nothing, learned)) else None
         fate = fate or selection.left_out(settings, row, asked, [*asked, *answers])
         if fate is None and not _can_teach(messages, answers, settings):
             fate = "no_loss"
         if fate is not None:
             book.add(fate, row)
             continue
+        silent += any(map(says_nothing, learned))
         rows.append(row)
         conversations.append(messages)
+    if silent:
+        book.notes.append(f"{silent} rows have an empty answer beside others: its end is learned")
     return rows, conversations
 
 

@@ -13,17 +13,24 @@ from collections.abc import Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import COMMIT, commit_of
+from postgrad.data.json_text import parsed_json
 
 RowValues = Mapping[str, Any]  # column -> JSON value
 IN_FOLDERS = (".jsonl", ".jsonl.gz", ".parquet", ".csv")
 SUFFIXES = (*IN_FOLDERS, ".json")  # in folders, .json files describe the others
 
+SPLITS = {  # what the hub takes for the name of a split in that of a file
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+# names under which a .json file may have lists of rows
+WITH_ROWS = ("train", "test", "validation", "valid", "dev", "data", "rows", "examples")
 LONGEST_LINE = 2**28  # bytes; a gzip file of a megabyte may hold a line of a gigabyte
-DEEPEST = 100  # levels of lists and objects
 
 
 def read_file(path: Path, *, images: str = "") -> Iterator[tuple[str, RowValues]]:
@@ -50,8 +57,9 @@ def files_of(directory: Path, name: str | None, split: str) -> list[Path]:
     """The files of a split in a directory laid out as on the hub, in the order of their names.
 
     Looked for in directory/name (or the directory itself), also in its folders `data` and `split`:
-    files called `split` or starting with `split` and one of "-._". Files of which none names a
-    known split are all "train". Raises UsageError when there are none.
+    files called `split` or starting with `split` and one of "-._", else those with a word for it in
+    their names, as in "my_train.csv". Files of which none names a known split are all "train".
+    Raises UsageError when there are none.
     """
     base = directory / name if name is not None else directory
     if not base.is_dir():
@@ -61,17 +69,27 @@ def files_of(directory: Path, name: str | None, split: str) -> list[Path]:
     data += sorted(p for p in _visible(base / "data") if p.name.endswith(IN_FOLDERS))
     files = [p for p in data if re.match(rf"{re.escape(split)}[-._]", p.name)]
     files += sorted(p for p in _visible(base / split) if p.name.endswith(IN_FOLDERS))
-    named = any(re.match(r"(train|test|validation|valid|dev)[-._]", p.name) for p in data)
-    if not files and split == "train" and not named:
+    splits = {path: _split_of(path.name) for path in data}
+    files = files or [path for path in data if splits[path] == SPLITS.get(split, split)]
+    if not files and split == "train" and not any(splits.values()):
         files = data
     if not files:
         present = [str(p.relative_to(directory)) for p in data] or sorted(
             p.name for p in _visible(base)
         )
+        described = not data and any(name.endswith(".json") for name in present)
+        hint = "; in a folder .json files describe the others: name the file" * described
         raise UsageError(
-            f"{base}: no data file of split {split!r} (data.split); there are: {present}"
+            f"{base}: no data file of split {split!r} (data.split); there are: {present}{hint}"
         )
     return files
+
+
+def _split_of(name: str) -> str | None:
+    """The split that a file's name has a word for: its first word, or else the last of such."""
+    words = re.split(r"[-._ \d]+", name.lower())
+    named = [SPLITS[word] for word in words if word in SPLITS]
+    return SPLITS.get(words[0], named[-1]) if named else None
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -102,11 +120,38 @@ def _json(path: Path) -> Iterator[tuple[str, RowValues]]:
     with path.open("rb") as file:
         start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
     if not start.startswith(b"["):
+        _refuse_one_object(path)
         yield from _json_lines(path)
         return
     for number, value in enumerate(_parsed(path.read_bytes(), str(path), first=True)):
         place = f"{path} row {number}"
         yield place, _row(value, place)
+
+
+def _refuse_one_object(path: Path) -> None:
+    """Raises UsageError where a file is a single object that is no row: written over several lines,
+    or with the rows of each split in a list. A file with a row on each line passes.
+    """
+    with path.open("rb") as lines:
+        first, more = lines.readline(LONGEST_LINE), lines.readline(LONGEST_LINE)
+    try:
+        json.loads(first.decode("utf-8-sig"))
+        text = b"" if more else first
+    except (ValueError, RecursionError):
+        text = path.read_bytes()
+    try:
+        value = json.loads(text.decode("utf-8-sig") or "0")
+    except (ValueError, RecursionError):  # whoever reads the lines says where
+        return
+    lists = isinstance(value, dict) and all(
+        name in WITH_ROWS and isinstance(rows, list) for name, rows in value.items()
+    )
+    if isinstance(value, dict) and (lists or more):
+        keys = ", ".join(list(value)[:20])[:1000]
+        raise UsageError(
+            f"{path} is a single JSON object ({keys}), but a .json file is a list of objects, or "
+            "has a row on each line; write each list of rows to a file of its own"
+        )
 
 
 def _csv(path: Path) -> Iterator[tuple[str, RowValues]]:
@@ -153,55 +198,17 @@ def _object(line: bytes, place: str, *, first: bool) -> RowValues:
 def _parsed(line: bytes, place: str, *, first: bool) -> Any:
     """The JSON value of a line or a file."""
     try:
-        text = line.decode("utf-8-sig" if first else "utf-8")
-        value = json.loads(text, parse_constant=_refuse, object_pairs_hook=_members)
-        if line.count(b"[") + line.count(b"{") > DEEPEST:
-            check_depth(value)
-        if b"\\ud" in line.lower():  # JSON can write half a surrogate pair, tokenizers read none
-            json.dumps(value, ensure_ascii=False).encode()
+        return parsed_json(line.decode("utf-8-sig" if first else "utf-8"))
     except UnicodeDecodeError as error:
         raise UsageError(f"{place}: not UTF-8: {error}; convert the file") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"{place}: not JSON: {error}; repair or remove the line") from error
-    return value
 
 
 def _row(value: Any, place: str) -> RowValues:
     if not isinstance(value, dict):
         raise UsageError(f"{place}: a row is a JSON object, this is {type(value).__name__}")
     return cast(RowValues, value)
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. Raises ValueError for a repeated name, whose last value would win silently."""
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"an object has {twice[:80]!r} twice")
-    return members
-
-
-def check_depth(value: Any) -> None:
-    """Raises ValueError where lists and objects are nested deeper than DEEPEST: the writers of run
-    files have limits too (orjson 254, json 1000 less the depth of the call).
-    """
-    level = [value]
-    for _ in range(DEEPEST):
-        inner: list[Any] = []
-        for node in level:
-            if isinstance(node, dict):
-                inner += node.values()
-            elif isinstance(node, list):
-                inner += node
-        if not inner:
-            return
-        level = inner
-    raise ValueError(f"it is nested deeper than {DEEPEST} levels")
 
 
 def _parquet(path: Path, images: str) -> Iterator[tuple[str, RowValues]]:

@@ -230,7 +230,8 @@ def _text(row: Row, name: str, key: str, settings: DataSettings) -> str:
     value = column(row, name, key)
     if not isinstance(value, str):
         raise UsageError(
-            f"{row.place}: column {name!r} of row {row.index} is {kind_of(value)}, not text ({key})"
+            f"{row.place}: column {name!r} of row {row.index} is {kind_of(value)}, not text "
+            f"({key}); leave such rows out (data.filter), or make text of it (data.map)"
         )
     return value.strip() if settings.strip else value
 
@@ -265,7 +266,7 @@ def called_tools(row: Row, settings: RowSettings) -> list[dict[str, Any]]:
 
 def with_system(messages: list[Message], settings: RowSettings) -> list[Message]:
     """`messages` behind the recipe's system message, if it has one and they have none."""
-    if settings.system is None or (messages and messages[0]["role"] == "system"):
+    if settings.system is None or any(message["role"] == "system" for message in messages):
         return messages
     return [{"role": "system", "content": settings.system}, *messages]
 

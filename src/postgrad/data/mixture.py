@@ -9,7 +9,7 @@ import numpy as np
 from postgrad.core.records import Prompt
 from postgrad.core.seeds import integer
 from postgrad.data.account import RowAccount
-from postgrad.data.answers import labelled_of
+from postgrad.data.answers import preference_of
 from postgrad.data.cache import TokenCache
 from postgrad.data.chat_format import Message, texts_of
 from postgrad.data.conversations import Conversation, load_conversations
@@ -142,7 +142,7 @@ def _messages_of(row: Row, settings: DataSettings | PairSettings) -> list[Messag
             answers = steps_of(row, settings)
             main, *_ = answers.paths
             return answers.messages(main, settings.separator)
-        return labelled_of(row, settings).messages
+        return preference_of(row, settings).messages
     if settings.answer == "":
         return prompt_of(row, settings)
     if isinstance(row.values.get(settings.answer), dict | int | float):  # a verifier's reference

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from postgrad.core.text import composed
 from postgrad.data.account import Fate
-from postgrad.data.answers import labelled_of
+from postgrad.data.answers import preference_of
 from postgrad.data.chat_format import Message
 from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import asked_in, prompt_of
@@ -52,6 +52,15 @@ class HeldOut:
     n: int = 0  # words of a gram; 0: only equal questions count
     grams: frozenset[tuple[str, ...]] = frozenset()  # every n consecutive words of any question
     rows: frozenset[bytes] = frozenset()  # as row_key gives them
+
+    def __or__(self, other: "HeldOut") -> "HeldOut":
+        """What either holds out, by the same n."""
+        return HeldOut(
+            self.questions | other.questions,
+            self.n,
+            self.grams | other.grams,
+            self.rows | other.rows,
+        )
 
     def has(self, questions: Iterable[str], row: Row) -> bool:
         """True where any of the questions is held out, or the row."""
@@ -119,7 +128,7 @@ def _questions(row: Row, settings: DataSettings | PairSettings) -> list[str]:
     if isinstance(settings, PairSettings):
         if is_stepwise(row, settings):
             return steps_of(row, settings).question
-        return labelled_of(row, settings).question
+        return preference_of(row, settings).question
     return asked_in(row, prompt_of(row, settings), settings)
 
 

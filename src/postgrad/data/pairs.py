@@ -128,6 +128,9 @@ def load_labelled(
         )
         for place, (row, tokens, desirable) in enumerate(answers)
     ]
+    if any(preference.is_pair for preference, _ in kept):
+        note = 'a pair gives two answers with labels; algorithm.type = "dpo" compares the two'
+        account = replace(account, notes=(*account.notes, note))
     labels = {answer.desirable for answer in labelled}
     if len(labels) == 1:  # what KTO learns is the difference
         note = f"all labels are {str(labels.pop()).lower()}: there is no answer of the other kind"

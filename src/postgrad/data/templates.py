@@ -115,6 +115,12 @@ def turn_ends(tokenizer: Any) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """The ids of all special tokens: those of `turn_ends`."""
+    added = (number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
+    return frozenset((*tokenizer.all_special_ids, *added))
+
+
 def render_conversation(
     tokenizer: Any,
     messages: Sequence[Message],

@@ -23,6 +23,7 @@ from postgrad.data.overlap import Selection
 from postgrad.data.prompts import PromptSet, load_prompts
 from postgrad.data.settings import DataSettings, MixSettings
 from postgrad.data.templates import template_call
+from postgrad.evaluation.keys import counted_under, keys_of
 from postgrad.evaluation.results import (
     CorrectCount,
     EvaluatedProblem,
@@ -49,21 +50,23 @@ AnyData = TypeVar("AnyData", DataSettings, MixSettings)
 
 
 def read_set(
-    recipe: Answering, eval_set: EvalSet, tokenizer: Any, reader: ImageReader | None = None
+    recipe: Answering, place: int, tokenizer: Any, reader: ImageReader | None = None
 ) -> PromptSet:
-    """One evaluation set. reader: of a model that reads images. Raises UsageError for data that
-    cannot be read, see data.prompts, and for a row without the column that `by` names.
+    """Evaluation set `place`. reader: of a model that reads images. Raises UsageError for data
+    that cannot be read, see data.prompts, and for a row without the column that `by` names.
     """
+    eval_set = recipe.eval.sets[place]
     new = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
-    prompts = load_prompts(
-        with_tools(recipe.environment, eval_set.data),
-        tokenizer,
-        max_prompt_tokens=eval_set.max_len - new,
-        selection=Selection(part="evaluation"),
-        reader=reader,
-    )
+    with keys_of(recipe.eval, place, recipe.data):
+        prompts = load_prompts(
+            with_tools(recipe.environment, eval_set.data),
+            tokenizer,
+            max_prompt_tokens=eval_set.max_len - new,
+            selection=Selection(part="evaluation"),
+            reader=reader,
+        )
     for prompt in prompts.all():
-        _dataset(prompt, eval_set.by)
+        counted_under(eval_set.by, prompt.metadata, prompt.row, prompt.dataset)
     return prompts
 
 
@@ -97,8 +100,8 @@ class Evaluator:
             environment_of(recipe.environment, recipe.data, tokenizer) or SingleTurn()
         )
         self._sets: list[tuple[str | None, PromptSet]] = [
-            (eval_set.name, read_set(recipe, eval_set, tokenizer, reader))
-            for eval_set in self.settings.sets
+            (eval_set.name, read_set(recipe, place, tokenizer, reader))
+            for place, eval_set in enumerate(self.settings.sets)
         ]
 
     @property
@@ -211,7 +214,9 @@ class Evaluator:
         self, group: ScoredGroup, greedy: ScoredGroup | None, by: str | None
     ) -> EvaluatedProblem:
         return EvaluatedProblem(
-            dataset=_dataset(group.prompt, by),
+            dataset=counted_under(
+                by, group.prompt.metadata, group.prompt.row, group.prompt.dataset
+            ),
             row=group.prompt.row,
             question=group.prompt.question,
             samples=self._count(group),
@@ -225,7 +230,9 @@ class Evaluator:
         return len(scored), int((scored >= self.settings.correct_at).sum())
 
     def _failed(self, group: ScoredGroup) -> int:
-        return int(np.isnan(self._scores(group)).sum())
+        """Samples that a verifier failed on, whether or not its score decides what is correct."""
+        unjudged = np.flatnonzero(np.isnan(self._scores(group))).tolist()
+        return len({*unjudged, *(failure.sample for failure in group.failures)})
 
     def _scores(self, group: ScoredGroup) -> NDArray[np.float64]:
         """[samples] scores of the component that judges correctness (eval.component); [0] where it
@@ -233,19 +240,6 @@ class Evaluator:
         """
         component = self.settings.component or next(iter(group.rewards))
         return group.rewards.get(component, np.zeros(0))
-
-
-def _dataset(prompt: Prompt, by: str | None) -> str:
-    """The dataset name that a prompt is counted under: its value in the column `by`, or its own."""
-    if by is None:
-        return prompt.dataset
-    value = prompt.metadata.get(by)
-    if not isinstance(value, str | int | float):
-        raise UsageError(
-            f"eval.by = {by!r}: row {prompt.row} of {prompt.dataset} has no name there, beside "
-            f"question and answer it has {', '.join(prompt.metadata) or 'no column'}"
-        )
-    return str(value)
 
 
 def sample_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:

@@ -14,11 +14,11 @@ from postgrad.data.account import RowAccount
 from postgrad.data.conversations import Conversation, ConversationSet, load_conversations
 from postgrad.data.overlap import Selection
 from postgrad.evaluation.answers import with_tools
+from postgrad.evaluation.keys import keys_of
 from postgrad.evaluation.results import Result
 from postgrad.models.image_reader import ImageReader
 from postgrad.ops.intervals import ratio_interval
 from postgrad.recipe.recipe import Answering
-from postgrad.recipe.settings import EvalSet
 
 LogprobsOf = Callable[[Sequences], Ragged]  # of every loss token, zeros elsewhere
 
@@ -34,14 +34,15 @@ def sequences_of(conversations: Sequence[Conversation]) -> Sequences:
 
 
 def read_set(
-    recipe: Answering, eval_set: EvalSet, tokenizer: Any, reader: ImageReader | None = None
+    recipe: Answering, place: int, tokenizer: Any, reader: ImageReader | None = None
 ) -> ConversationSet:
-    """One evaluation set, read as training data is. Raises UsageError for rows that cannot be read
-    or have no answer.
+    """Evaluation set `place`, read as training data is. Raises UsageError for rows that cannot
+    be read or have no answer.
     """
-    data = with_tools(recipe.environment, eval_set.data)
+    data = with_tools(recipe.environment, recipe.eval.sets[place].data)
     selection = Selection(part="evaluation")
-    return load_conversations(data, tokenizer, selection=selection, reader=reader)
+    with keys_of(recipe.eval, place, recipe.data):
+        return load_conversations(data, tokenizer, selection=selection, reader=reader)
 
 
 class LossEvaluator:
@@ -58,8 +59,8 @@ class LossEvaluator:
     ) -> None:
         """Raises UsageError as read_set does."""
         self._sets = [
-            (eval_set.name, read_set(recipe, eval_set, tokenizer, reader))
-            for eval_set in recipe.eval.sets
+            (eval_set.name, read_set(recipe, place, tokenizer, reader))
+            for place, eval_set in enumerate(recipe.eval.sets)
         ]
 
     @property

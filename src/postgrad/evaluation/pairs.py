@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences, images_column
 from postgrad.data.account import RowAccount
 from postgrad.data.overlap import Selection
 from postgrad.data.pairs import Pair, PairSet, load_pairs
+from postgrad.evaluation.keys import counted_under, keys_of
 from postgrad.evaluation.results import EvaluatedProblem, Result, by_dataset, rates
 from postgrad.models.image_reader import ImageReader
 from postgrad.ops.intervals import calibration_error, margin_histogram
-from postgrad.recipe.settings import PairEvalSet, PairEvalSettings
+from postgrad.recipe.recipe import Comparing
 
 ScoreSequences = Callable[
     [Sequences], NDArray[np.float64]
@@ -40,14 +40,17 @@ def sequences_of(pairs: Sequence[Pair]) -> Sequences:
     )
 
 
-def read_set(eval_set: PairEvalSet, tokenizer: Any, reader: ImageReader | None = None) -> PairSet:
-    """One evaluation set. reader: of a model that reads images. Raises UsageError for data that
-    cannot be read, and for a row without the column that `by` names.
+def read_set(
+    recipe: Comparing, place: int, tokenizer: Any, reader: ImageReader | None = None
+) -> PairSet:
+    """Evaluation set `place`. reader: of a model that reads images. Raises UsageError for data
+    that cannot be read, and for a row without the column that `by` names.
     """
-    selection = Selection(part="evaluation")
-    pairs = load_pairs(eval_set.data, tokenizer, selection=selection, reader=reader)
+    eval_set, selection = recipe.eval.sets[place], Selection(part="evaluation")
+    with keys_of(recipe.eval, place, recipe.data):
+        pairs = load_pairs(eval_set.data, tokenizer, selection=selection, reader=reader)
     for pair in pairs.all():
-        _dataset(pair, eval_set.by, pairs.account.name)
+        counted_under(eval_set.by, pair.metadata, pair.row, pairs.account.name)
     return pairs
 
 
@@ -57,13 +60,13 @@ class PairEvaluator:
     """
 
     def __init__(
-        self, settings: PairEvalSettings, tokenizer: Any, reader: ImageReader | None = None
+        self, recipe: Comparing, tokenizer: Any, reader: ImageReader | None = None
     ) -> None:
         """Raises UsageError as read_set does."""
-        self._settings = settings
+        self._settings = recipe.eval
         self._tokenizer = tokenizer
         self._sets: list[PairSet] = [
-            read_set(eval_set, tokenizer, reader) for eval_set in settings.sets
+            read_set(recipe, place, tokenizer, reader) for place in range(len(recipe.eval.sets))
         ]
 
     @property
@@ -94,7 +97,7 @@ class PairEvaluator:
         margins = scored[:, 0] - scored[:, 1]
         problems = [
             EvaluatedProblem(
-                dataset=_dataset(pair, by, pairs.account.name),
+                dataset=counted_under(by, pair.metadata, pair.row, pairs.account.name),
                 row=pair.row,
                 question=self._tokenizer.decode(pair.chosen[: int(np.argmax(pair.chosen_mask))]),
                 samples=(int(both_scored), int(both_scored and pair_scores[0] > pair_scores[1])),
@@ -138,18 +141,3 @@ def _of_scores(scores: NDArray[np.float64]) -> dict[str, float]:
         "margin": float((chosen - rejected).mean()),
         "calibration_error": calibration_error(chosen - rejected),
     }
-
-
-def _dataset(pair: Pair, by: str | None, otherwise: str) -> str:
-    """The dataset name that a pair is counted under: its value in the column `by`, else the name
-    `otherwise` of its dataset. Raises UsageError where the column has no name.
-    """
-    if by is None:
-        return otherwise
-    value = pair.metadata.get(by)
-    if not isinstance(value, str | int | float):
-        raise UsageError(
-            f"eval.by = {by!r}: row {pair.row} of {otherwise} has no name there, beside its "
-            f"answers it has {', '.join(pair.metadata) or 'no column'}"
-        )
-    return str(value)

@@ -56,7 +56,7 @@ class Result:
 
     name: str | None  # of the set; None where the recipe names none
     rows: int
-    failed: int  # samples that no verifier could score; they are in no mean
+    failed: int  # samples that a verifier failed on; they are in no mean of its scores
     metrics: Mapping[str, float]
     seconds: float  # that the evaluation took
     # of the rates, and of a held-out loss

@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.algorithms.process_reward import RIGHT
-from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences, images_column
 from postgrad.data.account import RowAccount
 from postgrad.data.overlap import Selection
 from postgrad.data.step_tokens import Stepwise, StepwiseSet, load_steps
+from postgrad.evaluation.keys import counted_under, keys_of
 from postgrad.evaluation.results import EvaluatedProblem, Result, by_dataset, rates
 from postgrad.models.image_reader import ImageReader
 from postgrad.ops.advantages import Floats
 from postgrad.ops.intervals import Interval, harmonic_interval, mean_interval, ratio_interval
-from postgrad.recipe.settings import PairEvalSet, PairEvalSettings
+from postgrad.recipe.recipe import Comparing
 
 # the scores of each sequence at its loss tokens, [steps]
 ScoreSteps = Callable[[Sequences], list[Floats]]
@@ -50,15 +50,16 @@ def first_wrong(right: NDArray[np.bool_]) -> int:
 
 
 def read_set(
-    eval_set: PairEvalSet, tokenizer: Any, reader: ImageReader | None = None
+    recipe: Comparing, place: int, tokenizer: Any, reader: ImageReader | None = None
 ) -> StepwiseSet:
-    """One evaluation set. reader: of a model that reads images. Raises UsageError for data that
-    cannot be read, and for a row without the column that `by` names.
+    """Evaluation set `place`. reader: of a model that reads images. Raises UsageError for data
+    that cannot be read, and for a row without the column that `by` names.
     """
-    selection = Selection(part="evaluation")
-    answers = load_steps(eval_set.data, tokenizer, selection=selection, reader=reader)
+    eval_set, selection = recipe.eval.sets[place], Selection(part="evaluation")
+    with keys_of(recipe.eval, place, recipe.data):
+        answers = load_steps(eval_set.data, tokenizer, selection=selection, reader=reader)
     for answer in answers.all():
-        _dataset(answer, eval_set.by, answers.account.name)
+        counted_under(eval_set.by, answer.metadata, answer.row, answers.account.name)
     return answers
 
 
@@ -68,12 +69,14 @@ class StepEvaluator:
     """
 
     def __init__(
-        self, settings: PairEvalSettings, tokenizer: Any, reader: ImageReader | None = None
+        self, recipe: Comparing, tokenizer: Any, reader: ImageReader | None = None
     ) -> None:
         """Raises UsageError as read_set does."""
-        self._settings = settings
+        self._settings = recipe.eval
         self._tokenizer = tokenizer
-        self._sets = [read_set(eval_set, tokenizer, reader) for eval_set in settings.sets]
+        self._sets = [
+            read_set(recipe, place, tokenizer, reader) for place in range(len(recipe.eval.sets))
+        ]
 
     @property
     def accounts(self) -> list[RowAccount]:
@@ -96,7 +99,11 @@ class StepEvaluator:
         # an answer without a score has failed: it is in no mean
         scored = [(a, s) for a, s in zip(rows, scores, strict=True) if np.isfinite(s).all()]
         problems = [
-            self._problem(answer, values, _dataset(answer, by, answers.account.name))
+            self._problem(
+                answer,
+                values,
+                counted_under(by, answer.metadata, answer.row, answers.account.name),
+            )
             for answer, values in zip(rows, scores, strict=True)
             if not answer.gaps  # its first wrong step is not known
         ]
@@ -160,17 +167,3 @@ def step_rates(
 
 def _labels(answer: Stepwise) -> Floats:
     return answer.labels[answer.loss_mask].astype(np.float64)
-
-
-def _dataset(answer: Stepwise, by: str | None, otherwise: str) -> str:
-    """The dataset name that an answer is counted under: its value in the column `by`, else the name
-    `otherwise` of its dataset. Raises UsageError where the column has no name.
-    """
-    if by is None:
-        return otherwise
-    if by not in answer.metadata:
-        raise UsageError(
-            f"eval.by = {by!r}: row {answer.row} of {otherwise} has no name there, it has "
-            f"{', '.join(answer.metadata) or 'no column of text'}"
-        )
-    return str(answer.metadata[by])

@@ -130,6 +130,15 @@ def _remove(raw: dict[str, Any], place: KeyPath) -> None:
         cast(dict[Any, Any], node).pop(place[-1], None)
 
 
+def _begun(part: str | int) -> Any:
+    """What a key that was left out has before `part` of it is set: a table, or a list whose first
+    entry is there to be set.
+    """
+    if isinstance(part, str):
+        return {}
+    return [{}] if part == 0 else []
+
+
 def _set(raw: dict[str, Any], override: Override) -> None:
     node: Any = raw
     for depth, part in enumerate(override.place):
@@ -153,7 +162,7 @@ def _set(raw: dict[str, Any], override: Override) -> None:
                 table[key] = override.value
             else:
                 if table.get(key) is None:  # left out: null in a recipe's dump
-                    table[key] = {}
+                    table[key] = _begun(override.place[depth + 1])
                 node = table[key]
         else:
             key = ".".join(str(p) for p in override.place[:depth])

@@ -37,6 +37,7 @@ _READING = (
 # taken over unless the set names columns itself
 _COLUMNS = ("messages", "text", "input", "template", "map")
 _SAME_PATH = ("task", "subset", "revision")  # taken over by a set with the path of [data]
+TAKEN_OVER = frozenset((*_READING, *_COLUMNS, *_SAME_PATH))
 _NAMES_ROWS = {"sets", "subset", *WHICH_ROWS} - {"name"}  # keys of an [eval] with rows of its own
 _EITHER = {"warmup_updates", "warmup_ratio"}  # a role that states one takes neither over
 

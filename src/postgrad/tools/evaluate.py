@@ -326,7 +326,7 @@ def evaluate_pairs(
         return evaluate_steps(recipe, model, choices, console)
     tokenizer = load_tokenizer(model.path)
     reader = image_reader(recipe, model.path, tokenizer)
-    evaluator = PairEvaluator(recipe.eval, tokenizer, reader)
+    evaluator = PairEvaluator(recipe, tokenizer, reader)
     print_rows(console, evaluator.accounts, f"rows of the evaluation data, read by {model.name}")
     with console.phase(f"evaluate {model.name}"):
         if isinstance(recipe, RewardRecipe):
@@ -341,7 +341,7 @@ def evaluate_steps(
     """Results by set, of a process reward model."""
     tokenizer = load_tokenizer(model.path)
     reader = image_reader(recipe, model.path, tokenizer)
-    evaluator = StepEvaluator(recipe.eval, tokenizer, reader)
+    evaluator = StepEvaluator(recipe, tokenizer, reader)
     print_rows(console, evaluator.accounts, f"rows of the evaluation data, read by {model.name}")
     with console.phase(f"evaluate {model.name}"):
         role = frozen_reward_model(recipe, recipe.model, model.path, choices)

@@ -272,7 +272,7 @@ def reward(
     rows.show_rows(run, draws.accounts)
     evaluator: Any = None
     if by_step and recipe.eval.sets:
-        evaluator = StepEvaluator(recipe.eval, tokenizer, reader)
+        evaluator = StepEvaluator(recipe, tokenizer, reader)
         rows.show_rows(run, evaluator.accounts, "evaluation")
     elif not by_step:
         evaluator = _evaluator(run, recipe, tokenizer, reader)
@@ -323,7 +323,7 @@ def _evaluator(
 ) -> PairEvaluator | None:
     if not recipe.eval.sets:
         return None
-    evaluator = PairEvaluator(recipe.eval, tokenizer, reader)
+    evaluator = PairEvaluator(recipe, tokenizer, reader)
     rows.show_rows(run, evaluator.accounts, "evaluation")
     return evaluator
 

@@ -5,6 +5,7 @@ local files have to be the same at a resume. Commits and hashes are part of the 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -175,8 +176,10 @@ def _identity(source: RecipeSource) -> str | None:
             # the weights are in checkpoints; those that are frozen have hashes of their own; of an
             # adapter the base's files count too, or its commit on the hub
             return f"sha256:{model_hash(path, weights=False)}" if path.is_dir() else None
-        files = local_files(source.path, source.subset, source.split or "train")
-        return f"sha256:{files_hash(files)}" if files else None
+        with suppress(UsageError):  # no such file of a folder: whoever reads its rows says so
+            files = local_files(source.path, source.subset, source.split or "train")
+            return f"sha256:{files_hash(files)}" if files else None
+        return None
     except OSError as error:
         raise UsageError(f"{source.path} cannot be read: {error} ({source.key}.path)") from error
 

@@ -26,6 +26,7 @@ from postgrad.evaluation.answers import (
     environment_of,
     with_tools,
 )
+from postgrad.evaluation.keys import keys_of
 from postgrad.learner.protocols import Changes
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.load import load_config
@@ -47,10 +48,13 @@ from postgrad.training.run import Run
 
 def held_out(recipe: Recipe) -> overlap.HeldOut:
     """The questions of all evaluation sets, or their rows: none of them may be trained on."""
-    sets = [eval_set.data for eval_set in recipe.eval.sets]
     by_default = "row" if isinstance(recipe, RLRecipe) and recipe.environment else "question"
-    by = recipe.data.held_out or by_default
-    return overlap.held_out(sets, recipe.data.decontaminate_ngram, by)
+    by, ngram = recipe.data.held_out or by_default, recipe.data.decontaminate_ngram
+    held = overlap.held_out([], ngram, by)
+    for place, eval_set in enumerate(recipe.eval.sets):
+        with keys_of(recipe.eval, place, recipe.data):
+            held |= overlap.held_out([eval_set.data], ngram, by)
+    return held
 
 
 def evaluator(
@@ -172,8 +176,8 @@ def training(recipe: Recipe, tokenizer: Any) -> Draws[Any]:
 def evaluated(recipe: Recipe, place: int, tokenizer: Any) -> DrawnSet[Any]:
     """The evaluation set number `place`."""
     if isinstance(recipe, RewardRecipe) and recipe.row_kind == "steps":
-        return step_sets.read_set(recipe.eval.sets[place], tokenizer)
+        return step_sets.read_set(recipe, place, tokenizer)
     if not isinstance(recipe, Answering):
-        return pair_sets.read_set(recipe.eval.sets[place], tokenizer)
+        return pair_sets.read_set(recipe, place, tokenizer)
     read_set = answers.read_set if recipe.evaluates_answers else losses.read_set
-    return read_set(recipe, recipe.eval.sets[place], tokenizer)
+    return read_set(recipe, place, tokenizer)

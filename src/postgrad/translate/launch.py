@@ -17,7 +17,7 @@ _READ = (  # of launchers, and what follows from the placement here
     "gpus", "include", "exclude", "hostfile", "config_file", "deepspeed_config_file", "fsdp",
     "multi_gpu", "use_deepspeed", "use_fsdp", "ntasks", "ntasks_per_node", "gpus_per_node", "gres",
     "module", "node_rank", "machine_rank", "master_addr", "master_port", "main_process_ip",
-    "main_process_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id",
+    "main_process_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "standalone",
     "deepspeed_multinode_launcher",
 )  # fmt: skip
 _SLURM = {  # what is asked -> how sbatch and srun spell it, before a number
@@ -52,7 +52,7 @@ def flags(words: Sequence[str]) -> dict[str, Any]:
             options[name] = True if not read else read[0] if len(read) == 1 else read
 
     for word in words:
-        if word == "--":  # a launcher's own options end
+        if word == "--" or re.fullmatch(r"-[A-Za-z]", word):  # own options end; -m MODULE
             close()
             name = None
         elif word.startswith("--"):

@@ -243,11 +243,10 @@ def _numbered(options: Options, prefix: str) -> list[str]:
 
 
 def _data(draft: Draft, options: Options) -> None:
-    entries = [
-        entry
-        for prefix in _numbered(options, "data.train")
-        if (entry := _dataset(draft, options, prefix))
-    ]
+    prefixes = _numbered(options, "data.train")
+    if options.states("data.dataset_name"):  # as configs had it before data.train
+        prefixes = ["data"]
+    entries = [entry for prefix in prefixes if (entry := _dataset(draft, options, prefix))]
     common.sources(draft, entries)
     validated = any(name.startswith("data.validation.") for name in options.stated)
     for prefix in _numbered(options, "data.train"):
@@ -272,6 +271,17 @@ def _data(draft: Draft, options: Options) -> None:
         draft.skip("data.default.processor", options.take("data.default.processor"), common.SO_HERE)
 
 
+_VALIDATION = (  # options that say when and how to validate
+    "grpo.val_period",
+    "grpo.max_val_samples",
+    "grpo.val_num_generations_per_prompt",
+    "grpo.num_val_generations_per_prompt",
+    "grpo.val_at_start",
+    "grpo.val_at_end",
+    "policy.generation.val_temperature",
+)
+
+
 def _held_out(draft: Draft, options: Options) -> None:
     prefixes = _numbered(options, "data.validation")
     stated = any(name.startswith("data.validation.") for name in options.stated)
@@ -288,6 +298,9 @@ def _held_out(draft: Draft, options: Options) -> None:
     first, last = options.take("grpo.val_at_start"), options.take("grpo.val_at_end")
     warmth = options.take("policy.generation.val_temperature")
     if not sets and draft.get("data.eval_fraction") is None:
+        for name in _VALIDATION:
+            if options.states(name):
+                draft.miss(name, options.take(name), "there is no [eval]")
         return
     draft.put("eval.every", max(every, 0))
     draft.put("eval.at_start", flag(first) if first is not None else None)

@@ -268,7 +268,7 @@ def _times(draft: Draft, options: Options) -> None:
         draft.miss("save_freq", save, why)
     if not mixed:
         return
-    if count and every <= 0:
+    if count and not options.states("local_eval_every"):  # a default of 100 says nothing beside it
         step, _ = common.per_step(draft)
         every = max(1, int(draft.get("total_episodes")) // step // count)
     common.held_out(draft, mixture(mixed, [part for text in splits for part in text.split()]))

@@ -145,6 +145,8 @@ def _data(draft: Draft, options: Options) -> None:
     if draft.job != "rl":
         draft.put("data.max_len", int(length or 1024), "longer rows are cut, as there")
         draft.put("data.on_too_long", "truncate")
+        if (room := options.take("max_prompt_length")) is not None:
+            draft.miss("max_prompt_length", room, "data.max_len bounds prompt and answer together")
 
 
 def _entry(dataset: dict[str, Any]) -> dict[str, Any]:

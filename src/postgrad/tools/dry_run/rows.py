@@ -13,6 +13,7 @@ from postgrad.data.conversations import Conversation
 from postgrad.data.draws import DrawnSet
 from postgrad.data.pairs import Labelled, Pair
 from postgrad.data.step_tokens import Stepwise
+from postgrad.data.templates import special_ids
 from postgrad.observe.console import Console
 
 SHOWN = 10
@@ -66,12 +67,6 @@ def spans_of(tokenizer: Any, ids: Ids, kinds: Sequence[TokenKind]) -> tuple[Text
         spans.append(TextSpan(text, kind, special))
         before = decoded
     return tuple(spans)
-
-
-def special_ids(tokenizer: Any) -> set[int]:
-    """The ids of all special tokens, named (eos_token) or only added."""
-    added = [i for i, token in tokenizer.added_tokens_decoder.items() if token.special]
-    return {*tokenizer.all_special_ids, *added}
 
 
 def _decode(tokenizer: Any, ids: Ids) -> str:
