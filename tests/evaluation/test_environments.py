@@ -152,6 +152,16 @@ def test_rows_that_cannot_be_played_are_told_before_a_weight_is_read(
         train(game(data={"path": str(path), "task": {}}), console)
 
 
+def test_what_an_environment_raises_of_a_row_is_the_reason_why_it_cannot_be_played(
+    game: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(__file__).parents[1] / "rollout" / "environments"
+    monkeypatch.syspath_prepend(str(folder))
+    broken = {"type": "my_environments:Wrong", "kind": "check"}
+    with pytest.raises(UsageError, match=r"cannot be played.*KeyError: 'level' \(my_environments"):
+        train(game(environment=broken), console)
+
+
 def test_tools_stand_in_every_prompt(make_recipe: Any) -> None:
     recipe = make_recipe("rl", environment={"type": "tools", "tools": ["calculator"]})
     kwargs = with_tools(recipe.environment, recipe.data).chat_template_kwargs
