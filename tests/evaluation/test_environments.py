@@ -11,6 +11,7 @@ import pytest
 from helpers.chat import HERMES, chat_tokenizer
 from helpers.runs import Killed, assert_same_run, kill_after, lines
 from postgrad.core.errors import UsageError
+from postgrad.core.records import Prompt
 from postgrad.evaluation.answers import Evaluator, environment_of, with_tools
 from postgrad.fleet.choices import choose
 from postgrad.fleet.engines import build_engine
@@ -18,6 +19,7 @@ from postgrad.fleet.exported import roles_of
 from postgrad.fleet.learned import scorer_of
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
+from postgrad.rollout.environments.guess_number import GuessNumber
 from postgrad.tools.evaluate import evaluate
 from postgrad.tools.export import export
 from postgrad.tools.pipeline import ask
@@ -155,11 +157,12 @@ def test_rows_that_cannot_be_played_are_told_before_a_weight_is_read(
 def test_what_an_environment_raises_of_a_row_is_the_reason_why_it_cannot_be_played(
     game: Any, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Path(__file__).parents[1] / "rollout" / "environments"
-    monkeypatch.syspath_prepend(str(folder))
-    broken = {"type": "my_environments:Wrong", "kind": "check"}
-    with pytest.raises(UsageError, match=r"cannot be played.*KeyError: 'level' \(my_environments"):
-        train(game(environment=broken), console)
+    def broken(self: GuessNumber, prompt: Prompt) -> str | None:
+        return prompt.metadata["level"]
+
+    monkeypatch.setattr(GuessNumber, "check", broken)
+    with pytest.raises(UsageError, match=r"cannot be played.*KeyError: 'level' \(test_environ"):
+        train(game(), console)
 
 
 def test_tools_stand_in_every_prompt(make_recipe: Any) -> None:

@@ -31,13 +31,9 @@ class Broken(Echo):
 
 
 class Wrong(ChatEnvironment):
-    """Returns what no environment may, by `kind`; of "start" and "check" see there."""
+    """Returns what no environment may, by `kind`, or starts as none may."""
 
     kind: str
-
-    def check(self, prompt):
-        if self.kind == "check":
-            raise KeyError("level")
 
     def start(self, prompt, sample):
         if self.kind == "start":
