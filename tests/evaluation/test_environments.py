@@ -145,6 +145,19 @@ def test_plain_transformers_is_asked_in_the_game_and_plays_as_our_engine_does(
     assert shown["turns"][1]["author"] == "environment"
 
 
+def test_an_environment_that_fails_under_the_last_questions_loses_no_summary(
+    game: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = game(rollout={"stop": list(string.printable.strip())}, steps=1)
+    train(recipe, console)
+    model = str(export(Path(recipe.run_dir), "latest", Path(recipe.run_dir) / "exported"))
+    monkeypatch.setattr(GuessNumber, "start", lambda self, prompt, sample: None)
+    (answer,) = ask(model, recipe, 1)
+    (_, written), (author, why) = answer.turns
+    assert (answer.answer, author) == (written, "environment")
+    assert why == "(no reply: start returned a NoneType, which has no method `step`)"
+
+
 def test_rows_that_cannot_be_played_are_told_before_a_weight_is_read(
     game: Any, console: Console, tmp_path: Path
 ) -> None:
