@@ -59,7 +59,9 @@ def wrong_with(reply: Any) -> str | None:
     if not isinstance(reply.messages, tuple | list):
         return f"the messages of a Reply are a {type(reply.messages).__name__}, which is no tuple"
     for message in reply.messages:
-        texts = [message.get("role"), message.get("content")] if isinstance(message, dict) else []
+        texts: list[Any] = []
+        if isinstance(message, dict):
+            texts = [message.get("role"), message.get("content")]
         if not texts or not all(isinstance(text, str) for text in texts):
             return (
                 f"a message of a Reply is {repr(message)[:100]}, which is no dict with texts under "
