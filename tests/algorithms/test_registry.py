@@ -25,6 +25,14 @@ def test_something_that_is_not_an_algorithm_is_refused_by_name():
         algorithm_class("math:sqrt")
 
 
+def test_an_algorithm_without_advantages_is_refused_by_name(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lines = "from postgrad.algorithms.policy_gradient import PolicyGradient as P\nclass A(P): ...\n"
+    (tmp_path / "unfinished.py").write_text(lines, "utf-8")
+    with pytest.raises(UsageError, match="'unfinished:A' has no method advantages"):
+        algorithm_class("unfinished:A")
+
+
 def test_reading_an_algorithm_s_settings_does_not_import_torch():
     code = (
         "import sys; from postgrad.algorithms.registry import ALGORITHMS, algorithm_class\n"

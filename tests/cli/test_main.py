@@ -253,6 +253,34 @@ def test_a_ratio_that_is_not_whole_names_the_values_that_work(files: Files) -> N
     assert "micro_train_batch_size 2" in message
 
 
+OWN = """
+import numpy as np
+from postgrad.algorithms.policy_gradient import PolicyGradient
+
+class Raises(PolicyGradient):
+    def advantages(self, rewards, group):
+        return {}["level"]
+
+class NaN(PolicyGradient):
+    def advantages(self, rewards, group):
+        return rewards * np.nan
+"""
+
+
+def test_an_error_in_an_algorithm_of_ones_own_says_where(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(files.folder))
+    (files.folder / "own_algorithm.py").write_text(OWN, "utf-8")
+    files.rl()
+    command = ("train", files.recipe, "--overwrite", "true", "--algorithm.type")
+    message = files.refused(*command, "own_algorithm:Raises", code=1).splitlines()[-1]
+    assert f"KeyError: 'level' ({files.folder / 'own_algorithm.py'}:7)" in message
+    assert "report it" not in message
+    message = files.refused(*command, "own_algorithm:NaN", code=1)
+    assert "the algorithm's advantages are not finite at" in message
+
+
 def test_a_missing_recipe_names_the_nearest_file(files: Files) -> None:
     message = files.refused("train", files.folder / "recipes.toml")
     assert f"did you mean {files.recipe}?" in message

@@ -31,6 +31,21 @@ def test_every_python_file_that_a_page_names_exists() -> None:
     assert missing == []
 
 
+def test_every_file_that_a_page_names_without_its_folder_is_in_the_folder_of_the_page() -> None:
+    missing: list[str] = []
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        folder = re.search(r"The code is in\s+`(src/[^`]*)`", text)
+        if folder is None:
+            continue
+        missing += [
+            f"{page.relative_to(ROOT)}: {name}"
+            for name in re.findall(r"`([\w-]+\.py)`", text)
+            if not (ROOT / folder[1] / name).is_file() and not PLACEHOLDER.search(name)
+        ]
+    assert missing == []
+
+
 def test_every_module_that_a_page_names_exists() -> None:
     missing: list[str] = []
     for at, name in named(MODULES):

@@ -11,6 +11,7 @@ import pytest
 from helpers.chat import HERMES, chat_tokenizer
 from helpers.runs import Killed, assert_same_run, kill_after, lines
 from postgrad.core.errors import UsageError
+from postgrad.core.records import Prompt
 from postgrad.evaluation.answers import Evaluator, environment_of, with_tools
 from postgrad.fleet.choices import choose
 from postgrad.fleet.engines import build_engine
@@ -18,6 +19,7 @@ from postgrad.fleet.exported import roles_of
 from postgrad.fleet.learned import scorer_of
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
+from postgrad.rollout.environments.guess_number import GuessNumber
 from postgrad.tools.evaluate import evaluate
 from postgrad.tools.export import export
 from postgrad.tools.pipeline import ask
@@ -143,6 +145,19 @@ def test_plain_transformers_is_asked_in_the_game_and_plays_as_our_engine_does(
     assert shown["turns"][1]["author"] == "environment"
 
 
+def test_an_environment_that_fails_under_the_last_questions_loses_no_summary(
+    game: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = game(rollout={"stop": list(string.printable.strip())}, steps=1)
+    train(recipe, console)
+    model = str(export(Path(recipe.run_dir), "latest", Path(recipe.run_dir) / "exported"))
+    monkeypatch.setattr(GuessNumber, "start", lambda self, prompt, sample: None)
+    (answer,) = ask(model, recipe, 1)
+    (_, written), (author, why) = answer.turns
+    assert (answer.answer, author) == (written, "environment")
+    assert why == "(no reply: start returned a NoneType, which has no method `step`)"
+
+
 def test_rows_that_cannot_be_played_are_told_before_a_weight_is_read(
     game: Any, console: Console, tmp_path: Path
 ) -> None:
@@ -150,6 +165,17 @@ def test_rows_that_cannot_be_played_are_told_before_a_weight_is_read(
     path.write_text('{"question": "Find 7.", "answer": "7"}', "utf-8")
     with pytest.raises(UsageError, match=r"1 of 1 rows cannot be played.*column 'low'"):
         train(game(data={"path": str(path), "task": {}}), console)
+
+
+def test_what_an_environment_raises_of_a_row_is_the_reason_why_it_cannot_be_played(
+    game: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: GuessNumber, prompt: Prompt) -> str | None:
+        return prompt.metadata["level"]
+
+    monkeypatch.setattr(GuessNumber, "check", broken)
+    with pytest.raises(UsageError, match=r"cannot be played.*KeyError: 'level' \(test_environ"):
+        train(game(), console)
 
 
 def test_tools_stand_in_every_prompt(make_recipe: Any) -> None:

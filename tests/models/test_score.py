@@ -19,7 +19,7 @@ from postgrad.core.records import Sequences
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.score import ScoreRole
 from postgrad.models.export import export_hf
-from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.load import load_config, load_model, load_tokenizer
 from postgrad.models.score import (
     HEAD,
     RewardScale,
@@ -137,6 +137,17 @@ def test_a_reward_model_made_by_plain_transformers_is_read(fresh: Fresh, tmp_pat
 def test_a_model_that_was_never_trained_to_score_is_no_reward_model(fresh: Fresh) -> None:
     with pytest.raises(UsageError, match=rf'has no {HEAD}.*job = "reward"'):
         read(fresh("qwen3"), fresh_head=False)
+
+
+def test_a_reward_model_is_no_policy_though_its_embeddings_are_tied(
+    fresh: Fresh, tmp_path: Path
+) -> None:
+    lm, base = read(fresh("qwen3")), str(fresh("qwen3"))
+    assert lm.config.tie_word_embeddings
+    weights = {name: parameter.detach() for name, parameter in lm.named_parameters()}
+    export_hf(weights, base, tmp_path / "reward", dtype=torch.float32, scale=RewardScale())
+    with pytest.raises(UsageError, match="is a reward model or a critic"):
+        load_model(str(tmp_path / "reward"), dtype=torch.float32)
 
 
 def test_several_labels_are_no_reward(copied: Path) -> None:

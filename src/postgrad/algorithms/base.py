@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from postgrad.core.errors import RunError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, RolloutBatch, Sequences
 from postgrad.core.settings import Settings
@@ -228,7 +229,17 @@ class PreferenceAlgorithm(PolicyAlgorithm):
 
 
 def masked_columns(columns: Mapping[str, NDArray[np.float64]], mask: Ragged) -> dict[str, Ragged]:
-    """Columns over all tokens, float32, with zeros where `mask` has no loss token."""
+    """Columns over all tokens, float32, with zeros where `mask` has no loss token.
+
+    Raises RunError where a column is not finite: its gradient would blame the model.
+    """
+    for name, tokens in columns.items():
+        if not np.isfinite(tokens).all():
+            bad = np.count_nonzero(~np.isfinite(tokens))
+            raise RunError(
+                f"the algorithm's {name} are not finite at {bad} of {len(tokens)} tokens: its "
+                "`credit` has to return finite numbers"
+            )
     return {
         name: mask.like((tokens * mask.values).astype(np.float32))
         for name, tokens in columns.items()

@@ -47,4 +47,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
         raise UsageError(
             f"algorithm {name!r} is not a subclass of postgrad.algorithms.base.Algorithm"
         )
+    if algorithm.__abstractmethods__:
+        missing = ", ".join(sorted(algorithm.__abstractmethods__))
+        raise UsageError(f"algorithm {name!r} has no method {missing}")
     return algorithm

@@ -47,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, args.debug, 1, f"{error}; fix that and start the command again")
     except Exception as error:  # noqa: BLE001  # people see one line for every other error too
         hint = "; run again with --debug to see where, and please report it"
+        if (place := _in_own_code(error)) is not None:
+            hint = f" ({place}); run again with --debug to see how it came there"
         return _fail(error, args.debug, 1, f"{type(error).__name__}: {error}{hint}")
     outcome = result if isinstance(result, CommandOutcome) else CommandOutcome(result, 0)
     if args.json:
@@ -60,6 +62,19 @@ def _require_paths(args: argparse.Namespace) -> None:
         for path in value if isinstance(value, list) else [value]:
             if isinstance(path, Path) and (problem := path_problem(str(path))):
                 raise UsageError(f"{name} {shown(str(path))}: {problem}")
+
+
+def _in_own_code(error: BaseException) -> str | None:
+    """File and line of the last call in code that is neither ours nor installed, such as an
+    algorithm of the user's; None where there is none.
+    """
+    installed = (str(Path(__file__).parents[1]), sys.prefix, sys.base_prefix, "<")
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(installed)
+    ]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
 
 
 def _fail(error: BaseException, debug: bool, code: int, text: str | None = None) -> int:

@@ -40,7 +40,7 @@ from postgrad.recipe.settings import EvalSet, EvalSettings
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.environment import Drawing, SingleTurn
-from postgrad.rollout.environments.base import build
+from postgrad.rollout.environments.base import ChatEnvironment, build, failure_of
 from postgrad.rollout.environments.chat import Dialogue, dialogue
 from postgrad.rollout.records_json import Json, group_to_json
 from postgrad.rollout.sampling import sample_groups
@@ -309,7 +309,7 @@ def check_rows(settings: EnvironmentSettings | None, prompts: Draws[Prompt]) -> 
         return
     chat = build(settings)
     rows = prompts.all()
-    bad = [(row, reason) for row in rows if (reason := chat.check(row)) is not None]
+    bad = [(row, reason) for row in rows if (reason := _unplayable(chat, row)) is not None]
     if bad:
         prompt, reason = bad[0]
         raise UsageError(
@@ -317,6 +317,14 @@ def check_rows(settings: EnvironmentSettings | None, prompts: Draws[Prompt]) -> 
             f"{settings.type!r}; the first is row {prompt.row} of {prompt.dataset}: "
             f"{reason}; fix the rows, or choose another environment.type"
         )
+
+
+def _unplayable(chat: ChatEnvironment, row: Prompt) -> str | None:
+    """What `check` says of a row; what it raises is a reason too, as a verifier's."""
+    try:
+        return chat.check(row)
+    except Exception as error:  # noqa: BLE001  # code of others: told with its line
+        return failure_of(error).message
 
 
 def check_answers(scorer: Scorer, rows: Sequence[Prompt]) -> None:

@@ -52,7 +52,7 @@ from postgrad.models.supported import (
     is_tested,
     require_interface,
     require_supported,
-    require_text_model,
+    require_writer,
     without_dropout,
 )
 from postgrad.parallel.ranks import ALONE, Ranks
@@ -115,7 +115,7 @@ def load_model(
     safetensors, and for a model whose outputs here are not those of transformers.
     """
     config = load_config(path)
-    require_text_model(config, path, images=images)
+    require_writer(config, path, images=images)
     tokenizer = load_tokenizer(path)
     how = Loading(dtype, device or torch.device("cpu"), quantize, ranks, in_files, together)
     lm, missing = read_weights(path, config, causal_class(config), how)

@@ -116,6 +116,19 @@ def require_text_model(config: Any, path: str, *, images: bool = False) -> None:
         raise unsupported(config.model_type, path, "images")
 
 
+def require_writer(config: Any, path: str, *, images: bool = False) -> None:
+    """As require_text_model; raises UsageError for a model that scores texts too. With tied
+    embeddings its files have all weights of one that writes, and nobody would notice.
+    """
+    require_text_model(config, path, images=images)
+    if re.search("For(Sequence|Token)Classification$", (config.architectures or [""])[0]):
+        raise UsageError(
+            f"{path} is a reward model or a critic ({config.architectures[0]}), which scores texts "
+            "and writes none: name the model that it was trained from, or serve it with postgrad "
+            "serve-reward"
+        )
+
+
 def causal_class(config: Any) -> Any:
     """The Auto class of transformers for a policy."""
     return AutoModelForImageTextToText if reads_images(config) else AutoModelForCausalLM

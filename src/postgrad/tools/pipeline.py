@@ -43,13 +43,13 @@ class Answer:
     question: str
     reference: str | None  # answer
     # (author, text) in turn; the model ("policy") has the first and the last, between them it
-    # alternates with the environment
+    # alternates with the environment. Where that failed, the last is why.
     turns: tuple[tuple[Author, str], ...]
 
     @property
     def answer(self) -> str:
         """The model's last turn."""
-        return self.turns[-1][1]
+        return self.written[-1]
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -92,8 +92,9 @@ def _answer(writer: "_Writer", world: Environment, prompt: Prompt) -> Answer:
         written = writer.write(ids, prompt.ticket, len(turns) // 2)
         turns.append(("policy", written.text.strip()))
         seen = episode.step(written).result()
-        if seen.failure is not None:
-            raise RunError(f"the environment gave no reply: {seen.failure.message}")
+        if seen.failure is not None:  # told here: an error would lose the trained stages' summary
+            turns.append(("environment", f"(no reply: {seen.failure.message})"))
+            return Answer(prompt.question, prompt.answer, tuple(turns))
         ids += [*written.token_ids.tolist(), *seen.token_ids.tolist()]
         if seen.done or not writer.room(ids):
             return Answer(prompt.question, prompt.answer, tuple(turns))

@@ -30,6 +30,33 @@ class Broken(Echo):
         return Reply(reward=float("nan"))
 
 
+class Wrong(ChatEnvironment):
+    """Returns what no environment may, by `kind`, or starts as none may."""
+
+    kind: str
+
+    def start(self, prompt, sample):
+        if self.kind == "start":
+            raise KeyError("level")
+        return None if self.kind == "no course" else self
+
+    def step(self, text):
+        message = {"role": "user", "content": "go on"}
+        return {
+            "nothing": None,
+            "text": "go on",
+            "reward": Reply(done=True, reward="1"),
+            "count": Reply((message,), counts={"hits": float("nan")}),
+            "one message": Reply(message),
+            "no text": Reply(({"role": "user", "content": None},)),
+            "half a pair": Reply(({"role": "user", "content": "\ud800"},)),
+        }[self.kind]
+
+
+class NoStart(ChatEnvironment):
+    """Has no method `start`."""
+
+
 def shout(text: str, times: int = 1) -> str:
     """Says it loudly.
 

@@ -96,9 +96,10 @@ def test_a_step_that_fails_at_once_is_a_failure_too_and_errors_of_the_run_end_it
         at_once_replied(stops, "x")
 
 
-def test_an_async_step_that_says_it_does_not_wait_must_not():
+@pytest.mark.parametrize("seconds", [0, 0.01])
+def test_an_async_step_that_says_it_does_not_wait_must_not(seconds):
     async def waits(text):
-        await asyncio.sleep(0)
+        await asyncio.sleep(seconds)
         return Reply()
 
     async def quick(text):
@@ -142,6 +143,23 @@ def test_a_step_that_blocks_all_others_ends_the_run_with_the_reason(monkeypatch)
     with pytest.raises(RunError, match="has blocked all others"):
         step.result()
     played.close()
+
+
+def test_what_is_called_later_may_be_async():
+    called = threading.Event()
+
+    async def close():
+        await asyncio.sleep(0)
+        called.set()
+
+    async def step():
+        return Reply()
+
+    side = SideBySide(nothing, 1)
+    side.begin(step, 30.0, "limit").result()
+    side.later(close)
+    assert called.wait(30.0)
+    side.close()
 
 
 def test_what_opening_raises_is_told_to_the_first_step():

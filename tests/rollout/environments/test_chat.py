@@ -118,6 +118,35 @@ def test_a_turn_that_was_cut_ends_the_episode_unheard(finish):
     assert (seen.done, seen.reward) == (True, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("nothing", "the step returned a NoneType in place of a Reply"),
+        ("text", "the step returned a str in place of a Reply"),
+        ("reward", "the reward of a Reply is '1', which is no number"),
+        ("count", "the count 'hits' of a Reply is nan, which is no finite number"),
+        ("one message", "the messages of a Reply are a dict, which is no tuple"),
+        ("no text", "{'role': 'user', 'content': None}, which is no dict with texts"),
+        ("half a pair", "a message of a Reply has half a surrogate pair"),
+        ("start", "KeyError: 'level' (my_environments.py:"),
+        ("no course", "start returned a NoneType, which has no method `step`"),
+    ],
+)
+def test_what_is_no_reply_is_a_failure_of_its_sample(kind, why):
+    tokenizer = FAMILIES["chatml"][0]
+    episode = started(tokenizer, type="my_environments:Wrong", kind=kind)
+    seen = episode.step(completion(tokenizer, "a")).result()
+    assert seen.done
+    assert seen.failure is not None
+    assert seen.failure.cause == "error"
+    assert why in seen.failure.message
+
+
+def test_an_environment_without_start_is_refused_by_name():
+    with pytest.raises(UsageError, match="'my_environments:NoStart' has no method start"):
+        started(FAMILIES["chatml"][0], type="my_environments:NoStart")
+
+
 def test_a_reward_that_is_no_number_stops_the_run():
     tokenizer = FAMILIES["chatml"][0]
     episode = started(tokenizer, type="my_environments:Broken")

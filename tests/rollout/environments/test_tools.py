@@ -94,6 +94,11 @@ def test_what_else_a_tool_raises_is_a_failure_of_its_sample():
         said(call("fails", how="type"))
 
 
+def test_half_a_surrogate_pair_in_a_call_comes_back_as_its_escape():
+    text, reply = said(call("shout", text="\ud800a"))
+    assert (text, reply.counts["malformed_calls"]) == (["\\ud800A"], 0.0)
+
+
 def test_a_long_result_is_cut():
     assert said(call("shout", text="a" * 50), longest_result=20)[0] == ["A" * 20]
 

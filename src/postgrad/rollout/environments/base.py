@@ -4,11 +4,14 @@ chat.py turns their messages into tokens with the chat template.
 """
 
 import json
+import math
+import re
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import PurePath
 from typing import Any, ClassVar, Protocol, Self
 
@@ -28,6 +31,7 @@ ENVIRONMENTS = {
     "tools": "postgrad.rollout.environments.tools:Tools",
     "verifiers": "postgrad.rollout.environments.verifiers:VerifiersTasks",
 }
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,33 @@ class Reply:
     reward: float = 0.0  # for this turn alone
     # For metrics, {"calls": 1.0}; summed over the episode.
     counts: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+def wrong_with(reply: Any) -> str | None:
+    """Why what a step returned cannot be read as a reply, or None where it can. The code is of
+    others, so no type is certain; whether the reward is finite is left to the caller.
+    """
+    if not isinstance(reply, Reply):
+        return f"the step returned a {type(reply).__name__} in place of a Reply"
+    if not isinstance(reply.reward, Real):
+        return f"the reward of a Reply is {reply.reward!r}, which is no number"
+    for name, count in reply.counts.items():
+        if not isinstance(count, Real) or not math.isfinite(count):
+            return f"the count {name!r} of a Reply is {count!r}, which is no finite number"
+    if not isinstance(reply.messages, tuple | list):
+        return f"the messages of a Reply are a {type(reply.messages).__name__}, which is no tuple"
+    for message in reply.messages:
+        texts: list[Any] = []
+        if isinstance(message, dict):
+            texts = [message.get("role"), message.get("content")]
+        if not texts or not all(isinstance(text, str) for text in texts):
+            return (
+                f"a message of a Reply is {repr(message)[:100]}, which is no dict with texts under "
+                "'role' and 'content'"
+            )
+        if any(_HALF_PAIR.search(text) for text in texts):
+            return "a message of a Reply has half a surrogate pair, which is no character"
+    return None
 
 
 class StepFailed(Exception):
@@ -143,6 +174,9 @@ def build(settings: EnvironmentSettings) -> ChatEnvironment:
             f"environment {settings.type!r} is not a subclass of "
             "postgrad.rollout.environments.base.ChatEnvironment"
         )
+    if kind.__abstractmethods__:
+        missing = ", ".join(sorted(kind.__abstractmethods__))
+        raise UsageError(f"environment {settings.type!r} has no method {missing}")
     try:
         return kind.model_validate_json(
             json.dumps(settings.extra_settings, default=str), strict=True

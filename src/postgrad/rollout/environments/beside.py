@@ -45,6 +45,9 @@ def _driven(work: Coroutine[Any, Any, Reply]) -> Reply:
         work.send(None)
     except StopIteration as ended:
         return ended.value
+    except RuntimeError as error:  # asyncio refuses to wait where no loop runs
+        if "event loop" not in str(error):
+            raise
     work.close()
     raise RunError("a step of the environment waits for something: set its `waits = True`")
 
@@ -61,6 +64,7 @@ class SideBySide:
         self._stop = asyncio.Event()
         self._places = asyncio.Semaphore(concurrent)
         self._given_up: set[asyncio.Task[Any]] = set()
+        self._later: set[asyncio.Task[Any]] = set()
         self._open: set[Handle[Timed]] = set()
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -86,9 +90,15 @@ class SideBySide:
         return handle
 
     def later(self, call: Callable[[], object]) -> None:
-        """Calls something in the thread, where there is one."""
+        """Calls something in the thread, where there is one: a function, plain or `async def`."""
         if self._thread is not None and not self._closed.is_set():
-            self._opened.result().call_soon_threadsafe(call)
+            self._opened.result().call_soon_threadsafe(self._called, call)
+
+    def _called(self, call: Callable[[], object]) -> None:
+        if inspect.iscoroutine(waiting := call()):
+            task = asyncio.ensure_future(waiting)
+            self._later.add(task)  # the loop itself holds no task
+            task.add_done_callback(self._later.discard)
 
     def close(self) -> None:
         """Cancels all steps, closes what they share, and ends the thread."""

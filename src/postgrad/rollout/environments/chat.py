@@ -22,7 +22,15 @@ from postgrad.data.chat_format import Message
 from postgrad.data.templates import Unencodable, encode, render, turn_ends
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.environment import Observation, Step, at_once
-from postgrad.rollout.environments.base import ChatEnvironment, Course, build
+from postgrad.rollout.environments.base import (
+    ChatEnvironment,
+    Course,
+    Reply,
+    StepFailed,
+    build,
+    failure_of,
+    wrong_with,
+)
 from postgrad.rollout.environments.beside import SideBySide, Timed, at_once_replied
 from postgrad.rollout.settings import EnvironmentSettings
 
@@ -122,7 +130,7 @@ class Dialogue:
 
     def reset(self, prompt: Prompt, sample: int) -> "_Episode":
         """A new episode around a new course of the environment."""
-        return _Episode(self, self.chat.start(prompt, sample))
+        return _Episode(self, _started(self.chat, prompt, sample))
 
     def resume(
         self, prompt: Prompt, sample: int, recorded: Sequence[tuple[Completion, Observation]]
@@ -136,6 +144,29 @@ class Dialogue:
         if self.chat.special_tokens:
             return self.template.text(response.token_ids)
         return response.text
+
+
+class _NotStarted:
+    """The course of a sample for which the environment could not start one."""
+
+    def __init__(self, failure: EpisodeFailure) -> None:
+        self._failure = failure
+
+    def step(self, text: str) -> Reply:
+        del text
+        raise StepFailed(self._failure.cause, self._failure.message)
+
+
+def _started(chat: ChatEnvironment, prompt: Prompt, sample: int) -> Course:
+    """A new course. What `start` raises becomes the failure of the sample's first step."""
+    try:
+        course: Any = chat.start(prompt, sample)
+    except Exception as error:  # noqa: BLE001  # code of others: recorded with its cause
+        return _NotStarted(failure_of(error))
+    if not callable(getattr(course, "step", None)):
+        message = f"start returned a {type(course).__name__}, which has no method `step`"
+        return _NotStarted(EpisodeFailure("error", message))
+    return course
 
 
 class _Episode:
@@ -180,6 +211,8 @@ class _Episode:
         template = self._dialogue.template
         reply, seconds = timed
         self._seconds += seconds
+        if not isinstance(reply, EpisodeFailure) and (wrong := wrong_with(reply)) is not None:
+            reply = EpisodeFailure("error", wrong)
         if isinstance(reply, EpisodeFailure):
             self._close()
             counts = {"turns": 1.0, "out_of_turns": 0.0}

@@ -267,7 +267,7 @@ class _Course:
         answers = [await self._answer(call) for call in calls]
         malformed = sum(wrong for _, wrong in answers)
         return Reply(
-            messages=tuple({"role": "tool", "content": content} for content, _ in answers),
+            messages=tuple({"role": "tool", "content": _readable(text)} for text, _ in answers),
             done=not calls,
             reward=malformed * self._rules.malformed_reward,
             counts={"calls": float(len(calls)), "malformed_calls": float(malformed)},
@@ -303,6 +303,13 @@ def _valid_function(name: str) -> Callable[..., Any]:
         return _function(name)
     except UsageError as error:
         raise ValueError(str(error)) from error
+
+
+def _readable(text: str) -> str:
+    """Half a surrogate pair as its escape: the JSON of a call or a result can write one, and no
+    tokenizer reads it.
+    """
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _text(name: str, result: Any) -> str:
