@@ -100,15 +100,16 @@ def evaluate(
             name: _results(recipe, Evaluated(name, source), console)
             for name, source in models.items()
         }
-    _write_answers(results, to)
     report = {"model": model, **_report(recipe, results[model])}
     if resolved := [source.to_json() for source in read] + _commits(models):
         report["sources"] = resolved
     if against is None:
         _show([results[model]], [], console)
+        _write_answers(results, to)  # last: a full disk does not take what was measured
         return report
     console.note(f"model    {model}\nagainst  {against}")
     comparisons = _comparisons(results[model], results[against], recipe.seed, console)
+    _write_answers(results, to)
     return {
         **report,
         "against": {"model": against, **_report(recipe, results[against])},
