@@ -35,20 +35,19 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("write", ["text", "file"])
-def test_a_full_disk_names_the_file(
-    write: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", full)
-    path = tmp_path / "a.json"
-    with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
-        if write == "text":
-            files.write_text(path, "text")
+    def write_whole() -> None:
         with files.whole_file(path) as written:
             written.write_text("text")
+
+    monkeypatch.setattr(os, "fsync", full)
+    path = tmp_path / "a.json"
+    for write in (lambda: files.write_text(path, "text"), write_whole):
+        with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
+            write()
 
 
 def test_what_is_no_json_is_refused(tmp_path: Path) -> None:

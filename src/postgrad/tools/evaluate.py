@@ -78,8 +78,7 @@ def evaluate(
     perplexity of held-out conversations, and for rl jobs pass@k with the number of problems that
     each k leaves out. "sets" has the results of all sets.
 
-    model: a Hugging Face directory, a hub id, a run or one of its checkpoints (`checkpoint_in`). A
-    checkpoint is exported to a temporary directory first.
+    model: a Hugging Face directory, a hub id, a run or one of its checkpoints (`checkpoint_in`).
 
     against: a second model, evaluated with the same prompts and random numbers. Its results stand
     under "against", the paired differences of each set under "comparison".
