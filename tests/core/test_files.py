@@ -1,5 +1,6 @@
 """Files that are whole or not there."""
 
+import errno
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -32,6 +33,21 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
         files.write_text(path, "new")
     assert path.read_text("utf-8") == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write_whole() -> None:
+        with files.whole_file(path) as written:
+            written.write_text("text")
+
+    monkeypatch.setattr(os, "fsync", full)
+    path = tmp_path / "a.json"
+    for write in (lambda: files.write_text(path, "text"), write_whole):
+        with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
+            write()
 
 
 def test_what_is_no_json_is_refused(tmp_path: Path) -> None:

@@ -165,6 +165,30 @@ def test_a_run_does_not_go_back_to_fewer_steps(make_recipe: Any, console: Consol
     assert (Path(recipe.run_dir) / "recipe.json").read_bytes() == stored
 
 
+@pytest.mark.parametrize("again", ["resume", "train"])
+def test_a_run_whose_checkpoints_are_gone_does_not_start_over(
+    again: str, make_recipe: Any, console: Console, tmp_path: Path
+) -> None:
+    """As after a full disk, whose message names checkpoint.ckpt_path."""
+    recipe = make_recipe("sft", checkpoint={"save_steps": 1})
+    run_dir, other = Path(recipe.run_dir), tmp_path / "other"
+    train(recipe, console)
+    before = contents(run_dir)
+    overrides = ["--steps", "4", "--checkpoint.ckpt_path", str(other)]
+
+    def longer() -> dict[str, Any]:
+        if again == "resume":
+            return resume(run_dir, overrides, [], console)
+        return train(with_overrides(recipe, overrides), console)
+
+    with pytest.raises(UsageError, match=r"the last one of step 3, and .*other has none: put them"):
+        longer()
+    assert contents(run_dir) == before
+    shutil.move(run_dir / "checkpoints", other)
+    assert longer()["steps"] == 4
+    assert [line["step"] for line in lines(run_dir / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
 def test_checkpoints_of_another_run_are_never_taken_for_ones_own(
     make_recipe: Any, console: Console, tmp_path: Path
 ) -> None:

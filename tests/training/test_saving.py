@@ -1,15 +1,19 @@
 """What is said about disk and pauses, held to what happens."""
 
+import time
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helpers.runs import lines
+from helpers.runs import assert_same_run, lines
+from postgrad.checkpoint.state import RunState
 from postgrad.checkpoint.store import CheckpointStore
+from postgrad.core.errors import RunError
 from postgrad.observe.console import Console
-from postgrad.training.start import train
+from postgrad.training.sft import SFTJob
+from postgrad.training.start import resume, train
 
 
 @pytest.mark.parametrize("ema_decay", [0.0, 0.9])
@@ -50,6 +54,34 @@ def test_a_disk_without_room_for_all_of_them_is_told_before_the_run(
     monkeypatch.setattr(CheckpointStore, "require_space", lambda self, size: 4 * size)
     train(recipe, Console("plain", told))
     assert "there is no room" not in told.getvalue()
+
+
+def test_a_run_whose_directory_is_moved_stops_and_continues_from_there(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next save would make a directory of the old name, without recipe and logs."""
+    never = make_recipe("sft", "never", checkpoint={"save_steps": 1})
+    train(never, console)
+    recipe = make_recipe("sft", checkpoint={"save_steps": 1})
+    run_dir = Path(recipe.run_dir)
+    moved = run_dir.with_name("moved")
+    step = SFTJob.step
+
+    def move_at_third(job: SFTJob, state: RunState) -> Any:
+        if state.step == 2:
+            while not (run_dir / "checkpoints" / "step-000002").exists():  # written behind
+                time.sleep(0.01)
+            run_dir.rename(moved)
+        return step(job, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SFTJob, "step", move_at_third)
+        with pytest.raises(RunError, match=f"run_dir {run_dir} was moved or removed"):
+            train(recipe, console)
+    assert not run_dir.exists()
+    resume(moved, [], [], console)
+    moved.rename(run_dir)
+    assert_same_run(never, recipe, 3)
 
 
 def test_every_save_logs_its_pause_and_its_size(make_recipe: Any, console: Console) -> None:

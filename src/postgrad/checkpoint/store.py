@@ -200,7 +200,8 @@ class CheckpointStore:
         if free < size + SPARE_BYTES:
             raise SaveFailed(
                 f"the disk of {self.root} is full: a checkpoint takes {size + SPARE_BYTES} bytes "
-                f"and {free} are free; make room, or set checkpoint.ckpt_path to another disk"
+                f"and {free} are free; make room, or move the checkpoints to another disk and set "
+                "checkpoint.ckpt_path"
             )
         return free
 

@@ -50,7 +50,7 @@ def write_text(path: Path, text: str) -> None:
     """Replaces `path` atomically: writes a temporary file, syncs, renames, syncs the folder."""
     written = beside(path)
     try:
-        with written.open("w", encoding="utf-8") as file:
+        with _named(path), written.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -61,6 +61,17 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextmanager
+def _named(path: Path) -> Generator[None]:
+    """Adds `path` to the error of a full disk, in which a write names no file."""
+    try:
+        yield
+    except OSError as error:
+        if is_full(error) and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def whole_file(path: Path) -> Generator[Path]:
     """Gives a temporary path to write to; when the block ends well, the file is synced and renamed
     to `path`, which it replaces. If several processes write the same path, the last one wins.
@@ -68,8 +79,9 @@ def whole_file(path: Path) -> Generator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     written = beside(path)
     try:
-        yield written
-        sync_file(written)
+        with _named(path):
+            yield written
+            sync_file(written)
         written.replace(path)
     finally:
         written.unlink(missing_ok=True)  # still there only where writing failed

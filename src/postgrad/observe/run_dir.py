@@ -177,6 +177,21 @@ class RunDirectory:
         written = any(log.is_file() and log.stat().st_size for log in logs)
         return written or (path / CHECKPOINTS).is_dir()
 
+    def require_present(self) -> None:
+        """Raises RunError where the directory of a run under way was moved or removed: a save would
+        make another one of its name, without recipe and logs.
+        """
+        try:
+            (self.path / RECIPE).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise RunError(
+                f"run_dir {self.path} was moved or removed while the run wrote there: the run "
+                "stops, and steps after its newest checkpoint are lost; postgrad resume with the "
+                "directory's new path continues"
+            ) from None
+        except OSError:  # a network's disk that does not answer now: what is written next says so
+            pass
+
     def _clear(self, overwrite: bool) -> None:
         if not self.path.is_dir():
             raise UsageError(f"run_dir {self.path} is a file: choose another")

@@ -78,8 +78,7 @@ def evaluate(
     perplexity of held-out conversations, and for rl jobs pass@k with the number of problems that
     each k leaves out. "sets" has the results of all sets.
 
-    model: a Hugging Face directory, a hub id, a run or one of its checkpoints (`checkpoint_in`). A
-    checkpoint is exported to a temporary directory first.
+    model: a Hugging Face directory, a hub id, a run or one of its checkpoints (`checkpoint_in`).
 
     against: a second model, evaluated with the same prompts and random numbers. Its results stand
     under "against", the paired differences of each set under "comparison".
@@ -100,15 +99,16 @@ def evaluate(
             name: _results(recipe, Evaluated(name, source), console)
             for name, source in models.items()
         }
-    _write_answers(results, to)
     report = {"model": model, **_report(recipe, results[model])}
     if resolved := [source.to_json() for source in read] + _commits(models):
         report["sources"] = resolved
     if against is None:
         _show([results[model]], [], console)
+        _write_answers(results, to)  # last: a full disk does not take what was measured
         return report
     console.note(f"model    {model}\nagainst  {against}")
     comparisons = _comparisons(results[model], results[against], recipe.seed, console)
+    _write_answers(results, to)
     return {
         **report,
         "against": {"model": against, **_report(recipe, results[against])},

@@ -129,9 +129,11 @@ class Saver:
 
         Where there is no room for a copy, or there `must` be a checkpoint, it is written before
         this returns. A failure is warned of and recorded, and the run goes on with its older
-        checkpoints, unless there must be one: then it is raised.
+        checkpoints, unless there must be one: then it is raised. RunError where the run directory
+        is gone.
         """
         run = self._run
+        run.directory.require_present()
         began = time.perf_counter()
         run.give_back()  # what an update left would be measured as what a save takes
         with run.phase("save"):

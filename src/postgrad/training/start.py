@@ -18,7 +18,7 @@ from postgrad.fleet.ranked import ClusterSession
 from postgrad.learner.optimizer import UPDATES
 from postgrad.learner.settings import LearnerSettings, horizon, learning_rate
 from postgrad.observe.console import Console
-from postgrad.observe.follow import read_object
+from postgrad.observe.follow import read_lines, read_object
 from postgrad.observe.loggers.all import Loggers, new_id, require_installed
 from postgrad.observe.loggers.base import RunIdentity
 from postgrad.observe.report.samples import tokenizer_files
@@ -123,9 +123,11 @@ def _rewrite_recipe(
     console: Console,
 ) -> None:
     """Replaces recipe.json. Where keys changed, the one of before is kept and the change logged.
-    Raises UsageError for fewer steps than the run has done.
+    Raises UsageError for fewer steps than the run has done, and where its checkpoints are gone.
     """
     done = _saved(recipe, directory)
+    if not done:
+        _require_none_saved(recipe, directory)
     if "steps" in changed and recipe.steps is not None and recipe.steps < done:
         raise UsageError(
             f"steps = {recipe.steps}: {directory.path} has done {done}, and no run goes back; "
@@ -180,6 +182,20 @@ def _execute(
 def _saved(recipe: Recipe, directory: RunDirectory) -> int:
     """The step of the newest checkpoint; 0 without one."""
     return max(store_of(recipe, directory).steps(), default=0)
+
+
+def _require_none_saved(recipe: Recipe, directory: RunDirectory) -> None:
+    """Raises UsageError where the run has saved checkpoints, and none of them is where the recipe
+    has them: it would start over and cut back its logs.
+    """
+    events = read_lines(directory.path / "events.jsonl")
+    saved = [event.get("step") for event in events if event.get("event") == "saved"]
+    if saved:
+        raise UsageError(
+            f"{directory.path} has saved checkpoints, the last one of step {saved[-1]!r}, and "
+            f"{store_of(recipe, directory).root} has none: put them there, or name the folder that "
+            "has them with --checkpoint.ckpt_path; postgrad train with --overwrite true starts over"
+        )
 
 
 def _standing(recipe: Recipe, directory: RunDirectory) -> str:
