@@ -315,6 +315,27 @@ def test_an_answer_that_no_verifier_can_read_is_named_with_its_row(files: Files)
     message = files.refused("train", files.recipe)
     assert "1 of 5 rows have a reference answer that a verifier cannot read" in message
     assert "row 4 of rows.jsonl" in message
+    assert 'leave them out with data.on_unreadable = "drop"' in message
+
+
+def test_rows_whose_answer_no_verifier_can_read_are_left_out_where_the_recipe_says_so(
+    files: Files,
+) -> None:
+    files.rl()
+    rows = files.data.read_text("utf-8").splitlines()
+    bad = json.dumps({"question": "1 + 1?", "answer": "two"})
+    files.data.write_text("\n".join([rows[0], bad, *rows[1:]]), "utf-8")
+    flags = ["--data.on_unreadable", "drop"]
+    assert files.run("train", files.recipe, *flags)[0] == 0
+    events = (files.run_dir / "events.jsonl").read_text("utf-8").splitlines()
+    told = [event for event in map(json.loads, events) if event["event"] == "data"]
+    assert [(event["rows"], event["kept"], event["unreadable"]) for event in told] == [(5, 4, 1)]
+    samples = (files.run_dir / "samples.jsonl").read_text("utf-8").splitlines()
+    assert {json.loads(line)["row"] for line in samples} <= {0, 2, 3, 4}
+    few = files.refused(
+        "train", files.recipe, *flags, "--data.max_lost_fraction", "0.1", "--overwrite", "true"
+    )
+    assert "1 of 5 rows are lost" in few
 
 
 def test_a_template_that_cannot_mark_the_assistant_shows_the_row(files: Files) -> None:

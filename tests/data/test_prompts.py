@@ -1,6 +1,6 @@
 """Prompts by ticket; the same for conversations where both behave alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from helpers.image_directories import row, write_model
 from postgrad.core.errors import UsageError
 from postgrad.core.media import images_kept_in
+from postgrad.core.records import Prompt
 from postgrad.data.conversations import load_conversations
 from postgrad.data.messages import answer_of
 from postgrad.data.overlap import HeldOut, Selection, keys, question_key
@@ -45,6 +46,22 @@ def test_a_prompt_has_its_tokens_its_answer_and_its_rows_other_columns(
     assert (prompt.ticket, prompt.row, prompt.dataset) == (1, 1, "rows.jsonl")
     assert (prompt.question, prompt.answer) == ("xxx", "1")
     assert prompt.metadata == {"level": 1}
+
+
+def test_dropped_prompts_leave_no_gap_among_tickets(write_rows: WriteRows, tokenizer: Any) -> None:
+    asked: list[int] = []
+
+    def unreadable(prompts: Sequence[Prompt]) -> set[int]:
+        asked.extend(prompt.ticket for prompt in prompts)
+        return {prompt.ticket for prompt in prompts if prompt.answer in ("1", "4")}
+
+    path = write_rows(rows_of([1, 1, 200, 1, 1, 1]))
+    settings = DataSettings(path=path, on_unreadable="drop")
+    prompts = load_prompts(settings, tokenizer, max_prompt_tokens=60, unreadable=unreadable)
+    assert asked == [0, 1, 2, 3, 4]
+    assert [(prompt.ticket, prompt.row) for prompt in prompts.all()] == [(0, 0), (1, 3), (2, 5)]
+    assert prompts.account.fates == {"kept": 3, "too_long": 1, "unreadable": 2}
+    assert prompts.account.examples["unreadable"].endswith("rows.jsonl:2")
 
 
 def test_every_epoch_draws_every_row_once_in_another_order(

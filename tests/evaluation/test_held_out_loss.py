@@ -189,6 +189,8 @@ def test_nothing_is_sampled_for_a_loss(make_recipe: Any, monkeypatch: pytest.Mon
         ({"eval": {"greedy": True}}, "eval.greedy: is of sampled answers"),
         ({"eval": {"component": "gsm8k"}}, "eval.component: is of sampled answers"),
         ({"eval": {"by": "level"}}, "for losses give each part a set of its own"),
+        ({"eval": {"on_unreadable": "drop"}}, "no [[rewards]] read these"),
+        ({"data": {"on_unreadable": "drop"}}, "data.on_unreadable: leaves out rows that no verif"),
         ({"eval": {"max_len": 60}}, "60 tokens are more than data.max_len = 48"),
         ({"checkpoint": {"best_metric": "eval/loss"}}, 'say best_mode = "min"'),
     ],

@@ -21,6 +21,7 @@ Fate = Literal[
     "empty",
     "too_long",
     "no_loss",
+    "unreadable",
 ]
 MEANING: Mapping[Fate, str] = {
     "kept": "kept",
@@ -34,6 +35,7 @@ MEANING: Mapping[Fate, str] = {
     "empty": "dropped: an answer is empty or missing",
     "too_long": "dropped: over the limit",
     "no_loss": "dropped: no token to learn from",
+    "unreadable": "dropped: a verifier cannot read the reference answer",
 }
 HEADINGS: Mapping[Fate, str] = {
     "kept": "kept whole",
@@ -47,12 +49,14 @@ HEADINGS: Mapping[Fate, str] = {
     "empty": "empty",
     "too_long": "too long",
     "no_loss": "no loss",
+    "unreadable": "unreadable",
 }
 LOST: tuple[Fate, ...] = (  # the others are left out on purpose
     "equal",
     "empty",
     "too_long",
     "no_loss",
+    "unreadable",
 )
 
 

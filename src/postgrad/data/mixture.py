@@ -17,7 +17,7 @@ from postgrad.data.draws import Drawn, DrawnSet, Draws, Order
 from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import answer_of, conversation_of, prompt_of
 from postgrad.data.overlap import HeldOut, Selection
-from postgrad.data.prompts import load_prompts
+from postgrad.data.prompts import Unreadable, every_answer_is_read, load_prompts
 from postgrad.data.rows import Row
 from postgrad.data.settings import DataSettings, MixSettings, PairSettings, Share, Together
 from postgrad.data.steps import is_stepwise, steps_of
@@ -76,10 +76,12 @@ def training_prompts(
     max_new_tokens: int,
     exclude: HeldOut,
     reader: "ImageReader | None" = None,
+    unreadable: Unreadable = every_answer_is_read,
 ) -> Draws[Prompt]:
     """The prompts of [data] by ticket. max_new_tokens: what max_len keeps free for the response.
 
-    exclude: held-out questions. reader: as of load_prompts. Raises UsageError as load_prompts does.
+    exclude: held-out questions. reader, unreadable: as of load_prompts. Raises UsageError as
+    load_prompts does.
     """
     selection, cache = selection_and_cache(data, tokenizer, exclude)
     sets = [
@@ -90,6 +92,7 @@ def training_prompts(
             selection=selection,
             cache=cache,
             reader=reader,
+            unreadable=unreadable,
         )
         for source in data.sources
     ]

@@ -1,6 +1,6 @@
 """Prompts by ticket: the tokens that the policy reads, with the reference answer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,16 @@ if TYPE_CHECKING:
     from postgrad.models.image_reader import ImageReader  # imports torch
 
 
+# Of prompts, the tickets of those whose reference answers a verifier cannot read.
+Unreadable = Callable[[Sequence[Prompt]], Collection[int]]
+
+
+def every_answer_is_read(prompts: Sequence[Prompt]) -> Collection[int]:
+    """Unreadable, where no verifier is asked."""
+    del prompts
+    return ()
+
+
 class PromptSet(DrawnSet[Prompt]):
     """The prompts of a dataset that leave room for a response."""
 
@@ -46,9 +56,11 @@ def load_prompts(
     selection: Selection | None = None,
     cache: TokenCache | None = None,
     reader: "ImageReader | None" = None,
+    unreadable: Unreadable = every_answer_is_read,
 ) -> PromptSet:
     """Reads, renders and tokenises a dataset. selection: held-out questions and duplicates, shared
     by all sets of the run. reader: of a model that reads images; others refuse rows with some.
+    unreadable: asked where settings.on_unreadable is "drop".
 
     A prompt over `max_prompt_tokens` is dropped, cut to its last tokens, or an error, as
     settings.on_too_long says; one that a cut would leave half an image is dropped. Raises
@@ -63,30 +75,39 @@ def load_prompts(
     book.notes += unread_notes(tokenizer, rows, conversations, template_call(settings))
     book.notes += layout_notes(rows, settings)
     tokens = _tokens(settings, tokenizer, selected, cache, book.notes, reader)
-    entries: list[Prompt] = []
+    usable: list[tuple[Fate, Row, Prompt]] = []
     for (row, messages, question), ids in zip(selected, tokens, strict=True):
         fate = _fate(row, len(ids), max_prompt_tokens, settings)
         images = _images(row, ids, messages, reader, len(ids) - max_prompt_tokens)
         fate = "too_long" if images is None else fate
         if fate != "too_long" and selection.repeats(messages):
             fate = "duplicate"
-        book.add(fate, row)
-        if fate in ("kept", "truncated"):
-            entries.append(
-                Prompt(
-                    len(entries),
-                    ids[-max_prompt_tokens:],
-                    question,
-                    answer_of(row, settings),
-                    book.name,
-                    row.index,
-                    _metadata(row, settings),
-                    messages,
-                    images or (),
-                )
-            )
+        if fate not in ("kept", "truncated"):
+            book.add(fate, row)
+            continue
+        prompt = Prompt(
+            len(usable), ids[-max_prompt_tokens:], question, answer_of(row, settings), book.name,
+            row.index, _metadata(row, settings), messages, images or (),
+        )  # fmt: skip
+        usable.append((fate, row, prompt))
+    entries = _readable(usable, settings, book, unreadable)
     account = book.close(settings, f"{max_prompt_tokens} tokens of a prompt")
     return PromptSet(entries, account, settings.shuffle)
+
+
+def _readable(
+    usable: Sequence[tuple[Fate, Row, Prompt]],
+    settings: DataSettings,
+    book: Bookkeeper,
+    unreadable: Unreadable,
+) -> list[Prompt]:
+    """The prompts that are kept, numbered anew, with every row in the account."""
+    prompts = [prompt for *_, prompt in usable]
+    dropped = unreadable(prompts) if settings.on_unreadable == "drop" else ()
+    for fate, row, prompt in usable:
+        book.add("unreadable" if prompt.ticket in dropped else fate, row)
+    kept = [prompt for prompt in prompts if prompt.ticket not in dropped]
+    return [replace(prompt, ticket=place) for place, prompt in enumerate(kept)]
 
 
 def _selected(

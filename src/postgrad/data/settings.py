@@ -75,6 +75,8 @@ class DataSettings(RowSettings):
     text: str = ""  # SFT on plain text, all of it, without a chat template
     template: str = ""  # the user's message from columns: "Question: {question}\nAnswer:"
     loss_turns: Literal["all", "last"] = "all"  # assistant turns of a conversation that bear loss
+    # What is done with rows of prompts whose reference answer a verifier cannot read.
+    on_unreadable: Literal["drop", "error"] = "error"
 
     @field_validator("messages")
     @classmethod

@@ -20,7 +20,8 @@ from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.core.seeds import integer
 from postgrad.data.draws import Draws
 from postgrad.data.overlap import Selection
-from postgrad.data.prompts import PromptSet, load_prompts
+from postgrad.data.prompts import PromptSet, Unreadable, every_answer_is_read, load_prompts
+from postgrad.data.rows import dataset_name
 from postgrad.data.settings import DataSettings, MixSettings
 from postgrad.data.templates import template_call
 from postgrad.evaluation.keys import counted_under, keys_of
@@ -50,10 +51,15 @@ AnyData = TypeVar("AnyData", DataSettings, MixSettings)
 
 
 def read_set(
-    recipe: Answering, place: int, tokenizer: Any, reader: ImageReader | None = None
+    recipe: Answering,
+    place: int,
+    tokenizer: Any,
+    reader: ImageReader | None = None,
+    unreadable: Unreadable = every_answer_is_read,
 ) -> PromptSet:
-    """Evaluation set `place`. reader: of a model that reads images. Raises UsageError for data
-    that cannot be read, see data.prompts, and for a row without the column that `by` names.
+    """Evaluation set `place`. reader: of a model that reads images. unreadable: as of load_prompts.
+    Raises UsageError for data that cannot be read, see data.prompts, and for a row without the
+    column that `by` names.
     """
     eval_set = recipe.eval.sets[place]
     new = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
@@ -64,6 +70,7 @@ def read_set(
             max_prompt_tokens=eval_set.max_len - new,
             selection=Selection(part="evaluation"),
             reader=reader,
+            unreadable=unreadable,
         )
     for prompt in prompts.all():
         counted_under(eval_set.by, prompt.metadata, prompt.row, prompt.dataset)
@@ -100,7 +107,7 @@ class Evaluator:
             environment_of(recipe.environment, recipe.data, tokenizer) or SingleTurn()
         )
         self._sets: list[tuple[str | None, PromptSet]] = [
-            (eval_set.name, read_set(recipe, place, tokenizer, reader))
+            (eval_set.name, read_set(recipe, place, tokenizer, reader, unreadable_by(scorer)))
             for place, eval_set in enumerate(self.settings.sets)
         ]
 
@@ -327,15 +334,31 @@ def _unplayable(chat: ChatEnvironment, row: Prompt) -> str | None:
         return failure_of(error).message
 
 
-def check_answers(scorer: Scorer, rows: Sequence[Prompt]) -> None:
+def unreadable_by(scorer: Scorer | None) -> Unreadable:
+    """Asks the scorer's verifiers, if there are any."""
+    if scorer is None:
+        return every_answer_is_read
+    return lambda prompts: {prompt.ticket for prompt, _ in scorer.check(prompts)}
+
+
+def check_answers(
+    scorer: Scorer, rows: Sequence[Prompt], sources: Sequence[DataSettings] = ()
+) -> None:
     """Raises UsageError where a verifier cannot read a row's reference answer, or no reward applies
-    to a row: it would score every sample of that row wrong, in silence.
+    to a row: it would score every sample of that row wrong, in silence. sources: the settings of
+    datasets; where on_unreadable is "drop", `unreadable_by` was asked of the rows.
     """
-    unreadable = scorer.check(rows)
+    by_choice = {
+        choice: {dataset_name(source) for source in sources if source.on_unreadable == choice}
+        for choice in ("drop", "error")
+    }
+    asked = by_choice["drop"] - by_choice["error"]  # files in two folders may share a name
+    unreadable = scorer.check([row for row in rows if row.dataset not in asked])
     if unreadable:
         prompt, reason = unreadable[0]
         raise UsageError(
             f"{len(unreadable)} of {len(rows)} rows have a reference answer that a verifier "
             f"cannot read; the first is row {prompt.row} of {prompt.dataset}: {reason}; fix the "
-            "rows, or choose another [[rewards]] type"
+            'rows, leave them out with data.on_unreadable = "drop", or choose another [[rewards]] '
+            "type"
         )

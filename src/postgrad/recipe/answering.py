@@ -30,6 +30,7 @@ def answering(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     yield from token_budget(recipe, "a sequence")
     yield from _reward_problems(recipe)
     yield from _plain_text(recipe)
+    yield from _unread_answers(recipe)
     yield from engine_problems(recipe)
     settings = recipe.eval
     if not settings.sets:
@@ -63,6 +64,20 @@ def _plain_text(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     for number, eval_set in enumerate(recipe.eval.sets if recipe.evaluates_answers else ()):
         if eval_set.text:
             yield ("eval", "sets", number, "text"), why.format("an evaluation with [[rewards]]")
+
+
+def _unread_answers(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Rows that verifiers would have to refuse, where no verifier reads their answers."""
+    why = "leaves out rows that no verifier can read, and no [[rewards]] read these"
+    for number, dataset in enumerate(() if recipe.trains_on_rollouts else recipe.data.sources):
+        if dataset.on_unreadable == "drop":
+            yield (
+                (*(("data", "sets", number) if recipe.data.sets else ("data",)), "on_unreadable"),
+                why,
+            )
+    for number, eval_set in enumerate(() if recipe.evaluates_answers else recipe.eval.sets):
+        if eval_set.on_unreadable == "drop":
+            yield ("eval", "sets", number, "on_unreadable"), why
 
 
 def _held_out(recipe: AnsweringSections) -> Iterator[RecipeProblem]:

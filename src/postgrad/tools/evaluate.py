@@ -200,7 +200,7 @@ def _answers(
         print_rows(console, accounts, f"rows of the evaluation data, read by {model.name}")
         for _, prompts in evaluator.sets:
             check_rows(recipe.environment, prompts)
-            check_answers(scorer, prompts.all())
+            check_answers(scorer, prompts.all(), [eval_set.data for eval_set in recipe.eval.sets])
         if learned is not None:
             judge = recipe.model_tables["reward_model", "model"]
             learned.role = frozen_reward_model(recipe, judge, learned.path, choices)

@@ -22,7 +22,13 @@ from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.core.untrusted import parse_json
 from postgrad.data.draws import Draws
 from postgrad.data.mixture import training_prompts
-from postgrad.evaluation.answers import check_answers, check_rows, environment_of, with_tools
+from postgrad.evaluation.answers import (
+    check_answers,
+    check_rows,
+    environment_of,
+    unreadable_by,
+    with_tools,
+)
 from postgrad.fleet.choices import Choices, choose
 from postgrad.fleet.engines import build_engine
 from postgrad.fleet.learned import learned_reward, scorer_of
@@ -202,10 +208,11 @@ class _Sampler:
             max_new_tokens=recipe.rollout.max_new_tokens,
             exclude=held_out(recipe),
             reader=image_reader(recipe, self._path, self.tokenizer),
+            unreadable=unreadable_by(self._scorer),
         )
         check_rows(recipe.environment, drawn)
         if self._scorer is not None:
-            check_answers(self._scorer, drawn.all())
+            check_answers(self._scorer, drawn.all(), recipe.data.sources)
         return drawn
 
     def drawing(self, samples: int) -> Drawing:

@@ -289,10 +289,10 @@ def assemble(
     scorer = stack.enter_context(scorer_of(recipe, learned))  # starts beside what follows
     thread = sampling_thread(stack, scorer.halt) if recipe.samples_while_learning else None
     reader = rows.image_reader(recipe, path, tokenizer)
-    prompts = rows.prompts(recipe, tokenizer, reader)
+    prompts = rows.prompts(recipe, tokenizer, reader, scorer)
     rows.show_rows(run, prompts.accounts)
     check_rows(recipe.environment, prompts)
-    check_answers(scorer, prompts.all())
+    check_answers(scorer, prompts.all(), recipe.data.sources)
     evaluator = rows.evaluator(run, recipe, tokenizer, scorer, reader) if recipe.eval.sets else None
     run.count_rows(len(prompts))
     first = [prompts.draw(ticket, recipe.seed) for ticket in range(PROBES)]

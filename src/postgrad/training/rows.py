@@ -24,6 +24,7 @@ from postgrad.evaluation.answers import (
     check_answers,
     check_rows,
     environment_of,
+    unreadable_by,
     with_tools,
 )
 from postgrad.evaluation.keys import keys_of
@@ -69,7 +70,7 @@ def evaluator(
     show_rows(run, [drawn.account for _, drawn in of_policy.sets], "evaluation")
     for _, drawn in of_policy.sets:
         check_rows(recipe.environment, drawn)
-        check_answers(scorer, drawn.all())
+        check_answers(scorer, drawn.all(), [eval_set.data for eval_set in recipe.eval.sets])
     return of_policy
 
 
@@ -131,14 +132,20 @@ def conversations(
     return training_conversations(data, tokenizer, exclude=held_out(recipe), reader=reader)
 
 
-def prompts(recipe: RLRecipe, tokenizer: Any, reader: ImageReader | None = None) -> Draws[Prompt]:
-    """What the policy answers."""
+def prompts(
+    recipe: RLRecipe,
+    tokenizer: Any,
+    reader: ImageReader | None = None,
+    scorer: Scorer | None = None,
+) -> Draws[Prompt]:
+    """What the policy answers. scorer: asked where data.on_unreadable is "drop"."""
     return training_prompts(
         with_tools(recipe.environment, recipe.data),
         tokenizer,
         max_new_tokens=recipe.rollout.max_new_tokens,
         exclude=held_out(recipe),
         reader=reader,
+        unreadable=unreadable_by(scorer),
     )
 
 

@@ -64,7 +64,11 @@ def try_answers(
     right.
     """
     with report.check("reference answers") as check, _scorer(recipe, tokenizer) as scorer:
-        check_answers(scorer, prompts)
+        sources = [*recipe.data.sources, *(eval_set.data for eval_set in recipe.eval.sets)]
+        check_answers(scorer, prompts, sources)
+        if any(source.on_unreadable == "drop" for source in sources):
+            dropped = {id(prompt) for prompt, _ in scorer.check(prompts)}
+            prompts = [prompt for prompt in prompts if id(prompt) not in dropped]
         check.detail = f"{len(prompts)} rows can be read"
     verifiers = {
         name: reward
