@@ -61,7 +61,8 @@ def ends_of(engine: Any) -> list[int]:
 
 def by_transformers(path: Path) -> list[int]:
     """The answer of plain transformers, with what the directory says alone."""
-    tokenizer, lm = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    lm: Any = AutoModelForCausalLM.from_pretrained(path)
     asked: Any = tokenizer.apply_chat_template(
         QUESTION, add_generation_prompt=True, return_dict=True, return_tensors="pt"
     )

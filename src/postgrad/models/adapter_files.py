@@ -64,7 +64,9 @@ def write_adapter(
             "adapter alone would need a base that no file has: export without --adapter"
         )
     tokenizer = with_template(load_tokenizer(base), chat_template)
-    generation = with_ends(load_generation_config(base), tokenizer, eos_token)
+    generation = None
+    if eos_token:
+        generation = with_ends(load_generation_config(base), tokenizer, eos_token)
     save_model(
         _AdapterSaver(weights, settings, base, generation),
         tokenizer,
@@ -132,7 +134,7 @@ class _AdapterSaver:
     weights: Mapping[str, Tensor]
     settings: LoraSettings
     base: str
-    generation: GenerationConfig | None  # of a policy
+    generation: GenerationConfig | None  # None: the base's
 
     def save_pretrained(self, folder: Path) -> None:
         import peft
@@ -161,7 +163,7 @@ class _AdapterSaver:
         write_json(folder / ADAPTER_CONFIG, dict(sorted(config.items())))
         tensors = {n: real(t).detach().float().cpu() for n, t in self.weights.items()}
         tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        if self.generation is not None and not scores:
+        if self.generation is not None:
             self.generation.save_pretrained(folder)
         save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 

@@ -61,7 +61,7 @@ def _eos_token(draft: Draft, name: str, value: Any, default: str) -> None:
     """Of a policy, which ends its answers with it."""
     if draft.job == "reward":
         draft.miss(name, value, "a row ends as the chat template ends it")
-    elif value is not None:
+    else:
         draft.put("model.eos_token", value, default)
 
 
