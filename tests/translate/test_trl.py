@@ -242,7 +242,7 @@ def test_the_end_of_a_turn_is_a_policy_s_and_not_a_reward_model_s() -> None:
     found = translate("trl", ["sft", *words])
     assert found.problem is None
     assert found.recipe["model"]["eos_token"] == "<|im_end|>"
-    assert parse_recipe(found.recipe).model.eos_token == ("<|im_end|>",)
+    assert parse_recipe(dict(found.recipe)).model.eos_token == ("<|im_end|>",)
     judge = translate("trl", ["reward", *words])
     assert "eos_token" not in judge.recipe["model"]
     assert "eos_token" in missing(judge)
