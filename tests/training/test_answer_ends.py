@@ -49,8 +49,11 @@ def test_a_run_warns_where_sampling_runs_on_behind_the_token_that_ends_an_answer
 ) -> None:
     (text,) = told(job, "<|im_start|>")
     assert "ends an answer with '<|im_start|>', and sampling stops only at '<|im_end|>'" in text
+    assert 'set model.eos_token = "<|im_start|>"' in text
     assert "eos_token_id in generation_config.json" in text
     assert told(job, "<|im_end|>") == []
+    model = {**MODEL, "eos_token": ["<|im_start|>", "<|im_end|>"]}
+    assert told(job, "<|im_start|>", model=model) == []
 
 
 def test_a_stop_string_of_the_recipe_is_an_end_too(told: Any) -> None:

@@ -33,12 +33,15 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: Any) -> Offline
     return hub
 
 
+MODEL = {"path": "org/tiny", "lora": {"rank": 2, "alpha": 2}}
+
+
 def run_of(tmp_path: Path, **changes: Any) -> Path:
     raw: dict[str, Any] = {
         "job": "sft",
         "run_dir": str(tmp_path / "run"),
         "steps": 1,
-        "model": {"path": "org/tiny", "lora": {"rank": 2, "alpha": 2}},
+        "model": MODEL,
         "data": {"path": "org/rows", "max_len": 48},
         "eval": {"path": "org/test", "max_new_tokens": 4},
         "rewards": [{"type": "exact_match"}],
@@ -82,7 +85,7 @@ def test_the_recipe_of_a_card_is_the_run_s_without_its_secrets(
         "max_len": 48,
         "chat_template_kwargs": {"api_key": "sk-1", "url": "https://me:pass@host/x", "a": "```"},
     }
-    run = run_of(tmp_path, data=data, eval={})
+    run = run_of(tmp_path, model=MODEL | {"eos_token": "<|im_start|>"}, data=data, eval={})
     text = (export(run, "latest", tmp_path / "to") / "README.md").read_text("utf-8")
     assert "sk-1" not in text
     assert "me:pass" not in text
@@ -90,6 +93,7 @@ def test_the_recipe_of_a_card_is_the_run_s_without_its_secrets(
     written = tomllib.loads(block)
     given = written["data"]["chat_template_kwargs"]
     assert given == {"api_key": "(redacted)", "url": "https://(redacted)@host/x", "a": "```"}
+    assert written["model"]["eos_token"] == ["<|im_start|>"]
     again = parse_recipe(written).dump()
     recorded = json.loads((run / "recipe.json").read_text("utf-8"))["recipe"]
     recorded["data"]["chat_template_kwargs"] = given

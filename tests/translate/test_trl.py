@@ -4,6 +4,7 @@ from typing import Any, cast
 
 import pytest
 
+from postgrad.recipe.load import parse_recipe
 from postgrad.rewards.registry import build
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView, RolloutView, Score
@@ -234,6 +235,17 @@ def test_online_dpo_counts_prompts_and_samples_two_of_each() -> None:
     assert [reward["type"] for reward in recipe["rewards"]] == ["reward_model", "stop_properly"]
     assert recipe["reward_model"]["model"]["path"] == "rm"
     assert recipe["rollout"] == {"max_new_tokens": 64, "temperature": 0.9}
+
+
+def test_the_end_of_a_turn_is_a_policy_s_and_not_a_reward_model_s() -> None:
+    words = ["--model_name_or_path", "m", "--dataset_name", "d", "--eos_token", "<|im_end|>"]
+    found = translate("trl", ["sft", *words])
+    assert found.problem is None
+    assert found.recipe["model"]["eos_token"] == "<|im_end|>"
+    assert parse_recipe(dict(found.recipe)).model.eos_token == ("<|im_end|>",)
+    judge = translate("trl", ["reward", *words])
+    assert "eos_token" not in judge.recipe["model"]
+    assert "eos_token" in missing(judge)
 
 
 def test_rewards_that_are_normalised_before_they_are_added_are_gdpo() -> None:

@@ -19,6 +19,7 @@ from postgrad.core.records import PlacedImage
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.receiving import WorkerWeights
 from postgrad.models.attention import text_config
+from postgrad.models.end_tokens import with_ends
 from postgrad.models.files import is_adapter
 from postgrad.models.four_bits import in_four_bits, twin
 from postgrad.models.image_reader import tower_of
@@ -85,6 +86,7 @@ def build_engine(
     policy: nn.Module | None = None,
     beside_learner: bool = False,
     lora: LoraSettings | None = None,
+    eos_token: Sequence[str] = (),
 ) -> tuple[Engine, Choices]:
     """The engine with the weights of `path` (a server has its own), closed with `stack`, and the
     choices with its sizes.
@@ -92,17 +94,19 @@ def build_engine(
     sequences: how many are sampled at once; max_len: tokens of the longest. logs: see
     rollout.vllm.start. borrows: see LocalEngine. policy: the model that is trained, where it is in
     this process: the built-in engine may read its weights, see shares_weights. beside_learner: a
-    learner works on this process's first GPU. lora: of the policy's adapter.
+    learner works on this process's first GPU. lora: of the policy's adapter. eos_token: tokens that
+    end an answer beside the model's own; a server does not hear of them.
     """
     sizes = {"sequences": sequences, "max_len": max_len}
     if settings.type == "local":
         shared = policy if policy is not None and shares_weights(policy, choices) else None
-        return _local(settings, path, choices, **sizes, borrows=borrows, shared=shared)
+        return _local(settings, path, choices, eos_token, **sizes, borrows=borrows, shared=shared)
     if settings.type == "vllm":
         adapter = lora if settings.sends_adapter else None
         return _vllm(
-            settings, path, choices, stack, logs, adapter, **sizes, beside_learner=beside_learner
-        )
+            settings, path, choices, stack, logs, adapter, eos_token,
+            **sizes, beside_learner=beside_learner,
+        )  # fmt: skip
     model = settings.openai.model or split_revision(path)[0]
     server = OpenAIEngine(settings.openai, model, load_tokenizer(path))
     stack.callback(server.close)
@@ -123,6 +127,7 @@ def _local(
     settings: RolloutSettings,
     path: str,
     choices: Choices,
+    eos_token: Sequence[str],
     *,
     sequences: int,
     max_len: int,
@@ -139,7 +144,8 @@ def _local(
         model = load_model(path, dtype=dtype, device=device, together=together, images=True)
     else:
         model = LoadedModel(twin(shared), load_tokenizer(path), shared.config, path)
-    lm = model.lm
+    lm: Any = model.lm
+    lm.generation_config = with_ends(lm.generation_config, model.tokenizer, eos_token)
     require_length(text_config(lm), max_len, path)
     sizes = choices.sizes or probe_sizes(lm, settings, sequences=sequences, max_len=max_len)
     engine = LocalEngine(
@@ -183,6 +189,7 @@ def _vllm(
     stack: ExitStack,
     logs: Path | None,
     adapter: LoraSettings | None,
+    eos_token: Sequence[str],
     *,
     sequences: int,
     max_len: int,
@@ -198,7 +205,7 @@ def _vllm(
     engine = vllm.start(
         path,
         settings,
-        vllm.read_model(path, dtype, max_len, adapter),
+        vllm.read_model(path, dtype, max_len, adapter, eos_token),
         sizes,
         device=device,
         threads=choices.threads,
@@ -239,7 +246,7 @@ class EngineWorker:
         assert settings is not None  # only jobs that sample have engines
         self._settings = settings
         self._beside_learner = loaded.cluster.policy.colocate is not None
-        self._lora = loaded.model.lora
+        self._model = loaded.model
         self._device = choices.apply()
         self._opened = ExitStack()  # until the process ends
 
@@ -255,7 +262,8 @@ class EngineWorker:
         """
         self._engine, choices = build_engine(
             self._settings, path, choices, self._opened, sequences=sequences, max_len=max_len,
-            logs=Path(logs), beside_learner=self._beside_learner, lora=self._lora,
+            logs=Path(logs), beside_learner=self._beside_learner,
+            lora=self._model.lora, eos_token=self._model.eos_token,
         )  # fmt: skip
         self._weights = WorkerWeights(self._engine, self._device)
         return choices

@@ -30,6 +30,7 @@ class ExportedRole:
     template: str = ""  # the recipe's data.chat_template
     quantize: Quantize = "none"  # of the frozen base under its adapter
     freeze: tuple[str, ...] = ()  # model.freeze: these weights are the base's
+    eos_token: tuple[str, ...] = ()  # model.eos_token
     separator: str | None = None  # of steps, if it is a process reward model
 
     def export(
@@ -68,6 +69,7 @@ class ExportedRole:
             separator=self.separator,
             overwrite=overwrite,
             chat_template=self.template,
+            eos_token=self.eos_token,
             card=card,
         )
 
@@ -82,7 +84,10 @@ class ExportedRole:
                 "--adapter: PEFT's files do not say that a head judges steps: leave it out, and "
                 "the model is written with the adapter merged"
             )
-        write_adapter(weights, self.lora, self.base, to, chat_template=self.template, card=card)
+        write_adapter(
+            weights, self.lora, self.base, to,
+            chat_template=self.template, eos_token=self.eos_token, card=card,
+        )  # fmt: skip
 
 
 def own_role(recipe: Recipe) -> str:
@@ -108,11 +113,11 @@ def role_of(recipe: Recipe, name: str, base: str) -> ExportedRole:
 
 def roles_of(recipe: Recipe, base: str) -> dict[str, ExportedRole]:
     """The roles in a run's checkpoints, by the stem of their files. base: of the policy."""
-    lora, template = recipe.model.lora, recipe.data.chat_template
+    model, template = recipe.model, recipe.data.chat_template
 
     def of_base(stem: str, *, scores: bool) -> ExportedRole:
         return ExportedRole(
-            stem, base, lora, scores, template, recipe.model.quantize, recipe.model.freeze
+            stem, base, model.lora, scores, template, model.quantize, model.freeze, model.eos_token
         )
 
     if recipe.trained_role == "reward_model":
@@ -124,9 +129,9 @@ def roles_of(recipe: Recipe, base: str) -> dict[str, ExportedRole]:
     if recipe.reference_moves:
         by_stem["reference"] = replace(by_stem["policy"], stem="reference.weights", lora=None)
     if isinstance(recipe, RLRecipe) and recipe.algorithm.needs().critic:
-        model = recipe.critic.model
-        start = model.source or base
+        critic = recipe.critic.model
+        start = critic.source or base
         by_stem["critic"] = ExportedRole(
-            "critic.weights", start, model.lora, True, template, model.quantize
+            "critic.weights", start, critic.lora, True, template, critic.quantize
         )
     return by_stem

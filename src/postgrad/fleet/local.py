@@ -196,14 +196,14 @@ class LocalFleet:
         """Fleet.engine: it borrows the weights of the policy, which is in this process too; those
         in four bits, and the adapter on them, it reads where they are.
         """
-        settings = self._site.recipe.rollout_settings
+        settings, model = self._site.recipe.rollout_settings, self._site.recipe.model
         assert settings is not None  # of every job that samples
         require_trainable(settings)
         engine, self._site.choices = build_engine(
             settings, path, self._site.choices, stack,
             sequences=sequences, max_len=max_len, logs=self._logs, borrows=True,
             policy=self._policy.backbone.lm if self._ranks.size == 1 else None,
-            beside_learner=True, lora=self._site.recipe.model.lora,
+            beside_learner=True, lora=model.lora, eos_token=model.eos_token,
         )  # fmt: skip
         return engine
 

@@ -146,7 +146,8 @@ class RankedFleet:
         require_trainable(settings)
         engine, self._site.choices = build_engine(
             settings, path, self._site.choices, stack,
-            sequences=sequences, max_len=max_len, logs=self._folder, lora=recipe.model.lora,
+            sequences=sequences, max_len=max_len, logs=self._folder,
+            lora=recipe.model.lora, eos_token=recipe.model.eos_token,
         )  # fmt: skip
         return engine
 

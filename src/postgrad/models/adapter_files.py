@@ -1,6 +1,6 @@
 """Writes adapters as PEFT's directories, proved by PEFT, or merged into whole models."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, GenerationConfig
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import write_json
@@ -17,10 +17,18 @@ from postgrad.models.adapter_parameters import ends_of
 from postgrad.models.adapter_reader import HEAD, HEAD_WEIGHT, last_names, read_adapter
 from postgrad.models.adapter_targets import target_layers, target_weights
 from postgrad.models.adapters import add_adapter
+from postgrad.models.end_tokens import with_ends
 from postgrad.models.export import PROBE, TOLERANCE, export_hf
 from postgrad.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapter
 from postgrad.models.four_bits import Quantize
-from postgrad.models.load import load_config, load_model, load_tokenizer, require_readable, skeleton
+from postgrad.models.load import (
+    load_config,
+    load_generation_config,
+    load_model,
+    load_tokenizer,
+    require_readable,
+    skeleton,
+)
 from postgrad.models.named_templates import with_template
 from postgrad.models.save import save_model
 from postgrad.models.score import RewardScale, load_score_model
@@ -37,14 +45,16 @@ def write_adapter(
     *,
     overwrite: bool = False,
     chat_template: str = "",
+    eos_token: Sequence[str] = (),
     card: str | None = None,
 ) -> None:
     """Writes an adapter as PEFT's directory, with the base's tokenizer.
 
     weights: by the names of Adapter.parameters. base: the directory or hub id of the frozen model.
-    chat_template, card: see export_hf. `to` exists only after plain PEFT has read the files onto
-    the base in float32 and given the same logits (or scores). Raises UsageError where `to` exists
-    already, RunError where it cannot be written or the reload differs; nothing is left then.
+    chat_template, eos_token, card: see export_hf. `to` exists only after plain PEFT has read the
+    files onto the base in float32 and given the same logits (or scores). Raises UsageError where
+    `to` exists already, RunError where it cannot be written or the reload differs; nothing is left
+    then.
     """
     if to.exists() and not (overwrite and to.is_dir()):
         raise UsageError(f"{to} already exists: choose another --to")
@@ -54,8 +64,11 @@ def write_adapter(
             "adapter alone would need a base that no file has: export without --adapter"
         )
     tokenizer = with_template(load_tokenizer(base), chat_template)
+    generation = None
+    if eos_token:
+        generation = with_ends(load_generation_config(base), tokenizer, eos_token)
     save_model(
-        _AdapterSaver(weights, settings, base),
+        _AdapterSaver(weights, settings, base, generation),
         tokenizer,
         to,
         check=lambda folder: _compare(weights, settings, base, tokenizer, folder),
@@ -121,6 +134,7 @@ class _AdapterSaver:
     weights: Mapping[str, Tensor]
     settings: LoraSettings
     base: str
+    generation: GenerationConfig | None  # None: the base's
 
     def save_pretrained(self, folder: Path) -> None:
         import peft
@@ -149,6 +163,8 @@ class _AdapterSaver:
         write_json(folder / ADAPTER_CONFIG, dict(sorted(config.items())))
         tensors = {n: real(t).detach().float().cpu() for n, t in self.weights.items()}
         tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        if self.generation is not None:
+            self.generation.save_pretrained(folder)
         save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
     def _targets(self) -> tuple[list[str], list[str]]:

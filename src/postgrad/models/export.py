@@ -22,6 +22,7 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import write_json
 from postgrad.core.hub import pretrained
 from postgrad.models.adapter_reader import merge_adapter, read_adapter
+from postgrad.models.end_tokens import with_ends
 from postgrad.models.files import INDEX, SUFFIX, WEIGHTS, is_adapter, weights_source
 from postgrad.models.headers import require_room
 from postgrad.models.image_reader import ImageReader, processor_files
@@ -80,6 +81,7 @@ def export_hf(
     separator: str | None = None,
     overwrite: bool = False,
     chat_template: str = "",
+    eos_token: Sequence[str] = (),
     card: str | None = None,
 ) -> None:
     """Writes config, weights (safetensors), tokenizer, chat template and generation config.
@@ -90,11 +92,10 @@ def export_hf(
     model for sequence classification with one label; None for a policy. separator: between two
     steps, of a process reward model, which is written as a model for token classification with two
     labels, and has no scale. chat_template: data.chat_template, which replaces the tokenizer's; ""
-    keeps it. card: the text of the model card.
+    keeps it. eos_token: ends of a policy's answers (with_ends). card: the text of the model card.
 
-    `to` exists only after a reload has given the same logits and the same tokens. Raises UsageError
-    where `to` exists already, RunError where it cannot be written or the reload differs; nothing is
-    left then.
+    `to` exists only after a reload has given the same logits and tokens. Raises UsageError where it
+    exists already, RunError where it cannot be written or the reload differs; nothing is left then.
     """
     if to.exists() and not (overwrite and to.is_dir()):
         raise UsageError(f"{to} already exists: choose another --to")
@@ -110,7 +111,7 @@ def export_hf(
     require_room(meta, sum(parameter.nbytes for parameter in meta.parameters()), base)  # buffers
     lm = _model_of(weights, _buffers(meta, base, config, kind, dtype), meta, dtype)
     if kind is policy:
-        lm.generation_config = _generation_config(base, tokenizer)
+        lm.generation_config = _generation_config(base, tokenizer, eos_token)
     save_model(
         _Saver(lm, processor_files(base) if reads_images(config) else []),
         tokenizer,
@@ -263,10 +264,13 @@ def _shards(state: Mapping[str, Tensor]) -> list[list[str]]:
     return shards
 
 
-def _generation_config(base: str, tokenizer: Any) -> GenerationConfig:
+def _generation_config(
+    base: str, tokenizer: Any, eos_token: Sequence[str]
+) -> GenerationConfig | None:
     """The base's generation config, else one with the end-of-sequence and padding tokens alone."""
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    return load_generation_config(base) or GenerationConfig(**ends)
+    generation = load_generation_config(base) or GenerationConfig(**ends)
+    return with_ends(generation, tokenizer, eos_token)
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -151,8 +151,18 @@ class ModelSettings(Settings):
     # Parts of a model that reads images which are not trained: its tower, and what brings the
     # tower's outputs to the decoder's width. With an adapter neither is trained anyway.
     freeze: tuple[Literal["vision", "projector"], ...] = ()
+    # Special tokens that end an answer, beside those that the tokenizer and generation_config.json
+    # name: "<|im_end|>" of a base model that learns ChatML. An export has them in its
+    # generation_config.json.
+    eos_token: tuple[str, ...] = ()
     lora: LoraSettings | None = None
     quantize: Literal["none", "4bit"] = "none"
+
+    @field_validator("eos_token", mode="before")
+    @classmethod
+    def _several(cls, eos_token: Any) -> Any:
+        several = [eos_token] if isinstance(eos_token, str) else eos_token
+        return tuple(several) if isinstance(several, list) else several
 
     @property
     def source(self) -> str | None:

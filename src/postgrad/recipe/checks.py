@@ -35,6 +35,7 @@ def common(recipe: Sections, job: str) -> Iterator[RecipeProblem]:
     """Problems that every job can have."""
     yield from _batch(recipe)
     yield from _model(recipe)
+    yield from _eos_token(recipe)
     yield from rank_problems(recipe)
     yield from placement_problems(recipe, job)
     yield from _data(recipe)
@@ -220,6 +221,14 @@ def _model(recipe: Sections) -> Iterator[RecipeProblem]:
             f"{recipe.data.max_len} tokens are more than the model's positions: "
             f"max_position_embeddings = {model.init.max_position_embeddings}",
         )
+
+
+def _eos_token(recipe: Sections) -> Iterator[RecipeProblem]:
+    """Ends of answers of a model that writes none."""
+    policy = recipe.model.eos_token if recipe.trained_role == "policy" else ()
+    for place, model in recipe.model_tables.items():
+        if model.eos_token not in ((), policy):  # what a critic leaves out is the policy's
+            yield (*place, "eos_token"), "this model writes no answers: leave it out"
 
 
 def _not_finite(value: Any, place: KeyPath = ()) -> Iterator[KeyPath]:

@@ -211,6 +211,7 @@ def _answers(
             stack,
             sequences=evaluator.sequences,
             max_len=evaluator.max_len,
+            eos_token=recipe.model.eos_token,
         )
         with console.phase(f"evaluate {model.name}", evaluator.total) as shown:
             return evaluator(engine, shown.advance)

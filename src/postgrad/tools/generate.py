@@ -237,6 +237,7 @@ class _Sampler:
             self._stack,
             sequences=sequences,
             max_len=recipe.data.max_len,
+            eos_token=recipe.model.eos_token,
         )
 
     @property

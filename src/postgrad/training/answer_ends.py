@@ -1,5 +1,6 @@
 """Whether sampling stops where the chat template of the training data ends an answer."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from typing import Any
 from postgrad.data.answer_spans import Unmarkable
 from postgrad.data.settings import DataSettings
 from postgrad.data.templates import render_conversation, template_call, tokenise, turn_ends
+from postgrad.models.end_tokens import with_ends
 from postgrad.models.load import load_generation_config
 from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.local.rows import eos_token_ids
@@ -31,8 +33,8 @@ def answer_ends(recipe: Recipe, path: str, tokenizer: Any) -> Iterator[AnswerEnd
     In RL the policy learns from what it samples: there a template without an end token is no
     problem.
     """
-    generation = SimpleNamespace(generation_config=load_generation_config(path))
-    stops = set(eos_token_ids(generation, tokenizer))
+    generation = with_ends(load_generation_config(path), tokenizer, recipe.model.eos_token)
+    stops = set(eos_token_ids(SimpleNamespace(generation_config=generation), tokenizer))
     names = ", ".join(repr(tokenizer.decode([stop_id])) for stop_id in sorted(stops))
     rollout = recipe.rollout_settings
     for source in recipe.data.sources:
@@ -48,8 +50,8 @@ def answer_ends(recipe: Recipe, path: str, tokenizer: Any) -> Iterator[AnswerEnd
                 text,
                 f"the chat template ends an answer with {text!r}, and sampling stops only at "
                 f"{names}: answers run on behind their end to max_new_tokens, here and wherever "
-                f"the exported model is used; add it to eos_token_id in generation_config.json of "
-                f"{path}, or, for this run alone, to rollout.stop",
+                f"the exported model is used; set model.eos_token = {json.dumps(text)}, which the "
+                "export has as eos_token_id in generation_config.json",
             )
         elif not isinstance(recipe, RLRecipe):
             yield AnswerEnd(

@@ -25,7 +25,9 @@ from postgrad.observe.run_dir import PACKAGES, RunDirectory
 from postgrad.recipe.hub_sources import RecipeSource, sources
 from postgrad.recipe.recipe import Recipe
 
-SECRET = re.compile(r"(^|_)(key|token|secret|password|passwd|authorization|credentials?)$", re.I)
+SECRET = re.compile(  # eos_token is the text of a special token
+    r"^(?!eos_token$)(.*_)?(key|token|secret|password|passwd|authorization|credentials?)$", re.I
+)
 USER = re.compile(r"(?<=://)[^/@\s]+@")  # of a URL
 REDACTED = "(redacted)"
 PASSED_ON = ("license", "license_name", "license_link", "language")  # of the base's own card

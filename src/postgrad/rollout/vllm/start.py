@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
 from postgrad.models.adapter_parameters import ends_of
 from postgrad.models.adapter_targets import target_layers, target_weights
+from postgrad.models.end_tokens import with_ends
 from postgrad.models.headers import read_headers
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.known_shapes import any_shape
@@ -48,10 +50,14 @@ BLOCK = (
 
 
 def read_model(
-    path: str, dtype: torch.dtype, max_len: int, adapter: LoraSettings | None = None
+    path: str,
+    dtype: torch.dtype,
+    max_len: int,
+    adapter: LoraSettings | None = None,
+    eos_token: Sequence[str] = (),
 ) -> Model:
-    """The model without its weights. adapter: see Model. Raises UsageError as load_model does, for
-    weights in MXFP4, and as require_images_sampled.
+    """The model without its weights. adapter: see Model. eos_token: see with_ends. Raises
+    UsageError as load_model does, for weights in MXFP4, and as require_images_sampled.
     """
     config, tokenizer = load_config(path), load_tokenizer(path)
     require_images_sampled(config, path, adapter=adapter is not None)
@@ -61,6 +67,7 @@ def read_model(
     meta = skeleton(config, causal_class(config), path)
     # a directory without generation_config.json has what its config says
     generation = load_generation_config(path) or GenerationConfig.from_model_config(config)
+    generation = with_ends(generation, tokenizer, eos_token)
     eos = eos_token_ids(SimpleNamespace(generation_config=generation), tokenizer)
     if adapter is not None and (weights := target_weights(meta, adapter)):
         raise UsageError(

@@ -2,7 +2,7 @@
 checkpoint of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from postgrad.core.errors import UsageError
 from postgrad.data.templates import template_call
 from postgrad.fleet.exported import roles_of
 from postgrad.models.adapter_files import merged_state
+from postgrad.models.end_tokens import with_ends
 from postgrad.models.files import CONFIG, is_adapter
 from postgrad.models.load import load_model
 from postgrad.models.rope import max_positions
@@ -60,7 +61,7 @@ def load(name: str, which: str | None, dtype: str, max_len: int) -> ChatModel:
     if which is not None:
         raise UsageError(f"--checkpoint {which}: {name} is no run, which alone has checkpoints")
     source = pin_model(name)
-    engine, tokenizer = _engine(source, dtype, max_len)
+    engine, tokenizer = _engine(source, dtype, max_len, ())
     return ChatModel(name, f"{source}, {engine.dtype}", engine, tokenizer, {}, None, ())
 
 
@@ -89,7 +90,7 @@ def _of_run(name: str, run_dir: Path, which: str, dtype: str, max_len: int) -> C
     checkpoint = store.load(which)
     base = recipe.model.source or str(directory.init)
     computed = dtype if dtype != "auto" else _dtype(checkpoint)
-    engine, tokenizer = _engine(base, computed, max_len)
+    engine, tokenizer = _engine(base, computed, max_len, recipe.model.eos_token)
     engine.load_weights(_weights(recipe, checkpoint, base).items(), checkpoint.step)
     first, rollout = recipe.data.sources[0], recipe.rollout_settings
     return ChatModel(
@@ -121,10 +122,14 @@ def _dtype(checkpoint: Checkpoint) -> str:
     return choices.get("rollout_dtype") or choices.get("dtype") or "auto"
 
 
-def _engine(path: str, dtype: str, max_len: int) -> tuple[TalkingEngine, Any]:
+def _engine(
+    path: str, dtype: str, max_len: int, eos_token: Sequence[str]
+) -> tuple[TalkingEngine, Any]:
     device = devices.apply(devices.choose(None, False))
     model = load_model(path, dtype=devices.compute_dtype(dtype, device), device=device)
+    lm: Any = model.lm
+    lm.generation_config = with_ends(lm.generation_config, model.tokenizer, eos_token)
     longest = min(max_len, max_positions(model.config) or max_len)
     places = places_for(longest)
-    engine = TalkingEngine(model.lm, model.tokenizer, cache_tokens=places, max_len=longest)
+    engine = TalkingEngine(lm, model.tokenizer, cache_tokens=places, max_len=longest)
     return engine, model.tokenizer

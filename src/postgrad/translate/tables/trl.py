@@ -3,6 +3,7 @@
 from typing import Any
 
 from postgrad.translate import common
+from postgrad.translate.draft import Draft
 from postgrad.translate.rules import (
     OFF,
     ON,
@@ -54,6 +55,15 @@ OTHERS = {
     "bco|tpo": "this trainer is not here: of preferences dpo, ipo, simpo, cpo, kto and orpo are",
     "nash_md|xpo": "they sample with the reference too: online_dpo samples with the policy alone",
 }
+
+
+def _eos_token(draft: Draft, name: str, value: Any, default: str) -> None:
+    """Of a policy, which ends its answers with it."""
+    if draft.job == "reward":
+        draft.miss(name, value, "a row ends as the chat template ends it")
+    else:
+        draft.put("model.eos_token", value, default)
+
 
 # Of transformers' TrainingArguments and TRL's base.
 SHARED: dict[str, Any] = {
@@ -126,7 +136,7 @@ RULES: dict[str, Rule] = {
     "use_dora": to("model.lora.dora", read=on),
     "use_rslora": to("model.lora.rslora", read=on),
     "load_in_8bit": missing("weights are in 16 or 32 bits, or in four"),
-    "eos_token": missing("a turn ends as the chat template ends it"),
+    "eos_token": _eos_token,
     "mask_truncated_completions": to("algorithm.mask_truncated_completions", read=on),
     "repetition_penalty": missing("tokens are drawn from the policy's own distribution"),
     "generation_kwargs": missing("sampling is temperature, top_p, top_k, min_p"),
