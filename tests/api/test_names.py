@@ -77,7 +77,8 @@ def test_a_name_that_is_not_public_is_refused_without_an_import() -> None:
     """
     check = (
         "import pickle, sys, postgrad\n"
-        "assert pickle.whichmodule(object(), 'clear') == '__main__'\n"
+        "clear = object()\n"
+        "assert pickle.whichmodule(clear, 'clear') == '__main__'\n"
         "assert not hasattr(postgrad, 'clear')\n"
         "dir(postgrad)\n"
         "assert 'postgrad.api' not in sys.modules\n"

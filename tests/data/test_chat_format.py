@@ -114,7 +114,7 @@ def test_functions_are_wrapped_as_templates_want_them() -> None:
         ('[{"role": "user", "content": "a", "content": "b"}]', "an object has 'content' twice"),
         ('[{"role": "user", "content": "\\ud800"}]', "surrogates not allowed"),
         ("[" * 200 + "]" * 200, "nested deeper than 100 levels"),
-        ("[" * 100_000, "maximum recursion depth"),
+        ("[" * 100_000, "nested deeper than 100 levels"),
     ],
 )
 def test_messages_as_json_text_are_read_as_strictly_as_a_file(text: str, problem: str) -> None:

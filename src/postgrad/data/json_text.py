@@ -12,8 +12,8 @@ def parsed_json(text: str) -> Any:
     """
     try:
         value = json.loads(text, parse_constant=_refuse, object_pairs_hook=_members)
-    except RecursionError as error:
-        raise ValueError(str(error)) from None
+    except RecursionError:
+        raise _too_deep() from None
     if text.count("[") + text.count("{") > DEEPEST:
         _check_depth(value)
     if "\\ud" in text.lower():  # JSON can write half a surrogate pair, tokenizers read none
@@ -36,7 +36,11 @@ def _check_depth(value: Any) -> None:
         if not inner:
             return
         level = inner
-    raise ValueError(f"it is nested deeper than {DEEPEST} levels")
+    raise _too_deep()
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"it is nested deeper than {DEEPEST} levels")
 
 
 def _refuse(constant: str) -> NoReturn:
