@@ -12,6 +12,10 @@ SIZES: dict[str, tuple[int, int, int, int, int, int, str]] = {
     "44M-150k": (256, 768, 6, 4, 2, 151_936, "qwen3"),
     "99M": (768, 2304, 14, 12, 4, 4096, "qwen2"),
     "105M-150k": (512, 1536, 8, 8, 2, 151_936, "qwen2"),
+    "105M-wide": (1024, 3072, 8, 16, 8, 4096, "qwen3"),  # layers as wide as those of 0.6B
+    "357M-wide": (1024, 3072, 28, 16, 8, 4096, "qwen3"),  # and as many
+    "210M-wide": (2048, 6144, 4, 16, 8, 4096, "qwen3"),  # and of 1.7B
+    "590M-wide": (4096, 12288, 3, 32, 8, 4096, "qwen3"),  # and of 8B
 }
 GSM8K = {"prompt": "question", "answer": "answer", "limit": 200}
 HH = {"chosen": "chosen", "rejected": "rejected", "limit": 100}
@@ -118,6 +122,12 @@ def cases(data: Path) -> Iterator[Case]:
     yield Case("sft", "105M-150k", data, ("adapter", "checkpointing", "1024"), 12)
     yield Case("reward", "105M-150k", data, ("1024",), 4)
     yield Case("grpo", "105M-150k", data, ("1024",), 4)
+    for size in ("105M-wide", "210M-wide"):
+        for words in ((), ("checkpointing",), ("adapter",), ("adapter", "checkpointing")):
+            yield Case("sft", size, data, (*words, "2048"), 24)
+    for words in (("adapter",), ("adapter", "checkpointing")):
+        yield Case("sft", "590M-wide", data, (*words, "2048"), 24)
+    yield Case("sft", "357M-wide", data, ("adapter", "checkpointing", "2048"), 24)
     for words in ((), ("checkpointing",), ("frozen",), ("adapter",)):
         yield Case("sft", IMAGES, data, words, 32)
     yield Case("preference", IMAGES, data, (), 33)

@@ -46,7 +46,7 @@ FRAMEWORK = {"cpu": 450_000_000, "gpu": 1_000_000_000}
 # products more for each layer that it stands on.
 OBJECTS = 60_000_000
 KEPT_BACK = {  # with an adapter, with checkpointing
-    (False, False): 0.5, (False, True): 0.25, (True, False): 1.2, (True, True): 1.1,
+    (False, False): 0.5, (False, True): 0.25, (True, False): 0.8, (True, True): 0.6,
 }  # fmt: skip
 # Of a CPU's run too: bytes a second at which checkpoints are written, and what a forward pass does
 # of matrix products meanwhile. Guesses.

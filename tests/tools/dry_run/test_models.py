@@ -95,7 +95,7 @@ def test_a_template_whose_turns_end_with_a_token_that_stops_nothing_is_told(
 ) -> None:
     ends(report, make_recipe("sft"), models(0), "<|im_start|>")
     assert report.problems == []
-    assert "rollout.stop" in report.warnings[0].message
+    assert "model.eos_token" in report.warnings[0].message
     report.warnings.clear()
     ends(report, make_recipe("sft", rollout={"stop": ["<|im_start|>"]}), models(0), "<|im_start|>")
     ends(report, make_recipe("sft"), models(0), "<|im_end|>")
