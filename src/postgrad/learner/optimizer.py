@@ -13,7 +13,7 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.learner import eight_bits, loss_scale
 from postgrad.learner.loss_scale import LossScale
 from postgrad.learner.settings import LearnerSettings, is_matrix
-from postgrad.models.linear import sum_gradients_in
+from postgrad.models.linear import add_narrow, sum_gradients_in
 from postgrad.ops.orthogonal import orthogonalised
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import WHOLE, TensorPiece, local, piece_of, whole_tensor
@@ -169,7 +169,7 @@ class MasterOptimizer:
             if master.grad is None:
                 master.grad = parameter.grad.float()
             else:
-                master.grad.add_(parameter.grad)
+                add_narrow(master.grad, parameter.grad)
             parameter.grad = None
 
         working.register_post_accumulate_grad_hook(add)

@@ -66,6 +66,18 @@ def rows_at_once(weight: Tensor) -> int:
     return max(1, LARGE_WEIGHT // 16 // weight.shape[1])
 
 
+def add_narrow(to: Tensor, gradient: Tensor) -> None:
+    """Adds a gradient in a narrow dtype to a float32 sum. A CPU makes a float32 copy of the operand
+    first: of a large one it is made in parts.
+    """
+    if to.device.type != "cpu" or to.numel() <= LARGE_WEIGHT or to.ndim < 2:
+        to.add_(gradient)
+        return
+    count = rows_at_once(to.flatten(1))
+    for start in range(0, len(to), count):
+        to[start : start + count].add_(gradient[start : start + count])
+
+
 class _FusedNorm(torch.autograd.Function):
     """weight * x / sqrt(mean(x^2) + epsilon), computed in float32 and rounded before the weight."""
 
