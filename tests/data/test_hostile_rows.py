@@ -26,6 +26,7 @@ QUICK = (
     *("zeros", "deep lists", "deep lists elsewhere", "many columns", "a role of marks"),
     *("half a gzip", "gzip with a wrong sum", "text that is no UTF-8", "far dates"),
     *("columns of one name", "an unknown zone", "Parquet with damage 10", "a margin of 400 digits"),
+    *("half an Arrow stream", "an Arrow file without an end", "Arrow stream with damage 3"),
 )
 
 
@@ -105,6 +106,8 @@ def test_every_hostile_file_is_read_or_told_in_one_message(tmp_path: Path, bytew
         ("deep lists elsewhere", "rows.jsonl:1: not JSON: it is nested deeper than 100 levels"),
         ("columns of one name", "rows.parquet: two columns are called 'question'"),
         ("text that is no UTF-8", "rows.parquet: rows from 0 on hold a value that cannot be read"),
+        ("Arrow that is no UTF-8", "rows.arrow: not an Arrow file that can be read"),
+        ("Arrow with offsets beyond its end", "rows.arrow: not an Arrow file that can be read"),
         ("far dates", "rows.parquet: rows from 0 on hold a value that cannot be read"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.hub import A, B, OfflineHub
 from postgrad.core.errors import UsageError
-from postgrad.data.files import cached_datasets, dataset_commit, read_hub
+from postgrad.data.hub import cached_datasets, dataset_commit, read_hub
 from postgrad.data.rows import read_rows
 from postgrad.data.settings import DataSettings
 

@@ -129,7 +129,7 @@ def test_the_hubs_image_feature_is_read_without_decoding(folder: Path) -> None:
     )
     rows = {"question": ["a"], "images": [[{"bytes": RED, "path": None}]]}
     table = datasets.Dataset.from_dict(rows, features=features)
-    from postgrad.data.files import _undecoded
+    from postgrad.data.hub import _undecoded
 
     (values,) = _undecoded(table)
     assert values["images"] == [{"bytes": RED, "path": None}]

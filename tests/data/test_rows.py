@@ -5,11 +5,13 @@ import datetime
 import decimal
 import gzip
 import json
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -44,6 +46,45 @@ def test_json_lines_zipped_or_not_and_parquet_give_the_same_rows(
     assert read(write_rows(ROWS)) == ALL
     assert read(tmp_path / "rows.jsonl.gz") == ALL
     assert read(tmp_path / "rows.parquet") == ALL
+
+
+@pytest.mark.parametrize("new", [pa.ipc.new_stream, pa.ipc.new_file])
+def test_arrow_files_are_read_with_or_without_an_index(new: Any, tmp_path: Path) -> None:
+    table = pa.Table.from_pylist([{**row, "sound": b"RIFF"} for row in ROWS])
+    with new(tmp_path / "rows.arrow", table.schema) as file:
+        file.write_table(table, max_chunksize=3)
+    assert read(tmp_path / "rows.arrow") == ALL
+    assert "sound" not in read_rows(DataSettings(path=str(tmp_path / "rows.arrow")))[0].values
+
+
+def test_folders_that_datasets_has_saved_are_read_by_split_without_their_caches(
+    tmp_path: Path,
+) -> None:
+    whole = datasets.Dataset.from_list(ROWS)
+    whole.save_to_disk(tmp_path / "whole", num_shards=3)
+    datasets.load_from_disk(tmp_path / "whole").map(lambda row: {"answer": "of a map"})
+    assert list((tmp_path / "whole").glob("cache-*.arrow"))
+    assert read(tmp_path / "whole") == ALL
+    parts = {"train": whole.select([5, 3, 1]), "test": whole.select([0])}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "parts")
+    assert [answer for _, answer in read(tmp_path / "parts")] == ["5", "3", "1"]
+    assert [answer for _, answer in read(tmp_path / "parts", split="test")] == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ("{}", r"state.json: does not list the data files as Dataset.save_to_disk writes it"),
+        ('{"_data_files": [{"filename": "../x.arrow"}]}', r"lists '../x.arrow', which is not in"),
+        ('{"_data_files": [{"filename": null}]}', r"lists None, which is not in the folder"),
+    ],
+)
+def test_a_saved_folder_without_its_files_is_refused(state: str, why: str, tmp_path: Path) -> None:
+    datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "whole")
+    shutil.copy(tmp_path / "whole" / "data-00000-of-00001.arrow", tmp_path / "x.arrow")
+    (tmp_path / "whole" / "state.json").write_text(state)
+    with pytest.raises(UsageError, match=why):
+        read(tmp_path / "whole")
 
 
 def test_a_folder_laid_out_as_on_the_hub_is_read_by_configuration_and_split(tmp_path: Path) -> None:

@@ -282,9 +282,43 @@ def _parquet_files() -> Iterator[tuple[str, bytes]]:
         yield f"Parquet with damage {seed}", bytes(damaged)
 
 
+def _arrow(table: pa.Table, *, indexed: bool = False) -> bytes:
+    written = io.BytesIO()
+    new = pa.ipc.new_file if indexed else pa.ipc.new_stream
+    with new(written, table.schema) as file:
+        file.write_table(table, max_chunksize=10)
+    return written.getvalue()
+
+
+def _arrow_files() -> Iterator[tuple[str, bytes]]:
+    good = pa.table({"question": ["a"] * 50, "answer": ["b"] * 50})
+    yield "Arrow of nothing", b""
+    yield "Arrow that is text", GOOD
+    yield "Arrow with no rows", _arrow(good.slice(0, 0))
+    raw = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(struct.pack("<ii", 0, 2)), pa.py_buffer(b"\xff\xfe")]
+    )
+    yield "Arrow that is no UTF-8", _arrow(pa.table({"question": raw, "answer": ["b"]}))
+    good_row = _arrow(pa.table({"question": ["a"], "answer": ["b"]}))
+    offsets, far = (struct.pack("<ii", 0, end) for end in (1, 2**30))
+    assert good_row.count(offsets) >= 2
+    yield "Arrow with offsets beyond its end", good_row.replace(offsets, far)
+    for name, indexed in (("stream", False), ("file", True)):
+        whole = _arrow(good, indexed=indexed)
+        yield f"half an Arrow {name}", whole[: len(whole) // 2]
+        yield f"an Arrow {name} without an end", whole[:-4]
+        for seed in range(20):
+            damaged = bytearray(whole)
+            rng = random.Random(seed)
+            for _ in range(8):
+                damaged[rng.randrange(6, len(damaged))] = rng.randrange(256)
+            yield f"Arrow {name} with damage {seed}", bytes(damaged)
+
+
 FILES: dict[str, Callable[[], Iterator[tuple[str, bytes]]]] = {
     ".jsonl.gz": _gzip_files,
     ".parquet": _parquet_files,
+    ".arrow": _arrow_files,
 }
 
 

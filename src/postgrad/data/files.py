@@ -1,6 +1,4 @@
-"""Rows of datasets: JSON, CSV and Parquet files, and the hub, whose files are read from its cache.
-Each row has the place that messages name.
-"""
+"""Rows of JSON, CSV, Parquet and Arrow files. Each row has the place that messages name."""
 
 import base64
 import csv
@@ -16,11 +14,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from postgrad.core.errors import UsageError
-from postgrad.core.hub import COMMIT, commit_of
 from postgrad.data.json_text import parsed_json
 
 RowValues = Mapping[str, Any]  # column -> JSON value
-IN_FOLDERS = (".jsonl", ".jsonl.gz", ".parquet", ".csv")
+IN_FOLDERS = (".jsonl", ".jsonl.gz", ".parquet", ".csv", ".arrow")
+SAVED = "state.json"  # lists the Arrow files of a folder that `datasets` has saved
 SUFFIXES = (*IN_FOLDERS, ".json")  # in folders, .json files describe the others
 
 SPLITS = {  # what the hub takes for the name of a split in that of a file
@@ -30,17 +28,20 @@ SPLITS = {  # what the hub takes for the name of a split in that of a file
 }
 # names under which a .json file may have lists of rows
 WITH_ROWS = ("train", "test", "validation", "valid", "dev", "data", "rows", "examples")
+ARROW_FILE = b"ARROW1"  # the first bytes of one with an index
 LONGEST_LINE = 2**28  # bytes; a gzip file of a megabyte may hold a line of a gigabyte
 
 
 def read_file(path: Path, *, images: str = "") -> Iterator[tuple[str, RowValues]]:
     """(place, values) of each row; the place is "file:line" or "file row n" (from 0). images: a
-    column of a Parquet file whose bytes are kept, as data URLs.
+    column of a Parquet or Arrow file whose bytes are kept, as data URLs.
 
     Raises UsageError that names the place of what cannot be read.
     """
     if path.name.endswith(".parquet"):
-        return _parquet(path, images)
+        return _columns(path, "a Parquet file", _parquet_batches(path, images))
+    if path.name.endswith(".arrow"):
+        return _columns(path, "an Arrow file", _arrow_batches(path, images))
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         return _json_lines(path)
     if path.name.endswith(".json"):
@@ -59,16 +60,16 @@ def files_of(directory: Path, name: str | None, split: str) -> list[Path]:
     Looked for in directory/name (or the directory itself), also in its folders `data` and `split`:
     files called `split` or starting with `split` and one of "-._", else those with a word for it in
     their names, as in "my_train.csv". Files of which none names a known split are all "train".
+    `Dataset.save_to_disk` writes such folders, and `DatasetDict.save_to_disk` one for each split.
     Raises UsageError when there are none.
     """
     base = directory / name if name is not None else directory
     if not base.is_dir():
         folders = sorted(p.name for p in directory.iterdir() if p.is_dir())
         raise UsageError(f"{directory}: no folder {name!r} (data.name); there are: {folders}")
-    data = sorted(p for p in _visible(base) if p.name.endswith(IN_FOLDERS))
-    data += sorted(p for p in _visible(base / "data") if p.name.endswith(IN_FOLDERS))
+    data = [*_data_files(base), *_data_files(base / "data")]
     files = [p for p in data if re.match(rf"{re.escape(split)}[-._]", p.name)]
-    files += sorted(p for p in _visible(base / split) if p.name.endswith(IN_FOLDERS))
+    files += _data_files(base / split)
     splits = {path: _split_of(path.name) for path in data}
     files = files or [path for path in data if splits[path] == SPLITS.get(split, split)]
     if not files and split == "train" and not any(splits.values()):
@@ -90,6 +91,26 @@ def _split_of(name: str) -> str | None:
     words = re.split(r"[-._ \d]+", name.lower())
     named = [SPLITS[word] for word in words if word in SPLITS]
     return SPLITS.get(words[0], named[-1]) if named else None
+
+
+def _data_files(folder: Path) -> list[Path]:
+    """The data files of a folder, in the order of their names. In one that `datasets` has saved
+    they are those that it lists: it also keeps there what `map` and `shuffle` made of them.
+    """
+    files = sorted(path for path in _visible(folder) if path.name.endswith(IN_FOLDERS))
+    state = folder / SAVED
+    if not state.is_file() or not any(path.suffix == ".arrow" for path in files):
+        return files
+    try:
+        listed = [file["filename"] for file in json.loads(state.read_bytes())["_data_files"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{state}: does not list the data files as Dataset.save_to_disk writes it: {error!r}; "
+            "save the dataset again"
+        ) from error
+    if missing := [name for name in listed if folder / str(name) not in files]:
+        raise UsageError(f"{state} lists {missing[0]!r}, which is not in the folder")
+    return [folder / name for name in listed]
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -211,33 +232,59 @@ def _row(value: Any, place: str) -> RowValues:
     return cast(RowValues, value)
 
 
-def _parquet(path: Path, images: str) -> Iterator[tuple[str, RowValues]]:
+def _columns(path: Path, kind: str, batches: Iterator[Any]) -> Iterator[tuple[str, RowValues]]:
+    """The rows of record batches from a file of that kind."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     row = 0
     try:
-        with pq.ParquetFile(path) as table:
-            columns = [
-                field.name
-                for field in table.schema_arrow
-                if field.name == images or not holds_bytes(field.type)
-            ]
-            if twice := [name for name in columns if columns.count(name) > 1]:
-                raise UsageError(f"{path}: two columns are called {twice[0]!r}: rename one of them")
-            for batch in table.iter_batches(batch_size=1024, columns=columns):
-                for values in batch.to_pylist():
-                    yield f"{path} row {row}", {k: plain(v) for k, v in values.items()}
-                    row += 1
+        for batch in batches:
+            for values in batch.to_pylist():
+                yield f"{path} row {row}", {k: plain(v) for k, v in values.items()}
+                row += 1
     except UsageError:
         raise
     except (pa.ArrowException, OSError) as error:
-        raise UsageError(f"{path}: not a Parquet file that can be read: {error}") from error
+        raise UsageError(f"{path}: not {kind} that can be read: {error}") from error
     except Exception as error:  # dates or text that Python cannot hold raise errors of any type
         raise UsageError(
             f"{path}: rows from {row} on hold a value that cannot be read: {error!r}; leave the "
             "column out of the file, or write it as text"
         ) from error
+
+
+def _parquet_batches(path: Path, images: str) -> Iterator[Any]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as table:
+        names = _read_columns(path, table.schema_arrow, images)
+        yield from table.iter_batches(batch_size=1024, columns=names)
+
+
+def _arrow_batches(path: Path, images: str) -> Iterator[Any]:
+    """Of a stream, which `datasets` writes, or of a file with an index at its end. The file is
+    mapped into memory: a batch takes memory while it is read.
+    """
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as source:
+        indexed = source.read(len(ARROW_FILE)) == ARROW_FILE
+        source.seek(0)
+        stream: Any = pa.ipc.open_file(source) if indexed else pa.ipc.open_stream(source)
+        names = _read_columns(path, stream.schema, images)
+        batches = map(stream.get_batch, range(stream.num_record_batches)) if indexed else stream
+        for batch in batches:
+            chosen = batch.select(names)
+            chosen.validate(full=True)  # offsets of a damaged file may point out of its buffers
+            yield chosen
+
+
+def _read_columns(path: Path, schema: Any, images: str) -> list[str]:
+    """The names of the columns that are read."""
+    names = [f.name for f in schema if f.name == images or not holds_bytes(f.type)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"{path}: two columns are called {twice[0]!r}: rename one of them")
+    return names
 
 
 def holds_bytes(kind: Any) -> bool:
@@ -269,109 +316,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None  # NaN is how pandas writes a missing value; JSON has no NaN
     return str(value) if isinstance(value, Decimal | timedelta) else value
-
-
-def read_hub(
-    path: str, name: str | None, split: str, revision: str | None = None, *, images: str = ""
-) -> Iterator[tuple[str, RowValues]]:
-    """(place, values) of each row of one split; columns of images and sounds are left out, but the
-    column `images`, whose bytes become data URLs.
-
-    revision: a branch, tag or commit; None: main. Raises UsageError when the hub has no such
-    dataset, revision, configuration or split, or cannot be reached and the cache has other rows.
-    """
-    # these imports take a second and only hub datasets need them
-    import datasets
-    from datasets.exceptions import DatasetsError
-
-    try:
-        table: Any = datasets.load_dataset(path, name, split=split, revision=revision)
-        if (commit := _commit_of(table)) is not None and _is_another(commit, revision):
-            # `datasets` takes the newest of its cache, whatever revision, where it gets no answer
-            table = _cached(path, name, split, str(revision), commit)
-    except (OSError, ValueError, DatasetsError) as error:
-        at = "" if revision is None else f", data.revision {revision!r}"
-        raise UsageError(
-            f"dataset {path!r} (data.name {name!r}, data.split {split!r}{at}): {error}; "
-            "a file or folder on this machine works too: --data.path FILE"
-        ) from error
-    fields = [field for field in table.features.arrow_schema if holds_bytes(field.type)]
-    media = [field.name for field in fields if field.name != images]
-    kept = table.remove_columns(media)
-    for row, values in enumerate(_undecoded(kept) if len(media) < len(fields) else kept):
-        yield f"{path} {split} row {row}", {key: plain(value) for key, value in values.items()}
-
-
-def _undecoded(table: Any) -> Iterator[dict[str, Any]]:
-    """Rows as Arrow has them: images as bytes and path, where `datasets` would decode them."""
-    for batch in table.with_format("arrow").iter(batch_size=256):
-        yield from batch.to_pylist()
-
-
-def cached_datasets(path: str) -> list[str]:
-    """The commits of a hub dataset whose rows are in the cache of `datasets`."""
-    return sorted(
-        {folder.name for folder in _folder(path).glob("*/*/*") if COMMIT.fullmatch(folder.name)}
-    )
-
-
-def dataset_commit(path: str, revision: str | None) -> str:
-    """The commit that `revision` names. Where neither the hub nor its cache knows main, it is the
-    commit whose rows `datasets` prepared last. Raises UsageError where there is none.
-    """
-    if revision in cached_datasets(path):
-        return str(revision)
-    try:
-        return commit_of("dataset", path, revision)
-    except UsageError:
-        prepared = [
-            folder for folder in _folder(path).glob("*/*/*") if COMMIT.fullmatch(folder.name)
-        ]
-        if revision is not None or not prepared:
-            raise
-        return max(prepared, key=lambda folder: folder.stat().st_mtime).name
-
-
-def _folder(path: str) -> Path:
-    """Where `datasets` keeps a dataset's configurations: CONFIGURATION/VERSION/COMMIT."""
-    import datasets.config
-    from datasets.naming import camelcase_to_snakecase
-
-    *owner, name = path.split("/")
-    return Path(datasets.config.HF_DATASETS_CACHE) / "___".join(
-        [*owner, camelcase_to_snakecase(name)]
-    )
-
-
-def _commit_of(table: Any) -> str | None:
-    """The commit of a table's rows: the name of its cache folder, None if that is no commit."""
-    files = table.cache_files
-    name = Path(files[0]["filename"]).parent.name if files else ""
-    return name if COMMIT.fullmatch(name) else None
-
-
-def _is_another(commit: str, revision: str | None) -> bool:
-    return revision is not None and COMMIT.fullmatch(revision) is not None and commit != revision
-
-
-def _cached(path: str, name: str | None, split: str, commit: str, newest: str) -> Any:
-    """The rows of a cached commit that is not the newest in the cache.
-
-    Raises ValueError where the cache does not have it exactly once.
-    """
-    from datasets.packaged_modules.cache.cache import Cache
-
-    folders = sorted(_folder(path).glob(f"{name or '*'}/*/{commit}"))
-    if len(folders) != 1:
-        raise ValueError(
-            f"the hub cannot be reached, and the cache has commit {newest} of it, not {commit}"
-        )
-    subset, version, _ = folders[0].parts[-3:]
-    builder: Any = Cache(
-        dataset_name=path.rpartition("/")[2],
-        repo_id=path,
-        config_name=subset,
-        version=version,
-        hash=commit,
-    )
-    return builder.as_dataset(split=split)

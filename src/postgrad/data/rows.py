@@ -8,8 +8,9 @@ from pathlib import Path
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import HUB_ID
-from postgrad.data.files import SUFFIXES, RowValues, files_of, read_file, read_hub
+from postgrad.data.files import SUFFIXES, RowValues, files_of, read_file
 from postgrad.data.gym import PREFIX, is_function, read_function, read_gym
+from postgrad.data.hub import read_hub
 from postgrad.data.settings import RowSettings
 
 GENERATING = ("task", "size", "seed")  # keys of datasets whose rows are generated

@@ -19,7 +19,7 @@ _ONLY_TEXT = 'on_too_long = "split" is of plain text (data.text): say "drop", "t
 class RowSettings(Settings):
     """Where the rows of a dataset are, how they are read, and what is done with long ones.
 
-    `path` is a hub id, a .jsonl, .jsonl.gz, .json, .csv or .parquet file, a directory, or
+    `path` is a hub id, a .jsonl, .jsonl.gz, .json, .csv, .parquet or .arrow file, a directory, or
     "reasoning-gym:TASK" (`task` holds the task's own parameters; `size` problems are made from
     `seed`).
     """

@@ -13,7 +13,7 @@ from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import at_revision, commit_of, split_revision
-from postgrad.data.files import dataset_commit
+from postgrad.data.hub import dataset_commit
 from postgrad.data.rows import local_files
 from postgrad.models.files import adapter_base, is_adapter
 from postgrad.models.save import files_hash, model_hash
