@@ -65,8 +65,9 @@ def test_folders_that_datasets_has_saved_are_read_by_split_without_their_caches(
     datasets.load_from_disk(tmp_path / "whole").map(lambda row: {"answer": "of a map"})
     assert list((tmp_path / "whole").glob("cache-*.arrow"))
     assert read(tmp_path / "whole") == ALL
+    parts: dict[str | datasets.NamedSplit, datasets.Dataset]
     parts = {"train": whole.select([5, 3, 1]), "test": whole.select([0])}
-    datasets.DatasetDict(parts).save_to_disk(tmp_path / "parts")
+    datasets.DatasetDict(parts.items()).save_to_disk(tmp_path / "parts")
     assert [answer for _, answer in read(tmp_path / "parts")] == ["5", "3", "1"]
     assert [answer for _, answer in read(tmp_path / "parts", split="test")] == ["0"]
 
