@@ -1,11 +1,13 @@
 """Engines that cannot be are refused before anything is loaded."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from postgrad.core.errors import UsageError
-from postgrad.recipe.load import parse_recipe
+from postgrad.recipe.compare import compare
+from postgrad.recipe.load import load_recipe, parse_recipe
 
 BASE: dict[str, Any] = {
     "job": "rl",
@@ -18,6 +20,10 @@ BASE: dict[str, Any] = {
     "batch": {"rollout_batch_size": 2, "n_samples_per_prompt": 2},
 }
 SERVER = {"base_url": "http://127.0.0.1:8000/v1"}
+
+
+def with_arguments(**arguments: Any) -> dict[str, Any]:
+    return {"type": "vllm", "vllm": {"engine_args": arguments}}
 
 
 def recipe(**rollout: Any) -> Any:
@@ -94,6 +100,10 @@ def test_engines_apart_may_go_as_soon_as_they_can(rollout: dict[str, Any]) -> No
         ({"type": "vllm", "vllm": {"engines": 0}}, "rollout.vllm.engines"),
         ({"type": "vllm", "vllm": {"memory_fraction": 1.5}}, "rollout.vllm.memory_fraction"),
         ({"type": "vllm", "vllm": {"tensorparallel": 2}}, "tensor_parallel"),
+        (with_arguments(dtype="half"), "'dtype' of vLLM is not for .*says it with rollout.dtype"),
+        (with_arguments(logprobs_mode="raw_logits"), "'logprobs_mode' .*: the run sets it"),
+        (with_arguments(trust_remote_code=True), "'trust_remote_code'.* must not load code"),
+        (with_arguments(speculative_config={"model": "a/draft"}), "no weights of a second model"),
         ({"type": "openai"}, "rollout.openai.base_url.*which server"),
         ({"type": "openai", "openai": {"base_url": "here"}}, "rollout.openai.base_url"),
         (
@@ -153,3 +163,20 @@ def test_an_adapter_that_vllm_could_not_apply_is_refused(model: dict[str, Any], 
     adapted = {**BASE, "model": {**BASE["model"], "lora": {}}}
     assert parse_recipe({**adapted, "rollout": rollout}).rollout.sends_adapter
     assert not parse_recipe({**adapted, "rollout": {"max_new_tokens": 8}}).rollout.sends_adapter
+
+
+def test_arguments_of_vllm_are_read_from_a_flag_and_refused_to_a_resume(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        'job = "rl"\nrun_dir = "run"\nsteps = 1\nalgorithm.type = "grpo"\n'
+        'model.path = "m"\ndata.path = "d"\n[[rewards]]\ntype = "math"\n'
+        '[rollout]\ntype = "vllm"\nvllm.engine_args.speculative_config.method = "ngram"\n'
+    )
+    flags = ["--rollout.vllm.engine_args.kv_cache_dtype", "fp8"]
+    before, after = load_recipe(path), load_recipe(path, flags)
+    ngram = {"speculative_config": {"method": "ngram"}}
+    assert after.rollout.vllm.engine_args == {**ngram, "kv_cache_dtype": "fp8"}
+    with pytest.raises(UsageError, match=r"rollout\.vllm\.engine_args"):
+        compare(before, after, [], tmp_path)
+    other = load_recipe(path, ["--rollout.vllm.memory_fraction", "0.4"])
+    assert compare(before, other, [], tmp_path) == ["rollout.vllm.memory_fraction"]

@@ -5,9 +5,10 @@ from typing import Any, cast
 
 from postgrad.core.hub import HUB_ID
 from postgrad.models import named_templates
+from postgrad.rollout.settings import refused_argument
 from postgrad.translate.draft import Draft
 from postgrad.translate.places import replicas
-from postgrad.translate.rules import Options, decimal, flag
+from postgrad.translate.rules import Options, Rule, decimal, flag
 
 LOGGING = "metrics.jsonl is always written; observe.loggers names wandb, tensorboard and others"
 ATTENTION = "model.attention chooses between torch's kernels, whose speed and memory differ"
@@ -176,6 +177,19 @@ def compiled(draft: Draft, name: str, value: Any, _: str) -> None:
         draft.miss(name, value, "layers whose rows or matrices ranks share are not compiled")
     else:
         draft.put("model.compile", True)
+
+
+def engine_argument(prefix: str) -> Rule:
+    """A rule: vLLM gets the argument as it is, if recipes may add it. prefix: before its name."""
+
+    def rule(draft: Draft, name: str, value: Any, _: str) -> None:
+        argument = name.removeprefix(prefix)
+        if why := refused_argument(argument, value):
+            draft.miss(name, value, why)
+        else:
+            draft.put(f"rollout.vllm.engine_args.{argument}", value)
+
+    return rule
 
 
 def router_replay(draft: Draft, _: str, value: Any, __: str) -> None:

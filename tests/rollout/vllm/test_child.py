@@ -2,7 +2,8 @@
 
 import base64
 import hashlib
-from dataclasses import replace
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -315,6 +316,20 @@ def test_vllm_is_started_as_it_is_told(served: Any) -> None:
     assert not arguments["enable_chunked_prefill"]
     assert arguments["max_num_batched_tokens"] >= arguments["max_model_len"]
     assert server.facts() == {"vllm": "0.0", "cache_tokens": 48}
+
+
+def test_arguments_of_the_recipe_come_to_those_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass
+    class EngineArgs:
+        kv_cache_dtype: str = "auto"
+        block_size: int = 16
+
+    fake = SimpleNamespace(EngineArgs=EngineArgs, __version__="0.32")
+    monkeypatch.setitem(sys.modules, "vllm", fake)
+    arguments = engine_arguments(replace(START, more={"kv_cache_dtype": "fp8"}))
+    assert arguments == {**engine_arguments(START), "kv_cache_dtype": "fp8"}
+    with pytest.raises(ValueError, match=r"vLLM 0\.32 has no argument 'blocksize'; did you mean"):
+        engine_arguments(replace(START, more={"blocksize": 32}))
 
 
 def test_weights_and_tokenizer_of_a_hub_id_are_of_one_revision() -> None:

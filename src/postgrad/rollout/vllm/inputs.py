@@ -6,7 +6,9 @@ pixels are the learner's. As child.py it imports the standard library and vLLM's
 """
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -23,7 +25,9 @@ Shown = Sequence[Mapping[str, Any]]  # a prompt's images in order: protocol.py s
 
 
 def engine_arguments(start: Start) -> dict[str, Any]:
-    """Keyword arguments of vLLM's EngineArgs."""
+    """Keyword arguments of vLLM's EngineArgs. Raises ValueError for one that this vLLM lacks."""
+    if start.more:
+        _require_known(start.more)
     together = max(TOGETHER, start.max_len + 1) if start.whole_prompts else None
     adapter: dict[str, Any] = {}
     if start.lora_rank:
@@ -62,7 +66,20 @@ def engine_arguments(start: Start) -> dict[str, Any]:
         "weight_transfer_config": {"backend": "postgrad"},
         "worker_extension_cls": f"{TRANSFER}.WorkerExtension",
         **({"enable_return_routed_experts": True} if start.experts else {}),
+        **start.more,
     }
+
+
+def _require_known(names: Iterable[str]) -> None:
+    vllm = import_module("vllm")
+    arguments = [field.name for field in fields(vllm.EngineArgs)]
+    for name in names:
+        if name not in arguments:
+            nearest = get_close_matches(name, arguments, 1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise ValueError(
+                f"rollout.vllm.engine_args: vLLM {vllm.__version__} has no argument {name!r}{hint}"
+            )
 
 
 def _of_images(start: Start) -> dict[str, Any]:

@@ -15,7 +15,7 @@ standard library only.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM 0.32 has room and kernels
@@ -49,6 +49,7 @@ class Start:
     lora_targets: tuple[str, ...] = ()  # layers that the adapter is on: "q_proj", "down_proj"
     images: bool = False  # whether the model reads images
     experts: bool = False  # whether samples come with the experts of their tokens
+    more: dict[str, Any] = field(default_factory=dict[str, Any])  # further arguments of the engine
 
 
 @dataclass(frozen=True, slots=True)

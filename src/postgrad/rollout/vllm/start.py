@@ -220,6 +220,7 @@ def _start_message(
         seeded=vllm.seeded,
         images=model.reader is not None,
         experts=bool(model.routed),
+        more=vllm.engine_args,
         lora_rank=0 if lora is None else lora.rank,
         lora_targets=tuple(sorted({layer.rpartition(".")[2] for layer in adapted})),
     )

@@ -261,7 +261,7 @@ RULES: dict[str, Rule] = {
     ),
     "policy.generation.vllm_cfg.*": missing(_VLLM),
     "policy.generation.vllm_kwargs": missing(_VLLM),
-    "policy.generation.vllm_kwargs.*": missing(_VLLM),
+    "policy.generation.vllm_kwargs.*": common.engine_argument("policy.generation.vllm_kwargs."),
     "data.shuffle": missing_but(ON, "data.shuffle = false keeps the order of rows"),
     **family(
         "data.",

@@ -251,7 +251,7 @@ RULES: dict[str, Rule] = {
     **family(
         "inference.vllm.",
         "enable_expert_parallel enable_ep_weight_filter enable_eplb quantization *",
-        missing("[rollout.vllm] has no such key: vLLM's default holds"),
+        common.engine_argument("inference.vllm."),
     ),
     **family(
         "inference.",
