@@ -171,8 +171,9 @@ def count(system: str, checkout: Path) -> Count:
                 total.add(script.name, translate(system, words, command=number))
             except PostgradError as error:
                 # A config does not say its program: the error does.
-                program = command.program or str(error).partition(": ")[0]
-                total.refuse(script.name, program if program.isidentifier() else "", error)
+                first = str(error).partition(": ")[0]
+                program = command.program or (first if first.isidentifier() else "")
+                total.refuse(script.name, program, error)
     return total
 
 
