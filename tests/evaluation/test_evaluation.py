@@ -72,6 +72,29 @@ def test_accuracy_and_pass_at_k_count_scores_that_reach_the_mark(
     assert result.rows == 8
 
 
+def test_answers_are_voted_on_where_majorities_are_asked_for(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 of 4 is right, and the others agree or differ."""
+    evaluator.settings = evaluator.settings.model_copy(
+        update={"maj_at": (3, 4), "greedy": False, "component": "first"}
+    )
+    agreeing = ({"answer": "1"}, {"answer": "2"}, {"answer": "2.0"}, {"answer": "2"})
+    differing = ({"answer": "1"}, {"answer": "2"}, {"answer": None}, {"answer": None})
+    groups = [
+        dataclasses.replace(group(place, 1.0, 0.0, 0.0, 0.0), details={"first": details})
+        for place, details in enumerate((agreeing, differing))
+    ]
+    monkeypatch.setattr(evaluation, "sample_groups", lambda *args: groups)
+    engine: Any = None
+    result = evaluator(engine, lambda n: None)[0]
+    assert result.metrics["maj@4"] == (0.0 + 0.5) / 2
+    # of 4 choices of 3: the first problem loses all; the second ties in 2, wins 1 and loses 1
+    assert result.metrics["maj@3"] == pytest.approx((0.0 + (2 * 0.5 + 1) / 4) / 2)
+    assert result.intervals["maj@3"].low < 0.25 < result.intervals["maj@3"].high
+    assert result.metrics["left_out@3"] == 0.0
+
+
 def test_an_episode_is_as_long_as_its_own_set_allows(
     make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

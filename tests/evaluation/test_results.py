@@ -1,10 +1,20 @@
 """Rates over problems, and how they are written and told."""
 
+import dataclasses
 import math
 
+import numpy as np
 import pytest
 
-from postgrad.evaluation.results import EvaluatedProblem, Result, by_dataset, left_out, rates
+from postgrad.core.errors import UsageError
+from postgrad.evaluation.results import (
+    EvaluatedProblem,
+    Result,
+    by_dataset,
+    left_out,
+    rates,
+    wrong_answers,
+)
 from postgrad.ops.intervals import Interval, mean_interval
 
 
@@ -36,6 +46,29 @@ def test_how_many_problems_each_k_leaves_out_is_counted_and_told() -> None:
     assert Result(None, 1, 0, whole, 0.1).texts() == ["accuracy 0.750"]
     tiny = Result(None, 1, 0, {"margin": -1e-9, "loss": 3.2e-5}, 0.1)
     assert tiny.texts() == ["margin 0", "loss 3.2e-05"]  # neither "-0.000" nor "0.000"
+
+
+def test_a_majority_counts_different_wrong_answers_apart() -> None:
+    """3 right of 8 win against 2, 1 and 1 where one sample is silent; 1 of 2 is a tie."""
+    one = dataclasses.replace(problem(3, 8), wrong=(2, 1, 1))
+    two = dataclasses.replace(problem(1, 2), wrong=(1,))
+    found = rates([one, two, dataclasses.replace(problem(0, 1), wrong=(1,))], (1,), (2, 8))
+    assert found["maj@8"][0] == 1.0  # of the first problem alone
+    # 28 choices of 2: 3 of two right ones, 3 * 4 with a wrong one, 3 * 1 with the silent one
+    assert found["maj@2"][0] == pytest.approx(((3 + 12 / 2 + 3) / 28 + 0.5) / 2)
+    assert list(found) == ["accuracy", "maj@2", "maj@8"]
+
+
+def test_wrong_answers_vote_by_what_they_say() -> None:
+    details = [{"answer": a} for a in ("8", "1,000", " 1000. ", "1e3", "$1000.0$", "1/2", None)]
+    scores = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    assert wrong_answers(scores, details, 1.0, "math") == (4, 1)
+    failed = np.array([1.0, math.nan, 0.0, 0.0, 0.0, 0.0, 0.0])
+    assert wrong_answers(failed, details, 1.0, "math") == (3, 1)
+    pair = [{"answer": "1,2"}, {"answer": "12"}, {"answer": "x + 1"}, {"answer": "x+1"}]
+    assert wrong_answers(np.zeros(4), pair, 1.0, "math") == (1, 1, 2)
+    with pytest.raises(UsageError, match="component 'length' does not say which answer it read"):
+        wrong_answers(np.zeros(1), [None], 1.0, "length")
 
 
 def test_a_rate_that_nothing_was_scored_for_is_not_a_number() -> None:

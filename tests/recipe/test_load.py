@@ -68,6 +68,9 @@ def test_a_recipe_has_its_defaults_written_out(write: Write) -> None:
     assert recipe.geometry().samples_per_step == 128
 
 
+VOTES_ON_FORMAT = 'every = 5\nn_samples = 4\nmaj_at = [4]\n\n[[rewards]]\ntype = "format"'
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -223,6 +226,14 @@ def test_a_recipe_has_its_defaults_written_out(write: Write) -> None:
             "100 tokens cannot hold a sequence of data.max_len = 1024",
         ),
         (("every = 5", "every = 5\npass_at = [1, 4]"), "pass_at = [1, 4] needs numbers from 1 to"),
+        (
+            ("every = 5", "every = 5\nmaj_at = [4]"),
+            "maj_at = [4] needs numbers from 2 to n_samples",
+        ),
+        (
+            ('every = 5\n\n[[rewards]]\ntype = "gsm8k"', VOTES_ON_FORMAT),
+            "eval.maj_at: votes on answers, and 'format' reads none",
+        ),
         (("every = 5", 'every = 5\ncomponent = "math"'), "no reward is called 'math'"),
         (
             ("[batch]", '[rollout]\ndynamic_sampling = true\nfilter_on = "math"\n[batch]'),

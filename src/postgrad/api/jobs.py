@@ -87,7 +87,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """A model on the evaluation sets of a recipe, and beside it another one; what `postgrad eval
     --json` prints: `accuracy` or, of held-out conversations, `loss`; `rows`, `failed`, `pass@k`,
-    `sets`, ...
+    `maj@k`, `sets`, ...
 
     Raises UsageError where the recipe has nothing to evaluate on, or there is no such model.
     """

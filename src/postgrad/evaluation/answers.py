@@ -32,6 +32,7 @@ from postgrad.evaluation.results import (
     by_dataset,
     left_out,
     rates,
+    wrong_answers,
 )
 from postgrad.models.image_reader import ImageReader
 from postgrad.observe.samples import thinned
@@ -166,10 +167,11 @@ class Evaluator:
             drawing = replace(drawing, samples=1, sampling=coldest)
             greedy = self._sample(prompts, drawing, engine, on_done)
         problems = [self._problem(*pair, eval_set.by) for pair in zip(groups, greedy, strict=True)]
-        overall = rates(problems, self.settings.pass_at)
-        parts = by_dataset(problems, self.settings.pass_at)
+        pass_at, maj_at = self.settings.pass_at, self.settings.maj_at
+        overall = rates(problems, pass_at, maj_at)
+        parts = by_dataset(problems, pass_at, maj_at)
         metrics = {metric: rate for metric, (rate, _) in overall.items()}
-        metrics |= left_out(problems, self.settings.pass_at) | sample_metrics(groups)
+        metrics |= left_out(problems, (*pass_at, *maj_at)) | sample_metrics(groups)
         return Result(
             name=name,
             rows=len(prompts),
@@ -229,12 +231,18 @@ class Evaluator:
             samples=self._count(group),
             greedy=self._count(greedy) if greedy else None,
             text=(greedy or group).rollouts[0].text,
+            wrong=self._wrong(group) if self.settings.maj_at else None,
         )
 
     def _count(self, group: ScoredGroup) -> CorrectCount:
         scores = self._scores(group)
         scored = scores[~np.isnan(scores)]
         return len(scored), int((scored >= self.settings.correct_at).sum())
+
+    def _wrong(self, group: ScoredGroup) -> tuple[int, ...]:
+        component = self._judging(group)
+        details = group.details.get(component, ())
+        return wrong_answers(self._scores(group), details, self.settings.correct_at, component)
 
     def _failed(self, group: ScoredGroup) -> int:
         """Samples that a verifier failed on, whether or not its score decides what is correct."""
@@ -245,8 +253,10 @@ class Evaluator:
         """[samples] scores of the component that judges correctness (eval.component); [0] where it
         does not apply to the prompt.
         """
-        component = self.settings.component or next(iter(group.rewards))
-        return group.rewards.get(component, np.zeros(0))
+        return group.rewards.get(self._judging(group), np.zeros(0))
+
+    def _judging(self, group: ScoredGroup) -> str:
+        return self.settings.component or next(iter(group.rewards))
 
 
 def sample_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:

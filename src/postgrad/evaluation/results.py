@@ -3,14 +3,22 @@ paired comparison of two models.
 """
 
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from decimal import Decimal, InvalidOperation
+from typing import Any, Literal, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.core.errors import UsageError
 from postgrad.core.text import fixed
 from postgrad.ops.intervals import (
     Interval,
     difference_interval,
+    majority_at_k,
     mcnemar,
     mean_interval,
     pass_at_k,
@@ -18,8 +26,10 @@ from postgrad.ops.intervals import (
 )
 
 LOSSES = ("loss", "perplexity")  # of held-out conversations, which are no rates
-LEFT_OUT = "left_out@"  # before the k of pass@k
+LEFT_OUT = "left_out@"  # before the k of pass@k and maj@k
 CorrectCount = tuple[int, int]  # samples that were scored, samples that are right
+
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 
 PairedTest = Literal["mcnemar", "sign_flip"]
 
@@ -34,12 +44,17 @@ class EvaluatedProblem:
     samples: CorrectCount  # (5, 3): three of five scored samples are correct
     greedy: CorrectCount | None  # the same of the greedy answer; None where none was sampled
     text: str  # the greedy answer, else the first sample
+    # for maj@k: how many scored samples gave each different wrong answer; None: it was not asked
+    wrong: tuple[int, ...] | None = None
 
     def value(self, metric: str) -> float | None:
-        """Accuracy, pass@K or greedy_accuracy of this problem, in [0, 1]; None where too few of its
-        samples were scored.
+        """Accuracy, pass@K, maj@K or greedy_accuracy of this problem, in [0, 1]; None where too few
+        of its samples were scored.
         """
         n, right = self.samples if metric != "greedy_accuracy" else self.greedy or (0, 0)
+        if metric.startswith("maj@") and self.wrong is not None:
+            k, silent = int(metric.removeprefix("maj@")), n - right - sum(self.wrong)
+            return majority_at_k(right, self.wrong, silent, k) if n >= k else None
         k = int(metric.removeprefix("pass@")) if metric.startswith("pass@") else 1
         return pass_at_k(n, right, k) if n >= k else None
 
@@ -48,10 +63,10 @@ class EvaluatedProblem:
 class Result:
     """The results of one evaluation set.
 
-    Names of metrics: accuracy (pass@1 at the evaluation's temperature), pass@k, greedy_accuracy
-    where it was asked for, left_out@k, reward, response_length in tokens, truncated_fraction;
-    reward/NAME, the mean score of each component; RATE/DATASET and rows/DATASET where the set has
-    several datasets. A held-out loss has loss and perplexity.
+    Names of metrics: accuracy (pass@1 at the evaluation's temperature), pass@k, maj@k and
+    greedy_accuracy where they were asked for, left_out@k, reward, response_length in tokens,
+    truncated_fraction; reward/NAME, the mean score of each component; RATE/DATASET and rows/DATASET
+    where the set has several datasets. A held-out loss has loss and perplexity.
     """
 
     name: str | None  # of the set; None where the recipe names none
@@ -94,18 +109,19 @@ class Result:
         ]
 
     def _left_out(self, metric: str) -> str:
-        k = "1" if metric == "accuracy" else metric.removeprefix("pass@")
+        k = "1" if metric == "accuracy" else metric.partition("@")[2]
         count = self.metrics.get(f"{LEFT_OUT}{k}", 0)
         return f" ({count:.0f} of {self.rows} problems left out)" if count else ""
 
 
 def rates(
-    problems: Sequence[EvaluatedProblem], pass_at: Sequence[int]
+    problems: Sequence[EvaluatedProblem], pass_at: Sequence[int], maj_at: Sequence[int] = ()
 ) -> dict[str, tuple[float, Interval]]:
-    """The mean over problems of accuracy, pass@k and, where it was asked, greedy_accuracy, each
-    with its 95% interval.
+    """The mean over problems of accuracy, pass@k, maj@k and, where it was asked, greedy_accuracy,
+    each with its 95% interval.
     """
     metrics = ["accuracy", *(f"pass@{k}" for k in pass_at if k > 1)]
+    metrics += [f"maj@{k}" for k in maj_at]
     if any(problem.greedy is not None for problem in problems):
         metrics.append("greedy_accuracy")
     by_metric: dict[str, tuple[float, Interval]] = {}
@@ -116,18 +132,54 @@ def rates(
     return by_metric
 
 
-def left_out(problems: Sequence[EvaluatedProblem], pass_at: Sequence[int]) -> dict[str, float]:
-    """left_out@k by k: how many problems are not in the mean of pass@k, because fewer than k of
-    their samples were scored: a verifier failed, or the component does not apply to them.
+def wrong_answers(
+    scores: NDArray[np.float64], details: Sequence[Any], correct_at: float, component: str
+) -> tuple[int, ...]:
+    """How many samples gave each different wrong answer, as a verifier read it. scores: [samples],
+    NaN where it failed; details: of its scores. Samples without an answer are in none.
+
+    Raises UsageError where the verifier does not say which answer it read.
+    """
+    counts: Counter[str] = Counter()
+    for score, detail in zip(scores.tolist(), details, strict=True):
+        if math.isnan(score):
+            continue
+        if not isinstance(detail, dict) or "answer" not in detail:
+            raise UsageError(
+                f"eval.maj_at: component {component!r} does not say which answer it read, so there "
+                "is nothing to vote on: name another eval.component, or return "
+                'Score(value, {"answer": text}) from your verifier'
+            )
+        answer = cast(dict[str, Any], detail)["answer"]
+        if answer is not None and score < correct_at:
+            counts[_ballot(str(answer))] += 1
+    return tuple(counts.values())
+
+
+def _ballot(answer: str) -> str:
+    """A wrong answer as it votes: without white space, dollars and a full stop at the end; a number
+    in one spelling.
+    """
+    text = "".join(answer.split()).strip("$").rstrip(".")
+    try:
+        number = Decimal(text.replace(",", "") if _THOUSANDS.fullmatch(text) else text)
+    except InvalidOperation:
+        return text
+    return str(number.normalize()) if number.is_finite() else text
+
+
+def left_out(problems: Sequence[EvaluatedProblem], at: Sequence[int]) -> dict[str, float]:
+    """left_out@k by k: how many problems are not in the means of pass@k and maj@k, because fewer
+    than k of their samples were scored: a verifier failed, or the component does not apply to them.
     """
     return {
         f"{LEFT_OUT}{k}": float(sum(problem.samples[0] < k for problem in problems))
-        for k in dict.fromkeys((1, *pass_at))
+        for k in dict.fromkeys((1, *at))
     }
 
 
 def by_dataset(
-    problems: Sequence[EvaluatedProblem], pass_at: Sequence[int]
+    problems: Sequence[EvaluatedProblem], pass_at: Sequence[int], maj_at: Sequence[int] = ()
 ) -> dict[str, tuple[float, Interval | None]]:
     """RATE/DATASET with its interval, and rows/DATASET without; {} for a single dataset."""
     names = sorted({problem.dataset for problem in problems})
@@ -136,7 +188,7 @@ def by_dataset(
         of_dataset = [problem for problem in problems if problem.dataset == name]
         by_metric[f"rows/{name}"] = len(of_dataset), None
         by_metric |= {
-            f"{metric}/{name}": rate for metric, rate in rates(of_dataset, pass_at).items()
+            f"{metric}/{name}": rate for metric, rate in rates(of_dataset, pass_at, maj_at).items()
         }
     return by_metric
 

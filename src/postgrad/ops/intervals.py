@@ -1,5 +1,6 @@
-"""Statistics of evaluations: 95% confidence intervals of rates and losses, pass@k, calibration of a
-reward model's margins, and tests of the difference of two models on the same problems.
+"""Statistics of evaluations: 95% confidence intervals of rates and losses, pass@k, maj@k,
+calibration of a reward model's margins, and tests of the difference of two models on the same
+problems.
 
 Intervals tell how far rates would move with other problems of the same kind. Samples of one problem
 are not independent, so a problem counts once, by the mean of its samples (Miller 2024,
@@ -7,7 +8,8 @@ arXiv:2411.00640, where a problem is a cluster). NumPy, float64.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -119,6 +121,40 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     if not 1 <= k <= samples:
         raise ValueError(f"pass@{k} needs at least {k} samples, there are {samples}")
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
+
+
+def majority_at_k(right: int, wrong: Sequence[int], silent: int, k: int) -> float:
+    """The chance that most votes of k samples are for the right answer (Wang et al. 2022,
+    arXiv:2203.11171), exactly: the mean over all choices of k samples.
+
+    right: samples with the right answer; wrong: samples of each different wrong answer; silent:
+    samples without an answer, which vote for nothing. One of several answers with as many votes is
+    taken at random; without any vote the answer is wrong. Raises ValueError unless k is from 1 to
+    the number of samples.
+    """
+    samples = right + sum(wrong) + silent
+    if not 1 <= k <= samples:
+        raise ValueError(f"maj@{k} needs at least {k} samples, there are {samples}")
+    chosen = Fraction()
+    for votes in range(1, min(right, k) + 1):
+        ways = {(votes, 0): math.comb(right, votes)}  # by samples taken, answers with as many votes
+        for count in wrong:
+            ways = _with_answer(ways, count, votes, k)
+        for (taken, ties), number in ways.items():
+            chosen += Fraction(number * math.comb(silent, k - taken), ties + 1)
+    return float(chosen / math.comb(samples, k))
+
+
+def _with_answer(
+    ways: Mapping[tuple[int, int], int], count: int, most: int, k: int
+) -> dict[tuple[int, int], int]:
+    """The choices with up to `most` of `count` samples of one more answer, and at most k in all."""
+    more: dict[tuple[int, int], int] = {}
+    for (taken, ties), number in ways.items():
+        for votes in range(min(most, count, k - taken) + 1):
+            place = taken + votes, ties + (votes == most)
+            more[place] = more.get(place, 0) + number * math.comb(count, votes)
+    return more
 
 
 def calibration_error(margins: NDArray[np.float64]) -> float:

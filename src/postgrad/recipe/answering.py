@@ -16,12 +16,14 @@ from postgrad.recipe.placement import engine_problems
 from postgrad.recipe.settings import AnsweringSections
 from postgrad.rewards.learned import REWARD_MODELS
 from postgrad.rewards.mixing import ENVIRONMENT
+from postgrad.rewards.registry import VERIFIERS, component_names, for_rollout
 from postgrad.rewards.registry import build as build_verifier
-from postgrad.rewards.registry import component_names, for_rollout
 from postgrad.rollout.environments.base import build as build_environment
 from postgrad.rollout.grammar import KINDS
 from postgrad.rollout.settings import TOTAL, RolloutSettings
 
+# Verifiers whose details say which answer they read.
+READ_ANSWERS = ("gsm8k", "math", "exact_match", "multiple_choice", "f1", "reasoning_gym")
 _ONE_TEMPLATE = "with an [environment] all sets have those of [data]: it answers through them too"
 
 
@@ -38,6 +40,7 @@ def answering(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     yield from _held_out(recipe)
     if not recipe.evaluates_answers:
         return
+    yield from _votes(recipe)
     names = recipe.reward_components
     new = settings.max_new_tokens or recipe.rollout.max_new_tokens
     for number, eval_set in enumerate(settings.sets):
@@ -90,7 +93,10 @@ def _held_out(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     if recipe.evaluates_answers:
         return
     kind = type(settings)
-    for key in ("n_samples", "pass_at", "greedy", "component", "correct_at", "max_new_tokens"):
+    for key in (
+        *("n_samples", "pass_at", "maj_at", "greedy", "component", "correct_at"),
+        "max_new_tokens",
+    ):
         if getattr(settings, key) != kind.model_fields[key].default:
             yield (
                 ("eval", key),
@@ -103,6 +109,21 @@ def _held_out(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
                 ("eval", "sets", number, "by"),
                 "divides the rates of sampled answers: for losses give each part a set of its own",
             )
+
+
+def _votes(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Majority votes on what a verifier of ours does not read: an answer."""
+    if not (recipe.eval.maj_at and recipe.rewards):
+        return
+    names = component_names(recipe.rewards)
+    name = recipe.eval.component or names[0]
+    types = dict(zip(names, (reward.type for reward in recipe.rewards), strict=True))
+    if types.get(name) in VERIFIERS and types[name] not in READ_ANSWERS:
+        yield (
+            ("eval", "maj_at"),
+            f"votes on answers, and {name!r} reads none; those that do are "
+            f"{', '.join(READ_ANSWERS)}: name another one with eval.component",
+        )
 
 
 def own_answers(recipe: AnsweringSections) -> Iterator[RecipeProblem]:

@@ -126,8 +126,9 @@ class EvalSettings(EvalTimes):
     """
 
     sets: tuple[EvalSet, ...] = ()
-    n_samples: int = Field(default=1, ge=1)  # samples of a prompt, for pass@k
+    n_samples: int = Field(default=1, ge=1)  # samples of a prompt, for pass@k and maj@k
     pass_at: tuple[int, ...] = (1,)  # the k of pass@k
+    maj_at: tuple[int, ...] = ()  # the k of maj@k, majority votes
     temperature: float = Field(default=1.0, gt=0.0)  # of those samples
     greedy: bool = False  # also answer every prompt once at temperature 0
     max_new_tokens: int | None = Field(default=None, ge=1)  # rollout.max_new_tokens if left out
@@ -147,6 +148,10 @@ class EvalSettings(EvalTimes):
             raise ValueError(
                 f"pass_at = {list(self.pass_at)} needs numbers from 1 to n_samples = "
                 f"{self.n_samples}"
+            )
+        if any(not 2 <= k <= self.n_samples for k in self.maj_at):
+            raise ValueError(
+                f"maj_at = {list(self.maj_at)} needs numbers from 2 to n_samples = {self.n_samples}"
             )
         return self
 

@@ -61,9 +61,10 @@ class ReasoningGym(Verifier):
         if answer is None:
             return Score(0.0, {"answer": None})
         try:
-            return dataset.score_answer(answer, entry)
+            value = dataset.score_answer(answer, entry)
         except NotAFormula:  # code in place of an answer is a wrong answer
-            return 0.0
+            value = 0.0
+        return Score(value, {"answer": answer[:200]})
 
     def _answer(self, text: str) -> str | None:
         if self.answer_tag is None:

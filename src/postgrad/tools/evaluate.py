@@ -75,8 +75,8 @@ def evaluate(
     """Evaluates a model; returns and shows its results as JSON values.
 
     The top level has the first set's results: rows, failed, accuracy with its interval, or loss and
-    perplexity of held-out conversations, and for rl jobs pass@k with the number of problems that
-    each k leaves out. "sets" has the results of all sets.
+    perplexity of held-out conversations, and for rl jobs pass@k and, where it was asked, maj@k with
+    the number of problems that each k leaves out. "sets" has the results of all sets.
 
     model: a Hugging Face directory, a hub id, a run or one of its checkpoints (`checkpoint_in`).
 
@@ -232,8 +232,11 @@ def _report(recipe: Recipe, results: list[Result]) -> dict[str, Any]:
             str(k): first.metrics["accuracy" if k == 1 else f"pass@{k}"]
             for k in recipe.eval.pass_at
         }
+        if recipe.eval.maj_at:
+            report["maj@k"] = {str(k): first.metrics[f"maj@{k}"] for k in recipe.eval.maj_at}
         report["left_out@k"] = {
-            str(k): int(first.metrics[f"{LEFT_OUT}{k}"]) for k in recipe.eval.pass_at
+            str(k): int(first.metrics[f"{LEFT_OUT}{k}"])
+            for k in dict.fromkeys((*recipe.eval.pass_at, *recipe.eval.maj_at))
         }
     return {**report, "sets": [result.to_json() for result in results]}
 

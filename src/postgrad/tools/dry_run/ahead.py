@@ -142,8 +142,8 @@ def check_best_metric(
 
 
 def _of_whole_sets(recipe: Recipe, sets: Sets) -> Iterator[str]:
-    """Names of metrics that the small evaluation lacks for its few rows: pass@k, and rates by
-    dataset.
+    """Names of metrics that the small evaluation lacks for its few rows: pass@k, maj@k, and rates
+    by dataset.
     """
     if recipe.measures_loss and not recipe.evaluates_answers:
         return  # losses have neither
@@ -152,6 +152,7 @@ def _of_whole_sets(recipe: Recipe, sets: Sets) -> Iterator[str]:
         rates = ["accuracy"]
         if isinstance(recipe, Answering):
             rates += [f"pass@{k}" for k in recipe.eval.pass_at if k > 1]
+            rates += [f"maj@{k}" for k in recipe.eval.maj_at]
             rates += ["greedy_accuracy"] if recipe.eval.greedy else []
         part = sets.evaluation.get(place)
         rows = part.all() if part is not None else []

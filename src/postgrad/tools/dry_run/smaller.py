@@ -82,7 +82,11 @@ def _shorten_data(recipe: Recipe, data: dict[str, Any], sets: Sets) -> None:
 
 def _shorten_sampling(recipe: Answering, data: dict[str, Any]) -> None:
     n = min(SAMPLES, recipe.eval.n_samples)
-    data["eval"] |= {"n_samples": n, "pass_at": [k for k in recipe.eval.pass_at if k <= n] or [1]}
+    data["eval"] |= {
+        "n_samples": n,
+        "pass_at": [k for k in recipe.eval.pass_at if k <= n] or [1],
+        "maj_at": [2] if recipe.eval.maj_at and n > 1 else [],  # whether there is a vote at all
+    }
     new = min(NEW_TOKENS, recipe.rollout.max_new_tokens)
     rewards = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
     data["rewards"] = [reward.model_dump(mode="json") for reward in rewards]
