@@ -37,6 +37,23 @@ def test_max_trajectory_age_steps_bounds_staleness(steps: int) -> None:
     assert translation.recipe["algorithm"]["old_logprobs"] == "sampled"
 
 
+def test_arguments_of_vllm_are_carried_unless_recipes_must_not_add_them() -> None:
+    kwargs = "+policy.generation.vllm_kwargs"
+    translation = of(
+        f"{kwargs}.moe_backend=triton",
+        f"{kwargs}.compilation_config.cudagraph_capture_sizes=[1,2]",
+        f"{kwargs}.speculative_config.method=mtp",
+        f"{kwargs}.trust_remote_code=true",
+    )
+    assert translation.problem is None
+    assert translation.recipe["rollout"]["vllm"]["engine_args"] == {
+        "moe_backend": "triton",
+        "compilation_config": {"cudagraph_capture_sizes": [1, 2]},
+    }
+    lost = {entry.name.rpartition("vllm_kwargs.")[2] for entry in translation.draft.missing}
+    assert {"speculative_config.method", "trust_remote_code"} <= lost
+
+
 def test_caches_that_are_kept_over_new_weights_are_lost() -> None:
     kept = f"{ASYNC}.recompute_kv_cache_after_weight_updates"
     words = [f"{ASYNC}.enabled=true", f"{ASYNC}.in_flight_weight_updates=true", f"{kept}=false"]

@@ -183,8 +183,8 @@ def engine_argument(prefix: str) -> Rule:
     """A rule: vLLM gets the argument as it is, if recipes may add it. prefix: before its name."""
 
     def rule(draft: Draft, name: str, value: Any, _: str) -> None:
-        argument = name.removeprefix(prefix)
-        if why := refused_argument(argument, value):
+        argument = name.removeprefix(prefix)  # with the names of a table's values: "a.b"
+        if why := refused_argument(argument.partition(".")[0]):
             draft.miss(name, value, why)
         else:
             draft.put(f"rollout.vllm.engine_args.{argument}", value)
