@@ -124,7 +124,7 @@ def test_plain_transformers_is_asked_in_the_game_and_plays_as_our_engine_does(
     model = str(export(run, "latest", run / "exported"))
     answers = ask(model, recipe, 6)
     tokenizer = load_tokenizer(model)
-    with scorer_of(recipe) as scorer, ExitStack() as stack:
+    with scorer_of(recipe, tokenizer) as scorer, ExitStack() as stack:
         evaluator = Evaluator(recipe, tokenizer, scorer)
         engine, _ = build_engine(
             recipe.rollout, model, choose(recipe, {}), stack, sequences=6, max_len=evaluator.max_len

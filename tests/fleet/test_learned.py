@@ -15,7 +15,7 @@ from helpers.runs import assert_same_run, lines, train_until_killed
 from postgrad.core.errors import RunError, UsageError
 from postgrad.data.mixture import training_prompts
 from postgrad.data.overlap import held_out
-from postgrad.fleet.learned import LearnedReward
+from postgrad.fleet.learned import LearnedReward, scorer_of
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.tools.export import export
@@ -240,3 +240,18 @@ def test_normalising_by_what_a_model_does_not_say_is_refused(
     recipe = with_reward_model(make_recipe, models, str(own), rewards=rewards)
     with pytest.raises(UsageError, match="normalise = true, and its model says mean None"):
         train(recipe, console)
+
+
+def test_a_verifier_that_would_look_for_a_special_token_in_plain_text_is_refused(
+    make_recipe: Any, models: Any
+) -> None:
+    behind = {"type": "gsm8k", "after": "<|im_end|>\n"}
+    tokenizer = load_tokenizer(models(0))
+    with pytest.raises(UsageError) as refused:
+        scorer_of(make_recipe("rl", rewards=[behind]), tokenizer)
+    assert str(refused.value) == (
+        r"rewards.after = '<|im_end|>\n' of 'gsm8k': '<|im_end|>' is a special token of this "
+        "model's tokenizer, which the text of a sample leaves out: say special_tokens = true"
+    )
+    rewards = [behind | {"special_tokens": True}, {"type": "gsm8k", "name": "b", "after": "im_end"}]
+    scorer_of(make_recipe("rl", rewards=rewards), tokenizer).close()

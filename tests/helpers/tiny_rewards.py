@@ -10,6 +10,17 @@ def vowels(prompt: Any, rollout: Any) -> float:
     return sum(letter in "aeiou" for letter in rollout.text[:4].lower()) / 4
 
 
+def alone(prompt: Any, rollouts: Any) -> list[float]:
+    """1 for each sample that says what no other one of its group says."""
+    texts = [rollout.text for rollout in rollouts]
+    return [float(texts.count(text) == 1) for text in texts]
+
+
+def ended(prompt: Any, rollout: Any) -> float:
+    """Whether it reads the token that ends a turn."""
+    return float(rollout.text.endswith("<|im_end|>"))
+
+
 def broken(prompt: Any, rollout: Any) -> float:
     """Fails on every sample."""
     raise ValueError("no score today")

@@ -103,7 +103,7 @@ def worker_answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], d
 
     def run(text: str) -> dict[str, Any]:
         verifier = build(RewardSettings(type=OBEY))
-        line = worker.answer(1, partial(call, verifier), PromptView("?", None), RolloutView(text))
+        line = worker.answer(1, partial(call, verifier), PromptView("?", None), [RolloutView(text)])
         assert line.count(b"\n") == 1
         return json.loads(line)
 

@@ -45,7 +45,7 @@ def print_much():
         print("x" * 100_000)
         print('{"key": 1, "value": 9.0}')
         print("y" * 100_000, file=sys.stderr)
-    os.write(1, b'{"key": 1, "cpu": 0, "value": 9.0, "detail": null}\n')
+    os.write(1, b'{"key": 1, "cpu": 0, "scores": [[9.0, null]], "reason": null}\n')
     return 0.25
 
 
@@ -126,6 +126,11 @@ DEEDS = {
     "inf": lambda: float("inf"),
     "list": lambda: [1.0],
     "true": lambda: True,
+    "true of numpy": lambda: __import__("numpy").bool_(True),
+    "false of numpy": lambda: Score(__import__("numpy").array([2.0, 1.0])[0] < 1, "compared"),
+    "float32 of numpy": lambda: __import__("numpy").float32(0.5),
+    "int of numpy": lambda: __import__("numpy").int64(3),
+    "nan of numpy": lambda: __import__("numpy").float32("nan"),
     "score": lambda: Score(0.5, {"why": ["a", 1, None]}),
     "score of none": lambda: Score(None),
     "set as detail": lambda: Score(1.0, {1, 2}),
@@ -144,10 +149,10 @@ DEEDS = {
     "execute": lambda: os.execv("/bin/true", ["true"]),
     "take much memory": lambda: float(len(bytearray(3 << 30))),
     "count": count,
-    "write a score for another key": lambda: write_answer('{"key": 9, "value": 0.5}'),
+    "write a score for another key": lambda: write_answer('{"key": 9, "scores": [[0.5, null]]}'),
     "write a list": lambda: write_answer("[1.0]"),
-    "write nan": lambda: write_answer('{"value": NaN}'),
-    "write much": lambda: write_answer('{"value": 1.0, "detail": "' + "x" * 10_000_000 + '"}'),
+    "write nan": lambda: write_answer('{"scores": [[NaN, null]]}'),
+    "write much": lambda: write_answer('{"scores": [[1.0, "' + "x" * 10_000_000 + '"]]}'),
     "is torch there": lambda: float("torch" in sys.modules or "numpy" in sys.modules),
 }
 

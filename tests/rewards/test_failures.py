@@ -28,6 +28,7 @@ def test_what_raises_is_an_error_with_its_message_and_place(score):
         ("string", "returned '1.0', which is no number"),
         ("nan", "returned nan, which is no score"),
         ("inf", "returned inf, which is no score"),
+        ("nan of numpy", "returned nan, which is no score"),
         ("list", "returned a list, which is no number"),
         ("score of none", "returned None, which is no number"),
         ("set as detail", "the detail of the score is no JSON value"),
@@ -43,10 +44,22 @@ def test_what_is_no_score_is_an_error(worker_answer, deed, message):
 
 
 def test_numbers_and_scores_are_taken_as_they_are(worker_answer):
-    assert worker_answer("true")["value"] == 1.0
-    assert worker_answer("0.1")["value"] == 0.1
-    answer = worker_answer("score")
-    assert (answer["value"], answer["detail"]) == (0.5, {"why": ["a", 1, None]})
+    assert worker_answer("true")["scores"] == [[1.0, None]]
+    assert worker_answer("0.1")["scores"] == [[0.1, None]]
+    assert worker_answer("score")["scores"] == [[0.5, {"why": ["a", 1, None]}]]
+
+
+@pytest.mark.parametrize(
+    ("deed", "wanted"),
+    [
+        ("true of numpy", [1.0, None]),
+        ("false of numpy", [0.0, "compared"]),
+        ("float32 of numpy", [0.5, None]),
+        ("int of numpy", [3.0, None]),
+    ],
+)
+def test_numbers_of_numpy_are_taken_as_pythons_are(worker_answer, deed, wanted):
+    assert worker_answer(deed)["scores"] == [wanted]
 
 
 @pytest.mark.parametrize("deed", ["spin", "spin in regex", "spin in child"])

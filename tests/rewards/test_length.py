@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postgrad.core.errors import UsageError
-from postgrad.rewards.length import Overlong, StopProperly, TargetLength
+from postgrad.rewards.length import Overlong, RelativeLength, StopProperly, TargetLength
+from postgrad.rewards.mixing import total
+from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView, RolloutView
 
 PROMPT = PromptView("?", None)
@@ -58,3 +60,25 @@ def test_overlong_is_within_bounds_and_never_rises_with_length(tokens, limit, bu
     one = Overlong(max_new_tokens=max(limit, buffer), buffer=buffer, factor=factor)
     here, next_one = (one.score(PROMPT, sample(n)) for n in (tokens, tokens + 1))
     assert -factor <= next_one <= here <= 0.0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wanted"),
+    [
+        ([100, 300, 200, 150], [0.5, -0.5, 0.0, 0.25]),
+        ([8, 4], [-0.5, 0.5]),
+        ([7, 7, 7], [0.0, 0.0, 0.0]),
+        ([9], [0.0]),
+    ],
+)
+def test_relative_length_falls_in_a_line_from_the_shortest_to_the_longest(tokens, wanted):
+    assert RelativeLength().score_group(PROMPT, [sample(n) for n in tokens]) == wanted
+
+
+def test_behind_a_gate_on_correctness_only_right_answers_gain_from_being_short():
+    right = RewardSettings(type="math", gate=True)
+    rewards = [right, RewardSettings(type="relative_length", weight=0.2)]
+    lengths = RelativeLength().score_group(PROMPT, [sample(n) for n in (10, 20, 30, 10, 30)])
+    correct = [1.0, 1.0, 1.0, 0.0, 0.0]
+    totals = [total(rewards, pair) for pair in zip(correct, lengths, strict=True)]
+    assert totals == pytest.approx([1.1, 1.0, 0.9, 0.0, 0.0])

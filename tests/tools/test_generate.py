@@ -61,6 +61,20 @@ def test_every_prompt_is_answered_and_scored(recipe: Recipe, tmp_path: Path) -> 
     assert [len(group) for group in generated.groups()] == [3] * rows
 
 
+def test_a_verifier_of_groups_sees_all_samples_of_a_prompt(
+    make_recipe: MakeRecipe, models: Callable[[int], str], tmp_path: Path
+) -> None:
+    model = {"path": models(0), "init": None}
+    recipe = make_recipe("rl", model=model, rewards=[{"type": "tiny_rewards:alone"}])
+    generated = generate(recipe, tmp_path / "to", QUIET, Extent(samples=3, rows=12, shard=5))
+    scores: list[float] = []
+    for group in generated.groups():
+        texts = [sample["text"] for sample in group]
+        assert [s["rewards"]["alone"] for s in group] == [float(texts.count(t) == 1) for t in texts]
+        scores += [sample["rewards"]["alone"] for sample in group]
+    assert len(scores) == 36
+
+
 def test_a_missing_shard_alone_is_generated_again_with_the_same_bytes(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

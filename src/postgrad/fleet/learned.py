@@ -101,13 +101,40 @@ def _by_component(
     return {name: learned for name, reward in names if reward.type in REWARD_MODELS}
 
 
-def scorer_of(recipe: Answering, learned: LearnedReward | None = None) -> Scorer:
+def scorer_of(recipe: Answering, tokenizer: Any, learned: LearnedReward | None = None) -> Scorer:
     """The recipe's scorer; rewards of the environment are one of its components.
 
-    learned: the run's own reward model. Raises UsageError where the recipe's rewards are wrong.
+    tokenizer: the policy's. learned: the run's own reward model. Raises UsageError where the
+    recipe's rewards are wrong.
     """
     rewards = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
+    _require_readable(rewards, tokenizer)
     learned_scores = _by_component(recipe.rewards, learned)
     environment = recipe.environment
     broken = "drop_sample" if environment is None else environment.on_failure
-    return Scorer(rewards, recipe.scoring, recipe.environment_weight, learned_scores, broken)
+    return Scorer(
+        rewards,
+        recipe.scoring,
+        recipe.environment_weight,
+        learned_scores,
+        broken,
+        decode=tokenizer.decode,
+    )
+
+
+def _require_readable(rewards: Sequence[RewardSettings], tokenizer: Any) -> None:
+    """Raises UsageError where a verifier would look for a special token in texts that have none:
+    it would read nothing of every sample.
+    """
+    special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    for reward in rewards:
+        after = reward.after
+        if after is None or reward.special_tokens or reward.type in REWARD_MODELS:
+            continue
+        hidden = next((token for token in special if token in after), None)
+        if hidden is not None:
+            raise UsageError(
+                f"rewards.after = {after!r} of {reward.type!r}: {hidden!r} is a special token of "
+                "this model's tokenizer, which the text of a sample leaves out: say "
+                "special_tokens = true"
+            )

@@ -1,4 +1,4 @@
-"""One call of a verifier: its return value as a score, its exception as one line of text; in a
+"""One call of a verifier: its return value as scores, its exception as one line of text; in a
 sandbox where the verifier may run a sample's text as code.
 """
 
@@ -8,23 +8,24 @@ import os
 import sys
 import traceback
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Real
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.rewards.sandbox.enclosure import Enclosure
+from postgrad.rewards.protocol import Returned
+from postgrad.rewards.sandbox.enclosure import ChildEnd, Enclosure
 from postgrad.rewards.sandbox.guard import Guard
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
 MAX_MESSAGE = 500  # characters of an error
-Scored = tuple[float | None, Any]  # the score (None for a check), and its detail
+Rollouts = Sequence[RolloutView] | None  # the samples of a job; None: check the reference answer
 
 
 class ScoringFailed(Exception):
-    """The child process of one score ended without a score.
+    """The child process of one job ended without scores.
 
     cause: "error", "cpu_time" or "crash", as in the worker's answer (protocol.py).
     """
@@ -35,33 +36,57 @@ class ScoringFailed(Exception):
         self.message = message
 
 
-def call(verifier: Verifier, prompt: PromptView, rollout: RolloutView | None) -> Scored:
-    """(score, detail) of a sample; where `rollout` is None, (None, the answer of `check`).
+def call(verifier: Verifier, prompt: PromptView, rollouts: Rollouts) -> Returned:
+    """What a verifier gives for samples; where `rollouts` is None, the answer of its `check`.
 
-    Exceptions of the verifier pass through.
+    Exceptions of the verifier pass through. Raises NoScore where it gave something else than a
+    score for each sample.
     """
-    if rollout is None:
-        return None, verifier.check(prompt)
-    return as_score(verifier.score(prompt, rollout))
+    if rollouts is None:
+        return Returned(reason=verifier.check(prompt))
+    return Returned(_as_scores(verifier.score_group(prompt, rollouts), rollouts))
 
 
 class NoScore(ValueError):
     """A verifier returned no finite number; where it went wrong is not known."""
 
 
-def as_score(returned: Any) -> tuple[float, Any]:
-    """(score, detail) from the return value of a verifier, a number or a Score.
+def _as_scores(returned: Any, rollouts: Sequence[RolloutView]) -> list[tuple[float, Any]]:
+    """(score, detail) of each sample from the return value of `score_group`: a list, tuple or
+    array, of numbers or Scores.
+    """
+    is_list = hasattr(returned, "__len__") and hasattr(returned, "__getitem__")
+    if not is_list or isinstance(returned, str | bytes | Mapping):
+        raise NoScore(f"returned {_short(returned)}, which is no list of scores")
+    scores = list(returned)
+    if len(scores) != len(rollouts):
+        raise NoScore(f"returned {len(scores)} scores for {len(rollouts)} samples")
+    if len(rollouts) == 1:
+        return [_as_score(scores[0])]
+    pairs = zip(scores, rollouts, strict=True)
+    return [_as_score(score, f" for sample {rollout.sample}") for score, rollout in pairs]
+
+
+def _as_score(returned: Any, which: str = "") -> tuple[float, Any]:
+    """(score, detail) from a number or a Score. which: the sample, for a message.
 
     Raises NoScore where the score is not a finite number.
     """
     value, detail = (
         (returned.value, returned.detail) if isinstance(returned, Score) else (returned, None)
     )
-    if not isinstance(value, Real):
-        raise NoScore(f"returned {_short(value)}, which is no number")
-    if not math.isfinite(value):
-        raise NoScore(f"returned {float(value)}, which is no score")
-    return float(value), detail
+    if not isinstance(value, Real) and not _is_numpy_bool(value):
+        raise NoScore(f"returned {_short(value)}{which}, which is no number")
+    number = float(value)
+    if not math.isfinite(number):
+        raise NoScore(f"returned {number}{which}, which is no score")
+    return number, detail
+
+
+def _is_numpy_bool(value: Any) -> bool:
+    """Whether it is what comparing numbers of NumPy gives; its other numbers are Real."""
+    numpy = sys.modules.get("numpy")  # without it there is none
+    return numpy is not None and isinstance(value, numpy.bool_)
 
 
 def describe(error: BaseException) -> str:
@@ -82,7 +107,7 @@ def _short(value: Any) -> str:
 
 def sandboxed_scorers(
     enclosure: Enclosure, verifiers: Sequence[Verifier], rewards: Sequence[RewardSettings]
-) -> list[Callable[[PromptView, RolloutView | None], Scored]]:
+) -> list[Callable[[PromptView, Rollouts], Returned]]:
     """Puts the sandbox around this process. Returns for each verifier what to call from here on.
 
     Raises UsageError where a verifier needs the sandbox for every score and this machine has none.
@@ -105,7 +130,8 @@ class Enclosed:
     """A sandboxed verifier, called as `call` is.
 
     A verifier that runs a sample's text as formulas only (`Verifier.formulas`) is called in this
-    process under the guard; any other gets a child process for each score.
+    process under the guard; any other gets a child process for each sample, or for each group
+    where it scores groups.
     """
 
     def __init__(
@@ -117,44 +143,59 @@ class Enclosed:
         self._guard = guard
         self._names = verifier.formulas()
 
-    def __call__(self, prompt: PromptView, rollout: RolloutView | None) -> Scored:
-        """As `call`. Raises ScoringFailed where the child process ended without a score."""
+    def __call__(self, prompt: PromptView, rollouts: Rollouts) -> Returned:
+        """As `call`. Raises ScoringFailed where the child process ended without scores."""
         self._verifier.look_up(prompt)
         if self._names is not None:
-            work = partial(call, self._verifier, prompt, rollout)
-            (value, detail), refused = self._guard.formulas(self._names, work)
-            return value, detail if refused is None else {"score": detail, "refused": refused}
-        end = self._enclosure.run_in_child(partial(self._work, prompt, rollout), self._cpu_seconds)
+            work = partial(call, self._verifier, prompt, rollouts)
+            returned, refused = self._guard.formulas(self._names, work)
+            return returned if refused is None else _with_refusal(returned, refused, rollouts)
+        end = self._in_child(prompt, rollouts)
         if end.cause == "crash":  # as the pool does: once more, since memory may have been short
-            end = self._enclosure.run_in_child(
-                partial(self._work, prompt, rollout), self._cpu_seconds
-            )
+            end = self._in_child(prompt, rollouts)
         if end.cause is not None:
             raise ScoringFailed(end.cause, end.message)
-        return _believed(end.answer, rollout is None)
+        return _believed(end.answer, rollouts)
 
-    def _work(self, prompt: PromptView, rollout: RolloutView | None) -> dict[str, Any]:
-        """In the child process: the score, or the error, as JSON."""
+    def _in_child(self, prompt: PromptView, rollouts: Rollouts) -> ChildEnd:
+        work = partial(self._work, prompt, rollouts)
+        return self._enclosure.run_in_child(work, self._cpu_seconds, len(rollouts or (None,)))
+
+    def _work(self, prompt: PromptView, rollouts: Rollouts) -> dict[str, Any]:
+        """In the child process: the scores, or the error, as JSON."""
         try:
-            value, detail = call(self._verifier, prompt, rollout)
-            json.dumps(detail, allow_nan=False)
+            returned = call(self._verifier, prompt, rollouts)
+            answer = {"scores": returned.scores, "reason": returned.reason}
+            json.dumps(answer, allow_nan=False)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # recorded with its cause
             return {"error": describe(error)}
-        return {"value": value, "detail": detail}
+        return answer
 
 
-def _believed(answer: Any, is_check: bool) -> Scored:
-    """(score, detail) of a child's answer. A sample's text may have written it, so every field is
-    checked.
-    """
+def _with_refusal(returned: Returned, refused: str, rollouts: Rollouts) -> Returned:
+    """With the refusal beside each detail, or beside the reason of a check."""
+
+    def noted(note: Any) -> dict[str, Any]:
+        return {"score": note, "refused": refused}
+
+    if rollouts is None:
+        return Returned(reason=noted(returned.reason))
+    return Returned([(value, noted(detail)) for value, detail in returned.scores])
+
+
+def _believed(answer: Any, rollouts: Rollouts) -> Returned:
+    """What a child answered. A sample's text may have written it, so every field is checked."""
     if not isinstance(answer, dict):
         raise ScoringFailed("error", "the process of the score answered with no object")
     if "error" in answer:
         raise ScoringFailed("error", str(answer["error"])[: 2 * MAX_MESSAGE])
-    detail = answer.get("detail")
-    if is_check:
-        return None, None if detail is None else str(detail)
-    return as_score(Score(answer.get("value"), detail))  # pyright: ignore[reportArgumentType]
+    if rollouts is None:
+        reason = answer.get("reason")
+        return Returned(reason=None if reason is None else str(reason))
+    pairs = answer.get("scores")
+    if not isinstance(pairs, list) or not all(isinstance(p, list) and len(p) == 2 for p in pairs):
+        raise ScoringFailed("error", "the process of the score answered with no scores")
+    return Returned(_as_scores([Score(value, detail) for value, detail in pairs], rollouts))
 
 
 def _packages(rewards: Sequence[RewardSettings]) -> list[str]:

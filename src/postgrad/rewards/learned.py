@@ -24,6 +24,7 @@ _WORKERS = (
     "wall_seconds",
     "waits",
     "after",
+    "special_tokens",
 )  # settings of components that have workers
 
 

@@ -1,9 +1,11 @@
 """Rewards that shape the length of responses, from the number of tokens and the finish reason.
 
 With several turns `max_new_tokens` limits each turn. `overlong` compares the longest turn with it,
-`stop_properly` reads how the last turn ended, since a truncated turn is the last, and
-`target_length` counts the tokens of all turns.
+`stop_properly` reads how the last turn ended, since a truncated turn is the last; `target_length`
+and `relative_length` count the tokens of all turns.
 """
+
+from collections.abc import Sequence
 
 from pydantic import Field, model_validator
 
@@ -74,3 +76,20 @@ class TargetLength(Verifier):
     def score(self, prompt: PromptView, rollout: RolloutView) -> float:
         away = max(0, abs(rollout.tokens - self.target) - self.tolerance)
         return max(self.least, 0.0 - self.per_token * away)
+
+
+class RelativeLength(Verifier):
+    """From 0.5 for the shortest sample of a prompt down to -0.5 for the longest one, in a line.
+
+    0.5 - (tokens - shortest) / (longest - shortest), as in Kimi k1.5 (arXiv:2501.12599), with
+    the tokens of all turns; 0 for each sample where all are equally long. The paper's
+    bound of 0 for wrong answers is not part of it, since a verifier knows no other component's
+    score: a `gate` on correctness leaves the length of wrong answers out.
+    """
+
+    def score_group(self, prompt: PromptView, rollouts: Sequence[RolloutView]) -> list[float]:
+        tokens = [rollout.tokens for rollout in rollouts]
+        shortest, longest = min(tokens), max(tokens)
+        if shortest == longest:
+            return [0.0] * len(tokens)
+        return [0.5 - (n - shortest) / (longest - shortest) for n in tokens]

@@ -29,7 +29,7 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.rewards import protocol
 from postgrad.rewards.learned import AskedHere
 from postgrad.rewards.process import WorkerProcess, environment
-from postgrad.rewards.protocol import Outcome, ScoreJob
+from postgrad.rewards.protocol import JobEnd, Returned, ScoreJob, VerifierTraits
 from postgrad.rewards.registry import controller_verifier
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
 from postgrad.rewards.verifier import Verifier
@@ -95,22 +95,22 @@ class Lanes:
                 replace(job, component=place) for job, (owner, place) in routes if owner is pool
             )
 
-    def checks(self) -> list[bool]:
-        """For each component, whether its verifier checks reference answers; waits for workers."""
-        by_pool = {id(pool): pool.checks() for pool in self._pools}
+    def traits(self) -> list[VerifierTraits]:
+        """Of the verifier of each component; waits for workers."""
+        by_pool = {id(pool): pool.traits() for pool in self._pools}
         routes = [self._way[component] for component in range(self._components)]
         return [by_pool[id(pool)][place] for pool, place in routes]
 
-    def poll(self, wait: bool) -> list[Outcome]:
+    def poll(self, wait: bool) -> list[JobEnd]:
         """The jobs that ended since the last call; with `wait`, at least one if any is open. Raises
         RunError where `halt` was called.
         """
-        ended = [outcome for pool in self._pools for outcome in pool.poll(wait=False)]
+        ended = [end for pool in self._pools for end in pool.poll(wait=False)]
         while wait and not ended and any(pool.is_busy() for pool in self._pools):
             if self._halted:
                 raise RunError("scoring was ended")
             self._selector.select(_LANES_TICK)
-            ended = [outcome for pool in self._pools for outcome in pool.poll(wait=False)]
+            ended = [end for pool in self._pools for end in pool.poll(wait=False)]
         return ended
 
     def halt(self) -> None:
@@ -162,7 +162,7 @@ class Pool:
         self._hello = protocol.hello(rewards, sandboxed)
         self._environment = environment(rewards, sandboxed)
         self._queue: deque[ScoreJob] = deque()
-        self._ended: list[Outcome] = []
+        self._ended: list[JobEnd] = []
         self._selector = selectors.DefaultSelector()
         self._batch = 8
         self._sent: dict[int, float] = {}  # pid -> when its batch was sent
@@ -182,18 +182,18 @@ class Pool:
         self._queue.extend(jobs)
         self._hand_out()
 
-    def checks(self) -> list[bool]:
-        """For each component, whether its verifier checks reference answers; waits for a worker.
+    def traits(self) -> list[VerifierTraits]:
+        """Of the verifier of each component; waits for a worker.
 
         Raises UsageError where a verifier cannot be built or prepared.
         """
         while True:
             for worker in self._workers:
-                if worker.checks is not None:
-                    return worker.checks
+                if worker.traits is not None:
+                    return worker.traits
             self._look(_TICK)
 
-    def poll(self, wait: bool) -> list[Outcome]:
+    def poll(self, wait: bool) -> list[JobEnd]:
         """The jobs that have ended since the last call; with `wait`, at least one if any is open.
 
         Raises RunError where no worker can be started any more.
@@ -245,7 +245,7 @@ class Pool:
         self._forget(worker)
         ending = worker.end(grace)
         last_words = f"; it printed: {printed[-300:]}" if printed else ""
-        if worker.checks is None:
+        if worker.traits is None:
             raise RunError(
                 f"a reward worker {ending} before it was ready{last_words}"
                 if cause == "crash"
@@ -258,7 +258,7 @@ class Pool:
         elif failed.second or cause == "cpu_time":
             if cause == "crash":
                 message = f"the worker {ending}{message}{last_words}"
-            self._ended.append(Outcome(failed.key, cause=cause, message=message))
+            self._ended.append(JobEnd(failed.key, cause=cause, message=message))
             self._start()
         else:
             failed.second = True
@@ -309,7 +309,8 @@ class Pool:
         if "refused" in answer:
             raise UsageError(answer["refused"])
         if "ready" in answer:
-            worker.became_ready(answer["ready"], answer["cpu"])
+            traits = [VerifierTraits(*each) for each in answer["ready"]]
+            worker.became_ready(traits, answer["cpu"])
             if worker.first is not None:
                 worker.send([worker.first])
                 worker.first = None
@@ -317,15 +318,15 @@ class Pool:
             return
         job, seconds = worker.finished(answer["key"], answer["cpu"])
         if seconds > job.cpu_seconds:
-            outcome = Outcome(job.key, cause="cpu_time", message=_over_cpu(job))
+            end = JobEnd(job.key, cause="cpu_time", message=_over_cpu(job))
         elif "error" in answer:
-            outcome = Outcome(job.key, cause=answer["cause"], message=answer["error"])
+            end = JobEnd(job.key, cause=answer["cause"], message=answer["error"])
         else:
-            outcome = Outcome(job.key, answer["value"], answer["detail"])
-        self._ended.append(outcome)
+            end = JobEnd(job.key, Returned(answer["scores"], answer["reason"]))
+        self._ended.append(end)
 
     def _judge(self, worker: WorkerProcess, gap: float) -> None:
-        if worker.checks is None:
+        if worker.traits is None:
             worker.observed += gap
             if worker.observed > START_SECONDS:
                 self._replace(worker, "wall_clock", "")
@@ -349,7 +350,7 @@ class Pool:
         for worker in self._workers:
             if not self._queue:
                 return
-            if worker.checks is None or worker.jobs:
+            if worker.traits is None or worker.jobs:
                 continue
             share = -(-len(self._queue) // len(self._workers))
             jobs = [self._queue.popleft() for _ in range(min(self._batch, share))]
@@ -370,8 +371,13 @@ class Pool:
 
 
 def _over_cpu(job: ScoreJob) -> str:
-    return f"used more than {job.cpu_seconds:g} s of CPU time"
+    return f"used more than {job.cpu_seconds:g} s of CPU time{_for_several(job)}"
 
 
 def _over_wall(job: ScoreJob) -> str:
-    return f"lasted more than {job.wall_seconds:g} s of wall-clock time"
+    return f"lasted more than {job.wall_seconds:g} s of wall-clock time{_for_several(job)}"
+
+
+def _for_several(job: ScoreJob) -> str:
+    samples = len(job.rollouts or ())
+    return f" for the {samples} samples of a group" if samples > 1 else ""

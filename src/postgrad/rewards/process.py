@@ -15,7 +15,7 @@ import psutil
 from postgrad.core.process import inherited
 from postgrad.rewards import protocol
 from postgrad.rewards.descendants import cpu_of, end_with_descendants
-from postgrad.rewards.protocol import ScoreJob
+from postgrad.rewards.protocol import ScoreJob, VerifierTraits
 from postgrad.rewards.settings import RewardSettings
 
 TAIL = 2000  # bytes kept of what a worker prints
@@ -62,7 +62,7 @@ class WorkerProcess:
         self.stdin, self.stdout, self.stderr = (pipe.fileno() for pipe in pipes if pipe)
         for descriptor in (self.stdin, self.stdout, self.stderr):
             os.set_blocking(descriptor, False)
-        self.checks: list[bool] | None = None  # None until it is ready
+        self.traits: list[VerifierTraits] | None = None  # of each component; None until it is ready
         self.jobs: deque[ScoreJob] = deque()
         self.first: ScoreJob | None = None  # to be sent alone as soon as it is ready
         self.observed = 0.0
@@ -135,15 +135,14 @@ class WorkerProcess:
         self.read_printed()
         return self._printed.decode(errors="replace").strip()
 
-    def became_ready(self, checks: list[bool], used: float) -> None:
+    def became_ready(self, traits: list[VerifierTraits], used: float) -> None:
         """The worker has built its verifiers; what it printed until now is forgotten.
 
-        checks: for each component, whether its verifier checks reference answers. used: CPU seconds
-        of the worker so far.
+        traits: of each component. used: CPU seconds of the worker so far.
         """
         self.printed()
         self._printed = b""
-        self.checks = checks
+        self.traits = traits
         self._cpu_before = used
         # CPU time of the processes that only hold a namespace for the worker: not the worker's.
         self._cpu_beside = cpu_of(self.pid) - used

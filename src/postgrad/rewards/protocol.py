@@ -3,16 +3,20 @@
 To the worker: one hello, then batches.
 
     {"rewards": [settings of each component], "sandboxed": whether the worker sandboxes itself}
-    {"prompts": [PromptView, ...], "jobs": [[key, component, prompt number, RolloutView | null]]}
+    {"prompts": [PromptView, ...],
+     "jobs": [[key, component, prompt number, [RolloutView, ...] | null], ...]}
 
 From the worker: one answer to the hello, then one line for each job, in the batch's order. `cpu` is
 the CPU seconds that the worker has used so far; differences are the time of a job.
 
-    {"ready": [whether component c checks answers, ...], "cpu": 0.1} or {"refused": message}
-    {"key": 7, "cpu": 0.2, "value": 1.0, "detail": null}, or
+    {"ready": [[whether component c checks answers, whether it scores groups], ...], "cpu": 0.1} or
+    {"refused": message}
+    {"key": 7, "cpu": 0.2, "scores": [[1.0, null], ...], "reason": null}, or
     {"key": 7, "cpu": 0.2, "error": message, "cause": "error", "cpu_time" or "crash"}
 
-A job without a sample asks for Verifier.check: its value is null and its detail the reason.
+A job has one sample, or for a verifier of groups all of a group; its scores are pairs of a value
+and a detail, in the same order. A job with null asks for Verifier.check: it has a reason and no
+scores.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from postgrad.core.settings import Settings
 from postgrad.rewards.settings import RewardSettings
@@ -33,26 +37,63 @@ if TYPE_CHECKING:  # workers do not import numpy
 MAX_DETAIL = 65536  # characters of JSON: a detail is a note, not an artefact
 
 
+class VerifierTraits(NamedTuple):
+    """What a verifier does, as only who has imported it can tell."""
+
+    checks_answers: bool
+    scores_groups: bool
+
+
 @dataclass(slots=True)
 class ScoreJob:
-    """One score to compute, or one check of a reference answer where `rollout` is None."""
+    """Samples to score in one call of a verifier, or one check of a reference answer where
+    `rollouts` is None.
+    """
 
     key: int  # unique in the pool; its outcome has the same
     component: int  # index of the verifier in the pool
     prompt: str  # JSON text of the PromptView
-    rollout: str | None  # JSON text of the RolloutView
+    rollouts: Sequence[str] | None  # JSON text of each RolloutView
     cpu_seconds: float  # limit
     wall_seconds: float  # limit
     second: bool = False  # it is tried again, alone in a fresh worker
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a job ended: with a value and a detail, or with a cause of failure and a message."""
+class Returned:
+    """What a verifier gave for a job."""
+
+    scores: Sequence[tuple[float, Any]] = ()  # (value, detail) of each sample
+    reason: Any = None  # of a check: why the reference answer cannot be read, or None
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """How a job ended: with what the verifier gave, or with a cause of failure and a message."""
 
     key: int  # of the job
-    value: float | None = None  # the score; None for a check and a failure
-    detail: Any = None  # JSON value of the verifier; of a check the reason, or None
+    returned: Returned = Returned()
+    cause: str | None = None  # "error", "cpu_time", "wall_clock" or "crash"; None: no failure
+    message: str = ""  # of a failure
+
+    def outcomes(self, samples: int) -> list[Outcome]:
+        """The outcome of each of the job's samples, by number; a failure is one of them all."""
+        if self.cause is not None:
+            failed = (None, None, self.cause, self.message)
+            return [Outcome(place, *failed) for place in range(samples)]
+        scores = zip(range(samples), self.returned.scores, strict=True)
+        return [Outcome(place, value, detail) for place, (value, detail) in scores]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the score of a sample ended: with a value and a detail, or with a cause of failure and a
+    message.
+    """
+
+    key: int  # number of the sample among those that were scored together
+    value: float | None = None  # the score; None for a failure
+    detail: Any = None  # JSON value of the verifier
     cause: str | None = None  # "error", "cpu_time", "wall_clock" or "crash"; None: no failure
     message: str = ""  # of a failure
     # [R] the parts of `value` by response token; None: all of it is of the whole sample
@@ -70,7 +111,7 @@ def batch(jobs: Sequence[ScoreJob]) -> bytes:
     prompts: dict[str, int] = {}
     rows = [
         f"[{job.key},{job.component},{prompts.setdefault(job.prompt, len(prompts))},"
-        f"{job.rollout or 'null'}]"
+        f"{'null' if job.rollouts is None else '[' + ','.join(job.rollouts) + ']'}]"
         for job in jobs
     ]
     return f'{{"prompts":[{",".join(prompts)}],"jobs":[{",".join(rows)}]}}\n'.encode()
@@ -103,9 +144,9 @@ def rollout_text(view: RolloutView) -> str:
     )
 
 
-def ready(checks: Sequence[bool], cpu: float) -> bytes:
-    """Line of a worker that can score. checks: for each component, whether it checks answers."""
-    return _line({"ready": list(checks), "cpu": cpu})
+def ready(traits: Sequence[VerifierTraits], cpu: float) -> bytes:
+    """Line of a worker that can score. traits: of each component."""
+    return _line({"ready": list(traits), "cpu": cpu})
 
 
 def refused(message: str) -> bytes:
@@ -113,20 +154,25 @@ def refused(message: str) -> bytes:
     return _line({"refused": message})
 
 
-def result(key: int, cpu: float, value: float | None, detail: Any) -> bytes:
-    """The line of a job that has ended with a score or a check.
+def result(key: int, cpu: float, returned: Returned) -> bytes:
+    """The line of a job that has ended with scores or a check.
 
-    Raises TypeError or ValueError where `detail` is not JSON, or longer than MAX_DETAIL.
+    Raises TypeError or ValueError where a detail is not JSON, or longer than MAX_DETAIL.
     """
+    scores = ",".join(f"[{value!r},{_note(detail)}]" for value, detail in returned.scores)
+    reason = _note(returned.reason)
+    return f'{{"key":{key},"cpu":{cpu!r},"scores":[{scores}],"reason":{reason}}}\n'.encode()
+
+
+def _note(detail: Any) -> str:
     text = "null" if detail is None else json.dumps(detail, allow_nan=False)
     if len(text) > MAX_DETAIL:
         raise ValueError(f"{len(text)} characters, at most {MAX_DETAIL}")
-    number = "null" if value is None else repr(value)
-    return f'{{"key":{key},"cpu":{cpu!r},"value":{number},"detail":{text}}}\n'.encode()
+    return text
 
 
 def error(key: int, cpu: float, message: str, cause: str = "error") -> bytes:
-    """The line of a job that failed: the verifier raised, returned no score, or its child died."""
+    """The line of a job that failed: the verifier raised, returned no scores, or its child died."""
     return _line({"key": key, "cpu": cpu, "error": message, "cause": cause})
 
 

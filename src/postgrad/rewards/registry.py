@@ -25,6 +25,7 @@ VERIFIERS = {
     "overlong": "postgrad.rewards.length:Overlong",
     "stop_properly": "postgrad.rewards.length:StopProperly",
     "target_length": "postgrad.rewards.length:TargetLength",
+    "relative_length": "postgrad.rewards.length:RelativeLength",
     "repetition": "postgrad.rewards.repetition:RepeatedNgrams",
     "judge": "postgrad.rewards.judge:Judge",
     "remote": "postgrad.rewards.remote:Remote",
@@ -45,6 +46,20 @@ class FunctionVerifier(Verifier):
 
     def score(self, prompt: PromptView, rollout: RolloutView) -> float | Score:
         return self.function(prompt, rollout, **self.knobs)
+
+
+class GroupFunctionVerifier(Verifier):
+    """A Python function (prompt, rollouts, **knobs) -> list[float | Score] as a verifier."""
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+
+    function: Callable[..., Sequence[float | Score]]
+    knobs: dict[str, Any]
+
+    def score_group(
+        self, prompt: PromptView, rollouts: Sequence[RolloutView]
+    ) -> Sequence[float | Score]:
+        return self.function(prompt, rollouts, **self.knobs)
 
 
 def component_names(rewards: Sequence[RewardSettings]) -> list[str]:
@@ -74,18 +89,11 @@ def build(reward: RewardSettings) -> Verifier:
         return _from_settings(target, reward)
     if inspect.isclass(target) or not callable(target):
         raise UsageError(
-            f"rewards: {reward.type!r} is neither a function (prompt, rollout) -> float "
-            "nor a subclass of postgrad.rewards.verifier.Verifier"
+            f"rewards: {reward.type!r} is neither a function (prompt, rollout) -> float or "
+            "(prompt, rollouts) -> list of floats, nor a subclass of "
+            "postgrad.rewards.verifier.Verifier"
         )
-    try:
-        inspect.signature(target).bind(None, None, **reward.verifier_settings)
-    except TypeError as error:
-        raise UsageError(
-            f"rewards: {reward.type!r} cannot be called with (prompt, rollout"
-            f"{''.join(f', {key}=' for key in reward.verifier_settings)}): {error}"
-        ) from error
-    function = cast(Callable[..., float | Score], target)
-    return FunctionVerifier(function=function, knobs=reward.verifier_settings)
+    return _from_function(cast(Callable[..., Any], target), reward)
 
 
 def controller_verifier(reward: RewardSettings) -> Verifier:
@@ -110,6 +118,24 @@ def for_rollout(rewards: Sequence[RewardSettings], max_new_tokens: int) -> list[
             reward = reward.model_copy(update={key: max_new_tokens})
         filled.append(reward)
     return filled
+
+
+def _from_function(function: Callable[..., Any], reward: RewardSettings) -> Verifier:
+    """The verifier of groups where the second parameter is called `rollouts`, else of samples."""
+    signature, knobs = inspect.signature(function), reward.verifier_settings
+    second = list(signature.parameters.values())[1:2]
+    of_groups = any(p.name == "rollouts" and p.kind is not p.VAR_POSITIONAL for p in second)
+    try:
+        signature.bind(None, None, **knobs)
+    except TypeError as error:
+        raise UsageError(
+            f"rewards: {reward.type!r} cannot be called with (prompt, "
+            f"{'rollouts' if of_groups else 'rollout'}"
+            f"{''.join(f', {key}=' for key in knobs)}): {error}"
+        ) from error
+    if of_groups:
+        return GroupFunctionVerifier(function=function, knobs=knobs)
+    return FunctionVerifier(function=function, knobs=knobs)
 
 
 def _from_settings(kind: type[Verifier], reward: RewardSettings) -> Verifier:

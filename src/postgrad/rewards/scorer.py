@@ -1,7 +1,7 @@
 """Rollouts in, scored groups out: components are weighted and summed, failures are recorded."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from postgrad.core.errors import ScoresMissing, UsageError
@@ -11,7 +11,7 @@ from postgrad.rewards import protocol
 from postgrad.rewards.learned import AskedHere, Learned
 from postgrad.rewards.mixing import ENVIRONMENT, Tally, describe, mix, with_turn_rewards
 from postgrad.rewards.pool import Lane, Lanes, lane
-from postgrad.rewards.protocol import Outcome, ScoreJob
+from postgrad.rewards.protocol import JobEnd, Outcome, ScoreJob, VerifierTraits
 from postgrad.rewards.registry import component_names, controller_verifier
 from postgrad.rewards.settings import FailurePolicy, RewardSettings, ScoringSettings
 from postgrad.rewards.verifier import PromptView, RolloutView
@@ -27,6 +27,10 @@ class _Group:
     missing: int  # outcomes that have not arrived yet
     # (index in names, index in rollouts) -> outcome
     outcomes: dict[tuple[int, int], Outcome] = field(default_factory=dict)
+
+
+# of a job: its group, the index of its component in it, the indices of its rollouts in it
+_Place = tuple[_Group, int, Sequence[int]]
 
 
 class Scorer:
@@ -45,12 +49,14 @@ class Scorer:
         environment: float | None = None,
         learned: Mapping[str, Learned] | None = None,
         broken: FailurePolicy = "drop_sample",
+        decode: Callable[[list[int]], str] | None = None,
     ) -> None:
         """Starts the workers.
 
         environment: the weight of an environment's rewards; None where there are none. broken: what
-        becomes of a sample whose environment failed (environment.on_failure). learned:
-        the models of components of type "reward_model", by component name.
+        becomes of a sample whose environment failed. learned: the models of components that ask
+        one, by component name. decode: the text of tokens, special ones included, if any component
+        has special_tokens.
 
         Raises UsageError where names, keys or values are wrong, RunError where no server of a
         remote reward answers. Third-party code is imported by the workers only: its errors are
@@ -72,6 +78,7 @@ class Scorer:
             if isinstance(verifier, AskedHere)
         }
         self._worked = {n: r for n, r in self._components.items() if n not in self._learned}
+        self._decode = decode or _no_tokenizer(self._worked)
         self._place_of = {name: place for place, name in enumerate(self._worked)}
         self._wall_seconds = {
             name: reward.wall_seconds or verifiers[name].default_wall_seconds
@@ -79,9 +86,9 @@ class Scorer:
         }
         lanes: list[Lane] = [lane(reward, verifiers[name]) for name, reward in self._worked.items()]
         self._pool = Lanes(list(self._worked.values()), lanes, scoring)
+        self._known_traits: dict[str, VerifierTraits] | None = None
         self._next_key = 0
-        # key of a job -> its group, index of the component in it, index of the rollout in it
-        self._place: dict[int, tuple[_Group, int, int]] = {}
+        self._place: dict[int, _Place] = {}  # of each job under way, by its key
         self._ready: list[ScoredGroup] = []
         self.seconds = 0.0
 
@@ -104,31 +111,36 @@ class Scorer:
 
         Raises UsageError that names the row where no component applies to a prompt.
         """
-        checks = dict(zip(self._worked, self._pool.checks(), strict=True))
+        traits = self._traits()
         open_checks: dict[int, tuple[int, int]] = {}
         jobs: list[ScoreJob] = []
         for place, prompt in enumerate(prompts):
             view = _prompt_text(prompt)
             for name in self._applying(prompt):
-                if checks.get(name):
+                if name in traits and traits[name].checks_answers:
                     jobs.append(self._job(name, view, None))
                     open_checks[jobs[-1].key] = (place, self.names.index(name))
         reasons: dict[tuple[int, int], str] = {}
         self._pool.submit(jobs)
         while open_checks:
-            for outcome in self._pool.poll(wait=True):
-                if outcome.key not in open_checks:
-                    self._settle(outcome)
+            for end in self._pool.poll(wait=True):
+                if end.key not in open_checks:
+                    self._settle(end)
                     continue
-                reason = outcome.message if outcome.cause else outcome.detail
-                where = open_checks.pop(outcome.key)
+                reason = end.message if end.cause else end.returned.reason
+                where = open_checks.pop(end.key)
                 if reason is not None:
                     reasons[where] = f"{self.names[where[1]]}: {reason}"
         return [(prompts[place], reasons[place, c]) for place, c in sorted(reasons)]
 
+    def of_groups(self) -> list[str]:
+        """The names of the components whose verifiers score the samples of a prompt together."""
+        return [name for name, traits in self._traits().items() if traits.scores_groups]
+
     def submit(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
         """Start scoring a group of at least one rollout. Blocks only while the reward models of
-        this process score it; their exceptions pass through.
+        this process score it, and at first until workers are ready; exceptions of a reward model
+        pass through.
         """
         if not rollouts:
             raise ValueError(f"ticket {prompt.ticket}: a group without rollouts")
@@ -136,16 +148,7 @@ class Scorer:
         names = self._applying(prompt)
         unbroken = [place for place, rollout in enumerate(rollouts) if rollout.failure is None]
         group = _Group(prompt, tuple(rollouts), names, len(unbroken) * len(names))
-        prompt_text = _prompt_text(prompt)
-        jobs: list[ScoreJob] = []
-        for place in unbroken:
-            rollout = rollouts[place]
-            text = protocol.rollout_text(_rollout_view(rollout))
-            for number, name in enumerate(names):
-                if name in self._worked:
-                    jobs.append(self._job(name, prompt_text, text))
-                    self._place[jobs[-1].key] = (group, number, place)
-        self._pool.submit(jobs)  # so that workers score while the models here do
+        self._pool.submit(self._jobs(group, unbroken))  # workers score while the models here do
         for number, name in enumerate(names):
             if name in self._learned:
                 scored = [rollouts[place] for place in unbroken]
@@ -164,8 +167,8 @@ class Scorer:
         began = time.perf_counter()
         while True:
             pending = bool(self._place) and not self._ready
-            for outcome in self._pool.poll(wait=wait and pending):
-                self._settle(outcome)
+            for end in self._pool.poll(wait=wait and pending):
+                self._settle(end)
             if self._ready or not wait or not self._place:
                 ready, self._ready = self._ready, []
                 self.seconds += time.perf_counter() - began
@@ -209,15 +212,52 @@ class Scorer:
             )
         return names
 
-    def _job(self, name: str, prompt: str, rollout: str | None) -> ScoreJob:
+    def _traits(self) -> Mapping[str, VerifierTraits]:
+        """Of the components that workers score; waits for workers the first time."""
+        if self._known_traits is None:
+            self._known_traits = dict(zip(self._worked, self._pool.traits(), strict=True))
+        return self._known_traits
+
+    def _jobs(self, group: _Group, unbroken: Sequence[int]) -> list[ScoreJob]:
+        """What workers do for the group: for each component a job for each of the rollouts
+        `unbroken`, or one for all of them.
+        """
+        traits, prompt = self._traits(), _prompt_text(group.prompt)
+        texts: dict[bool, list[str]] = {}  # by special_tokens, of each of `unbroken`
+        jobs: list[ScoreJob] = []
+        for number, name in enumerate(group.names):
+            if name not in traits or not unbroken:
+                continue
+            special = self._components[name].special_tokens
+            if special not in texts:
+                rollouts = (group.rollouts[place] for place in unbroken)
+                views = (self._rollout_view(rollout, special) for rollout in rollouts)
+                texts[special] = [protocol.rollout_text(view) for view in views]
+            every = range(len(unbroken))
+            for numbers in [every] if traits[name].scores_groups else [[n] for n in every]:
+                jobs.append(self._job(name, prompt, [texts[special][n] for n in numbers]))
+                self._place[jobs[-1].key] = (group, number, [unbroken[n] for n in numbers])
+        return jobs
+
+    def _job(self, name: str, prompt: str, rollouts: Sequence[str] | None) -> ScoreJob:
         self._next_key += 1
         cpu, wall = self._components[name].cpu_seconds, self._wall_seconds[name]
-        return ScoreJob(self._next_key, self._place_of[name], prompt, rollout, cpu, wall)
+        return ScoreJob(self._next_key, self._place_of[name], prompt, rollouts, cpu, wall)
 
-    def _settle(self, outcome: Outcome) -> None:
-        group, number, place = self._place.pop(outcome.key)
-        group.outcomes[number, place] = outcome
-        group.missing -= 1
+    def _rollout_view(self, rollout: Rollout, special_tokens: bool) -> RolloutView:
+        policy = [turn.token_ids for turn in rollout.turns if turn.author == "policy"]
+        turns = tuple(len(ids) for ids in policy)
+        text = rollout.text if rollout.answer is None else rollout.answer
+        if special_tokens:
+            ids = rollout.token_ids if rollout.answer is None else policy[-1]
+            text = self._decode(ids.tolist())
+        return RolloutView(text, rollout.finish_reason, sum(turns), rollout.sample, turns)
+
+    def _settle(self, end: JobEnd) -> None:
+        group, number, places = self._place.pop(end.key)
+        for place, outcome in zip(places, end.outcomes(len(places)), strict=True):
+            group.outcomes[number, place] = outcome
+        group.missing -= len(places)
         if not group.missing:
             self._finish(group)
 
@@ -241,6 +281,16 @@ class Scorer:
                 )
 
 
+def _no_tokenizer(rewards: Mapping[str, RewardSettings]) -> Callable[[list[int]], str]:
+    """Stands for the decoder where none of the rewards needs one; else UsageError."""
+    for name, reward in rewards.items():
+        if reward.special_tokens:
+            raise UsageError(
+                f"rewards: {name!r} has special_tokens = true, and this scorer has no tokenizer"
+            )
+    return str
+
+
 def _prompt_text(prompt: Prompt) -> str:
     files = [str(image_store().path(image.digest).absolute()) for image in prompt.images]
     view = PromptView(
@@ -253,9 +303,3 @@ def _prompt_text(prompt: Prompt) -> str:
             f"row {prompt.row} of {prompt.dataset}: a verifier is sent JSON, and the row's "
             f"metadata is none: {error}"
         ) from error
-
-
-def _rollout_view(rollout: Rollout) -> RolloutView:
-    turns = tuple(len(turn.token_ids) for turn in rollout.turns if turn.author == "policy")
-    text = rollout.text if rollout.answer is None else rollout.answer
-    return RolloutView(text, rollout.finish_reason, sum(turns), rollout.sample, turns)

@@ -33,10 +33,12 @@ class RewardSettings(Settings):
     # The verifier reads what a sample wrote behind the last of this text, and nothing of a sample
     # without it: "</think>" leaves thoughts out.
     after: str | None = Field(default=None, min_length=1)
+    special_tokens: bool = False  # the verifier reads a sample's special tokens too
     on_failure: FailurePolicy = "drop_sample"
     failure_score: float = 0.0  # for on_failure = "score"
-    cpu_seconds: float = Field(default=5.0, gt=0.0)  # CPU time of one score
-    wall_seconds: float | None = Field(default=None, gt=0.0)  # of one score; None: the verifier's
+    # CPU time of one score; where the verifier scores groups, of one group.
+    cpu_seconds: float = Field(default=5.0, gt=0.0)
+    wall_seconds: float | None = Field(default=None, gt=0.0)  # as cpu_seconds; None: the verifier's
     waits: bool | None = None  # waits for a server; None: as its verifier does
     sandbox: bool | None = None  # runs sandboxed, since text may run as code; None: as its verifier
     env: tuple[str, ...] = ()  # names of environment variables that its worker gets

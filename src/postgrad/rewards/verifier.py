@@ -26,7 +26,7 @@ class PromptView:
 class RolloutView:
     """A sample as a verifier sees it."""
 
-    text: str  # without special tokens
+    text: str  # without special tokens, unless the component has special_tokens = true
     finish_reason: str = "stop"  # of the last turn: "stop", "length", ...
     tokens: int = 0  # that the policy wrote, in all turns
     sample: int = 0  # its number in the group
@@ -52,9 +52,10 @@ class Score:
 class Verifier(Settings):
     """Scores samples. Its fields are the settings in the recipe, its methods are the rule.
 
-    The same prompt and sample must always give the same score: no clock, no random numbers, nothing
-    remembered from other samples. It runs in a worker process that may be killed at any moment.
-    A setting `max_new_tokens` that is None is filled in from the rollout's.
+    It overrides `score`, or `score_group` where the score of a sample depends on the other samples
+    of its prompt. The same prompt and samples must always give the same scores: no clock, no random
+    numbers, nothing remembered from earlier calls. It runs in a worker process that may be killed
+    at any moment. A setting `max_new_tokens` that is None is filled in from the rollout's.
     """
 
     waits: ClassVar[bool] = False  # waits for a server: no worker runs both it and computing ones
@@ -63,7 +64,9 @@ class Verifier(Settings):
 
     @property
     def default_wall_seconds(self) -> float:
-        """Wall-clock limit of one score, in seconds, where the recipe has none."""
+        """Wall-clock limit of one score, in seconds, where the recipe has none; of one group for a
+        verifier of groups.
+        """
         return 30.0
 
     def at_start(self) -> Mapping[str, Any]:
@@ -105,3 +108,20 @@ class Verifier(Settings):
     def score(self, prompt: PromptView, rollout: RolloutView) -> float | Score:
         """The reward of one sample. An exception is a recorded failure, never a score of 0."""
         raise NotImplementedError
+
+    def score_group(
+        self, prompt: PromptView, rollouts: Sequence[RolloutView]
+    ) -> Sequence[float | Score]:
+        """The rewards of samples of one prompt, one each, in their order.
+
+        A verifier that overrides it gets all samples of a group at once, by their numbers, without
+        those whose environment failed; there is at least one. An exception, or a wrong number of
+        scores, is a recorded failure of each of them. As it is here, each sample is scored alone,
+        and a failure is that sample's.
+        """
+        return [self.score(prompt, rollout) for rollout in rollouts]
+
+    @classmethod
+    def scores_groups(cls) -> bool:
+        """Whether it overrides `score_group`."""
+        return cls.score_group is not Verifier.score_group

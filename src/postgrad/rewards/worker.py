@@ -7,18 +7,21 @@ score.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.core.process import die_with_parent, take_pipes, write
 from postgrad.rewards import protocol
-from postgrad.rewards.call import Scored, ScoringFailed, call, describe
+from postgrad.rewards.call import Rollouts, ScoringFailed, call, describe
 from postgrad.rewards.descendants import cpu_of_this_process
+from postgrad.rewards.protocol import Returned, VerifierTraits
 from postgrad.rewards.registry import build
+from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView, RolloutView, Verifier
 
-ScoreCall = Callable[[PromptView, RolloutView | None], Scored]
+ScoreCall = Callable[[PromptView, Rollouts], Returned]
 
 
 def main() -> None:
@@ -45,29 +48,34 @@ def main() -> None:
     except (Exception, SystemExit) as error:  # noqa: BLE001  # code of others; told to the pool
         write(answers, protocol.refused(f"a verifier cannot be prepared: {describe(error)}"))
         return
-    checks = [type(v).check is not Verifier.check for v in verifiers]
-    write(answers, protocol.ready(checks, cpu_of_this_process()))
+    traits = [
+        VerifierTraits(type(v).check is not Verifier.check, v.scores_groups()) for v in verifiers
+    ]
+    write(answers, protocol.ready(traits, cpu_of_this_process()))
     for line in requests:
         message = json.loads(line)
         prompts = [PromptView(**prompt) for prompt in message["prompts"]]
-        for key, component, prompt, rollout in message["jobs"]:
-            view = None
-            if rollout is not None:
-                rollout["text"] = rewards[component].read(rollout["text"])
-                view = RolloutView(**rollout)
-            write(answers, answer(key, scorers[component], prompts[prompt], view))
+        for key, component, prompt, rollouts in message["jobs"]:
+            views = None if rollouts is None else _views(rollouts, rewards[component])
+            write(answers, answer(key, scorers[component], prompts[prompt], views))
 
 
-def answer(key: int, score: ScoreCall, prompt: PromptView, rollout: RolloutView | None) -> bytes:
+def _views(rollouts: Sequence[dict[str, Any]], reward: RewardSettings) -> list[RolloutView]:
+    for rollout in rollouts:
+        rollout["text"] = reward.read(rollout["text"])
+    return [RolloutView(**rollout) for rollout in rollouts]
+
+
+def answer(key: int, score: ScoreCall, prompt: PromptView, rollouts: Rollouts) -> bytes:
     """Scores one job. Returns the line that reports how it ended (protocol.py)."""
     try:
-        value, detail = score(prompt, rollout)
+        returned = score(prompt, rollouts)
     except ScoringFailed as ending:
         return protocol.error(key, cpu_of_this_process(), ending.message, ending.cause)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # recorded with its cause by the pool
         return protocol.error(key, cpu_of_this_process(), describe(error))
     try:
-        return protocol.result(key, cpu_of_this_process(), value, detail)
+        return protocol.result(key, cpu_of_this_process(), returned)
     except (TypeError, ValueError, RecursionError) as error:
         return protocol.error(
             key, cpu_of_this_process(), f"the detail of the score is no JSON value: {error}"

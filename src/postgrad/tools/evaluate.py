@@ -193,7 +193,7 @@ def _answers(
     tokenizer = load_tokenizer(model.path)
     learned = learned_reward(recipe, tokenizer)
     with ExitStack() as stack:
-        scorer = stack.enter_context(scorer_of(recipe, learned))
+        scorer = stack.enter_context(scorer_of(recipe, tokenizer, learned))
         reader = image_reader(recipe, model.path, tokenizer)
         evaluator = Evaluator(recipe, tokenizer, scorer, reader)
         accounts = [prompts.account for _, prompts in evaluator.sets]

@@ -196,7 +196,7 @@ class _Sampler:
         self.tokenizer: Any = load_tokenizer(path)
         self._learned = learned_reward(recipe, self.tokenizer)
         scores = recipe.reward_components != []
-        scorer = scorer_of(recipe, self._learned) if scores else None
+        scorer = scorer_of(recipe, self.tokenizer, self._learned) if scores else None
         self._scorer = stack.enter_context(scorer) if scorer is not None else None
 
     def drawn(self) -> Draws[Prompt]:

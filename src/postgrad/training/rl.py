@@ -286,7 +286,7 @@ def assemble(
     tokenizer = load_tokenizer(path)
     _check_tokens(recipe, path, tokenizer)
     learned = learned_reward(recipe, tokenizer)
-    scorer = stack.enter_context(scorer_of(recipe, learned))  # starts beside what follows
+    scorer = stack.enter_context(scorer_of(recipe, tokenizer, learned))  # starts meanwhile
     thread = sampling_thread(stack, scorer.halt) if recipe.samples_while_learning else None
     reader = rows.image_reader(recipe, path, tokenizer)
     prompts = rows.prompts(recipe, tokenizer, reader, scorer)

@@ -193,7 +193,7 @@ def assemble(
     rows.show_rows(run, conversations.accounts)
     evaluator = losses = None
     if recipe.evaluates_answers:
-        scorer = stack.enter_context(scorer_of(recipe))
+        scorer = stack.enter_context(scorer_of(recipe, tokenizer))
         evaluator = rows.evaluator(run, recipe, tokenizer, scorer, reader)
     if recipe.measures_loss:
         losses = LossEvaluator(recipe, tokenizer, reader)

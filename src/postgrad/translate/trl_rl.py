@@ -266,7 +266,8 @@ def _rewards(draft: Draft, options: Options) -> None:
         comment = name if name in FUNCTIONS else ""
         if "." in kind:
             module, _, function = kind.rpartition(".")
-            kind, comment = f"{module}:{function}", "as (prompt, rollout) -> float"
+            kind = f"{module}:{function}"
+            comment = "as (prompt, rollout) -> float, or (prompt, rollouts) -> a float each"
         if place < len(weights) and weights[place] != 1.0:
             settings = {**settings, "weight": weights[place]}
         draft.reward(kind, comment, **settings)

@@ -71,6 +71,28 @@ def test_reference_answers_are_scored_by_the_runs_own_verifiers(
     assert (read, scored) == ("2 rows can be read", "gsm8k 2 of 2, behind 2 of 2")
 
 
+def test_a_verifier_that_compares_samples_is_tried_and_not_judged_by_an_empty_answer(
+    report: Report, make_recipe: Any, models: Any
+) -> None:
+    rewards = [{"type": "gsm8k"}, {"type": "tiny_rewards:alone"}, {"type": "relative_length"}]
+    rows, tokenizer = prompts("#### 2", "#### 17"), load_tokenizer(models(0))
+    try_answers(report, make_recipe("rl", rewards=rewards), rows, tokenizer)
+    assert (report.problems, report.warnings) == ([], [])
+    assert report.checks[1].detail == "gsm8k 2 of 2, alone 2 of 2, relative_length 0 of 2"
+
+
+def test_special_tokens_are_read_of_reference_answers_as_of_samples(
+    report: Report, make_recipe: Any, models: Any
+) -> None:
+    ended = {"type": "tiny_rewards:ended", "special_tokens": True}
+    plain = {"type": "tiny_rewards:ended", "name": "plain"}
+    exact = {"type": "exact_match", "special_tokens": True}
+    recipe = make_recipe("rl", rewards=[ended, plain, exact])
+    try_answers(report, recipe, prompts("2", "17"), load_tokenizer(models(0)))
+    assert report.checks[1].detail == "ended 2 of 2, plain 0 of 2, exact_match 0 of 2"
+    assert "exact_match gives 2 of 2 reference answers no full score" in report.problems[0].message
+
+
 def test_reference_answers_that_a_verifier_cannot_read_are_found(
     report: Report, make_recipe: Any, models: Any
 ) -> None:

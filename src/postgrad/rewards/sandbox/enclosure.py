@@ -23,7 +23,7 @@ from postgrad.core.errors import UsageError
 from postgrad.rewards.sandbox import box, kernel, seccomp
 
 MEMORY_BYTES = 1 << 30  # address space of a score, beyond what the worker has when it is ready
-_ANSWER_BYTES = 1 << 17
+_ANSWER_BYTES = 1 << 17  # for each score
 _TICK = 0.05  # seconds between two looks at a child's CPU clock
 _DESCRIPTORS = 1 << 16
 _THREADS = 8
@@ -76,8 +76,11 @@ class Enclosure:
                 f"the sandbox of verifiers ({self.layer}) does not isolate them: {escapes}"
             )
 
-    def run_in_child(self, score: Callable[[], Any], cpu_seconds: float) -> ChildEnd:
-        """Calls `score`, which returns a JSON value, in a child process with that much CPU time.
+    def run_in_child(
+        self, score: Callable[[], Any], cpu_seconds: float, scores: int = 1
+    ) -> ChildEnd:
+        """Calls `score`, which returns a JSON value of so many scores, in a child process with that
+        much CPU time.
 
         The child may run any code, and may forge its answer: check what you read. Raises UsageError
         where this process is not isolated.
@@ -93,7 +96,7 @@ class Enclosure:
             self._become(score, writing, cpu_seconds)
         os.close(writing)
         try:
-            text, over = _watched(child, reading, cpu_seconds)
+            text, over = _watched(child, reading, cpu_seconds, scores * _ANSWER_BYTES)
         finally:
             os.close(reading)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -166,12 +169,12 @@ def _libraries(packages: Iterable[str]) -> list[str]:
     return [path for path in dict.fromkeys(paths) if path != "/"]
 
 
-def _watched(child: int, reading: int, cpu_seconds: float) -> tuple[bytes, bool]:
+def _watched(child: int, reading: int, cpu_seconds: float, most: int) -> tuple[bytes, bool]:
     """(what the child wrote, whether it used too much CPU time). The child is killed when it closes
-    the pipe, writes too much, or exceeds its time.
+    the pipe, writes more than `most` bytes, or exceeds its time.
     """
     received, over, clock = b"", False, (~child << 3) | 2  # what clock_getcpuclockid gives
-    while not over and len(received) <= _ANSWER_BYTES:
+    while not over and len(received) <= most:
         if select.select([reading], [], [], _TICK)[0]:
             part = os.read(reading, _ANSWER_BYTES)
             if not part:

@@ -39,6 +39,7 @@ class Tried:
     name: str  # of the component, such as "math"
     sure: bool  # the verifier itself derives the right answer from the row, so 1.0 is expected
     scored: Sequence[ScoredAnswer]
+    compares: bool = False  # scores say how a sample compares with the others of its group
 
     @property
     def right(self) -> int:
@@ -78,9 +79,13 @@ def try_answers(
     if not verifiers or not check.ok:
         return
     with report.check("verifiers") as check:
-        with Scorer(list(verifiers.values()), recipe.scoring, environment=0.0) as scorer:
-            groups = _scored(verifiers, prompts, scorer, tokenizer)
-        tried = [_tried(name, reward, groups) for name, reward in verifiers.items()]
+        with Scorer(
+            list(verifiers.values()), recipe.scoring, environment=0.0, decode=tokenizer.decode
+        ) as scorer:
+            groups, of_groups = _scored(verifiers, prompts, scorer, tokenizer), scorer.of_groups()
+        tried = [
+            _tried(name, reward, groups, name in of_groups) for name, reward in verifiers.items()
+        ]
         _show(tried, report.console)
         check.detail = ", ".join(
             f"{component.name} {component.right} of {len(component.scored)}"
@@ -94,7 +99,7 @@ def try_answers(
 
 
 def _scorer(recipe: Answering, tokenizer: Any) -> Scorer:
-    return scorer_of(recipe, learned_reward(recipe, tokenizer))
+    return scorer_of(recipe, tokenizer, learned_reward(recipe, tokenizer))
 
 
 def _components(recipe: Answering) -> list[tuple[str, RewardSettings]]:
@@ -141,12 +146,16 @@ def _view(prompt: Prompt) -> PromptView:
 
 
 def _rollout(prompt: Prompt, sample: int, text: str, tokenizer: Any) -> Rollout:
-    ids = np.array(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+    tokens: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    ids = np.array([*tokens, *end], np.int32)
     turn = Turn("policy", ids, np.zeros(len(ids), np.float32))
     return Rollout(prompt.ticket, sample, (turn,), "stop", ((0, len(ids)),), text)
 
 
-def _tried(name: str, reward: RewardSettings, groups: Sequence[ScoredGroup]) -> Tried:
+def _tried(
+    name: str, reward: RewardSettings, groups: Sequence[ScoredGroup], compares: bool
+) -> Tried:
     scored: list[ScoredAnswer] = []
     sure = False
     for group in groups:
@@ -157,7 +166,7 @@ def _tried(name: str, reward: RewardSettings, groups: Sequence[ScoredGroup]) -> 
         place = next(n for n, rollout in enumerate(group.rollouts) if rollout.text == answer)
         scores = group.rewards[name]
         scored.append((group.prompt, answer, float(scores[place]), float(scores[0])))
-    return Tried(name, sure, scored)
+    return Tried(name, sure, scored, compares)
 
 
 def _show(tried: Sequence[Tried], console: Console) -> None:
@@ -207,7 +216,7 @@ def judge(report: Report, check: Check, component: Tried, reward: RewardSettings
         )
     if component.sure and any(score >= RIGHT for score in empty):
         report.problem(check, f"{component.name} gives an empty answer full score")
-    judges = ":" in reward.type or reward.type in COMPARING
+    judges = (":" in reward.type or reward.type in COMPARING) and not component.compares
     if judges and all(score <= nothing for _, _, score, nothing in component.scored):
         report.warn(
             check,

@@ -1,0 +1,74 @@
+"""Runs whose rewards compare the samples of a prompt, or read their special tokens."""
+
+import json
+import os
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.tiny_runs import MakeRecipe
+from postgrad.observe.console import Console
+from postgrad.training.start import train
+
+FILE = '''
+def rare(prompt, rollouts, worth=1.0):
+    """The more of the other samples say something else, the better."""
+    texts = [rollout.text for rollout in rollouts]
+    return [worth * (1 - texts.count(text) / len(texts)) for text in texts]
+
+
+def ends(prompt, rollout):
+    return rollout.text.endswith("<|im_end|>")
+'''
+
+
+@pytest.fixture
+def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's own functions, on the path of their run."""
+    (tmp_path / "own_rewards.py").write_text(FILE, "utf-8")
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    )
+
+
+def samples(run: Path, name: str = "samples.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / name).read_text("utf-8").splitlines()]
+
+
+def test_a_run_learns_from_a_function_of_the_users_that_compares_samples(
+    make_recipe: MakeRecipe, console: Console, own_file: None
+) -> None:
+    rewards = [
+        {"type": "own_rewards:rare", "worth": 2.0},
+        {"type": "relative_length", "weight": 0.5},
+        {"type": "own_rewards:ends", "special_tokens": True, "weight": 0.0},
+    ]
+    runs: list[list[dict[str, Any]]] = []
+    for workers in (1, 3):
+        recipe = make_recipe(
+            "rl", f"run{workers}", rewards=rewards, scoring={"workers": workers}, steps=2
+        )
+        train(recipe, console)
+        runs.append(samples(Path(recipe.run_dir)))
+    assert runs[0] == runs[1]
+    ended = set[bool]()
+    for _, group in groupby(runs[0], key=lambda one: one["ticket"]):
+        drawn = list(group)
+        texts = [one["text"] for one in drawn]
+        tokens = [sum(len(turn["token_ids"]) for turn in one["turns"]) for one in drawn]
+        assert len(drawn) == 4
+        for one, text, count in zip(drawn, texts, tokens, strict=True):
+            assert one["rewards"]["rare"] == 2 * (1 - texts.count(text) / 4)
+            spread = max(tokens) - min(tokens)
+            relative = 0.5 - (count - min(tokens)) / spread if spread else 0.0
+            assert one["rewards"]["relative_length"] == relative
+            assert one["rewards"]["ends"] == float(one["finish_reason"] == "stop")
+            assert one["total"] == one["rewards"]["rare"] + 0.5 * relative
+            ended.add(one["finish_reason"] == "stop")
+    assert ended == {True, False}
+    evaluated = samples(Path(recipe.run_dir), "eval_samples.jsonl")
+    greedy = [one for one in evaluated if one.get("greedy")]
+    assert greedy
+    assert all(one["rewards"]["relative_length"] == 0.0 for one in greedy)  # a group of one
