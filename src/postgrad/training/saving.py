@@ -236,8 +236,8 @@ class Saver:
         return f"{self._last()}; continue with {self._run.directory.resume_command}"
 
     def _with_standing(self, error: RunError) -> RunError:
-        """The error of a save that must be, with the checkpoint that the run goes on from."""
-        return type(error)(f"{error}; {self._standing()}")
+        """The error of a save that must be, with the checkpoint that a resume goes on from."""
+        return error if self._saved is None else type(error)(f"{error}; {self._standing()}")
 
     def _last(self) -> str:
         if self._saved is None:
