@@ -240,7 +240,7 @@ def test_a_run_whose_last_checkpoint_cannot_be_saved_has_failed(
         raise SaveFailed("the disk is full")
 
     monkeypatch.setattr(CheckpointStore, "save", full)
-    with pytest.raises(SaveFailed, match="^the disk is full$"):
+    with pytest.raises(SaveFailed, match=r"^the disk is full$"):
         train(make_recipe("rl"), console)
 
 
@@ -260,7 +260,7 @@ def test_a_last_save_that_fails_names_the_checkpoint_that_is_kept(
         train(recipe, console)
     kept = "the checkpoint of step 2 is kept; continue with postgrad resume"
     assert str(raised.value).startswith(f"the disk is full; {kept}")
-    monkeypatch.undo()
+    monkeypatch.setattr(CheckpointStore, "save", save)
     assert resume(Path(recipe.run_dir), [], [], console)["steps"] == 3
 
 

@@ -144,9 +144,24 @@ def _measured(recipe: Recipe, model: ModelSettings, store: MeasuredImages) -> Ro
         answer=float(mean(answer)),
         spread=float(mean((prompt + answer) ** 2) / mean(prompt + answer) ** 2),
         rows=round(float(weights.sum())) if all_read else None,
-        source=f"{counted} rows of the data, {how}",
+        source=f"{counted} rows of the data, {how}{_left_out_later(recipe)}",
         images=cost if cost.images else None,
     )
+
+
+def _left_out_later(recipe: Recipe) -> str:
+    """Says that rows are counted which the run leaves out once it has read and checked them all."""
+    data = recipe.data
+    keys = {
+        "data.dedup": data.dedup != "none",
+        "data.decontaminate_ngram": data.decontaminate_ngram > 0,
+        "data.on_unreadable": any(
+            isinstance(source, DataSettings) and source.on_unreadable == "drop"
+            for source in data.sources
+        ),
+    }
+    named = " and ".join(key for key, leaves_out in keys.items() if leaves_out)
+    return f"; rows that {named} will leave out are among them" if named else ""
 
 
 class RowImages:
