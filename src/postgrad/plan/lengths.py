@@ -20,7 +20,7 @@ from postgrad.data.messages import conversation_of, prompt_of
 from postgrad.data.rows import Row, parse_split
 from postgrad.data.settings import DataSettings, PairSettings, RowSettings, Share
 from postgrad.data.steps import steps_of
-from postgrad.models.files import require_regular
+from postgrad.models.files import require_readable
 from postgrad.models.image_sizes import ImageSizes, image_sizes
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.models.settings import ModelSettings
@@ -292,7 +292,7 @@ def _counter(model: ModelSettings) -> tuple[CountTokens, str]:
         if file is not None:
             from tokenizers import Tokenizer  # only here
 
-            require_regular(file)
+            require_readable(file)
             try:
                 tokenizer = Tokenizer.from_file(str(file))
             except Exception as error:  # the library raises no other
