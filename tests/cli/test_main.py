@@ -264,6 +264,15 @@ class Raises(PolicyGradient):
 class NaN(PolicyGradient):
     def advantages(self, rewards, group):
         return rewards * np.nan
+
+class Short(PolicyGradient):
+    def advantages(self, rewards, group):
+        return rewards[:-1]
+
+class PerToken(PolicyGradient):
+    advantages = Short.advantages
+    def token_advantages(self, earned):
+        return earned.rewards
 """
 
 
@@ -279,6 +288,10 @@ def test_an_error_in_an_algorithm_of_ones_own_says_where(
     assert "report it" not in message
     message = files.refused(*command, "own_algorithm:NaN", code=1)
     assert "the algorithm's advantages are not finite at" in message
+    message = files.refused(*command, "own_algorithm:Short", code=1)
+    assert "Short.advantages gives 15 for 16 samples: one for each is needed" in message
+    message = files.refused(*command, "own_algorithm:PerToken", code=1)
+    assert "PerToken: the column 'advantages' of `credit` gives 16 for " in message
 
 
 def test_a_missing_recipe_names_the_nearest_file(files: Files) -> None:

@@ -34,7 +34,8 @@ def digest(content: bytes) -> str:
 
 RED, DARK = png(250), png(9)
 BOMB_URL = f"data:image/png;base64,{base64.b64encode(bomb(20_000, 5_000)).decode()}"
-RED_URL = f"data:image/png;base64,{base64.b64encode(RED).decode()}"
+_RED_TEXT = base64.b64encode(RED).decode()
+RED_URL = f"data:image/png;base64,{_RED_TEXT}"
 
 
 @pytest.fixture
@@ -156,7 +157,12 @@ def test_both_answers_of_a_pair_have_the_images_of_the_question(folder: Path) ->
         (["a\u0000b"], "cannot be read: "),
         (["rows.jsonl"], "it is no image in PNG, JPEG"),
         (["data:image/png,abc"], "its data URL is not in base64"),
-        (["data:image/png;base64,$$$$"], "its base64 is broken"),
+        (["data:image/png;base64,$$$$"], "its base64 is broken: character 0 is '$'"),
+        ([_RED_TEXT[:50] + "*" + _RED_TEXT[51:]], "its base64 is broken: character 50 is '*'"),
+        ([_RED_TEXT[:76] + "\n" + _RED_TEXT[76:]], "its base64 is broken: character 76 is '\\n'"),
+        ([_RED_TEXT[:45]], "its base64 is broken: Invalid base64-encoded string"),
+        ([_RED_TEXT[:60]], "its file is broken"),
+        (["ä" * 300], "its base64 is broken: character 0 is 'ä'"),
         ([BOMB_URL], "it has 20000 x 5000 pixels, and at most"),
         ([7], "an image is a file name, base64, a data URL, or bytes with their path"),
     ],

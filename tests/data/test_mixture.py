@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from postgrad.core.errors import UsageError
 from postgrad.data.account import RowAccount
 from postgrad.data.conversations import Conversation, ConversationSet
 from postgrad.data.mixture import Mixture, training_conversations, training_prompts
@@ -15,6 +16,7 @@ from postgrad.data.overlap import HeldOut
 from postgrad.data.settings import MixedSet, MixSettings
 
 WriteRows = Callable[..., str]
+ROWS = [{"question": f"{i} + 1?", "answer": str(i + 1)} for i in range(4)]
 
 
 def a_set(number: int, rows: int) -> ConversationSet:
@@ -87,3 +89,38 @@ def test_one_dataset_is_drawn_as_it_is(write_rows: WriteRows, tokenizer: Any) ->
     with pytest.raises(AttributeError):
         _ = found._sets  # pyright: ignore[reportAttributeAccessIssue]
     assert sorted(found.draw(ticket, 3).row for ticket in range(5)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"path": "no.jsonl"}, r"no.jsonl: no such file or folder \(data.sets.1.path\)"),
+        ({"split": "a b"}, r"data.sets.1.split 'a b': a split is a name"),
+        ({"answer": "reply"}, r"no column 'reply' \(data.sets.1.answer\)"),
+        ({"filter": "nowhere:f"}, r"data.sets.1.filter 'nowhere:f'"),
+        ({"limit": 1, "max_len": 2}, r"raise data.sets.1.max_len, or cut rows with data.on_too_l"),
+    ],
+)
+def test_a_mistake_is_told_with_the_key_of_its_own_set(
+    wrong: dict[str, Any], message: str, write_rows: WriteRows, tokenizer: Any
+) -> None:
+    path = write_rows(ROWS)
+    first, second = MixedSet(path=path), MixedSet(**({"path": path} | wrong))
+    with pytest.raises(UsageError, match=message):
+        training_conversations(MixSettings(sets=(first, second)), tokenizer, exclude=HeldOut())
+
+
+def test_a_key_that_a_set_takes_over_is_told_as_that_of_the_data(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    path = write_rows(ROWS)
+    sets = tuple(MixedSet(path=path, answer="reply") for _ in range(2))
+    with pytest.raises(UsageError, match=r"no column 'reply' \(data.answer\)"):
+        training_conversations(MixSettings(answer="reply", sets=sets), tokenizer, exclude=HeldOut())
+
+
+def test_a_file_whose_name_looks_like_a_key_keeps_its_name(tokenizer: Any) -> None:
+    for path in ("/no/data.path", "data.path.jsonl"):
+        settings = MixSettings(sets=(MixedSet(path=path),))
+        with pytest.raises(UsageError, match=rf"^{path}: no such file .*\(data.sets.0.path\)$"):
+            training_conversations(settings, tokenizer, exclude=HeldOut())

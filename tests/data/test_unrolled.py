@@ -177,3 +177,54 @@ def test_an_answer_may_begin_with_what_the_generation_prompt_ends_with(
         "<|user|>\n1?\n<|assistant|>\n<think>",
         "one</think> 1<|im_end|>",
     )
+
+
+# Drops thoughts in every turn of the assistant, the newest too, as DeepSeek-R1-Distill's does.
+DROPS_THOUGHTS = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '<|user|>' + m.content }}"
+    "{% else %}{{ '<|assistant|>' + m.content.split('</think>')[-1] + '<|end|>' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>OPENING' }}{% endif %}"
+)
+MARKS = ("<|user|>", "<|assistant|>", "<|end|>")
+
+
+@pytest.mark.parametrize("opening", ["<think>\\n", ""])
+def test_thoughts_that_a_template_drops_everywhere_are_learned_as_the_policy_writes_them(
+    opening: str, write_rows: WriteRows, make_tokenizer: Make
+) -> None:
+    tokenizer = make_tokenizer(DROPS_THOUGHTS.replace("OPENING", opening), MARKS)
+    first, second = load(write_rows([{"messages": CHAT}]), tokenizer).all()
+    opened, thought = ("<think>\n", "") if opening else ("", "<think>\n")
+    assert told(tokenizer, first) == (
+        f"<|user|>1 + 1?<|assistant|>{opened}",
+        f"{thought}to add\n</think>\n\n2<|end|>",
+    )
+    assert told(tokenizer, second) == (
+        f"<|user|>1 + 1?<|assistant|>\n\n2<|end|><|user|>and 2 + 2?<|assistant|>{opened}",
+        f"{thought}again\n</think>\n\n4<|end|>",
+    )
+    (last,) = load(write_rows([{"messages": CHAT}]), tokenizer, loss_turns="last").all()
+    assert told(tokenizer, last) == told(tokenizer, second)
+
+
+def test_an_opening_tag_is_written_once_whatever_follows_it(
+    write_rows: WriteRows, make_tokenizer: Make
+) -> None:
+    tokenizer = make_tokenizer(DROPS_THOUGHTS.replace("OPENING", "<think>\\n"), MARKS)
+    rows = [
+        {"question": "1?", "answer": f"{begin}one</think>1"}
+        for begin in ("<think>", "<think>\n", "")
+    ]
+    found = load_conversations(DataSettings(path=write_rows(rows)), tokenizer).all()
+    assert {told(tokenizer, one) for one in found} == {
+        ("<|user|>1?<|assistant|><think>\n", "one</think>1<|end|>")
+    }
+
+
+def test_an_answer_without_thoughts_behind_a_prompt_that_opens_them_is_refused_with_what_to_do(
+    write_rows: WriteRows, make_tokenizer: Make
+) -> None:
+    tokenizer = make_tokenizer(DROPS_THOUGHTS.replace("OPENING", "<think>\\n"), MARKS)
+    path = write_rows([{"question": "1?", "answer": "1"}])
+    with pytest.raises(UsageError, match=r"which opens thoughts: begin the message's content with"):
+        load_conversations(DataSettings(path=path), tokenizer)

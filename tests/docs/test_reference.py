@@ -11,6 +11,10 @@ from pydantic import Field
 
 from helpers.pages import ROOT
 from postgrad.core.settings import Settings
+from postgrad.data.settings import MixSettings, PairMixSettings
+from postgrad.recipe.settings import EvalSettings
+from postgrad.rewards.settings import RewardSettings, ScoringSettings
+from postgrad.rollout.settings import EnvironmentSettings
 
 RECIPES = sorted(p for p in (ROOT / "recipes").rglob("*.toml") if p.name != "pipeline.toml")
 
@@ -97,3 +101,20 @@ def test_every_command_has_its_flags_and_their_defaults() -> None:
     assert "| `--checkpoint latest or best or STEP` |" in page
     assert "| `--port PORT` | 0: any free port | `8000` |" in page
     assert page.count("\n## ") >= 14
+
+
+@pytest.mark.parametrize(
+    ("heading", "tables"),
+    [
+        ("[data], [eval], [[eval.sets]]", (MixSettings, PairMixSettings, EvalSettings)),
+        ("[[rewards]], [scoring]", (RewardSettings, ScoringSettings)),
+        ("[environment]", (EnvironmentSettings,)),
+    ],
+)
+def test_the_page_of_recipes_lists_every_key_of_a_section(
+    heading: str, tables: tuple[type[Settings], ...]
+) -> None:
+    text = (ROOT / "docs" / "recipes.md").read_text("utf-8")
+    section = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`([a-z_]+)`", section))
+    assert {key for table in tables for key in table.model_fields} - named - {"sets"} == set()

@@ -1,6 +1,8 @@
 """Loading: every supported type runs packed as transformers runs it; what cannot is refused."""
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -243,3 +245,32 @@ def test_weights_that_are_loaded_together_are_one_piece_of_memory(
     )
     assert len({p.untyped_storage().data_ptr() for p in together.values()}) == 1
     assert all(torch.equal(p, apart[name]) for name, p in together.items())
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (errno.EACCES, "Permission denied; give this user the right to read it"),
+        (errno.EIO, "Input/output error; check the disk"),
+    ],
+)
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_file_that_cannot_be_read_is_not_called_damaged(
+    name: str,
+    number: int,
+    why: str,
+    fresh: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = shutil.copytree(fresh("qwen3"), tmp_path / "model")
+    opened = Path.open
+
+    def refusing(self: Path, *args: Any, **kwargs: Any) -> Any:
+        if self == model / name:  # root may read every file, so chmod would not do
+            raise OSError(number, os.strerror(number), str(self))
+        return opened(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refusing)
+    with pytest.raises(UsageError, match=rf"{name} cannot be read: {why}"):
+        load_model(str(model), dtype=torch.float32)

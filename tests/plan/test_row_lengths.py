@@ -153,6 +153,21 @@ def test_sets_count_by_their_draws(data: Path, tmp_path: Path) -> None:
     assert found.answer == pytest.approx((20 * alone.answer + 60 * 302) / 80)
 
 
+def test_rows_that_only_a_run_can_leave_out_are_told_to_be_counted(data: Path) -> None:
+    rewards = {"rewards": [{"type": "gsm8k"}], "algorithm": {"type": "grpo"}}
+    keys = {"path": str(data), "on_unreadable": "drop", "dedup": "exact"}
+    among = "; rows that data.dedup and data.on_unreadable will leave out are among them"
+    assert lengths("rl", keys, **rewards).source.endswith(among)
+    assert "among them" not in lengths("rl", {"path": str(data)}, **rewards).source
+
+
+def test_rows_that_are_too_long_are_no_part_of_an_epoch(data: Path) -> None:
+    every, short = (lengths("sft", {"path": str(data), "max_len": most}) for most in (999, 90))
+    assert every.rows == 40
+    assert short.rows is not None
+    assert 0 < short.rows < 40
+
+
 def test_large_data_is_not_read_whole(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LARGE", 100)
     monkeypatch.setattr(module, "SAMPLE", 5)

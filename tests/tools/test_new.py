@@ -1,10 +1,12 @@
 """`postgrad new`: a recipe and rows that run as they are."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from helpers.disk import full
 from postgrad.core.errors import UsageError
 from postgrad.observe.console import Console
 from postgrad.recipe.load import load_recipe
@@ -70,3 +72,31 @@ def test_commands_in_a_new_recipe_name_its_own_files_as_a_shell_reads_them() -> 
     assert "postgrad train 'my pairs/recipe.toml'" in text
     assert "postgrad serve-reward 'runs/my pairs/model'" in text
     assert "runs/start" not in text
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_full_disk_leaves_nothing_of_a_new_folder(
+    there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if there:
+        Path("mine").mkdir()
+    with monkeypatch.context() as patched:
+        fsync, synced = os.fsync, list[int]()
+
+        def fail(handle: int) -> None:
+            synced.append(handle)
+            if len(synced) > 2:  # a file, its folder, the next file
+                raise full()
+            fsync(handle)
+
+        patched.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match=r"No space left on device: 'mine/eval.jsonl'"):
+            new(Path("mine"), "sft")
+    assert list(Path().rglob("*")) == ([Path("mine")] if there else [])
+    assert new(Path("mine"), "sft").exists()
+
+
+def test_a_model_that_no_recipe_can_have_leaves_nothing() -> None:
+    with pytest.raises(UsageError, match=r"model\.path"):
+        new(Path("mine"), "sft", "a\0b")
+    assert not Path("mine").exists()

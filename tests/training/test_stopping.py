@@ -240,8 +240,28 @@ def test_a_run_whose_last_checkpoint_cannot_be_saved_has_failed(
         raise SaveFailed("the disk is full")
 
     monkeypatch.setattr(CheckpointStore, "save", full)
-    with pytest.raises(SaveFailed):
+    with pytest.raises(SaveFailed, match=r"^the disk is full$"):
         train(make_recipe("rl"), console)
+
+
+def test_a_last_save_that_fails_names_the_checkpoint_that_is_kept(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = CheckpointStore.save
+
+    def full(self: Any, state: Any, tensors: Any, *, best: bool = False) -> Any:
+        if state.step == 3:
+            raise SaveFailed("the disk is full")
+        return save(self, state, tensors, best=best)
+
+    recipe = make_recipe("sft", checkpoint={"save_steps": 2})
+    monkeypatch.setattr(CheckpointStore, "save", full)
+    with pytest.raises(SaveFailed) as raised:
+        train(recipe, console)
+    kept = "the checkpoint of step 2 is kept; continue with postgrad resume"
+    assert str(raised.value).startswith(f"the disk is full; {kept}")
+    monkeypatch.setattr(CheckpointStore, "save", save)
+    assert resume(Path(recipe.run_dir), [], [], console)["steps"] == 3
 
 
 def test_the_clock_asks_for_checkpoints_too(make_recipe: Any, console: Console) -> None:

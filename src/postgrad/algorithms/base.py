@@ -228,12 +228,31 @@ class PreferenceAlgorithm(PolicyAlgorithm):
         return experience
 
 
-def masked_columns(columns: Mapping[str, NDArray[np.float64]], mask: Ragged) -> dict[str, Ragged]:
-    """Columns over all tokens, float32, with zeros where `mask` has no loss token.
+def one_each(values: Any, count: int, of: str, made_by: str) -> NDArray[Any]:
+    """`values` as an array [count]. of: "samples"; made_by: the method, "GRPO.advantages".
 
-    Raises RunError where a column is not finite: its gradient would blame the model.
+    Raises RunError where there are not as many: a user's algorithm may return anything.
+    """
+    column = np.asarray(values)
+    if column.shape != (count,):
+        got = f"{len(column)}" if column.ndim == 1 else f"an array of shape {column.shape}"
+        raise RunError(f"{made_by} gives {got} for {count} {of}: one for each is needed")
+    return column
+
+
+def masked_columns(
+    columns: Mapping[str, NDArray[np.float64]], mask: Ragged, algorithm: str
+) -> dict[str, Ragged]:
+    """Columns over all tokens, float32, with zeros where `mask` has no loss token. algorithm: its
+    name, for messages.
+
+    Raises RunError where a column has not one number for each token, or one that is not finite: its
+    gradient would blame the model.
     """
     for name, tokens in columns.items():
+        one_each(
+            tokens, len(mask.values), "tokens", f"{algorithm}: the column {name!r} of `credit`"
+        )
         if not np.isfinite(tokens).all():
             bad = np.count_nonzero(~np.isfinite(tokens))
             raise RunError(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from postgrad.algorithms.base import Credit, LossInputs, LossOutput, Needs, masked_columns
+from postgrad.algorithms.base import Credit, LossInputs, LossOutput, Needs, masked_columns, one_each
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.algorithms.reward_scaling import RewardScaling
 from postgrad.algorithms.token_selection import EntropyBonus
@@ -117,8 +117,9 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
         """The advantages [N] of tokens. By default those of their sample, from its reward minus the
         sum of its charges.
         """
-        sequences = earned.sequences
+        sequences, name = earned.sequences, f"{type(self).__name__}.advantages"
         each = self.advantages(earned.rewards - earned.charges.sums(), sequences.group)
+        each = one_each(each, len(sequences), "samples", name)
         return sequences.loss_mask.spread(each).values
 
     def token_credit(
@@ -196,7 +197,7 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
         parts = {name: column[rows] for name, column in batch.components.items()}
         earned = Earned(sequences, rewards, turns, charges, cut, values, greedy, parts, written)
         token_columns, state, more = self.token_credit(earned, state)
-        columns = masked_columns(token_columns, sequences.loss_mask)
+        columns = masked_columns(token_columns, sequences.loss_mask, type(self).__name__)
         columns |= self._logprobs_before(batch.sampled_logprobs.take(rows), old)
         if self._kl_in_loss:
             columns["ref_logprobs"] = required(ref, "'ref' logprobs")

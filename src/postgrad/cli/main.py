@@ -3,10 +3,13 @@
 import argparse
 import json
 import os
+import select
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 from postgrad._version import __version__
 from postgrad.cli import models, plan, runs, start, train
@@ -15,11 +18,48 @@ from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.files import finite
 from postgrad.core.untrusted import path_problem, shown
 
+READER_GONE = 141  # what a shell says of a process that SIGPIPE ended: 128 + 13
 FAMILIES = (start, train, models, runs, plan)  # in this order in the help
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code: 0 done, 1 the run failed, 2 something is wrong."""
+    """Runs one command; returns the exit code: 0 done, 1 the run failed, 2 something is wrong, 141
+    where whoever read its output has gone, such as `head`.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell: >&-
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # as long as the process
+    try:
+        try:
+            return _run(arguments)
+        finally:  # also after --help, which ends by SystemExit
+            sys.stdout.flush()
+    except OSError as error:
+        gone = isinstance(error, BrokenPipeError)
+        for stream in (sys.stdout, sys.stderr):
+            if gone or stream is sys.stdout:
+                _silence(stream)
+        if not gone:
+            tell(f"standard output: {error.strerror}; the command ended, its output is not whole")
+        return READER_GONE if gone else 1
+
+
+def _silence(stream: TextIO) -> None:
+    """Sends to nowhere what the stream still holds: Python would try to write it at the end."""
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def _reader_gone() -> bool:
+    """True where standard output or standard error is a pipe that nobody reads any more."""
+    poll = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # a stream in memory has no descriptor
+            poll.register(stream.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the console is ours
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     commands = all_commands()
@@ -44,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         return _fail(error, args.debug, 1, "interrupted")
     except OSError as error:  # a disk, a network: nobody's mistake here
+        if isinstance(error, BrokenPipeError) and _reader_gone():
+            raise
         return _fail(error, args.debug, 1, f"{error}; fix that and start the command again")
     except Exception as error:  # noqa: BLE001  # people see one line for every other error too
         hint = "; run again with --debug to see where, and please report it"

@@ -13,6 +13,11 @@ from typing import Any
 
 from postgrad.data.chat_format import REASONING, Message
 
+THINK, THOUGHT = "<think>", "</think>"  # around the thoughts of an answer
+_OPENED = (
+    ", which opens thoughts: begin the message's content with them, up to </think>, or take a "
+    "template whose prompt opens none (data.chat_template)"
+)
 LONGEST_SHARED = 64  # characters that a generation prompt and an answer may both begin with
 
 
@@ -56,15 +61,17 @@ def answer_texts(
     if problem := dropped_from(messages, text):
         raise Unmarkable(problem)
     rendered: list[Rendered] = []
+    completed = False  # whether an answer got its thoughts back
     for i in answers:
         if i == 0:
             raise Unmarkable("it begins with the assistant, so it answers nothing")
         prompt = renderings.pop(0)
         turn_text = text if i == len(messages) - 1 else renderings.pop(0)
-        rendered.append(
-            Rendered(turn_text, (_span(messages[i], i, turn_text, prompt, ends),), prompt)
-        )
-    if all(text.startswith(rendering.text[: rendering.spans[0][1]]) for rendering in rendered):
+        rendered.append(_answered(messages[i], i, turn_text, prompt, ends))
+        completed |= rendered[-1].text != turn_text
+    if not completed and all(
+        text.startswith(rendering.text[: rendering.spans[0][1]]) for rendering in rendered
+    ):
         spans = tuple(rendering.spans[0] for rendering in rendered)
         return [Rendered(text, spans, rendered[0].prompt)]
     return rendered
@@ -82,6 +89,46 @@ def dropped_from(messages: Sequence[Message], text: str) -> str | None:
     return None
 
 
+def _answered(message: Message, i: int, turn_text: str, prompt: str, ends: TurnEnds) -> Rendered:
+    """The text up to message i, with its span. Raises Unmarkable where that cannot be told."""
+    try:
+        return Rendered(turn_text, (_span(message, i, turn_text, prompt, ends),), prompt)
+    except Unmarkable:
+        whole = _with_thoughts(message, turn_text, prompt, ends)
+        if whole is None:
+            raise
+        return whole
+
+
+def _with_thoughts(
+    message: Message, turn_text: str, prompt: str, ends: TurnEnds
+) -> Rendered | None:
+    """The text up to an answer of which the template keeps only what stands behind its thoughts, as
+    DeepSeek-R1's does: `content.split('</think>')[-1]`, in earlier turns and in the newest alike.
+    None where it does anything else.
+
+    The policy reads the generation prompt and writes thoughts, answer and end: so that is the text.
+    A tag that opens the thoughts is written once, by the prompt where that has it.
+    """
+    content = message["content"].strip()
+    thoughts, mark, answer = content.rpartition(THOUGHT)
+    answer = answer.strip()
+    opened = prompt.rstrip().endswith(THINK)
+    before = prompt.rstrip().removesuffix(THINK) if opened else prompt
+    place = len(turn_text) - len(turn_text[len(before) :].lstrip())
+    told = any(message.get(key) for key in ("tool_calls", *REASONING))
+    if not mark or not answer or told:
+        return None
+    if not turn_text.startswith(before) or not turn_text.startswith(answer, place):
+        return None
+    end = ends.tokens.search(turn_text, place + len(answer))
+    closing = turn_text[place + len(answer) : end.end() if end else len(turn_text)]
+    if opened:
+        content = thoughts.removeprefix(THINK).lstrip("\n") + content[len(thoughts) :]
+    text = prompt + content + closing
+    return Rendered(text, ((len(prompt), len(text)),), prompt)
+
+
 def _span(message: Message, i: int, turn_text: str, prompt: str, ends: TurnEnds) -> tuple[int, int]:
     """[start, end) of message i in `turn_text`, which ends with it; prompt: the text before it.
 
@@ -92,7 +139,7 @@ def _span(message: Message, i: int, turn_text: str, prompt: str, ends: TurnEnds)
     if not turn_text.startswith(prompt):
         raise Unmarkable(
             f"the chat template does not begin message {i} with its generation prompt "
-            f"{prompt[-40:]!r}"
+            f"{prompt[-40:]!r}{_OPENED if prompt.rstrip().endswith(THINK) else ''}"
         )
     start = len(prompt)
     thought = _after_thoughts(message, i, turn_text, prompt)

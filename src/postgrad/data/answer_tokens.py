@@ -21,7 +21,7 @@ from postgrad.data.functions import prepared_rows
 from postgrad.data.images import images_in, placed_in, with_image_texts
 from postgrad.data.overlap import Selection
 from postgrad.data.rows import Row, dataset_name
-from postgrad.data.settings import PairSettings
+from postgrad.data.settings import PairSettings, with_own_keys
 from postgrad.data.templates import (
     render_conversations,
     single_text,
@@ -55,6 +55,7 @@ class Tokens:
         return not self.images or bool(self.images[-1].at[-1] < len(self.ids))
 
 
+@with_own_keys
 def load_answers(
     settings: PairSettings,
     tokenizer: Any,

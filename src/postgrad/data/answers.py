@@ -124,11 +124,17 @@ class PreferenceRow:
 def pair_of(row: Row, settings: PairSettings) -> PreferenceRow:
     """A row's chosen and rejected conversation. Raises UsageError that names row and column."""
     if settings.chosen not in row.values and {settings.completion, settings.label} <= {*row.values}:
+        held = ""
+        if settings.eval_fraction:
+            held = (
+                ", also that of the part that data.eval_fraction holds out: delete that key, and "
+                "give [eval] a file of pairs"
+            )
         raise UsageError(
             f"{row.place}: row {row.index} has no column {settings.chosen!r} (data.chosen): it is "
             f"an answer with a label ({settings.completion!r}, {settings.label!r}), which only "
             'algorithm.type = "kto" of job = "preference" learns from; other losses, reward models '
-            "and every evaluation compare two answers"
+            f"and every evaluation compare two answers{held}"
         )
     columns = {settings.chosen: "data.chosen", settings.rejected: "data.rejected"}
     shape, (chosen, rejected), _ = _conversations(row, settings, columns)

@@ -28,7 +28,7 @@ from postgrad.data.messages import (
 from postgrad.data.overlap import Selection
 from postgrad.data.prompts import unencodable
 from postgrad.data.rows import Row, dataset_name
-from postgrad.data.settings import DataSettings
+from postgrad.data.settings import DataSettings, with_own_keys
 from postgrad.data.templates import (
     Unencodable,
     documents,
@@ -67,6 +67,7 @@ class ConversationSet(DrawnSet[Conversation]):
     """The conversations of a dataset that are within data.max_len."""
 
 
+@with_own_keys
 def load_conversations(
     settings: DataSettings,
     tokenizer: Any,

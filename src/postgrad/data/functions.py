@@ -12,11 +12,12 @@ from postgrad.core.progress import tracked
 from postgrad.core.text import resolve
 from postgrad.data.account import Bookkeeper
 from postgrad.data.rows import Row, read_rows, shown, unread_keys
-from postgrad.data.settings import RowSettings
+from postgrad.data.settings import RowSettings, with_own_keys
 
 Function = Callable[[dict[str, Any]], Any]
 
 
+@with_own_keys
 def prepared_rows(settings: RowSettings, book: Bookkeeper | None = None) -> list[Row]:
     """The rows that data.filter keeps, each as data.map returns it. book: counts the filtered ones.
 

@@ -5,7 +5,6 @@ names them, then, once read and checked, by the hash of their file (core/media.p
 """
 
 import base64
-import binascii
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
+from postgrad.core.files import is_file
 from postgrad.core.media import MARK, MOST_BYTES, image_store
 from postgrad.core.records import PlacedImage
 from postgrad.data.answer_spans import Rendered, Unmarkable
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 BASE64 = re.compile(r"[A-Za-z0-9+/_-]{64,}={0,2}\s*")  # no file is called so
+# how base64 of PNG, JPEG, WEBP and GIF begins; the last: no name of a file is so long
+INTENDED = re.compile(r"iVBORw0K|/9j/|UklGR|R0lGOD|[^/]{256}")
 
 
 def with_images(messages: list[Message], row: Row, settings: RowSettings) -> list[Message]:
@@ -198,14 +200,22 @@ def _content(source: Any, folder: Path | None) -> bytes:
         )
     elif BASE64.fullmatch(source):
         return _from_base64(source)
+    if INTENDED.match(source) and not _is_there(source, folder):
+        return _from_base64(source)
     return _file(Path(source), folder)
+
+
+def _is_there(name: str, folder: Path | None) -> bool:
+    return folder is not None and is_file(folder / name)
 
 
 def _from_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text.strip().replace("-", "+").replace("_", "/"), validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"its base64 is broken: {error}") from error
+    except ValueError as error:  # binascii.Error, and what is not ASCII
+        other = re.search(r"[^A-Za-z0-9+/_=-]", text.strip())
+        why = f"character {other.start()} is {other[0]!r}" if other else str(error)
+        raise ValueError(f"its base64 is broken: {why}") from error
 
 
 def _file(path: Path, folder: Path | None) -> bytes:

@@ -16,7 +16,7 @@ from postgrad.data.chat_format import Message
 from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import asked_in, prompt_of
 from postgrad.data.rows import Row
-from postgrad.data.settings import DataSettings, HeldOutBy, PairSettings, RowSettings
+from postgrad.data.settings import DataSettings, HeldOutBy, PairSettings, RowSettings, with_own_keys
 from postgrad.data.steps import is_stepwise, steps_of
 
 # Chinese and Japanese are written without spaces: each of their characters counts as a word.
@@ -111,6 +111,7 @@ def row_key(row: Row) -> bytes:
     return hashlib.sha256(json.dumps(row.values, sort_keys=True).encode()).digest()
 
 
+@with_own_keys
 def keys(settings: DataSettings | PairSettings) -> frozenset[str]:
     """The keys of all questions of a dataset, or of the part that data.eval_fraction holds out; in
     preferences a question is all that the user said before the answer.

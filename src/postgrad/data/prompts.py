@@ -21,7 +21,7 @@ from postgrad.data.images import images_in, placed_in, with_image_texts
 from postgrad.data.messages import answer_of, answers_in, asked_in, layout_notes, prompt_of, read_as
 from postgrad.data.overlap import Selection
 from postgrad.data.rows import Row, dataset_name
-from postgrad.data.settings import DataSettings, template_parts
+from postgrad.data.settings import DataSettings, template_parts, with_own_keys
 from postgrad.data.templates import (
     Unencodable,
     encoded_texts,
@@ -48,6 +48,7 @@ class PromptSet(DrawnSet[Prompt]):
     """The prompts of a dataset that leave room for a response."""
 
 
+@with_own_keys
 def load_prompts(
     settings: DataSettings,
     tokenizer: Any,

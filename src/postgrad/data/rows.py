@@ -11,7 +11,7 @@ from postgrad.core.hub import HUB_ID
 from postgrad.data.files import SUFFIXES, RowValues, files_of, read_file
 from postgrad.data.gym import PREFIX, is_function, read_function, read_gym
 from postgrad.data.hub import read_hub
-from postgrad.data.settings import RowSettings
+from postgrad.data.settings import RowSettings, with_own_keys
 
 GENERATING = ("task", "size", "seed")  # keys of datasets whose rows are generated
 _SPLIT = re.compile(r"([\w.-]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?")
@@ -27,6 +27,7 @@ class Row:
     folder: Path | None = None  # of the file that it is in, for the names of files in it
 
 
+@with_own_keys
 def read_rows(settings: RowSettings) -> list[Row]:
     """The rows that `settings` names, in the dataset's order, after the split's slice and limit.
 

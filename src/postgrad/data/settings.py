@@ -1,17 +1,22 @@
 """The recipe's settings of a dataset, and of several as one mixture."""
 
+import functools
 import re
+from collections.abc import Callable, Sequence
 from string import Formatter
-from typing import Any, Literal, Self
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
+from postgrad.core.errors import UsageError
 from postgrad.core.hub import REVISION
 from postgrad.core.settings import Settings
 
 WHICH_ROWS = (  # keys that decide which rows of the world are read
     *("path", "name", "revision", "split", "filter", "map", "limit", "task", "size", "seed"),
 )
+# A key in a message, which is no name of a file such as data.path.jsonl or /my/data.path.
+KEY = re.compile(r"(?<![\w./])data\.([a-z_]+)(?![\w/])(?!\.(?:jsonl|json|csv|parquet)\b)")
 FUNCTION = re.compile(r"[\w.]+:\w+")
 _ONLY_TEXT = 'on_too_long = "split" is of plain text (data.text): say "drop", "truncate" or "error"'
 
@@ -51,6 +56,16 @@ class RowSettings(Settings):
     shuffle: bool = True  # a new order each epoch, from seed and epoch
     # Of the questions, by their hash; their rows are evaluated on where [eval] names no rows.
     eval_fraction: float = Field(default=0.0, ge=0.0, lt=1.0)
+    # Keys that are not those of [data], as the recipe has them: {"path": "data.sets.1.path"}.
+    _own: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def own_keys(self, text: str) -> str:
+        """A reader's message, in which "data.KEY" is the key that the recipe says it by."""
+
+        def key_in_recipe(match: re.Match[str]) -> str:
+            return self._own.get(match[1], match[0])
+
+        return KEY.sub(key_in_recipe, text)
 
     @field_validator("filter", "map")
     @classmethod
@@ -111,6 +126,38 @@ class DataSettings(RowSettings):
         return self
 
 
+def _number(data: RowSettings, sets: Sequence[RowSettings]) -> None:
+    """Tells each of [[data.sets]] its keys, but those whose values it takes over from [data]."""
+    for number, one in enumerate(sets):
+        for key in type(one).model_fields.keys() & type(data).model_fields.keys():
+            if getattr(one, key) != getattr(data, key):
+                one._own[key] = f"data.sets.{number}.{key}"  # pyright: ignore[reportPrivateUsage]
+
+
+Read = TypeVar("Read")
+Rest = ParamSpec("Rest")
+Source = TypeVar("Source", bound=RowSettings)
+
+
+def with_own_keys(
+    read: Callable[Concatenate[Source, Rest], Read],
+) -> Callable[Concatenate[Source, Rest], Read]:
+    """A reader of one dataset whose errors name that dataset's keys: readers speak of [data]'s, and
+    "data.path" becomes "data.sets.1.path" where one of [[data.sets]] says it.
+    """
+
+    @functools.wraps(read)
+    def told(settings: Source, *args: Rest.args, **kwargs: Rest.kwargs) -> Read:
+        try:
+            return read(settings, *args, **kwargs)
+        except UsageError as error:
+            if (text := settings.own_keys(str(error))) == str(error):
+                raise
+            raise UsageError(text) from error.__cause__
+
+    return told
+
+
 def template_parts(template: str) -> list[tuple[str, str | None]]:
     """The parts of a template, in order: (text, name of the column after it or None).
 
@@ -166,6 +213,11 @@ class MixSettings(Together, DataSettings):
     path: str = ""
     sets: tuple[MixedSet, ...] = ()
 
+    @model_validator(mode="after")
+    def _numbered(self) -> Self:
+        _number(self, self.sets)
+        return self
+
     @property
     def sources(self) -> tuple[DataSettings, ...]:
         """The datasets that are read."""
@@ -218,6 +270,11 @@ class PairMixSettings(Together, PairSettings):
 
     path: str = ""
     sets: tuple[MixedPairs, ...] = ()
+
+    @model_validator(mode="after")
+    def _numbered(self) -> Self:
+        _number(self, self.sets)
+        return self
 
     @property
     def sources(self) -> tuple[PairSettings, ...]:

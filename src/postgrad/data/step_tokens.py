@@ -24,7 +24,7 @@ from postgrad.data.images import images_in, placed_in, with_image_texts
 from postgrad.data.mixture import mixture_of, selection_and_cache
 from postgrad.data.overlap import HeldOut, Selection
 from postgrad.data.rows import Row, dataset_name
-from postgrad.data.settings import PairMixSettings, PairSettings
+from postgrad.data.settings import PairMixSettings, PairSettings, with_own_keys
 from postgrad.data.steps import StepPath, StepRow, boundaries, steps_of
 from postgrad.data.templates import (
     CHUNK,
@@ -76,6 +76,7 @@ def training_steps(
     return mixture_of(settings.sets, sets, settings.shuffle)
 
 
+@with_own_keys
 def load_steps(
     settings: PairSettings,
     tokenizer: Any,

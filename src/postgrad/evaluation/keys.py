@@ -9,11 +9,9 @@ from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.data.rows import shown
-from postgrad.data.settings import DataSettings, PairSettings
+from postgrad.data.settings import KEY, DataSettings, PairSettings
 from postgrad.recipe.resolve import TAKEN_OVER
 from postgrad.recipe.settings import EvalSettings, PairEvalSettings
-
-_KEY = re.compile(r"(?<![\w./])data\.([a-z_]+)\b")
 
 
 @contextmanager
@@ -36,7 +34,7 @@ def keys_of(
     try:
         yield
     except UsageError as error:
-        raise UsageError(_KEY.sub(key_in_recipe, str(error))) from error.__cause__
+        raise UsageError(KEY.sub(key_in_recipe, str(error))) from error.__cause__
 
 
 def counted_under(by: str | None, metadata: Mapping[str, Any], row: int, dataset: str) -> str:

@@ -22,7 +22,7 @@ from postgrad.models.files import (
     ADAPTER_WEIGHTS,
     adapter_base,
     adapter_config,
-    require_regular,
+    require_readable,
 )
 from postgrad.models.settings import LoraSettings
 from postgrad.models.stored import StoredTensor
@@ -85,7 +85,7 @@ def read_adapter(path: str | Path) -> AdapterFile:
             f"{folder} has no {ADAPTER_WEIGHTS}"
             + (": adapter_model.bin is a pickle, and not read; convert it" if pickled else "")
         )
-    require_regular(folder / ADAPTER_WEIGHTS)
+    require_readable(folder / ADAPTER_WEIGHTS)
     try:
         weights = load_file(folder / ADAPTER_WEIGHTS)
     except (OSError, SafetensorError) as error:

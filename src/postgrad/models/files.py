@@ -14,7 +14,7 @@ from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import REVISION, at_revision, commit_of, split_revision
-from postgrad.core.untrusted import path_problem, read_json
+from postgrad.core.untrusted import path_problem, read_json, reason
 from postgrad.models.settings import looks_local
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -40,10 +40,10 @@ CONVERT = "convert the model to safetensors (save_pretrained of transformers wri
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises UsageError where the file is missing, too large or not a
-    regular file, and where it holds no JSON object or one nested too deep.
+    """The JSON object in a file. Raises UsageError where the file is missing, too large, not a
+    regular file or not to be read, and where it holds no JSON object or one nested too deep.
     """
-    require_regular(file)
+    require_readable(file)
     try:
         value = read_json(file)
     except (OSError, ValueError) as error:
@@ -54,14 +54,25 @@ def read_object(file: Path) -> dict[str, Any]:
     return value
 
 
-def require_regular(file: Path) -> None:
-    """Raises UsageError for a dangling link, a device or a pipe: reading it might never end."""
+def require_readable(file: Path) -> None:
+    """Raises UsageError for a dangling link, for a device or a pipe, which might never end, and for
+    a file that this user may not read, or the disk does not give: libraries call it damaged.
+    """
     try:
         regular = stat.S_ISREG(file.stat().st_mode)
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read: {error}; put the file there") from error
     if not regular:
         raise UsageError(f"{file} is not a regular file: put the file itself there")
+    try:
+        with file.open("rb") as content:
+            content.read(1)
+    except PermissionError as error:
+        raise UsageError(
+            f"{file} cannot be read: {reason(error)}; give this user the right to read it (chmod)"
+        ) from error
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {reason(error)}; check the disk") from error
 
 
 def is_adapter(path: str | Path) -> bool:
@@ -156,7 +167,7 @@ def require_tokenizer_files(folder: Path) -> None:
         if _is_there(folder / name):
             read_object(folder / name)
     if _is_there(folder / "tokenizer.json"):
-        require_regular(folder / "tokenizer.json")
+        require_readable(folder / "tokenizer.json")
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -187,13 +198,13 @@ def weight_files(folder: Path) -> list[Path]:
     the index names anything but safetensors files beside it.
     """
     if _is_there(folder / WEIGHTS):
-        require_regular(folder / WEIGHTS)
+        require_readable(folder / WEIGHTS)
         return [folder / WEIGHTS]
     if not _is_there(folder / INDEX):
         raise UsageError(f"{folder} has no {WEIGHTS}{_instead(folder)}")
     files = [folder / name for name in shard_names(folder / INDEX)]
     for file in files:
-        require_regular(file)
+        require_readable(file)
     return files
 
 

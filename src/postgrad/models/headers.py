@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from postgrad.core.errors import UsageError
-from postgrad.models.files import CONFIG
+from postgrad.models.files import CONFIG, require_readable
 
 # Dtypes of plain weights; others belong to quantised models, or to something else.
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
@@ -35,10 +35,12 @@ class Header:
 
 def read_headers(files: Iterable[Path]) -> dict[str, Header]:
     """The headers of all tensors in `files`, by name. safetensors checks each header against the
-    file's size. Raises UsageError for a file that is truncated or whose header is wrong.
+    file's size. Raises UsageError for a file that cannot be read, is truncated, or whose header is
+    wrong.
     """
     headers: dict[str, Header] = {}
     for file in files:
+        require_readable(file)
         try:
             with safe_open(file, "pt") as opened:
                 for name in opened.keys():  # noqa: SIM118  # not a mapping

@@ -7,6 +7,7 @@ _time_fraction.
 import errno
 import json
 import os
+import shlex
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -170,7 +171,9 @@ class Logs:
             if size < kept_bytes:
                 raise RunError(
                     f"{path} has {size} bytes and had {kept_bytes} when the checkpoint was "
-                    "written: lines were lost; put the file back to resume this run"
+                    "written: lines were lost; put the file back to resume this run. If it is gone "
+                    f"for good, `postgrad export {shlex.quote(str(self._directory))} --to DIR` "
+                    "still writes the model of the checkpoint, from which a new run can start"
                 )
             end = _whole_lines(path) if size and name == "events.jsonl" else kept_bytes
             if size > end:

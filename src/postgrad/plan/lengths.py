@@ -20,7 +20,7 @@ from postgrad.data.messages import conversation_of, prompt_of
 from postgrad.data.rows import Row, parse_split
 from postgrad.data.settings import DataSettings, PairSettings, RowSettings, Share
 from postgrad.data.steps import steps_of
-from postgrad.models.files import require_regular
+from postgrad.models.files import require_readable
 from postgrad.models.image_sizes import ImageSizes, image_sizes
 from postgrad.models.known_shapes import shape_of_model
 from postgrad.models.settings import ModelSettings
@@ -144,9 +144,24 @@ def _measured(recipe: Recipe, model: ModelSettings, store: MeasuredImages) -> Ro
         answer=float(mean(answer)),
         spread=float(mean((prompt + answer) ** 2) / mean(prompt + answer) ** 2),
         rows=round(float(weights.sum())) if all_read else None,
-        source=f"{counted} rows of the data, {how}",
+        source=f"{counted} rows of the data, {how}{_left_out_later(recipe)}",
         images=cost if cost.images else None,
     )
+
+
+def _left_out_later(recipe: Recipe) -> str:
+    """Says that rows are counted which the run leaves out once it has read and checked them all."""
+    data = recipe.data
+    keys = {
+        "data.dedup": data.dedup != "none",
+        "data.decontaminate_ngram": data.decontaminate_ngram > 0,
+        "data.on_unreadable": any(
+            isinstance(source, DataSettings) and source.on_unreadable == "drop"
+            for source in data.sources
+        ),
+    }
+    named = " and ".join(key for key, leaves_out in keys.items() if leaves_out)
+    return f"; rows that {named} will leave out are among them" if named else ""
 
 
 class RowImages:
@@ -277,7 +292,7 @@ def _counter(model: ModelSettings) -> tuple[CountTokens, str]:
         if file is not None:
             from tokenizers import Tokenizer  # only here
 
-            require_regular(file)
+            require_readable(file)
             try:
                 tokenizer = Tokenizer.from_file(str(file))
             except Exception as error:  # the library raises no other

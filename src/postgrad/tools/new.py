@@ -2,7 +2,7 @@
 
 import re
 import shlex
-import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import tomlkit
@@ -60,9 +60,22 @@ def new(folder: Path, job: str, model: str | None = None) -> Path:
     text = tomlkit.dumps(document)
     for of_shipped, of_new in comments.items():
         text = text.replace(of_shipped, of_new)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("train.jsonl", "eval.jsonl"):
-        shutil.copyfile(source / name, folder / name)
-    write_text(folder / FILE, text)
-    load_recipe(folder / FILE)
+    files = {name: (source / name).read_text("utf-8") for name in ("train.jsonl", "eval.jsonl")}
+    _write(folder, files | {FILE: text})
     return folder / FILE
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> None:
+    """Writes the files and loads the recipe among them; leaves nothing where that fails."""
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        for name, text in files.items():
+            write_text(folder / name, text)
+        load_recipe(folder / FILE)
+    except BaseException:
+        for name in files:
+            (folder / name).unlink(missing_ok=True)
+        if made:
+            folder.rmdir()
+        raise

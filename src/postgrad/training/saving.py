@@ -145,7 +145,7 @@ class Saver:
                 kept = self._with_logs(state)
             except DiskFull as error:
                 if must:
-                    raise
+                    raise self._with_standing(error) from error
                 self._tell("save_failed", error, state.step)
                 return
             held = _copied(tensors) if behind else tensors
@@ -167,7 +167,7 @@ class Saver:
             seconds = writing.future.result()
         except (DiskFull, SaveFailed) as error:
             if must:
-                raise
+                raise self._with_standing(error) from error
             self._tell("save_failed", error, writing.step)
             return
         except Untidy as error:
@@ -234,6 +234,10 @@ class Saver:
         if self._saved is None:
             return self._last()
         return f"{self._last()}; continue with {self._run.directory.resume_command}"
+
+    def _with_standing(self, error: RunError) -> RunError:
+        """The error of a save that must be, with the checkpoint that a resume goes on from."""
+        return error if self._saved is None else type(error)(f"{error}; {self._standing()}")
 
     def _last(self) -> str:
         if self._saved is None:

@@ -23,13 +23,6 @@ class Echo(ChatEnvironment):
         return Reply((message,), reward=self.reward, counts={"heard": float(len(text))})
 
 
-class Broken(Echo):
-    """Gives no number."""
-
-    def step(self, text):
-        return Reply(reward=float("nan"))
-
-
 class Wrong(ChatEnvironment):
     """Returns what no environment may, by `kind`, or starts as none may."""
 
@@ -46,6 +39,9 @@ class Wrong(ChatEnvironment):
             "nothing": None,
             "text": "go on",
             "reward": Reply(done=True, reward="1"),
+            "nan": Reply(done=True, reward=float("nan")),
+            "infinity": Reply(reward=float("-inf")),
+            "huge": Reply(done=True, reward=1e39),
             "count": Reply((message,), counts={"hits": float("nan")}),
             "one message": Reply(message),
             "no text": Reply(({"role": "user", "content": None},)),

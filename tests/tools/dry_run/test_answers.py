@@ -65,7 +65,7 @@ def test_reference_answers_are_scored_by_the_runs_own_verifiers(
     behind = {"type": "gsm8k", "name": "behind", "after": "</think>"}
     recipe = make_recipe("rl", rewards=[{"type": "gsm8k"}, behind])
     rows = prompts("1 + 1 = 2\n#### 2", "#### 17")
-    try_answers(report, recipe, rows, load_tokenizer(models(0)))
+    try_answers(report, recipe, [(recipe.data, rows)], load_tokenizer(models(0)))
     assert report.problems == []
     read, scored = (one.detail for one in report.checks)
     assert (read, scored) == ("2 rows can be read", "gsm8k 2 of 2, behind 2 of 2")
@@ -97,10 +97,26 @@ def test_reference_answers_that_a_verifier_cannot_read_are_found(
     report: Report, make_recipe: Any, models: Any
 ) -> None:
     recipe = make_recipe("rl", rewards=[{"type": "gsm8k"}])
-    try_answers(report, recipe, prompts("#### 2", "seventeen"), load_tokenizer(models(0)))
+    rows = prompts("#### 2", "seventeen")
+    try_answers(report, recipe, [(recipe.data, rows)], load_tokenizer(models(0)))
     (one,) = report.problems
     assert one.check == "reference answers"
     assert "1 of 2 rows" in one.message
+
+
+@pytest.mark.parametrize("bad", ["drop", "error"])
+def test_each_dataset_of_one_name_has_its_own_way_with_such_rows(
+    bad: str, report: Report, make_recipe: Any, models: Any
+) -> None:
+    recipe = make_recipe("rl", rewards=[{"type": "gsm8k"}])
+    ways = ("drop", "error")
+    sources = [recipe.data.model_copy(update={"on_unreadable": way}) for way in ways]
+    rows = [prompts("#### 2", "seventeen" if way == bad else "#### 3") for way in ways]
+    by_source = list(zip(sources, rows, strict=True))
+    try_answers(report, recipe, by_source, load_tokenizer(models(0)))
+    assert [one.check for one in report.problems] == ["reference answers"] * (bad == "error")
+    if bad == "drop":
+        assert report.checks[0].detail == "3 rows can be read"
 
 
 def test_right_answers_called_wrong_are_a_problem_where_they_are_most(report: Report) -> None:

@@ -31,6 +31,7 @@ ENVIRONMENTS = {
     "tools": "postgrad.rollout.environments.tools:Tools",
     "verifiers": "postgrad.rollout.environments.verifiers:VerifiersTasks",
 }
+LARGEST = 3.4028234663852886e38  # of a float32, which rollouts hold
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
@@ -47,12 +48,14 @@ class Reply:
 
 def wrong_with(reply: Any) -> str | None:
     """Why what a step returned cannot be read as a reply, or None where it can. The code is of
-    others, so no type is certain; whether the reward is finite is left to the caller.
+    others, so no type is certain.
     """
     if not isinstance(reply, Reply):
         return f"the step returned a {type(reply).__name__} in place of a Reply"
     if not isinstance(reply.reward, Real):
         return f"the reward of a Reply is {reply.reward!r}, which is no number"
+    if not abs(reply.reward) <= LARGEST:
+        return f"the reward of a Reply is {reply.reward}, which is no finite number of 32 bits"
     for name, count in reply.counts.items():
         if not isinstance(count, Real) or not math.isfinite(count):
             return f"the count {name!r} of a Reply is {count!r}, which is no finite number"

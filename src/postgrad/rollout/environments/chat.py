@@ -5,7 +5,6 @@ template writes them after an assistant's turn, and tokenised once.
 """
 
 import json
-import math
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.core.errors import RunError, UsageError
+from postgrad.core.errors import UsageError
 from postgrad.core.process import Handle, done
 from postgrad.core.records import EpisodeFailure, Prompt
 from postgrad.data.answer_spans import Unmarkable
@@ -177,9 +176,7 @@ class _Episode:
         self._seconds = 0.0  # that replies have taken
 
     def step(self, response: Completion) -> Step:
-        """Begins the environment's reply, which becomes tokens where its result is asked for. That
-        raises RunError where the reply's reward is not finite.
-        """
+        """Begins the environment's reply, which becomes tokens where its result is asked for."""
         self._turns += 1
         if response.finish_reason != "stop":
             self._close()
@@ -217,11 +214,6 @@ class _Episode:
             self._close()
             counts = {"turns": 1.0, "out_of_turns": 0.0}
             return Observation(_TOKENS, done=True, counts=counts, failure=reply)
-        if not math.isfinite(reply.reward):
-            raise RunError(
-                f"the environment's reward for turn {self._turns} of sample {response.sample} of "
-                f"ticket {response.ticket} is {reply.reward}: a finite number is expected"
-            )
         last = not reply.done and self._turns == self._dialogue.settings.max_turns
         counts = {"turns": 1.0, "out_of_turns": float(last), **reply.counts}
         if last:

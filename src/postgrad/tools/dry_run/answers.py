@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from postgrad.core.records import Prompt, Rollout, ScoredGroup, Turn
+from postgrad.data.settings import DataSettings
 from postgrad.evaluation.answers import check_answers
 from postgrad.fleet.learned import learned_reward, scorer_of
 from postgrad.observe.console import Console
@@ -59,17 +60,21 @@ def _mean(scores: Sequence[float]) -> str:
 
 
 def try_answers(
-    report: Report, recipe: Answering, prompts: Sequence[Prompt], tokenizer: Any
+    report: Report,
+    recipe: Answering,
+    by_source: Sequence[tuple[DataSettings, Sequence[Prompt]]],
+    tokenizer: Any,
 ) -> None:
-    """Checks that every row's reference answer can be read, and that the verifiers score it as
-    right.
+    """Checks that every row's reference answer can be read, unless its dataset leaves out such
+    rows, and that the verifiers score it as right.
     """
+    prompts = [prompt for _, rows in by_source for prompt in rows]
     with report.check("reference answers") as check, _scorer(recipe, tokenizer) as scorer:
-        sources = [*recipe.data.sources, *(eval_set.data for eval_set in recipe.eval.sets)]
-        check_answers(scorer, prompts, sources)
-        if any(source.on_unreadable == "drop" for source in sources):
-            dropped = {id(prompt) for prompt, _ in scorer.check(prompts)}
-            prompts = [prompt for prompt in prompts if id(prompt) not in dropped]
+        leaving_out = [rows for source, rows in by_source if source.on_unreadable == "drop"]
+        left_out = scorer.check([prompt for rows in leaving_out for prompt in rows])
+        dropped = {id(prompt) for prompt, _ in left_out}
+        prompts = [prompt for prompt in prompts if id(prompt) not in dropped]
+        check_answers(scorer, prompts)
         check.detail = f"{len(prompts)} rows can be read"
     verifiers = {
         name: reward

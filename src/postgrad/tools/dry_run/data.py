@@ -14,7 +14,7 @@ from postgrad.data.draws import DrawnSet, Draws
 from postgrad.data.pairs import Labelled, Pair, load_labelled, load_pairs
 from postgrad.data.prompts import load_prompts
 from postgrad.data.rows import read_rows
-from postgrad.data.settings import RowSettings
+from postgrad.data.settings import DataSettings, RowSettings
 from postgrad.data.step_tokens import Stepwise, load_steps
 from postgrad.evaluation.answers import check_rows, with_tools
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
@@ -70,6 +70,17 @@ class Sets:
         """All prompts of training and evaluation; other records are left out."""
         sets = [*([] if self.training is None else [self.training]), *self.evaluation.values()]
         return [row for drawn_set in sets for row in drawn_set.all() if isinstance(row, Prompt)]
+
+    def prompts_by_source(self, recipe: Answering) -> list[tuple[DataSettings, list[Prompt]]]:
+        """The prompts of each dataset that could be read, with what the recipe says of it."""
+        read: list[tuple[DataSettings, DrawnSet[Any]]] = []
+        if self.training is not None:
+            read += zip(recipe.data.sources, self.training.parts, strict=True)
+        read += [(recipe.eval.sets[place], drawn) for place, drawn in self.evaluation.items()]
+        return [
+            (source, [row for row in drawn.all() if isinstance(row, Prompt)])
+            for source, drawn in read
+        ]
 
 
 def token_ids(record: Any) -> list[NDArray[np.int32]]:

@@ -1,0 +1,55 @@
+"""Standard output that is full, closed, or read by nobody any more."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = (sys.executable, "-m", "postgrad")
+
+
+@pytest.mark.parametrize("words", [("recipes", "--json"), ("completion", "bash"), ("--help",)])
+def test_output_that_nobody_reads_ends_a_command_as_sigpipe_does(words: tuple[str, ...]) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    ended = subprocess.run(
+        [*COMMAND, *words], stdout=writes, stderr=subprocess.PIPE, text=True, check=False,
+        env=os.environ | {"PYTHONUNBUFFERED": ""},
+    )  # fmt: skip
+    os.close(writes)
+    told = [line for line in ended.stderr.splitlines() if line.startswith("postgrad")]
+    assert (ended.returncode, told) == (141, [])
+    assert "Traceback" not in ended.stderr
+    assert "Exception ignored" not in ended.stderr
+
+
+def test_messages_that_nobody_reads_end_a_command_as_sigpipe_does() -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    ended = subprocess.run([*COMMAND, "config", "no.toml"], stderr=writes, check=False)
+    os.close(writes)
+    assert ended.returncode == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_disk_under_standard_output_is_one_message() -> None:
+    for words in (("recipes", "--json"), ("config", "gsm8k_sft", "--toml")):
+        with Path("/dev/full").open("w") as full:
+            ended = subprocess.run(
+                [*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+                env=os.environ | {"PYTHONUNBUFFERED": ""},
+            )  # fmt: skip
+        assert ended.returncode == 1
+        assert ended.stderr.splitlines()[-1] == (
+            "postgrad: standard output: No space left on device; the command ended, its output is "
+            "not whole"
+        )
+        assert "Traceback" not in ended.stderr
+
+
+def test_a_closed_standard_output_is_no_mistake() -> None:
+    closed = ["sh", "-c", '"$@" >&-', "sh", *COMMAND, "recipes"]
+    ended = subprocess.run(closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
