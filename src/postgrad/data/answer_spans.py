@@ -94,10 +94,10 @@ def _answered(message: Message, i: int, turn_text: str, prompt: str, ends: TurnE
     try:
         return Rendered(turn_text, (_span(message, i, turn_text, prompt, ends),), prompt)
     except Unmarkable:
-        whole = _with_thoughts(message, turn_text, prompt, ends)
-        if whole is None:
+        completed = _with_thoughts(message, turn_text, prompt, ends)
+        if completed is None:
             raise
-        return whole
+        return completed
 
 
 def _with_thoughts(
@@ -116,8 +116,8 @@ def _with_thoughts(
     opened = prompt.rstrip().endswith(THINK)
     before = prompt.rstrip().removesuffix(THINK) if opened else prompt
     place = len(turn_text) - len(turn_text[len(before) :].lstrip())
-    told = any(message.get(key) for key in ("tool_calls", *REASONING))
-    if not mark or not answer or told:
+    has_more = any(message.get(key) for key in ("tool_calls", *REASONING))
+    if not mark or not answer or has_more:
         return None
     if not turn_text.startswith(before) or not turn_text.startswith(answer, place):
         return None

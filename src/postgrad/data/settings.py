@@ -57,13 +57,13 @@ class RowSettings(Settings):
     # Of the questions, by their hash; their rows are evaluated on where [eval] names no rows.
     eval_fraction: float = Field(default=0.0, ge=0.0, lt=1.0)
     # Keys that are not those of [data], as the recipe has them: {"path": "data.sets.1.path"}.
-    _own: dict[str, str] = PrivateAttr(default_factory=dict)
+    _keys_in_recipe: dict[str, str] = PrivateAttr(default_factory=dict)
 
     def own_keys(self, text: str) -> str:
         """A reader's message, in which "data.KEY" is the key that the recipe says it by."""
 
         def key_in_recipe(match: re.Match[str]) -> str:
-            return self._own.get(match[1], match[0])
+            return self._keys_in_recipe.get(match[1], match[0])
 
         return KEY.sub(key_in_recipe, text)
 
@@ -128,26 +128,28 @@ class DataSettings(RowSettings):
 
 def _number(data: RowSettings, sets: Sequence[RowSettings]) -> None:
     """Tells each of [[data.sets]] its keys, but those whose values it takes over from [data]."""
-    for number, one in enumerate(sets):
-        for key in type(one).model_fields.keys() & type(data).model_fields.keys():
-            if getattr(one, key) != getattr(data, key):
-                one._own[key] = f"data.sets.{number}.{key}"  # pyright: ignore[reportPrivateUsage]
+    for number, dataset in enumerate(sets):
+        for key in type(dataset).model_fields.keys() & type(data).model_fields.keys():
+            if getattr(dataset, key) != getattr(data, key):
+                dataset._keys_in_recipe[key] = f"data.sets.{number}.{key}"  # pyright: ignore[reportPrivateUsage]
 
 
-Read = TypeVar("Read")
-Rest = ParamSpec("Rest")
-Source = TypeVar("Source", bound=RowSettings)
+RowsRead = TypeVar("RowsRead")
+RestOfCall = ParamSpec("RestOfCall")
+OneDataset = TypeVar("OneDataset", bound=RowSettings)
 
 
 def with_own_keys(
-    read: Callable[Concatenate[Source, Rest], Read],
-) -> Callable[Concatenate[Source, Rest], Read]:
+    read: Callable[Concatenate[OneDataset, RestOfCall], RowsRead],
+) -> Callable[Concatenate[OneDataset, RestOfCall], RowsRead]:
     """A reader of one dataset whose errors name that dataset's keys: readers speak of [data]'s, and
     "data.path" becomes "data.sets.1.path" where one of [[data.sets]] says it.
     """
 
     @functools.wraps(read)
-    def told(settings: Source, *args: Rest.args, **kwargs: Rest.kwargs) -> Read:
+    def read_with_own_keys(
+        settings: OneDataset, *args: RestOfCall.args, **kwargs: RestOfCall.kwargs
+    ) -> RowsRead:
         try:
             return read(settings, *args, **kwargs)
         except UsageError as error:
@@ -155,7 +157,7 @@ def with_own_keys(
                 raise
             raise UsageError(text) from error.__cause__
 
-    return told
+    return read_with_own_keys
 
 
 def template_parts(template: str) -> list[tuple[str, str | None]]:

@@ -67,7 +67,7 @@ def new(folder: Path, job: str, model: str | None = None) -> Path:
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:
     """Writes the files and loads the recipe among them; leaves nothing where that fails."""
-    made = not folder.exists()
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         for name, text in files.items():
@@ -76,6 +76,6 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
     except BaseException:
         for name in files:
             (folder / name).unlink(missing_ok=True)
-        if made:
+        if is_new:
             folder.rmdir()
         raise
