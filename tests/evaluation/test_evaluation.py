@@ -94,6 +94,11 @@ def test_answers_are_voted_on_where_majorities_are_asked_for(
     assert result.intervals["maj@3"].low < 0.25 < result.intervals["maj@3"].high
     assert result.metrics["left_out@3"] == 0.0
 
+    silent = [dataclasses.replace(scored, details={}) for scored in groups]
+    monkeypatch.setattr(evaluation, "sample_groups", lambda *args: silent)
+    with pytest.raises(UsageError, match="maj_at: 'first' did not say of any sample which answer"):
+        evaluator(engine, lambda n: None)
+
 
 def test_an_episode_is_as_long_as_its_own_set_allows(
     make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

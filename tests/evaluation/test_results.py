@@ -3,10 +3,8 @@
 import dataclasses
 import math
 
-import numpy as np
 import pytest
 
-from postgrad.core.errors import UsageError
 from postgrad.evaluation.results import (
     EvaluatedProblem,
     Result,
@@ -61,14 +59,16 @@ def test_a_majority_counts_different_wrong_answers_apart() -> None:
 
 def test_wrong_answers_vote_by_what_they_say() -> None:
     details = [{"answer": a} for a in ("8", "1,000", " 1000. ", "1e3", "$1000.0$", "1/2", None)]
-    scores = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
-    assert wrong_answers(scores, details, 1.0, "math") == (4, 1)
-    failed = np.array([1.0, math.nan, 0.0, 0.0, 0.0, 0.0, 0.0])
-    assert wrong_answers(failed, details, 1.0, "math") == (3, 1)
+    scores = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert wrong_answers(scores, details, 1.0) == (4, 1)
+    assert wrong_answers([1.0, math.nan, *scores[2:]], details, 1.0) == (3, 1)
     pair = [{"answer": "1,2"}, {"answer": "12"}, {"answer": "x + 1"}, {"answer": "x+1"}]
-    assert wrong_answers(np.zeros(4), pair, 1.0, "math") == (1, 1, 2)
-    with pytest.raises(UsageError, match="component 'length' does not say which answer it read"):
-        wrong_answers(np.zeros(1), [None], 1.0, "length")
+    assert wrong_answers([0.0] * 4, pair, 1.0) == (1, 1, 2)
+
+
+def test_an_answer_is_read_also_where_a_formula_was_refused_and_else_votes_for_nothing() -> None:
+    details = [{"score": {"answer": "7"}, "refused": ["f"]}, {"answer": "7"}, None, {"fault": ""}]
+    assert wrong_answers([0.0] * 4, details, 1.0) == (2,)
 
 
 def test_a_rate_that_nothing_was_scored_for_is_not_a_number() -> None:

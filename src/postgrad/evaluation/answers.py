@@ -31,6 +31,7 @@ from postgrad.evaluation.results import (
     Result,
     by_dataset,
     left_out,
+    note_of_answer,
     rates,
     wrong_answers,
 )
@@ -168,6 +169,8 @@ class Evaluator:
             greedy = self._sample(prompts, drawing, engine, on_done)
         problems = [self._problem(*pair, eval_set.by) for pair in zip(groups, greedy, strict=True)]
         pass_at, maj_at = self.settings.pass_at, self.settings.maj_at
+        if maj_at:
+            self._require_answers(groups)
         overall = rates(problems, pass_at, maj_at)
         parts = by_dataset(problems, pass_at, maj_at)
         metrics = {metric: rate for metric, (rate, _) in overall.items()}
@@ -240,9 +243,23 @@ class Evaluator:
         return len(scored), int((scored >= self.settings.correct_at).sum())
 
     def _wrong(self, group: ScoredGroup) -> tuple[int, ...]:
-        component = self._judging(group)
-        details = group.details.get(component, ())
-        return wrong_answers(self._scores(group), details, self.settings.correct_at, component)
+        details = group.details.get(self._judging(group))
+        scores = self._scores(group).tolist()
+        return wrong_answers(scores, details or [None] * len(scores), self.settings.correct_at)
+
+    def _require_answers(self, groups: Sequence[ScoredGroup]) -> None:
+        """Raises UsageError where samples were scored, and no verifier says which answer it read:
+        it is of the user's own, which the checks of a recipe do not know.
+        """
+        judging = {self._judging(group) for group in groups if self._count(group)[0]}
+        details = [d for group in groups for d in group.details.get(self._judging(group), ())]
+        if judging and not any(note_of_answer(detail) for detail in details):
+            raise UsageError(
+                f"eval.maj_at: {', '.join(map(repr, sorted(judging)))} did not say of any sample "
+                "which answer it read, so there is nothing to vote on: return "
+                'Score(value, {"answer": text}) from your verifier, with None for a sample that '
+                "has none, or name another eval.component"
+            )
 
     def _failed(self, group: ScoredGroup) -> int:
         """Samples that a verifier failed on, whether or not its score decides what is correct."""

@@ -10,10 +10,6 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
-from postgrad.core.errors import UsageError
 from postgrad.core.text import fixed
 from postgrad.ops.intervals import (
     Interval,
@@ -133,27 +129,30 @@ def rates(
 
 
 def wrong_answers(
-    scores: NDArray[np.float64], details: Sequence[Any], correct_at: float, component: str
+    scores: Sequence[float], details: Sequence[Any], correct_at: float
 ) -> tuple[int, ...]:
     """How many samples gave each different wrong answer, as a verifier read it. scores: [samples],
     NaN where it failed; details: of its scores. Samples without an answer are in none.
-
-    Raises UsageError where the verifier does not say which answer it read.
     """
     counts: Counter[str] = Counter()
-    for score, detail in zip(scores.tolist(), details, strict=True):
-        if math.isnan(score):
-            continue
-        if not isinstance(detail, dict) or "answer" not in detail:
-            raise UsageError(
-                f"eval.maj_at: component {component!r} does not say which answer it read, so there "
-                "is nothing to vote on: name another eval.component, or return "
-                'Score(value, {"answer": text}) from your verifier'
-            )
-        answer = cast(dict[str, Any], detail)["answer"]
-        if answer is not None and score < correct_at:
+    for score, detail in zip(scores, details, strict=True):
+        answer = (note_of_answer(detail) or {}).get("answer")
+        if answer is not None and score < correct_at:  # NaN is not
             counts[_ballot(str(answer))] += 1
     return tuple(counts.values())
+
+
+def note_of_answer(detail: Any) -> Mapping[str, Any] | None:
+    """The part of a score's detail that says which answer a verifier read; None where none does.
+    What guards formulas (rewards/call.py) puts a detail into one of its own.
+    """
+    if isinstance(detail, Mapping) and detail.keys() == {"score", "refused"}:
+        return note_of_answer(cast(Mapping[str, Any], detail)["score"])
+    return (
+        cast(Mapping[str, Any], detail)
+        if isinstance(detail, Mapping) and "answer" in detail
+        else None
+    )
 
 
 def _ballot(answer: str) -> str:
