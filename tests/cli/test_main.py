@@ -112,7 +112,9 @@ def test_a_run_its_checkpoints_its_export_and_its_evaluation(files: Files) -> No
     held_out = files.folder / "held_out.jsonl"
     held_out.write_text('{"question": "7 + 8?", "answer": "#### 15"}\n' * 4, "utf-8")
     text = files.recipe.read_text("utf-8")
-    files.write(text + f'\n[eval]\npath = "{held_out}"\nmax_new_tokens = 4\n')
+    files.write(
+        text + f'\n[eval]\npath = "{held_out}"\nmax_new_tokens = 4\nn_samples = 2\nmaj_at = [2]\n'
+    )
     code, out, _ = files.run("train", files.recipe, "--json")
     assert code == 0
     assert json.loads(out)["steps"] == 2
@@ -130,7 +132,9 @@ def test_a_run_its_checkpoints_its_export_and_its_evaluation(files: Files) -> No
     assert report["rows"] == 4
     assert report["failed"] == 0
     assert report["pass@k"] == {"1": report["accuracy"]}
-    assert report["left_out@k"] == {"1": 0}
+    assert report["left_out@k"] == {"1": 0, "2": 0}
+    assert report["maj@k"] == {"2": report["sets"][0]["maj@2"]}
+    assert "maj@2" in report["comparison"][0]["metrics"]
     assert report["against"]["accuracy"] == report["accuracy"]
 
 

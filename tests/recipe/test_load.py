@@ -225,6 +225,7 @@ VOTES_ON_FORMAT = 'every = 5\nn_samples = 4\nmaj_at = [4]\n\n[[rewards]]\ntype =
             ("[batch]", "[batch]\nmicro_train_tokens = 100"),
             "100 tokens cannot hold a sequence of data.max_len = 1024",
         ),
+        (('path = "rows.jsonl"', 'path = "rows.jsonl"\nsets = 1'), "data.sets"),
         (("every = 5", "every = 5\npass_at = [1, 4]"), "pass_at = [1, 4] needs numbers from 1 to"),
         (
             ("every = 5", "every = 5\nmaj_at = [4]"),

@@ -146,13 +146,12 @@ def note_of_answer(detail: Any) -> Mapping[str, Any] | None:
     """The part of a score's detail that says which answer a verifier read; None where none does.
     What guards formulas (rewards/call.py) puts a detail into one of its own.
     """
-    if isinstance(detail, Mapping) and detail.keys() == {"score", "refused"}:
-        return note_of_answer(cast(Mapping[str, Any], detail)["score"])
-    return (
-        cast(Mapping[str, Any], detail)
-        if isinstance(detail, Mapping) and "answer" in detail
-        else None
-    )
+    if not isinstance(detail, Mapping):
+        return None
+    note = cast(Mapping[str, Any], detail)
+    if set(note) == {"score", "refused"}:
+        return note_of_answer(note["score"])
+    return note if "answer" in note else None
 
 
 def _ballot(answer: str) -> str:

@@ -75,7 +75,8 @@ def _parts(data: Table, kinds: Mapping[str | int, type[Settings]]) -> list[Table
     same keys. They have names where they are several: those of their files.
     """
     sets = data.get("sets") or [data]
-    tables = [cast(Table, table) for table in cast(list[Any], sets) if isinstance(table, dict)]
+    listed = cast(list[Any], sets) if isinstance(sets, list) else []  # else a mistake, told later
+    tables = [cast(Table, table) for table in listed if isinstance(table, dict)]
     held = [table for table in tables if table.get("eval_fraction")]
     parts: list[Table] = []
     for table in held:
