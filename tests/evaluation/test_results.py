@@ -58,12 +58,27 @@ def test_a_majority_counts_different_wrong_answers_apart() -> None:
 
 
 def test_wrong_answers_vote_by_what_they_say() -> None:
-    details = [{"answer": a} for a in ("8", "1,000", " 1000. ", "1e3", "$1000.0$", "1/2", None)]
+    details = [{"answer": a} for a in ("8", "1,000", " 1000. ", "2000/2", "$1000.0$", "1/2", None)]
     scores = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     assert wrong_answers(scores, details, 1.0) == (4, 1)
     assert wrong_answers([1.0, math.nan, *scores[2:]], details, 1.0) == (3, 1)
-    pair = [{"answer": "1,2"}, {"answer": "12"}, {"answer": "x + 1"}, {"answer": "x+1"}]
-    assert wrong_answers([0.0] * 4, pair, 1.0) == (1, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("answers", "counts"),
+    [
+        (("1,2", "12", "1/2/3", "1/23"), (1, 1, 1, 1)),
+        (("x + 1", "x+1", "1+x"), (2, 1)),
+        ((r"\frac{1}{2}", r"\dfrac{2}{4}", "0.50", ".5"), (3, 1)),
+        (("-1/3", r"-\frac{2}{6}", "1/3", "1/0", "0/00"), (2, 1, 1, 1)),
+        (("9e999999999", "9" * 60, "9" * 60, "nan", "1.", "01"), (1, 2, 1, 2)),
+    ],
+)
+def test_wrong_answers_of_one_value_vote_together(
+    answers: tuple[str, ...], counts: tuple[int, ...]
+) -> None:
+    details = [{"answer": answer} for answer in answers]
+    assert wrong_answers([0.0] * len(answers), details, 1.0) == counts
 
 
 def test_an_answer_is_read_also_where_a_formula_was_refused_and_else_votes_for_nothing() -> None:

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 from typing import Any, Literal, cast
 
 from postgrad.core.text import fixed
@@ -25,7 +25,9 @@ LOSSES = ("loss", "perplexity")  # of held-out conversations, which are no rates
 LEFT_OUT = "left_out@"  # before the k of pass@k and maj@k
 CorrectCount = tuple[int, int]  # samples that were scored, samples that are right
 
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
+_LATEX_QUOTIENT = re.compile(r"^([+-]?)\\[dt]?frac\{(\d+)\}\{(\d+)\}$")
+# What Fraction reads, and in no time: without exponents, and no quotient by zero.
+_NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d{1,50})(\.\d{0,50}|/0{0,9}[1-9]\d{0,40})?")
 
 PairedTest = Literal["mcnemar", "sign_flip"]
 
@@ -156,14 +158,11 @@ def note_of_answer(detail: Any) -> Mapping[str, Any] | None:
 
 def _ballot(answer: str) -> str:
     """A wrong answer as it votes: without white space, dollars and a full stop at the end; a number
-    in one spelling.
+    or a quotient of two by its value.
     """
     text = "".join(answer.split()).strip("$").rstrip(".")
-    try:
-        number = Decimal(text.replace(",", "") if _THOUSANDS.fullmatch(text) else text)
-    except InvalidOperation:
-        return text
-    return str(number.normalize()) if number.is_finite() else text
+    plain = _LATEX_QUOTIENT.sub(r"\1\2/\3", text)
+    return str(Fraction(plain.replace(",", ""))) if _NUMBER.fullmatch(plain) else text
 
 
 def left_out(problems: Sequence[EvaluatedProblem], at: Sequence[int]) -> dict[str, float]:
