@@ -76,7 +76,8 @@ def test_a_verifier_that_compares_samples_is_tried_and_not_judged_by_an_empty_an
 ) -> None:
     rewards = [{"type": "gsm8k"}, {"type": "tiny_rewards:alone"}, {"type": "relative_length"}]
     rows, tokenizer = prompts("#### 2", "#### 17"), load_tokenizer(models(0))
-    try_answers(report, make_recipe("rl", rewards=rewards), rows, tokenizer)
+    recipe = make_recipe("rl", rewards=rewards)
+    try_answers(report, recipe, [(recipe.data, rows)], tokenizer)
     assert (report.problems, report.warnings) == ([], [])
     assert report.checks[1].detail == "gsm8k 2 of 2, alone 2 of 2, relative_length 0 of 2"
 
@@ -88,7 +89,8 @@ def test_special_tokens_are_read_of_reference_answers_as_of_samples(
     plain = {"type": "tiny_rewards:ended", "name": "plain"}
     exact = {"type": "exact_match", "special_tokens": True}
     recipe = make_recipe("rl", rewards=[ended, plain, exact])
-    try_answers(report, recipe, prompts("2", "17"), load_tokenizer(models(0)))
+    by_source = [(recipe.data, prompts("2", "17"))]
+    try_answers(report, recipe, by_source, load_tokenizer(models(0)))
     assert report.checks[1].detail == "ended 2 of 2, plain 0 of 2, exact_match 0 of 2"
     assert "exact_match gives 2 of 2 reference answers no full score" in report.problems[0].message
 
