@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,18 +79,22 @@ LOCAL_ALONE = {
 @pytest.fixture(scope="session")
 def vllm_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMEngine]:
     """One real vLLM for all tests: it takes half a minute to start."""
-    folder = tmp_path_factory.mktemp("vllm")
-    path, tokenizer = str(folder / "model"), small_tokenizer()
-    tokenizer.chat_template = "{{ messages[0]['content'] }}"
-    small_model().save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    dtype, settings = torch.float32, RolloutSettings(type="vllm")
-    model = start.read_model(path, dtype, 64)
-    sizes = start.sizes_of(path, settings, dtype, sequences=24, max_len=64)
-    place = {"device": torch.device("cpu"), "threads": 1, "logs": folder}
-    engine = start.start(path, settings, model, sizes, **place)
+    engine = start_vllm(tmp_path_factory.mktemp("vllm"), small_model())
     yield engine
     engine.close()
+
+
+def start_vllm(folder: Path, lm: Any, **settings: Any) -> VLLMEngine:
+    """A real vLLM with `lm`, whose log comes into the folder. settings: of rollout.vllm."""
+    path, tokenizer = str(folder / "model"), small_tokenizer()
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    lm.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    rollout = RolloutSettings.model_validate({"type": "vllm", "vllm": settings})
+    model = start.read_model(path, torch.float32, 64)
+    sizes = start.sizes_of(path, rollout, torch.float32, sequences=24, max_len=64)
+    place = {"device": torch.device("cpu"), "threads": 1, "logs": folder}
+    return start.start(path, rollout, model, sizes, **place)
 
 
 def _vllm(request: pytest.FixtureRequest) -> Callable[[int, int], Engine]:

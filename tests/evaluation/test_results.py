@@ -10,10 +10,15 @@ from postgrad.evaluation.results import (
     Result,
     by_dataset,
     left_out,
+    note_of_answer,
     rates,
     wrong_answers,
 )
 from postgrad.ops.intervals import Interval, mean_interval
+from postgrad.recipe.answering import READ_ANSWERS
+from postgrad.rewards.registry import build
+from postgrad.rewards.settings import RewardSettings
+from postgrad.rewards.verifier import PromptView, RolloutView, Score
 
 
 def problem(
@@ -71,7 +76,7 @@ def test_wrong_answers_vote_by_what_they_say() -> None:
         (("x + 1", "x+1", "1+x"), (2, 1)),
         ((r"\frac{1}{2}", r"\dfrac{2}{4}", "0.50", ".5"), (3, 1)),
         (("-1/3", r"-\frac{2}{6}", "1/3", "1/0", "0/00"), (2, 1, 1, 1)),
-        (("9e999999999", "9" * 60, "9" * 60, "nan", "1.", "01"), (1, 2, 1, 2)),
+        (("9e999999999", "9" * 60, "9" * 60, "nan", "1.", "01"), (2, 2, 1, 1)),
     ],
 )
 def test_wrong_answers_of_one_value_vote_together(
@@ -79,6 +84,20 @@ def test_wrong_answers_of_one_value_vote_together(
 ) -> None:
     details = [{"answer": answer} for answer in answers]
     assert wrong_answers([0.0] * len(answers), details, 1.0) == counts
+
+
+@pytest.mark.parametrize("kind", [k for k in READ_ANSWERS if k != "reasoning_gym"])
+def test_verifiers_that_can_vote_note_the_answer_that_they_read(kind: str) -> None:
+    """That of reasoning-gym has a test with its own rows."""
+    settings = {"options": ""} if kind == "multiple_choice" else {}
+    verifier = build(RewardSettings.model_validate({"type": kind, **settings}))
+    answer = "#### 8" if kind == "gsm8k" else "A" if kind == "multiple_choice" else "8"
+    prompt = PromptView("q", answer)
+    score = verifier.score(prompt, RolloutView(verifier.right_answer(prompt) or ""))
+    assert isinstance(score, Score)
+    note = note_of_answer(score.detail)
+    assert note is not None
+    assert note["answer"]
 
 
 def test_an_answer_is_read_also_where_a_formula_was_refused_and_else_votes_for_nothing() -> None:

@@ -199,6 +199,21 @@ def _gzip_files() -> Iterator[tuple[str, bytes]]:
         yield f"gzip with damage {seed}", bytes(damaged)
 
 
+def _damaged(whole: bytes, seed: int, start: int) -> bytes:
+    """With eight other bytes, none before `start`: what a file begins with says its kind."""
+    damaged, rng = bytearray(whole), random.Random(seed)
+    for _ in range(8):
+        damaged[rng.randrange(start, len(damaged))] = rng.randrange(256)
+    return bytes(damaged)
+
+
+def _not_utf8() -> pa.Table:
+    """A row whose text is no UTF-8."""
+    offsets, text = struct.pack("<ii", 0, 2), b"\xff\xfe"
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text)]
+    return pa.table({"question": pa.Array.from_buffers(pa.string(), 1, buffers), "answer": ["b"]})
+
+
 def _parquet(table: pa.Table, **more: Any) -> bytes:
     written = io.BytesIO()
     pq.write_table(table, written, **more)
@@ -225,10 +240,7 @@ def _parquet_files() -> Iterator[tuple[str, bytes]]:
             )
         ),
     )
-    raw = pa.Array.from_buffers(
-        pa.string(), 1, [None, pa.py_buffer(struct.pack("<ii", 0, 2)), pa.py_buffer(b"\xff\xfe")]
-    )
-    yield "text that is no UTF-8", _parquet(pa.table({"question": raw, "answer": ["b"]}))
+    yield "text that is no UTF-8", _parquet(_not_utf8())
     yield "numbers", _parquet(pa.table({"question": [1, 2], "answer": ["a", "b"]}))
     yield "nulls", _parquet(pa.table({"question": pa.nulls(3), "answer": ["a", "b", "c"]}))
     yield (
@@ -275,11 +287,7 @@ def _parquet_files() -> Iterator[tuple[str, bytes]]:
         ),
     )
     for seed in range(12):
-        damaged = bytearray(whole)
-        rng = random.Random(seed)
-        for _ in range(8):
-            damaged[rng.randrange(4, len(damaged))] = rng.randrange(256)
-        yield f"Parquet with damage {seed}", bytes(damaged)
+        yield f"Parquet with damage {seed}", _damaged(whole, seed, 4)
 
 
 def _arrow(table: pa.Table, *, indexed: bool = False) -> bytes:
@@ -295,10 +303,7 @@ def _arrow_files() -> Iterator[tuple[str, bytes]]:
     yield "Arrow of nothing", b""
     yield "Arrow that is text", GOOD
     yield "Arrow with no rows", _arrow(good.slice(0, 0))
-    raw = pa.Array.from_buffers(
-        pa.string(), 1, [None, pa.py_buffer(struct.pack("<ii", 0, 2)), pa.py_buffer(b"\xff\xfe")]
-    )
-    yield "Arrow that is no UTF-8", _arrow(pa.table({"question": raw, "answer": ["b"]}))
+    yield "Arrow that is no UTF-8", _arrow(_not_utf8())
     good_row = _arrow(pa.table({"question": ["a"], "answer": ["b"]}))
     offsets, far = (struct.pack("<ii", 0, end) for end in (1, 2**30))
     assert good_row.count(offsets) >= 2
@@ -308,11 +313,7 @@ def _arrow_files() -> Iterator[tuple[str, bytes]]:
         yield f"half an Arrow {name}", whole[: len(whole) // 2]
         yield f"an Arrow {name} without an end", whole[:-4]
         for seed in range(20):
-            damaged = bytearray(whole)
-            rng = random.Random(seed)
-            for _ in range(8):
-                damaged[rng.randrange(6, len(damaged))] = rng.randrange(256)
-            yield f"Arrow {name} with damage {seed}", bytes(damaged)
+            yield f"Arrow {name} with damage {seed}", _damaged(whole, seed, 6)
 
 
 FILES: dict[str, Callable[[], Iterator[tuple[str, bytes]]]] = {

@@ -41,20 +41,20 @@ def test_a_majority_is_that_of_the_choices_with_ties_divided(
         share += ("right" in first) / max(1, len(first))
     counts = Counter(answer for answer in answers if answer is not None)
     right = counts.pop("right", 0)
-    chance = majority_at_k(right, list(counts.values()), answers.count(None), k)
+    chance = majority_at_k(right, tuple(counts.values()), answers.count(None), k)
     choices = len(list(itertools.combinations(answers, k)))
     assert chance == pytest.approx(share / choices, abs=1e-12)
 
 
 def test_two_of_five_right_against_three_different_answers_win_at_five() -> None:
-    assert majority_at_k(2, [1, 1, 1], 0, 5) == 1.0
-    assert majority_at_k(2, [2, 1], 0, 5) == 0.5  # a tie
-    assert majority_at_k(2, [3], 0, 5) == 0.0
-    assert majority_at_k(1, [1], 2, 2) == pytest.approx((1 * 0.5 + 2) / 6)  # by hand
+    assert majority_at_k(2, (1, 1, 1), 0, 5) == 1.0
+    assert majority_at_k(2, (2, 1), 0, 5) == 0.5  # a tie
+    assert majority_at_k(2, (3,), 0, 5) == 0.0
+    assert majority_at_k(1, (1,), 2, 2) == pytest.approx((1 * 0.5 + 2) / 6)  # by hand
 
 
 def test_a_majority_of_many_samples_is_exact() -> None:
     """Against one wrong answer in 32 of 64 samples the chance is a half, for every k."""
-    assert [majority_at_k(32, [32], 0, k) for k in (1, 2, 31, 32, 64)] == [0.5] * 5
+    assert [majority_at_k(32, (32,), 0, k) for k in (1, 2, 31, 32, 64)] == [0.5] * 5
     with pytest.raises(ValueError, match="maj@5 needs at least 5 samples, there are 4"):
-        majority_at_k(1, [1], 2, 5)
+        majority_at_k(1, (1,), 2, 5)

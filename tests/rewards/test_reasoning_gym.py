@@ -18,8 +18,7 @@ def problem(task, index=1, **parameters):
 
 
 def reward(prompt, text, **settings):
-    score = ReasoningGym(**settings).score(prompt, RolloutView(text))
-    return score if isinstance(score, float) else score.value
+    return ReasoningGym(**settings).score(prompt, RolloutView(text)).value
 
 
 def test_the_score_is_the_tasks_own_with_partial_credit():
@@ -34,6 +33,15 @@ def test_the_score_is_the_tasks_own_with_partial_credit():
 def test_scorers_that_need_tuples_give_the_right_answer_full_marks():
     prompt = problem("rearc")
     assert reward(prompt, prompt.answer) == 1.0
+
+
+def test_a_score_notes_the_answer_that_was_read():
+    prompt = problem("spell_backward")
+    scores = [
+        ReasoningGym(answer_tag="answer").score(prompt, RolloutView(text))
+        for text in (f"it is <answer> {prompt.answer} </answer>", "it is", "<answer>no</answer>")
+    ]
+    assert [score.detail["answer"] for score in scores] == [prompt.answer, None, "no"]
 
 
 def test_a_tag_says_where_the_answer_stands():

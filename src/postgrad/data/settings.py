@@ -11,12 +11,14 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import REVISION
 from postgrad.core.settings import Settings
+from postgrad.data.files import SUFFIXES
 
 WHICH_ROWS = (  # keys that decide which rows of the world are read
     *("path", "name", "revision", "split", "filter", "map", "limit", "task", "size", "seed"),
 )
 # A key in a message, which is no name of a file such as data.path.jsonl or /my/data.path.
-KEY = re.compile(r"(?<![\w./])data\.([a-z_]+)(?![\w/])(?!\.(?:jsonl|json|csv|parquet)\b)")
+_SUFFIX = "|".join(map(re.escape, SUFFIXES))
+KEY = re.compile(rf"(?<![\w./])data\.([a-z_]+)(?![\w/])(?!(?:{_SUFFIX})\b)")
 FUNCTION = re.compile(r"[\w.]+:\w+")
 _ONLY_TEXT = 'on_too_long = "split" is of plain text (data.text): say "drop", "truncate" or "error"'
 

@@ -133,15 +133,15 @@ def rates(
 def wrong_answers(
     scores: Sequence[float], details: Sequence[Any], correct_at: float
 ) -> tuple[int, ...]:
-    """How many samples gave each different wrong answer, as a verifier read it. scores: [samples],
-    NaN where it failed; details: of its scores. Samples without an answer are in none.
+    """How many samples gave each different wrong answer, as a verifier read it, most first. scores:
+    [samples], NaN where it failed; details: of its scores. Samples without an answer are in none.
     """
     counts: Counter[str] = Counter()
     for score, detail in zip(scores, details, strict=True):
         answer = (note_of_answer(detail) or {}).get("answer")
         if answer is not None and score < correct_at:  # NaN is not
             counts[_ballot(str(answer))] += 1
-    return tuple(counts.values())
+    return tuple(sorted(counts.values(), reverse=True))
 
 
 def note_of_answer(detail: Any) -> Mapping[str, Any] | None:

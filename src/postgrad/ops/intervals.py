@@ -10,6 +10,7 @@ arXiv:2411.00640, where a problem is a cluster). NumPy, float64.
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -123,7 +124,8 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
-def majority_at_k(right: int, wrong: Sequence[int], silent: int, k: int) -> float:
+@lru_cache(maxsize=4096)  # whole, by dataset and in comparisons the same problems are asked for
+def majority_at_k(right: int, wrong: tuple[int, ...], silent: int, k: int) -> float:
     """The chance that most votes of k samples are for the right answer (Wang et al. 2022,
     arXiv:2203.11171), exactly: the mean over all choices of k samples.
 

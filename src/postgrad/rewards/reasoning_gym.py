@@ -55,7 +55,7 @@ class ReasoningGym(Verifier):
         tag, answer = self.answer_tag, prompt.answer
         return answer if tag is None else f"<{tag}>{answer}</{tag}>"
 
-    def score(self, prompt: PromptView, rollout: RolloutView) -> float | Score:
+    def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
         dataset, entry = _problem(prompt)
         answer = self._answer(rollout.text)
         if answer is None:

@@ -7,38 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from contracts.conftest import small_model, small_tokenizer
+from contracts.conftest import small_model, small_tokenizer, start_vllm
 from postgrad.core.errors import RunError
 from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.settings import (
     OWN_ARGUMENTS,
     SET_ARGUMENTS,
     UNTRUSTED_ARGUMENTS,
-    RolloutSettings,
     SamplingSettings,
 )
-from postgrad.rollout.vllm import start
-from postgrad.rollout.vllm.engine import VLLMEngine
 from postgrad.rollout.vllm.process import interpreter
 
 pytestmark = pytest.mark.vllm
 
 
-def started(folder: Path, **arguments: object) -> VLLMEngine:
-    """An engine with these arguments; its log is vllm-0.log in the folder."""
-    path, tokenizer = str(folder / "model"), small_tokenizer()
-    tokenizer.chat_template = "{{ messages[0]['content'] }}"
-    small_model().save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    settings = RolloutSettings.model_validate({"type": "vllm", "vllm": {"engine_args": arguments}})
-    model = start.read_model(path, torch.float32, 64)
-    sizes = start.sizes_of(path, settings, torch.float32, sequences=8, max_len=64)
-    place = {"device": torch.device("cpu"), "threads": 1, "logs": folder}
-    return start.start(path, settings, model, sizes, **place)
-
-
 def test_a_cache_in_eight_bits_moves_logprobs_by_its_rounding_alone(tmp_path: Path) -> None:
-    engine = started(tmp_path, kv_cache_dtype="fp8_e5m2")
+    engine = start_vllm(tmp_path, small_model(), engine_args={"kv_cache_dtype": "fp8_e5m2"})
     prompt = small_tokenizer()("abcdefgh", return_tensors="np").input_ids[0]
     settings = SamplingSettings(max_new_tokens=16)
     (done,) = generate(engine, [Request(0, (0,), prompt, settings, 0, 0)])
@@ -55,7 +39,7 @@ def test_a_cache_in_eight_bits_moves_logprobs_by_its_rounding_alone(tmp_path: Pa
 
 def test_an_argument_that_vllm_lacks_is_named_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"no argument 'kv_cache_type'; did you mean 'kv_cache_dty"):
-        started(tmp_path, kv_cache_type="fp8")
+        start_vllm(tmp_path, small_model(), engine_args={"kv_cache_type": "fp8"})
 
 
 def test_every_argument_that_recipes_must_not_add_is_one_of_vllms() -> None:

@@ -6,13 +6,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import torch
 
-from contracts.conftest import small_model, small_tokenizer
+from contracts.conftest import small_model, small_tokenizer, start_vllm
 from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.local.engine import LocalEngine
-from postgrad.rollout.settings import RolloutSettings, SamplingSettings
-from postgrad.rollout.vllm import start
+from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.vllm.engine import VLLMEngine
 
 pytestmark = pytest.mark.vllm
@@ -24,16 +22,8 @@ VOCABULARY = 100
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMEngine]:
     """With a head that is tied to the embedding."""
-    folder = tmp_path_factory.mktemp("parallel")
-    path, tokenizer = str(folder / "model"), small_tokenizer()
-    tokenizer.chat_template = "{{ messages[0]['content'] }}"
-    small_model(0, VOCABULARY, tied=True).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    settings = RolloutSettings.model_validate({"type": "vllm", "vllm": {"tensor_parallel": 2}})
-    model = start.read_model(path, torch.float32, 64)
-    sizes = start.sizes_of(path, settings, torch.float32, sequences=24, max_len=64)
-    place = {"device": torch.device("cpu"), "threads": 1, "logs": folder}
-    one = start.start(path, settings, model, sizes, **place)
+    lm = small_model(0, VOCABULARY, tied=True)
+    one = start_vllm(tmp_path_factory.mktemp("parallel"), lm, tensor_parallel=2)
     yield one
     one.close()
 

@@ -174,7 +174,8 @@ def check_answer_lengths(report: Report, recipe: Answering, sets: Sets, tokenize
     """Warns where reference answers are longer than rollout.max_new_tokens. Looks at about a
     thousand of them.
     """
-    prompts = [prompt for prompt in sets.prompts() if prompt.answer]
+    by_source = sets.prompts_by_source(recipe)
+    prompts = [prompt for _, rows in by_source for prompt in rows if prompt.answer]
     if not prompts:
         return
     with report.check("room for answers") as check:

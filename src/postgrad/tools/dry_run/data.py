@@ -66,13 +66,10 @@ class Sets:
         ]
         return max(largest_ids, default=0)
 
-    def prompts(self) -> list[Prompt]:
-        """All prompts of training and evaluation; other records are left out."""
-        sets = [*([] if self.training is None else [self.training]), *self.evaluation.values()]
-        return [row for drawn_set in sets for row in drawn_set.all() if isinstance(row, Prompt)]
-
     def prompts_by_source(self, recipe: Answering) -> list[tuple[DataSettings, list[Prompt]]]:
-        """The prompts of each dataset that could be read, with what the recipe says of it."""
+        """The prompts of each dataset of training and evaluation that could be read, with what the
+        recipe says of it; other records are left out.
+        """
         read: list[tuple[DataSettings, DrawnSet[Any]]] = []
         if self.training is not None:
             read += zip(recipe.data.sources, self.training.parts, strict=True)
