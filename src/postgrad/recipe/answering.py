@@ -121,8 +121,8 @@ def _votes(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     if types.get(name) in VERIFIERS and types[name] not in READ_ANSWERS:
         yield (
             ("eval", "maj_at"),
-            f"votes on answers, and {name!r} reads none; those that do are "
-            f"{', '.join(READ_ANSWERS)}: name another one with eval.component",
+            f"votes on answers, and {name!r} reads none: name a component that does with "
+            f"eval.component, of type {', '.join(READ_ANSWERS)} or of your own",
         )
 
 
