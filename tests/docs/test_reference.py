@@ -14,7 +14,7 @@ from postgrad.core.settings import Settings
 from postgrad.data.settings import MixSettings, PairMixSettings
 from postgrad.recipe.settings import EvalSettings
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
-from postgrad.rollout.settings import EnvironmentSettings
+from postgrad.rollout.settings import EnvironmentSets, EnvironmentSettings
 
 RECIPES = sorted(p for p in (ROOT / "recipes").rglob("*.toml") if p.name != "pipeline.toml")
 
@@ -108,7 +108,7 @@ def test_every_command_has_its_flags_and_their_defaults() -> None:
     [
         ("[data], [eval], [[eval.sets]]", (MixSettings, PairMixSettings, EvalSettings)),
         ("[[rewards]], [scoring]", (RewardSettings, ScoringSettings)),
-        ("[environment]", (EnvironmentSettings,)),
+        ("[environment]", (EnvironmentSettings, EnvironmentSets)),
     ],
 )
 def test_the_page_of_recipes_lists_every_key_of_a_section(

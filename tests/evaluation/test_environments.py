@@ -9,17 +9,20 @@ import numpy as np
 import pytest
 
 from helpers.chat import HERMES, chat_tokenizer
-from helpers.runs import Killed, assert_same_run, kill_after, lines
+from helpers.runs import Killed, assert_same_run, kill_after, lines, train_until_killed
 from postgrad.core.errors import UsageError
-from postgrad.core.records import Prompt
-from postgrad.evaluation.answers import Evaluator, environment_of, with_tools
+from postgrad.core.records import Prompt, Rollout, ScoredGroup, Turn
+from postgrad.data.templates import template_call
+from postgrad.evaluation.answers import Evaluator, environment_metrics
 from postgrad.fleet.choices import choose
 from postgrad.fleet.engines import build_engine
 from postgrad.fleet.exported import roles_of
 from postgrad.fleet.learned import scorer_of
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
+from postgrad.rollout.environments.chat import dialogue
 from postgrad.rollout.environments.guess_number import GuessNumber
+from postgrad.rollout.environments.sets import as_played
 from postgrad.tools.evaluate import evaluate
 from postgrad.tools.export import export
 from postgrad.tools.pipeline import ask
@@ -56,8 +59,8 @@ def game(make_recipe: Any) -> Any:
     def make(run_dir: str = "run", job: str = "rl", **changes: Any) -> Any:
         merged = dict(GAME)
         for name, value in changes.items():
-            other = isinstance(value, dict) and value.get("type", "").startswith("helpers.")
-            if other:  # another environment, with keys of its own
+            theirs = name == "environment" and ("sets" in value or ":" in value.get("type", ""))
+            if theirs:  # other environments, with keys of their own
                 merged[name] = value
                 continue
             merged[name] = {**GAME.get(name, {}), **value} if isinstance(value, dict) else value
@@ -180,18 +183,15 @@ def test_what_an_environment_raises_of_a_row_is_the_reason_why_it_cannot_be_play
 
 def test_tools_stand_in_every_prompt(make_recipe: Any) -> None:
     recipe = make_recipe("rl", environment={"type": "tools", "tools": ["calculator"]})
-    kwargs = with_tools(recipe.environment, recipe.data).chat_template_kwargs
+    kwargs = as_played(recipe.environment, recipe.data).chat_template_kwargs
     assert [tool["function"]["name"] for tool in kwargs["tools"]] == ["calculator"]
-    world = environment_of(recipe.environment, recipe.data, chat_tokenizer(HERMES))
-    assert world is not None
-    assert world.settings.max_turns == 8
     taken = make_recipe(
         "rl",
         environment={"type": "tools", "tools": ["calculator"]},
         data={"chat_template_kwargs": {"tools": []}},
     )
     with pytest.raises(UsageError, match="'tools' comes from"):
-        with_tools(taken.environment, taken.data)
+        as_played(taken.environment, taken.data)
 
 
 def test_an_environment_answers_through_the_template_of_the_data(make_recipe: Any) -> None:
@@ -201,8 +201,7 @@ def test_an_environment_answers_through_the_template_of_the_data(make_recipe: An
         environment={"type": "guess_number"},
         data={"chat_template": "chatml", "system": None},
     )
-    world = environment_of(recipe.environment, recipe.data, tokenizer)
-    assert world is not None
+    world = dialogue(recipe.environment.sets[0], tokenizer, template_call(recipe.data))
     seen = world.template.after([{"role": "user", "content": "0"}], closed=False)
     assert tokenizer.decode(seen.tolist()) == (
         "<|im_end|>\n<|im_start|>user\n0<|im_end|>\n<|im_start|>assistant\n"
@@ -210,10 +209,29 @@ def test_an_environment_answers_through_the_template_of_the_data(make_recipe: An
     assert roles_of(recipe, "base")["policy"].template == "chatml"
 
 
+def test_counts_are_means_over_the_samples_that_an_environment_played(make_recipe: Any) -> None:
+    def group(environment: str | None, *counts: dict[str, float]) -> ScoredGroup:
+        turn = Turn("policy", np.zeros(1, np.int32), np.zeros(1, np.float32))
+        rollouts = [Rollout(0, 0, (turn,), "stop", ((0, 1),), "", counts=each) for each in counts]
+        prompt = Prompt(0, np.zeros(1, np.int32), "", None, "", 0, environment=environment)
+        return ScoredGroup(prompt, tuple(rollouts), {}, np.zeros(0), np.zeros(0, np.bool_))
+
+    asked, game = group(None, {}), group("game", {"turns": 3.0, "calls": 1.0}, {"turns": 2.0})
+    other = group("other", {"turns": 8.0})
+    means = environment_metrics([asked, game], None)
+    assert means == {"environment/calls": 0.5, "environment/turns": 2.5}
+    assert environment_metrics([asked], None) == {}
+    both = make_recipe("rl", **several()).environment
+    assert environment_metrics([asked, other, game], both) == {
+        "environment/game/calls": 0.5,
+        "environment/game/turns": 2.5,
+        "environment/other/turns": 8.0,
+    }
+
+
 def test_without_an_environment_nothing_changes(make_recipe: Any) -> None:
     recipe = make_recipe("rl")
-    assert environment_of(recipe.environment, recipe.data, None) is None
-    assert with_tools(recipe.environment, recipe.data) is recipe.data
+    assert as_played(recipe.environment, recipe.data) is recipe.data
 
 
 TALKS = list(string.printable.strip())  # every turn stops by itself, and is replied to
@@ -278,3 +296,58 @@ def test_a_run_that_cannot_be_exact_says_so_and_records_failures(
         assert not line["kept"]
         assert line["failures"][0]["component"] == "environment"
         assert "not today" in line["failures"][0]["message"]
+
+
+def several() -> dict[str, Any]:
+    """The change of a game to rows of the game, of an environment whose replies come late, and of
+    questions with one answer.
+    """
+    sets = ({"environment": "guess_number"}, {"environment": "late", "seed": 50})
+    played = [
+        {"type": "guess_number", "max_turns": 3},
+        {"type": "helpers.courses:Late", "name": "late", "max_turns": 2},
+    ]
+    return {
+        "data": {"sets": [*sets, {"environment": "none", "seed": 90}], "size": 12},
+        "eval": {"sets": [{"environment": "none", "name": "asked"},
+                          {"environment": "guess_number", "name": "played"}]},
+        "environment": {"sets": played},
+        "rewards": [{"type": "exact_match", "weight": 0.5}],
+        "batch": {"rollout_batch_size": 6},
+    }  # fmt: skip
+
+
+def test_each_dataset_is_played_by_its_own_environment(game: Any, console: Console) -> None:
+    recipe = game(rollout={"stop": TALKS}, **several())
+    train(recipe, console)
+    run = Path(recipe.run_dir)
+    samples, metrics = lines(run / "samples.jsonl"), lines(run / "metrics.jsonl")
+    by_turns: dict[str | None, set[int]] = {}
+    for line in samples:
+        environment = line.get("environment")
+        own = [] if environment is None else ["environment"]
+        assert list(line["rewards"]) == ["exact_match", *own]
+        assert ("malformed" in line.get("counts", {})) == (environment == "guess_number")
+        by_turns.setdefault(environment, set()).add(len(line["turns"]))
+    assert by_turns[None] == {1}
+    assert max(by_turns["late"]) == 3
+    assert max(by_turns["guess_number"]) > 3
+    names = {name for line in metrics for name in line if name.startswith("environment/")}
+    assert {"environment/guess_number/turns", "environment/late/hits"} <= names
+    assert not [name for name in names if name.count("/") == 1]
+    by_set = {line["set"]: line for line in lines(run / "eval.jsonl")}
+    assert by_set["played"]["environment/guess_number/turns"] >= 1.0
+    assert not [name for name in by_set["asked"] if name.startswith("environment")]
+
+
+@pytest.mark.slow
+def test_a_killed_run_of_several_environments_goes_on_with_each_as_it_can(
+    game: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout = {"stop": TALKS, "max_staleness": 2, "slots": 5}
+    changes = several() | {"rollout": rollout, "algorithm": {"correction": "tis"}}
+    recipes = [game(name, **changes) for name in ("whole", "killed")]
+    train(recipes[0], console)
+    train_until_killed(monkeypatch, RLJob, 1, recipes[1], console)
+    train(recipes[1], console)
+    assert_same_run(*recipes, 3)

@@ -214,7 +214,7 @@ def test_rows_are_also_counted_by_the_values_of_a_column(
 
 
 def test_means_are_over_kept_samples_and_lengths_over_all() -> None:
-    found = sample_metrics([group(0, 1.0, math.nan), group(1, 0.5, 0.0)])
+    found = sample_metrics([group(0, 1.0, math.nan), group(1, 0.5, 0.0)], None)
     assert found == {
         "reward": pytest.approx(0.5),
         "response_length": 2.5,
@@ -239,10 +239,10 @@ def test_evaluations_of_the_same_weights_agree_whenever_they_are_made(
 
 def test_dead_ends_are_truncated_and_counted_where_there_are_any() -> None:
     whole = group(0, 1.0, 0.0, 1.0, 0.0)
-    assert "dead_end_fraction" not in sample_metrics([whole])
+    assert "dead_end_fraction" not in sample_metrics([whole], None)
     ends = ("stop", "length", "dead_end", "stop")
     rollouts = zip(whole.rollouts, ends, strict=True)
     cut = [dataclasses.replace(rollout, finish_reason=end) for rollout, end in rollouts]
-    metrics = sample_metrics([dataclasses.replace(whole, rollouts=tuple(cut))])
+    metrics = sample_metrics([dataclasses.replace(whole, rollouts=tuple(cut))], None)
     assert metrics["truncated_fraction"] == 0.5
     assert metrics["dead_end_fraction"] == 0.25

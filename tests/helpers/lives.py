@@ -21,7 +21,7 @@ from postgrad.fleet.members import EngineSite
 from postgrad.fleet.shared import SharedEngine
 from postgrad.rollout.ahead import OverlappedSource, Progress
 from postgrad.rollout.engine import Completion, EngineStats, Request, in_order
-from postgrad.rollout.environment import Observation, Step, at_once
+from postgrad.rollout.environment import Environments, Observation, Step, at_once
 from postgrad.rollout.free import FreeSource, Recorded
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.source import LiveSource, Sampled
@@ -207,7 +207,7 @@ class Life:
                 **self.rollout,
             ),
             tokenizer=Words(),
-            environment=Turns(self.turns),
+            environments=Environments({None: Turns(self.turns)}),
             scores_ahead=self.scores_ahead,
             on_done=progress.count,
         )

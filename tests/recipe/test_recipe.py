@@ -6,7 +6,7 @@ import pytest
 
 from postgrad.core.errors import UsageError
 from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RewardRecipe, RLRecipe, SFTRecipe
-from postgrad.rollout.settings import EnvironmentSettings
+from postgrad.rollout.settings import EnvironmentSets, EnvironmentSettings
 
 QUESTIONS: Any = {"path": "rows.jsonl", "max_len": 100}
 PAIRS: Any = {"path": "pairs.jsonl", "max_len": 100}
@@ -114,7 +114,8 @@ def test_a_preference_loads_its_reference_only_where_its_loss_reads_one() -> Non
 
 def test_rewards_whose_environment_cannot_be_built_have_no_names() -> None:
     unknown = EnvironmentSettings.model_construct(type="no_such_game")
-    recipe = rl().model_copy(update={"environment": unknown})
+    environment = EnvironmentSets.model_construct(sets=(unknown,))
+    recipe = rl().model_copy(update={"environment": environment})
     assert recipe.reward_components is None
     with pytest.raises(UsageError, match="no environment is called"):
         _ = recipe.environment_weight

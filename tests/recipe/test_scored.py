@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from postgrad.core.errors import UsageError
-from postgrad.recipe.load import load_recipe, recipe_from_json
+from postgrad.recipe.load import load_recipe, recipe_from_json, with_overrides
 
 Write = Callable[..., Path]
 REWARDS = '[[rewards]]\ntype = "gsm8k"\n'
@@ -19,7 +19,7 @@ def test_an_environment_is_a_component_of_the_reward_beside_the_verifiers(write:
     assert recipe.reward_components == ["gsm8k", "environment"]
     assert recipe.environment_weight == 0.5
     assert recipe.environment is not None
-    assert recipe.environment.max_turns == 3
+    assert recipe.environment.sets[0].max_turns == 3
     assert recipe_from_json(recipe.dump()) == recipe
 
 
@@ -66,3 +66,66 @@ def test_an_environment_speaks_through_one_template_with_one_set_of_variables(
     path = write((REWARDS, REWARDS + GAME), ('split = "test"', f'split = "test"\n{other}'))
     with pytest.raises(UsageError, match=rf"{other.split()[0]}:.*have those of .data."):
         load_recipe(path)
+
+
+SETS = """[environment]
+max_turns = 3
+
+[[environment.sets]]
+type = "guess_number"
+
+[[environment.sets]]
+type = "tools"
+name = "sums"
+tools = ["calculator"]
+max_turns = 2
+"""
+BY_GAME = ('path = "rows.jsonl"', 'path = "rows.jsonl"\nenvironment = "guess_number"')
+
+
+def test_environments_take_what_they_leave_out_from_their_section(write: Write) -> None:
+    recipe = load_recipe(write((REWARDS, REWARDS + SETS), BY_GAME))
+    assert recipe.environment is not None
+    assert recipe.environment.names == ("guess_number", "sums")
+    assert [environment.max_turns for environment in recipe.environment.sets] == [3, 2]
+    assert recipe.environment.sets[1].extra_settings == {"tools": ["calculator"]}
+    assert recipe.reward_components == ["gsm8k", "environment"]
+    assert recipe.eval.sets[0].data.environment == "guess_number"
+    assert recipe_from_json(recipe.dump()) == recipe
+
+
+def test_an_override_of_the_section_reaches_each_environment(write: Write) -> None:
+    recipe = load_recipe(write((REWARDS, REWARDS + SETS), BY_GAME))
+    changed = with_overrides(recipe, ["--environment.step_seconds", "5"])
+    assert changed.environment is not None
+    assert [environment.step_seconds for environment in changed.environment.sets] == [5.0, 5.0]
+    alone = load_recipe(write((REWARDS, REWARDS + TOOLS)))
+    more = with_overrides(alone, ["--environment.longest_result", "9"])
+    assert more.environment is not None
+    assert more.environment.sets[0].extra_settings["longest_result"] == 9
+
+
+@pytest.mark.parametrize(
+    ("section", "why"),
+    [
+        (SETS, "data.environment: it is left out, and there are 2 environments: say one of"),
+        (SETS.replace("sums", "guess_number"), "2 of [[environment.sets]] are called"),
+        (SETS.replace('"sums"', '"none"'), "'none' is what data.environment says for none"),
+        (SETS + "weight = 0.5", "give `weight` in [environment], for all of them"),
+        (SETS + "tool = 1", "environment.sets.1: environment.tool: 'tools' has no such setting"),
+        (SETS.replace("max_turns = 2", "max_turns = 0"), "environment.sets.1.max_turns = 0"),
+        (SETS.replace('type = "tools"', ""), "environment.sets.1.type is missing"),
+        (SETS.replace("max_turns = 3", "tools = []"), "unknown key 'environment.tools'"),
+        ("[environment]\nsets = []", "environment.sets"),
+        ("", "data.environment: 'guess_number': the recipe has no [environment]"),
+    ],
+)
+def test_what_is_wrong_with_several_environments_is_told_with_its_key(
+    section: str, why: str, write: Write
+) -> None:
+    changes = [(REWARDS, f"{REWARDS}{section}\n")]
+    if "left out" not in why:
+        changes.append(BY_GAME)
+    with pytest.raises(UsageError) as told:
+        load_recipe(write(*changes))
+    assert why in str(told.value)

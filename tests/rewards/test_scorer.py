@@ -9,9 +9,14 @@ import pytest
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import EpisodeFailure, Failure, Rollout, Turn
 from postgrad.rewards.scorer import Scorer
-from postgrad.rewards.settings import RewardSettings, ScoringSettings
+from postgrad.rewards.settings import EnvironmentRewards, RewardSettings, ScoringSettings
 
 GSM8K = RewardSettings(type="gsm8k")
+
+
+def played(weight, on_failure="drop_sample"):
+    """The environment that plays all prompts."""
+    return {None: EnvironmentRewards(weight, on_failure)}
 
 
 def test_components_are_weighed_and_named(make_scorer, make_prompt, make_rollouts):
@@ -219,7 +224,7 @@ def test_real_answers_are_read_through_the_workers(make_scorer, make_prompt, mak
 def test_an_environment_alone_scores_without_any_worker(make_prompt, make_rollouts):
     rollouts = make_rollouts(["a", "b"])
     rollouts[1] = replace(rollouts[1], columns={"turn_rewards": np.array([0, 1, 0, 2], np.float32)})
-    with Scorer((), ScoringSettings(), environment=0.5) as scorer:
+    with Scorer((), ScoringSettings(), played(0.5)) as scorer:
         assert scorer.names == ["environment"]
         assert scorer.check([make_prompt()]) == []
         (group,) = scorer.score([(make_prompt(), rollouts)])
@@ -233,7 +238,7 @@ def test_an_environments_rewards_come_after_those_of_verifiers(make_prompt, make
     rollouts = make_rollouts(["#### 7", "#### 8"])
     earned = {"turn_rewards": np.array([0, 0, 0, 4], np.float32)}
     rollouts = [replace(one, columns=earned) for one in rollouts]
-    with Scorer((GSM8K,), ScoringSettings(workers=1), environment=-0.25) as scorer:
+    with Scorer((GSM8K,), ScoringSettings(workers=1), played(-0.25)) as scorer:
         (group,) = scorer.score([(make_prompt(), rollouts)])
     assert list(group.rewards) == scorer.names == ["gsm8k", "environment"]
     assert group.total.tolist() == [0.0, -1.0]
@@ -264,7 +269,7 @@ def test_a_sample_whose_environment_failed_has_no_reward_and_no_verifier_reads_i
     rollouts[1] = replace(rollouts[1], failure=EpisodeFailure("wall_clock", "no reply"))
     groups = {}
     for policy in ("drop_sample", "drop_group"):
-        with Scorer((GSM8K,), ScoringSettings(workers=1), environment=1.0, broken=policy) as scorer:
+        with Scorer((GSM8K,), ScoringSettings(workers=1), played(1.0, policy)) as scorer:
             (groups[policy],) = scorer.score([(make_prompt(), rollouts)])
     dropped, group = groups["drop_group"], groups["drop_sample"]
     np.testing.assert_array_equal(group.rewards["gsm8k"], [1.0, np.nan, 0.0])
@@ -279,10 +284,38 @@ def test_failures_of_environments_can_stop_the_run_and_count_in_a_step(make_prom
     failed = [
         replace(one, failure=EpisodeFailure("crash", "it fell")) for one in make_rollouts(["a"])
     ]
-    stops = Scorer((), ScoringSettings(), environment=1.0, broken="stop_run")
+    stops = Scorer((), ScoringSettings(), played(1.0, "stop_run"))
     with stops, pytest.raises(RunError, match=r"'environment' is stop_run.*crash: it fell"):
         stops.score([(make_prompt(), failed)])
-    counts = Scorer((), ScoringSettings(), environment=1.0)
+    counts = Scorer((), ScoringSettings(), played(1.0))
     too_many = r"failed on 1 of 1 samples scored in this step \(environment: crash x1\)"
     with counts, pytest.raises(RunError, match=too_many):
         counts.judge(counts.score([(make_prompt(), failed)]))
+
+
+def test_each_environment_decides_what_becomes_of_its_own_rewards_and_failures(
+    make_prompt, make_rollouts
+):
+    """The rewards of one count, another gives none, and a prompt that none plays has none."""
+    environments = {
+        "game": EnvironmentRewards(0.5, "drop_group"),
+        "tools": EnvironmentRewards(None, "drop_sample"),
+    }
+    earned = {"turn_rewards": np.array([0, 1, 0, 2], np.float32)}
+    broken = EpisodeFailure("crash", "it fell")
+    groups = {}
+    with Scorer((GSM8K,), ScoringSettings(workers=1), environments) as scorer:
+        assert scorer.names == ["gsm8k", "environment"]
+        for name in ("game", "tools", None):
+            prompt = replace(make_prompt(), environment=name)
+            rollouts = [replace(r, columns=earned) for r in make_rollouts(["#### 7", "no"])]
+            if name is not None:
+                rollouts.append(replace(rollouts[0], sample=2, failure=broken))
+            (groups[name],) = scorer.score([(prompt, rollouts)])
+    game, tools, asked = groups.values()
+    assert game.rewards["environment"].tolist()[:2] == [3.0, 3.0]
+    assert game.kept.tolist() == [False] * 3  # its failure drops the group
+    assert (game.turn_weight, tools.turn_weight) == (0.5, 0.0)
+    assert list(tools.rewards) == list(asked.rewards) == ["gsm8k"]
+    assert tools.kept.tolist() == [True, True, False]
+    assert tools.total.tolist()[:2] == asked.total.tolist() == [1.0, 0.0]

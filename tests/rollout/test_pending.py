@@ -1,6 +1,8 @@
 """Samples under way with environments that may not be stepped again: their replies are recorded."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,14 @@ from postgrad.core.errors import RunError
 from postgrad.core.process import done
 from postgrad.core.records import EpisodeFailure, Experts, FinishReason, Prompt
 from postgrad.rollout.engine import Completion
-from postgrad.rollout.environment import Drawing, Environment, Observation, OpenGroup, Step
+from postgrad.rollout.environment import (
+    Drawing,
+    Environment,
+    Environments,
+    Observation,
+    OpenGroup,
+    Step,
+)
 from postgrad.rollout.pending import REPLIES, to_arrays, to_groups
 from postgrad.rollout.sampling import GroupSampler
 from postgrad.rollout.settings import SamplingSettings
@@ -52,7 +61,7 @@ class Dice:
 def cut_run(environment: Environment) -> GroupSampler:
     """Sample 0 has had a turn and is in its second, sample 1 in its first, sample 2 has failed."""
     engine = Ticking(lambda ticket, sample, turn: (2, 9, 3)[sample] if turn == 0 else 8)
-    drawing = Drawing(3, SAMPLING, 0, environment)
+    drawing = Drawing(3, SAMPLING, 0, Environments({None: environment}))
     sampler = GroupSampler(engine, Chosen(lambda t, s: 1.0), drawing, Words())
     sampler.start([Numbers(100).draw(0, 0)])
     for _ in range(2):
@@ -64,14 +73,14 @@ def cut_run(environment: Environment) -> GroupSampler:
 
 
 def back(arrays, environment):
-    drawing = Drawing(3, SAMPLING, 0, environment)
+    drawing = Drawing(3, SAMPLING, 0, Environments({None: environment}))
     groups, redrawn = to_groups(arrays, lambda t: Numbers(100).draw(t, 0), drawing, Words())
     return groups[0], redrawn
 
 
 def test_recorded_replies_are_taken_and_the_environment_is_not_stepped():
     before = cut_run(Dice(10)).groups
-    arrays = to_arrays(before, {0: 0}, replies=True)
+    arrays = to_arrays(before, {0: 0})
     other = Dice(500)
     group, redrawn = back(arrays, other)
     assert (other.said, redrawn) == (500, 0)
@@ -91,7 +100,7 @@ def test_recorded_replies_are_taken_and_the_environment_is_not_stepped():
 
 
 def test_a_sample_whose_environment_cannot_go_on_is_drawn_from_its_start_and_counted():
-    arrays = to_arrays(cut_run(Dice(10)).groups, {0: 0}, replies=True)
+    arrays = to_arrays(cut_run(Dice(10)).groups, {0: 0})
     group, redrawn = back(arrays, Dice(500, goes_on=False))
     assert redrawn == 1
     first = group.samples[0]
@@ -104,7 +113,8 @@ def test_a_sample_whose_environment_cannot_go_on_is_drawn_from_its_start_and_cou
 
 
 def test_without_the_record_an_environment_that_is_not_deterministic_is_never_stepped_again():
-    arrays = to_arrays(cut_run(Dice(10)).groups, {0: 0})
+    arrays = dict(to_arrays(cut_run(Dice(10)).groups, {0: 0}))
+    del arrays[REPLIES]
     with pytest.raises(RunError, match="it lacks what the environment said"):
         back(arrays, Dice(500))
 
@@ -112,12 +122,13 @@ def test_without_the_record_an_environment_that_is_not_deterministic_is_never_st
 @pytest.mark.parametrize("end", ["stop", "length", "dead_end"])
 def test_how_a_sample_ended_comes_back_with_it(end: FinishReason) -> None:
     """Of a group whose other samples are under way."""
-    group = OpenGroup(Numbers(100).draw(0, 0), Drawing(3, SAMPLING, 0, Dice(10)))
+    drawing = Drawing(3, SAMPLING, 0, Environments({None: Dice(10)}))
+    group = OpenGroup(Numbers(100).draw(0, 0), drawing)
     turn = np.array([5, 6], np.int32), np.array([-0.5, -0.25], np.float32)
     group.samples[1].take(Completion(0, 1, 0, *turn, end, ((0, 2),), ""))
     group.samples[1].observe(Observation(np.zeros(0, np.int32), done=True))
     group.left -= 1
-    again, _ = back(to_arrays({0: group}, {0: 0}, replies=True), Dice(500))
+    again, _ = back(to_arrays({0: group}, {0: 0}), Dice(500))
     rollout = again.samples[1].rollout(Words())
     assert rollout.finish_reason == end
     assert rollout.turns[0].token_ids.tolist() == [5, 6]
@@ -134,10 +145,39 @@ def test_how_a_sample_ended_comes_back_with_it(end: FinishReason) -> None:
     ],
 )
 def test_replies_that_are_none_are_refused(text, why):
-    arrays = dict(to_arrays(cut_run(Dice(10)).groups, {0: 0}, replies=True))
+    arrays = dict(to_arrays(cut_run(Dice(10)).groups, {0: 0}))
     arrays[REPLIES] = np.frombuffer(text, np.uint8)
     with pytest.raises(RunError, match=why):
         back(arrays, Dice(500))
+
+
+def test_of_several_environments_only_those_that_are_not_deterministic_have_their_replies() -> None:
+    """And only their turns take them: the others are stepped again."""
+
+    class Sure(Dice):
+        deterministic = True
+
+    def groups_of(sure: Dice, dice: Dice) -> tuple[Drawing, dict[int, OpenGroup]]:
+        drawing = Drawing(1, SAMPLING, 0, Environments({"sure": sure, "dice": dice}))
+        prompts = [
+            replace(Numbers(9).draw(t, 0), environment=name)
+            for t, name in enumerate(["sure", "dice", "sure"])
+        ]
+        return drawing, {prompt.ticket: OpenGroup(prompt, drawing) for prompt in prompts}
+
+    _, groups = groups_of(Sure(10), Dice(20))
+    turn = np.array([5, 6], np.int32), np.array([-0.5, -0.25], np.float32)
+    for ticket, group in groups.items():
+        step = group.samples[0].take(Completion(ticket, 0, 0, *turn, "stop", ((0, 2),), ""))
+        group.samples[0].observe(step.result())
+    arrays = to_arrays(groups, dict.fromkeys(groups, 0))
+    assert [reply["token_ids"] for reply in json.loads(arrays[REPLIES].tobytes())] == [[21]]
+    sure, dice = Sure(30), Dice(500)
+    drawing, again = groups_of(sure, dice)
+    back_again, redrawn = to_groups(arrays, lambda t: again[t].prompt, drawing, Words())
+    told = [group.samples[0].observations[0].token_ids.tolist() for group in back_again]
+    assert (told, redrawn) == ([[31], [21], [32]], 0)
+    assert (sure.said, dice.said, dice.resumed) == (32, 500, [(0, [21])])
 
 
 def with_experts(group: OpenGroup) -> None:
@@ -170,10 +210,10 @@ def with_experts(group: OpenGroup) -> None:
 
 def test_experts_are_kept_as_they_were_chosen_first_and_come_back() -> None:
     """The last token of a turn and the environment's are computed with the next turn."""
-    drawing = Drawing(3, SAMPLING, 0, Dice(10))
+    drawing = Drawing(3, SAMPLING, 0, Environments({None: Dice(10)}))
     group = OpenGroup(Numbers(100).draw(0, 0), drawing)
     with_experts(group)
-    arrays = to_arrays({0: group}, {0: 0}, replies=True)
+    arrays = to_arrays({0: group}, {0: 0})
     assert arrays["experts"].shape == (5 + 5 + 5 + 5, 2, 1)  # one that was missing, then the news
     again, _ = back(arrays, Dice(500))
     for ended in (group.samples[1], again.samples[1]):
@@ -211,10 +251,10 @@ def test_experts_are_kept_as_they_were_chosen_first_and_come_back() -> None:
     ],
 )
 def test_experts_that_do_not_fit_the_turns_are_refused(change: Any) -> None:
-    drawing = Drawing(3, SAMPLING, 0, Dice(10))
+    drawing = Drawing(3, SAMPLING, 0, Environments({None: Dice(10)}))
     group = OpenGroup(Numbers(100).draw(0, 0), drawing)
     with_experts(group)
-    arrays = dict(to_arrays({0: group}, {0: 0}, replies=True))
+    arrays = dict(to_arrays({0: group}, {0: 0}))
     change(arrays)
     with pytest.raises(RunError, match="do not fit"):
         back(arrays, Dice(500))

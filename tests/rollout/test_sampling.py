@@ -17,7 +17,7 @@ from helpers.rollouts import Chosen, Numbers, Ticking, Words
 from postgrad.core.process import done
 from postgrad.core.records import EpisodeFailure, Prompt
 from postgrad.rollout.engine import Completion, Request
-from postgrad.rollout.environment import Drawing, Observation, Step
+from postgrad.rollout.environment import Drawing, Environments, Observation, Step
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.sampling import GroupSampler, sample_groups
 from postgrad.rollout.settings import SamplingSettings
@@ -90,7 +90,7 @@ def length_of(seed: int) -> Callable[[int, int, int], int]:
 
 def sampled(engine: Any, environment: Any, tickets: int = 4, samples: int = 4) -> list[Any]:
     prompts = [Numbers(100).draw(ticket, 0) for ticket in range(tickets)]
-    drawing = Drawing(samples, SAMPLING, 0, environment)
+    drawing = Drawing(samples, SAMPLING, 0, Environments({None: environment}))
     return sample_groups(engine, Chosen(lambda t, s: 1.0), prompts, drawing, Words())
 
 
@@ -219,7 +219,7 @@ def test_a_failure_ends_its_sample_and_is_in_its_record():
 def test_a_cut_waits_for_replies_and_goes_on_behind_them():
     late = Late(random.Random(0), most=0.02)
     engine = Traced(lambda ticket, sample, turn: 2 + 4 * sample)
-    drawing = Drawing(3, SAMPLING, 0, Replies(late))
+    drawing = Drawing(3, SAMPLING, 0, Environments({None: Replies(late)}))
     sampler = GroupSampler(engine, Chosen(lambda t, s: 1.0), drawing, Words())
     sampler.start([Numbers(100).draw(0, 0), Numbers(100).draw(1, 0)])
     sampler._take(engine.completed())
@@ -256,7 +256,8 @@ def test_the_built_in_engine_gives_the_same_bits_however_long_replies_take(
         engine = LocalEngine(lm, tokenizer, slots=6, cache_tokens=6 * 96)
         environment = Replies(Late(random.Random(late), most=0.01), turns=2, concurrent=3)
         prompts = [Prompt(t, prompt(t, 5), "?", None, "rows", t) for t in range(3)]
-        drawing = Drawing(4, SamplingSettings(max_new_tokens=12), 3, environment)
+        played = Environments({None: environment})
+        drawing = Drawing(4, SamplingSettings(max_new_tokens=12), 3, played)
         groups = sample_groups(engine, Chosen(lambda t, s: 1.0), prompts, drawing, tokenizer)
         results.append(
             [(r.token_ids.tobytes(), r.logprobs.tobytes()) for g in groups for r in g.rollouts]

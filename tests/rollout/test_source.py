@@ -5,11 +5,10 @@ import pytest
 
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError
-from postgrad.core.records import Prompt, Rollout, RolloutBatch, ScoredGroup, Turn
-from postgrad.evaluation.answers import mean_counts
+from postgrad.core.records import Prompt, RolloutBatch, ScoredGroup
 from postgrad.layout.tree import grow
 from postgrad.rollout.engine import Completion
-from postgrad.rollout.environment import Drawing, Observation, at_once
+from postgrad.rollout.environment import Drawing, Environments, Observation, at_once
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.sampling import sample_groups
 from postgrad.rollout.settings import RolloutSettings, SamplingSettings
@@ -64,6 +63,9 @@ class AskTwice:
             ids = np.array([2, 3], np.int32)
             counts = {"turns": 1.0, "long": float(len(response.token_ids) > 3)}
             return at_once(Observation(ids, self.turns == 2, float(self.turns), counts))
+
+
+TWICE = Environments({None: AskTwice()})
 
 
 def live(engine, tokenizer, scorer=None, n=3, **changes):
@@ -128,7 +130,7 @@ def test_a_single_turn_is_the_completion_itself(engine, tokenizer):
 
 
 def test_environments_answer_between_the_policys_turns(engine, tokenizer):
-    groups = live(engine, tokenizer, environment=AskTwice()).next(0, Cursor(), {}).groups
+    groups = live(engine, tokenizer, environments=TWICE).next(0, Cursor(), {}).groups
     for group in groups:
         for rollout in group.rollouts:
             first, seen, second = rollout.turns
@@ -146,7 +148,7 @@ def test_environments_answer_between_the_policys_turns(engine, tokenizer):
 
 
 def test_a_second_turn_has_read_everything_before_it(engine, tokenizer):
-    groups = live(engine, tokenizer, environment=AskTwice()).next(0, Cursor(), {}).groups
+    groups = live(engine, tokenizer, environments=TWICE).next(0, Cursor(), {}).groups
     batch = RolloutBatch.of(groups)
     rows = list(batch.sequences.tokens)
     for i, (ids, found) in enumerate(zip(rows, engine.logprobs(rows, 1.0), strict=True)):
@@ -157,11 +159,11 @@ def test_a_second_turn_has_read_everything_before_it(engine, tokenizer):
 
 def test_an_episode_ends_where_its_length_is_used_up(engine, tokenizer):
     # The longest prompts have 5 tokens: 6 of an answer and 2 of an observation leave 1 of 14.
-    source = live(engine, tokenizer, environment=AskTwice(), max_len=14)
+    source = live(engine, tokenizer, environments=TWICE, max_len=14)
     groups = source.next(0, Cursor(), {}).groups
     totals = [len(g.prompt.token_ids) + len(r.token_ids) for g in groups for r in g.rollouts]
     assert max(totals) == 14
-    tight = live(engine, tokenizer, environment=AskTwice(), max_len=9).next(0, Cursor(), {}).groups
+    tight = live(engine, tokenizer, environments=TWICE, max_len=9).next(0, Cursor(), {}).groups
     ended = [r for g in tight for r in g.rollouts if len(r.turns) == 1]
     assert ended
     assert all(r.finish_reason == "length" for r in ended)
@@ -172,7 +174,7 @@ def test_an_episode_ends_where_its_length_is_used_up(engine, tokenizer):
 
 def test_the_samples_of_a_prompt_share_what_their_turns_have_in_common(engine, tokenizer):
     """One tree a prompt: samples that say the same go one way until they part."""
-    source = live(engine, tokenizer, environment=AskTwice(), n=4)
+    source = live(engine, tokenizer, environments=TWICE, n=4)
     batch = RolloutBatch.of(source.next(0, Cursor(), {}).groups)
     for group in range(4):
         rows = [
@@ -186,16 +188,6 @@ def test_the_samples_of_a_prompt_share_what_their_turns_have_in_common(engine, t
         assert tree.paths[-1] == tree.paths[0]
         assert len({path[0] for path in tree.paths}) == 1  # the prompt is the one root
         assert tree.n_tokens < sum(map(len, rows))
-
-
-def test_counts_are_means_over_samples():
-    def rollout(counts):
-        turn = Turn("policy", np.zeros(1, np.int32), np.zeros(1, np.float32))
-        return Rollout(0, 0, (turn,), "stop", ((0, 1),), "", counts=counts)
-
-    found = mean_counts([rollout({"turns": 3.0, "calls": 1.0}), rollout({"turns": 2.0})])
-    assert found == {"calls": 0.5, "turns": 2.5}
-    assert mean_counts([rollout({})]) == {}
 
 
 def test_two_prompts_of_one_ticket_are_refused(engine, tokenizer):

@@ -48,6 +48,7 @@ class Prompt:
     # The conversation that `token_ids` spells: ({"role": "user", "content": "2 + 2?"},).
     messages: Sequence[Mapping[str, str]] = ()
     images: tuple["PlacedImage", ...] = ()  # among `token_ids`, in order
+    environment: str | None = None  # the name of the one that plays it; None: none does
 
 
 @dataclass(frozen=True, slots=True)

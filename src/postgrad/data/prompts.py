@@ -88,7 +88,7 @@ def load_prompts(
             continue
         prompt = Prompt(
             len(usable), ids[-max_prompt_tokens:], question, answer_of(row, settings), book.name,
-            row.index, _metadata(row, settings), messages, images or (),
+            row.index, _metadata(row, settings), messages, images or (), settings.environment,
         )  # fmt: skip
         usable.append((fate, row, prompt))
     entries = _readable(usable, settings, book, unreadable)

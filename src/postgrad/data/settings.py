@@ -20,6 +20,7 @@ WHICH_ROWS = (  # keys that decide which rows of the world are read
 _SUFFIX = "|".join(map(re.escape, SUFFIXES))
 KEY = re.compile(rf"(?<![\w./])data\.([a-z_]+)(?![\w/])(?!(?:{_SUFFIX})\b)")
 FUNCTION = re.compile(r"[\w.]+:\w+")
+NO_ENVIRONMENT = "none"  # of `environment`
 _ONLY_TEXT = 'on_too_long = "split" is of plain text (data.text): say "drop", "truncate" or "error"'
 
 
@@ -92,6 +93,8 @@ class DataSettings(RowSettings):
     text: str = ""  # SFT on plain text, all of it, without a chat template
     template: str = ""  # the user's message from columns: "Question: {question}\nAnswer:"
     loss_turns: Literal["all", "last"] = "all"  # assistant turns of a conversation that bear loss
+    # The one of several environments that plays these rows, by name; "none": no environment does.
+    environment: str | None = None
     # What is done with rows of prompts whose reference answer a verifier cannot read.
     on_unreadable: Literal["drop", "error"] = "error"
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.core.seeds import integer
-from postgrad.data.draws import Draws
 from postgrad.data.overlap import Selection
 from postgrad.data.prompts import PromptSet, Unreadable, every_answer_is_read, load_prompts
 from postgrad.data.rows import dataset_name
-from postgrad.data.settings import DataSettings, MixSettings
-from postgrad.data.templates import template_call
+from postgrad.data.settings import DataSettings
 from postgrad.evaluation.keys import counted_under, keys_of
 from postgrad.evaluation.results import (
     CorrectCount,
@@ -42,14 +40,11 @@ from postgrad.recipe.recipe import Answering
 from postgrad.recipe.settings import EvalSet, EvalSettings
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
-from postgrad.rollout.environment import Drawing, SingleTurn
-from postgrad.rollout.environments.base import ChatEnvironment, build, failure_of
-from postgrad.rollout.environments.chat import Dialogue, dialogue
+from postgrad.rollout.environment import Drawing
+from postgrad.rollout.environments.sets import as_played, dialogues
 from postgrad.rollout.records_json import Json, group_to_json
 from postgrad.rollout.sampling import sample_groups
-from postgrad.rollout.settings import EnvironmentSettings, SamplingSettings
-
-AnyData = TypeVar("AnyData", DataSettings, MixSettings)
+from postgrad.rollout.settings import EnvironmentSets, SamplingSettings
 
 
 def read_set(
@@ -67,7 +62,7 @@ def read_set(
     new = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
     with keys_of(recipe.eval, place, recipe.data):
         prompts = load_prompts(
-            with_tools(recipe.environment, eval_set.data),
+            as_played(recipe.environment, eval_set.data),
             tokenizer,
             max_prompt_tokens=eval_set.max_len - new,
             selection=Selection(part="evaluation"),
@@ -105,9 +100,8 @@ class Evaluator:
             json_schema=rollout.json_schema,
             lark=rollout.lark,
         )
-        self._environment = (
-            environment_of(recipe.environment, recipe.data, tokenizer) or SingleTurn()
-        )
+        self._played_in = recipe.environment
+        self._environments = dialogues(recipe.environment, recipe.data, tokenizer)
         self._sets: list[tuple[str | None, PromptSet]] = [
             (eval_set.name, read_set(recipe, place, tokenizer, reader, unreadable_by(scorer)))
             for place, eval_set in enumerate(self.settings.sets)
@@ -158,9 +152,8 @@ class Evaluator:
         on_done: Callable[[int], None],
     ) -> Result:
         began, name = time.perf_counter(), eval_set.name
-        drawing = Drawing(
-            self.settings.n_samples, self._sampling, self._seed, self._environment, eval_set.max_len
-        )
+        each, played = self.settings.n_samples, self._environments
+        drawing = Drawing(each, self._sampling, self._seed, played, eval_set.max_len)
         groups = self._sample(prompts, drawing, engine, on_done)
         greedy: Sequence[ScoredGroup | None] = [None] * len(groups)
         if self.settings.greedy:
@@ -174,7 +167,8 @@ class Evaluator:
         overall = rates(problems, pass_at, maj_at)
         parts = by_dataset(problems, pass_at, maj_at)
         metrics = {metric: rate for metric, (rate, _) in overall.items()}
-        metrics |= left_out(problems, (*pass_at, *maj_at)) | sample_metrics(groups)
+        metrics |= left_out(problems, (*pass_at, *maj_at))
+        metrics |= sample_metrics(groups, self._played_in)
         return Result(
             name=name,
             rows=len(prompts),
@@ -276,10 +270,13 @@ class Evaluator:
         return self.settings.component or next(iter(group.rewards))
 
 
-def sample_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+def sample_metrics(
+    groups: Sequence[ScoredGroup], environment: EnvironmentSets | None
+) -> dict[str, float]:
     """Mean reward of kept samples, mean response length in tokens, the share of truncated samples,
-    that of samples at a dead end of their grammar, where there are any, and the mean score of each
-    component over the samples that it scored; NaN where it scored none.
+    that of samples at a dead end of their grammar, where there are any, the mean score of each
+    component over the samples that it scored (NaN where it scored none), and what environments
+    counted.
     """
     totals = np.concatenate([group.total[group.kept] for group in groups])
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -287,7 +284,7 @@ def sample_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     truncated = [rollout.finish_reason != "stop" for rollout in rollouts]
     dead_ends = [rollout.finish_reason == "dead_end" for rollout in rollouts]
     metrics = {
-        **{f"environment/{name}": value for name, value in mean_counts(rollouts).items()},
+        **environment_metrics(groups, environment),
         "reward": float(totals.mean()) if len(totals) else math.nan,
         "response_length": float(np.mean(lengths)),
         "truncated_fraction": float(np.mean(truncated)),
@@ -300,65 +297,23 @@ def sample_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     return metrics
 
 
-def mean_counts(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """The counts of environments as means over the samples, 0 where a sample lacks one."""
-    names = dict.fromkeys(name for rollout in rollouts for name in rollout.counts)
+def environment_metrics(
+    groups: Sequence[ScoredGroup], environment: EnvironmentSets | None
+) -> dict[str, float]:
+    """What an environment counted, as means over the samples that it played; 0 where a sample lacks
+    a count. Where the recipe has several environments, their names are parts of the metrics'.
+    """
+    by_prefix: dict[str, list[Rollout]] = {}
+    several = environment is not None and len(environment.sets) > 1
+    for group in groups:
+        prefix = f"environment/{group.prompt.environment}" if several else "environment"
+        played = [rollout for rollout in group.rollouts if rollout.counts]
+        by_prefix.setdefault(prefix, []).extend(played)
     return {
-        name: float(np.mean([rollout.counts.get(name, 0.0) for rollout in rollouts]))
-        for name in sorted(names)
+        f"{prefix}/{name}": float(np.mean([rollout.counts.get(name, 0.0) for rollout in rollouts]))
+        for prefix, rollouts in sorted(by_prefix.items())
+        for name in sorted({name for rollout in rollouts for name in rollout.counts})
     }
-
-
-def environment_of(
-    settings: EnvironmentSettings | None, data: DataSettings | MixSettings, tokenizer: Any
-) -> Dialogue | None:
-    """The environment that answers the policy's turns; None where an episode is one answer. Raises
-    the errors of `dialogue`.
-    """
-    if settings is None:
-        return None
-    return dialogue(settings, tokenizer, template_call(data))
-
-
-def with_tools(settings: EnvironmentSettings | None, data: AnyData) -> AnyData:
-    """The data settings with the environment's tools among the variables of the chat template.
-
-    Raises UsageError where the recipe sets one of these variables itself.
-    """
-    if settings is None:
-        return data
-    more = build(settings).variables()
-    for key in more:
-        if key in data.chat_template_kwargs:
-            raise UsageError(f"data.chat_template_kwargs: {key!r} comes from [environment]")
-    update: dict[str, Any] = {"chat_template_kwargs": {**data.chat_template_kwargs, **more}}
-    if isinstance(data, MixSettings):
-        update["sets"] = tuple(dataset.model_copy(update=update) for dataset in data.sets)
-    return data.model_copy(update=update)
-
-
-def check_rows(settings: EnvironmentSettings | None, prompts: Draws[Prompt]) -> None:
-    """Raises UsageError where the environment cannot start an episode from a row."""
-    if settings is None:
-        return
-    chat = build(settings)
-    rows = prompts.all()
-    bad = [(row, reason) for row in rows if (reason := _unplayable(chat, row)) is not None]
-    if bad:
-        prompt, reason = bad[0]
-        raise UsageError(
-            f"{len(bad)} of {len(rows)} rows cannot be played in the environment "
-            f"{settings.type!r}; the first is row {prompt.row} of {prompt.dataset}: "
-            f"{reason}; fix the rows, or choose another environment.type"
-        )
-
-
-def _unplayable(chat: ChatEnvironment, row: Prompt) -> str | None:
-    """What `check` says of a row; what it raises is a reason too, as a verifier's."""
-    try:
-        return chat.check(row)
-    except Exception as error:  # noqa: BLE001  # code of others: told with its line
-        return failure_of(error).message
 
 
 def unreadable_by(scorer: Scorer | None) -> Unreadable:

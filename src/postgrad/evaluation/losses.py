@@ -13,12 +13,12 @@ from postgrad.core.records import Sequences, images_column
 from postgrad.data.account import RowAccount
 from postgrad.data.conversations import Conversation, ConversationSet, load_conversations
 from postgrad.data.overlap import Selection
-from postgrad.evaluation.answers import with_tools
 from postgrad.evaluation.keys import keys_of
 from postgrad.evaluation.results import Result
 from postgrad.models.image_reader import ImageReader
 from postgrad.ops.intervals import ratio_interval
 from postgrad.recipe.recipe import Answering
+from postgrad.rollout.environments.sets import as_played
 
 LogprobsOf = Callable[[Sequences], Ragged]  # of every loss token, zeros elsewhere
 
@@ -39,7 +39,7 @@ def read_set(
     """Evaluation set `place`, read as training data is. Raises UsageError for rows that cannot
     be read or have no answer.
     """
-    data = with_tools(recipe.environment, recipe.eval.sets[place].data)
+    data = as_played(recipe.environment, recipe.eval.sets[place].data)
     selection = Selection(part="evaluation")
     with keys_of(recipe.eval, place, recipe.data):
         return load_conversations(data, tokenizer, selection=selection, reader=reader)

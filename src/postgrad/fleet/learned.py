@@ -19,6 +19,7 @@ from postgrad.rewards.learned import REWARD_MODELS
 from postgrad.rewards.registry import component_names, for_rollout
 from postgrad.rewards.scorer import Scorer
 from postgrad.rewards.settings import RewardSettings
+from postgrad.rollout.environments.base import environment_rewards
 
 
 class LearnedReward:
@@ -110,14 +111,11 @@ def scorer_of(recipe: Answering, tokenizer: Any, learned: LearnedReward | None =
     rewards = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
     _require_readable(rewards, tokenizer)
     learned_scores = _by_component(recipe.rewards, learned)
-    environment = recipe.environment
-    broken = "drop_sample" if environment is None else environment.on_failure
     return Scorer(
         rewards,
         recipe.scoring,
-        recipe.environment_weight,
+        environment_rewards(recipe.environment),
         learned_scores,
-        broken,
         decode=tokenizer.decode,
     )
 

@@ -10,7 +10,7 @@ from postgrad.core.batch import RolloutBatchSettings
 from postgrad.core.errors import UsageError
 from postgrad.core.text import nearest
 from postgrad.data.rows import dataset_name
-from postgrad.recipe.checks import evaluation_lengths, token_budget
+from postgrad.recipe.checks import evaluation_lengths, played_sets, token_budget
 from postgrad.recipe.lines import RecipeProblem
 from postgrad.recipe.placement import engine_problems
 from postgrad.recipe.settings import AnsweringSections
@@ -315,13 +315,14 @@ def _reward_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     """Errors in [[rewards]] and [environment]."""
     yield from _rewards(recipe)
     yield from _reward_model(recipe)
+    yield from played_sets(recipe)
     if recipe.environment is None:
         return
-    try:
-        build_environment(recipe.environment)
-    except UsageError as error:
-        yield ("environment",), str(error)
-        return
+    for place, environment in enumerate(recipe.environment.sets):
+        try:
+            build_environment(environment)
+        except UsageError as error:
+            yield ("environment", "sets", place), str(error)
     if (recipe.reward_components or []).count(ENVIRONMENT) > 1:
         yield ("rewards",), f"{ENVIRONMENT!r} is what the environment gives: `name` it otherwise"
     for key in ("chat_template", "chat_template_kwargs"):

@@ -10,14 +10,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from postgrad.algorithms.base import Algorithm, RolloutAlgorithm
+from postgrad.core.errors import UsageError
 from postgrad.core.geometry import derive
-from postgrad.data.settings import WHICH_ROWS, RowSettings
+from postgrad.data.settings import NO_ENVIRONMENT, WHICH_ROWS, DataSettings, RowSettings
 from postgrad.models.settings import ModelSettings
 from postgrad.recipe.arrangement import rank_problems
 from postgrad.recipe.hub_sources import revision_problems
 from postgrad.recipe.lines import KeyPath, RecipeProblem
 from postgrad.recipe.placement import placement_problems
 from postgrad.recipe.settings import (
+    AnsweringSections,
     ComparingSections,
     ReferenceSettings,
     Sections,
@@ -243,3 +245,19 @@ def _not_finite(value: Any, place: KeyPath = ()) -> Iterator[KeyPath]:
             yield from _not_finite(inner, (*place, number))
     elif isinstance(value, float) and not math.isfinite(value):
         yield place
+
+
+def played_sets(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Datasets of which it is not clear what environment plays them."""
+    places: dict[KeyPath, DataSettings] = {("data",): recipe.data}
+    if recipe.data.sets:
+        places = {("data", "sets", n): dataset for n, dataset in enumerate(recipe.data.sets)}
+    places |= {("eval", "sets", n): held.data for n, held in enumerate(recipe.eval.sets)}
+    for place, dataset in places.items():
+        try:
+            if recipe.environment is not None:
+                recipe.environment.plays(dataset.environment)
+            elif dataset.environment not in (None, NO_ENVIRONMENT):
+                raise UsageError(f"{dataset.environment!r}: the recipe has no [environment]")
+        except UsageError as error:
+            yield (*place, "environment"), str(error)

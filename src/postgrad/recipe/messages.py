@@ -14,6 +14,7 @@ from postgrad.recipe.lines import KeyPath, line_of
 from postgrad.recipe.overrides import Override
 from postgrad.recipe.resolve import in_file, is_inherited
 from postgrad.recipe.settings import EvalSet, EvalSettings, PairEvalSet, PairEvalSettings
+from postgrad.rollout.settings import EnvironmentSets, EnvironmentSettings
 
 # What peers call a key, by its name here.
 PEERS_NAMES = {
@@ -71,7 +72,7 @@ def _line(problem: Mapping[str, Any], model: type[BaseModel], origin: Origin) ->
     if problem["type"] == "extra_forbidden":
         return f"{prefix}unknown key {key!r}: {_hint(place, model, origin.raw)}"
     if problem["type"] == "missing":
-        return f"{prefix}{key} is missing: {_described(model, problem['loc'])}"
+        return f"{prefix}{key} is missing: {_described(place)}"
     if problem["type"] in ("recipe", "value_error"):
         text = str(problem["msg"]).removeprefix("Value error, ")
         return f"{prefix}{key}: {text}" if key else f"{prefix}{text}"
@@ -80,7 +81,7 @@ def _line(problem: Mapping[str, Any], model: type[BaseModel], origin: Origin) ->
     return f"{prefix}{key} = {problem['input']!r}: {wanted}"
 
 
-def _described(model: type[BaseModel], place: KeyPath) -> str:
+def _described(place: KeyPath) -> str:
     table = ".".join(str(part) for part in place[:-1])
     return f"say it in [{table}]" if table else "say it at the top of the recipe"
 
@@ -117,6 +118,7 @@ def _fields(model: type[BaseModel], place: KeyPath, raw: dict[str, Any]) -> Iter
         return
     yield from inner.model_fields
     sets: dict[type[BaseModel], type[BaseModel]] = {
+        EnvironmentSets: EnvironmentSettings,
         EvalSettings: EvalSet,
         PairEvalSettings: PairEvalSet,
     }

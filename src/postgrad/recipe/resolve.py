@@ -11,6 +11,7 @@ from postgrad.core.settings import Settings
 from postgrad.data.settings import WHICH_ROWS, DataSettings, PairSettings
 from postgrad.recipe.lines import KeyPath
 from postgrad.recipe.settings import EvalSet, PairEvalSet
+from postgrad.rollout.settings import EnvironmentSettings
 
 Table = dict[str, Any]
 COMPARING = ("reward", "preference")  # jobs that read pairs
@@ -32,6 +33,7 @@ _READING = (
     "strip",
     "chat_template",
     "chat_template_kwargs",
+    "environment",
     "max_len",
 )
 # taken over unless the set names columns itself
@@ -60,6 +62,8 @@ def resolve(raw: Table) -> Table:
             of_sets = {key: stated[key] for key in kind.model_fields if key in stated}
             stated = {**stated, "sets": [{**part, **of_sets} for part in parts]}
         result["eval"] = _evaluation(stated, training, kind)
+    if isinstance(environment := raw.get("environment"), dict):
+        result["environment"] = _environments(cast(Table, environment))
     return {**result, **_roles(raw)}
 
 
@@ -133,22 +137,26 @@ def _table(raw: Table, key: str) -> Table:
 
 
 def in_file(raw: Table, place: KeyPath) -> KeyPath:
-    """The place in the file of a place in the resolved recipe: a file with one evaluation set may
-    have that set's keys in [eval] itself.
+    """The place in the file of a place in the resolved recipe: a file with one evaluation set, or
+    one environment, may have that set's keys in the section itself.
     """
-    if place[:3] != ("eval", "sets", 0):
+    section = place[0] if place else ""
+    if place[:3] not in (("eval", "sets", 0), ("environment", "sets", 0)):
         return place
-    evaluation = raw.get("eval")
-    shorthand = isinstance(evaluation, dict) and not cast(Table, evaluation).get("sets")
-    return ("eval", *place[3:]) if shorthand else place
+    table = raw.get(str(section))
+    shorthand = isinstance(table, dict) and not cast(Table, table).get("sets")
+    return (section, *place[3:]) if shorthand else place
 
 
 def in_sets(resolved: Table, place: KeyPath) -> list[KeyPath]:
-    """The places of a resolved recipe that an override of [eval] or [data] has to set: the key in
-    each set. Other places are returned as they are.
+    """The places of a resolved recipe that an override of [eval], [data] or [environment] has to
+    set: the key in each set. Other places are returned as they are.
     """
     kinds = _kinds(resolved)
     section, key = place[0], place[1] if len(place) > 1 else None
+    if section == "environment" and key != "sets":
+        sets = _table(resolved, "environment").get("sets", [])
+        return [(section, "sets", number, *place[1:]) for number in range(len(sets))] or [place]
     if section not in kinds or key not in kinds[section].model_fields:
         return [place]
     sets = resolved[str(section)]["sets"]
@@ -219,6 +227,21 @@ def _set(eval_set: Table, shared: Table, data: Table) -> Table:
     training = {**data, "subset": data.get("name")}
     inherited = {key: training[key] for key in keys if training.get(key) is not None}
     return {**inherited, **stated}
+
+
+def _environments(environment: Table) -> Table:
+    """[environment] as sets: one, or [[environment.sets]] with the keys that it has for all."""
+    if "sets" not in environment:
+        return {"sets": [environment]}
+    of_sets = EnvironmentSettings.model_fields.keys() - {"name"}
+    shared = {key: value for key, value in environment.items() if key in of_sets}
+    rest = {key: value for key, value in environment.items() if key not in of_sets}
+    if isinstance(sets := rest["sets"], list):
+        rest["sets"] = [
+            {**shared, **cast(Table, entry)} if isinstance(entry, dict) else entry
+            for entry in cast(list[Any], sets)
+        ]
+    return rest
 
 
 def _role(role: Table, defaults: Table) -> Table:

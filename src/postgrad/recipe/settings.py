@@ -23,8 +23,8 @@ from postgrad.rewards.learned import REWARD_MODELS
 from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rewards.registry import component_names
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
-from postgrad.rollout.environments.base import build as build_environment
-from postgrad.rollout.settings import EnvironmentSettings, RolloutSettings
+from postgrad.rollout.environments.base import environment_rewards
+from postgrad.rollout.settings import EnvironmentSets, RolloutSettings
 
 # What a row of the training data becomes: the records of data/.
 RowKind = Literal["conversation", "prompt", "pair", "labelled", "steps"]
@@ -325,7 +325,7 @@ class AnsweringSections(CommonSections):
     eval: EvalSettings = EvalSettings()
     rewards: tuple[RewardSettings, ...] = ()
     scoring: ScoringSettings = ScoringSettings()
-    environment: EnvironmentSettings | None = None
+    environment: EnvironmentSets | None = None
     rollout: RolloutSettings = RolloutSettings()
 
     @property
@@ -352,12 +352,11 @@ class AnsweringSections(CommonSections):
 
     @property
     def environment_weight(self) -> float | None:
-        """The weight of the environment's rewards; None where it gives none. Raises UsageError
-        where the environment cannot be built.
+        """The weight of the environments' rewards; None where none gives any. Raises UsageError
+        where one of them cannot be built.
         """
-        if self.environment is None or not build_environment(self.environment).gives_rewards:
-            return None
-        return self.environment.weight
+        weights = [played.weight for played in environment_rewards(self.environment).values()]
+        return next((weight for weight in weights if weight is not None), None)
 
     @property
     def reward_weights(self) -> dict[str, float]:

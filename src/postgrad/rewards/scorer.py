@@ -13,7 +13,7 @@ from postgrad.rewards.mixing import ENVIRONMENT, Tally, describe, mix, with_turn
 from postgrad.rewards.pool import Lane, Lanes, lane
 from postgrad.rewards.protocol import JobEnd, Outcome, ScoreJob, VerifierTraits
 from postgrad.rewards.registry import component_names, controller_verifier
-from postgrad.rewards.settings import FailurePolicy, RewardSettings, ScoringSettings
+from postgrad.rewards.settings import EnvironmentRewards, RewardSettings, ScoringSettings
 from postgrad.rewards.verifier import PromptView, RolloutView
 
 
@@ -46,26 +46,24 @@ class Scorer:
         self,
         rewards: Sequence[RewardSettings],
         scoring: ScoringSettings,
-        environment: float | None = None,
+        environments: Mapping[str | None, EnvironmentRewards] | None = None,
         learned: Mapping[str, Learned] | None = None,
-        broken: FailurePolicy = "drop_sample",
         decode: Callable[[list[int]], str] | None = None,
     ) -> None:
         """Starts the workers.
 
-        environment: the weight of an environment's rewards; None where there are none. broken: what
-        becomes of a sample whose environment failed. learned: the models of components that ask
-        one, by component name. decode: the text of tokens, special ones included, if any component
-        has special_tokens.
+        environments: by the name that prompts have; their rewards are one more component. learned:
+        the models of components that ask one, by component name. decode: the text of tokens,
+        special ones included, if any component has special_tokens.
 
         Raises UsageError where names, keys or values are wrong, RunError where no server of a
         remote reward answers. Third-party code is imported by the workers only: its errors are
         raised by the first call that needs a worker.
         """
-        reward_names = component_names(rewards) if rewards or environment is None else []
-        self.names = reward_names if environment is None else [*reward_names, ENVIRONMENT]
-        self._environment = environment
-        self._broken: FailurePolicy = broken
+        self._environments = dict(environments or {})
+        rewarding = any(played.weight is not None for played in self._environments.values())
+        reward_names = component_names(rewards) if rewards or not rewarding else []
+        self.names = [*reward_names, ENVIRONMENT] if rewarding else reward_names
         self._max_failed = scoring.max_failed_fraction
         verifiers = dict(zip(reward_names, map(controller_verifier, rewards), strict=True))
         self._components = {
@@ -204,13 +202,16 @@ class Scorer:
             if reward.applies(prompt.dataset, prompt.metadata)
         ]
         weighed = [name for name in names if not self._components[name].multiply]
-        if not weighed and self._environment is None:
+        if not weighed and self._played(prompt).weight is None:
             raise UsageError(
                 f"row {prompt.row} of {prompt.dataset}: no reward applies to it, so that it would "
                 f"silently score 0; change `datasets` or `when` of [[rewards]], or leave the row "
                 f"out (its other columns: {', '.join(prompt.metadata) or 'none'})"
             )
         return names
+
+    def _played(self, prompt: Prompt) -> EnvironmentRewards:
+        return self._environments.get(prompt.environment, EnvironmentRewards(None))
 
     def _traits(self) -> Mapping[str, VerifierTraits]:
         """Of the components that workers score; waits for workers the first time."""
@@ -263,9 +264,11 @@ class Scorer:
 
     def _finish(self, group: _Group) -> None:
         components = {name: self._components[name] for name in group.names}
-        weight = self._environment or 0.0
-        scored = mix(group.prompt, group.rollouts, components, group.outcomes, self._broken, weight)
-        if self._environment is not None:
+        weight, broken = self._played(group.prompt)
+        scored = mix(
+            group.prompt, group.rollouts, components, group.outcomes, broken, weight or 0.0
+        )
+        if weight is not None:
             scored = with_turn_rewards(scored, weight)
         self._stop_if_asked(scored)
         self._ready.append(scored)
@@ -273,7 +276,8 @@ class Scorer:
     def _stop_if_asked(self, group: ScoredGroup) -> None:
         for failure in group.failures:
             component = self._components.get(failure.component)  # None: the environment
-            policy = self._broken if component is None else component.on_failure
+            broken = self._played(group.prompt).on_failure
+            policy = broken if component is None else component.on_failure
             if policy == "stop_run":
                 raise ScoresMissing(
                     f"rewards: on_failure of {failure.component!r} is stop_run, and it failed on "

@@ -1,7 +1,7 @@
 """The settings of rewards in a recipe: [[rewards]] and [scoring]."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -9,6 +9,13 @@ from postgrad.core.settings import Settings
 
 FailurePolicy = Literal["drop_sample", "drop_group", "stop_run", "score"]
 Plain = str | int | float | bool
+
+
+class EnvironmentRewards(NamedTuple):
+    """What becomes of the rewards of an environment, and of samples that it failed on."""
+
+    weight: float | None  # in the sum with [[rewards]]; None: it gives none
+    on_failure: FailurePolicy = "drop_sample"
 
 
 class RewardSettings(Settings):

@@ -100,6 +100,28 @@ class SingleTurn:
 
 
 _ENDED = at_once(Observation(np.zeros(0, np.int32), done=True))
+_SINGLE_TURN = SingleTurn()
+
+
+class Environments:
+    """The environments of a run, by the name that prompts have. Other prompts take one answer."""
+
+    def __init__(self, by_name: Mapping[str | None, Environment] | None = None) -> None:
+        self._by_name = dict(by_name or {})
+
+    def of(self, prompt: Prompt) -> Environment:
+        """What answers the policy's turns after `prompt`."""
+        return self._by_name.get(prompt.environment, _SINGLE_TURN)
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether all of them are."""
+        return all(environment.deterministic for environment in self._by_name.values())
+
+    @property
+    def concurrent(self) -> int:
+        """Steps of all of them that may be under way while the engine decodes others."""
+        return max((environment.concurrent for environment in self._by_name.values()), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +131,14 @@ class Drawing:
     samples: int  # of each prompt
     sampling: SamplingSettings
     seed: int  # of the run
-    environment: Environment = field(default_factory=SingleTurn)
+    environments: Environments = field(default_factory=Environments)
     max_len: int | None = None  # tokens of prompt and all turns together; None: no bound
     greedy: bool = False  # sample 0 of each prompt is drawn at temperature 0
 
-    def turn_sampling(self, turn: int, sample: int) -> SamplingSettings:
+    def turn_sampling(self, prompt: Prompt, turn: int, sample: int) -> SamplingSettings:
         """How turn number `turn` of a sample is drawn: with the environment's limit, if any."""
         changes: dict[str, float] = {}
-        if limits := self.environment.turn_tokens:
+        if limits := self.environments.of(prompt).turn_tokens:
             most = min(limits[min(turn, len(limits) - 1)], self.sampling.max_new_tokens)
             changes["max_new_tokens"] = most
         if self.greedy and sample == 0:
@@ -129,6 +151,7 @@ class OpenGroup:
 
     def __init__(self, prompt: Prompt, drawing: Drawing) -> None:
         self.prompt = prompt
+        self.deterministic = drawing.environments.of(prompt).deterministic
         self.samples = [OpenSample(prompt, i, drawing) for i in range(drawing.samples)]
         self.left = drawing.samples  # samples that have not ended
         self.stepping = 0  # of these, those that wait for their environment
@@ -165,7 +188,8 @@ class OpenSample:
         self.prompt = prompt
         self._number = number
         self._drawing = drawing
-        self._episode: Episode = drawing.environment.reset(prompt, number)
+        self._environment = drawing.environments.of(prompt)
+        self._episode: Episode = self._environment.reset(prompt, number)
         self._turns: list[Turn] = []
         self.completions: list[Completion] = []  # the policy's turns
         self.observations: list[Observation] = []  # what followed each of them
@@ -177,8 +201,8 @@ class OpenSample:
         self._failure: EpisodeFailure | None = None
         # What an engine has to do next; None: the sample has ended.
         self.request: Request | None = Request(
-            prompt.ticket, (number,), prompt.token_ids, drawing.turn_sampling(0, number), 0,
-            drawing.seed, messages=prompt.messages, images=prompt.images,
+            prompt.ticket, (number,), prompt.token_ids, drawing.turn_sampling(prompt, 0, number),
+            0, drawing.seed, messages=prompt.messages, images=prompt.images,
         )  # fmt: skip
 
     def take(self, completion: Completion) -> Step:
@@ -207,7 +231,7 @@ class OpenSample:
     def resume(self) -> bool:
         """After `recall`: whether the environment can go on from there. It was not stepped."""
         recorded = list(zip(self.completions, self.observations, strict=True))
-        episode = self._drawing.environment.resume(self.prompt, self._number, recorded)
+        episode = self._environment.resume(self.prompt, self._number, recorded)
         if episode is not None:
             self._episode = episode
         return episode is not None
@@ -261,7 +285,7 @@ class OpenSample:
         return Request(*place, prefix, sampling, turn, self._drawing.seed, images=images)
 
     def _sampling_after(self, turn: int, tokens: int) -> SamplingSettings | None:
-        sampling = self._drawing.turn_sampling(turn, self._number)
+        sampling = self._drawing.turn_sampling(self.prompt, turn, self._number)
         if self._drawing.max_len is None:
             return sampling
         room = self._drawing.max_len - tokens

@@ -30,8 +30,8 @@ TYPES = {
     "tokens": (np.int32, None),  # [N] of the turns end to end
     "logprobs": (np.float32, None),  # [N] nats, as sampled
 }
-# Of environments that are not deterministic: UTF-8 text of a JSON list with an object for each turn
-# that has ended, in the order of "turns" (_recorded).
+# Of environments that are not deterministic: UTF-8 text of a JSON list with an object for each of
+# their turns that has ended, in the order of "turns" (_recorded).
 REPLIES = "replies"
 # Of engines that record experts: [M, layers, k] of the turns end to end, and how many of these M
 # tokens are of each turn [T] (a turn has those of what it follows too, see Completion.experts).
@@ -65,25 +65,26 @@ class _Turns:
         return {EXPERTS: np.concatenate(self.experts), ROUTED: lengths}
 
 
-def to_arrays(
-    groups: Mapping[int, OpenGroup], begun: Mapping[int, int], *, replies: bool = False
-) -> PendingArrays:
-    """The groups, which no engine works on. begun: the version at which each ticket was begun; {}
-    where there are no groups. replies: with what the environment said.
+def to_arrays(groups: Mapping[int, OpenGroup], begun: Mapping[int, int]) -> PendingArrays:
+    """The groups, which no engine works on, with what environments said that are not deterministic.
+    begun: the version at which each ticket was begun; {} where there are no groups.
     """
     if not groups:
         return {}
     rows = _Turns()
     for ticket, group in groups.items():
         for number, sample in enumerate(group.samples):
-            rows.replies += map(_recorded, sample.observations)
+            if not group.deterministic:
+                rows.replies += map(_recorded, sample.observations)
             for turn in sample.completions:
                 rows.add(ticket, number, ENDS.index(turn.finish_reason), turn)
             if (written := sample.written) is not None:
                 rows.add(ticket, number, 0, written)
     tickets = [(ticket, begun[ticket]) for ticket in groups]
-    text = json.dumps(rows.replies).encode()
-    recorded = {REPLIES: np.frombuffer(text, np.uint8).copy()} if replies else {}
+    recorded: dict[str, NDArray[Any]] = {}
+    if not all(group.deterministic for group in groups.values()):
+        text = json.dumps(rows.replies).encode()
+        recorded[REPLIES] = np.frombuffer(text, np.uint8).copy()
     return {
         **recorded,
         **rows.routed(),
@@ -107,8 +108,8 @@ def to_groups(
     arrays: PendingArrays, draw: Callable[[int], Prompt], drawing: Drawing, tokenizer: Any
 ) -> tuple[list[OpenGroup], int]:
     """The groups of `to_arrays`: prompts are drawn, and environments are stepped again, or go on
-    behind what they said. Returns too how many samples are drawn from their start, because their
-    environment can do neither.
+    behind what they said where they are not deterministic. Returns too how many samples are drawn
+    from their start, because their environment can do neither.
 
     Raises RunError where the arrays are not those of such groups.
     """
@@ -116,12 +117,13 @@ def to_groups(
     if not arrays:
         return [], 0
     _require_place(arrays, groups)
-    if REPLIES not in arrays:
-        if not drawing.environment.deterministic:
-            raise _unfit("it lacks what the environment said, which is not deterministic")
-        _step_again(_turns_of(arrays, tokenizer), groups)
-        return list(groups.values()), 0
-    redrawn = _recalled(_turns_of(arrays, tokenizer), groups, _replies(arrays))
+    recorded = {ticket for ticket, group in groups.items() if not group.deterministic}
+    if recorded and REPLIES not in arrays:
+        raise _unfit("it lacks what the environment said, which is not deterministic")
+    turns = list(_turns_of(arrays, tokenizer))
+    _step_again((turn for turn in turns if turn.ticket not in recorded), groups)
+    replies = _replies(arrays) if recorded else []
+    redrawn = _recalled((turn for turn in turns if turn.ticket in recorded), groups, replies)
     for ticket, number in redrawn:
         groups[ticket].samples[number] = OpenSample(groups[ticket].prompt, number, drawing)
     return list(groups.values()), len(redrawn)

@@ -55,6 +55,7 @@ def group_to_json(
         "metadata": dict(prompt.metadata),
         "prompt_token_ids": prompt.token_ids.tolist(),
         **({"images": [_image_to_json(image) for image in prompt.images]} if prompt.images else {}),
+        **({"environment": prompt.environment} if prompt.environment is not None else {}),
     }
     rewards = {name: _numbers(values) for name, values in group.rewards.items()}
     totals, kept = _numbers(group.total), group.kept.tolist()
@@ -201,6 +202,7 @@ def group_from_lines(lines: Sequence[Mapping[str, Any]]) -> ScoredGroup:
         images=tuple(
             _image(fields, len(first["prompt_token_ids"])) for fields in first.get("images", ())
         ),
+        environment=first.get("environment"),
     )
     return ScoredGroup(
         prompt=prompt,

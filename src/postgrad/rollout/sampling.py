@@ -91,7 +91,7 @@ class GroupSampler:
         self._asked: set[int] = set()  # of these, those that the scorer was given
         self._scored: dict[int, ScoredGroup] = {}  # of these, as far as their scores are there
         self._beside = beside
-        self._exact = engine.streams > 0 and drawing.environment.deterministic
+        self._exact = engine.streams > 0 and drawing.environments.deterministic
         self._steps: list[_OpenStep] = []  # of environments, in the order in which they began
 
     @property
@@ -213,7 +213,7 @@ class GroupSampler:
         due: list[list[_OpenStep]] = []
         for stream in dict.fromkeys(step.ticket % self._streams for step in self._steps):
             steps = [step for step in self._steps if step.ticket % self._streams == stream]
-            kept = self._drawing.environment.concurrent if stream in decodes else 0
+            kept = self._drawing.environments.concurrent if stream in decodes else 0
             if len(steps) > kept:
                 due.append(steps[: len(steps) - kept])
         return due

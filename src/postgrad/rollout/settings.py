@@ -4,7 +4,10 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from postgrad.core.errors import UsageError
 from postgrad.core.settings import Settings
+from postgrad.core.text import nearest
+from postgrad.data.settings import NO_ENVIRONMENT
 from postgrad.rewards.http import plain_address
 from postgrad.rollout.grammar import KINDS, compiled
 
@@ -298,12 +301,12 @@ class RolloutSettings(SamplingSettings):
 
 
 class EnvironmentSettings(Settings):
-    """What answers the policy. Further keys are the environment's extra_settings settings.
+    """One environment: what answers the policy. Further keys are its own settings.
 
-    `type` is an environment's name or "package.module:Class". `weight` is that of its rewards among
-    [[rewards]]. An episode ends after `max_turns` turns of the policy; turn i has at most
-    turn_tokens[i] tokens, later ones as many as the last one that is named, and none more than
-    rollout.max_new_tokens.
+    `type` is an environment's name or "package.module:Class"; data.environment calls it by `name`
+    where a recipe has several. `weight` is that of its rewards among [[rewards]]. An episode ends
+    after `max_turns` turns of the policy; turn i has at most turn_tokens[i] tokens, later ones as
+    many as the last one that is named, and none more than rollout.max_new_tokens.
 
     Steps of environments that wait for something run side by side, up to `concurrent` at once. A
     reply that is not there after `step_seconds`, or after all replies of an episode have taken
@@ -314,6 +317,7 @@ class EnvironmentSettings(Settings):
     model_config = ConfigDict(frozen=True, extra="allow", validate_default=True)
 
     type: str
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.-]+$")  # None: its type
     weight: float = 1.0
     max_turns: int = Field(default=8, ge=1)
     turn_tokens: tuple[Annotated[int, Field(ge=1)], ...] = ()  # (): rollout.max_new_tokens each
@@ -327,3 +331,56 @@ class EnvironmentSettings(Settings):
     def extra_settings(self) -> dict[str, Any]:
         """The keys that are not declared here: the environment's own settings."""
         return dict(self.model_extra or {})
+
+
+class EnvironmentSets(Settings):
+    """The environments of a recipe. In a file one is given by its own keys in [environment],
+    several as [[environment.sets]]; what a set leaves out is taken from [environment].
+    """
+
+    sets: Annotated[tuple[EnvironmentSettings, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _one_weight(self) -> Self:
+        if len({environment.weight for environment in self.sets}) > 1:
+            raise ValueError(
+                "the rewards of all environments are one component of the reward: give `weight` "
+                "in [environment], for all of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        for name in self.names:
+            if name == NO_ENVIRONMENT:
+                raise ValueError(f"{name!r} is what data.environment says for none: choose another")
+            if self.names.count(name) > 1:
+                raise ValueError(
+                    f"{self.names.count(name)} of [[environment.sets]] are called {name!r}: `name` "
+                    "each its own"
+                )
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What data.environment calls each of the sets."""
+        return tuple(environment.name or environment.type for environment in self.sets)
+
+    def plays(self, name: str | None) -> str | None:
+        """The environment of a dataset whose data.environment is `name`: its name; None where no
+        environment plays it. Raises UsageError where it is not clear which one does.
+        """
+        if name == NO_ENVIRONMENT:
+            return None
+        if name is None and len(self.sets) == 1:
+            return self.names[0]
+        if name is None:
+            raise UsageError(
+                f"it is left out, and there are {len(self.sets)} environments: say one of "
+                f"{', '.join(map(repr, self.names))}, or {NO_ENVIRONMENT!r}"
+            )
+        if name not in self.names:
+            close = nearest(name, self.names)
+            hint = f"did you mean {close!r}?" if close else f"known: {', '.join(self.names)}"
+            raise UsageError(f"no environment is called {name!r}; {hint}")
+        return name

@@ -12,7 +12,7 @@ from postgrad.core.errors import RunError
 from postgrad.core.records import Prompt, ScoredGroup
 from postgrad.rollout.curriculum import Curriculum, Reason, reason_to_filter
 from postgrad.rollout.engine import Engine
-from postgrad.rollout.environment import Drawing, Environment, OpenGroup, SingleTurn
+from postgrad.rollout.environment import Drawing, Environments, OpenGroup
 from postgrad.rollout.pending import PendingArrays, begun_of, to_arrays, to_groups
 from postgrad.rollout.sampling import GroupSampler, Scoring
 from postgrad.rollout.settings import RolloutSettings
@@ -114,7 +114,7 @@ class LiveSource:
         samples_per_prompt: int,
         sampling: RolloutSettings,
         tokenizer: Any,
-        environment: Environment | None = None,
+        environments: Environments | None = None,
         max_len: int | None = None,
         correctness: str | None = None,
         scores_ahead: bool = True,
@@ -132,9 +132,8 @@ class LiveSource:
         self._judged_by = sampling.filter_on or correctness
         curriculum = Curriculum(sampling.curriculum, self._judged_by)
         self._curriculum = curriculum if curriculum.active else None
-        self._drawing = Drawing(
-            samples_per_prompt, sampling, seed, environment or SingleTurn(), max_len, greedy
-        )
+        environments = environments or Environments()
+        self._drawing = Drawing(samples_per_prompt, sampling, seed, environments, max_len, greedy)
         self._tokenizer = tokenizer
         self._scores_ahead = scores_ahead
         beside = sampling.schedule == "fixed"
@@ -203,7 +202,7 @@ class LiveSource:
         missing = self._prompts_per_step - len(schedule.take(short=dynamic))
         groups = [scored[ticket] for ticket in sorted(scored)]
         metrics = self._metrics(rounds, len(groups), missing, reasons) if dynamic else {}
-        if not self._drawing.environment.deterministic and self._settings.max_staleness:
+        if not self._drawing.environments.deterministic and self._settings.max_staleness:
             metrics |= {"ahead/redrawn_samples": float(self._redrawn)}
             self._redrawn = 0
         next_state = state
@@ -246,8 +245,7 @@ class LiveSource:
             self._drain()
             self._sampler.cut()
             groups = self._sampler.groups
-            replies = not self._drawing.environment.deterministic
-            pending = to_arrays(groups, self._schedule.open, replies=replies)
+            pending = to_arrays(groups, self._schedule.open)
             self._paused = Paused(pending, _ahead(groups, pending))
         return self._paused
 

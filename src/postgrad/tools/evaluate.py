@@ -18,7 +18,7 @@ from postgrad.core.files import whole_file
 from postgrad.core.hub import split_revision
 from postgrad.core.media import IMAGES, images_kept_in
 from postgrad.core.records import Sequences
-from postgrad.evaluation.answers import Evaluator, check_answers, check_rows
+from postgrad.evaluation.answers import Evaluator, check_answers
 from postgrad.evaluation.losses import LossEvaluator, with_losses
 from postgrad.evaluation.pairs import PairEvaluator
 from postgrad.evaluation.results import (
@@ -48,6 +48,7 @@ from postgrad.recipe.recipe import (
     RewardRecipe,
     RLRecipe,
 )
+from postgrad.rollout.environments.sets import check_rows
 from postgrad.tools.export import checkpoint_in, export
 from postgrad.training.pairs import implicit_rewards
 from postgrad.training.pinned import pin, pin_model

@@ -24,10 +24,7 @@ from postgrad.data.draws import Draws
 from postgrad.data.mixture import training_prompts
 from postgrad.evaluation.answers import (
     check_answers,
-    check_rows,
-    environment_of,
     unreadable_by,
-    with_tools,
 )
 from postgrad.fleet.choices import Choices, choose
 from postgrad.fleet.engines import build_engine
@@ -42,7 +39,8 @@ from postgrad.observe.sinks import fast_json
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
-from postgrad.rollout.environment import Drawing, SingleTurn
+from postgrad.rollout.environment import Drawing
+from postgrad.rollout.environments.sets import as_played, check_rows, dialogues
 from postgrad.rollout.records_json import Json, group_to_json
 from postgrad.rollout.sampling import sample_groups
 from postgrad.tools.evaluate import read_from
@@ -203,7 +201,7 @@ class _Sampler:
         """The prompts. Raises UsageError for rows that cannot be read, played or scored."""
         recipe = self._recipe
         drawn = training_prompts(
-            with_tools(recipe.environment, recipe.data),
+            as_played(recipe.environment, recipe.data),
             self.tokenizer,
             max_new_tokens=recipe.rollout.max_new_tokens,
             exclude=held_out(recipe),
@@ -217,12 +215,8 @@ class _Sampler:
 
     def drawing(self, samples: int) -> Drawing:
         recipe = self._recipe
-        environment = environment_of(recipe.environment, recipe.data, self.tokenizer)
-        if environment is not None:
-            self._stack.callback(environment.close)
-        return Drawing(
-            samples, recipe.rollout, recipe.seed, environment or SingleTurn(), recipe.data.max_len
-        )
+        played = dialogues(recipe.environment, recipe.data, self.tokenizer, self._stack)
+        return Drawing(samples, recipe.rollout, recipe.seed, played, recipe.data.max_len)
 
     def engine(self, choices: Choices, sequences: int) -> tuple[Engine, Choices]:
         """The engine, and the choices with its sizes; the reward model is loaded before it."""

@@ -17,7 +17,6 @@ from postgrad.core.files import finite, remove, write_json
 from postgrad.core.records import Author, Prompt
 from postgrad.core.text import fixed
 from postgrad.data.prompts import load_prompts
-from postgrad.evaluation.answers import environment_of, with_tools
 from postgrad.models.export import read_plain
 from postgrad.models.load import load_config, load_tokenizer
 from postgrad.models.supported import reads_images
@@ -27,7 +26,8 @@ from postgrad.observe.run_dir import SUMMARY
 from postgrad.recipe.pipeline import Pipeline, Stage, with_models, with_rows
 from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.rollout.engine import Completion
-from postgrad.rollout.environment import Environment, SingleTurn
+from postgrad.rollout.environment import Environment
+from postgrad.rollout.environments.sets import as_played, dialogues
 from postgrad.rollout.local.rows import eos_token_ids
 from postgrad.tools.generate import SHARDS, Extent, generate, is_generated
 from postgrad.tools.selection import select, selection_for
@@ -74,14 +74,14 @@ def ask(model: str, recipe: Answering, count: int) -> list[Answer]:
     tokenizer = load_tokenizer(model)
     lm = read_plain(model, AutoModelForCausalLM, torch.float32)
     writer = _Writer(lm, tokenizer, recipe)
-    world = environment_of(recipe.environment, recipe.data, tokenizer) or SingleTurn()
+    environments = dialogues(recipe.environment, recipe.data, tokenizer)
     first = recipe.eval.sets[0].data
     prompts = load_prompts(
-        with_tools(recipe.environment, first).model_copy(update={"limit": count}),
+        as_played(recipe.environment, first).model_copy(update={"limit": count}),
         tokenizer,
         max_prompt_tokens=first.max_len - writer.most,
     )
-    return [_answer(writer, world, prompt) for prompt in prompts.all()]
+    return [_answer(writer, environments.of(prompt), prompt) for prompt in prompts.all()]
 
 
 def _answer(writer: "_Writer", world: Environment, prompt: Prompt) -> Answer:

@@ -18,7 +18,7 @@ from postgrad.core.process import Handle
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Prompt, RolloutBatch
 from postgrad.data.draws import Draws
-from postgrad.evaluation.answers import Evaluator, check_answers, check_rows
+from postgrad.evaluation.answers import Evaluator, check_answers
 from postgrad.evaluation.results import Result
 from postgrad.fleet.learned import learned_reward, scorer_of
 from postgrad.fleet.teachers import Graded, Teachers, check_teachers, load_teachers
@@ -39,9 +39,9 @@ from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.ahead import OverlappedSource, Progress, sampling_thread
 from postgrad.rollout.engine import Engine
+from postgrad.rollout.environments.sets import check_rows
 from postgrad.rollout.free import FreeEngine, FreeSource, Recorded
 from postgrad.rollout.replay import ReplaySource
-from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.source import LiveSource, Paused, Sampled, Source
 from postgrad.rollout.stats import EngineStats, named
 from postgrad.training import memory, rows
@@ -91,7 +91,7 @@ class Parts:
     scorer: Scorer
     evaluator: Evaluator | None  # None where nothing is evaluated
     tokenizer: Any
-    sampling: RolloutSettings
+    recipe: RLRecipe
 
 
 class RLJob:
@@ -114,7 +114,7 @@ class RLJob:
             parts.engine.rest()
         with run.phase("train", run.geometry.updates_per_step):
             with run.clock.timed("train/columns"):
-                batch = replayed(batch, parts.sampling, parts.roles.policy, run.geometry)
+                batch = replayed(batch, parts.recipe.rollout, parts.roles.policy, run.geometry)
                 columns = self._columns(batch, [group.prompt for group in sampled.groups])
             with run.clock.timed("train/credit"):
                 credit = parts.algorithm.credit(batch, state=state.algorithm, **columns)
@@ -125,7 +125,7 @@ class RLJob:
         number = state.step + 1
         learned = learner_logprobs(credit, columns["old"], results["policy"])
         compared = compared_logprobs(
-            batch, credit, columns["old"], learned, results["policy"], parts.sampling,
+            batch, credit, columns["old"], learned, results["policy"], parts.recipe.rollout,
             step=state.step, dropout=parts.roles.policy.drops,
         )  # fmt: skip
         paused, spent = self._pause()
@@ -146,9 +146,9 @@ class RLJob:
             source=sampled.state,
             pending=paused.pending,
         )
-        seconds = run.clock.step | paused.metrics
-        metrics = step_metrics(sampled, batch, credit, results, seconds) | sizes_of(cut)
-        stale = staleness(batch, credit, state.step, parts.sampling.max_staleness)
+        seconds, played_in = run.clock.step | paused.metrics, parts.recipe.environment
+        metrics = step_metrics(sampled, batch, credit, results, seconds, played_in) | sizes_of(cut)
+        stale = staleness(batch, credit, state.step, parts.recipe.rollout.max_staleness)
         engines = parts.engine.stats.by_engine()
         engines |= idle_shares(seconds, spent, engines)
         return following, metrics | compared | published | stale | paused.metrics | engines
@@ -324,7 +324,7 @@ def assemble(
         scorer=scorer,
         evaluator=evaluator,
         tokenizer=tokenizer,
-        sampling=recipe.rollout,
+        recipe=recipe,
     )
     return RLJob(run, parts)
 
@@ -371,7 +371,7 @@ def _source(
     if recipe.rollout.source == "replay":
         assert recipe.rollout.replay_path is not None  # a recipe without it is refused
         return ReplaySource(recipe.rollout.replay_path)
-    environment = rows.environment(run, recipe, tokenizer, stack)
+    environments = rows.environments(run, recipe, tokenizer, stack)
     progress = None if thread is None else Progress(run.advance)
     live = LiveSource(
         engine,
@@ -382,7 +382,7 @@ def _source(
         samples_per_prompt=recipe.batch.n_samples_per_prompt,
         sampling=recipe.rollout,
         tokenizer=tokenizer,
-        environment=environment,
+        environments=environments,
         max_len=recipe.data.max_len,
         correctness=recipe.eval.component,
         greedy=recipe.algorithm.needs().greedy,

@@ -22,10 +22,7 @@ from postgrad.evaluation import steps as step_sets
 from postgrad.evaluation.answers import (
     Evaluator,
     check_answers,
-    check_rows,
-    environment_of,
     unreadable_by,
-    with_tools,
 )
 from postgrad.evaluation.keys import keys_of
 from postgrad.learner.protocols import Changes
@@ -43,7 +40,9 @@ from postgrad.recipe.recipe import (
 )
 from postgrad.recipe.settings import RowKind
 from postgrad.rewards.scorer import Scorer
-from postgrad.rollout.environments.chat import NOT_EXACT, Dialogue
+from postgrad.rollout.environment import Environments
+from postgrad.rollout.environments.chat import NOT_EXACT
+from postgrad.rollout.environments.sets import as_played, check_rows, dialogues
 from postgrad.training.run import Run
 
 
@@ -80,17 +79,13 @@ def restore(role: Changes, checkpoint: Checkpoint | None) -> None:
         role.load(checkpoint.tensors)
 
 
-def environment(
-    run: Run, recipe: Answering, tokenizer: object, stack: ExitStack
-) -> Dialogue | None:
-    """What answers the policy's turns, closed with `stack`; None where an episode is one answer."""
-    dialogue = environment_of(recipe.environment, recipe.data, tokenizer)
-    if dialogue is not None:
-        stack.callback(dialogue.close)
-        if not dialogue.deterministic:
-            run.logs.event("not_exact", NOT_EXACT, cause="environment")
-            run.console.note(NOT_EXACT)
-    return dialogue
+def environments(run: Run, recipe: Answering, tokenizer: object, stack: ExitStack) -> Environments:
+    """What answers the policy's turns, closed with `stack`."""
+    played = dialogues(recipe.environment, recipe.data, tokenizer, stack)
+    if not played.deterministic:
+        run.logs.event("not_exact", NOT_EXACT, cause="environment")
+        run.console.note(NOT_EXACT)
+    return played
 
 
 def show_rows(run: Run, accounts: Sequence[RowAccount], purpose: str = "training") -> None:
@@ -128,7 +123,7 @@ def conversations(
     recipe: SFTRecipe, tokenizer: Any, reader: ImageReader | None = None
 ) -> Draws[Conversation]:
     """Raises UsageError, as the other functions here do, for rows that cannot be read."""
-    data = with_tools(recipe.environment, recipe.data)
+    data = as_played(recipe.environment, recipe.data)
     return training_conversations(data, tokenizer, exclude=held_out(recipe), reader=reader)
 
 
@@ -140,7 +135,7 @@ def prompts(
 ) -> Draws[Prompt]:
     """What the policy answers. scorer: asked where data.on_unreadable is "drop"."""
     return training_prompts(
-        with_tools(recipe.environment, recipe.data),
+        as_played(recipe.environment, recipe.data),
         tokenizer,
         max_new_tokens=recipe.rollout.max_new_tokens,
         exclude=held_out(recipe),

@@ -22,7 +22,8 @@ from postgrad.core.records import EpisodeFailure, Prompt
 from postgrad.core.settings import Settings
 from postgrad.core.text import nearest, resolve
 from postgrad.data.chat_format import Message
-from postgrad.rollout.settings import EnvironmentSettings
+from postgrad.rewards.settings import EnvironmentRewards
+from postgrad.rollout.settings import EnvironmentSets, EnvironmentSettings
 
 ENVIRONMENTS = {
     "agent": "postgrad.rollout.environments.agent:Agent",
@@ -188,6 +189,20 @@ def build(settings: EnvironmentSettings) -> ChatEnvironment:
         accepted = [*kind.model_fields, *EnvironmentSettings.model_fields]
         lines = [_line(settings.type, accepted, problem) for problem in error.errors()]
         raise UsageError("\n".join(lines)) from error
+
+
+def environment_rewards(settings: EnvironmentSets | None) -> dict[str | None, EnvironmentRewards]:
+    """What becomes of the rewards of each environment of a recipe, by name. Raises the errors of
+    `build`.
+    """
+    if settings is None:
+        return {}
+    return {
+        name: EnvironmentRewards(
+            environment.weight if build(environment).gives_rewards else None, environment.on_failure
+        )
+        for name, environment in zip(settings.names, settings.sets, strict=True)
+    }
 
 
 def _line(name: str, accepted: Sequence[str], problem: Any) -> str:

@@ -19,7 +19,7 @@ from postgrad.recipe.recipe import Answering
 from postgrad.rewards.learned import REWARD_MODELS
 from postgrad.rewards.registry import component_names, controller_verifier, for_rollout
 from postgrad.rewards.scorer import Scorer
-from postgrad.rewards.settings import RewardSettings
+from postgrad.rewards.settings import EnvironmentRewards, RewardSettings
 from postgrad.rewards.verifier import PromptView
 from postgrad.tools.dry_run.outcome import FAILURE, Check, Report
 from postgrad.tools.dry_run.rows import shortened
@@ -84,8 +84,9 @@ def try_answers(
     if not verifiers or not check.ok:
         return
     with report.check("verifiers") as check:
+        every = {prompt.environment: EnvironmentRewards(0.0) for prompt in prompts}
         with Scorer(
-            list(verifiers.values()), recipe.scoring, environment=0.0, decode=tokenizer.decode
+            list(verifiers.values()), recipe.scoring, every, decode=tokenizer.decode
         ) as scorer:
             groups, of_groups = _scored(verifiers, prompts, scorer, tokenizer), scorer.of_groups()
         tried = [

@@ -16,8 +16,8 @@ from postgrad.data.prompts import load_prompts
 from postgrad.data.rows import read_rows
 from postgrad.data.settings import DataSettings, RowSettings
 from postgrad.data.step_tokens import Stepwise, load_steps
-from postgrad.evaluation.answers import check_rows, with_tools
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
+from postgrad.rollout.environments.sets import as_played, check_rows
 from postgrad.tools.dry_run.outcome import Check, Report
 from postgrad.tools.dry_run.rows import SHOWN, show, shown_row, spread
 from postgrad.training.rows import evaluated, print_rows, training
@@ -176,7 +176,7 @@ def _load(recipe: Recipe, settings: Any, part: DrawnSet[Any], tokenizer: Any) ->
     """Reads the dataset of `part` again, with other settings."""
     first = part.all()[0]
     if isinstance(recipe, Answering):
-        settings = with_tools(recipe.environment, settings)
+        settings = as_played(recipe.environment, settings)
     if isinstance(first, Prompt):
         return load_prompts(settings, tokenizer, max_prompt_tokens=NO_LIMIT)
     if isinstance(first, Conversation):

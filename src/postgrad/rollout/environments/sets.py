@@ -1,0 +1,84 @@
+"""The environments of a recipe: which of them plays a dataset, and what its rows have to have."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+from postgrad.core.errors import UsageError
+from postgrad.core.records import Prompt
+from postgrad.data.draws import Draws
+from postgrad.data.settings import DataSettings, MixSettings
+from postgrad.data.templates import template_call
+from postgrad.rollout.environment import Environment, Environments
+from postgrad.rollout.environments.base import ChatEnvironment, build, failure_of
+from postgrad.rollout.environments.chat import dialogue
+from postgrad.rollout.settings import EnvironmentSets, EnvironmentSettings
+
+Data = TypeVar("Data", bound=DataSettings)
+
+
+def dialogues(
+    settings: EnvironmentSets | None,
+    data: DataSettings | MixSettings,
+    tokenizer: Any,
+    stack: ExitStack | None = None,
+) -> Environments:
+    """The environments that `settings` name, with the chat template of `data`. stack: ends their
+    threads and processes, which otherwise end with them. Raises the errors of `dialogue`.
+    """
+    by_name: dict[str | None, Environment] = {}
+    for name, environment in _named(settings):
+        world = dialogue(environment, tokenizer, template_call(data))
+        if stack is not None:
+            stack.callback(world.close)
+        by_name[name] = world
+    return Environments(by_name)
+
+
+def as_played(settings: EnvironmentSets | None, data: Data) -> Data:
+    """The data settings with the environment's name, and with its tools among the variables of the
+    chat template, in each of [[data.sets]].
+
+    Raises UsageError where the recipe sets one of these variables itself.
+    """
+    if settings is None:
+        return data
+    if isinstance(data, MixSettings) and data.sets:
+        played = tuple(as_played(settings, dataset) for dataset in data.sets)
+        return data.model_copy(update={"sets": played})
+    name = settings.plays(data.environment)
+    if name is None:
+        return data.model_copy(update={"environment": None})
+    more = build(settings.sets[settings.names.index(name)]).variables()
+    for key in more:
+        if key in data.chat_template_kwargs:
+            raise UsageError(f"data.chat_template_kwargs: {key!r} comes from [environment]")
+    kwargs = {**data.chat_template_kwargs, **more}
+    return data.model_copy(update={"environment": name, "chat_template_kwargs": kwargs})
+
+
+def check_rows(settings: EnvironmentSets | None, prompts: Draws[Prompt]) -> None:
+    """Raises UsageError where an environment cannot start an episode from a row."""
+    for name, environment in _named(settings):
+        chat = build(environment)
+        rows = [prompt for prompt in prompts.all() if prompt.environment == name]
+        bad = [(row, reason) for row in rows if (reason := _unplayable(chat, row)) is not None]
+        if bad:
+            prompt, reason = bad[0]
+            raise UsageError(
+                f"{len(bad)} of {len(rows)} rows cannot be played in the environment "
+                f"{environment.type!r}; the first is row {prompt.row} of {prompt.dataset}: "
+                f"{reason}; fix the rows, or choose another environment.type"
+            )
+
+
+def _named(settings: EnvironmentSets | None) -> Iterator[tuple[str, EnvironmentSettings]]:
+    return iter(()) if settings is None else zip(settings.names, settings.sets, strict=True)
+
+
+def _unplayable(chat: ChatEnvironment, row: Prompt) -> str | None:
+    """What `check` says of a row; what it raises is a reason too, as a verifier's."""
+    try:
+        return chat.check(row)
+    except Exception as error:  # noqa: BLE001  # code of others: told with its line
+        return failure_of(error).message
