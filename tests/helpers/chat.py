@@ -1,4 +1,4 @@
-"""Tokenizers of characters whose chat templates teach tool calls, in two families' shapes."""
+"""Tokenizers of characters whose chat templates teach tool calls, in three families' shapes."""
 
 from typing import Any
 
@@ -26,6 +26,10 @@ LLAMA = (  # as Llama 3.1: a result is JSON in a turn of its own
     "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content | trim }}<|eot_id|>"
     "{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+QWEN_XML = HERMES.replace(  # as Qwen3-Coder and Qwen 3.5
+    '<tool_call>{"name": ..., "arguments": {...}}</tool_call>',
+    "<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>",
 )
 LLAMA_SPECIAL = ("<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>")
 

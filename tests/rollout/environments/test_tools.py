@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.chat import HERMES, LLAMA, LLAMA_SPECIAL, chat_tokenizer
+from helpers.chat import HERMES, LLAMA, LLAMA_SPECIAL, QWEN_XML, chat_tokenizer
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.models.fresh import TEMPLATE
@@ -57,6 +57,16 @@ def test_a_call_gets_the_tools_result_and_the_episode_goes_on():
 def test_an_answer_without_a_call_ends_the_episode():
     text, reply = said("It is 42.")
     assert (text, reply.done, reply.counts["calls"]) == ([], True, 0.0)
+
+
+def test_a_template_of_marked_parameters_is_answered_by_the_types_of_the_tool():
+    """As Qwen3-Coder and Qwen 3.5 write calls."""
+    values = "<parameter=text>\nab\n</parameter>\n<parameter=times>\n2\n</parameter>"
+    turn = f"<tool_call>\n<function=shout>\n{values}\n</function>\n</tool_call>"
+    assert said(turn, template=QWEN_XML)[0] == ["ABAB"]
+    wrong = turn.replace("\n2\n", "\ntwo\n")
+    told = "Error: the argument 'times' of shout is of type integer"
+    assert said(wrong, template=QWEN_XML)[0] == [told]
 
 
 def test_several_calls_are_answered_in_order():
@@ -133,7 +143,7 @@ def test_only_a_penalty_makes_an_environment_of_tools_give_rewards():
 
 
 def test_a_template_without_a_known_format_is_refused_unless_one_is_named():
-    with pytest.raises(UsageError, match=r'say tool_format = "hermes" or "llama"'):
+    with pytest.raises(UsageError, match=r'say tool_format = "hermes", "llama", .* or "glm"'):
         tools(template=TEMPLATE)
     assert tools(template=TEMPLATE, tool_format="llama").tool_format == "llama"
 

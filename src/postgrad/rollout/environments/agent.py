@@ -28,7 +28,13 @@ from postgrad.core.text import resolve
 from postgrad.core.untrusted import parse_json
 from postgrad.data.chat_format import Message
 from postgrad.rollout.environments.base import ChatEnvironment, Course, Reply, StepFailed
-from postgrad.rollout.environments.tool_calls import Call, ToolFormat, calls_in, format_of
+from postgrad.rollout.environments.tool_calls import (
+    Call,
+    ToolFormat,
+    calls_in,
+    format_of,
+    unknown_format,
+)
 from postgrad.rollout.environments.workers import FunctionWorkers
 
 MODEL = "policy"  # what agents may call it; any name is taken
@@ -50,7 +56,7 @@ class Conversed(ChatEnvironment):
     waits: ClassVar[bool] = True
 
     tools: tuple[dict[str, Any], ...] = ()
-    tool_format: Literal["auto", "hermes", "llama"] = "auto"
+    tool_format: Literal["auto"] | ToolFormat = "auto"
     env: tuple[str, ...] = ()
     rewards: bool = True
 
@@ -85,16 +91,17 @@ class Conversed(ChatEnvironment):
             return self
         tool_format = format_of(template)
         if tool_format is None:
-            raise UsageError(
-                "environment.tool_format: the tokenizer's chat template teaches no format of tool "
-                'calls that is known here: say tool_format = "hermes" or "llama"'
-            )
+            raise UsageError(unknown_format())
         return self.model_copy(update={"tool_format": tool_format})
 
-    @property
-    def call_format(self) -> ToolFormat | None:
-        """How the policy writes calls; None where it has no tools."""
-        return self.tool_format if self.tools and self.tool_format != "auto" else None
+    def calls(self, text: str) -> list[Call]:
+        """The calls in a turn of the policy; [] where it has no tools."""
+        if not self.tools or self.tool_format == "auto":
+            return []
+        functions = [tool.get("function", {}) for tool in self.tools]
+        schemas = {function.get("name"): function.get("parameters", {}) for function in functions}
+        calls = calls_in(text, self.tool_format, schemas)
+        return [call for call in calls if isinstance(call, Call)]
 
     def check(self, prompt: Prompt) -> str | None:
         return None if prompt.messages else "an agent needs a prompt of chat messages"
@@ -255,11 +262,11 @@ class _Conversation:
 
     def _message(self, text: str) -> dict[str, Any]:
         """A turn of the policy as an assistant's message of OpenAI's interface."""
-        style = self._rules.call_format
-        calls = [call for call in calls_in(text, style) if isinstance(call, Call)] if style else []
+        calls = self._rules.calls(text)
         if not calls:
             return {"role": "assistant", "content": text}
-        before = text.partition("<tool_call>")[0].strip() if style == "hermes" else ""
+        llama = self._rules.tool_format == "llama"  # its calls are the whole turn
+        before = "" if llama else text.partition("<tool_call>")[0].strip()
         number = sum(len(message.get("calls", ())) for message in self._said)
         return {
             "role": "assistant",

@@ -1,11 +1,20 @@
-"""Calls of tools in the text that a model writes, in the two formats that chat templates teach."""
+"""Calls of tools in the text that a model writes, in the formats that chat templates teach."""
 
 import json
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
-ToolFormat = Literal["hermes", "llama"]
+ToolFormat = Literal["hermes", "llama", "qwen_xml", "glm"]
+FORMATS: tuple[ToolFormat, ...] = get_args(ToolFormat)
+Schemas = Mapping[str, Mapping[str, Any]]  # the JSON schema of the parameters of each tool, by name
+
+_FUNCTION = re.compile(r"\s*<function=([^>]*)>(.*?)</function>\s*", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=([^>]*)>(.*?)</parameter>\s*", re.DOTALL)
+_PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
+# Python's spelling, which some chat templates write for values of JSON.
+_AS_JSON = {"True": "true", "False": "false", "None": "null"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +33,12 @@ class Malformed:
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """The format of tool calls in a chat template's text; None where it has none of these two."""
-    json_key = r'\\?"{}\\?":'  # GLM and Qwen 3.5 have the same mark around another format
+    """The format of tool calls in a chat template's text; None where it has none of these."""
+    json_key = r'\\?"{}\\?":'
+    if "<tool_call>" in template and "<parameter=" in template:
+        return "qwen_xml"
+    if "<tool_call>" in template and "<arg_key>" in template:
+        return "glm"
     if "<tool_call>" in template and re.search(json_key.format("arguments"), template):
         return "hermes"
     if "ipython" in template and re.search(json_key.format("parameters"), template):
@@ -33,21 +46,94 @@ def format_of(template: str) -> ToolFormat | None:
     return None
 
 
-def calls_in(text: str, style: ToolFormat) -> list[Call | Malformed]:
-    """The calls of a turn in order; [] where it is an answer. Text up to </think> is ignored."""
+def unknown_format() -> str:
+    """What to say of a chat template that teaches none of the formats."""
+    *others, last = (f'"{style}"' for style in FORMATS)
+    return (
+        "environment.tool_format: the tokenizer's chat template teaches no format of tool calls "
+        f"that is known here: say tool_format = {', '.join(others)} or {last}, or take a tokenizer "
+        "whose template does"
+    )
+
+
+def calls_in(text: str, style: ToolFormat, schemas: Schemas) -> list[Call | Malformed]:
+    """The calls of a turn in order; [] where it is an answer. Text up to </think> is ignored.
+
+    schemas: in "qwen_xml" and "glm" values are texts, and the schema of a tool says which of them
+    are numbers, lists or other values of JSON.
+    """
     reply = text.rpartition("</think>")[2]
-    return _hermes(reply) if style == "hermes" else _llama(reply)
+    if style == "llama":
+        return _llama(reply)
+    return [_marked(part, style, schemas) for part in reply.split("<tool_call>")[1:]]
 
 
-def _hermes(text: str) -> list[Call | Malformed]:
-    calls: list[Call | Malformed] = []
-    for part in text.split("<tool_call>")[1:]:
-        inside, closed, _ = part.partition("</tool_call>")
-        if not closed:
-            calls.append(Malformed("a <tool_call> is not closed with </tool_call>"))
-            continue
-        calls.append(_call(inside, "arguments"))
-    return calls
+def _marked(part: str, style: ToolFormat, schemas: Schemas) -> Call | Malformed:
+    """A call from what follows its mark <tool_call>."""
+    inside, closed, _ = part.partition("</tool_call>")
+    if not closed:
+        return Malformed("a <tool_call> is not closed with </tool_call>")
+    if style == "hermes":
+        return _call(inside, "arguments")
+    return _qwen_xml(inside, schemas) if style == "qwen_xml" else _glm(inside, schemas)
+
+
+def _qwen_xml(text: str, schemas: Schemas) -> Call | Malformed:
+    """As Qwen3-Coder and Qwen 3.5 write calls."""
+    function = _FUNCTION.fullmatch(text)
+    if function is None:
+        return Malformed("a call is <function=NAME>, its parameters, and </function>")
+    name, body = function[1].strip(), function[2]
+    pairs = [(key.strip(), value) for key, value in _PARAMETER.findall(body)]
+    if _PARAMETER.sub("", body).strip():
+        return Malformed("a parameter is <parameter=NAME>, its value, and </parameter>")
+    values = ((key, value.removeprefix("\n").removesuffix("\n")) for key, value in pairs)
+    return Call(name, dict(_typed(values, schemas.get(name, {}))))
+
+
+def _glm(text: str, schemas: Schemas) -> Call | Malformed:
+    """As GLM 4.5 and later write calls."""
+    name, mark, rest = text.partition("<arg_key>")
+    name, body = name.strip(), mark + rest
+    if not name or _PAIR.sub("", body).strip():
+        return Malformed(
+            "a call is NAME, then for each argument <arg_key>its name</arg_key> and "
+            "<arg_value>its value</arg_value>"
+        )
+    pairs = ((key.strip(), value) for key, value in _PAIR.findall(body))
+    return Call(name, dict(_typed(pairs, schemas.get(name, {}))))
+
+
+def _typed(
+    pairs: Iterator[tuple[str, str]], schema: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Values by the types that the schema of a tool's parameters allows: JSON of another type than
+    text is read where it is allowed, or no text is. All else stays the text that it is.
+    """
+    properties: Mapping[str, Any] = schema.get("properties", {})
+    for key, text in pairs:
+        types = _types(properties.get(key, {}))
+        try:
+            value = json.loads(_AS_JSON.get(text.strip(), text))
+        except (ValueError, RecursionError):
+            value = text
+        is_text = isinstance(value, str) or ("string" in types and not types & _types_of(value))
+        yield key, text if is_text else value
+
+
+def _types(schema: Any) -> set[str]:
+    """The types of JSON that a parameter may have; none where its schema does not say."""
+    if not isinstance(schema, Mapping):
+        return set()
+    stated = cast(Mapping[str, Any], schema)
+    kind = stated.get("type", [])
+    types = {kind} if isinstance(kind, str) else {k for k in kind if isinstance(k, str)}
+    if stated.get("nullable"):
+        types.add("null")
+    for key in ("anyOf", "oneOf"):
+        if isinstance(inner := stated.get(key), list):
+            types = types.union(*map(_types, cast(list[Any], inner)))
+    return types
 
 
 def _llama(text: str) -> list[Call | Malformed]:
@@ -86,3 +172,14 @@ def _checked(value: Any, key: str) -> Call | Malformed:
     if not isinstance(arguments, dict):
         return Malformed(f'the call has no object "{key}"')
     return Call(name, arguments)
+
+
+def _types_of(value: Any) -> set[str]:
+    """The types of JSON that a value which is no text has."""
+    if value is None:
+        return {"null"}
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, list | dict):
+        return {"array" if isinstance(value, list) else "object"}
+    return {"integer", "number"} if isinstance(value, int) else {"number"}

@@ -27,6 +27,7 @@ from postgrad.rollout.environments.tool_calls import (
     ToolFormat,
     calls_in,
     format_of,
+    unknown_format,
 )
 from postgrad.rollout.environments.workers import FunctionWorkers
 
@@ -91,11 +92,15 @@ class Tool:
         """The name that calls use: the function's own."""
         return self.schema["function"]["name"]
 
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The JSON schema of its arguments."""
+        return self.schema["function"]["parameters"]
+
     def wrong(self, arguments: Mapping[str, Any]) -> str | None:
         """What is wrong with the arguments of a call, as text for the model; None if they fit."""
-        parameters = self.schema["function"]["parameters"]
-        properties: Mapping[str, Any] = parameters.get("properties", {})
-        for name in parameters.get("required", ()):
+        properties: Mapping[str, Any] = self.parameters.get("properties", {})
+        for name in self.parameters.get("required", ()):
             if name not in arguments:
                 return f"the argument {name!r} of {self.name} is missing"
         for name, value in arguments.items():
@@ -155,7 +160,7 @@ class Tools(ChatEnvironment):
 
     tools: tuple[str, ...] = ()
     mcp: dict[str, MCPServer] = {}
-    tool_format: Literal["auto", "hermes", "llama"] = "auto"
+    tool_format: Literal["auto"] | ToolFormat = "auto"
     malformed_reward: float = Field(default=0.0, le=0.0)
     longest_result: int = Field(default=2000, ge=1)
     env: tuple[str, ...] = ()  # names of environment variables that the tools' processes get
@@ -214,11 +219,7 @@ class Tools(ChatEnvironment):
             return self
         tool_format = format_of(template)
         if tool_format is None:
-            raise UsageError(
-                "environment.tool_format: the tokenizer's chat template teaches no format of tool "
-                'calls that is known here: say tool_format = "hermes" or "llama", or take a '
-                "tokenizer whose template does"
-            )
+            raise UsageError(unknown_format())
         return self.model_copy(update={"tool_format": tool_format})
 
     @asynccontextmanager
@@ -260,10 +261,11 @@ class _Course:
         self._rules = rules
         self._style: ToolFormat = style
         self._tools = rules.all_tools()
+        self._schemas = {name: tool.parameters for name, tool in self._tools.items()}
 
     async def step(self, text: str) -> Reply:
         """The results of the turn's calls as messages; a turn without calls ends the episode."""
-        calls = calls_in(text, self._style)
+        calls = calls_in(text, self._style, self._schemas)
         answers = [await self._answer(call) for call in calls]
         malformed = sum(wrong for _, wrong in answers)
         return Reply(
