@@ -52,7 +52,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
             "postgrad translate open-instruct sft FILE"
         )
     job, algorithm = JOBS[program]
-    draft = Draft(job, "Open-Instruct")
+    draft = Draft(job, "Open-Instruct", source.images)
     options = Options(stated, DEFAULTS[program])
     name = options.stated.get("exp_name") or options.stated.get("run_name")
     common.run_dir(draft, options.take("output_dir", f"runs/{name}" if name else None))

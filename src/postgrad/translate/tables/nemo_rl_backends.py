@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from postgrad.translate import common
+from postgrad.translate import common, images
 from postgrad.translate.draft import Draft
 from postgrad.translate.rules import (
     ON,
@@ -143,9 +143,9 @@ MEGATRON: dict[str, Rule] = {  # after policy.megatron_cfg.
     "distributed_data_parallel_config.*": needless(
         "gradients are sent while others are computed, as far as torch does so"
     ),
-    "freeze_config.*": missing(
-        'model.freeze of job = "sft" freezes parts of models that read images'
-    ),
+    **images.freezes(),
+    **images.freezes("freeze_config."),
+    "freeze_config.*": missing('model.freeze knows "vision" and "projector"'),
     "peft.*": missing("model.lora has rank, alpha, dropout and targets"),
 }
 
@@ -159,6 +159,7 @@ DTENSOR: dict[str, Rule] = {  # after policy.dtensor_cfg.
     ),
     "expert_parallel_size": missing_above_1(_EXPERTS),
     "clear_cache_every_n_steps": needless(common.SO_HERE),
+    **images.freezes("automodel_kwargs.freeze_config."),
     **family(
         "",
         "automodel_kwargs automodel_kwargs.*",
