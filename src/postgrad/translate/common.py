@@ -7,7 +7,7 @@ from postgrad.core.hub import HUB_ID
 from postgrad.models import named_templates
 from postgrad.rollout.settings import refused_argument
 from postgrad.translate.draft import Draft
-from postgrad.translate.images import ON_LANGUAGE, no_images
+from postgrad.translate.images import BUILT_IN, ON_LANGUAGE, no_images, vllm_samples
 from postgrad.translate.places import replicas
 from postgrad.translate.rules import Options, Rule, decimal, flag
 
@@ -179,8 +179,8 @@ def compiled(draft: Draft, name: str, value: Any, _: str) -> None:
     """A rule: whether the model's layers are compiled."""
     if not flag(value):
         return
-    if draft.get("learner.tensor_parallel") or draft.get("learner.context_parallel"):
-        draft.miss(name, value, "layers whose rows or matrices ranks share are not compiled")
+    if any(draft.get(f"learner.{key}_parallel") for key in ("tensor", "context", "expert")):
+        draft.miss(name, value, "layers of which ranks share rows or weights are not compiled")
     elif draft.images is not None:
         draft.miss(name, value, no_images("model.compile"))
     else:
@@ -192,7 +192,11 @@ def engine_argument(prefix: str) -> Rule:
 
     def rule(draft: Draft, name: str, value: Any, _: str) -> None:
         argument = name.removeprefix(prefix)  # with the names of a table's values: "a.b"
-        if why := refused_argument(argument.partition(".")[0]):
+        if argument == "max_num_seqs":
+            draft.put("rollout.slots", int(decimal(value)), "max_num_seqs of each engine")
+        elif not vllm_samples(draft.images):
+            draft.miss(name, value, BUILT_IN)
+        elif why := refused_argument(argument.partition(".")[0]):
             draft.miss(name, value, why)
         else:
             draft.put(f"rollout.vllm.engine_args.{argument}", value)

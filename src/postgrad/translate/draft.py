@@ -72,12 +72,17 @@ class Draft:
 
     def reward(self, type: str, comment: str = "", **settings: Any) -> None:
         """Adds an entry to [[rewards]]."""
-        number = len({place[1] for place in self.values if place[0] == "rewards"})
+        number = self.rewards
         self.put(f"rewards.{number}.type", type, comment)
         for key, value in settings.items():
             if (key, value) == ("weight", 1.0):
                 continue
             self.put(f"rewards.{number}.{key}", value)
+
+    @property
+    def rewards(self) -> int:
+        """How many entries [[rewards]] has."""
+        return len({place[1] for place in self.values if place[0] == "rewards"})
 
     def miss(self, name: str, value: Any, why: str) -> None:
         """Lists an option without counterpart as missing, unless its value turns it off."""

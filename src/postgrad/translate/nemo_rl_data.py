@@ -9,7 +9,7 @@ from postgrad.translate import common
 from postgrad.translate.draft import Draft
 from postgrad.translate.files import prompt_text
 from postgrad.translate.rules import Options, decimal, flag
-from postgrad.translate.tables.nemo_rl import DATASETS, SPLITS
+from postgrad.translate.tables.nemo_rl import DATASETS, SPLITS, UNSPLIT
 
 _VALIDATION = (  # options that say when and how to validate
     "grpo.val_period",
@@ -134,11 +134,11 @@ def rows(draft: Draft, options: Options, folder: Path) -> list[dict[str, Any]]:
     validated = any(name.startswith("data.validation.") for name in options.stated)
     for prefix in _numbered(options, "data.train"):
         share, seed = (options.take(f"{prefix}.{key}") for key in ("split_validation_size", "seed"))
-        if share and decimal(share) < 1 and len(entries) == 1 and not validated:
-            _part(draft, entries[0], decimal(share))
-        elif share and any("map" in entry for entry in entries):
+        if share and str(options.take(f"{prefix}.dataset_name")) in UNSPLIT:
             why = "the reader of this dataset there makes no such split"
             draft.skip(f"{prefix}.split_validation_size", share, why)
+        elif share and decimal(share) < 1 and len(entries) == 1 and not validated:
+            _part(draft, entries[0], decimal(share))
         elif share:
             why = "data.eval_fraction is a share of a single dataset, where [eval] names no other"
             draft.miss(f"{prefix}.split_validation_size", share, why)

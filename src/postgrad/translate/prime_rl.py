@@ -155,7 +155,8 @@ def _placed(draft: Draft, options: Options, source: SourceCommand) -> None:
         machines = trained["nodes"]
         ranks, infer = machines * each, sampled["nodes"] * replicas * each
     ranks = places.processes(draft, "GPUs of the trainer", source.devices or ranks, machines)
-    shares = {"context_parallel": ("trainer.model.cp", options.take("trainer.model.cp"))}
+    names = {"context_parallel": "trainer.model.cp", "expert_parallel": "trainer.model.ep"}
+    shares = {key: (name, options.number(name)) for key, name in names.items()}
     places.divided(draft, ("FSDP", 3 if ranks > 1 else None), shares)
     places.engines(draft, options, _ENGINES, shared=False)
     tensor = int(draft.get("rollout.vllm.tensor_parallel") or 1)

@@ -67,6 +67,9 @@ DATASETS: dict[str, dict[str, Any]] = {
     "geometry3k": {"path": "hiyouga/geometry3k", "prompt": "problem", "answer": "answer",
                    "images": "images", "map": "my_rows:geometry3k"},
 }  # fmt: skip
+# Datasets of which no rows are held out there, whatever split_validation_size says.
+UNSPLIT = ("gsm8k", "GSM8K", "DeepScaler", "AIME2024", "AIME2026", "DAPOMath17K",
+           "DAPOMathAIME2024", "clevr-cogent", "geometry3k")  # fmt: skip
 SPLITS = {  # (dataset_name, split) -> a dataset of its own, with the split train
     ("clevr-cogent", "train"): "MMInstruction/Clevr_CoGenT_TrainA_70K_Complex",
     ("clevr-cogent", "valA"): "MMInstruction/Clevr_CoGenT_ValA",

@@ -165,7 +165,8 @@ RULES: dict[str, Rule] = {
     "f_alpha_divergence_coef": to("algorithm.divergence_alpha", "1 - the value there",
                                   lambda value: 1.0 - decimal(value)),
     "discopop_tau": to("algorithm.discopop_tau", read=decimal),
-    "stop_token": missing("an answer ends with its turn; rollout.stop has texts that end it"),
+    "stop_token": missing_but(("eos",), "an answer ends with its turn; rollout.stop has texts that "
+                                        "end it"),
     **family("", "streaming dataset_streaming",
              missing("a dataset is read completely before the run")),
     "assistant_only_loss": missing_but(ON, "the loss is always on the assistant's turns alone"),
