@@ -71,7 +71,9 @@ class Count:
     flags: dict[str, Counter[str]] = field(
         default_factory=lambda: {kind: Counter() for kind in KINDS}
     )
-    why: dict[str, str] = field(default_factory=dict[str, str])  # by name of a flag
+    why: dict[str, dict[str, str]] = field(  # by kind, then by name of a flag
+        default_factory=lambda: {kind: {} for kind in KINDS}
+    )
     refused: dict[str, list[str]] = field(default_factory=lambda: {why: [] for why in REASONS})
 
     def add(self, name: str, translation: Translation) -> None:
@@ -87,7 +89,8 @@ class Count:
             if missing.get(flag, "").startswith("not an option that this translator knows"):
                 kind = "unknown"
             self.flags[kind][flag] += 1
-        self.why |= needless | missing
+            if kind != "carried":
+                self.why[kind][flag] = {**needless, **missing}[flag]
 
     def refuse(self, name: str, program: str, error: PostgradError) -> None:
         """Counts a command that has no recipe. program: that it runs, "" for a whole script."""
@@ -189,7 +192,7 @@ def main(words: list[str]) -> None:
     for kind in args.list:
         print(f"{kind}:")
         for name, times in total.flags.get(kind, Counter[str]()).most_common():
-            print(f"{times:5} {name}: {total.why.get(name, '')}")
+            print(f"{times:5} {name}: {total.why[kind].get(name, '')}")
         print(*(f"  {text}" for text in total.refused.get(kind, [])), sep="\n")
 
 

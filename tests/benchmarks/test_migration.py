@@ -12,6 +12,7 @@ python -m openrlhf.cli.train_sft --pretrain m --dataset d --max_samples 9 --pack
    --flash_attn --lr_scheduler constant --nonsense 3
 python -m openrlhf.cli.batch_inference --pretrain m
 python -m openrlhf.cli.train_ppo_ray --pretrain m --prompt_data d --data.image_key images
+python -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen2-VL-2B --prompt_data d
 """
 PAGE = """
 ```bash
@@ -32,12 +33,25 @@ def test_each_flag_of_a_command_counts_once(
     main(["openrlhf", str(tmp_path), "--list", "lost", "images"])
     first, *listed = capsys.readouterr().out.splitlines()
     assert json.loads(first) == {
-        "sources": 1, "recipes": 1, "images": 1, "another job": 1, "unreadable": 0, "incomplete": 0,
-        "carried": 4, "not needed": 1, "lost": 1, "unknown": 1, "distinct flags": 7,
+        "sources": 1, "recipes": 2, "images": 1, "another job": 1, "unreadable": 0, "incomplete": 0,
+        "carried": 7, "not needed": 1, "lost": 1, "unknown": 1, "distinct flags": 9,
     }  # fmt: skip
     assert listed[0] == "lost:"
     assert "1 ds.flash_attn: model.attention chooses" in listed[1]
-    assert "run.sh: --data.image_key" in listed[-1]
+    assert "run.sh: --pretrain 'Qwen/Qwen2-VL-2B'" in listed[-1]
+
+
+def test_a_flag_has_the_reason_of_the_source_where_it_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same flag may be as here in another source."""
+    call = "python -m openrlhf.cli.train_ppo_ray --pretrain m --prompt_data d --vllm_num_engines 1"
+    for number, value in enumerate(("True", "False", "True")):
+        (tmp_path / f"{number}.sh").write_text(f"{call} --enable_prefix_caching {value}", "utf-8")
+    main(["openrlhf", str(tmp_path), "--list", "lost", "not needed"])
+    listed = capsys.readouterr().out.splitlines()
+    assert "    1 vllm.enable_prefix_caching: it is always on with vLLM" in listed
+    assert "    2 vllm.enable_prefix_caching: as here" in listed
 
 
 def test_commands_on_pages_and_in_docstrings_count(tmp_path: Path) -> None:

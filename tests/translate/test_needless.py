@@ -12,6 +12,7 @@ from postgrad.translate.translate import SYSTEMS
 # Why an option changes neither the seconds of a step nor the peak of memory by more than a tenth.
 # An option with such an effect belongs into `missing`, or into a key of the recipe.
 REASONS = {
+    "rows with images say it themselves": "data.max_images_per_prompt policy.is_vlm",
     "it names, places or logs a run: kilobytes a step": """
         logging_steps logging_first_step logging_strategy report_to run_name log_level
         log_completions num_completions_to_print log_unique_prompts trackio_space_id logging_dir
@@ -21,8 +22,8 @@ REASONS = {
         send_slack_alerts save_to_hub do_not_randomize_output_dir hf_repo_revision
         logger.logging_steps logger.wandb.key logger.wandb.org logger.wandb.group
         logger.wandb.project logger.wandb.run_name logger.tensorboard_dir logger.perf
-        max_possible_score model_adapter_name env logger.* name run.* log.level log.* monitors.*
-        wandb.* trainer.log.level trainer.log.* trainer.monitors.* trainer.wandb.*
+        max_possible_score model_adapter_name ignore_bias_buffers env logger.* name run.* log.level
+        log.* monitors.* wandb.* trainer.log.level trainer.log.* trainer.monitors.* trainer.wandb.*
         orchestrator.log.level orchestrator.log.* orchestrator.monitors.* orchestrator.wandb.*
         inference.log.level inference.log.* inference.monitors.* inference.wandb.*
         trainer.enable_token_export trainer.metrics_server.* trainer.heartbeat.*

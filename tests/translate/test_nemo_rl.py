@@ -25,7 +25,9 @@ def test_a_synchronous_config_has_no_samples_ahead() -> None:
     assert translation.problem is None
     assert "max_staleness" not in translation.recipe["rollout"]
     assert "old_logprobs" not in translation.recipe["algorithm"]
-    assert translation.recipe["data"]["eval_fraction"] == 0.02
+    assert translation.recipe["data"]["split"] == "train_1M[:98%]"  # split_validation_size
+    assert translation.recipe["eval"]["split"] == "train_1M[98%:]"
+    assert translation.recipe["eval"]["limit"] == 128
 
 
 @pytest.mark.parametrize("steps", [1, 4, 8])
@@ -170,9 +172,7 @@ def test_what_another_engine_or_loader_does_is_lost() -> None:
     [
         ("+env.should_use_nemo_gym=true", "grpo_nemo_gym: servers of NeMo Gym"),
         ("+async_rl.sampler.name=in_order", "grpo_single_controller: async_rl"),
-        ("+policy.is_vlm=true", "needs images"),
-        ("policy.model_name=Qwen/Qwen2.5-VL-3B-Instruct", "needs images"),
-        ("data.default.processor=vlm_hf_data_processor", "vlm_grpo: this run needs images"),
+        ("policy.model_name=Qwen/Qwen2.5-Omni-3B", "needs images or sound"),
         ("grpo.seed=${grpo.seed}", "refers to itself"),
     ],
 )
@@ -213,3 +213,83 @@ def test_a_dataset_is_read_where_older_configs_have_it_and_lost_validation_is_to
     assert translation.recipe["data"]["prompt"] == "problem"
     lost = {option.name for option in translation.draft.missing}
     assert {"grpo.val_period", "grpo.max_val_samples", "grpo.val_at_start"} <= lost
+
+
+PROMPT = "data.default.prompt_file"
+
+
+@pytest.mark.parametrize(
+    ("text", "template"),
+    [
+        ("Solve: {}", "Solve: {problem}"),
+        ("In \\boxed{{}}: {}!", "In \\boxed{{}}: {problem}!"),
+        ("No place", None),
+        ("Two {} places {}", None),
+        ("{question}", None),
+        ("{", None),
+    ],
+)
+def test_a_prompt_file_with_one_place_for_the_question_is_the_template(
+    tmp_path: Path, text: str, template: str | None
+) -> None:
+    (tmp_path / "base.yaml").write_text((CASES / "nemo-rl-base.yaml").read_text("utf-8"), "utf-8")
+    (tmp_path / "prompt.txt").write_text(text, "utf-8")
+    found = translate("nemo-rl", ["grpo", str(tmp_path / "base.yaml"), f"{PROMPT}=prompt.txt"])
+    assert found.problem is None
+    assert found.recipe["data"].get("template") == template
+    assert found.recipe["data"].get("prompt") == ("problem" if template is None else None)
+    assert "template" not in found.recipe["eval"]  # it is taken over from [data]
+    assert missing(found) == ({PROMPT} if template is None else set())
+
+
+def test_a_prompt_file_that_is_not_here_is_lost_once() -> None:
+    found = of(f"{PROMPT}=absent.txt", "data.default.system_prompt_file=neither.txt")
+    lost = [option.name for option in found.draft.missing]
+    assert lost == [PROMPT, "data.default.system_prompt_file"]
+    assert "into data.template" in found.draft.missing[0].why
+
+
+def test_a_prompt_around_a_conversation_is_lost() -> None:
+    words = ["data.train.dataset_name=DAPOMath17K", f"{PROMPT}=nemo-rl-question.txt"]
+    assert missing(of(*words)) >= {"data.train.dataset_name", PROMPT}
+
+
+def test_rows_that_are_held_out_are_the_last_ones_of_which_max_val_samples_are_evaluated() -> None:
+    part = "data.train.split_validation_size"
+    found = of(f"{part}=0.05", "grpo.max_val_samples=64").recipe
+    assert found["data"]["split"] == "train_1M[:95%]"
+    assert (found["eval"]["split"], found["eval"]["limit"]) == ("train_1M[95%:]", 64)
+    found = of(f"{part}=0.005")  # no whole percent
+    assert found.recipe["data"]["eval_fraction"] == 0.005
+    assert "limit" not in found.recipe["eval"]
+    assert "grpo.max_val_samples" in {option.name for option in found.draft.missing}
+
+
+def test_settings_of_environments_that_are_not_played_are_not_needed() -> None:
+    played, idle = "env.math.num_workers", "env.geometry3k.num_workers"
+    found = of("+env.geometry3k.num_workers=3")
+    assert found.recipe["scoring"]["workers"] == 4
+    assert idle in {option.name for option in found.draft.needless}
+    functions = "+env.geometry3k.reward_functions=[{name: format, weight: 2}]"
+    found = of("data.default.env_name=geometry3k", "+env.geometry3k.num_workers=3", functions)
+    assert found.recipe["scoring"]["workers"] == 3
+    assert [reward["weight"] for reward in found.recipe["rewards"]] == [0.25, 0.75]
+    assert played in {option.name for option in found.draft.needless}
+
+
+def test_a_dataset_whose_reader_splits_nothing_has_no_held_out_rows() -> None:
+    share = "data.train.split_validation_size"
+    found = of("data.train.dataset_name=gsm8k", f"{share}=0.05")
+    assert "split" not in found.recipe["data"]
+    assert "eval" not in found.recipe
+    assert share in {option.name for option in found.draft.needless}
+
+
+def test_ranks_share_experts_unless_they_share_matrices() -> None:
+    size = "policy.dtensor_cfg.expert_parallel_size"
+    found = of(f"{size}=4", "policy.dtensor_cfg.tensor_parallel_size=1")
+    assert found.problem is None
+    assert found.recipe["learner"]["expert_parallel"] == 4
+    found = of(f"{size}=4")  # beside tensor_parallel_size = 2
+    assert missing(found) == {size}
+    assert "expert_parallel" not in found.recipe["learner"]

@@ -1,5 +1,7 @@
 """Open-Instruct's options whose meaning depends on their sign, their range, or the loss."""
 
+from pathlib import Path
+
 from postgrad.rollout.environments.guess_number import rows
 from postgrad.translate.translate import Translation, translate
 
@@ -147,3 +149,53 @@ def test_a_number_of_evaluations_counts_where_steps_between_them_are_not_stated(
     assert recipe["eval"]["every"] == 50
     recipe = translate("open-instruct", [*words, "--local_eval_every", "7"]).recipe
     assert recipe["eval"]["every"] == 7
+
+
+def test_tags_of_an_answer_gate_the_reward_or_are_added_to_it() -> None:
+    tags = {"type": "regex", "pattern": r"</think>\s*<answer>.*?</answer>", "dot_all": True}
+    stated = ("--apply_r1_style_format_reward", "true")
+    assert of(*stated).recipe["rewards"][1:] == [{**tags, "gate": True, "weight": 0.0}]
+    added = of(*stated, "--additive_format_reward", "true", "--r1_style_format_reward", "2.0")
+    assert added.recipe["rewards"][1:] == [{**tags, "weight": 2.0}]
+    scaled = of(*stated, "--r1_style_format_reward", "2.0")  # no score there is ever 1
+    assert [option.name for option in scaled.draft.missing] == ["apply_r1_style_format_reward"]
+    off = of("--apply_r1_style_format_reward", "false", "--additive_format_reward", "true")
+    assert [reward["type"] for reward in off.recipe["rewards"]] == ["math"]
+
+
+def test_an_answer_that_was_cut_off_has_its_penalty_before_its_tags_count() -> None:
+    found = of("--apply_r1_style_format_reward", "--non_stop_penalty", "true").recipe["rewards"]
+    assert [reward["type"] for reward in found] == ["math", "stop_properly", "regex"]
+
+
+def test_a_system_prompt_of_a_file_beside_the_script_is_read(tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text("Be brief.\n", "utf-8")
+    call = f"python open_instruct/grpo_fast.py {' '.join(GRPO[1:])} --system_prompt_override_file"
+    for name, system in (("prompt.txt", "Be brief."), ("absent.txt", None)):
+        (tmp_path / "run.sh").write_text(f"{call} {name}", "utf-8")
+        found = translate("open-instruct", [str(tmp_path / "run.sh")])
+        assert found.problem is None
+        assert found.recipe["data"].get("system") == system
+        lost = [option.name for option in found.draft.missing]
+        assert ("system_prompt_override_file" in lost) == (system is None)
+
+
+def test_replicas_of_sharded_state_are_groups_of_shards() -> None:
+    learners = ("--num_learners_per_node", "8")
+    found = of(*learners, "--fsdp_shard_degree", "4", "--fsdp_num_replicas", "2")
+    assert found.recipe["learner"]["sharding"] == "zero3"
+    assert found.recipe["learner"]["shard_groups"] == 2
+    found = of(*learners, "--fsdp_shard_degree", "8", "--fsdp_num_replicas", "1")
+    assert found.recipe["learner"]["sharding"] == "zero3"
+    assert "shard_groups" not in found.recipe["learner"]
+    found = of(*learners, "--fsdp_num_replicas", "3")
+    assert [option.name for option in found.draft.missing] == ["fsdp_num_replicas"]
+
+
+def test_pass_at_k_is_measured_where_something_is_evaluated() -> None:
+    found = of("--eval_pass_at_k", "4", "--dataset_mixer_eval_list", "e", "16")
+    assert found.recipe["eval"]["n_samples"] == 4
+    assert found.recipe["eval"]["pass_at"] == [1, 4]
+    assert [option.name for option in of("--eval_pass_at_k", "4").draft.missing] == [
+        "eval_pass_at_k"
+    ]

@@ -154,28 +154,3 @@ def test_a_script_that_sources_itself_ends(tmp_path: Path) -> None:
 def test_a_path_that_a_script_extends_is_no_loop() -> None:
     assert commands("export PATH=/a:$PATH\nrun $PATH") == [["run", "/a:"]]
     assert commands('P="${P}:b"\nrun $P')[-1] == ["run", ":b"]
-
-
-@pytest.mark.parametrize(
-    ("system", "flags", "needed"),
-    [
-        ("openrlhf", "ppo --pretrain m --prompt_data d --data.image_key images", "data.image_key"),
-        ("openrlhf", "ppo --pretrain m --prompt_data hiyouga/geometry3k", "prompt_data"),
-        ("trl", "sft --model_name_or_path Qwen/Qwen2-VL-2B --dataset_name d", "model_name_or_path"),
-        ("trl", "python trl/scripts/grpo_vlm.py --model_name_or_path m", "grpo_vlm"),
-        ("trl", "sft --model_name_or_path m --dataset_name org/llava-instruct", "dataset_name"),
-    ],
-)
-def test_a_run_with_images_is_refused_with_what_says_so(
-    system: str, flags: str, needed: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["translate", system, *flags.split()]) == 2
-    told = capsys.readouterr().err
-    assert "images" in told
-    assert needed in told
-
-
-def test_an_option_of_images_that_is_off_is_none() -> None:
-    found = translate("openrlhf", ["ppo", "--pretrain", "m", "--prompt_data", "d",
-                                   "--data.max_images_per_prompt", "0"])  # fmt: skip
-    assert found.recipe["model"]["path"] == "m"

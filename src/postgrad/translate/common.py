@@ -7,6 +7,7 @@ from postgrad.core.hub import HUB_ID
 from postgrad.models import named_templates
 from postgrad.rollout.settings import refused_argument
 from postgrad.translate.draft import Draft
+from postgrad.translate.images import BUILT_IN, ON_LANGUAGE, no_images, vllm_samples
 from postgrad.translate.places import replicas
 from postgrad.translate.rules import Options, Rule, decimal, flag
 
@@ -47,7 +48,10 @@ def micro_batch(draft: Draft, samples: int, comment: str = "") -> None:
     """Samples in one forward pass of a replica; fewer where they would not divide an update, and a
     token budget chosen at start where none would.
     """
-    share, count = int(draft.get("batch.train_batch_size") or samples), replicas(draft)
+    update = draft.get("batch.train_batch_size") or draft.get("batch.rollout_batch_size", 0) * int(
+        draft.get("batch.n_samples_per_prompt") or 1
+    )  # a step is one update where nothing says more
+    share, count = int(update or samples), replicas(draft)
     if share % count:
         why = f"an update of {share} samples is no whole number for each of {count} replicas"
         draft.notes.append(f"micro-batches are cut by tokens: {why}")
@@ -147,13 +151,15 @@ def adapter(draft: Draft, options: Options, names: Sequence[str], four_bits: str
     alphas, drops = options.number(alpha, 16), float(options.take(dropout, 0.0))
     quantize = options.take(four_bits)
     if value:
-        draft.put("model.lora.rank", value)
+        draft.put("model.lora.rank", value, ON_LANGUAGE if draft.images else "")
         draft.put("model.lora.alpha", alphas)
         if drops:
             draft.put("model.lora.dropout", drops)
         if layers and layers != ["all-linear"]:
             draft.put("model.lora.targets", layers)
-    if quantize and value:
+    if quantize and draft.images is not None:
+        draft.miss(four_bits, quantize, no_images("model.quantize"))
+    elif quantize and value:
         draft.put("model.quantize", "4bit")
     elif quantize:
         draft.miss(four_bits, quantize, "weights in four bits are frozen: they need an adapter")
@@ -173,8 +179,10 @@ def compiled(draft: Draft, name: str, value: Any, _: str) -> None:
     """A rule: whether the model's layers are compiled."""
     if not flag(value):
         return
-    if draft.get("learner.tensor_parallel") or draft.get("learner.context_parallel"):
-        draft.miss(name, value, "layers whose rows or matrices ranks share are not compiled")
+    if any(draft.get(f"learner.{key}_parallel") for key in ("tensor", "context", "expert")):
+        draft.miss(name, value, "layers of which ranks share rows or weights are not compiled")
+    elif draft.images is not None:
+        draft.miss(name, value, no_images("model.compile"))
     else:
         draft.put("model.compile", True)
 
@@ -184,7 +192,11 @@ def engine_argument(prefix: str) -> Rule:
 
     def rule(draft: Draft, name: str, value: Any, _: str) -> None:
         argument = name.removeprefix(prefix)  # with the names of a table's values: "a.b"
-        if why := refused_argument(argument.partition(".")[0]):
+        if argument == "max_num_seqs":
+            draft.put("rollout.slots", int(decimal(value)), "max_num_seqs of each engine")
+        elif not vllm_samples(draft.images):
+            draft.miss(name, value, BUILT_IN)
+        elif why := refused_argument(argument.partition(".")[0]):
             draft.miss(name, value, why)
         else:
             draft.put(f"rollout.vllm.engine_args.{argument}", value)

@@ -29,12 +29,22 @@ class Missing:
     why: str  # what follows from that, for people
 
 
+@dataclass(frozen=True, slots=True)
+class ImageRun:
+    """That a source's rows have images: docs/models.md says what does not go with them."""
+
+    needed: str  # the program or the option that says so, for messages
+    model: str  # the model's name; "" where the source has none
+    option: str  # that names it
+
+
 @dataclass(slots=True)
 class Draft:
     """A recipe under construction."""
 
     job: str  # "sft", "rl", ...
     system: str  # the other system's name, for comments
+    images: ImageRun | None = None  # of a run whose rows have some
     values: dict[KeyPath, Any] = field(default_factory=dict[KeyPath, Any])  # by place in the recipe
     comments: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])  # on the values
     missing: list[Missing] = field(default_factory=list[Missing])  # without them the run differs
@@ -62,12 +72,17 @@ class Draft:
 
     def reward(self, type: str, comment: str = "", **settings: Any) -> None:
         """Adds an entry to [[rewards]]."""
-        number = len({place[1] for place in self.values if place[0] == "rewards"})
+        number = self.rewards
         self.put(f"rewards.{number}.type", type, comment)
         for key, value in settings.items():
             if (key, value) == ("weight", 1.0):
                 continue
             self.put(f"rewards.{number}.{key}", value)
+
+    @property
+    def rewards(self) -> int:
+        """How many entries [[rewards]] has."""
+        return len({place[1] for place in self.values if place[0] == "rewards"})
 
     def miss(self, name: str, value: Any, why: str) -> None:
         """Lists an option without counterpart as missing, unless its value turns it off."""

@@ -12,6 +12,7 @@ from typing import Any, cast
 import yaml
 
 from postgrad.core.errors import UsageError
+from postgrad.core.files import is_file
 from postgrad.core.untrusted import MOST_DEPTH, decoded, parse_json, read_bytes, reason, shown
 
 MOST_NODES = 100_000
@@ -19,6 +20,9 @@ MOST_BYTES = 2**18  # of a script or config
 MOST_DIGITS = 40
 LARGEST = 2**63
 CONFIGS = (".yaml", ".yml", ".json", ".toml")
+PROMPTS = (".txt", ".md")  # suffixes of files with the text of a prompt
+MOST_PROMPT = 2**15  # bytes of one
+_TOPS = (".git", "pyproject.toml", "setup.py")  # what the top folder of a checkout has
 _NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -124,6 +128,35 @@ def text_of(path: Path) -> str:
         raise UsageError(f"cannot read {path}: {reason(error)}") from error
     except ValueError as error:
         raise UsageError(f"cannot read {path}: {error}") from error
+
+
+def prompt_text(name: str, folder: Path) -> str | None:
+    """The text of a prompt's file that a source in `folder` names; None where there is none.
+
+    Systems name it from the top of their checkout, where their commands run: it is looked for in
+    `folder` and those above it, up to the first with a mark of a checkout's top; without a mark in
+    `folder` alone. Whoever wrote the source must not have other files of this machine read: a name
+    that leads out of these folders, by "..", a link or from the root, is not followed, nor one that
+    is no text by its suffix or is long.
+    """
+    if Path(name).suffix not in PROMPTS or Path(name).is_absolute():
+        return None
+    folder = folder.resolve()
+    above = [folder, *folder.parents]
+    marked = [any((parent / mark).exists() for mark in _TOPS) for parent in above]
+    top = marked.index(True) if True in marked else 0
+    for parent in above[: top + 1]:
+        path = parent / name
+        if is_file(path) and path.resolve().is_relative_to(above[top]):
+            return _prompt_of(path)
+    return None
+
+
+def _prompt_of(path: Path) -> str | None:
+    try:
+        return decoded(read_bytes(path, MOST_PROMPT))
+    except (OSError, ValueError):  # no text, or too long: listed as missing
+        return None
 
 
 _READERS: dict[str, Callable[[str], Any]] = {".json": parse_json, ".toml": parse_toml}

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from postgrad.core.errors import UsageError
-from postgrad.translate import common, nemo_rl_loss, nemo_rl_policy
+from postgrad.translate import common, nemo_rl_data, nemo_rl_loss, nemo_rl_policy
 from postgrad.translate.draft import Draft
 from postgrad.translate.files import checked, config_table, parse_yaml, plain
 from postgrad.translate.nested import flattened, overlaid, resolved
 from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, apply, decimal, flag
 from postgrad.translate.tables.nemo_rl import (
-    DATASETS,
     DEFAULTS,
     JOBS,
     RULES,
@@ -87,7 +86,7 @@ def flags_of(words: Sequence[str]) -> dict[str, Any]:
         elif (match := _OVERRIDE.fullmatch(word)) and (match[3] is not None or match[1] == "~"):
             value = None if match[1] == "~" else _value(match[2], match[3])
             override = {match[2]: value}
-            override = flattened(override) if isinstance(value, dict) else override
+            override = flattened(override) if isinstance(value, dict | list) else override
             options = overlaid(options, override)
     return options
 
@@ -118,7 +117,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
             "postgrad translate nemo-rl grpo FILE"
         )
     job, _ = JOBS[program]
-    draft = Draft(job, "NeMo RL")
+    draft = Draft(job, "NeMo RL", source.images)
     options = Options(stated, DEFAULTS)
     _length(draft, options)
     nemo_rl_policy.policy(draft, options, source)
@@ -126,9 +125,9 @@ def draft_recipe(source: SourceCommand) -> Draft:
     _sampling(draft, options)
     nemo_rl_loss.algorithm(draft, options)
     nemo_rl_loss.ahead(draft, options)
-    _data(draft, options)
+    trained = nemo_rl_data.rows(draft, options, source.folder)
     nemo_rl_loss.rewards(draft, options)
-    _held_out(draft, options)
+    nemo_rl_data.held_out(draft, options, source.folder, trained)
     _checkpoints(draft, options)
     for section in SWITCHED:
         if not flag(options.stated.get(f"{section}.enabled", False)):
@@ -142,8 +141,6 @@ def _guessed(options: Mapping[str, Any]) -> str:
     """The program that reads such a config; "" where it has no section grpo."""
     if flag(options.get("env.should_use_nemo_gym", False)):
         return "grpo_nemo_gym"
-    if options.get("data.default.processor") == "vlm_hf_data_processor":
-        return "vlm_grpo"
     if "env.sliding_puzzle_game.cfg.max_moves" in options:
         return "grpo_sliding_puzzle"
     if any(name.startswith("async_rl.") for name in options):
@@ -197,125 +194,6 @@ def _sampling(draft: Draft, options: Options) -> None:
         draft.skip(
             "grpo.dynamic_sampling_max_gen_batches", rounds, "of dynamic sampling, which is off"
         )
-
-
-def _dataset(draft: Draft, options: Options, prefix: str) -> dict[str, Any]:
-    """The keys of a dataset that the options below a prefix name; an empty table for none."""
-    name = options.take(f"{prefix}.dataset_name", options.take("data.default.dataset_name"))
-    path = options.take(f"{prefix}.data_path")
-    split, subset = options.take(f"{prefix}.split"), options.take(f"{prefix}.subset")
-    columns = {key: options.take(f"{prefix}.{key}_key", options.take(f"data.default.{key}_key"))
-               for key in ("input", "output")}  # fmt: skip
-    if str(name) in DATASETS:
-        entry = dict(DATASETS[str(name)])
-        if options.states(f"{prefix}.output_key"):
-            entry["answer"] = str(columns["output"])
-        if entry.get("answer") == "reward_model":
-            why = "its answer is within the column reward_model: data.map takes it out"
-            draft.miss(f"{prefix}.dataset_name", name, why)
-    elif path is not None:
-        entry = {
-            "path": str(path),
-            "prompt": columns["input"] or "input",
-            "answer": columns["output"] or "output",
-        }
-    else:
-        if name is not None:
-            draft.miss(
-                f"{prefix}.dataset_name", name, "no dataset here has this name: give data.path"
-            )
-        return {}
-    return {**entry, **{key: value for key, value in (("split", split), ("name", subset)) if value}}
-
-
-def _numbered(options: Options, prefix: str) -> list[str]:
-    """The prefixes of a list of datasets; the one itself for a single dataset."""
-    numbers = {
-        name.removeprefix(f"{prefix}.").split(".")[0]
-        for name in options.stated
-        if name.startswith(f"{prefix}.")
-    }
-    return (
-        [f"{prefix}.{n}" for n in sorted(numbers, key=int)]
-        if numbers and all(map(str.isdigit, numbers))
-        else [prefix]
-    )
-
-
-def _data(draft: Draft, options: Options) -> None:
-    prefixes = _numbered(options, "data.train")
-    if options.states("data.dataset_name"):  # as configs had it before data.train
-        prefixes = ["data"]
-    entries = [entry for prefix in prefixes if (entry := _dataset(draft, options, prefix))]
-    common.sources(draft, entries)
-    validated = any(name.startswith("data.validation.") for name in options.stated)
-    for prefix in _numbered(options, "data.train"):
-        share, seed = (options.take(f"{prefix}.{key}") for key in ("split_validation_size", "seed"))
-        if share and decimal(share) < 1 and len(entries) == 1 and not validated:
-            draft.put("data.eval_fraction", decimal(share), "rows that are only evaluated")
-        elif share:
-            why = "data.eval_fraction is a share of a single dataset, where [eval] names no other"
-            draft.miss(f"{prefix}.split_validation_size", share, why)
-        if share is None and seed is not None:
-            draft.skip(f"{prefix}.seed", seed, "of a split that is not made")
-    for key, counterpart in (
-        ("prompt_file", "data.template"),
-        ("system_prompt_file", "data.system"),
-    ):
-        for name in (f"data.default.{key}", f"data.{key}"):
-            if options.take(name) is not None:
-                draft.miss(
-                    name, options.take(name), f"put the text of this file into {counterpart}"
-                )
-    if options.take("data.default.processor") is not None:
-        draft.skip("data.default.processor", options.take("data.default.processor"), common.SO_HERE)
-
-
-_VALIDATION = (  # options that say when and how to validate
-    "grpo.val_period",
-    "grpo.max_val_samples",
-    "grpo.val_num_generations_per_prompt",
-    "grpo.num_val_generations_per_prompt",
-    "grpo.val_at_start",
-    "grpo.val_at_end",
-    "policy.generation.val_temperature",
-)
-
-
-def _held_out(draft: Draft, options: Options) -> None:
-    prefixes = _numbered(options, "data.validation")
-    stated = any(name.startswith("data.validation.") for name in options.stated)
-    sets = [entry for prefix in prefixes if stated and (entry := _dataset(draft, options, prefix))]
-    for prefix in prefixes:
-        if (times := options.take(f"{prefix}.repeat")) is not None:
-            draft.miss(f"{prefix}.repeat", times, "eval.n_samples samples a question several times")
-    if sets:
-        common.held_out(draft, sets)
-    every, most = options.number("grpo.val_period"), options.take("grpo.max_val_samples")
-    samples = options.take(
-        "grpo.val_num_generations_per_prompt", options.take("grpo.num_val_generations_per_prompt")
-    )
-    first, last = options.take("grpo.val_at_start"), options.take("grpo.val_at_end")
-    warmth = options.take("policy.generation.val_temperature")
-    if not sets and draft.get("data.eval_fraction") is None:
-        for name in _VALIDATION:
-            if options.states(name):
-                draft.miss(name, options.take(name), "there is no [eval]")
-        return
-    draft.put("eval.every", max(every, 0))
-    draft.put("eval.at_start", flag(first) if first is not None else None)
-    draft.put("eval.at_end", flag(last) if last is not None else None)
-    draft.put("eval.n_samples", None if samples is None else int(samples))
-    draft.put("eval.temperature", None if warmth is None else decimal(warmth))
-    if len(sets) == 1:
-        draft.put("eval.limit", None if most is None else int(most), "max_val_samples: questions")
-    elif most is not None and options.states("grpo.max_val_samples"):
-        why = (
-            "each of eval.sets has a limit of its own"
-            if sets
-            else "all rows that are held out are evaluated"
-        )
-        draft.miss("grpo.max_val_samples", most, why)
 
 
 def _checkpoints(draft: Draft, options: Options) -> None:

@@ -1,9 +1,11 @@
 """What NeMo RL's configs optimise: advantages, losses, samples ahead of the policy, rewards."""
 
+import re
+
 from postgrad.translate import common
 from postgrad.translate.draft import Draft
 from postgrad.translate.rules import Options, decimal, flag
-from postgrad.translate.tables.nemo_rl import CORRECTIONS, ESTIMATORS, VERIFIERS
+from postgrad.translate.tables.nemo_rl import CORRECTIONS, ESTIMATORS, FUNCTIONS, VERIFIERS
 
 
 def algorithm(draft: Draft, options: Options) -> None:
@@ -102,17 +104,60 @@ def ahead(draft: Draft, options: Options) -> None:
 
 
 def rewards(draft: Draft, options: Options) -> None:
-    """[[rewards]]: the verifier of an environment, and what shapes its rewards."""
+    """[[rewards]]: the verifier or the functions of an environment, and what shapes its rewards."""
     environment = options.take("data.default.env_name", options.take("data.train.env_name", "math"))
+    _idle_environments(draft, options)
     verifier = VERIFIERS.get(str(environment))
+    workers = f"env.{environment}.num_workers"
     if verifier == "math" and draft.get("data.path") == "openai/gsm8k":
         draft.reward("gsm8k", "references end in #### and the number", flexible=True)
     elif verifier is not None:
         draft.reward(verifier)
-    else:
+    elif not _functions(draft, options, f"env.{environment}.reward_functions."):
         draft.miss("data.default.env_name", environment, "write a verifier or an environment: "
                    "docs/rewards.md, docs/environments.md")  # fmt: skip
+        workers = ""
+    if workers and options.states(workers):
+        draft.put("scoring.workers", options.number(workers))
     draft.put("reward_model.model.path", options.take("env.reward_model.model_name"))
+    _shaping(draft, options)
+
+
+def _idle_environments(draft: Draft, options: Options) -> None:
+    """A base config has sections of environments that a config above it does not play."""
+    names = [name for name in options.stated if re.fullmatch(r"data\.(.*\.)?env_name", name)]
+    played = {str(options.take(name)) for name in names} or {"math"}
+    for name in list(options.stated):
+        section, *places = name.split(".")
+        if section == "env" and len(places) > 1 and places[0] not in {*played, "nemo_gym"}:
+            draft.skip(name, options.take(name), "of an environment that the run does not play")
+
+
+def _functions(draft: Draft, options: Options, prefix: str) -> bool:
+    """[[rewards]] for the functions that an environment lists, with weights that add up to 1.
+    Returns whether there are some.
+    """
+    stated = [name for name in options.stated if name.startswith(prefix)]
+    numbers = {int(name.removeprefix(prefix).split(".")[0]) for name in stated}
+    named = [(str(options.take(f"{prefix}{n}.name")), n) for n in sorted(numbers)]
+    named.sort(key=lambda entry: entry[0] == "format")  # the first one says what is right
+    weights = [decimal(options.take(f"{prefix}{n}.weight", 1.0)) for _, n in named]
+    for (name, n), weight in zip(named, weights, strict=True):
+        arguments = [other for other in stated if other.startswith(f"{prefix}{n}.kwargs")]
+        share = weight / sum(weights)
+        if name not in FUNCTIONS or arguments:
+            for other in arguments:
+                draft.miss(other, options.take(other), "say it in your function")
+            draft.reward(f"my_rewards:{name}", "write it as (prompt, rollout) -> float",
+                         weight=round(share, 9))  # fmt: skip
+            continue
+        for kind, part, settings in FUNCTIONS[name]:
+            comment = f"{name}: letters and digits count there" if kind == "exact_match" else name
+            draft.reward(kind, comment, **settings, weight=round(share * part, 9))
+    return bool(numbers)
+
+
+def _shaping(draft: Draft, options: Options) -> None:
     shaping = "grpo.reward_shaping."
     if not flag(options.stated.get(f"{shaping}enabled", False)):
         return

@@ -77,10 +77,12 @@ def _placed(draft: Draft, options: Options, source: SourceCommand) -> None:
     section = "policy.megatron_cfg." if _megatron(options) else "policy.dtensor_cfg."
     tensor = f"{section}{'tensor_model' if _megatron(options) else 'tensor'}_parallel_size"
     context = f"{section}context_parallel_size"
+    experts = f"{section}expert_{'model_' if _megatron(options) else ''}parallel_size"
     options.take("policy.dtensor_cfg.enabled")
     shares = {
         "tensor_parallel": (tensor, options.take(tensor)),
         "context_parallel": (context, options.take(context)),
+        "expert_parallel": (experts, options.take(experts)),
     }
     stage = 1 if _megatron(options) else 3
     places.divided(draft, (f"{section}enabled", stage if ranks > 1 else None), shares)

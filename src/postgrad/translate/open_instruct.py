@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.translate import common, open_instruct_rl, places
 from postgrad.translate.common import mixture
 from postgrad.translate.draft import Draft
-from postgrad.translate.files import config_table
+from postgrad.translate.files import config_table, prompt_text
 from postgrad.translate.launch import flags
 from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, apply, decimal, flag
@@ -52,13 +53,14 @@ def draft_recipe(source: SourceCommand) -> Draft:
             "postgrad translate open-instruct sft FILE"
         )
     job, algorithm = JOBS[program]
-    draft = Draft(job, "Open-Instruct")
+    draft = Draft(job, "Open-Instruct", source.images)
     options = Options(stated, DEFAULTS[program])
     name = options.stated.get("exp_name") or options.stated.get("run_name")
     common.run_dir(draft, options.take("output_dir", f"runs/{name}" if name else None))
     draft.put("algorithm.type", algorithm)
     draft.put("model.dtype", "bfloat16")
     _data(draft, options)
+    _system(draft, options, source.folder)
     if job == "rl":
         open_instruct_rl.answers(draft, options, program)
     else:
@@ -116,6 +118,16 @@ def _data(draft: Draft, options: Options) -> None:
     draft.put("data.max_len", options.number("max_seq_length"))
     if draft.job == "sft":
         draft.put("data.on_too_long", "truncate", "as there")
+
+
+def _system(draft: Draft, options: Options, folder: Path) -> None:
+    name = options.take("system_prompt_override_file")
+    text = prompt_text(str(name), folder) if name else None
+    if text is not None:
+        comment = "before conversations without one; there in place of theirs too"
+        draft.put("data.system", text.strip(), comment)
+    elif name:
+        draft.miss("system_prompt_override_file", name, "put the file's text into data.system")
 
 
 def _batch(draft: Draft, options: Options, source: SourceCommand) -> None:

@@ -43,6 +43,7 @@ def answers(draft: Draft, options: Options, program: str) -> None:
     if not _environment(draft, options):
         _rewards(draft, options, program)
     _non_stop(draft, options, program)
+    _tags(draft, options)
     _times(draft, options)
 
 
@@ -73,7 +74,16 @@ def ranks(draft: Draft, options: Options, launched: int | None) -> None:
             ),
         )
     }
-    places.divided(draft, ("deepspeed_stage", None if stage is None else int(stage)), shares)
+    replicas = options.number("fsdp_num_replicas")
+    degree = options.number("fsdp_shard_degree", 0) or None
+    is_fsdp = stage is None and (degree is not None or replicas > 1)
+    level = 3 if is_fsdp else None if stage is None else int(stage)
+    places.divided(draft, ("fsdp_shard_degree" if is_fsdp else "deepspeed_stage", level), shares)
+    if replicas > 1 and draft.get("learner.sharding") and places.replicas(draft) % replicas == 0:
+        draft.put("learner.shard_groups", replicas, "fsdp_num_replicas: each has all of the state")
+    elif replicas > 1:
+        why = f"{places.replicas(draft)} replicas do not divide into groups of that number"
+        draft.miss("fsdp_num_replicas", replicas, why)
 
 
 def _global_batch(draft: Draft, options: Options) -> None:
@@ -250,6 +260,25 @@ def _non_stop(draft: Draft, options: Options, program: str) -> None:
         common.cut_off(draft, value, "non_stop_penalty replaces the reward of what was cut off")
 
 
+def _tags(draft: Draft, options: Options) -> None:
+    """Whether a thought ends and an answer stands in its tags: a gate, or a part of the sum."""
+    option = "apply_r1_style_format_reward"
+    scale = decimal(options.take("r1_style_format_reward", 1.0))
+    is_added = flag(options.take("additive_format_reward", False))
+    if not flag(options.take(option, False)):
+        return
+    pattern = {"pattern": r"</think>\s*<answer>.*?</answer>", "dot_all": True}
+    if is_added:
+        draft.reward("regex", "r1_style_format_reward", **pattern, weight=scale)
+    elif scale == 1.0:
+        comment = "apply_r1_style_format_reward: without the tags the reward is 0"
+        draft.reward("regex", comment, **pattern, gate=True)
+        draft.put(f"rewards.{draft.rewards - 1}.weight", 0.0)
+    else:
+        why = "there verifiers count only where r1_style_format_reward is 1"
+        draft.miss(option, True, why)
+
+
 def _parts(name: str) -> set[str]:
     """The words of dataset names; "gsm8k" counts as "gsm" too."""
     words = set(name.replace("/", " ").replace("-", " ").replace("_", " ").split())
@@ -274,3 +303,6 @@ def _times(draft: Draft, options: Options) -> None:
     common.held_out(draft, mixture(mixed, [part for text in splits for part in text.split()]))
     draft.put("eval.every", every if every > 0 else None)
     draft.put("eval.at_start", at_start or None)
+    if (samples := options.number("eval_pass_at_k")) > 1:
+        draft.put("eval.n_samples", samples)
+        draft.put("eval.pass_at", [1, samples])

@@ -61,7 +61,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
     if program not in JOBS:
         raise UsageError(f"{program or 'no program'}: say which of {', '.join(SHORT)} it is")
     job, name = JOBS[program]
-    draft = Draft(job, "OpenRLHF")
+    draft = Draft(job, "OpenRLHF", source.images)
     options = Options(stated, {**SHARED, **DEFAULTS[program]})
     common.run_dir(draft, options.take("ckpt.output_dir", "./ckpt"))
     if job == "rl":

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from postgrad.translate.draft import Draft
+from postgrad.translate.images import BUILT_IN, no_images, vllm_samples
 from postgrad.translate.rules import Options, decimal, flag
 
 ONE_RANK = "ranks share the work, and one trains here: give --devices N where there are more"
@@ -41,12 +42,17 @@ def processes(draft: Draft, name: str, devices: int | None, machines: int | None
 
 def divided(draft: Draft, stage: tuple[str, Any], shares: Mapping[str, tuple[str, Any]]) -> None:
     """[learner] sharding and parallelism. stage: the option's name and the ZeRO stage. shares: by
-    key of [learner], the option's name and how many ranks share a sequence or a matrix.
+    key of [learner], the option's name and how many ranks share a sequence, a matrix or experts;
+    experts last.
     """
     ranks = int(draft.get("learner.ranks") or 1)
     for key, (name, size) in shares.items():
         size = int(size or 1)
-        if size > 1 and ranks % size == 0:
+        if size > 1 and draft.images is not None:
+            draft.miss(name, size, no_images(f"learner.{key}"))
+        elif size > 1 and key == "expert_parallel" and draft.get("learner.tensor_parallel"):
+            draft.miss(name, size, "ranks share experts or matrices, not both")
+        elif size > 1 and ranks % size == 0:
             draft.put(f"learner.{key}", size)
         elif size > 1 and ranks == 1:
             draft.miss(name, size, ONE_RANK)
@@ -78,6 +84,9 @@ def engines(
     """[rollout.vllm] and the place of the engines. shared: on the ranks' devices, else on their
     own. fill: as many engines as the ranks' devices hold, where no number is stated.
     """
+    if not vllm_samples(draft.images):
+        _built_in(draft, options, names)
+        return
     tensor = _integer(options, names.tensor_parallel)
     ranks = int(draft.get("learner.ranks") or 1)
     count = max(1, ranks // tensor) if fill else _integer(options, names.count)
@@ -100,6 +109,15 @@ def engines(
         asleep = options.take(names.sleep)
         if shared and ranks > 1 and asleep is not None and not flag(asleep):
             draft.put("rollout.vllm.sleep", False)
+
+
+def _built_in(draft: Draft, options: Options, names: EngineOptions) -> None:
+    """No vLLM: the built-in engine samples on the ranks' devices."""
+    for name in (names.count, names.tensor_parallel, names.memory, names.eager, names.sleep):
+        if name and options.states(name):
+            draft.unknown(name, options.take(name), BUILT_IN)
+        elif name:
+            options.take(name)
 
 
 def _on_the_ranks(draft: Draft, names: EngineOptions, count: int, tensor: int, ranks: int) -> None:

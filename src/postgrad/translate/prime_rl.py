@@ -14,6 +14,7 @@ from postgrad.core.errors import UsageError
 from postgrad.translate import common, launch, places
 from postgrad.translate.draft import Draft, Missing
 from postgrad.translate.files import config_table
+from postgrad.translate.images import no_images
 from postgrad.translate.nested import flattened, nested
 from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, apply, decimal, flag
@@ -68,6 +69,11 @@ def draft_recipe(source: SourceCommand) -> Draft:
         raise UsageError(
             "what does it train? translate reads configs of the program rl, with [orchestrator]: "
             "postgrad translate prime-rl rl FILE"
+        )
+    if source.images is not None:
+        raise UsageError(
+            f"{source.images.needed}: this run needs images, and {no_images('[environment]')}, "
+            "which plays the tasks of prime-rl here"
         )
     job, _ = JOBS[program]
     draft = Draft(job, "prime-rl")
@@ -149,7 +155,8 @@ def _placed(draft: Draft, options: Options, source: SourceCommand) -> None:
         machines = trained["nodes"]
         ranks, infer = machines * each, sampled["nodes"] * replicas * each
     ranks = places.processes(draft, "GPUs of the trainer", source.devices or ranks, machines)
-    shares = {"context_parallel": ("trainer.model.cp", options.take("trainer.model.cp"))}
+    names = {"context_parallel": "trainer.model.cp", "expert_parallel": "trainer.model.ep"}
+    shares = {key: (name, options.number(name)) for key, name in names.items()}
     places.divided(draft, ("FSDP", 3 if ranks > 1 else None), shares)
     places.engines(draft, options, _ENGINES, shared=False)
     tensor = int(draft.get("rollout.vllm.tensor_parallel") or 1)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from postgrad.core.errors import UsageError
 from postgrad.core.files import is_file
+from postgrad.translate.draft import ImageRun
 from postgrad.translate.files import CONFIGS, text_of
 from postgrad.translate.launch import launched, slurm_job
 from postgrad.translate.nested import overlaid
@@ -46,6 +47,8 @@ class SourceCommand:
     machines: int | None = None  # over which they are spread; None where that is not said
     notes: tuple[str, ...] = ()  # what could not be read, for people
     beside: tuple["SourceCommand", ...] = ()  # the script's other commands of this system
+    images: ImageRun | None = None  # of a run whose rows have some
+    folder: Path = Path()  # of the config or script: where files that it names are looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,8 @@ def _of_file(path: Path, extra: list[str], program: str, dialect: Dialect) -> So
     typed = _of_flags(extra, [], program, path.parent, dialect)
     if path.suffix in CONFIGS:
         options = overlaid(dialect.config_of(path), typed.options)
-        return SourceCommands((SourceCommand(program, options, notes=typed.notes),))
+        command = SourceCommand(program, options, notes=typed.notes, folder=path.parent)
+        return SourceCommands((command,))
     text = text_of(path)
     job = slurm_job(text)
     lines = commands(text, job, lambda name: _sourced(path.parent, name))
@@ -156,6 +160,7 @@ def _of_flags(
         notes.append(f"commands within a script are not run; '.' replaces their output: {shown}")
     place = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))
     options: dict[str, Any] = {}
+    place_of_config = folder
     configs = [word for word in words[:place] if Path(word).suffix in CONFIGS and "=" not in word]
     stated = dialect.flags_of([word.replace(UNKNOWN, ".") for word in words])
     if isinstance(config := stated.pop("config", None), str):
@@ -166,6 +171,7 @@ def _of_flags(
             notes.append(f"{name} is not here, so what it says is missing")
         else:
             options = overlaid(options, dialect.config_of(path))
+            place_of_config = path.parent
     launch = launched(launcher, stated, job)
     if launch.unread:
         notes.append(f"options of the launcher, not in the recipe: {', '.join(launch.unread)}")
@@ -176,4 +182,5 @@ def _of_flags(
         launch.stage,
         launch.machines,
         tuple(notes),
+        folder=place_of_config,
     )

@@ -12,19 +12,10 @@ from postgrad.core.text import nearest
 from postgrad.core.untrusted import shown
 from postgrad.recipe.load import parse_recipe
 from postgrad.translate.draft import Draft, toml
+from postgrad.translate.images import image_run, require_read
 from postgrad.translate.reader import Dialect, SourceCommand, SourceCommands, read
 
 _UNREADABLE = (ValueError, TypeError, OverflowError, LookupError, AttributeError, ZeroDivisionError)
-_IMAGE_OPTIONS = {
-    "data.image_key", "image_key", "data.max_images_per_prompt", "max_images_per_prompt",
-    "actor.freeze_visual_encoder", "freeze_visual_encoder", "freeze_vision_tower",
-    "model.vlm.vision_encoder_attr", "policy.is_vlm",
-}  # fmt: skip
-# In names of models and datasets: of pictures, or of pictures with text.
-_OF_IMAGES = re.compile(
-    r"(?i)\bVLM?\b|-VLM|VLM2|llava|idefics|pixtral|paligemma|-vision\b|vsft|rlaif-v\b|multimodal|"
-    r"geometry3k"
-)
 SYSTEMS = {
     "openrlhf": "openrlhf",
     "open-instruct": "open_instruct",
@@ -93,19 +84,17 @@ def translate(
 
     devices: how many train, for a source that does not say. command: which of a script's commands,
     counted from 1; the first that trains where left out. Raises UsageError for what cannot be read,
-    and for a run that needs images.
+    and for a run with images of a model that is not trained on them here.
     """
     system = _system(name)
     source = read(words, system)
     number = _chosen(system, source, command)
     chosen = source.commands[number]
-    if (needed := images_of(chosen.program, chosen.options)) is not None:
-        raise UsageError(
-            f"{needed}: this run needs images, and translate writes recipes for text alone. "
-            'postgrad trains on images with job = "sft" (docs/models.md): write that recipe by hand'
-        )
     if chosen.program and chosen.program not in system.JOBS:
         raise UsageError(f"{chosen.program}: {_instead(system, chosen.program)}")
+    if (images := image_run(chosen.program, chosen.options)) is not None:
+        require_read(images)
+        chosen = replace(chosen, images=images)
     if devices is not None:
         chosen = replace(chosen, devices=devices)
     draft = _draft(system, chosen)
@@ -117,20 +106,6 @@ def translate(
     text = toml(draft)
     recipe = tomllib.loads(text)
     return Translation(text, recipe, draft, _problem(recipe), tuple(system.names_of(chosen)))
-
-
-def images_of(program: str, options: Mapping[str, Any]) -> str | None:
-    """The program or the option that says that a run needs images; None where nothing does."""
-    if re.search(r"(^|_)vlm", program):
-        return program
-    for name in _IMAGE_OPTIONS & options.keys():
-        if options[name] not in (None, False, 0):
-            return f"--{name} {shown(options[name])}"
-    for name, value in options.items():
-        is_name = re.search(r"model_name|model\.name|pretrain|dataset|prompt_data", name)
-        if is_name and _OF_IMAGES.search(str(value)):
-            return f"--{name} {shown(value)}"
-    return None
 
 
 def _chosen(system: System, source: SourceCommands, command: int | None) -> int:

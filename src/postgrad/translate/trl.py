@@ -20,9 +20,12 @@ from postgrad.translate.rules import Options, apply, decimal, flag
 from postgrad.translate.tables.trl import (
     DEFAULTS,
     JOBS,
+    OWN_REWARDS,
+    OWN_ROWS,
     RULES,
     SCRIPTS,
     SHARED,
+    UNZIPPED,
 )
 from postgrad.translate.tables.trl import (
     OTHERS as OTHERS,
@@ -76,17 +79,22 @@ def draft_recipe(source: SourceCommand) -> Draft:
             "postgrad translate trl sft FILE"
         )
     job, algorithm = JOBS[program]
-    draft = Draft(job, "TRL")
+    program, of_images = program.removesuffix("_vlm"), program.endswith("_vlm")
+    draft = Draft(job, "TRL", source.images)
     options = Options(common.positive(source.options), {**SHARED, **DEFAULTS[program]})
     common.run_dir(draft, options.take("output_dir"))
     draft.put("algorithm.type", algorithm)
     _model(draft, options)
-    _data(draft, options)
+    functions = OWN_REWARDS if of_images and job == "rl" else ()
+    if functions:
+        _own_rows(draft, options)
+    else:
+        _data(draft, options, bounded=program != "sft" or not of_images)
     devices = places.processes(draft, "devices", source.devices, source.machines)
     places.divided(draft, ("ZeRO stage", source.stage), {})
     if job == "rl":
         trl_rl.engines(draft, options, source)
-        trl_rl.answers(draft, options, program, devices)
+        trl_rl.answers(draft, options, program, devices, functions)
     else:
         _batch(draft, options, devices)
         _loss(draft, options, program)
@@ -126,7 +134,37 @@ def _model(draft: Draft, options: Options) -> None:
             options.take(name)
 
 
-def _data(draft: Draft, options: Options) -> None:
+def _own_rows(draft: Draft, options: Options) -> None:
+    """The rows of grpo_vlm, rloo_vlm and online_dpo_vlm, which the scripts name and change."""
+    for name in ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split"):
+        if options.states(name):
+            draft.skip(name, options.take(name), "the script has rows of its own")
+    draft.put("data.path", OWN_ROWS, "the script's own rows")
+    draft.put("data.prompt", "problem")
+    draft.put("data.answer", "solution")
+    draft.put("data.images", "image")
+    draft.put("data.on_unreadable", "drop", "solutions that math-verify cannot read, as there")
+    if str(options.take("eval_strategy", "no")) != "no":
+        draft.put("data.eval_fraction", 0.0125, "100 of about 8 000 rows there")
+    draft.notes.append(
+        "The script puts its SYSTEM_PROMPT before each question, and drops rows with images of 512 "
+        "pixels or more: say them in data.system and data.filter."
+    )
+
+
+def _unbounded(draft: Draft, options: Options) -> None:
+    """data.max_len of sft_vlm, which cuts no row, and the rows that it unzips."""
+    if options.states("max_length"):
+        draft.skip("max_length", options.take("max_length"), "the script takes none instead")
+    draft.put("data.max_len", 4096, "the script cuts no row; longer ones are dropped, and counted")
+    if draft.get("data.path") == UNZIPPED:
+        messages = "messages of the columns context, question, input_image_path and output"
+        comment = f"write it: the script unzips images, and makes {messages}"
+        draft.put("data.map", "my_rows:row", comment)
+        draft.put("data.messages", "messages")
+
+
+def _data(draft: Draft, options: Options, *, bounded: bool = True) -> None:
     columns: dict[str, Any] = {}
     text = options.take("dataset_text_field")
     if draft.job == "rl":
@@ -141,9 +179,15 @@ def _data(draft: Draft, options: Options) -> None:
     for key, value in columns.items():
         comment = "TRL finds the columns itself: say here which they are"
         draft.put(f"data.{key}", value, comment if key == "messages" else "")
+    if draft.images is not None:
+        draft.put("data.images", "images", 'TRL reads a column "images", or "image"')
+    if not bounded:
+        _unbounded(draft, options)
+        return
     length = options.take("max_length")
     if draft.job != "rl":
-        draft.put("data.max_len", int(length or 1024), "longer rows are cut, as there")
+        comment = "; where the cut is within an image they are dropped" if draft.images else ""
+        draft.put("data.max_len", int(length or 1024), f"longer rows are cut, as there{comment}")
         draft.put("data.on_too_long", "truncate")
         if (room := options.take("max_prompt_length")) is not None:
             draft.miss("max_prompt_length", room, "data.max_len bounds prompt and answer together")
@@ -292,7 +336,8 @@ def _times(draft: Draft, options: Options) -> None:
     if 0 < share < 1:
         draft.miss("eval_steps", share, "a share of the run there; eval.every is a number of steps")
     held_out = "its loss, as there" if draft.job == "sft" else ""
-    draft.put("eval.split", split, held_out)
+    if draft.get("data.eval_fraction") is None:
+        draft.put("eval.split", split, held_out)
     draft.put("eval.every", max(1, every // updates) if every else None, note)
     draft.put("eval.at_start", flag(options.take("eval_on_start", False)) or None)
     if draft.job == "sft":

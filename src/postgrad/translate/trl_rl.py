@@ -1,12 +1,16 @@
 """GRPO, RLOO, PPO and online DPO of TRL: engines, batches, advantages, rewards."""
 
+from collections.abc import Sequence
+
 from postgrad.translate import common, places
 from postgrad.translate.draft import Draft
+from postgrad.translate.images import BUILT_IN, vllm_samples
 from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, decimal, flag
 from postgrad.translate.tables.trl import FUNCTIONS, LOSSES
 
-_PROMPT_ROOM = 512  # tokens: TRL no longer bounds prompts
+# Tokens of a prompt, which TRL no longer bounds.
+_PROMPT_ROOM, _ROOM_FOR_IMAGES = 512, 2048
 
 _COLOCATED = places.EngineOptions(
     tensor_parallel="vllm_tensor_parallel_size", memory="vllm_gpu_memory_utilization",
@@ -22,6 +26,11 @@ _SERVED = places.EngineOptions(
 def engines(draft: Draft, options: Options, source: SourceCommand) -> None:
     """vLLM in the trainer's processes ("colocate"), or as `trl vllm-serve` starts it ("server")."""
     if not flag(options.take("use_vllm", False)):
+        return
+    if not vllm_samples(draft.images):
+        draft.miss("use_vllm", True, BUILT_IN)
+        for name in [name for name in options.stated if name.startswith("vllm_")]:
+            draft.skip(name, options.take(name), "vLLM does not sample")
         return
     if str(options.take("vllm_mode", "colocate")) == "colocate":
         places.engines(draft, options, _COLOCATED, shared=True, fill=True)
@@ -51,7 +60,7 @@ def _vllm_correction(draft: Draft, options: Options, *, filtered: bool) -> None:
     cap = options.take("vllm_importance_sampling_cap", 3.0)
     high = decimal(options.take("vllm_importance_sampling_clip_max", cap))
     low = options.take("vllm_importance_sampling_clip_min")
-    if not enabled:
+    if not enabled or draft.get("algorithm.type") == "online_dpo":  # which has none
         return
     name = {"token_truncate": "tis", "token_mask": "icepop"}.get(mode)
     if name is None:
@@ -65,16 +74,21 @@ def _vllm_correction(draft: Draft, options: Options, *, filtered: bool) -> None:
         draft.put("algorithm.correction_low", decimal(low or 0.0))
 
 
-def answers(draft: Draft, options: Options, program: str, devices: int) -> None:
-    """Everything of an RL job but data and learner: rollout, batch, algorithm and rewards."""
+def answers(
+    draft: Draft, options: Options, program: str, devices: int, functions: Sequence[str] = ()
+) -> None:
+    """Everything of an RL job but data and learner: rollout, batch, algorithm and rewards.
+    functions: of reward, that the script names itself.
+    """
     if program == "online_dpo":
-        _sampled_pairs(draft, options, devices)
+        _sampled_pairs(draft, options, devices, functions)
         return
     new = options.number("response_length" if program == "ppo" else "max_completion_length")
     draft.put("rollout.max_new_tokens", new)
     room = options.take("max_prompt_length")
-    comment = "" if room else f"; TRL bounds no prompts, {_PROMPT_ROOM} are assumed"
-    draft.put("data.max_len", int(room or _PROMPT_ROOM) + new, f"prompt and response{comment}")
+    assumed = _ROOM_FOR_IMAGES if draft.images else _PROMPT_ROOM
+    comment = "" if room else f"; TRL bounds no prompts, {assumed} are assumed"
+    draft.put("data.max_len", int(room or assumed) + new, f"prompt and response{comment}")
     _policy_kl(draft, options, program)
     if program == "ppo":
         _ppo_batch(draft, options, devices)
@@ -86,7 +100,7 @@ def answers(draft: Draft, options: Options, program: str, devices: int) -> None:
         return
     _generation_batch(draft, options, devices)
     _advantages(draft, options, program)
-    _rewards(draft, options)
+    _rewards(draft, options, functions)
 
 
 def _unfinished(draft: Draft, options: Options) -> None:
@@ -96,10 +110,14 @@ def _unfinished(draft: Draft, options: Options) -> None:
                     penalty=-decimal(missed))  # fmt: skip
 
 
-def _sampled_pairs(draft: Draft, options: Options, devices: int) -> None:
+def _sampled_pairs(draft: Draft, options: Options, devices: int, functions: Sequence[str]) -> None:
     """online_dpo: two completions of a prompt are a pair; a micro-batch counts prompts."""
-    draft.put("rollout.max_new_tokens", options.number("max_new_tokens"))
-    draft.put("data.max_len", options.number("max_length"), "prompt and response")
+    new, length = options.number("max_new_tokens"), options.number("max_length")
+    draft.put("rollout.max_new_tokens", new)
+    draft.put("data.max_len", length, "prompt and response")
+    if draft.images is not None and length < new + _ROOM_FOR_IMAGES:
+        comment = f"{length} there, where prompts are cut; room for a prompt with its image"
+        draft.put("data.max_len", new + _ROOM_FOR_IMAGES, comment)
     micro = options.number("per_device_train_batch_size")
     accumulation = options.number("gradient_accumulation_steps")
     prompts = micro * accumulation * devices
@@ -115,9 +133,11 @@ def _sampled_pairs(draft: Draft, options: Options, devices: int) -> None:
     if loss != "sigmoid":
         draft.miss("loss_type", loss, "of its losses sigmoid is here")
     path = options.take("reward_model_path")
-    if path and not options.states("reward_model_name_or_path"):
+    if path and functions:
+        draft.skip("reward_model_path", path, "the script does not read it")
+    elif path and not options.states("reward_model_name_or_path"):
         options.stated["reward_model_name_or_path"] = path
-    _rewards(draft, options)
+    _rewards(draft, options, functions)
     _unfinished(draft, options)
 
 
@@ -256,10 +276,10 @@ def _aggregated(draft: Draft, name: str, aggregation: str | None) -> None:
         draft.put("algorithm.aggregation", aggregation)
 
 
-def _rewards(draft: Draft, options: Options) -> None:
+def _rewards(draft: Draft, options: Options, functions: Sequence[str]) -> None:
     weights = options.numbers("reward_weights")
     model = options.take("reward_model_name_or_path")
-    names = [*(["reward_model"] if model else []), *options.texts("reward_funcs")]
+    names = [*(["reward_model"] if model else []), *(options.texts("reward_funcs") or functions)]
     draft.put("reward_model.model.path", model)
     for place, name in enumerate(names):
         kind, settings = FUNCTIONS.get(name, (name, {}))

@@ -19,7 +19,7 @@ from postgrad.translate.rules import (
     to,
 )
 
-JOBS = {"grpo": ("rl", "grpo")}
+JOBS = {"grpo": ("rl", "grpo"), "vlm_grpo": ("rl", "grpo")}
 OTHERS = {
     "sft": 'write a recipe of job = "sft" (docs/recipes.md)',
     "dpo|rm": 'write a recipe of job = "preference" or "reward" (docs/preferences.md)',
@@ -30,7 +30,6 @@ OTHERS = {
     "(docs/environments.md)",
     "grpo_single_controller": "async_rl has other settings: rollout.max_staleness is "
     "sampler.max_lookahead_versions (docs/async.md)",
-    "vlm_grpo": 'this run needs images, which postgrad reads with job = "sft" (docs/models.md)',
     "grpo_sliding_puzzle": "its game is an environment: docs/environments.md",
 }
 DEFAULTS: dict[str, Any] = {
@@ -63,7 +62,19 @@ DATASETS: dict[str, dict[str, Any]] = {
                     "answer": "reward_model"},
     "DAPOMathAIME2024": {"path": "BytedTsinghua-SIA/AIME-2024", "messages": "prompt",
                          "answer": "reward_model"},
+    "clevr-cogent": {"path": "MMInstruction/Clevr_CoGenT_TrainA_70K_Complex", "prompt": "problem",
+                     "answer": "solution", "images": "image", "map": "my_rows:clevr_cogent"},
+    "geometry3k": {"path": "hiyouga/geometry3k", "prompt": "problem", "answer": "answer",
+                   "images": "images", "map": "my_rows:geometry3k"},
 }  # fmt: skip
+# Datasets of which no rows are held out there, whatever split_validation_size says.
+UNSPLIT = ("gsm8k", "GSM8K", "DeepScaler", "AIME2024", "AIME2026", "DAPOMath17K",
+           "DAPOMathAIME2024", "clevr-cogent", "geometry3k")  # fmt: skip
+SPLITS = {  # (dataset_name, split) -> a dataset of its own, with the split train
+    ("clevr-cogent", "train"): "MMInstruction/Clevr_CoGenT_TrainA_70K_Complex",
+    ("clevr-cogent", "valA"): "MMInstruction/Clevr_CoGenT_ValA",
+    ("clevr-cogent", "valB"): "MMInstruction/Clevr_CoGenT_ValB",
+}
 SWITCHED = (  # sections with a switch `enabled`, whose other settings say nothing where it is off
     "policy.draft",
     "policy.megatron_cfg.fp8_cfg",
@@ -74,6 +85,17 @@ SWITCHED = (  # sections with a switch `enabled`, whose other settings say nothi
     "data_plane",
 )
 VERIFIERS = {"math": "math", "dapo": "math", "reward_model": "reward_model"}
+# Reward functions of environments with images -> type, share of their weight, settings
+FUNCTIONS: dict[str, tuple[tuple[str, float, dict[str, Any]], ...]] = {
+    "format": (
+        ("regex", 0.25, {"name": "thoughts", "pattern": "<think>[\\s\\S]*</think>"}),
+        ("regex", 0.75, {"name": "tags", "pattern": "<answer>[\\s\\S]*</answer>"}),
+    ),
+    "exact_alnum": (
+        ("exact_match", 1.0, {"pattern": "<answer>(.*)</answer>", "ignore_case": True,
+                              "ignore_punctuation": True}),
+    ),
+}  # fmt: skip
 
 _FP8 = "weights are in model.dtype, here and in the engine"
 _GYM = "NeMo Gym's servers are not here: write an environment (docs/environments.md)"
@@ -196,6 +218,7 @@ RULES: dict[str, Rule] = {
         missing(_FP8),
     ),
     "policy.router_replay.enabled": common.router_replay,
+    "policy.is_vlm": needless("rows with images say so"),
     "policy.tokenizer.use_fastokens": needless(common.SO_HERE),
     "policy.tokenizer.*": missing("the tokenizer is read from model.path"),
     **family("policy.", "sequence_packing.* dynamic_batching.*", needless(common.PACKED)),
@@ -275,7 +298,6 @@ RULES: dict[str, Rule] = {
     ),
     "data.num_workers": needless(common.SO_HERE),
     "data.*": missing("[data] has no such key: docs/data.md"),
-    **{f"env.{name}.num_workers": to("scoring.workers") for name in VERIFIERS},
     "env.math.math_verify_impl": missing_but(
         ("hf_math_verify",), "math is the package math-verify: docs/rewards.md"
     ),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from postgrad.translate import common
+from postgrad.translate import common, images
 from postgrad.translate.draft import Draft
 from postgrad.translate.rules import (
     ON,
@@ -17,7 +17,7 @@ from postgrad.translate.rules import (
     to,
 )
 
-_EXPERTS = "learner.expert_parallel divides experts, without tensor_parallel: set it by hand"
+_EXPERTS = "experts compute as torch has them; learner.expert_parallel sends tokens to their ranks"
 _FP8 = "weights are in model.dtype, here and in the engine"
 _MTP = "heads that predict further tokens are not trained"
 _ROUTER = "routers are trained as the other weights are; model.router_aux_loss_coef balances them"
@@ -33,9 +33,7 @@ def _decay(draft: Draft, name: str, value: Any, _: str) -> None:
 
 
 MEGATRON: dict[str, Rule] = {  # after policy.megatron_cfg.
-    **family(
-        "", "expert_model_parallel_size expert_tensor_parallel_size", missing_above_1(_EXPERTS)
-    ),
+    "expert_tensor_parallel_size": missing_above_1("an expert is on one rank as a whole"),
     "pipeline_model_parallel_size": missing_above_1(
         "layers are not divided over ranks: learner.sharding divides weights"
     ),
@@ -143,9 +141,9 @@ MEGATRON: dict[str, Rule] = {  # after policy.megatron_cfg.
     "distributed_data_parallel_config.*": needless(
         "gradients are sent while others are computed, as far as torch does so"
     ),
-    "freeze_config.*": missing(
-        'model.freeze of job = "sft" freezes parts of models that read images'
-    ),
+    **images.freezes(),
+    **images.freezes("freeze_config."),
+    "freeze_config.*": missing('model.freeze knows "vision" and "projector"'),
     "peft.*": missing("model.lora has rank, alpha, dropout and targets"),
 }
 
@@ -157,8 +155,8 @@ DTENSOR: dict[str, Rule] = {  # after policy.dtensor_cfg.
     "custom_parallel_plan": missing(
         "learner.tensor_parallel follows transformers' plan of the model"
     ),
-    "expert_parallel_size": missing_above_1(_EXPERTS),
     "clear_cache_every_n_steps": needless(common.SO_HERE),
+    **images.freezes("automodel_kwargs.freeze_config."),
     **family(
         "",
         "automodel_kwargs automodel_kwargs.*",

@@ -115,7 +115,6 @@ RULES: dict[str, Rule] = {
     "checkpointing_steps": common.checkpoints,
     "resume_from_checkpoint": to("checkpoint.load_checkpoint", read=on),
     "chat_template_name": common.chat_template,
-    "system_prompt_override_file": missing("put the file's text into data.system"),
     "add_bos": missing("the chat template says whether a text begins with a token of its own"),
     **family("", "additional_model_arguments rope_scaling_factor",
              missing("the model is loaded as its config says")),
@@ -133,22 +132,17 @@ RULES: dict[str, Rule] = {
                              lambda value: "8bit" if flag(value) else None),
     "concatenated_forward": missing_but(ON, "both answers of a pair are in one forward pass"),
     "mask_truncated_completions": to("algorithm.mask_truncated_completions", read=on),
-    "apply_r1_style_format_reward": missing('add [[rewards]] type = "format"'),
-    "additive_format_reward": missing('add [[rewards]] type = "format"'),
-    "r1_style_format_reward": missing('the weight of [[rewards]] type = "format"'),
-    "stop_token": missing("an answer ends with its turn; rollout.stop has texts that end it"),
+    "stop_token": missing_but(("eos",), "an answer ends with its turn; rollout.stop has texts that "
+                                        "end it"),
     "no_resampling_pass_rate": to("rollout.curriculum.retire_at",
                                   "of the first verifier's score", decimal),
     "remap_verifier": missing("[[rewards]] say by `when` which rows they score"),
     "tools": missing("tools are an environment: docs/environments.md"),
     "load_balancing_loss": missing(common.ROUTER),
-    "eval_pass_at_k": missing("set eval.n_samples and eval.pass_at"),
+    "eval_pass_at_k": missing("there is no [eval]"),
     "eval_top_p": missing("evaluation samples at eval.temperature alone"),
     "max_train_steps": missing("total_episodes says how long a run is"),
     "max_train_samples": to("data.limit", read=non_negative),
-    **family("", "fsdp_shard_degree fsdp_num_replicas",
-             missing("learner.sharding divides over all ranks; learner.shard_groups makes groups "
-                     "of them with a copy each")),
     **family("", "deepspeed_offload_param deepspeed_offload_optimizer offload_optimizer "
              "offload_param", common.offload),
     **family("", "max_steps tool_parser_type tool_configs tool_call_names pool_size "

@@ -8,7 +8,8 @@ all trainers.
 from collections.abc import Mapping
 from typing import Any
 
-from postgrad.translate import common, places
+from postgrad.translate import common, images, places
+from postgrad.translate.draft import Draft
 from postgrad.translate.rules import (
     ON,
     Rule,
@@ -69,7 +70,7 @@ _BEFORE = {
     "save_value_network critic_num_nodes=num_nodes critic_num_gpus_per_node=num_gpus_per_node",
     "actor": "eps_clip eps_clip_low_high dual_clip entropy_loss_coef=entropy_coef "
     "policy_loss_type actor_num_nodes=num_nodes actor_num_gpus_per_node=num_gpus_per_node "
-    "freezing_actor_steps=freezing_steps actor_init_on_gpu=init_on_gpu",
+    "freezing_actor_steps=freezing_steps actor_init_on_gpu=init_on_gpu freeze_visual_encoder",
     "reward": "reward_pretrain=model_name_or_path remote_rm_url=remote_url "
     "normalize_reward=normalize_enable reward_clip_range=clip_range overlong_buffer_len "
     "overlong_penalty_factor stop_properly_penalty_coef reward_num_nodes=num_nodes "
@@ -77,7 +78,7 @@ _BEFORE = {
     "data": "dataset dataset_probs dataset_split train_split=dataset_split "
     "prompt_data=prompt_dataset prompt_data_probs prompt_split max_samples max_len multiturn "
     "input_key output_key label_key prompt_key chosen_key rejected_key input_template "
-    "placeholder_token reward_tokens "
+    "placeholder_token reward_tokens image_key max_images_per_prompt "
     "apply_chat_template tokenizer_chat_template disable_fast_tokenizer",
     "eval": "eval_dataset=dataset eval_split=split eval_steps=steps eval_temperature=temperature "
     "eval_n_samples_per_prompt=n_samples_per_prompt",
@@ -147,6 +148,15 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # where OpenRLHF does something else th
                       "reward.clip_range": [-10.0, 10.0]},
 }  # fmt: skip
 
+
+def _encoder(draft: Draft, name: str, value: Any, _: str) -> None:
+    """All but the language part stays as it is there."""
+    if flag(value):
+        images.freeze(draft, "vision", "projector")
+    else:
+        draft.skip(name, value, images.ALL_TRAINED)
+
+
 RULES: dict[str, Rule] = {
     "model.model_name_or_path": to("model.path"),
     "model.gradient_checkpointing_enable": to("model.gradient_checkpointing", read=flag),
@@ -180,6 +190,9 @@ RULES: dict[str, Rule] = {
     "data.chosen_key": to("data.chosen"),
     "data.rejected_key": to("data.rejected"),
     "data.prompt_key": to("data.prompt"),
+    "data.image_key": to("data.images"),
+    "data.max_images_per_prompt": needless("a prompt has as many images as its row"),
+    "actor.freeze_visual_encoder": _encoder,
     "data.reward_tokens": missing("a head with two labels judges steps here, not the logits of "
                                   "these tokens; labels that are text are + and -"),
     "data.tokenizer_chat_template": to("data.chat_template"),

@@ -42,7 +42,7 @@ _DPPO = (
     "its mask bounds how far a token's probability moves; algorithm.clip_low and clip_high bound "
     "its ratio"
 )
-_EXPERTS = "learner.expert_parallel divides experts, without tensor_parallel: set it by hand"
+_EXPERTS = "experts compute as torch has them; learner.expert_parallel sends tokens to their ranks"
 _HARNESS = (
     "the package's own conversation plays a task; a program as harness is an agent: "
     "docs/environments.md"
@@ -123,7 +123,6 @@ RULES: dict[str, Rule] = {
     "trainer.model.attn": missing_but(("auto",), common.ATTENTION),
     "trainer.model.impl": needless(_MODEL_CODE),
     "trainer.model.cp_style": missing("ranks that share a sequence gather keys and values"),
-    "trainer.model.ep": missing_above_1(_EXPERTS),
     **family(
         "trainer.model.",
         "ep_comm_backend deepep_num_sms deepep_token_chunk_size moe_use_grouped_mm "

@@ -31,9 +31,16 @@ JOBS = {
     "rloo": ("rl", "rloo"),
     "ppo": ("rl", "ppo"),
     "online_dpo": ("rl", "online_dpo"),
+    # Scripts whose models read images.
+    "sft_vlm": ("sft", "sft"),
+    "dpo_vlm": ("preference", "dpo"),
+    "grpo_vlm": ("rl", "grpo"),
+    "rloo_vlm": ("rl", "rloo"),
+    "online_dpo_vlm": ("rl", "online_dpo"),
 }
 SCRIPTS = {"reward_modeling": "reward", "gspo": "grpo", "ppo_tldr": "ppo", "sft_gpt_oss": "sft",
            "dpo_online": "online_dpo", "sft_gemma3": "sft", "sft_nemotron_3": "sft",
+           "sft_vlm_gemma3": "sft_vlm", "mpo_vlm": "dpo_vlm", "gspo_vlm": "grpo_vlm",
            "rloo_tldr": "rloo", "grpo_continuous_batching": "grpo",
            "sft_tiny_aya_tool_calling": "sft"}  # fmt: skip
 OTHERS = {
@@ -158,8 +165,10 @@ RULES: dict[str, Rule] = {
     "f_alpha_divergence_coef": to("algorithm.divergence_alpha", "1 - the value there",
                                   lambda value: 1.0 - decimal(value)),
     "discopop_tau": to("algorithm.discopop_tau", read=decimal),
-    "stop_token": missing("an answer ends with its turn; rollout.stop has texts that end it"),
-    "streaming": missing("a dataset is read completely before the run"),
+    "stop_token": missing_but(("eos",), "an answer ends with its turn; rollout.stop has texts that "
+                                        "end it"),
+    **family("", "streaming dataset_streaming",
+             missing("a dataset is read completely before the run")),
     "assistant_only_loss": missing_but(ON, "the loss is always on the assistant's turns alone"),
     "completion_only_loss": missing_but(ON, "the loss is always on the answer alone"),
     "precompute_ref_log_probs": missing_but(ON, "the reference's logprobs are computed once, "
@@ -201,9 +210,9 @@ RULES: dict[str, Rule] = {
                                      "model.gradient_checkpointing computes them again"),
     "router_aux_loss_coef": to("model.router_aux_loss_coef", read=decimal),
     "torch_compile": common.compiled,
-    **family("", "bf16 gradient_checkpointing_kwargs ddp_timeout deepspeed fsdp accelerate_config "
-             "lora_task_type bnb_4bit_quant_type use_bnb_nested_quant disable_dropout "
-             "model_adapter_name env", needless(_OWN_LOOP)),
+    **family("", "ignore_bias_buffers bf16 gradient_checkpointing_kwargs ddp_timeout deepspeed "
+             "fsdp accelerate_config lora_task_type bnb_4bit_quant_type use_bnb_nested_quant "
+             "disable_dropout model_adapter_name env", needless(_OWN_LOOP)),
 }  # fmt: skip
 
 
@@ -217,6 +226,9 @@ LOSSES: dict[str, tuple[str, str | None]] = {  # -> type, aggregation
     "vespo": ("vespo", None),
     "luspo": ("gspo", "constant"),
 }
+OWN_ROWS = "lmms-lab/multimodal-open-r1-8k-verified"  # of the scripts grpo_vlm, rloo_vlm ...
+OWN_REWARDS = ("think_format_reward", "accuracy_reward")  # of the same
+UNZIPPED = "FanqingM/MMIU-Benchmark"  # whose images sft_vlm_gemma3 unzips
 FUNCTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "accuracy_reward": ("math", {}),
     "reasoning_accuracy_reward": ("math", {"name": "reasoning_accuracy", "after": "</think>"}),

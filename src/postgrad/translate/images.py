@@ -1,0 +1,114 @@
+"""Runs that read images: what says so in a source, and what a recipe for them has."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from postgrad.core.errors import UsageError
+from postgrad.core.untrusted import shown
+from postgrad.models.settings import IMAGE_TYPES
+from postgrad.translate.draft import Draft, ImageRun
+from postgrad.translate.rules import Rule, flag, missing_but
+
+_OPTIONS = {  # that only such runs have
+    "data.image_key", "image_key", "data.max_images_per_prompt", "max_images_per_prompt",
+    "actor.freeze_visual_encoder", "freeze_visual_encoder", "freeze_vision_tower",
+    "model.vlm.vision_encoder_attr", "policy.is_vlm",
+}  # fmt: skip
+_PROCESSOR = ("data.default.processor", "vlm_hf_data_processor")
+# In names of models and datasets: of pictures, or of pictures with text.
+_OF_IMAGES = re.compile(
+    r"(?i)\bVLM?\b|-VLM|VLM2|llava|idefics|pixtral|paligemma|-vision\b|vsft|rlaif-v\b|multimodal|"
+    r"geometry3k|-omni\b"
+)
+_MODEL = re.compile(r"(^|\.)(model_name_or_path|pretrain|sft_model_path)$|^policy\.model_name$")
+# Models by their names: of families whose types are not in IMAGE_TYPES, and of those that only the
+# built-in engine samples with images.
+_UNREAD = re.compile(
+    r"(?i)qwen-?vl|qwen2-vl|qwen3-vl-\d+b-a\d+b|qwen3\.[5-9]|qwen[\d.]*-omni|gemma-?3n|gemma-?4|"
+    r"llama-3\.2-\d+b-vision|llama-?4|nemotron.*(omni|vl\b)|idefics-?2|idefics-\d+b|paligemma|"
+    r"phi-?[34].*(vision|multimodal)|minicpm-?[vo]|deepseek-vl|glm-4\.\d+v|kimi-vl|molmo|internvl-?[12]"
+)
+_BUILT_IN = re.compile(
+    r"(?i)smolvlm|idefics-?3|llava|pixtral|gemma-?3|mistral-small|ministral|internvl"
+)
+BUILT_IN = "the built-in engine samples: with images vLLM samples Qwen2.5-VL and Qwen3-VL alone"
+ALL_TRAINED = "all of a model is trained, but for what model.freeze names"
+ON_LANGUAGE = "on the language part; there on layers of these names in the tower too"
+_FREEZES = {  # option after its section -> part of model.freeze, None for one that no model has
+    "freeze_vision_tower": "vision",
+    "freeze_vision_model": "vision",
+    "freeze_vision_projection": "projector",
+    "freeze_audio_tower": None,
+    "freeze_sound_encoder": None,
+    "freeze_sound_projection": None,
+}
+
+
+def require_read(run: ImageRun) -> None:
+    """Raises UsageError for a run whose model is known not to be trained on images here."""
+    if _UNREAD.search(run.model):
+        raise UsageError(
+            f"{run.needed}: this run needs images or sound, and postgrad does not train "
+            f"{shown(run.model)} on them. It trains on images models of the types "
+            f"{', '.join(IMAGE_TYPES)} (docs/models.md): name one of those with {run.option}, "
+            "which may stand behind the source"
+        )
+
+
+def image_run(program: str, options: Mapping[str, Any]) -> ImageRun | None:
+    """The images of a source's run; None where nothing in it says that it has some."""
+    needed = _needed(program, options)
+    if needed is None:
+        return None
+    named = ((name, str(value)) for name, value in options.items() if _MODEL.search(name) and value)
+    option, model = next(named, ("", ""))
+    return ImageRun(needed, model, option)
+
+
+def _needed(program: str, options: Mapping[str, Any]) -> str | None:
+    if re.search(r"(^|_)vlm", program):
+        return program
+    for name, value in options.items():
+        if (name in _OPTIONS and value not in (None, False, 0)) or (name, value) == _PROCESSOR:
+            return f"--{name} {shown(value)}"
+    for name, value in options.items():
+        is_name = re.search(r"model_name|model\.name|pretrain|dataset|prompt_data", name)
+        if is_name and _OF_IMAGES.search(str(value)):
+            return f"--{name} {shown(value)}"
+    return None
+
+
+def no_images(key: str) -> str:
+    """Why a key of the recipe is left out of a run with images."""
+    return f"{key} does not support models that read images yet"
+
+
+def vllm_samples(run: ImageRun | None) -> bool:
+    """Whether vLLM can sample the run's model, as far as its name says which type it is."""
+    return run is None or not _BUILT_IN.search(run.model)
+
+
+def freeze(draft: Draft, *parts: str) -> None:
+    """Adds parts to model.freeze."""
+    kept = draft.get("model.freeze", [])
+    draft.put("model.freeze", [*kept, *(part for part in parts if part not in kept)])
+
+
+def freezes(prefix: str = "") -> dict[str, Rule]:
+    """Rules for switches that keep a part of a model from training. prefix: of their names."""
+
+    def of(part: str | None) -> Rule:
+        def rule(draft: Draft, name: str, value: Any, _: str) -> None:
+            if not flag(value):
+                draft.skip(name, value, ALL_TRAINED)
+            elif part is None or draft.images is None:
+                draft.skip(name, value, "the run does not read what this part encodes")
+            else:
+                freeze(draft, part)
+
+        return rule
+
+    rules = {f"{prefix}{name}": of(part) for name, part in _FREEZES.items()}
+    keeps = missing_but(("False", "false"), 'model.freeze knows "vision" and "projector"')
+    return rules | {f"{prefix}freeze_language_model": keeps}

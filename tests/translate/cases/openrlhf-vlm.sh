@@ -1,0 +1,29 @@
+# The tower and the projector stay as they are. Ranks do not share sequences of images.
+python3 -m openrlhf.cli.train_ppo_ray \
+   --actor.num_nodes 1 \
+   --actor.num_gpus_per_node 4 \
+   --vllm.num_engines 4 \
+   --train.colocate_all \
+   --vllm.gpu_memory_utilization 0.7 \
+   --algo.kl.init_coef 0 \
+   --algo.advantage.estimator reinforce_baseline \
+   --actor.model_name_or_path Qwen/Qwen3-VL-2B-Instruct \
+   --reward.remote_url math_reward_func.py \
+   --ckpt.output_dir exp/vlm \
+   --train.micro_batch_size 1 \
+   --train.batch_size 1024 \
+   --rollout.batch_size 128 \
+   --rollout.n_samples_per_prompt 8 \
+   --data.max_len 4096 \
+   --rollout.max_new_tokens 2048 \
+   --ds.zero_stage 3 \
+   --ds.ring_attn_size 2 \
+   --actor.adam.lr 2e-6 \
+   --data.prompt_dataset pictures.jsonl \
+   --data.input_key prompt \
+   --data.label_key label \
+   --data.image_key pictures \
+   --data.max_images_per_prompt 1 \
+   --actor.freeze_visual_encoder \
+   --data.apply_chat_template \
+   --actor.gradient_checkpointing_enable

@@ -1,0 +1,14 @@
+python examples/scripts/mpo_vlm.py \
+    --dataset_name HuggingFaceH4/rlaif-v_formatted \
+    --model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct \
+    --per_device_train_batch_size 4 \
+    --per_device_eval_batch_size 4 \
+    --num_train_epochs 1 \
+    --gradient_accumulation_steps 8 \
+    --max_length 4096 \
+    --output_dir mpo_rlaif-v \
+    --use_peft \
+    --lora_target_modules down_proj, o_proj \
+    --loss_type sigmoid bco_pair sft \
+    --loss_weights 0.8 0.2 1.0 \
+    --torch_compile

@@ -1,0 +1,159 @@
+"""Runs with images: what says so, which models are trained on them, what recipes leave out."""
+
+import pytest
+
+from postgrad.cli.main import main
+from postgrad.core.errors import UsageError
+from postgrad.models.settings import IMAGE_TYPES
+from postgrad.translate.draft import Draft, ImageRun
+from postgrad.translate.images import freezes, require_read, vllm_samples
+from postgrad.translate.translate import Translation, translate
+
+PPO = "ppo --pretrain Qwen/Qwen2.5-VL-3B-Instruct --prompt_data d"
+
+
+def of(system: str, flags: str) -> Translation:
+    return translate(system, flags.split())
+
+
+@pytest.mark.parametrize(
+    ("system", "flags", "needed"),
+    [
+        ("openrlhf", "ppo --pretrain m --prompt_data d --data.image_key images", "data.image_key"),
+        ("openrlhf", "ppo --pretrain m --prompt_data d --image_key images", "image_key"),
+        ("openrlhf", "ppo --pretrain m --prompt_data hiyouga/geometry3k", "prompt_data"),
+        ("trl", "sft --model_name_or_path Qwen/Qwen2.5-VL-3B --dataset_name d", "model_name"),
+        ("trl", "python trl/scripts/grpo_vlm.py --model_name_or_path m", "grpo_vlm"),
+        ("trl", "python examples/scripts/gspo_vlm.py --model_name_or_path m", "grpo_vlm"),
+        ("trl", "sft_vlm --model_name_or_path m --dataset_name d", "sft_vlm"),
+        ("trl", "sft --model_name_or_path m --dataset_name org/llava-instruct", "dataset_name"),
+    ],
+)
+def test_a_run_with_images_has_a_recipe_that_loads(system: str, flags: str, needed: str) -> None:
+    found = of(system, flags)
+    assert found.problem is None
+    assert found.draft.images is not None
+    assert needed in found.draft.images.needed
+    assert [option.why for option in found.draft.missing] == []
+
+
+def test_an_option_of_images_that_is_off_is_none() -> None:
+    found = of("openrlhf", "ppo --pretrain m --prompt_data d --data.max_images_per_prompt 0")
+    assert found.draft.images is None
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "Qwen/Qwen2-VL-2B-Instruct",
+        "Qwen/Qwen3-VL-30B-A3B-Instruct",
+        "Qwen/Qwen3.5-2B",
+        "Qwen/Qwen2.5-Omni-3B",
+        "google/gemma-4-E4B-it",
+        "google/gemma-3n-E2B-it",
+        "meta-llama/Llama-3.2-11B-Vision-Instruct",
+        "nvidia/Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16",
+        "HuggingFaceM4/idefics2-8b",
+    ],
+)
+def test_a_model_that_is_not_trained_on_images_is_refused_by_name(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sft_vlm", "--model_name_or_path", model, "--dataset_name", "d"]
+    assert main(["translate", "trl", *words]) == 2
+    told = capsys.readouterr().err
+    assert model in told
+    assert all(name in told for name in IMAGE_TYPES)
+    assert "with model_name_or_path" in told
+
+
+@pytest.mark.parametrize(
+    ("model", "by_vllm"),
+    [
+        ("Qwen/Qwen2.5-VL-3B-Instruct", True),
+        ("Qwen/Qwen3-VL-2B-Instruct", True),
+        ("/models/mine", True),  # its name says nothing
+        ("google/gemma-3-4b-it", False),
+        ("HuggingFaceTB/SmolVLM2-2.2B-Instruct", False),
+        ("HuggingFaceM4/Idefics3-8B-Llama3", False),
+        ("llava-hf/llava-v1.6-mistral-7b-hf", False),
+        ("llava-hf/llava-onevision-qwen2-7b-ov-hf", False),
+        ("llava-hf/vip-llava-7b-hf", False),
+        ("mistral-community/pixtral-12b", False),
+        ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", False),
+        ("OpenGVLab/InternVL3-2B-hf", False),
+    ],
+)
+def test_only_the_two_types_of_qwen_are_sampled_by_vllm(model: str, by_vllm: bool) -> None:
+    run = ImageRun("sft_vlm", model, "model_name_or_path")
+    require_read(run)
+    assert vllm_samples(run) is by_vllm
+
+
+def test_engines_of_a_model_that_vllm_does_not_sample_are_lost() -> None:
+    engines = "--vllm.num_engines 2 --vllm.tensor_parallel_size 2 --data.image_key images"
+    found = of("openrlhf", f"{PPO} {engines}")
+    assert found.recipe["rollout"]["type"] == "vllm"
+    found = of("openrlhf", f"ppo --pretrain google/gemma-3-4b-it --prompt_data d {engines}")
+    assert found.problem is None
+    assert "type" not in found.recipe["rollout"]
+    lost = {option.name for option in found.draft.missing}
+    assert lost == {"vllm.num_engines", "vllm.tensor_parallel_size"}
+
+
+def test_four_bits_and_compiled_layers_are_lost() -> None:
+    words = "sft_vlm --model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct --dataset_name d --use_peft"
+    found = of("trl", f"{words} --load_in_4bit --torch_compile")
+    assert found.problem is None
+    assert {"quantize", "compile"} & found.recipe["model"].keys() == set()
+    why = {option.name: option.why for option in found.draft.missing}
+    assert why == {
+        "load_in_4bit": "model.quantize does not support models that read images yet",
+        "torch_compile": "model.compile does not support models that read images yet",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("freeze_vision_tower", ["vision"]),
+        ("freeze_vision_model", ["vision"]),
+        ("freeze_vision_projection", ["projector"]),
+        ("freeze_audio_tower", None),
+    ],
+)
+def test_what_is_frozen_is_in_model_freeze_if_the_run_reads_images(
+    name: str, parts: list[str] | None
+) -> None:
+    rule = freezes()[name]
+    run = ImageRun("--x", "m", "model")
+    draft = Draft("rl", "s", run)
+    rule(draft, name, True, "")
+    assert draft.get("model.freeze") == parts
+    for images, value in ((run, False), (None, True)):  # off, and a run on text
+        draft = Draft("rl", "s", images)
+        rule(draft, name, value, "")
+        assert draft.values == {}
+        assert [option.name for option in draft.needless] == [name]
+
+
+def test_a_frozen_language_model_is_lost() -> None:
+    draft = Draft("rl", "s", ImageRun("--x", "m", "model"))
+    rule = freezes("c.")["c.freeze_language_model"]
+    rule(draft, "c.freeze_language_model", False, "")
+    assert (draft.missing, draft.values) == ([], {})
+    rule(draft, "c.freeze_language_model", True, "")
+    assert [option.name for option in draft.missing] == ["c.freeze_language_model"]
+
+
+def test_a_script_with_rows_of_its_own_does_not_read_others() -> None:
+    words = "rloo_vlm --model_name_or_path m --dataset_name other --reward_funcs a.b"
+    found = of("trl", words)
+    assert found.recipe["data"]["path"] == "lmms-lab/multimodal-open-r1-8k-verified"
+    assert "dataset_name" in [option.name for option in found.draft.needless]
+    assert any("SYSTEM_PROMPT" in note for note in found.draft.notes)
+
+
+def test_a_reader_of_text_is_not_asked_for_images() -> None:
+    with pytest.raises(UsageError, match="an agent's world is an environment"):
+        of("trl", "python examples/scripts/openenv/carla_vlm.py --model m")
