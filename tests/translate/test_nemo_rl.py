@@ -127,6 +127,7 @@ data:
   validation:
     - { dataset_name: AIME2024, repeat: 16 }
     - { data_path: a/b.jsonl }
+checkpointing: { metric_name: val:accuracy }
 """
     path = tmp_path / "two.yaml"
     path.write_text(text, "utf-8")
@@ -138,6 +139,7 @@ data:
     assert recipe["data"]["sets"][0]["split"] == "test"
     assert [entry["prompt"] for entry in recipe["eval"]["sets"]] == ["problem", "input"]
     assert "data.validation.0.repeat" in missing(translation)
+    assert recipe["checkpoint"]["best_metric"] == "eval/aime_2024/accuracy"  # of a set, by its name
 
 
 def test_overrides_are_read_as_hydra_writes_them() -> None:

@@ -211,9 +211,12 @@ def _checkpoints(draft: Draft, options: Options) -> None:
     draft.put("checkpoint.save_steps", None if every is None else int(every))
     if kept is not None:
         draft.put("checkpoint.max_ckpt_num", int(kept), "the newest and the best; there the best")
-    verifier = draft.get("rewards.0.type")
-    if metric in ("val:accuracy", "val_accuracy") and draft.get("eval.every") and verifier:
-        draft.put("checkpoint.best_metric", f"eval/{verifier}/accuracy", str(metric))
+    first = draft.get("eval.sets.0.name")  # a single set has no name
+    measured = bool(draft.get("eval.every") and draft.get("rewards.0.type"))
+    if metric in ("val:accuracy", "val_accuracy") and measured:
+        comment = f"{metric}{', there over all sets' if first else ''}"
+        place = f"eval/{first}/accuracy" if first else "eval/accuracy"
+        draft.put("checkpoint.best_metric", place, comment)
         draft.put("checkpoint.best_mode", None if higher else "min")
     elif metric is not None:
         draft.miss(

@@ -4,6 +4,7 @@ One of two backends trains: DTensor (FSDP2) or Megatron. What a config says of t
 as not needed.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,6 +52,9 @@ def policy(draft: Draft, options: Options, source: SourceCommand) -> None:
     for name in [name for name in options.stated if name.startswith(kwargs)]:
         draft.put(f"data.chat_template_kwargs.{name.removeprefix(kwargs)}", options.take(name))
     _placed(draft, options, source)
+    of_experts = re.compile(r"policy\.megatron_cfg\.(freeze_)?moe_\w+")
+    for name in [name for name in options.stated if draft.images and of_experts.fullmatch(name)]:
+        draft.skip(name, options.take(name), "no model that reads images here has experts")
     if _megatron(options):
         _of_megatron(draft, options)
     else:
