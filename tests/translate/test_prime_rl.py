@@ -70,18 +70,64 @@ def test_nodes_of_training_and_inference_become_ranks_and_engines(tmp_path: Path
     assert recipe["learner"]["context_parallel"] == 4
 
 
-def test_a_second_taskset_and_one_that_is_only_evaluated_are_lost(tmp_path: Path) -> None:
-    text = """
+SEVERAL = """
 [[orchestrator.train.source]]
+name = "my words"
+ratio = 0.25
+group_size = 4
+env = { taskset = { id = "words" }, agent = { timeout = { rollout = 90 } } }
+[[orchestrator.train.source]]
+group_size = 8
+env = { taskset = { id = "sums" } }
+[[orchestrator.eval.source]]
+name = "first"
 env = { taskset = { id = "words" } }
+[[orchestrator.eval.source]]
+name = "first"
+interval = 7
+env = { taskset = { id = "puzzles", hard = true } }
+"""
+
+
+def test_each_taskset_is_an_environment_and_each_source_a_dataset_that_names_it(
+    tmp_path: Path,
+) -> None:
+    options = {"orchestrator.eval.interval": 5, "orchestrator.group_size": 4, "max_steps": 10}
+    translation = of(tmp_path, SEVERAL, **options)
+    assert translation.problem is None
+    recipe = translation.recipe
+    assert [(e["name"], e["taskset"]) for e in recipe["environment"]["sets"]] == [
+        ("sums", "sums"), ("my-words", "words"), ("first", "puzzles"),
+    ]  # fmt: skip
+    assert recipe["environment"]["sets"][1]["episode_seconds"] == 90.0
+    assert recipe["environment"]["sets"][2]["settings"] == {"hard": True}
+    rows = [
+        (d["task"]["taskset"], d["environment"], d.get("weight")) for d in recipe["data"]["sets"]
+    ]
+    assert rows == [("sums", "sums", None), ("words", "my-words", 0.25), ("sums", "sums", None)]
+    held_out = [(d["name"], d["environment"]) for d in recipe["eval"]["sets"]]
+    assert held_out == [("first", "my-words"), ("first-2", "first")]
+    assert recipe["eval"]["every"] == 5
+    # all sources have one number of samples, and all sets of [eval] are evaluated together
+    assert missing(translation) == {
+        "orchestrator.train.source.2.group_size", "orchestrator.eval.source.1.interval",
+    }  # fmt: skip
+
+
+def test_another_taskset_is_held_out_alone(tmp_path: Path) -> None:
+    text = """
 [[orchestrator.eval.source]]
 env = { taskset = { id = "words" } }
 """
-    translation = of(tmp_path, text, **{"orchestrator.eval.interval": 5})
-    assert missing(translation) == {
-        "orchestrator.train.source.1.env.taskset.id", "orchestrator.eval.interval",
-        "orchestrator.eval.source.0.env.taskset.id",
-    }  # fmt: skip
+    recipe = of(tmp_path, text, max_steps=10, **{"orchestrator.group_size": 4}).recipe
+    assert recipe["data"]["environment"] == "sums"
+    assert recipe["eval"]["environment"] == "words"
+    assert "sets" not in recipe["eval"]
+
+
+def test_evaluation_without_a_source_is_none(tmp_path: Path) -> None:
+    translation = of(tmp_path, **{"orchestrator.eval.interval": 5})
+    assert missing(translation) == {"orchestrator.eval.interval"}
     assert "eval" not in translation.recipe
 
 

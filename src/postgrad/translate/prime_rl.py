@@ -6,32 +6,30 @@ around the sampler.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.translate import common, launch, places
-from postgrad.translate.draft import Draft, Missing
+from postgrad.translate.draft import Draft
 from postgrad.translate.files import config_table
 from postgrad.translate.images import no_images
-from postgrad.translate.nested import flattened, nested
+from postgrad.translate.nested import flattened
+from postgrad.translate.prime_rl_sources import TRAIN, tasks
 from postgrad.translate.reader import SourceCommand
-from postgrad.translate.rules import Options, apply, decimal, flag
+from postgrad.translate.rules import Options, apply, decimal
 from postgrad.translate.tables.prime_rl import (
     ALGORITHMS,
     DEFAULTS,
     JOBS,
     LORA_DEFAULTS,
     RULES,
-    SOURCE_RULES,
 )
 from postgrad.translate.tables.prime_rl import (
     OTHERS as OTHERS,
 )
 
-_ROWS = "postgrad.rollout.environments.verifiers:rows"
-_TRAIN, _EVAL = "orchestrator.train.source", "orchestrator.eval.source"
 _ENGINES = places.EngineOptions(
     tensor_parallel="inference.vllm.tensor_parallel_size",
     memory="inference.vllm.gpu_memory_utilization", eager="inference.vllm.enforce_eager",
@@ -85,7 +83,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
     _placed(draft, options, source)
     _batch(draft, options)
     _sampling(draft, options)
-    _tasks(draft, options)
+    tasks(draft, options)
     _learner(draft, options)
     _checkpoints(draft, options)
     apply(RULES, options, draft)
@@ -168,8 +166,8 @@ def _placed(draft: Draft, options: Options, source: SourceCommand) -> None:
 def _batch(draft: Draft, options: Options) -> None:
     """A step is one update. Rows of the trainer are packed to seq_len tokens."""
     samples, n = (options.number(f"orchestrator.{key}_size") for key in ("batch", "group"))
-    if options.states(f"{_TRAIN}.0.group_size"):
-        n = options.number(f"{_TRAIN}.0.group_size")
+    if options.states(f"{TRAIN}.0.group_size"):
+        n = options.number(f"{TRAIN}.0.group_size")
     draft.put("batch.rollout_batch_size", max(1, samples // n),
               f"prompts: batch_size {samples} / group_size {n}")  # fmt: skip
     draft.put("batch.n_samples_per_prompt", n)
@@ -198,112 +196,6 @@ def _sampling(draft: Draft, options: Options) -> None:
               f"max_off_policy_steps{default}; nothing is dropped here")  # fmt: skip
     draft.put("algorithm.old_logprobs", "sampled", "as there. Its DPPO mask bounds how far a "
               "probability moves, the clip here how far its ratio does")  # fmt: skip
-
-
-def _sources(options: Options, prefix: str) -> list[dict[str, Any]]:
-    """The options of each source, by what stands after its number."""
-    rows: dict[int, dict[str, Any]] = {}
-    for name in [name for name in options.stated if name.startswith(f"{prefix}.")]:
-        number, _, rest = name.removeprefix(f"{prefix}.").partition(".")
-        if number.isdigit() and rest:
-            rows.setdefault(int(number), {})[rest] = options.take(name)
-    return [rows[number] for number in sorted(rows)]
-
-
-def _tasks(draft: Draft, options: Options) -> None:
-    """The taskset of the first source as [data] and [environment], and [eval] of the same one."""
-    sources, task = _sources(options, _TRAIN), dict[str, Any]()
-    for number, source in enumerate(sources):
-        prefix = f"{_TRAIN}.{number}"
-        if number:
-            _lose(
-                draft, prefix, source, "an environment plays one taskset: give this one its own run"
-            )
-            continue
-        task = _task(source)
-        source.pop("group_size", None)  # batch.n_samples_per_prompt
-        draft.put("data.path", _ROWS)
-        draft.put("data.task", task, "data.size says how many of its tasks are rows")
-        draft.put("environment.type", "verifiers")
-        draft.put("environment.taskset", task["taskset"],
-                  "environment.python: an interpreter with verifiers and this taskset")  # fmt: skip
-        draft.put("environment.settings", task.get("settings"))
-        _limits(draft, prefix, source)
-        _rest(draft, prefix, source)
-    for number, source in enumerate(_sources(options, _EVAL)):
-        prefix, stated = f"{_EVAL}.{number}", dict(source)
-        if _task(source) != task or draft.get("eval.path"):
-            why = "[eval] is played in [environment], which has another taskset"
-            _lose(draft, prefix, stated, why)
-            continue
-        _held_out(draft, options, source, task)
-        _rest(draft, prefix, source)
-    for name in ("interval", "num_examples", "group_size", "skip_first_step",
-                 "sampling.temperature", "sampling.max_completion_tokens"):  # fmt: skip
-        name = f"orchestrator.eval.{name}"
-        if options.states(name) and not draft.get("eval.path"):
-            draft.miss(name, options.take(name), "there is no [eval]")
-
-
-def _task(source: dict[str, Any]) -> dict[str, Any]:
-    """A taskset and its settings, as data.task has them; taken out of its source's options."""
-    names = [name for name in source if name.startswith("env.taskset.")]
-    settings = nested({name.removeprefix("env.taskset."): source.pop(name) for name in names})
-    taskset = str(settings.pop("id", ""))
-    return {"taskset": taskset, **({"settings": settings} if settings else {})}
-
-
-def _lose(draft: Draft, prefix: str, source: Mapping[str, Any], why: str) -> None:
-    """Lists all that a source states as missing."""
-    draft.missing += [Missing(f"{prefix}.{name}", value, why) for name, value in source.items()]
-
-
-def _limits(draft: Draft, prefix: str, source: dict[str, Any]) -> None:
-    """What of a source is said here: the time of a task, and groups without gradient."""
-    agents = {match[1] for name in source if (match := re.match(r"env\.(\w+)\.harness\.", name))}
-    if len(agents) > 1:
-        draft.miss(f"{prefix}.env", ", ".join(sorted(agents)), "the environment has one agent")
-    for name in [name for name in source if re.fullmatch(r"env\.\w+\.timeout\.rollout", name)]:
-        draft.put("environment.episode_seconds", decimal(source.pop(name)))
-    for name in [name for name in source if re.fullmatch(r"curriculum\.gates\.\w+\.type", name)]:
-        gate = name.removesuffix("type")
-        bounds = [source.get(f"{gate}{side}", 0.0) for side in ("reject_min", "reject_max")]
-        if source[name] == "advantage_range" and bounds == [0.0, 0.0]:
-            draft.put("rollout.dynamic_sampling", True, "advantage_range; in up to max_rounds")
-            for key in ("type", "reject_min", "reject_max"):
-                source.pop(f"{gate}{key}", None)
-
-
-def _rest(draft: Draft, prefix: str, source: Mapping[str, Any]) -> None:
-    """The rules for what a source states beside its taskset."""
-    for name, value in source.items():
-        rule = next(
-            (rule for pattern, rule in SOURCE_RULES.items() if re.fullmatch(pattern, name)), None
-        )
-        if rule is None:
-            draft.unknown(f"{prefix}.{name}", value, "not an option that this translator knows")
-        else:
-            rule(draft, f"{prefix}.{name}", value, "")
-
-
-def _held_out(
-    draft: Draft, options: Options, source: dict[str, Any], task: Mapping[str, Any]
-) -> None:
-    def take(key: str, default: Any = None) -> Any:
-        shared = options.take(f"orchestrator.eval.{key}", default)
-        of_source = source.pop(key, None)
-        return shared if of_source is None else of_source
-
-    draft.put("eval.path", _ROWS)
-    draft.put("eval.task", dict(task))
-    count = int(take("num_examples", -1))
-    draft.put("eval.size", count if count > 0 else None)
-    draft.put("eval.every", int(take("interval", 100)))
-    draft.put("eval.at_start", not flag(options.take("orchestrator.eval.skip_first_step", False)))
-    draft.put("eval.n_samples", int(take("group_size", 1)))
-    temperature, new = take("sampling.temperature"), take("sampling.max_completion_tokens")
-    draft.put("eval.temperature", None if temperature is None else decimal(temperature))
-    draft.put("eval.max_new_tokens", None if new is None else int(new))
 
 
 def _learner(draft: Draft, options: Options) -> None:
