@@ -3,6 +3,7 @@ words.
 """
 
 import datetime
+import os
 import re
 import tomllib
 from collections.abc import Callable
@@ -143,7 +144,10 @@ def prompt_text(name: str, folder: Path) -> str | None:
         return None
     folder = folder.resolve()
     above = [folder, *folder.parents]
-    marked = [any((parent / mark).exists() for mark in _TOPS) for parent in above]
+    marked = [  # Path.exists raises in folders that may not be read
+        any(os.path.exists(parent / mark) for mark in _TOPS)  # noqa: PTH110
+        for parent in above
+    ]
     top = marked.index(True) if True in marked else 0
     for parent in above[: top + 1]:
         path = parent / name
