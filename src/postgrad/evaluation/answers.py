@@ -175,6 +175,9 @@ class Evaluator:
         parts = by_dataset(problems, pass_at, maj_at)
         metrics = {metric: rate for metric, (rate, _) in overall.items()}
         metrics |= left_out(problems, (*pass_at, *maj_at)) | sample_metrics(groups)
+        if self.settings.n_samples == 1:  # nothing is compared: a constant is no measurement
+            for component in self._scorer.comparing:
+                metrics.pop(f"reward/{component}", None)
         return Result(
             name=name,
             rows=len(prompts),

@@ -18,10 +18,12 @@ from postgrad.recipe.hub_sources import revision_problems
 from postgrad.recipe.lines import KeyPath, RecipeProblem
 from postgrad.recipe.placement import placement_problems
 from postgrad.recipe.settings import (
+    AnsweringSections,
     ComparingSections,
     ReferenceSettings,
     Sections,
 )
+from postgrad.rewards.registry import compares
 
 LOWER_IS_BETTER = ("/loss", "/perplexity")  # ends of the names of such metrics
 
@@ -142,6 +144,30 @@ def moving_reference(
         yield (
             ("reference", "model", "path"),
             f"{path!r} cannot follow the policy, which is {policy.path!r}: leave it out",
+        )
+
+
+def lone_samples(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Rewards that compare the samples of a prompt, where each prompt has only one."""
+    comparing = [n for n, reward in enumerate(recipe.rewards) if compares(reward)]
+    if recipe.trains_on_rollouts and recipe.answers_per_prompt == 1:
+        for place in comparing:
+            yield (
+                ("rewards", place, "type"),
+                f'"{recipe.rewards[place].type}" compares the samples of a prompt, and gives 0 '
+                "where there is one: raise batch.n_samples_per_prompt to at least 2, or leave it "
+                "out",
+            )
+    if not (recipe.evaluates_answers and comparing and recipe.eval.n_samples == 1):
+        return
+    names = [reward.name or reward.type for reward in recipe.rewards]
+    name = recipe.eval.component or names[0]
+    if name in [names[place] for place in comparing]:
+        yield (
+            ("eval", "component" if recipe.eval.component else "n_samples"),
+            f"{name!r} would judge which answers are right; it compares the samples of a prompt, "
+            "and gives 0 where there is one: let eval.component name another of [[rewards]], or "
+            "raise eval.n_samples",
         )
 
 

@@ -39,7 +39,8 @@ class Scorer:
 
     A group's scores depend on the group and the settings, not on the number of workers, the order
     of submission, or timing (except for a wall-clock overrun, which is tried twice). `seconds` is
-    for how long callers have waited in its methods so far.
+    for how long callers have waited in its methods so far. `comparing`: the names of components
+    whose score of a lone sample says nothing (Verifier.compares).
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Scorer:
         self._broken: FailurePolicy = broken
         self._max_failed = scoring.max_failed_fraction
         verifiers = dict(zip(reward_names, map(controller_verifier, rewards), strict=True))
+        self.comparing = [name for name, verifier in verifiers.items() if verifier.compares]
         self._components = {
             name: reward.model_copy(update=dict(verifiers[name].at_start()))
             for name, reward in zip(reward_names, rewards, strict=True)
