@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from postgrad.algorithms.base import Credit
+from postgrad.algorithms.base import Credit, Needs
 from postgrad.algorithms.grpo import GRPO
 from postgrad.core.cursor import Cursor
 from postgrad.core.ragged import Ragged
@@ -94,7 +94,7 @@ def metrics_of(
     batch = RolloutBatch.of(groups)
     sampled = Sampled(groups, Cursor(), metrics=extra.get("sampled", {}))
     credit = credit_of(batch, range(len(batch)), **extra.get("credit", {}))
-    return step_metrics(sampled, batch, credit, results, SECONDS)
+    return step_metrics(sampled, batch, credit, results, SECONDS, Needs())
 
 
 def test_samples_of_a_step_are_counted_with_those_that_were_dropped(
@@ -175,7 +175,7 @@ def test_groups_that_no_sample_is_left_of_are_dropped_ones_too() -> None:
     ]
     batch = RolloutBatch.of(groups)
     credit = GRPO().credit(batch, None, None, None, {})
-    found = step_metrics(Sampled(groups, Cursor()), batch, credit, {"policy": []}, SECONDS)
+    found = step_metrics(Sampled(groups, Cursor()), batch, credit, {"policy": []}, SECONDS, Needs())
     assert (found["groups/dropped"], found["dropped_samples"]) == (2.0, 4)
 
 

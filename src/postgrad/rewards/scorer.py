@@ -12,7 +12,7 @@ from postgrad.rewards.learned import AskedHere, Learned
 from postgrad.rewards.mixing import ENVIRONMENT, Tally, describe, mix, with_turn_rewards
 from postgrad.rewards.pool import Lane, Lanes, lane
 from postgrad.rewards.protocol import JobEnd, Outcome, ScoreJob, VerifierTraits
-from postgrad.rewards.registry import component_names, controller_verifier
+from postgrad.rewards.registry import compares, component_names, controller_verifier
 from postgrad.rewards.settings import FailurePolicy, RewardSettings, ScoringSettings
 from postgrad.rewards.verifier import PromptView, RolloutView
 
@@ -39,8 +39,7 @@ class Scorer:
 
     A group's scores depend on the group and the settings, not on the number of workers, the order
     of submission, or timing (except for a wall-clock overrun, which is tried twice). `seconds` is
-    for how long callers have waited in its methods so far. `comparing`: the names of components
-    whose score of a lone sample says nothing (Verifier.compares).
+    for how long callers have waited in its methods so far.
     """
 
     def __init__(
@@ -69,7 +68,6 @@ class Scorer:
         self._broken: FailurePolicy = broken
         self._max_failed = scoring.max_failed_fraction
         verifiers = dict(zip(reward_names, map(controller_verifier, rewards), strict=True))
-        self.comparing = [name for name, verifier in verifiers.items() if verifier.compares]
         self._components = {
             name: reward.model_copy(update=dict(verifiers[name].at_start()))
             for name, reward in zip(reward_names, rewards, strict=True)
@@ -103,6 +101,11 @@ class Scorer:
     def close(self) -> None:
         """Kill and reap the workers; groups that are under way are forgotten."""
         self._pool.close()
+
+    @property
+    def comparing(self) -> list[str]:
+        """The names of components to which a lone sample says nothing (Verifier.compares)."""
+        return [name for name, reward in self._components.items() if compares(reward)]
 
     def halt(self) -> None:
         """From another thread, before `close`: whoever waits for scores gets a RunError."""

@@ -147,11 +147,11 @@ class RLJob:
             pending=paused.pending,
         )
         seconds = run.clock.step | paused.metrics
-        metrics = step_metrics(sampled, batch, credit, results, seconds) | sizes_of(cut)
-        stale = staleness(batch, credit, state.step, parts.sampling.max_staleness)
+        metrics = step_metrics(sampled, batch, credit, results, seconds, parts.algorithm.needs())
+        counts = staleness(batch, credit, state.step, parts.sampling.max_staleness) | sizes_of(cut)
         engines = parts.engine.stats.by_engine()
         engines |= idle_shares(seconds, spent, engines)
-        return following, metrics | compared | published | stale | paused.metrics | engines
+        return following, metrics | compared | published | counts | paused.metrics | engines
 
     def evaluate(self) -> list[Result]:
         """Evaluates with the engine, which has the newest weights already."""

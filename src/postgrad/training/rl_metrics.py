@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.algorithms.base import Credit
+from postgrad.algorithms.base import Credit, Needs
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import RolloutBatch
 from postgrad.evaluation.answers import sample_metrics
@@ -30,10 +30,11 @@ def step_metrics(
     credit: Credit,
     results: Mapping[str, Sequence[UpdateResult]],
     seconds: Mapping[str, float],
+    needs: Needs,
 ) -> dict[str, float]:
     """Rewards, lengths, dropped samples and the updates of a step. results: of each update, by
     role. seconds: of the phases "sample" and "train", and as "overlap/sample_seconds" those in
-    which samples were drawn beside training.
+    which samples were drawn beside training. needs: of the algorithm.
     """
     groups = sampled.all
     totals = sample_metrics(groups)
@@ -52,7 +53,7 @@ def step_metrics(
         "samples": samples,
         "dropped_samples": samples - len(credit.rows),
         "failures": sum(len(group.failures) for group in groups),
-        **of_samples(groups, batch),
+        **of_samples(groups, batch, greedy=needs.greedy),
         "response_tokens": tokens,
         **sampled.metrics,
         **credit.metrics,
