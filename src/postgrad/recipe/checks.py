@@ -199,21 +199,21 @@ def _eval_fraction(recipe: Sections) -> Iterator[RecipeProblem]:
     sources, sets = recipe.data.sources, recipe.eval.sets
     parts = [eval_set.data for eval_set in sets if eval_set.eval_fraction]
     for number, source in enumerate(sources):
-        if source.eval_fraction and not any(_same_rows(source, part) for part in parts):
+        if source.eval_fraction and not any(same_rows(source, part) for part in parts):
             yield (
                 (("data", "sets", number) if recipe.data.sets else ("data",)) + ("eval_fraction",),
                 "holds out rows to evaluate on, but [eval] names rows of its own: delete path, "
                 "split and sets from [eval] to evaluate on the held-out rows, or delete this key",
             )
     for number, eval_set in enumerate(sets):
-        if eval_set.eval_fraction and not any(_same_rows(eval_set.data, s) for s in sources):
+        if eval_set.eval_fraction and not any(same_rows(eval_set.data, s) for s in sources):
             yield (
                 ("eval", "sets", number, "eval_fraction"),
                 "is a key of [data]: the part is of the rows that are trained on",
             )
 
 
-def _same_rows(a: RowSettings, b: RowSettings) -> bool:
+def same_rows(a: RowSettings, b: RowSettings) -> bool:
     """Whether two settings read the same rows and hold out the same part of them."""
     return all(getattr(a, key) == getattr(b, key) for key in (*WHICH_ROWS, "eval_fraction"))
 
