@@ -57,7 +57,7 @@ class _Output(io.TextIOWrapper):
     failure: OSError | None = None
 
     def write(self, text: str, /) -> int:
-        """As io.TextIOWrapper's."""
+        """Writes `text`; returns its length. Raises OSError, and remembers it."""
         try:
             return super().write(text)
         except OSError as error:
