@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.jobs import write_recipe
+
 COMMAND = (sys.executable, "-m", "postgrad")
 
 
@@ -34,19 +36,50 @@ def test_messages_that_nobody_reads_end_a_command_as_sigpipe_does() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
-def test_a_full_disk_under_standard_output_is_one_message() -> None:
-    for words in (("recipes", "--json"), ("config", "gsm8k_sft", "--toml")):
-        with Path("/dev/full").open("w") as full:
-            ended = subprocess.run(
-                [*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
-                env=os.environ | {"PYTHONUNBUFFERED": ""},
-            )  # fmt: skip
-        assert ended.returncode == 1
-        assert ended.stderr.splitlines()[-1] == (
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "words",
+    [("recipes",), ("recipes", "--json"), ("config", "gsm8k_sft"), ("completion", "bash")],
+    ids=" ".join,
+)
+def test_a_full_disk_under_standard_output_is_one_message(
+    words: tuple[str, ...], unbuffered: str
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+    told = [line for line in ended.stderr.splitlines() if line.startswith("postgrad")]
+    assert (ended.returncode, told) == (
+        1,
+        [
             "postgrad: standard output: No space left on device; the command ended, its output is "
             "not whole"
-        )
-        assert "Traceback" not in ended.stderr
+        ],
+    )
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("full", "code"), [(False, 141), (True, 1)], ids=["pager", "full disk"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_run_outlives_the_reader_of_its_output(
+    full: bool, code: int, unbuffered: str, tmp_path: Path
+) -> None:
+    """`postgrad train RECIPE | head -1` trains to its end: a pager that closes ends no run."""
+    recipe = write_recipe("sft", tmp_path)
+    reads, writes = os.pipe()
+    os.close(reads)
+    output = os.open("/dev/full", os.O_WRONLY) if full else writes
+    ended = subprocess.run(
+        [*COMMAND, "train", str(recipe)], stdout=output, stderr=subprocess.PIPE, text=True,
+        check=False, cwd=tmp_path, env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+    )  # fmt: skip
+    assert ended.returncode == code
+    assert "Traceback" not in ended.stderr
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()) == 4
+    assert (tmp_path / "run" / "summary.json").exists()
 
 
 def test_a_closed_standard_output_is_no_mistake() -> None:

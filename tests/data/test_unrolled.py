@@ -207,6 +207,36 @@ def test_thoughts_that_a_template_drops_everywhere_are_learned_as_the_policy_wri
     assert told(tokenizer, last) == told(tokenizer, second)
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "thinking"])
+def test_thoughts_in_a_key_of_their_own_are_written_where_the_prompt_opens_them(
+    key: str, write_rows: WriteRows, make_tokenizer: Make
+) -> None:
+    tokenizer = make_tokenizer(DROPS_THOUGHTS.replace("OPENING", "<think>\\n"), MARKS)
+    said = {"role": "assistant", "content": "2", key: "to add\n"}
+    again = {"role": "assistant", "content": "4", key: "again"}
+    path = write_rows([{"messages": [CHAT[0], said, CHAT[2], again]}])
+    first, second = load(path, tokenizer).all()
+    assert told(tokenizer, first) == (
+        "<|user|>1 + 1?<|assistant|><think>\n",
+        "to add\n</think>\n\n2<|end|>",
+    )
+    assert told(tokenizer, second) == (
+        "<|user|>1 + 1?<|assistant|>2<|end|><|user|>and 2 + 2?<|assistant|><think>\n",
+        "again\n</think>\n\n4<|end|>",
+    )
+
+
+@pytest.mark.parametrize("opening", ["<think>", ""])
+def test_thoughts_in_a_key_of_their_own_are_refused_where_their_form_is_not_known(
+    opening: str, write_rows: WriteRows, make_tokenizer: Make
+) -> None:
+    tokenizer = make_tokenizer(DROPS_THOUGHTS.replace("OPENING", opening), MARKS)
+    said = {"role": "assistant", "content": "2", "reasoning_content": "to add"}
+    path = write_rows([{"messages": [CHAT[0], said]}])
+    with pytest.raises(UsageError, match=r"drops reasoning_content|which opens thoughts"):
+        load(path, tokenizer)
+
+
 def test_an_opening_tag_is_written_once_whatever_follows_it(
     write_rows: WriteRows, make_tokenizer: Make
 ) -> None:

@@ -24,6 +24,7 @@ class Scores:
     """A scorer that is only asked for its names and its bracket."""
 
     names = ("first", "second")
+    comparing = ("second",)
 
     def step(self) -> Any:
         from contextlib import nullcontext
@@ -98,6 +99,22 @@ def test_answers_are_voted_on_where_majorities_are_asked_for(
     monkeypatch.setattr(evaluation, "sample_groups", lambda *args: silent)
     with pytest.raises(UsageError, match="maj_at: 'first' did not say of any sample which answer"):
         evaluator(engine, lambda n: None)
+
+
+def test_the_mean_of_a_score_that_compares_samples_is_left_out_where_there_is_one_of_each_prompt(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is 0 whatever the model writes."""
+    named: list[set[str]] = []
+    for n, groups in ((1, [group(0, 1.0)]), (4, [group(0, 1.0, 0.0, 0.0, 1.0)])):
+        evaluator.settings = evaluator.settings.model_copy(
+            update={"n_samples": n, "pass_at": (1,), "greedy": False}
+        )
+        monkeypatch.setattr(evaluation, "sample_groups", lambda *args, groups=groups: groups)
+        engine: Any = None
+        metrics = evaluator(engine, lambda n: None)[0].metrics
+        named.append({name for name in metrics if name.startswith("reward/")})
+    assert named == [{"reward/first"}, {"reward/first", "reward/second"}]
 
 
 def test_an_episode_is_as_long_as_its_own_set_allows(

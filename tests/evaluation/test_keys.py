@@ -67,6 +67,17 @@ def test_keys_that_the_evaluation_takes_over_are_named_as_those_of_the_data(
         evaluated(halves, 0, load_tokenizer(models(0)))
 
 
+def test_a_part_of_one_of_several_sets_is_told_with_that_sets_keys(models: Any, chats: str) -> None:
+    """Keys that the set takes over from [data] stay those of [data]."""
+    sets = [{"eval_fraction": 0.5}, {"eval_fraction": 0.5, "filter": "nowhere:seen"}]
+    recipe = sft({"path": chats, "messages": "talk", "sets": sets}, {"every": 1})
+    tokenizer = load_tokenizer(models(0))
+    with pytest.raises(UsageError, match=r"no column 'talk' \(data\.messages\)"):
+        evaluated(recipe, 0, tokenizer)
+    with pytest.raises(UsageError, match=r"^data\.sets\.1\.filter 'nowhere:seen'"):
+        evaluated(recipe, 1, tokenizer)
+
+
 def test_a_value_of_by_that_is_no_name_is_shown() -> None:
     assert counted_under("kind", {"kind": 3}, 0, "rows.jsonl") == "3"
     assert counted_under(None, {}, 0, "rows.jsonl") == "rows.jsonl"

@@ -57,6 +57,39 @@ def test_a_section_that_is_wrong_is_told_before_anything_runs(
     assert why.split(": ", 1)[-1] in str(told.value)
 
 
+LENGTH = f'{REWARDS}\n[[rewards]]\ntype = "relative_length"\n'
+
+
+def test_a_reward_that_compares_the_samples_of_a_prompt_needs_two(write: Write) -> None:
+    alone = [(REWARDS, LENGTH), ("n_samples_per_prompt = 8", "n_samples_per_prompt = 1")]
+    with pytest.raises(UsageError) as refused:
+        load_recipe(write(*alone, ('type = "grpo"\nclip_high = 0.28', 'type = "reinforce_pp"')))
+    assert str(refused.value).endswith(
+        ':19: rewards.1.type: "relative_length" compares the samples of a prompt, and gives 0 '
+        "where there is one: raise batch.n_samples_per_prompt to at least 2, or leave it out"
+    )
+    assert load_recipe(write((REWARDS, LENGTH))).rewards[1].type == "relative_length"
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        (
+            [(REWARDS, LENGTH), ("every = 5", 'every = 5\ncomponent = "relative_length"')],
+            "component",
+        ),
+        ([(REWARDS, '[[rewards]]\ntype = "relative_length"\n')], "n_samples"),
+    ],
+)
+def test_a_lone_sample_is_not_judged_by_what_compares_samples(
+    changes: list[tuple[str, str]], key: str, write: Write
+) -> None:
+    with pytest.raises(UsageError, match=f"eval.{key}.*'relative_length' would judge which answer"):
+        load_recipe(write(*changes))
+    both = ["--eval.n_samples", "4"]
+    assert load_recipe(write(*changes), both).rewards[-1].type == "relative_length"
+
+
 @pytest.mark.parametrize(
     "other", ["chat_template_kwargs = { thinking = true }", 'chat_template = "chatml"']
 )

@@ -45,7 +45,7 @@ def print_much():
         print("x" * 100_000)
         print('{"key": 1, "value": 9.0}')
         print("y" * 100_000, file=sys.stderr)
-    os.write(1, b'{"key": 1, "cpu": 0, "scores": [[9.0, null]], "reason": null}\n')
+    os.write(1, b'{"key": 1, "cpu": 0, "scores": [[9.0, null]], "text": null}\n')
     return 0.25
 
 

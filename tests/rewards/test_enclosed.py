@@ -85,10 +85,10 @@ def test_what_uses_up_time_or_memory_is_a_failure_of_that_sample_alone(
     make_scorer, make_prompt, make_rollouts
 ):
     scorer = make_scorer(RewardSettings(type="math", cpu_seconds=1.0))
-    texts = ["so it is 9**9**9**9", r"\boxed{1/2}"]
+    texts = [r"\boxed{(10^8)!}", r"\boxed{1/2}"]
     group = scorer.score([(make_prompt(answer="1/2"), make_rollouts(texts))])[0]
     assert group.total[1] == 1.0
-    assert [failure.cause for failure in group.failures] in (["cpu_time"], [])
+    assert [failure.cause for failure in group.failures] == ["cpu_time"]
 
 
 DEEDS = {

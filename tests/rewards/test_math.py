@@ -1,7 +1,10 @@
 import pytest
 
+from postgrad.evaluation.results import wrong_answers
 from postgrad.rewards.math import Math
 from postgrad.rewards.verifier import PromptView, RolloutView
+
+ROWS = r"\begin{pmatrix}1 \\| 2\end{pmatrix}"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -31,6 +34,10 @@ def reward(text, answer, **settings):
         ("I do not know", "72", 0.0),
         (r"\boxed{\frac{1}{", "1", 0.0),
         ("", "1", 0.0),
+        (r"so it costs \$5.", "5", 1.0),
+        (r"\$3 and then \$5", r"\$5", 1.0),
+        (rf"\boxed{{{ROWS.replace('|', '[2pt]')}}}", ROWS.replace("|", ""), 1.0),
+        (rf"\boxed{{{ROWS.replace('|', '')}}}", ROWS.replace("|", " [-0.5em]"), 1.0),
     ],
 )
 def test_answers_are_compared_as_mathematics(text, answer, value):
@@ -48,3 +55,66 @@ def test_an_unreadable_reference_is_named_by_check_and_an_error_in_score():
     assert "reads no answer" in (Math().check(PromptView("?", "")) or "")
     with pytest.raises(ValueError, match="reads no answer"):
         reward("1", "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\boxed{9^{9^{9}}}",
+        r"\boxed{1 + 9^{9^{9^{9}}}}",
+        r"\boxed{2^{-9^{9}}}",
+        r"\boxed{\left(\frac{7}{8}\right)^{9^{9}}}",
+        r"\boxed{\sqrt{9^{9^{8}}}}",
+        r"\boxed{(2 \cdot 5)^{10^{8}}}",
+        r"\boxed{x = 9^{9^{9}}}",
+        "9**9**9",
+    ],
+)
+def test_a_power_that_takes_too_long_to_compute_is_an_error_at_once(text):
+    """Not a zero: whether it is equal is not known. No limit from outside is needed."""
+    with pytest.raises(ValueError, match="a power of more than 2525222 digits"):
+        reward(text, "1")
+
+
+def test_a_huge_power_is_equal_to_one_that_is_written_alike():
+    assert reward(r"\boxed{9^{9^{9}}}", "9^{9^{9}}") == 1.0
+    assert reward(r"\boxed{1 + 9^{9^{9}}}", "9^{9^{9}} + 1") == 1.0
+    assert reward("I do not know", "9^{9^{9}}") == 0.0
+    with pytest.raises(ValueError, match="digits"):
+        reward(r"\boxed{9^{9}}", "9^{9^{9}}")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "value"),
+    [
+        (r"\boxed{2^{2005}}", r"2 \cdot 2^{2004}", 1.0),
+        (r"\boxed{10^{\frac{1234}{5678}}}", r"10^{\frac{617}{2839}}", 1.0),
+        (r"\boxed{1^{9^{9}}}", "1", 1.0),
+        (r"\boxed{x^{9^{9^{2}}}}", "x", 0.0),
+        (r"\boxed{1.5^{9^{9}}}", "1", 0.0),
+        (r"\boxed{(-2)^{\frac{1}{2}}}", "1", 0.0),
+        (r"\boxed{0^{-1}}", "1", 0.0),
+    ],
+)
+def test_other_powers_are_compared(text, answer, value):
+    assert reward(text, answer) == value
+
+
+@pytest.mark.parametrize(
+    ("texts", "ballots"),
+    [
+        ([r"\boxed{x + 1}", "$1+x$", r"\boxed{x+2}"], 2),
+        ([r"\boxed{3x}", r"\boxed{x \cdot 3}", r"\boxed{\{2,1\}}", r"\boxed{1} and \boxed{2}"], 2),
+    ],
+)
+def test_wrong_formulas_vote_alike_whatever_the_order_of_their_terms(texts, ballots):
+    details = [Math().score(PromptView("?", "7"), RolloutView(text)).detail for text in texts]
+    assert len({detail["votes_as"] for detail in details}) == ballots
+    assert len(wrong_answers([0.0] * len(texts), details, 1.0)) == ballots
+
+
+def test_only_a_wrong_formula_that_is_not_too_long_has_a_ballot():
+    long = "+".join(f"x^{{{n}}}" for n in range(2, 60))
+    for text in ("\\boxed{7}", "\\boxed{8}", "none", f"\\boxed{{{long}}}"):
+        detail = Math().score(PromptView("?", "7"), RolloutView(text)).detail
+        assert detail.keys() == {"answer"}

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from helpers.runs import assert_same_run, tensors, train_until_killed
 from helpers.tiny_runs import MakeRecipe
 from postgrad.observe.console import Console
-from postgrad.training.start import train
+from postgrad.training.rl import RLJob
+from postgrad.training.start import resume, train
 
 FILE = '''
 def rare(prompt, rollouts, worth=1.0):
@@ -72,3 +74,30 @@ def test_a_run_learns_from_a_function_of_the_users_that_compares_samples(
     greedy = [one for one in evaluated if one.get("greedy")]
     assert greedy
     assert all(one["rewards"]["relative_length"] == 0.0 for one in greedy)  # a group of one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [{}, {"max_staleness": 2, "slots": 5}], ids=["in step", "ahead"])
+def test_a_killed_and_resumed_run_compares_the_same_samples(
+    ahead: dict[str, int],
+    make_recipe: MakeRecipe,
+    console: Console,
+    own_file: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Samples ahead are in the checkpoint, some groups with a part of their samples."""
+    changes: dict[str, Any] = {
+        "rewards": [{"type": "own_rewards:rare"}, {"type": "relative_length", "weight": 0.5}],
+        "rollout": {"max_new_tokens": 6, **ahead},
+        "algorithm": {"correction": "tis"},
+        "scoring": {"workers": 2},
+        "eval": {"every": 1},
+        "steps": 4,
+    }
+    never, killed = (make_recipe("rl", name, **changes) for name in ("never", "killed"))
+    train(never, console)
+    train_until_killed(monkeypatch, RLJob, 2, killed, console)
+    pending = [name for name in tensors(killed.run_dir, 2) if name.startswith("pending/")]
+    assert bool(pending) == bool(ahead)
+    resume(Path(killed.run_dir), [], [], console)
+    assert_same_run(never, killed, 4)

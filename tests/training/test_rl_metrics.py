@@ -23,6 +23,7 @@ from postgrad.core.records import (
 )
 from postgrad.learner.role import UpdateResult
 from postgrad.learner.update import Update
+from postgrad.recipe.recipe import RLRecipe
 from postgrad.rollout.settings import RolloutSettings
 from postgrad.rollout.source import Sampled
 from postgrad.training.rl_metrics import (
@@ -37,6 +38,7 @@ from postgrad.training.rl_metrics import (
 SECONDS = {"sample": 2.0, "train": 5.0}
 NOTHING = np.zeros(0, np.float32)
 NAN = math.nan
+RECIPE = RLRecipe.model_construct(algorithm=GRPO(), environment=None)
 
 
 def rollout(ticket: int, sample: int, tokens: int, reason: Literal["stop", "length"]) -> Rollout:
@@ -94,7 +96,7 @@ def metrics_of(
     batch = RolloutBatch.of(groups)
     sampled = Sampled(groups, Cursor(), metrics=extra.get("sampled", {}))
     credit = credit_of(batch, range(len(batch)), **extra.get("credit", {}))
-    return step_metrics(sampled, batch, credit, results, SECONDS, None)
+    return step_metrics(sampled, batch, credit, results, SECONDS, RECIPE)
 
 
 def test_samples_of_a_step_are_counted_with_those_that_were_dropped(
@@ -175,7 +177,8 @@ def test_groups_that_no_sample_is_left_of_are_dropped_ones_too() -> None:
     ]
     batch = RolloutBatch.of(groups)
     credit = GRPO().credit(batch, None, None, None, {})
-    found = step_metrics(Sampled(groups, Cursor()), batch, credit, {"policy": []}, SECONDS, None)
+    sampled = Sampled(groups, Cursor())
+    found = step_metrics(sampled, batch, credit, {"policy": []}, SECONDS, RECIPE)
     assert (found["groups/dropped"], found["dropped_samples"]) == (2.0, 4)
 
 

@@ -1,6 +1,7 @@
 """Picks the command, runs it, turns errors into one line and an exit code."""
 
 import argparse
+import io
 import json
 import os
 import select
@@ -29,11 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell: >&-
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # as long as the process
+    output = sys.stdout
+    if output is sys.__stdout__ and isinstance(output, io.TextIOWrapper):
+        lines, through = output.line_buffering, output.write_through
+        sys.stdout = _Output(output.buffer, output.encoding, output.errors, None, lines, through)
     try:
         try:
             return _run(arguments)
         finally:  # also after --help, which ends by SystemExit
-            sys.stdout.flush()
+            sys.stdout.end() if isinstance(sys.stdout, _Output) else sys.stdout.flush()
     except OSError as error:
         gone = isinstance(error, BrokenPipeError)
         for stream in (sys.stdout, sys.stderr):
@@ -42,6 +47,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not gone:
             tell(f"standard output: {error.strerror}; the command ended, its output is not whole")
         return READER_GONE if gone else 1
+
+
+class _Output(io.TextIOWrapper):
+    """Standard output that remembers its first error. Consoles and argparse go on after one, and an
+    output without a buffer tells of it only once.
+    """
+
+    failure: OSError | None = None
+
+    def write(self, text: str, /) -> int:
+        """Writes `text`; returns its length. Raises OSError, and remembers it."""
+        try:
+            return super().write(text)
+        except OSError as error:
+            self.failure = self.failure or error
+            raise
+
+    def end(self) -> None:
+        """Flushes; raises the first error of a write or of that."""
+        self.flush()
+        if self.failure is not None:
+            raise self.failure
 
 
 def _silence(stream: TextIO) -> None:
@@ -84,7 +111,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except KeyboardInterrupt as error:
         return _fail(error, args.debug, 1, "interrupted")
     except OSError as error:  # a disk, a network: nobody's mistake here
-        if isinstance(error, BrokenPipeError) and _reader_gone():
+        gone = isinstance(error, BrokenPipeError) and _reader_gone()
+        if gone or error is getattr(sys.stdout, "failure", None):
             raise
         return _fail(error, args.debug, 1, f"{error}; fix that and start the command again")
     except Exception as error:  # noqa: BLE001  # people see one line for every other error too

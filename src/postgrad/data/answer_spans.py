@@ -108,16 +108,19 @@ def _with_thoughts(
     None where it does anything else.
 
     The policy reads the generation prompt and writes thoughts, answer and end: so that is the text.
-    A tag that opens the thoughts is written once, by the prompt where that has it.
+    A tag that opens the thoughts is written once, by the prompt where that has it. Thoughts in a
+    key of their own are written as R1 writes them, where the prompt begins them so.
     """
     content = message["content"].strip()
+    named = [key for key in REASONING if message.get(key)]
+    if len(named) == 1 and THOUGHT not in content and prompt.endswith(f"{THINK}\n"):
+        content, named = f"{str(message[named[0]]).strip()}\n{THOUGHT}\n\n{content}", []
     thoughts, mark, answer = content.rpartition(THOUGHT)
     answer = answer.strip()
     opened = prompt.rstrip().endswith(THINK)
     before = prompt.rstrip().removesuffix(THINK) if opened else prompt
     place = len(turn_text) - len(turn_text[len(before) :].lstrip())
-    has_more = any(message.get(key) for key in ("tool_calls", *REASONING))
-    if not mark or not answer or has_more:
+    if not mark or not answer or named or message.get("tool_calls"):
         return None
     if not turn_text.startswith(before) or not turn_text.startswith(answer, place):
         return None

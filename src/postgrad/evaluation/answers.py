@@ -169,6 +169,9 @@ class Evaluator:
         metrics = {metric: rate for metric, (rate, _) in overall.items()}
         metrics |= left_out(problems, (*pass_at, *maj_at))
         metrics |= sample_metrics(groups, self._played_in)
+        if self.settings.n_samples == 1:  # nothing is compared: a constant is no measurement
+            for component in self._scorer.comparing:
+                metrics.pop(f"reward/{component}", None)
         return Result(
             name=name,
             rows=len(prompts),

@@ -9,23 +9,28 @@ from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.data.rows import shown
-from postgrad.data.settings import KEY, DataSettings, PairSettings
+from postgrad.data.settings import KEY, MixSettings, PairMixSettings
+from postgrad.recipe.checks import same_rows
 from postgrad.recipe.resolve import TAKEN_OVER
 from postgrad.recipe.settings import EvalSettings, PairEvalSettings
 
 
 @contextmanager
 def keys_of(
-    evaluation: EvalSettings | PairEvalSettings, place: int, data: DataSettings | PairSettings
+    evaluation: EvalSettings | PairEvalSettings, place: int, data: MixSettings | PairMixSettings
 ) -> Generator[None]:
     """While the evaluation set number `place` is read, a UsageError names that set's keys, but
-    [data]'s where the set has taken their values over.
+    [data]'s where the set has taken their values over, and those of one of [[data.sets]] where the
+    set is the part that its eval_fraction holds out.
     """
 
     def key_in_recipe(match: re.Match[str]) -> str:
         eval_set, key = evaluation.sets[place], match[1]
         of_set = "subset" if key == "name" else key
-        if of_set not in type(eval_set).model_fields or eval_set.eval_fraction:
+        if eval_set.eval_fraction:
+            held_out_of = (s for s in data.sources if same_rows(s, eval_set.data))
+            return next(held_out_of, data).own_keys(match[0])
+        if of_set not in type(eval_set).model_fields:
             return match[0]
         if of_set in TAKEN_OVER and getattr(eval_set, of_set) == getattr(data, key):
             return match[0]

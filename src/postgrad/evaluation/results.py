@@ -134,13 +134,15 @@ def wrong_answers(
     scores: Sequence[float], details: Sequence[Any], correct_at: float
 ) -> tuple[int, ...]:
     """How many samples gave each different wrong answer, as a verifier read it, most first. scores:
-    [samples], NaN where it failed; details: of its scores. Samples without an answer are in none.
+    [samples], NaN where it failed; details: of its scores, "votes_as" in them is the same for
+    spellings of one answer. Samples without an answer are in none.
     """
     counts: Counter[str] = Counter()
     for score, detail in zip(scores, details, strict=True):
-        answer = (note_of_answer(detail) or {}).get("answer")
+        note = note_of_answer(detail) or {}
+        answer = note.get("answer")
         if answer is not None and score < correct_at:  # NaN is not
-            counts[_ballot(str(answer))] += 1
+            counts[_ballot(str(answer), str(note.get("votes_as", answer)))] += 1
     return tuple(sorted(counts.values(), reverse=True))
 
 
@@ -156,13 +158,16 @@ def note_of_answer(detail: Any) -> Mapping[str, Any] | None:
     return note if "answer" in note else None
 
 
-def _ballot(answer: str) -> str:
-    """A wrong answer as it votes: without white space, dollars and a full stop at the end; a number
-    or a quotient of two by its value.
+def _ballot(answer: str, formula: str) -> str:
+    """A wrong answer as it votes: a number or a quotient of two by its value, all else by its
+    `formula`, without white space, dollars and a full stop at the end.
     """
-    text = "".join(answer.split()).strip("$").rstrip(".")
-    plain = _LATEX_QUOTIENT.sub(r"\1\2/\3", text)
-    return str(Fraction(plain.replace(",", ""))) if _NUMBER.fullmatch(plain) else text
+    plain = _LATEX_QUOTIENT.sub(r"\1\2/\3", _bare(answer))
+    return str(Fraction(plain.replace(",", ""))) if _NUMBER.fullmatch(plain) else _bare(formula)
+
+
+def _bare(text: str) -> str:
+    return "".join(text.split()).strip("$").rstrip(".")
 
 
 def left_out(problems: Sequence[EvaluatedProblem], at: Sequence[int]) -> dict[str, float]:

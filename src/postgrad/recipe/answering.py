@@ -10,7 +10,7 @@ from postgrad.core.batch import RolloutBatchSettings
 from postgrad.core.errors import UsageError
 from postgrad.core.text import nearest
 from postgrad.data.rows import dataset_name
-from postgrad.recipe.checks import evaluation_lengths, played_sets, token_budget
+from postgrad.recipe.checks import evaluation_lengths, lone_samples, played_sets, token_budget
 from postgrad.recipe.lines import RecipeProblem
 from postgrad.recipe.placement import engine_problems
 from postgrad.recipe.settings import AnsweringSections
@@ -33,6 +33,7 @@ def answering(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     yield from _reward_problems(recipe)
     yield from _plain_text(recipe)
     yield from _unread_answers(recipe)
+    yield from lone_samples(recipe)
     yield from engine_problems(recipe)
     settings = recipe.eval
     if not settings.sets:

@@ -24,6 +24,7 @@ from postgrad.recipe.settings import (
     ReferenceSettings,
     Sections,
 )
+from postgrad.rewards.registry import compares
 
 LOWER_IS_BETTER = ("/loss", "/perplexity")  # ends of the names of such metrics
 
@@ -147,6 +148,30 @@ def moving_reference(
         )
 
 
+def lone_samples(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Rewards that compare the samples of a prompt, where each prompt has only one."""
+    comparing = [n for n, reward in enumerate(recipe.rewards) if compares(reward)]
+    if recipe.trains_on_rollouts and recipe.answers_per_prompt == 1:
+        for place in comparing:
+            yield (
+                ("rewards", place, "type"),
+                f'"{recipe.rewards[place].type}" compares the samples of a prompt, and gives 0 '
+                "where there is one: raise batch.n_samples_per_prompt to at least 2, or leave it "
+                "out",
+            )
+    if not (recipe.evaluates_answers and comparing and recipe.eval.n_samples == 1):
+        return
+    names = [reward.name or reward.type for reward in recipe.rewards]
+    name = recipe.eval.component or names[0]
+    if name in [names[place] for place in comparing]:
+        yield (
+            ("eval", "component" if recipe.eval.component else "n_samples"),
+            f"{name!r} would judge which answers are right; it compares the samples of a prompt, "
+            "and gives 0 where there is one: let eval.component name another of [[rewards]], or "
+            "raise eval.n_samples",
+        )
+
+
 def _batch(recipe: Sections) -> Iterator[RecipeProblem]:
     """Batch numbers that contradict each other."""
     _, problems = derive(recipe.batch, recipe.length(), recipe.parallel)
@@ -175,21 +200,21 @@ def _eval_fraction(recipe: Sections) -> Iterator[RecipeProblem]:
     sources, sets = recipe.data.sources, recipe.eval.sets
     parts = [eval_set.data for eval_set in sets if eval_set.eval_fraction]
     for number, source in enumerate(sources):
-        if source.eval_fraction and not any(_same_rows(source, part) for part in parts):
+        if source.eval_fraction and not any(same_rows(source, part) for part in parts):
             yield (
                 (("data", "sets", number) if recipe.data.sets else ("data",)) + ("eval_fraction",),
                 "holds out rows to evaluate on, but [eval] names rows of its own: delete path, "
                 "split and sets from [eval] to evaluate on the held-out rows, or delete this key",
             )
     for number, eval_set in enumerate(sets):
-        if eval_set.eval_fraction and not any(_same_rows(eval_set.data, s) for s in sources):
+        if eval_set.eval_fraction and not any(same_rows(eval_set.data, s) for s in sources):
             yield (
                 ("eval", "sets", number, "eval_fraction"),
                 "is a key of [data]: the part is of the rows that are trained on",
             )
 
 
-def _same_rows(a: RowSettings, b: RowSettings) -> bool:
+def same_rows(a: RowSettings, b: RowSettings) -> bool:
     """Whether two settings read the same rows and hold out the same part of them."""
     return all(getattr(a, key) == getattr(b, key) for key in (*WHICH_ROWS, "eval_fraction"))
 

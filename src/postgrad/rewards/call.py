@@ -21,7 +21,8 @@ from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
 MAX_MESSAGE = 500  # characters of an error
-Rollouts = Sequence[RolloutView] | None  # the samples of a job; None: check the reference answer
+# The samples of a job; None: check the reference answer; none: give a right answer.
+Rollouts = Sequence[RolloutView] | None
 
 
 class ScoringFailed(Exception):
@@ -37,13 +38,16 @@ class ScoringFailed(Exception):
 
 
 def call(verifier: Verifier, prompt: PromptView, rollouts: Rollouts) -> Returned:
-    """What a verifier gives for samples; where `rollouts` is None, the answer of its `check`.
+    """What a verifier gives for samples; where `rollouts` is None, the answer of its `check`, and
+    of its `right_answer` where there are none.
 
     Exceptions of the verifier pass through. Raises NoScore where it gave something else than a
     score for each sample.
     """
     if rollouts is None:
-        return Returned(reason=verifier.check(prompt))
+        return Returned(text=verifier.check(prompt))
+    if not rollouts:
+        return Returned(text=verifier.right_answer(prompt))
     return Returned(_as_scores(verifier.score_group(prompt, rollouts), rollouts))
 
 
@@ -165,7 +169,7 @@ class Enclosed:
         """In the child process: the scores, or the error, as JSON."""
         try:
             returned = call(self._verifier, prompt, rollouts)
-            answer = {"scores": returned.scores, "reason": returned.reason}
+            answer = {"scores": returned.scores, "text": returned.text}
             json.dumps(answer, allow_nan=False)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # recorded with its cause
             return {"error": describe(error)}
@@ -179,8 +183,8 @@ def _with_refusal(returned: Returned, refused: str, rollouts: Rollouts) -> Retur
         return {"score": note, "refused": refused}
 
     if rollouts is None:
-        return Returned(reason=noted(returned.reason))
-    return Returned([(value, noted(detail)) for value, detail in returned.scores])
+        return Returned(text=noted(returned.text))
+    return Returned([(value, noted(detail)) for value, detail in returned.scores], returned.text)
 
 
 def _believed(answer: Any, rollouts: Rollouts) -> Returned:
@@ -189,9 +193,9 @@ def _believed(answer: Any, rollouts: Rollouts) -> Returned:
         raise ScoringFailed("error", "the process of the score answered with no object")
     if "error" in answer:
         raise ScoringFailed("error", str(answer["error"])[: 2 * MAX_MESSAGE])
-    if rollouts is None:
-        reason = answer.get("reason")
-        return Returned(reason=None if reason is None else str(reason))
+    if not rollouts:
+        text = answer.get("text")
+        return Returned(text=None if text is None else str(text))
     pairs = answer.get("scores")
     if not isinstance(pairs, list) or not all(isinstance(p, list) and len(p) == 2 for p in pairs):
         raise ScoringFailed("error", "the process of the score answered with no scores")

@@ -6,6 +6,7 @@ and `relative_length` count the tokens of all turns.
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from pydantic import Field, model_validator
 
@@ -86,6 +87,8 @@ class RelativeLength(Verifier):
     bound of 0 for wrong answers is not part of it, since a verifier knows no other component's
     score: a `gate` on correctness leaves the length of wrong answers out.
     """
+
+    compares: ClassVar[bool] = True
 
     def score_group(self, prompt: PromptView, rollouts: Sequence[RolloutView]) -> list[float]:
         tokens = [rollout.tokens for rollout in rollouts]

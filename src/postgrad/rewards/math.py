@@ -1,7 +1,9 @@
 """Mathematical equality by math-verify (Hugging Face): LaTeX and plain expressions."""
 
 import logging
-from collections.abc import Collection
+import math
+import re
+from collections.abc import Collection, Sequence
 from functools import cache, lru_cache
 from typing import Any, ClassVar
 
@@ -15,6 +17,10 @@ _FORMULA_NAMES = """
     together apart gcd lcm binomial factorial evaluate abs max min pow round divmod sum True False
     None
 """
+# Space between the rows of a matrix, which math-verify would read as a product.
+_ROW_SPACE = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(pt|pc|mm|cm|in|ex|em|bp|mu)\s*\]")
+_MOST_BITS = 2**23  # of a power that is computed: about a second; a tower never ends
+_LONGEST = 400  # characters of a ballot
 _DELIMITED = ("$", r"\boxed", r"\(", r"\[")
 
 
@@ -24,7 +30,8 @@ class Math(Verifier):
     The answer of a sample is what math-verify extracts: \\boxed{...} (several of one paragraph are
     a set), else the last LaTeX or plain expression. Its own timeouts are signals that fail off the
     main thread and return "wrong" in silence (Math-Verify#65): they are off, because workers are
-    killed from outside.
+    killed from outside. A power that would take longer than that is not computed: it is equal to
+    one that is written alike, else the score is an error.
     """
 
     sandboxed: ClassVar[bool] = True  # sympy's parser of plain expressions is Python's eval
@@ -59,16 +66,19 @@ class Math(Verifier):
 
         gold = _reference(prompt.answer or "")
         answers = _parse(rollout.text, self.boxed_only)
-        right = bool(answers) and verify(
-            gold,
-            answers,
-            float_rounding=self.float_rounding,
-            strict=self.strict,
-            timeout_seconds=None,
-        )
+        if any(map(_is_endless, [*gold, *answers])):
+            right = _alike(gold, answers)
+        else:
+            right = bool(answers) and verify(
+                gold,
+                answers,
+                float_rounding=self.float_rounding,
+                strict=self.strict,
+                timeout_seconds=None,
+            )
         # The matched string: to print a huge parsed power would compute its digits.
         answer = answers[-1][:200] if answers and isinstance(answers[-1], str) else None
-        return Score(float(right), {"answer": answer})
+        return Score(float(right), {"answer": answer, **({} if right else _ballot(answers))})
 
 
 @cache
@@ -82,6 +92,80 @@ def formula_names() -> frozenset[str]:
 def _quiet_library() -> None:
     """Turns off math-verify's warning that timeouts are off: they are off on purpose."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+
+def _is_endless(answer: Any) -> bool:
+    """Whether a parsed answer has a power that takes too long to compute."""
+    from sympy import Pow, preorder_traversal
+
+    parts = () if isinstance(answer, str) else preorder_traversal(answer)
+    return any(isinstance(part, Pow) and _bits(part) > _MOST_BITS for part in parts)
+
+
+def _bits(part: Any) -> float:
+    """At most so many bits has the exact value of an expression, numerator and denominator
+    together; 0 for what is no whole number or quotient, since sympy rounds it or leaves it as it
+    is. NaN for powers of 1 whose exponent is beyond a float.
+    """
+    if part.is_Rational:
+        return math.log2(abs(part.p) or 1) + math.log2(part.q)
+    if part.is_Pow:
+        return _bits(part.base) * abs(_value(part.exp))
+    if part.is_Add or part.is_Mul:
+        return sum(map(_bits, part.args)) + (math.log2(len(part.args)) if part.is_Add else 0.0)
+    return 0.0
+
+
+def _value(part: Any) -> float:
+    """About the value of an expression: infinite beyond a float, 0 where it is no number."""
+    values = [_value(inner) for inner in part.args]
+    try:
+        if part.is_Rational:
+            return part.p / part.q
+        if part.is_Pow:
+            power = values[0] ** values[1]
+            return power if isinstance(power, float) else 0.0  # the power of a negative number
+    except OverflowError:
+        return math.inf
+    except ZeroDivisionError:
+        return 0.0
+    if part.is_Add or part.is_Mul:
+        return sum(values) if part.is_Add else math.prod(values)
+    return 0.0
+
+
+def _alike(gold: Sequence[Any], answers: Sequence[Any]) -> bool:
+    """Whether an answer is written as the reference is. Raises ValueError where it is not: whether
+    they are equal is not known.
+    """
+    if answers and not set(map(_form, gold)) & set(map(_form, answers)):
+        digits = int(_MOST_BITS * math.log10(2))
+        raise ValueError(
+            "answer and reference answer are written differently, and to compare their values "
+            f"takes a power of more than {digits} digits, which is not computed"
+        )
+    return bool(answers)
+
+
+def _ballot(answers: Sequence[Any]) -> dict[str, str]:
+    """What a wrong answer votes as where its spelling may differ, as terms in another order do."""
+    if not answers or isinstance(answers[0], str) or not answers[0].args:
+        return {}
+    text = _form(answers[0])
+    return {"votes_as": text} if len(text) <= _LONGEST else {}
+
+
+def _form(answer: Any) -> str:
+    """A parsed answer as it is built, its terms sorted. sympy's own order would compute powers."""
+    from sympy import Add, ImmutableMatrix, MatrixBase, Mul
+
+    if isinstance(answer, MatrixBase):
+        answer = ImmutableMatrix(answer)
+    if isinstance(answer, str) or not answer.args:
+        return str(answer)
+    inner = [_form(part) for part in answer.args]
+    parts = sorted(inner) if isinstance(answer, Add | Mul) else inner
+    return f"{type(answer).__name__}({', '.join(parts)})"
 
 
 @lru_cache(maxsize=64)
@@ -101,5 +185,6 @@ def _parse(text: str, boxed_only: bool, fallback: Any = "first_match") -> list[A
 
     if boxed_only and r"\boxed" not in text:
         return []
+    text = _ROW_SPACE.sub(lambda _: r"\\", text.replace(r"\$", ""))
     configs = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
     return parse(text, configs, fallback_mode=fallback, parsing_timeout=None)  # pyright: ignore[reportArgumentType]

@@ -322,7 +322,7 @@ class Pool:
         elif "error" in answer:
             end = JobEnd(job.key, cause=answer["cause"], message=answer["error"])
         else:
-            end = JobEnd(job.key, Returned(answer["scores"], answer["reason"]))
+            end = JobEnd(job.key, Returned(answer["scores"], answer["text"]))
         self._ended.append(end)
 
     def _judge(self, worker: WorkerProcess, gap: float) -> None:

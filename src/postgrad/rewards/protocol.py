@@ -11,12 +11,12 @@ the CPU seconds that the worker has used so far; differences are the time of a j
 
     {"ready": [[whether component c checks answers, whether it scores groups], ...], "cpu": 0.1} or
     {"refused": message}
-    {"key": 7, "cpu": 0.2, "scores": [[1.0, null], ...], "reason": null}, or
+    {"key": 7, "cpu": 0.2, "scores": [[1.0, null], ...], "text": null}, or
     {"key": 7, "cpu": 0.2, "error": message, "cause": "error", "cpu_time" or "crash"}
 
 A job has one sample, or for a verifier of groups all of a group; its scores are pairs of a value
-and a detail, in the same order. A job with null asks for Verifier.check: it has a reason and no
-scores.
+and a detail, in the same order. A job with null asks for Verifier.check, one
+with an empty list for Verifier.right_answer: they have a text and no scores.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class VerifierTraits(NamedTuple):
 
 @dataclass(slots=True)
 class ScoreJob:
-    """Samples to score in one call of a verifier, or one check of a reference answer where
-    `rollouts` is None.
+    """Samples to score in one call of a verifier. Where `rollouts` is None it is one check of a
+    reference answer, where it is empty the question for a right answer.
     """
 
     key: int  # unique in the pool; its outcome has the same
     component: int  # index of the verifier in the pool
     prompt: str  # JSON text of the PromptView
-    rollouts: Sequence[str] | None  # JSON text of each RolloutView
+    rollouts: Sequence[str] | None  # JSON text of each RolloutView; see the class
     cpu_seconds: float  # limit
     wall_seconds: float  # limit
     second: bool = False  # it is tried again, alone in a fresh worker
@@ -64,7 +64,8 @@ class Returned:
     """What a verifier gave for a job."""
 
     scores: Sequence[tuple[float, Any]] = ()  # (value, detail) of each sample
-    reason: Any = None  # of a check: why the reference answer cannot be read, or None
+    # Of a check: why the reference answer cannot be read, or None; else Verifier.right_answer's.
+    text: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +161,8 @@ def result(key: int, cpu: float, returned: Returned) -> bytes:
     Raises TypeError or ValueError where a detail is not JSON, or longer than MAX_DETAIL.
     """
     scores = ",".join(f"[{value!r},{_note(detail)}]" for value, detail in returned.scores)
-    reason = _note(returned.reason)
-    return f'{{"key":{key},"cpu":{cpu!r},"scores":[{scores}],"reason":{reason}}}\n'.encode()
+    text = _note(returned.text)
+    return f'{{"key":{key},"cpu":{cpu!r},"scores":[{scores}],"text":{text}}}\n'.encode()
 
 
 def _note(detail: Any) -> str:

@@ -105,6 +105,11 @@ def controller_verifier(reward: RewardSettings) -> Verifier:
     return build(reward) if reward.type in VERIFIERS else Verifier()
 
 
+def compares(reward: RewardSettings) -> bool:
+    """Whether it is a verifier of ours to which a lone sample says nothing (Verifier.compares)."""
+    return reward.type in VERIFIERS and resolve(reward.type, VERIFIERS, "verifier").compares
+
+
 def for_rollout(rewards: Sequence[RewardSettings], max_new_tokens: int) -> list[RewardSettings]:
     """The rewards with the settings that they take from the rollout's filled in.
 

@@ -1,7 +1,7 @@
 """Rollouts in, scored groups out: components are weighted and summed, failures are recorded."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from postgrad.core.errors import ScoresMissing, UsageError
@@ -12,7 +12,7 @@ from postgrad.rewards.learned import AskedHere, Learned
 from postgrad.rewards.mixing import ENVIRONMENT, Tally, describe, mix, with_turn_rewards
 from postgrad.rewards.pool import Lane, Lanes, lane
 from postgrad.rewards.protocol import JobEnd, Outcome, ScoreJob, VerifierTraits
-from postgrad.rewards.registry import component_names, controller_verifier
+from postgrad.rewards.registry import compares, component_names, controller_verifier
 from postgrad.rewards.settings import EnvironmentRewards, RewardSettings, ScoringSettings
 from postgrad.rewards.verifier import PromptView, RolloutView
 
@@ -100,6 +100,11 @@ class Scorer:
         """Kill and reap the workers; groups that are under way are forgotten."""
         self._pool.close()
 
+    @property
+    def comparing(self) -> list[str]:
+        """The names of components to which a lone sample says nothing (Verifier.compares)."""
+        return [name for name, reward in self._components.items() if compares(reward)]
+
     def halt(self) -> None:
         """From another thread, before `close`: whoever waits for scores gets a RunError."""
         self._pool.halt()
@@ -109,27 +114,57 @@ class Scorer:
 
         Raises UsageError that names the row where no component applies to a prompt.
         """
-        traits = self._traits()
-        open_checks: dict[int, tuple[int, int]] = {}
+        checking = [name for name, traits in self._traits().items() if traits.checks_answers]
+        unreadable: list[tuple[Prompt, str]] = []
+        for (place, name), end in self._asked(prompts, checking, None).items():
+            reason = end.message if end.cause else end.returned.text
+            if reason is not None:
+                unreadable.append((prompts[place], f"{name}: {reason}"))
+        return unreadable
+
+    def right_answers(self, prompts: Sequence[Prompt]) -> list[dict[str, str]]:
+        """For each prompt, by component, a sample that has to score 1 (Verifier.right_answer);
+        components that do not apply to it or name none are left out.
+
+        Raises UsageError where a verifier fails, and as `check` does.
+        """
+        answers: list[dict[str, str]] = [{} for _ in prompts]
+        for (place, name), end in self._asked(prompts, self._worked, ()).items():
+            text = end.returned.text
+            if end.cause is not None or not isinstance(text, str | None):
+                problem = end.message or f"it is no text, but {text!r}"
+                raise UsageError(
+                    f"rewards: right_answer of {name!r} failed on row {prompts[place].row} of "
+                    f"{prompts[place].dataset}: {problem}"
+                )
+            if text is not None:
+                answers[place][name] = text
+        return answers
+
+    def _asked(
+        self, prompts: Sequence[Prompt], names: Collection[str], rollouts: tuple[()] | None
+    ) -> dict[tuple[int, str], JobEnd]:
+        """The ends of one job for each prompt and each of `names` that applies to it, by the
+        prompt's place and the name, in order. rollouts: what is asked (ScoreJob).
+        """
+        open_jobs: dict[int, tuple[int, str]] = {}
         jobs: list[ScoreJob] = []
         for place, prompt in enumerate(prompts):
             view = _prompt_text(prompt)
             for name in self._applying(prompt):
-                if name in traits and traits[name].checks_answers:
-                    jobs.append(self._job(name, view, None))
-                    open_checks[jobs[-1].key] = (place, self.names.index(name))
-        reasons: dict[tuple[int, int], str] = {}
+                if name in names:
+                    jobs.append(self._job(name, view, rollouts))
+                    open_jobs[jobs[-1].key] = (place, name)
+        ends = dict[tuple[int, str], JobEnd]()
         self._pool.submit(jobs)
-        while open_checks:
+        while open_jobs:
             for end in self._pool.poll(wait=True):
-                if end.key not in open_checks:
+                if end.key in open_jobs:
+                    ends[open_jobs.pop(end.key)] = end
+                else:
                     self._settle(end)
-                    continue
-                reason = end.message if end.cause else end.returned.reason
-                where = open_checks.pop(end.key)
-                if reason is not None:
-                    reasons[where] = f"{self.names[where[1]]}: {reason}"
-        return [(prompts[place], reasons[place, c]) for place, c in sorted(reasons)]
+        in_order = sorted(ends, key=lambda asked: (asked[0], self.names.index(asked[1])))
+        return {asked: ends[asked] for asked in in_order}
 
     def of_groups(self) -> list[str]:
         """The names of the components whose verifiers score the samples of a prompt together."""

@@ -61,6 +61,7 @@ class Verifier(Settings):
     waits: ClassVar[bool] = False  # waits for a server: no worker runs both it and computing ones
     sandboxed: ClassVar[bool] = False  # third-party code that may run a sample's text as code
     imports_bytes: ClassVar[int] = 0  # resident memory that its imports add to a worker
+    compares: ClassVar[bool] = False  # the samples of a prompt: the score of one alone says nothing
 
     @property
     def default_wall_seconds(self) -> float:

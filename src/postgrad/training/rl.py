@@ -146,9 +146,9 @@ class RLJob:
             source=sampled.state,
             pending=paused.pending,
         )
-        seconds, played_in = run.clock.step | paused.metrics, parts.recipe.environment
-        metrics = step_metrics(sampled, batch, credit, results, seconds, played_in) | sizes_of(cut)
-        stale = staleness(batch, credit, state.step, parts.recipe.rollout.max_staleness)
+        seconds, recipe = run.clock.step | paused.metrics, parts.recipe
+        metrics = step_metrics(sampled, batch, credit, results, seconds, recipe) | sizes_of(cut)
+        stale = staleness(batch, credit, state.step, recipe.rollout.max_staleness)
         engines = parts.engine.stats.by_engine()
         engines |= idle_shares(seconds, spent, engines)
         return following, metrics | compared | published | stale | paused.metrics | engines

@@ -16,7 +16,8 @@ from postgrad.learner.update import Update
 from postgrad.observe.sentinels.mismatch import DRIFT, differences, drift
 from postgrad.observe.sentinels.on_policy import ratio_distance
 from postgrad.observe.sentinels.watch import of_samples
-from postgrad.rollout.settings import FILTERS, EnvironmentSets, RolloutSettings
+from postgrad.recipe.recipe import RLRecipe
+from postgrad.rollout.settings import FILTERS, RolloutSettings
 from postgrad.rollout.source import Sampled
 
 PHASES = ("sample", "train", "publish", "log")  # of a step; evaluations and saves are apart
@@ -30,14 +31,14 @@ def step_metrics(
     credit: Credit,
     results: Mapping[str, Sequence[UpdateResult]],
     seconds: Mapping[str, float],
-    environment: EnvironmentSets | None,
+    recipe: RLRecipe,
 ) -> dict[str, float]:
     """Rewards, lengths, dropped samples and the updates of a step. results: of each update, by
     role. seconds: of the phases "sample" and "train", and as "overlap/sample_seconds" those in
     which samples were drawn beside training.
     """
     groups = sampled.all
-    totals = sample_metrics(groups, environment)
+    totals = sample_metrics(groups, recipe.environment)
     update: dict[str, float] = {}
     for of_role in results.values():
         update |= _over_updates([result.metrics for result in of_role])
@@ -53,7 +54,7 @@ def step_metrics(
         "samples": samples,
         "dropped_samples": samples - len(credit.rows),
         "failures": sum(len(group.failures) for group in groups),
-        **of_samples(groups, batch),
+        **of_samples(groups, batch, greedy=recipe.algorithm.needs().greedy),
         "response_tokens": tokens,
         **sampled.metrics,
         **credit.metrics,

@@ -312,6 +312,16 @@ def test_entropy_is_what_the_sampled_tokens_cost_on_average() -> None:
     assert found["best_reward_fraction"] == pytest.approx(1 / 3)
 
 
+def test_the_entropy_is_of_samples_that_are_drawn_by_chance() -> None:
+    """A greedy answer is likelier than them: with it the entropy would be 8 / 4."""
+    groups = [group([0.0, 1.0], logprobs=[[-1.0, -1.0], [-4.0]]), group([0.5], logprobs=[[-2.0]])]
+    found = sampled_entropy(RolloutBatch.of(groups), greedy=True)
+    assert found["sampled_entropy"] == pytest.approx(4.0)
+    assert found["best_reward_fraction"] == pytest.approx(1 / 3)
+    alone = sampled_entropy(RolloutBatch.of(groups[1:]), greedy=True)
+    assert math.isnan(alone["sampled_entropy"])
+
+
 def test_a_group_is_stuck_where_all_earn_the_same_and_less_than_the_best() -> None:
     assert stuck([group([0.0, 0.0]), group([0.0, 1.0])]) == {"groups/stuck_fraction": 0.5}
     assert stuck([group([1.0, 1.0]), group([0.0, 1.0])]) == {"groups/stuck_fraction": 0.0}

@@ -1,5 +1,8 @@
 """Verifiers on answers that are right and on none."""
 
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,33 @@ from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView, RolloutView, Score
 from postgrad.tools.dry_run.answers import Tried, judge, try_answers
 from postgrad.tools.dry_run.outcome import Report
+
+KNOWING = """
+from postgrad.rewards.verifier import Verifier
+
+
+class Unknowing(Verifier):
+    def score(self, prompt, rollout):
+        return float(rollout.text == prompt.answer)
+
+
+class Doubled(Verifier):
+    def right_answer(self, prompt):
+        return prompt.answer * 2
+
+    def score(self, prompt, rollout):
+        return float(rollout.text == prompt.answer * 2)
+
+
+class Stubborn(Doubled):
+    def score(self, prompt, rollout):
+        return 0.0
+
+
+class Failing(Unknowing):
+    def right_answer(self, prompt):
+        return prompt.metadata["solution"]
+"""
 
 
 @pytest.fixture
@@ -69,6 +99,33 @@ def test_reference_answers_are_scored_by_the_runs_own_verifiers(
     assert report.problems == []
     read, scored = (one.detail for one in report.checks)
     assert (read, scored) == ("2 rows can be read", "gsm8k 2 of 2, behind 2 of 2")
+
+
+def test_a_class_of_the_users_says_in_a_worker_what_is_right(
+    report: Report, make_recipe: Any, models: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its code is not imported in this process."""
+    (tmp_path / "knowing.py").write_text(KNOWING, "utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
+    kinds = [{"type": f"knowing:{kind}"} for kind in ("Doubled", "Stubborn", "Unknowing")]
+    shut_in = {"type": "knowing:Doubled", "name": "shut_in", "sandbox": True}
+    recipe = make_recipe("rl", rewards=[*kinds, shut_in])
+    by_source, tokenizer = [(recipe.data, prompts("2", "17"))], load_tokenizer(models(0))
+    try_answers(report, recipe, by_source, tokenizer)
+    assert report.checks[1].detail == (
+        "Doubled 2 of 2, Stubborn 0 of 2, Unknowing 2 of 2, shut_in 2 of 2"
+    )
+    (problem,) = report.problems
+    assert problem.message.startswith("Stubborn gives 2 of 2 reference answers no full score")
+    assert "knowing" not in sys.modules
+
+    failing = Report(report.console)
+    recipe = make_recipe("rl", rewards=[{"type": "knowing:Failing"}])
+    try_answers(failing, recipe, by_source, tokenizer)
+    (problem,) = failing.problems
+    assert problem.message.startswith(
+        "rewards: right_answer of 'Failing' failed on row 0 of rows: KeyError: 'solution' ("
+    )
 
 
 def test_a_verifier_that_compares_samples_is_tried_and_not_judged_by_an_empty_answer(

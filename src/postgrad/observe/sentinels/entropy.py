@@ -52,17 +52,21 @@ class Entropy(Sentinel):
         )
 
 
-def sampled_entropy(batch: RolloutBatch) -> dict[str, float]:
+def sampled_entropy(batch: RolloutBatch, *, greedy: bool = False) -> dict[str, float]:
     """Two metrics of the kept samples: their entropy in nats a token, and the share of them that
     earns the step's highest reward.
 
     The entropy is the mean -log p of the sampled tokens: an unbiased estimate that costs nothing.
+    Where it is not, it is left out: greedy says that sample 0 of each prompt is the most likely.
+    NaN where no other sample was kept.
     """
     if not len(batch):
         return {KEY: math.nan, BEST: math.nan}
-    mask = batch.sequences.loss_mask.values
-    logprobs = batch.sampled_logprobs.values
+    written, logprobs = batch.sequences.loss_mask, batch.sampled_logprobs.values
+    drawn = (batch.sample > 0) | (not greedy)
+    mask = written.values & written.spread(drawn).values
+    cost = -float(logprobs.sum(where=mask, dtype=np.float64))
     return {
-        KEY: -float(logprobs.sum(where=mask, dtype=np.float64)) / int(mask.sum()),
+        KEY: cost / int(mask.sum()) if mask.any() else math.nan,
         BEST: float((batch.rewards == batch.rewards.max()).mean()),
     }

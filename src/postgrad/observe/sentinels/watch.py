@@ -106,6 +106,15 @@ class Sentinels:
             self._console.warn(f"sentinel {name}: {message}")
 
 
-def of_samples(groups: Sequence[ScoredGroup], batch: RolloutBatch) -> dict[str, float]:
-    """Metrics of all the samples of a step; batch: those that are trained on."""
-    return {**sampled_entropy(batch), **stuck(groups), **repeated(groups), **failed(groups)}
+def of_samples(
+    groups: Sequence[ScoredGroup], batch: RolloutBatch, *, greedy: bool
+) -> dict[str, float]:
+    """Metrics of all the samples of a step; batch: those that were kept. greedy: sample 0 of each
+    prompt was drawn at temperature 0.
+    """
+    return {
+        **sampled_entropy(batch, greedy=greedy),
+        **stuck(groups),
+        **repeated(groups),
+        **failed(groups),
+    }

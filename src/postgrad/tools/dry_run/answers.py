@@ -20,7 +20,6 @@ from postgrad.rewards.learned import REWARD_MODELS
 from postgrad.rewards.registry import component_names, controller_verifier, for_rollout
 from postgrad.rewards.scorer import Scorer
 from postgrad.rewards.settings import EnvironmentRewards, RewardSettings
-from postgrad.rewards.verifier import PromptView
 from postgrad.tools.dry_run.outcome import FAILURE, Check, Report
 from postgrad.tools.dry_run.rows import shortened
 
@@ -84,14 +83,7 @@ def try_answers(
     if not verifiers or not check.ok:
         return
     with report.check("verifiers") as check:
-        every = {prompt.environment: EnvironmentRewards(0.0) for prompt in prompts}
-        with Scorer(
-            list(verifiers.values()), recipe.scoring, every, decode=tokenizer.decode
-        ) as scorer:
-            groups, of_groups = _scored(verifiers, prompts, scorer, tokenizer), scorer.of_groups()
-        tried = [
-            _tried(name, reward, groups, name in of_groups) for name, reward in verifiers.items()
-        ]
+        tried, groups = _tried(verifiers, prompts, recipe, tokenizer)
         _show(tried, report.console)
         check.detail = ", ".join(
             f"{component.name} {component.right} of {len(component.scored)}"
@@ -115,40 +107,67 @@ def _components(recipe: Answering) -> list[tuple[str, RewardSettings]]:
     return list(zip(component_names(rewards), rewards, strict=True))
 
 
-def _scored(
+def _tried(
     verifiers: Mapping[str, RewardSettings],
     prompts: Sequence[Prompt],
+    recipe: Answering,
+    tokenizer: Any,
+) -> tuple[list[Tried], list[ScoredGroup]]:
+    """The scores of each component, and the groups that they are of."""
+    settings, asked = list(verifiers.values()), _asked(verifiers, prompts)
+    every = {prompt.environment: EnvironmentRewards(0.0) for prompt in prompts}
+    with Scorer(settings, recipe.scoring, every, decode=tokenizer.decode) as scorer:
+        right = scorer.right_answers(asked)
+        answers = [_answers(verifiers, *of_row) for of_row in zip(asked, right, strict=True)]
+        groups, of_groups = _scored(asked, answers, scorer, tokenizer), scorer.of_groups()
+    by_group = list(zip(groups, answers, strict=True))
+    tried = [
+        Tried(
+            name,
+            any(name in of_row for of_row in right),
+            [_compared(group, name, texts[name]) for group, texts in by_group if name in texts],
+            name in of_groups,
+        )
+        for name in verifiers
+    ]
+    return tried, groups
+
+
+def _asked(verifiers: Mapping[str, RewardSettings], prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The rows of which answers are scored, with tickets of their own."""
+    asks = any(controller_verifier(reward).waits or reward.waits for reward in verifiers.values())
+    step = -(-len(prompts) // (ASKED if asks else TRIED))
+    return [replace(prompt, ticket=n) for n, prompt in enumerate(prompts[:: max(1, step)])]
+
+
+def _answers(
+    verifiers: Mapping[str, RewardSettings], prompt: Prompt, right: Mapping[str, str]
+) -> dict[str, str]:
+    """By component the answer that is right for it: the verifier's own, else the reference answer,
+    if there is one. Components that do not apply to the prompt are left out.
+    """
+    answers = {
+        name: (reward.after or "", right.get(name, prompt.answer))
+        for name, reward in verifiers.items()
+        if reward.applies(prompt.dataset, prompt.metadata)
+    }
+    return {name: before + text for name, (before, text) in answers.items() if text is not None}
+
+
+def _scored(
+    prompts: Sequence[Prompt],
+    answers: Sequence[Mapping[str, str]],
     scorer: Scorer,
     tokenizer: Any,
 ) -> list[ScoredGroup]:
     """Scored groups; each has an empty answer first, then the right answers of all components."""
-    asks = any(controller_verifier(reward).waits or reward.waits for reward in verifiers.values())
-    step = -(-len(prompts) // (ASKED if asks else TRIED))
     pairs: list[tuple[Prompt, list[Rollout]]] = []
-    for number, prompt in enumerate(prompts[:: max(1, step)]):
-        asked = replace(prompt, ticket=number)
-        answers = [_answer(reward, asked) for reward in verifiers.values()]
-        texts = dict.fromkeys(["", *(text for text in answers if text is not None)])
-        rollouts = [_rollout(asked, n, text, tokenizer) for n, text in enumerate(texts)]
-        pairs.append((asked, rollouts))
+    for prompt, right in zip(prompts, answers, strict=True):
+        texts = dict.fromkeys(["", *right.values()])
+        pairs.append((prompt, [_rollout(prompt, n, t, tokenizer) for n, t in enumerate(texts)]))
     groups = scorer.score(pairs)
     scorer.judge(groups)
     return groups
-
-
-def _answer(reward: RewardSettings, prompt: Prompt) -> str | None:
-    """The right answer for a component: the verifier's own, else the reference answer. None where
-    the component does not apply to the prompt.
-    """
-    if not reward.applies(prompt.dataset, prompt.metadata):
-        return None
-    right = controller_verifier(reward).right_answer(_view(prompt))
-    text = prompt.answer if right is None else right
-    return text if text is None or reward.after is None else reward.after + text
-
-
-def _view(prompt: Prompt) -> PromptView:
-    return PromptView(prompt.question, prompt.answer, prompt.metadata, prompt.dataset, prompt.row)
 
 
 def _rollout(prompt: Prompt, sample: int, text: str, tokenizer: Any) -> Rollout:
@@ -159,20 +178,11 @@ def _rollout(prompt: Prompt, sample: int, text: str, tokenizer: Any) -> Rollout:
     return Rollout(prompt.ticket, sample, (turn,), "stop", ((0, len(ids)),), text)
 
 
-def _tried(
-    name: str, reward: RewardSettings, groups: Sequence[ScoredGroup], compares: bool
-) -> Tried:
-    scored: list[ScoredAnswer] = []
-    sure = False
-    for group in groups:
-        answer = _answer(reward, group.prompt)
-        if answer is None or name not in group.rewards:
-            continue
-        sure = controller_verifier(reward).right_answer(_view(group.prompt)) is not None
-        place = next(n for n, rollout in enumerate(group.rollouts) if rollout.text == answer)
-        scores = group.rewards[name]
-        scored.append((group.prompt, answer, float(scores[place]), float(scores[0])))
-    return Tried(name, sure, scored, compares)
+def _compared(group: ScoredGroup, name: str, answer: str) -> ScoredAnswer:
+    """The score that component `name` gave to the answer, beside that of the empty one."""
+    place = next(n for n, rollout in enumerate(group.rollouts) if rollout.text == answer)
+    scores = group.rewards[name]
+    return group.prompt, answer, float(scores[place]), float(scores[0])
 
 
 def _show(tried: Sequence[Tried], console: Console) -> None:
