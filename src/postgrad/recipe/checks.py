@@ -12,7 +12,7 @@ from typing import Any, cast
 from postgrad.algorithms.base import Algorithm, RolloutAlgorithm
 from postgrad.core.geometry import derive
 from postgrad.data.settings import WHICH_ROWS, RowSettings
-from postgrad.models.settings import ModelSettings
+from postgrad.models.settings import ROUTER, ModelSettings
 from postgrad.recipe.arrangement import rank_problems
 from postgrad.recipe.hub_sources import revision_problems
 from postgrad.recipe.lines import KeyPath, RecipeProblem
@@ -202,6 +202,14 @@ def _model(recipe: Sections) -> Iterator[RecipeProblem]:
                 f"trains: give [{'.'.join(map(str, place))}.lora]",
             )
             break  # what a critic leaves out is the policy's
+    for place, trained in recipe.trained_models.items():
+        if trained.lora is not None and ROUTER in {*trained.freeze} & {*trained.lora.targets}:
+            yield (
+                (*place, "freeze"),
+                f'"{ROUTER}" beside "{ROUTER}" in model.lora.targets, whose adapter would change '
+                "routers: leave one of them out",
+            )
+            break
     for place, trained in recipe.trained_models.items():
         if trained.compile is True and trained.quantize != "none":
             yield (
