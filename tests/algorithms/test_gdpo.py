@@ -77,6 +77,23 @@ def test_a_component_of_small_size_has_a_say_that_a_sum_would_not_give_it(make_b
     assert first - third > 0.9
 
 
+@pytest.mark.parametrize("std_norm", [True, False])
+def test_each_component_may_be_measured_by_the_other_samples(
+    std_norm: bool, make_batch: Any
+) -> None:
+    """Group 0: others 0 and 0, then 1 and 0. Of group 1 one sample has the component: it adds 0."""
+    batch = with_components(
+        make_batch(GROUP, [0.0] * 6), {"right": [1, 0, 0, math.nan, math.nan, 5]}
+    )
+    algorithm = GDPO(leave_one_out=True, std_norm=std_norm).for_rollout(8, {"right": 1.0})
+    credit = algorithm.credit(batch, None, None, None, {})
+    below = -0.5 / (math.sqrt(0.5) + 1e-6) if std_norm else -0.5
+    sums = np.array([1.0, below, below, 0, 0, 0]) - (1 + 2 * below) / 6
+    expected = sums / math.sqrt(np.mean(sums**2) + 1e-8) if std_norm else sums
+    found = [row[-1] for row in credit.experience.columns["advantages"]]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_a_reward_without_a_weight_is_an_error(make_batch: Any) -> None:
     batch = with_components(make_batch([0, 0], [0.0, 1.0]), {"right": [0.0, 1.0]})
     with pytest.raises(ValueError, match="no weight of the rewards right"):

@@ -5,6 +5,8 @@ from postgrad.translate.draft import Draft
 from postgrad.translate.rules import Options, decimal, flag
 from postgrad.translate.tables.nemo_rl import CORRECTIONS, ESTIMATORS, VERIFIERS
 
+_LEFT_OUT = ("grpo.use_leave_one_out_baseline", "grpo.adv_estimator.use_leave_one_out_baseline")
+
 
 def algorithm(draft: Draft, options: Options) -> None:
     """[algorithm]: advantages, the clip, the KL and the correction."""
@@ -25,13 +27,8 @@ def algorithm(draft: Draft, options: Options) -> None:
         name = "rloo" if left_out else "dr_grpo"
     draft.put("algorithm.type", name)
     if left_out and name not in ("rloo", "reinforce_pp"):
-        why = (
-            "the baseline is the mean of the whole group, which makes advantages of n samples "
-            "about (n - 1) / n of those there"
-        )
-        spelled = [f"grpo.{table}use_leave_one_out_baseline" for table in ("", "adv_estimator.")]
-        for option in list(filter(options.states, spelled)) or spelled[:1]:
-            draft.miss(option, True, why)
+        default = "" if any(map(options.states, _LEFT_OUT)) else "NeMo RL's default"
+        draft.put("algorithm.leave_one_out", True, default)
     by_token = flag(options.take("loss_fn.token_level_loss", True))
     if name != "gspo":
         draft.put("algorithm.aggregation", "token" if by_token else "sequence")
