@@ -74,10 +74,12 @@ def against_others(rewards: Floats, group: Ints, eps: float | None = 1e-6) -> Fl
             continue
         every = np.broadcast_to(rewards[places], (n, n))
         others = every[~np.eye(n, dtype=np.bool_)].reshape(n, n - 1)
-        lowest, equal = others.min(1), others.min(1) == others.max(1)
-        gain: Floats = rewards[places] - np.where(equal, lowest, others.mean(1))
+        lowest: Floats = others.min(1)
+        equal: NDArray[np.bool_] = lowest == others.max(1)
+        mean: Floats = others.mean(1)
+        gain = rewards[places] - np.where(equal, lowest, mean)
         if eps is not None and n > 2:
-            gain /= np.where(equal, 1.0, others.std(1, ddof=1) + eps)
+            gain = gain / np.where(equal, 1.0, others.std(1, ddof=1) + eps)
         result[places] = gain
     return result
 
