@@ -53,7 +53,7 @@ scores = st.lists(st.sampled_from([0.0, 0.25, 1.0, 7.0, math.nan]), min_size=6, 
 
 @given(scores, scores)
 def test_advantages_are_those_of_the_paper(right: list[float], short: list[float]) -> None:
-    from postgrad.algorithms.policy_gradient import Earned
+    from postgrad.algorithms.base import Earned
     from postgrad.core.ragged import Ragged
     from postgrad.core.records import Sequences
 

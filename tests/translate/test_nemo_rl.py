@@ -108,6 +108,30 @@ def test_losses_have_their_counterparts(words: list[str], algorithm: dict[str, o
 
 
 @pytest.mark.parametrize(
+    ("words", "most", "lost"),
+    [
+        ([], 10.0, set()),
+        (["++loss_fn.kl_output_clamp_value=8"], 8.0, set()),
+        (["++loss_fn.kl_output_clamp_value=19.5"], 19.5, {"loss_fn.kl_input_clamp_value"}),
+        (["++loss_fn.kl_output_clamp_value=null"], None, {"loss_fn.kl_input_clamp_value"}),
+        (["++loss_fn.kl_output_clamp_value=19.5", "loss_fn.reference_policy_kl_type=k2"],
+         19.5, set()),
+        (["++loss_fn.kl_output_clamp_value=8", "loss_fn.use_kl_in_reward=true"], 10.0, set()),
+    ],
+)  # fmt: skip
+def test_the_bound_of_a_token_s_kl_is_kl_max(
+    words: list[str], most: float | None, lost: set[str]
+) -> None:
+    """The log ratio of k3 is bounded at 20, where its KL is 19 or more."""
+    kind = [] if "kl_type" in str(words) else ["++loss_fn.reference_policy_kl_type=k3"]
+    words = ["++" + w.removeprefix("++") for w in words]
+    translation = of("loss_fn.reference_policy_kl_penalty=0.1", *kind, *words)
+    assert translation.problem is None
+    assert translation.recipe["algorithm"].get("kl_max") == most
+    assert missing(translation) == lost
+
+
+@pytest.mark.parametrize(
     ("model", "stated", "frozen"),
     [
         ("Qwen/Qwen3-30B-A3B", "true", ["router"]),
