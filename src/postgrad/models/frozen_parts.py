@@ -32,8 +32,8 @@ def freeze_parts(lm: Any, settings: ModelSettings, key: str = "model.freeze") ->
             lm.get_parameter(name).requires_grad_(False)
     if settings.lora is not None:
         frozen = frozen_names(lm, settings.freeze)
-        linear = {name: f"{name}.weight" for name in target_layers(lm, settings.lora)}
-        adapted = [*linear.values(), *target_weights(lm, settings.lora)]
+        linear = [f"{name}.weight" for name in target_layers(lm, settings.lora)]
+        adapted = [*linear, *target_weights(lm, settings.lora)]
         if both := [name for name in adapted if name in frozen]:
             raise UsageError(
                 f"{key} = {list(settings.freeze)}: the adapter would change {both[0]}: name layers "
