@@ -53,7 +53,7 @@ scores = st.lists(st.sampled_from([0.0, 0.25, 1.0, 7.0, math.nan]), min_size=6, 
 
 @given(scores, scores)
 def test_advantages_are_those_of_the_paper(right: list[float], short: list[float]) -> None:
-    from postgrad.algorithms.policy_gradient import Earned
+    from postgrad.algorithms.base import Earned
     from postgrad.core.ragged import Ragged
     from postgrad.core.records import Sequences
 
@@ -75,6 +75,23 @@ def test_a_component_of_small_size_has_a_say_that_a_sum_would_not_give_it(make_b
     credit = GDPO().for_rollout(8, {"right": 1.0, "short": 1.0}).credit(batch, None, None, None, {})
     first, _, third, *_ = (row[-1] for row in credit.experience.columns["advantages"])
     assert first - third > 0.9
+
+
+@pytest.mark.parametrize("std_norm", [True, False])
+def test_each_component_may_be_measured_by_the_other_samples(
+    std_norm: bool, make_batch: Any
+) -> None:
+    """Group 0: others 0 and 0, then 1 and 0. Of group 1 one sample has the component: it adds 0."""
+    batch = with_components(
+        make_batch(GROUP, [0.0] * 6), {"right": [1, 0, 0, math.nan, math.nan, 5]}
+    )
+    algorithm = GDPO(leave_one_out=True, std_norm=std_norm).for_rollout(8, {"right": 1.0})
+    credit = algorithm.credit(batch, None, None, None, {})
+    below = -0.5 / (math.sqrt(0.5) + 1e-6) if std_norm else -0.5
+    sums = np.array([1.0, below, below, 0, 0, 0]) - (1 + 2 * below) / 6
+    expected = sums / math.sqrt(np.mean(sums**2) + 1e-8) if std_norm else sums
+    found = [row[-1] for row in credit.experience.columns["advantages"]]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_a_reward_without_a_weight_is_an_error(make_batch: Any) -> None:

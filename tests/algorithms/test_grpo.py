@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
+from postgrad.algorithms.cispo import CISPO
+from postgrad.algorithms.dapo import DAPO
 from postgrad.algorithms.grpo import GRPO
+from postgrad.algorithms.gspo import GSPO
 
 
 def test_a_sample_is_measured_in_sample_deviations_of_its_group(make_batch):
@@ -18,6 +21,19 @@ def test_a_sample_is_measured_in_sample_deviations_of_its_group(make_batch):
     assert advantages.values.dtype == np.float32
     assert credit.rows.tolist() == [0, 1, 2, 3, 4]
     assert credit.metrics["groups/reward_std"] == pytest.approx((3**-0.5 + 2**0.5) / 2)
+
+
+@pytest.mark.parametrize("std_norm", [True, False])
+@pytest.mark.parametrize("kind", [GRPO, DAPO, CISPO, GSPO])
+def test_a_sample_may_be_left_out_of_what_it_is_measured_by(make_batch, kind, std_norm):
+    batch = make_batch([0, 0, 0, 1, 1, 2], [2, 0, 4, 3, 1, 5], lengths=[1, 1, 1, 1, 1, 1])
+    credit = kind(leave_one_out=True, std_norm=std_norm).credit(batch, None, None, None, {})
+    advantages = credit.experience.columns["advantages"]
+    # group 0: others 0 and 4, 2 and 4, 0 and 2; group 1: one other; group 2 is dropped
+    deviation = 2**0.5 + 1e-6 if std_norm else 1.0
+    expected = [0, -3 / deviation, 3 / deviation, 2, -2]
+    np.testing.assert_allclose([row[-1] for row in advantages], expected, rtol=1e-6, atol=1e-9)
+    assert credit.metrics["groups/dropped"] == 1
 
 
 def test_every_response_counts_the_same_whatever_its_length(make_batch):

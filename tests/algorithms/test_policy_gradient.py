@@ -196,6 +196,18 @@ def test_kl_is_charged_only_for_tokens_that_bear_loss(make_batch, over_responses
     assert credit.metrics["kl/token_mean"] == 1.0
 
 
+def test_a_bound_of_the_kl_holds_for_each_token_of_a_reward(make_batch, over_responses):
+    batch = make_batch([0, 0], [1.0, 0.0], lengths=[1, 3])
+    old = over_responses([[-1.0], [-1.0, -1.0, -9.0]])
+    ref = over_responses([[-1.0], [-5.0, -1.5, -1.0]])
+    credit = RLOO(kl_coef=0.5, kl_max=2.0).credit(batch, old, ref, None, {})
+    advantages = credit.experience.columns["advantages"]
+    # 4, 1/2 and -8 are 2, 1/2 and -2
+    assert [float(row[-1]) for row in advantages] == [1.25, -1.25]
+    assert credit.metrics["kl/bounded_fraction"] == 2 / 4
+    assert credit.metrics["kl/token_mean"] == -3.5 / 4  # of what is not bounded
+
+
 def test_the_kl_of_a_response_is_the_sum_over_its_tokens(make_batch, over_responses):
     batch = make_batch([0, 0], [1.0, 0.0], lengths=[1, 3])
     old = over_responses([[-1.0], [-1.0, -1.0, -1.0]])

@@ -499,6 +499,25 @@ def test_a_corrected_kl_has_the_gradient_of_the_kl_wherever_samples_come_from() 
     assert gradient(False) != pytest.approx(float(exact), rel=0.05)
 
 
+@pytest.mark.parametrize("corrected", [False, True])
+def test_a_token_whose_kl_is_at_its_bound_has_no_gradient_of_it(corrected: bool) -> None:
+    """d = -3, -1, 1: k3 is 16.1, e - 2 and 1 / e; with the correction times the ratios e, 1 and 1,
+    and of the ratio's gradient too.
+    """
+    logp = torch.tensor([-4.0, -2.0, -1.0], dtype=torch.float64, requires_grad=True)
+    old, ref = np.array([-5.0, -2.0, -1.0]), np.array([-1.0, -1.0, -2.0])
+    columns = {"advantages": np.zeros(3), "old_logprobs": old, "ref_logprobs": ref}
+    grpo: Any = algorithm_class("grpo")
+    algorithm = grpo(kl_coef=1.0, kl_max=10.0, kl_corrected=corrected, aggregation="token")
+    output = algorithm.policy_loss(inputs_of([1, 1, 1], logp, columns, np.ones(3)))
+    (gradient,) = torch.autograd.grad(output.loss, logp)
+    inner = [math.e - 2, 1 / math.e]
+    expected = [0.0, 1 - math.e + corrected * inner[0], 1 - 1 / math.e + corrected * inner[1]]
+    np.testing.assert_allclose(gradient, np.array(expected), rtol=1e-12)
+    assert float(output.loss.detach()) == pytest.approx(10 + sum(inner))
+    assert float(output.metrics["policy/kl_bounded"]) == pytest.approx(1 / 3, rel=1e-6)
+
+
 def test_bad_responses_that_the_policy_has_left_are_dropped() -> None:
     """Sampled at -1 and now at -1.6 or -1.2 nats a token; the threshold is 0.5."""
     logp = torch.tensor([-1.6, -1.6, -1.6, -1.2, -1.2], dtype=torch.float64, requires_grad=True)

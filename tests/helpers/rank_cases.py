@@ -26,10 +26,11 @@ from postgrad.learner.update import Update
 from postgrad.models import linear
 from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME
+from postgrad.models.frozen_parts import freeze_parts
 from postgrad.models.linear import speed_up
 from postgrad.models.routers import Routers
 from postgrad.models.score import _draw, in_float32
-from postgrad.models.settings import LoraSettings
+from postgrad.models.settings import LoraSettings, ModelSettings
 from postgrad.models.states import carry_states
 from postgrad.models.supported import checkpoint_activations
 from postgrad.parallel.ranks import Grid, Ranks
@@ -62,6 +63,7 @@ class Case(NamedTuple):
     compiled: bool = False
     saved: bool = False  # embeddings and output head train whole beside the adapter
     targets: str = ""  # of the adapter, with + between them; it has no dropout then
+    frozen: bool = False  # the routers are
     grid: Grid | None = None  # None: that of the test's ranks
 
     @property
@@ -160,6 +162,8 @@ def learner(case: Case, ranks: Ranks, **settings: Any) -> Learner[Any]:
             rank=4, alpha=8, dropout=drop, modules_to_save=saved, targets=tuple(targets)
         )
         backbone.adapter = add_adapter(lm, lora, seed=1)
+    if case.frozen:
+        freeze_parts(lm, ModelSettings(freeze=("router",)))
     if case.type.endswith(("_moe", "_oss")):
         backbone.routers = Routers(lm, balance=0.5, z=0.01)
     backbone.divide(ranks, case.stage, offload=case.offload)  # type: ignore[arg-type]

@@ -48,6 +48,9 @@ CASES = [
     MIXTURE._replace(stage="zero3", grid=Grid(expert=4, context=2), type="gpt_oss"),
     MIXTURE._replace(stage="zero2", lora=True, checkpointing=True),
     MIXTURE._replace(stage="zero3", grid=ALL, dtype="bfloat16"),
+    MIXTURE._replace(stage="zero3", frozen=True, beside=True),
+    MIXTURE._replace(stage="zero2", grid=Grid(), frozen=True),
+    MIXTURE._replace(stage="zero1", grid=Grid(), frozen=True, dtype="bfloat16"),
 ]
 # [T, k] of each rank: one has no token, and no token is sent to the experts of the last.
 CHOICES = [[[0, 5], [1, 0], [5, 2]], [], [[3, 4]], [[5, 4], [4, 0], [2, 3], [0, 1], [1, 5]]]
@@ -191,6 +194,11 @@ def test_ranks_that_share_experts_give_the_weights_of_one(
     weights = "base_model." if case.lora else "model."
     for start in (weights, "ema.", "whole.", "output." if limit < 0.1 else "output.0"):
         assert distance(start, single, several) < limit, start
+    if case.frozen:
+        gates = {n: t for n, t in several.items() if n.endswith(".gate.weight")}
+        started = dict(model(undivided(case)).named_parameters())
+        assert gates.keys() == {f"whole.model.layers.{n}.mlp.gate.weight" for n in range(2)}
+        assert all(torch.equal(t, started[n[6:]]) for n, t in gates.items())
     metrics = [{n: t for n, t in of.items() if "tokens" not in n} for of in (single, several)]
     assert distance("metric.", *metrics) < 10 * limit
 

@@ -30,7 +30,7 @@ from postgrad.learner.score import ScoreLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
 from postgrad.models.image_reader import ImageReader, tower_of
-from postgrad.models.images import is_frozen
+from postgrad.models.images import image_part
 from postgrad.models.load import load_config, load_model, load_tokenizer
 from postgrad.models.score import load_score_model
 
@@ -119,7 +119,7 @@ def assert_same(ours: dict[str, Tensor], lm: Any) -> None:
     """Gradients agree in the whole model, and in its tower and projector alone."""
     theirs = {n: p.grad for n, p in lm.named_parameters() if p.grad is not None}
     for parts in ((), ("vision",), ("projector",)):
-        names = [n for n in theirs if not parts or is_frozen(f".{n}", parts)]
+        names = [n for n in theirs if not parts or image_part(f".{n}") in parts]
         flat = [torch.cat([each[n].flatten() for n in names]) for each in (ours, theirs)]
         assert flat[1].norm() > 1e-3, parts
         assert (flat[0] - flat[1]).norm() <= 1e-4 * flat[1].norm(), parts

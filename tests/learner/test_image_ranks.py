@@ -17,7 +17,9 @@ from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.role import PolicyLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
-from postgrad.models.images import ImageTower, freeze_parts
+from postgrad.models.frozen_parts import freeze_parts
+from postgrad.models.images import ImageTower
+from postgrad.models.settings import ModelSettings
 from postgrad.parallel.ranks import Ranks
 from postgrad.parallel.sharding import whole_tensor
 
@@ -37,7 +39,7 @@ def train(ranks: Ranks, folder: Path, stages: dict[ShardingStage, str]) -> None:
     for stage, kind in stages.items():
         scene, lm = Scene(kind), fresh(kind)
         if stage == "zero2":
-            freeze_parts(lm, ("projector",), kind)
+            freeze_parts(lm, ModelSettings(freeze=("projector",)))
         backbone = Backbone(lm, torch.device("cpu"), MicroBatch(max_sequences=1))
         backbone.tower = ImageTower(lm, scene.pixels.__getitem__)
         backbone.divide(ranks, stage)

@@ -78,6 +78,8 @@ def test_a_mixture_of_experts_is_told_of_its_missing_auxiliary_loss(make: Make) 
     tell_of_experts(run, str(make("phi3")))
     recipe.model = ModelSettings()  # mixtral's config has a coefficient
     tell_of_experts(run, folder)
+    recipe.model = ModelSettings(freeze=("router",))
+    tell_of_experts(run, folder)
     assert len(events) == 1
 
 

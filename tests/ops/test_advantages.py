@@ -46,12 +46,69 @@ def test_leaving_one_out_of_a_group_of_one_is_an_error():
         advantages.left_one_out(np.array([1.0, 0.0, 1.0]), np.array([2, 2, 5]))
 
 
+def test_a_sample_is_measured_by_the_mean_and_the_deviation_of_the_others():
+    """Group 3 without one: 2, 4 (mean 3, deviation sqrt 2); 0, 4 (2, sqrt 8); 0, 2 (1, sqrt 2).
+    Group 7 without its 0: 1, 1, which are equal; without a 1: 0, 1 (1/2, sqrt 1/2).
+    """
+    root, eps = math.sqrt(2), 1e-6
+    of_seven = 0.5 / (math.sqrt(0.5) + eps)
+    np.testing.assert_allclose(
+        advantages.against_others(REWARDS, GROUP),
+        [of_seven, -1.0, -3 / (root + eps), of_seven, 0.0, 3 / (root + eps)],
+        rtol=1e-14, atol=1e-15,
+    )  # fmt: skip
+
+
+def test_without_a_deviation_the_others_are_the_baseline_of_rloo():
+    np.testing.assert_allclose(
+        advantages.against_others(REWARDS, GROUP, None),
+        advantages.left_one_out(REWARDS, GROUP),
+        rtol=1e-14, atol=1e-15,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([3.0], [0.0]),
+        ([0.1, 0.4], [0.1 - 0.4, 0.4 - 0.1]),  # one other has no deviation
+        # the others of the last are equal, though their rounded mean is not a tenth
+        ([0.1, 0.1, 0.1, 0.7], [*[-0.2 / (math.sqrt(0.12) + 1e-6)] * 3, 0.6]),
+    ],
+)
+def test_others_without_a_deviation_divide_nothing(rewards, expected):
+    group = np.zeros(len(rewards), np.int64)
+    found = advantages.against_others(np.array(rewards), group)
+    np.testing.assert_allclose(found, expected, rtol=1e-13)
+    assert np.isfinite(found).all()
+
+
+def test_the_others_are_those_that_nemo_rl_measures_by():
+    """Its formula in float64: E[R^2] - E[R]^2 of the others, times (n - 1) / (n - 2)."""
+    rewards = np.random.default_rng(0).normal(size=(5, 7))
+    expected = np.zeros_like(rewards)
+    for group, row in enumerate(rewards):
+        for place, own in enumerate(row):
+            others = np.delete(row, place)
+            variance = np.mean(others**2) - np.mean(others) ** 2
+            deviation = math.sqrt(variance * len(others) / (len(others) - 1))
+            expected[group, place] = (own - np.mean(others)) / (deviation + 1e-6)
+    found = advantages.against_others(rewards.ravel(), np.repeat(np.arange(5), 7))
+    np.testing.assert_allclose(found.reshape(5, 7), expected, rtol=1e-9)
+
+
 def test_a_group_of_one_has_no_deviation():
     assert advantages.group_stds(np.array([3.0]), np.array([0])).tolist() == [0.0]
 
 
 @pytest.mark.parametrize(
-    "credit", [advantages.centred, advantages.normalised, advantages.left_one_out]
+    "credit",
+    [
+        advantages.centred,
+        advantages.normalised,
+        advantages.left_one_out,
+        advantages.against_others,
+    ],
 )
 @given(value=st.floats(-1e6, 1e6), n=st.integers(2, 40))
 def test_equal_rewards_give_exactly_zero(credit, value, n):

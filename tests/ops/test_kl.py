@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from postgrad.ops.kl import MAX_EXPONENT, adapted_coefficient, estimate, overflows
+from postgrad.ops.kl import MAX_EXPONENT, adapted_coefficient, bounded, estimate, overflows
 
 LN2 = math.log(2.0)
 
@@ -63,6 +63,19 @@ def test_k3_is_bounded_where_its_exponent_overflows_and_has_no_gradient_there():
     np.testing.assert_allclose(value.detach().numpy(), expected, rtol=1e-6)
     np.testing.assert_allclose(d.grad, [0.0, 0.0, 1 - math.exp(19.5), 1.0, 1.0], rtol=1e-6)
     assert overflows("k3", d).tolist() == [True, True, False, False, False]
+
+
+def test_a_bound_of_the_kl_holds_on_both_sides_and_leaves_no_gradient_beyond():
+    d = torch.tensor([-3.0, -1.0, 0.5, 12.0], dtype=torch.float64, requires_grad=True)
+    value, beyond = bounded(estimate("k3", d), 10.0)  # e^3 - 4 is 16.1
+    value.sum().backward()
+    expected = [10.0, math.e - 2, math.exp(-0.5) - 0.5, 10.0]
+    np.testing.assert_allclose(value.detach().numpy(), expected, rtol=1e-15)
+    np.testing.assert_allclose(d.grad, [0.0, 1 - math.e, 1 - math.exp(-0.5), 0.0], rtol=1e-15)
+    assert beyond.tolist() == [True, False, False, True]
+    values, beyond = bounded(np.array([-12.0, -2.0, 12.0]), 10.0)  # k1 may be negative
+    assert values.tolist() == [-10.0, -2.0, 10.0]
+    assert beyond.tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2"])

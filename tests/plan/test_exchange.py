@@ -18,6 +18,7 @@ from postgrad.recipe.load import parse_recipe
 LAYERS, HIDDEN, TOKENS = 32, 4096, 64 * 1000
 EXPERTS = LAYERS * 8 * 3 * HIDDEN * 14_336  # weights
 MIXTRAL = any_shape({"model_type": "mixtral"}, "mixtral")
+MIXTRAL_BALANCED = any_shape({"model_type": "mixtral", "router_aux_loss_coef": 0.02}, "mixtral")
 
 
 def planned(model: dict[str, Any] | None = None, shape: Any = MIXTRAL, **learner: Any) -> Outlook:
@@ -61,6 +62,27 @@ def test_a_step_exchanges_rows_there_and_back_forward_and_backward() -> None:
     (note,) = [note for note in Page(plan, ()).notes() if "expert_parallel" in note]
     assert f"each rank sends {4 * rows / 1e9:.3g} GB of hidden states and gradients" in note
     assert f"all 8 ranks together {32 * rows / 1e9:.3g} GB" in note
+
+
+def test_frozen_routers_do_not_train_and_have_no_balance_loss() -> None:
+    """32 routers of 8 x 4096. Each weight that trains has 8 bytes of moments, and a gradient."""
+    routers = 32 * 8 * 4096
+    plain, frozen = planned(ranks=1), planned({"freeze": ["router"]}, ranks=1)
+    for plan, trained in ((plain, MIXTRAL.parameters()), (frozen, MIXTRAL.parameters() - routers)):
+        assert plan.roles[0].trained == trained
+        assert of_policy(plan, "optimizer") == 8 * trained
+        assert of_policy(plan, "gradients") == 4 * trained
+    own: dict[str, Any] = {"router_aux_loss_coef": None}  # that of the config
+    balanced = MIXTRAL_BALANCED
+    assert planned(own, balanced).roles[0].balances
+    assert not planned({**own, "freeze": ["router"]}, balanced).roles[0].balances
+    assert planned({"router_aux_loss_coef": 0.1, "freeze": ["router"]}).roles[0].balances
+
+
+def test_a_plan_refuses_to_freeze_what_a_model_does_not_have() -> None:
+    dense = find_shape("Qwen/Qwen3-0.6B")
+    with pytest.raises(UsageError, match=r'freeze: "router": this qwen3 model is no mixture'):
+        planned({"freeze": ["router"]}, dense)
 
 
 def test_exchanges_take_time_and_fewer_weights_are_gathered() -> None:

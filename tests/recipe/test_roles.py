@@ -128,6 +128,12 @@ REFUSED = {
         + '\n[reference]\nema_decay = 0.5\n[algorithm]\ntype = "simpo"\n',
         "recipe.toml:15: reference.ema_decay: nothing reads it: this loss has no reference",
     ),
+    "routers that are frozen and adapted": (
+        PPO.replace("[data]", 'freeze = ["router"]\n\n[data]', 1)
+        + LORA
+        + 'targets = ["q_proj", "router"]\n',
+        'recipe.toml:8: model.freeze: "router" beside "router" in model.lora.targets',
+    ),
     "four bits that would have to train": (
         PAIRS.format(job="reward").replace('model"\n', 'model"\nquantize = "4bit"\n'),
         'recipe.toml:7: model.quantize: "4bit" weights are frozen, so there has to be an adapter '

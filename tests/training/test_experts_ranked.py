@@ -31,15 +31,21 @@ def exported(run: str, to: Path, console: Console) -> dict[str, torch.Tensor]:
     return load_file(to / "model.safetensors")
 
 
+@pytest.mark.parametrize("freeze", [[], pytest.param(["router"], marks=pytest.mark.long)])
 def test_ranks_that_share_experts_sample_save_and_go_on_otherwise(
-    make_recipe: MakeRecipe, models: Callable[[int], str], console: Console, tmp_path: Path
+    freeze: list[str],
+    make_recipe: MakeRecipe,
+    models: Callable[[int], str],
+    console: Console,
+    tmp_path: Path,
 ) -> None:
     """Two steps of RL on four ranks, two to the experts, with weights published to the engine; two
     more on two ranks. One process replays the samples, and has the same model.
     """
     vocabulary = len(load_tokenizer(models(0)))
     mixture = make_model("qwen3_moe", Path(models(0)), vocabulary, tmp_path / "mixture")
-    same: dict[str, Any] = {"model": {"path": str(mixture), "init": None}, "eval": {"every": 0}}
+    table = {"path": str(mixture), "init": None, "freeze": freeze}
+    same: dict[str, Any] = {"model": table, "eval": {"every": 0}}
     several = make_recipe(
         "rl", "several", steps=2, learner=SHARED, cluster=CLUSTER, rollout=SAMPLED, **same
     )
@@ -57,6 +63,9 @@ def test_ranks_that_share_experts_sample_save_and_go_on_otherwise(
     before = load_file(mixture / "model.safetensors")
     assert single.keys() == shared.keys() == before.keys()
     assert any(".experts.3." in name for name in shared)  # one by one, as on the hub
+    gates = [name for name in before if name.endswith(".gate.weight")]
+    for model in (single, shared):
+        assert all(torch.equal(model[name], before[name]) for name in gates) == bool(freeze)
     moved = sum(float((single[n] - before[n]).square().sum()) for n in single)
     apart = sum(float((single[n] - shared[n]).square().sum()) for n in single)
     assert moved > 0

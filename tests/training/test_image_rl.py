@@ -14,7 +14,7 @@ from helpers.image_directories import models, row
 from helpers.image_models import RUNS
 from helpers.runs import tensors
 from postgrad.core.errors import RunError, UsageError
-from postgrad.models.images import is_frozen
+from postgrad.models.images import image_part
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.recipe.recipe import Recipe
@@ -86,7 +86,7 @@ def test_a_run_samples_learns_and_exports(
     before = load_file(Path(models(kind)) / "model.safetensors")
     after = load_file(run / "model" / "model.safetensors")
     moved = {name for name in before if not torch.equal(before[name], after[name])}
-    assert any(is_frozen(f".{name}", ("vision",)) for name in moved)  # the tower learns too
+    assert any(image_part(f".{name}") == "vision" for name in moved)  # the tower learns too
     metrics = lines(run / "metrics.jsonl")
     for line in metrics:  # engine and learner see the same
         assert line["sentinel/publish_difference"] < 1e-5
@@ -107,6 +107,15 @@ def test_a_run_samples_learns_and_exports(
             assert len(set(ids[at])) == 1  # placeholders, all of them
             assert (ids == ids[at[0]]).sum() == len(at)
         assert "PNG" not in json.dumps(sample)
+
+
+@pytest.mark.slow
+def test_the_engine_has_a_frozen_tower_too(make: Make, tmp_path: Path) -> None:
+    train(make("qwen2_5_vl", model={"freeze": ["vision", "projector"]}), Console())
+    run = tmp_path / "run"
+    for line in lines(run / "metrics.jsonl"):
+        assert line["sentinel/publish_difference"] < 1e-5
+    assert not any(image_part(name) for name in tensors(str(run), 2))
 
 
 @pytest.mark.slow
@@ -163,7 +172,7 @@ def test_a_tower_that_the_engine_does_not_get_is_found(
         kept = dict(self._lm.named_parameters())
         return whole(
             self,
-            [(n, kept[n].clone() if is_frozen(n, ("vision",)) else w) for n, w in weights],
+            [(n, kept[n].clone() if image_part(n) == "vision" else w) for n, w in weights],
             version,
         )
 

@@ -20,7 +20,7 @@ from postgrad.data.settings import PairSettings
 from postgrad.data.step_tokens import load_steps
 from postgrad.evaluation.steps import sequences_of
 from postgrad.models.image_reader import ImageReader
-from postgrad.models.images import is_frozen
+from postgrad.models.images import image_part
 from postgrad.models.load import load_config, load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
@@ -123,7 +123,7 @@ def test_a_process_reward_model_learns_and_scores_samples_with_images(
     judged = tmp_path / "judge" / "model"
     start, end = (load_file(f / "model.safetensors") for f in (Path(models(kind)), judged))
     moved = {name for name in end if name in start and not torch.equal(end[name], start[name])}
-    assert any(is_frozen(f".{name}", ("vision",)) for name in moved)
+    assert any(image_part(f".{name}") == "vision" for name in moved)
     report = evaluate(judge, str(judged), Console("quiet"))
     (evaluated,) = lines(tmp_path / "judge" / "eval.jsonl")
     assert report["sets"][0]["loss"] == pytest.approx(evaluated["loss"], rel=1e-4)

@@ -14,7 +14,7 @@ from helpers.image_directories import models, row
 from helpers.image_models import RUNS
 from helpers.runs import tensors
 from postgrad.core.errors import UsageError
-from postgrad.models.images import is_frozen
+from postgrad.models.images import image_part
 from postgrad.models.known_shapes import find_shape
 from postgrad.models.load import load_model
 from postgrad.observe.console import Console
@@ -72,8 +72,8 @@ def test_a_run_learns_and_exports_what_it_learned(
     before, after = weights(Path(models(kind))), weights(tmp_path / "run" / "model")
     assert before.keys() == after.keys()
     moved = {name for name in before if not torch.equal(before[name], after[name])}
-    assert any(is_frozen(f".{name}", ("vision",)) for name in moved)  # the tower learns
-    assert any(is_frozen(f".{name}", ("projector",)) for name in moved)
+    assert any(image_part(f".{name}") == "vision" for name in moved)  # the tower learns
+    assert any(image_part(f".{name}") == "projector" for name in moved)
     processor = "preprocessor_config.json"
     copied = (tmp_path / "run" / "model" / processor).read_bytes()
     assert copied == (Path(models(kind)) / processor).read_bytes()
@@ -101,15 +101,15 @@ def test_frozen_parts_stay_as_they_were(
     train(make("qwen2_5_vl", model={"freeze": freeze}), Console())
     before, after = weights(Path(models("qwen2_5_vl"))), weights(tmp_path / "run" / "model")
     same = {name for name in before if torch.equal(before[name], after[name])}
-    assert same == {name for name in before if is_frozen(f".{name}", freeze)}
-    assert not any(is_frozen(name, freeze) for name in tensors(str(tmp_path / "run"), 2))
+    assert same == {name for name in before if image_part(f".{name}") in freeze}
+    assert not any(image_part(name) in freeze for name in tensors(str(tmp_path / "run"), 2))
 
 
 def test_an_adapter_stands_on_the_language_part(make: Make, tmp_path: Path) -> None:
     train(make("smolvlm", model={"lora": {"rank": 2, "alpha": 2}}), Console())
     adapted = {name for name in tensors(str(tmp_path / "run"), 2) if "lora_" in name}
     assert adapted
-    assert not any(is_frozen(name, ("vision", "projector")) for name in adapted)
+    assert not any(image_part(name) for name in adapted)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,12 @@ def test_filters_of_sampling_bias_a_correction_openly() -> None:
     [
         (["grpo.normalize_rewards=true"], {"type": "grpo"}),
         (["grpo.use_leave_one_out_baseline=true"], {"type": "rloo"}),
+        (["grpo.use_leave_one_out_baseline=true", "grpo.normalize_rewards=true"],
+         {"type": "grpo", "leave_one_out": True}),
+        (["grpo.use_leave_one_out_baseline=true", "loss_fn.use_cispo=true"],
+         {"type": "cispo", "leave_one_out": True, "std_norm": False}),
+        (["grpo.use_leave_one_out_baseline=true", "grpo.adv_estimator.name=gdpo"],
+         {"type": "gdpo", "leave_one_out": True}),
         (["loss_fn.use_cispo=true", "loss_fn.ratio_clip_max=5"],
          {"type": "cispo", "clip_high": 5.0}),
         (["loss_fn.ratio_clip_c=3"], {"dual_clip": 3.0}),
@@ -101,6 +107,49 @@ def test_losses_have_their_counterparts(words: list[str], algorithm: dict[str, o
     translation = of(*words)
     assert translation.problem is None
     assert translation.recipe["algorithm"].items() >= algorithm.items()
+
+
+@pytest.mark.parametrize(
+    ("words", "most", "lost"),
+    [
+        ([], 10.0, set()),
+        (["++loss_fn.kl_output_clamp_value=8"], 8.0, set()),
+        (["++loss_fn.kl_output_clamp_value=19.5"], 19.5, {"loss_fn.kl_input_clamp_value"}),
+        (["++loss_fn.kl_output_clamp_value=null"], None, {"loss_fn.kl_input_clamp_value"}),
+        (["++loss_fn.kl_output_clamp_value=19.5", "loss_fn.reference_policy_kl_type=k2"],
+         19.5, set()),
+        (["++loss_fn.kl_output_clamp_value=8", "loss_fn.use_kl_in_reward=true"], 10.0, set()),
+    ],
+)  # fmt: skip
+def test_the_bound_of_a_token_s_kl_is_kl_max(
+    words: list[str], most: float | None, lost: set[str]
+) -> None:
+    """The log ratio of k3 is bounded at 20, where its KL is 19 or more."""
+    kind = [] if "kl_type" in str(words) else ["++loss_fn.reference_policy_kl_type=k3"]
+    words = ["++" + w.removeprefix("++") for w in words]
+    translation = of("loss_fn.reference_policy_kl_penalty=0.1", *kind, *words)
+    assert translation.problem is None
+    assert translation.recipe["algorithm"].get("kl_max") == most
+    assert missing(translation) == lost
+
+
+@pytest.mark.parametrize(
+    ("model", "stated", "frozen"),
+    [
+        ("Qwen/Qwen3-30B-A3B", "true", ["router"]),
+        ("Qwen/Qwen3-30B-A3B", "false", None),
+        ("Qwen/Qwen3-8B", "true", None),  # a dense model inherits the switch
+    ],
+)
+def test_routers_are_frozen_where_a_model_may_have_some(
+    model: str, stated: str, frozen: list[str] | None
+) -> None:
+    option = "policy.megatron_cfg.freeze_moe_router"
+    words = ["policy.dtensor_cfg.enabled=false", "++policy.megatron_cfg.enabled=true"]
+    translation = of(*words, f"++{option}={stated}", f"policy.model_name={model}")
+    assert translation.problem is None
+    assert translation.recipe["model"].get("freeze") == frozen
+    assert option not in missing(translation)
 
 
 def test_rewards_are_shaped_as_there() -> None:

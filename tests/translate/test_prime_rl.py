@@ -44,6 +44,24 @@ def test_max_off_policy_steps_bounds_staleness(tmp_path: Path, steps: int) -> No
     assert missing(translation) == set()
 
 
+@pytest.mark.parametrize(
+    ("stated", "model", "frozen"),
+    [
+        (True, "Qwen/Qwen3-30B-A3B", ["router"]),
+        (False, "Qwen/Qwen3-30B-A3B", None),
+        (True, "Qwen/Qwen3-0.6B", None),
+    ],
+)
+def test_routers_are_frozen_where_a_model_may_have_some(
+    stated: bool, model: str, frozen: list[str] | None, tmp_path: Path
+) -> None:
+    options = {"orchestrator.group_size": 4, "trainer.model.freeze_moe_router": stated}
+    translation = of(tmp_path, max_steps=10, **{"model.name": model}, **options)
+    assert translation.problem is None
+    assert translation.recipe["model"].get("freeze") == frozen
+    assert missing(translation) == set()
+
+
 def test_groups_of_one_sample_are_a_problem_that_the_recipe_names(tmp_path: Path) -> None:
     problem = of(tmp_path, max_steps=10).problem
     assert problem is not None

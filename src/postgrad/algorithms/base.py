@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -65,6 +65,21 @@ class Credit:
     rows: NDArray[np.int64]  # [S of the experience] indices of its samples in the batch
     state: Mapping[str, Any]  # JSON values for the next step's credit; kept in checkpoints
     metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Earned:
+    """The S samples of a step with their rewards, from which advantages are computed."""
+
+    sequences: Sequences
+    rewards: NDArray[np.float64]  # [S] scaled and clipped, turn rewards included
+    turn_rewards: Ragged  # float64 per token, scaled
+    charges: Ragged  # float64 per token: beta * KL, to be subtracted; zeros without KL in rewards
+    truncated: NDArray[np.bool_]  # [S] cut off by the token limit
+    values: Ragged | None  # float32 per token, the critic's; None without a critic
+    greedy: NDArray[np.bool_]  # [S] the baselines that needs().greedy asks for
+    components: Mapping[str, NDArray[np.float64]]  # [S] each, as of RolloutBatch
+    written: Ragged  # bool per token: the policy's, also of samples that bear no loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +253,22 @@ def one_each(values: Any, count: int, of: str, made_by: str) -> NDArray[Any]:
         got = f"{len(column)}" if column.ndim == 1 else f"an array of shape {column.shape}"
         raise RunError(f"{made_by} gives {got} for {count} {of}: one for each is needed")
     return column
+
+
+def required(column: Ragged | None, name: str) -> Ragged:
+    """`column`; a ValueError where it is None."""
+    if column is None:
+        raise ValueError(f"credit needs {name}, see needs()")
+    return column
+
+
+def without_loss(sequences: Sequences, rows: NDArray[np.bool_]) -> Sequences:
+    """The same sequences; those where `rows` [S] is True have no loss tokens any more."""
+    if not rows.any():
+        return sequences
+    mask = sequences.loss_mask
+    kept = mask.like(mask.values & ~mask.spread(rows).values)
+    return replace(sequences, loss_mask=kept)
 
 
 def masked_columns(

@@ -7,9 +7,8 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.algorithms.base import Needs
+from postgrad.algorithms.base import Earned, Needs
 from postgrad.algorithms.grpo import GRPO
-from postgrad.algorithms.policy_gradient import Earned
 from postgrad.ops.advantages import whitened
 
 

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from postgrad.algorithms.policy_gradient import PolicyGradient
-from postgrad.ops.advantages import centred, normalised
+from postgrad.ops.advantages import against_others, centred, normalised
 
 
 class GRPO(PolicyGradient):
@@ -13,15 +13,19 @@ class GRPO(PolicyGradient):
 
     Each response counts the same (aggregation "sequence"); KL, where there is any, is k3 in the
     loss: both as in the paper. Without `std_norm` it is how much better, in the rewards' own units
-    (Dr. GRPO, arXiv:2503.20783).
+    (Dr. GRPO, arXiv:2503.20783). With `leave_one_out` a sample is measured by the mean and the
+    deviation of the others alone: neither depends on it.
     """
 
     std_norm: bool = True  # False: advantages are not divided by the standard deviation
     std_eps: float = Field(1e-6, gt=0.0)
+    leave_one_out: bool = False  # True: mean and standard deviation are those of the other samples
 
     def advantages(
         self, rewards: NDArray[np.float64], group: NDArray[np.int64]
     ) -> NDArray[np.float64]:
+        if self.leave_one_out:
+            return against_others(rewards, group, self.std_eps if self.std_norm else None)
         if not self.std_norm:
             return centred(rewards, group)
         return normalised(rewards, group, self.std_eps)

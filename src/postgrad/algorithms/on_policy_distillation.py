@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from postgrad.algorithms.base import Credit, Needs
+from postgrad.algorithms.base import Credit, Needs, required
 from postgrad.algorithms.grpo import GRPO
-from postgrad.algorithms.policy_gradient import required
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, RolloutBatch
 from postgrad.ops.losses import Aggregation

@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.algorithms.policy_gradient import Earned, PolicyGradient
+from postgrad.algorithms.base import Earned
+from postgrad.algorithms.policy_gradient import PolicyGradient
 from postgrad.ops.advantages import centred, weighted_centred
 from postgrad.ops.losses import Aggregation
 

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from postgrad.algorithms.base import Credit, LossInputs, LossOutput, Needs, masked_columns, one_each
+from postgrad.algorithms.base import (
+    Credit,
+    Earned,
+    LossInputs,
+    LossOutput,
+    Needs,
+    masked_columns,
+    one_each,
+    required,
+    without_loss,
+)
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.algorithms.reward_scaling import RewardScaling
 from postgrad.algorithms.token_selection import EntropyBonus
@@ -23,21 +32,6 @@ from postgrad.ops.losses import Aggregation, entry_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Earned:
-    """The S samples of a step with their rewards, from which advantages are computed."""
-
-    sequences: Sequences
-    rewards: NDArray[np.float64]  # [S] scaled and clipped, turn rewards included
-    turn_rewards: Ragged  # float64 per token, scaled
-    charges: Ragged  # float64 per token: beta * KL, to be subtracted; zeros without KL in rewards
-    truncated: NDArray[np.bool_]  # [S] cut off by the token limit
-    values: Ragged | None  # float32 per token, the critic's; None without a critic
-    greedy: NDArray[np.bool_]  # [S] the baselines that needs().greedy asks for
-    components: Mapping[str, NDArray[np.float64]]  # [S] each, as of RolloutBatch
-    written: Ragged  # bool per token: the policy's, also of samples that bear no loss
 
 
 class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
@@ -67,6 +61,8 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
     # Of a KL in the loss: multiply it by the token's ratio, gradient included, which makes its
     # gradient that of the KL also where samples are of older weights (DeepSeek-V3.2).
     kl_corrected: bool = False
+    # A token's KL lies within +-this, and has no gradient beyond; None: k3 may grow as exp does.
+    kl_max: float | None = Field(None, gt=0.0)
     kl_target: float | None = Field(None, gt=0.0)
     kl_horizon: int = Field(10_000, ge=1)  # samples
     dual_clip: float | None = Field(None, gt=1.0)  # None: off
@@ -291,7 +287,7 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
             for column, name in ((old, "old"), (ref, "ref"))
         )
         d = (before.astype(np.float64) - reference) * written.values
-        charges = written.like(beta * kl.estimate(self.kl_estimator, d))
+        token_kl = kl.estimate(self.kl_estimator, d)
         k1, tokens = float((d * loss_mask.values).sum()), loss_mask.sums()
         mean_k1 = k1 / max(1, int(tokens.sum()))
         metrics = {
@@ -300,6 +296,11 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
             "kl/sequence_mean": k1 / max(1, int((tokens > 0).sum())),
             "kl/bounded_exponents": float(kl.overflows(self.kl_estimator, d).sum()),
         }
+        if self.kl_max is not None:
+            token_kl, bounded = kl.bounded(token_kl, self.kl_max)
+            share = (bounded & loss_mask.values).sum() / max(1, int(tokens.sum()))
+            metrics["kl/bounded_fraction"] = float(share)
+        charges = written.like(beta * token_kl)
         if self.kl_target is not None and tokens.any():
             beta_after = kl.adapted_coefficient(
                 beta, mean_k1, target=self.kl_target, samples=len(written), horizon=self.kl_horizon
@@ -330,6 +331,9 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
             token_kl = kl.estimate(self.kl_estimator, d)
             if self.kl_corrected:
                 token_kl = token_kl * losses.bounded_ratio(logprobs, old)
+            if self.kl_max is not None:
+                token_kl, bounded = kl.bounded(token_kl, self.kl_max)
+                metrics["policy/kl_bounded"] = (inputs.token_weight * bounded).sum()
             token_loss = token_loss + self.kl_coef * token_kl
             metrics["policy/kl"] = (inputs.token_weight * token_kl.detach()).sum()
             metrics["policy/bounded_exponents"] += kl.overflows(self.kl_estimator, d).sum()
@@ -381,19 +385,3 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
             metrics["policy/clip_fraction_low"] = low
             metrics["policy/clip_fraction_high"] = high
         return metrics
-
-
-def required(column: Ragged | None, name: str) -> Ragged:
-    """`column`; a ValueError where it is None."""
-    if column is None:
-        raise ValueError(f"credit needs {name}, see needs()")
-    return column
-
-
-def without_loss(sequences: Sequences, rows: NDArray[np.bool_]) -> Sequences:
-    """The same sequences; those where `rows` [S] is True have no loss tokens any more."""
-    if not rows.any():
-        return sequences
-    mask = sequences.loss_mask
-    kept = mask.like(mask.values & ~mask.spread(rows).values)
-    return replace(sequences, loss_mask=kept)

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from postgrad.algorithms.base import Needs
+from postgrad.algorithms.base import Earned, Needs, required
 from postgrad.algorithms.critic import Critic
-from postgrad.algorithms.policy_gradient import Earned, PolicyGradient, required
+from postgrad.algorithms.policy_gradient import PolicyGradient
 from postgrad.ops import kl
 from postgrad.ops.advantages import whitened
 from postgrad.ops.gae import gae, token_rewards

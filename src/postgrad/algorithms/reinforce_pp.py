@@ -5,7 +5,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.algorithms.policy_gradient import Earned, PolicyGradient
+from postgrad.algorithms.base import Earned
+from postgrad.algorithms.policy_gradient import PolicyGradient
 from postgrad.ops import kl
 from postgrad.ops.advantages import to_go, whitened
 from postgrad.ops.losses import Aggregation

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.algorithms.base import Needs
-from postgrad.algorithms.policy_gradient import Earned, PolicyGradient
+from postgrad.algorithms.base import Earned, Needs
+from postgrad.algorithms.policy_gradient import PolicyGradient
 from postgrad.ops.losses import Aggregation
 
 

@@ -99,7 +99,7 @@ def build_engine(
     """
     sizes = {"sequences": sequences, "max_len": max_len}
     if settings.type == "local":
-        shared = policy if policy is not None and shares_weights(policy, choices) else None
+        shared = policy if policy is not None and shares_weights(policy, choices, lora) else None
         return _local(settings, path, choices, eos_token, **sizes, borrows=borrows, shared=shared)
     if settings.type == "vllm":
         adapter = lora if settings.sends_adapter else None
@@ -113,14 +113,14 @@ def build_engine(
     return server, choices
 
 
-def shares_weights(policy: nn.Module, choices: Choices) -> bool:
+def shares_weights(policy: nn.Module, choices: Choices, lora: LoraSettings | None) -> bool:
     """Whether the built-in engine reads a policy's weights where they are, without a copy: those in
     four bits with their adapter, and on a GPU those of a whole model in the engine's dtype.
     """
     if in_four_bits(policy):
         return True
-    trains_whole = all(parameter.requires_grad for parameter in policy.parameters())
-    return trains_whole and choices.device == "cuda" and choices.rollout_dtype == choices.dtype
+    trains_itself = lora is None and choices.device == "cuda"
+    return trains_itself and choices.rollout_dtype == choices.dtype
 
 
 def _local(

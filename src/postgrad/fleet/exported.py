@@ -132,6 +132,6 @@ def roles_of(recipe: Recipe, base: str) -> dict[str, ExportedRole]:
         critic = recipe.critic.model
         start = critic.source or base
         by_stem["critic"] = ExportedRole(
-            "critic.weights", start, critic.lora, True, template, critic.quantize
+            "critic.weights", start, critic.lora, True, template, critic.quantize, critic.freeze
         )
     return by_stem

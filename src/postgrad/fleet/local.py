@@ -25,8 +25,8 @@ from postgrad.learner.settings import LearnerSettings, horizon
 from postgrad.learner.tensor import require_divisible
 from postgrad.models.adapters import add_adapter
 from postgrad.models.fresh import make_fresh
+from postgrad.models.frozen_parts import freeze_parts
 from postgrad.models.image_reader import tower_of
-from postgrad.models.images import freeze_parts
 from postgrad.models.load import LoadedModel, load_model
 from postgrad.models.rope import require_length
 from postgrad.models.routers import routers_of
@@ -241,7 +241,8 @@ class LocalFleet:
         compiled = backbone.compiler is not None
         backbone.routers = routers_of(backbone.lm, settings, compiled=compiled, replays=replays)
         if settings.freeze:
-            freeze_parts(backbone.lm, settings.freeze, path)
+            key = "critic.model.freeze" if role == "critic" else "model.freeze"
+            freeze_parts(backbone.lm, settings, key)
         if settings.freeze or settings.lora is not None:
             require_unchanged(self._site, role, path)
         if settings.lora is not None:

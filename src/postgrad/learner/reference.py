@@ -40,8 +40,11 @@ class MovingReference(Policy):
         ema_decay: float,
         policy: Mapping[str, Tensor],
     ) -> None:
-        """policy: float32 weights by hub name, with which the moving average starts."""
+        """policy: the float32 weights that it follows, by hub name, with which the moving average
+        starts. What the policy does not train is the same in both.
+        """
         super().__init__(backbone, temperature)
+        self._followed = frozenset(policy)
         self._refresh_steps = refresh_steps
         self._average = MovingAverage(policy, ema_decay) if ema_decay else None
 
@@ -64,7 +67,8 @@ class MovingReference(Policy):
     def pieces(self) -> dict[str, TensorPiece]:
         """Where this rank's parts of the weights lie in the whole tensors, by name."""
         ranks = self.backbone.ranks
-        return {name: piece_of(name, p, ranks) for name, p in self.backbone.lm.named_parameters()}
+        named = self.backbone.lm.named_parameters()
+        return {name: piece_of(name, p, ranks) for name, p in named if name in self._followed}
 
     def state_bytes(self) -> int:
         """Bytes of `tensors`; of parts that several ranks hold, only on the first of them."""
@@ -82,7 +86,8 @@ class MovingReference(Policy):
         self._take(parts)
 
     def _parameters(self) -> dict[str, Tensor]:
-        return {name: local(p) for name, p in self.backbone.lm.named_parameters()}
+        named = self.backbone.lm.named_parameters()
+        return {name: local(p) for name, p in named if name in self._followed}
 
     @torch.no_grad()
     def _take(self, weights: Mapping[str, Tensor]) -> None:

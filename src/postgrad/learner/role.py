@@ -271,15 +271,17 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         return self.optimizer.weights()
 
     def hub_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights of the model, whole, by hub name; an adapter is merged one matrix at a time.
-        All ranks have to iterate over all of them together.
+        """All weights of the model, whole, by hub name, frozen ones too; an adapter is merged one
+        matrix at a time. All ranks have to iterate over all of them together.
         """
-        adapter = self.backbone.adapter
-        if adapter is not None:
-            ranks = self.backbone.ranks
+        adapter, named = self.backbone.adapter, self.backbone.lm.named_parameters()
+        if adapter is None:
+            yield from self._whole_weights()
+            parts = ((name, p.detach()) for name, p in named if not p.requires_grad)
+        else:
             parts = adapter.hub_weights()
-            return ((name, assembled(name, tensor, ranks)) for name, tensor in parts)
-        return self._whole_weights()
+        for name, tensor in parts:
+            yield name, assembled(name, tensor, self.backbone.ranks)
 
     def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The adapter's weights, whole, float32, by PEFT's names. All ranks have to iterate over

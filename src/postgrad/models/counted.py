@@ -149,7 +149,7 @@ def _shape_of(lm: Any) -> ModelShape:
             **mixing,
             balance=balance_of(config, ModelSettings()),
             **_targets(lm),
-            **_experts(weights, config),
+            **_experts(lm, weights, config),
         ),
         tower=_tower_of(lm),
     )
@@ -163,10 +163,12 @@ def _latent(lm: Any) -> int:
     return config.kv_lora_rank + config.qk_rope_head_dim if latents_of(lm) else 0
 
 
-def _experts(weights: Mapping[str, tuple[int, ...]], config: Any) -> dict[str, Any]:
-    """What CountedWeights says of routed experts: of weights [experts, ...], which ranks can share.
-    weights: the shapes of all layers' by name.
+def _experts(lm: Any, weights: Mapping[str, tuple[int, ...]], config: Any) -> dict[str, Any]:
+    """What CountedWeights says of routers, and of routed experts: of weights [experts, ...], which
+    ranks can share. weights: the shapes of all layers' by name.
     """
+    from postgrad.models.routers import router_weights
+
     shared = {name: shape for name, shape in weights.items() if SHARED.search(name)}
     layers = {name.partition(".")[0] for name in shared}
     return {
@@ -174,19 +176,20 @@ def _experts(weights: Mapping[str, tuple[int, ...]], config: Any) -> dict[str, A
         "chosen": int(_each_token(config) or 1),
         "choices": len(layers) * int(_each_token(config) or 1),
         "experts": max((shape[0] for shape in shared.values()), default=0),
+        "routers": sum(lm.get_parameter(name).numel() for name in router_weights(lm)),
     }
 
 
 def _tower_of(lm: Any) -> TowerShape | None:
     """The tower of a model on the meta device; None of one that reads text alone."""
-    from postgrad.models.images import is_frozen
+    from postgrad.models.images import image_part
     from postgrad.models.supported import reads_images
 
     if not reads_images(lm.config):
         return None
     named = list(lm.named_parameters())
     parts = [
-        sum(weight.numel() for name, weight in named if is_frozen(name, (part,)))
+        sum(weight.numel() for name, weight in named if image_part(name) == part)
         for part in ("vision", "projector")
     ]
     return tower_shape(lm.config.to_dict(), parameters=parts[0], projector_parameters=parts[1])

@@ -24,9 +24,10 @@ from postgrad.core.hub import pretrained
 from postgrad.models.adapter_reader import merge_adapter, read_adapter
 from postgrad.models.end_tokens import with_ends
 from postgrad.models.files import INDEX, SUFFIX, WEIGHTS, is_adapter, weights_source
+from postgrad.models.frozen_parts import frozen_names
 from postgrad.models.headers import require_room
 from postgrad.models.image_reader import ImageReader, processor_files
-from postgrad.models.images import ImageTower, is_frozen
+from postgrad.models.images import ImageTower
 from postgrad.models.load import (
     Loading,
     load_config,
@@ -157,7 +158,8 @@ def frozen_weights(base: str, freeze: Collection[str], dtype: torch.dtype) -> di
     """The weights of a model that model.freeze kept from training, by hub name, in their files."""
     config = load_config(base)
     lm, _ = read_weights(base, config, causal_class(config), Loading(dtype, CPU, in_files=True))
-    return {name: p.detach() for name, p in lm.named_parameters() if is_frozen(name, freeze)}
+    frozen = frozen_names(lm, freeze)
+    return {name: p.detach() for name, p in lm.named_parameters() if name in frozen}
 
 
 def _model_of(

@@ -6,16 +6,16 @@ images in one call: alone they would be launches and little work.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from postgrad.core.errors import RunError, UsageError
+from postgrad.core.errors import RunError
 from postgrad.layout.layout import Layout
 from postgrad.models.attention import Pictures, to_device
 from postgrad.models.linear import multiply
@@ -30,23 +30,13 @@ TOWER = re.compile(r"\.(visual|vision_tower|vision_model)\.")
 Pixels = Mapping[str, NDArray[Any]]  # what an image processor of transformers gives for an image
 
 
-def is_frozen(name: str, freeze: Collection[str]) -> bool:
-    """Whether a weight is in a part that model.freeze names. name: of the weight on the hub."""
+def image_part(name: str) -> Literal["vision", "projector"] | None:
+    """Whether the weight `name` of the hub is the tower's ("vision") or the projector's; None: the
+    decoder's.
+    """
     if PROJECTOR.search(name):
-        return "projector" in freeze
-    return "vision" in freeze and bool(TOWER.search(name))
-
-
-def freeze_parts(lm: nn.Module, freeze: Collection[str], path: str) -> None:
-    """Stops the training of what model.freeze names. Raises UsageError where it is not there."""
-    frozen = [p for name, p in lm.named_parameters() if is_frozen(name, freeze)]
-    if not frozen:
-        raise UsageError(
-            f"model.freeze = {list(freeze)}: {path} reads text alone, and has no tower: leave it "
-            "out"
-        )
-    for parameter in frozen:
-        parameter.requires_grad_(False)
+        return "projector"
+    return "vision" if TOWER.search(name) else None
 
 
 class _PatchProduct:
@@ -159,7 +149,7 @@ class ImageTower:
         """
         zero = torch.zeros((), device=self._lm.device)
         for name, weight in self._lm.named_parameters():
-            if weight.requires_grad and is_frozen(name, ("vision", "projector")):
+            if weight.requires_grad and image_part(name):
                 zero = zero + weight.reshape(-1)[:0].sum()
         return zero
 

@@ -73,6 +73,11 @@ def shape_of_model(model: ModelSettings) -> ModelShape:
     return shape_of_init(model.init)
 
 
+def in_table(source: str) -> bool:
+    """Whether a hub id is in the table of common models, all of which are dense."""
+    return _plain(split_revision(source)[0]) in _rows()
+
+
 @cache
 def _rows() -> Mapping[str, Mapping[str, Any]]:
     """The rows of shapes.toml by `_plain` id: {"qwen/qwen3-0.6b": {"id": "Qwen/Qwen3-0.6B", ...}}.

@@ -12,6 +12,7 @@ So shares, biases and scales are computed as the model's own code computes them.
 """
 
 import inspect
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,11 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.adapter_targets import target_weights
 from postgrad.models.attention import layers_of
-from postgrad.models.settings import ModelSettings
+from postgrad.models.settings import ROUTER, ModelSettings
+
+# In the names of weights: what is added to a router's scores for its choice alone. It may lie
+# beside the router, and in most types is no parameter.
+CHOICE_BIAS = re.compile(r"\.(?:expert_bias|e_score_correction_bias)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +186,15 @@ def _routers(lm: Any) -> list[tuple[nn.Module, int]]:
     ]
 
 
+def router_weights(lm: Any) -> set[str]:
+    """The names of the weights of all routers, with the biases that they choose by, where these are
+    parameters; empty of a dense model.
+    """
+    inside = {id(weight) for router, _ in _routers(lm) for weight in router.parameters()}
+    named = lm.named_parameters() if inside else ()
+    return {name for name, weight in named if id(weight) in inside or CHOICE_BIAS.search(name)}
+
+
 def routed_layers(lm: Any) -> tuple[int, ...]:
     """The numbers of the layers that have a router, in order. Raises UsageError as `replayable`."""
     routers = _required(lm)
@@ -193,9 +207,12 @@ def routed_layers(lm: Any) -> tuple[int, ...]:
 
 def balance_of(config: Any, settings: ModelSettings) -> float:
     """The coefficient of the balance loss: that of the recipe, or where it names none of the
-    model's config. Raises UsageError for one of a type that transformers has no balance loss for.
+    model's config, but 0 where routers are frozen. Raises UsageError for one of a type that
+    transformers has no balance loss for.
     """
     stated = settings.router_aux_loss_coef
+    if stated is None and ROUTER in settings.freeze:
+        return 0.0
     causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if not hasattr(inspect.getmodule(causal), "load_balancing_loss_func"):  # or it reads images
         if stated:

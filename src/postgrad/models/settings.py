@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from postgrad.core.errors import UsageError
 from postgrad.core.hub import REVISION, at_revision, split_revision
 from postgrad.core.settings import Settings
 
@@ -40,6 +41,13 @@ TOWERS = {
     "llava_onevision": SQUARES,
     "mistral3": (ANY_SIZE,),
     "vipllava": SQUARES[:1],
+}
+# Parts that `freeze` names, and what is said of a model that does not have one.
+ModelPart = Literal["vision", "projector", "router"]
+_LACKS: dict[str, str] = {
+    "vision": "reads text alone, and has no tower",
+    "projector": "reads text alone, and has no projector",
+    ROUTER: "is no mixture of experts, and has no routers",
 }
 ModelType = Literal["qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3"]
 
@@ -145,12 +153,14 @@ class ModelSettings(Settings):
     # for the tested types. One graph for all layers and lengths, compiled in the first step.
     compile: bool | Literal["auto"] = False
     gradient_checkpointing: bool = False  # compute activations again in the backward pass
-    # Of a mixture of experts: the weight of its balance loss; left out, that of the model's config.
+    # Of a mixture of experts: the weight of its balance loss; left out, that of the model's config,
+    # or 0 where its routers are frozen.
     router_aux_loss_coef: float | None = Field(default=None, ge=0.0)
     router_z_loss_coef: float = Field(default=0.0, ge=0.0)  # of the squared log Z of router logits
-    # Parts of a model that reads images which are not trained: its tower, and what brings the
-    # tower's outputs to the decoder's width. With an adapter neither is trained anyway.
-    freeze: tuple[Literal["vision", "projector"], ...] = ()
+    # Parts that are not trained: of a model that reads images its tower, and what brings the
+    # tower's outputs to the decoder's width; of a mixture of experts its routers, without a balance
+    # loss then unless one is stated. With an adapter none of them is trained anyway.
+    freeze: tuple[ModelPart, ...] = ()
     # Special tokens that end an answer, beside those that the tokenizer and generation_config.json
     # name: "<|im_end|>" of a base model that learns ChatML. An export has them in its
     # generation_config.json.
@@ -181,6 +191,11 @@ def is_target(target: str, name: str, kind: str) -> bool:
     if kind == EXPERTS:
         return any(ends) and EXPERTS in target.split(".")
     return target == ROUTER or (any(ends) and target != "weight")
+
+
+def no_such_part(part: str, kind: str, key: str = "model.freeze") -> UsageError:
+    """What is said where a model of the type `kind` does not have a part that is to be frozen."""
+    return UsageError(f'{key}: "{part}": this {kind} model {_LACKS[part]}: leave it out')
 
 
 def looks_local(path: str) -> bool:

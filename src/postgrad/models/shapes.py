@@ -11,7 +11,7 @@ from typing import Any, get_args
 from postgrad.core.errors import UsageError
 from postgrad.layout.tree import MIN_CONTINUED, MIN_SHARED, NO_SHARING
 from postgrad.models.flops import MULTIPLY_ADD, ForwardFlops
-from postgrad.models.settings import ModelInit, ModelType
+from postgrad.models.settings import ROUTER, ModelInit, ModelType
 from postgrad.models.towers import TowerShape
 
 TYPES = tuple("gemma3_text" if name == "gemma3" else name for name in get_args(ModelType))
@@ -45,6 +45,7 @@ class CountedWeights:
     routed: int = 0  # of the matrices, those of routed experts that ranks can share
     choices: int = 0  # to how many experts a token is sent, those of all layers together
     experts: int = 0  # routed experts of a layer; 0 of a dense model
+    routers: int = 0  # weights of the routers of all layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +194,12 @@ class ModelShape:
             return self.counted.parameters
         body = self.layers * self.layer_parameters + self.hidden_size  # the last norm
         return self.embedding_parameters + body + self.head_parameters
+
+    def frozen(self, part: str) -> int:
+        """How many weights a part has that model.freeze names; 0 where the model lacks it."""
+        if part == ROUTER:
+            return 0 if self.counted is None else self.counted.routers
+        return 0 if self.tower is None else self.tower.frozen((part,))
 
     def flops(
         self, tokens: float, squares: float, head_tokens: float | None = None

@@ -62,6 +62,28 @@ def left_one_out(rewards: Floats, group: Ints) -> Floats:
     return centred(rewards, group) * size / (size - 1)
 
 
+def against_others(rewards: Floats, group: Ints, eps: float | None = 1e-6) -> Floats:
+    """(R - m) / (s + eps), with m the mean and s the sample standard deviation (n - 2) of the other
+    samples of the group (NeMo RL's leave-one-out baseline). R - m where s is 0, because the others
+    are all equal or there is one other, and where eps is None; 0 for a group of one.
+    """
+    result = np.zeros(len(rewards))
+    for number in np.unique(group):
+        places = np.flatnonzero(group == number)
+        if (n := len(places)) < 2:
+            continue
+        every = np.broadcast_to(rewards[places], (n, n))
+        others = every[~np.eye(n, dtype=np.bool_)].reshape(n, n - 1)
+        lowest: Floats = others.min(1)
+        equal: NDArray[np.bool_] = lowest == others.max(1)
+        mean: Floats = others.mean(1)
+        gain = rewards[places] - np.where(equal, lowest, mean)
+        if eps is not None and n > 2:
+            gain = gain / np.where(equal, 1.0, others.std(1, ddof=1) + eps)
+        result[places] = gain
+    return result
+
+
 def relative(rewards: Floats, group: Ints) -> Floats:
     """(R - mean(R)) / mean(R) over the group, 0 where the mean is not above 0: with rewards of 0
     and 1 the gradient of log(pass rate), to the group's size as order (MaxRL, arXiv:2602.02710).

@@ -41,6 +41,13 @@ def estimate(kind: Estimator, d: Array) -> Array:
     return _exp(-bounded) - 1 + bounded
 
 
+def bounded(token_kl: Array, most: float) -> tuple[Array, Array]:
+    """KLs of tokens within -most and most, without a gradient beyond, and True where one was not:
+    a k3 of few tokens that the policy has all but given up would decide the whole gradient.
+    """
+    return token_kl.clip(-most, most), (token_kl < -most) | (token_kl > most)
+
+
 def overflows(kind: Estimator, d: Array) -> Array:
     """True where `estimate` had to bound an exponent."""
     return d < (-MAX_EXPONENT if kind == "k3" else -np.inf)

@@ -14,6 +14,7 @@ from postgrad.models.settings import (
     LoraSettings,
     ModelSettings,
     is_target,
+    no_such_part,
 )
 from postgrad.models.shapes import ModelShape
 from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
@@ -63,7 +64,9 @@ class PlannedRole:
     def balances(self) -> bool:
         """Whether its updates have the balance loss of a mixture of experts."""
         stated, counted = self.model.router_aux_loss_coef, self.shape.counted
-        return counted is not None and counted.balance > 0 if stated is None else stated > 0
+        if stated is not None:
+            return stated > 0
+        return counted is not None and counted.balance > 0 and ROUTER not in self.model.freeze
 
     @property
     def trained(self) -> int:
@@ -71,8 +74,7 @@ class PlannedRole:
         if self.learner is None:
             return 0
         if self.model.lora is None:
-            tower = self.shape.tower
-            return self.parameters - (tower.frozen(self.model.freeze) if tower else 0)
+            return self.parameters - sum(map(self.shape.frozen, self.model.freeze))
         adapter = adapter_parameters(self.shape, self.model.lora)
         head = self.shape.hidden_size if self.scores else 0  # the score head trains too
         return adapter + self.copied + head
@@ -97,11 +99,17 @@ class PlannedRole:
 
 def planned_roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
     """The roles of a run, the one that the job trains first. find: the shape of a [model] table.
-    Raises UsageError for targets of adapters that a model has none of.
+    Raises UsageError for parts to freeze, and for targets of adapters, that a model has none of.
     """
     roles = _roles(recipe, find)
     for role in roles:
-        if role.learner is not None and role.model.lora is not None:
+        if role.learner is None:
+            continue
+        for part in role.model.freeze:
+            if not role.shape.frozen(part):
+                key = "critic.model.freeze" if role.name == "critic" else "model.freeze"
+                raise no_such_part(part, role.shape.model_type, key)
+        if role.model.lora is not None:
             require_targets(role.shape, role.model.lora)
     return roles
 

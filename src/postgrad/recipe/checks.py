@@ -13,7 +13,7 @@ from postgrad.algorithms.base import Algorithm, RolloutAlgorithm
 from postgrad.core.errors import UsageError
 from postgrad.core.geometry import derive
 from postgrad.data.settings import NO_ENVIRONMENT, WHICH_ROWS, DataSettings, RowSettings
-from postgrad.models.settings import ModelSettings
+from postgrad.models.settings import ROUTER, ModelSettings
 from postgrad.recipe.arrangement import rank_problems
 from postgrad.recipe.hub_sources import revision_problems
 from postgrad.recipe.lines import KeyPath, RecipeProblem
@@ -229,6 +229,14 @@ def _model(recipe: Sections) -> Iterator[RecipeProblem]:
                 f"trains: give [{'.'.join(map(str, place))}.lora]",
             )
             break  # what a critic leaves out is the policy's
+    for place, trained in recipe.trained_models.items():
+        if trained.lora is not None and ROUTER in {*trained.freeze} & {*trained.lora.targets}:
+            yield (
+                (*place, "freeze"),
+                f'"{ROUTER}" beside "{ROUTER}" in model.lora.targets, whose adapter would change '
+                "routers: leave one of them out",
+            )
+            break
     for place, trained in recipe.trained_models.items():
         if trained.compile is True and trained.quantize != "none":
             yield (

@@ -15,7 +15,7 @@ from postgrad.fleet.exported import ExportedRole, roles_of
 from postgrad.learner.loss_scale import NUMBERS
 from postgrad.learner.optimizer import UPDATES
 from postgrad.models.adapters import add_adapter
-from postgrad.models.images import is_frozen
+from postgrad.models.frozen_parts import frozen_names
 from postgrad.models.load import load_config, skeleton
 from postgrad.models.supported import causal_class
 from postgrad.observe.console import Console
@@ -171,5 +171,5 @@ def _shapes(role: ExportedRole) -> Shapes:
     named = lm.named_parameters()
     if role.lora is not None:
         named = add_adapter(lm, role.lora, seed=0).parameters().items()
-    frozen = role.freeze if role.lora is None else ()
-    return {name: parameter.shape for name, parameter in named if not is_frozen(name, frozen)}
+    frozen = frozen_names(lm, role.freeze if role.lora is None else ())
+    return {name: parameter.shape for name, parameter in named if name not in frozen}

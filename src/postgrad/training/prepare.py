@@ -26,6 +26,7 @@ from postgrad.learner.experts import require_mixture
 from postgrad.learner.settings import horizon, shortened_warmup
 from postgrad.models.load import load_config, load_tokenizer
 from postgrad.models.routers import balance_of
+from postgrad.models.settings import ROUTER
 from postgrad.models.supported import experts_of, reads_images
 from postgrad.observe.console import Console
 from postgrad.observe.run_dir import RunDirectory
@@ -118,10 +119,10 @@ def _teachers(recipe: Recipe) -> list[OneTeacher]:
 
 
 def tell_of_experts(run: Run, path: str) -> None:
-    """Warns where a mixture of experts trains and nothing keeps its routers balanced."""
-    config = load_config(path)
+    """Warns where the routers of a mixture of experts train and nothing keeps them balanced."""
+    config, model = load_config(path), run.recipe.model
     experts = experts_of(config)
-    if not experts or balance_of(config, run.recipe.model) > 0:
+    if not experts or ROUTER in model.freeze or balance_of(config, model) > 0:
         return
     text = (
         f"{path} is a {config.model_type} model with {experts} experts a layer: it is trained "

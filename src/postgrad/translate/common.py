@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from postgrad.core.hub import HUB_ID
 from postgrad.models import named_templates
+from postgrad.models.known_shapes import in_table
 from postgrad.rollout.settings import refused_argument
 from postgrad.translate.draft import Draft
 from postgrad.translate.images import BUILT_IN, ON_LANGUAGE, no_images, vllm_samples
@@ -208,6 +209,18 @@ def router_replay(draft: Draft, _: str, value: Any, __: str) -> None:
     """A rule: whether tokens go to the experts that they were sent to when they were sampled."""
     if flag(value):
         draft.put("rollout.router_replay", "sampled")
+
+
+def frozen_routers(draft: Draft, name: str, value: Any, _: str) -> None:
+    """A rule: whether the routers of a mixture of experts are kept from training. Configs state it
+    of dense models too, where it does nothing there, and is refused here.
+    """
+    if flag(value) and not in_table(str(draft.get("model.path"))):
+        parts = [*draft.get("model.freeze", ()), "router"]
+        draft.put("model.freeze", parts, "of a mixture of experts; leave it out of a dense model")
+    else:
+        draft.skip(name, value, "routers train unless model.freeze names them; a dense model "
+                   "has none")  # fmt: skip
 
 
 def optimizer(draft: Draft, name: str, value: Any, default: str) -> None:

@@ -7,6 +7,8 @@ from postgrad.translate.draft import Draft
 from postgrad.translate.rules import Options, decimal, flag
 from postgrad.translate.tables.nemo_rl import CORRECTIONS, ESTIMATORS, FUNCTIONS, VERIFIERS
 
+_LEFT_OUT = ("grpo.use_leave_one_out_baseline", "grpo.adv_estimator.use_leave_one_out_baseline")
+
 
 def algorithm(draft: Draft, options: Options) -> None:
     """[algorithm]: advantages, the clip, the KL and the correction."""
@@ -27,13 +29,8 @@ def algorithm(draft: Draft, options: Options) -> None:
         name = "rloo" if left_out else "dr_grpo"
     draft.put("algorithm.type", name)
     if left_out and name not in ("rloo", "reinforce_pp"):
-        why = (
-            "the baseline is the mean of the whole group, which makes advantages of n samples "
-            "about (n - 1) / n of those there"
-        )
-        spelled = [f"grpo.{table}use_leave_one_out_baseline" for table in ("", "adv_estimator.")]
-        for option in list(filter(options.states, spelled)) or spelled[:1]:
-            draft.miss(option, True, why)
+        default = "" if any(map(options.states, _LEFT_OUT)) else "NeMo RL's default"
+        draft.put("algorithm.leave_one_out", True, default)
     by_token = flag(options.take("loss_fn.token_level_loss", True))
     if name != "gspo":
         draft.put("algorithm.aggregation", "token" if by_token else "sequence")
@@ -60,10 +57,33 @@ def _kl(draft: Draft, options: Options) -> None:
             if options.take(f"loss_fn.{name}") is not None:
                 draft.skip(f"loss_fn.{name}", options.take(f"loss_fn.{name}"), "there is no KL")
         return
+    _bounded_kl(draft, options, kind, in_reward=in_reward)
     draft.put("algorithm.kl_in", "reward" if in_reward else "loss")
     draft.put("algorithm.kl_estimator", kind)
     if corrected and not in_reward:
         draft.put("algorithm.kl_corrected", True, "use_on_policy_kl_approximation")
+
+
+def _bounded_kl(draft: Draft, options: Options, kind: str, *, in_reward: bool) -> None:
+    """algorithm.kl_max. There the log ratio has a bound of its own, beyond which nothing changes
+    where it lies beyond that of the KL. A KL in the reward has the defaults, whatever is stated.
+    """
+    of_ratio, of_kl = "loss_fn.kl_input_clamp_value", "loss_fn.kl_output_clamp_value"
+    bounds = dict[str, float | None]()
+    for name, default in ((of_ratio, 20.0), (of_kl, 10.0)):
+        value = options.take(name, default)
+        off = name in options.stated and options.stated[name] is None  # null
+        bounds[name] = default if in_reward else None if off else decimal(value)
+    log_ratio, most = bounds.values()
+    stated = options.states(of_kl) and not in_reward
+    draft.put("algorithm.kl_max", most, "kl_output_clamp_value" if stated else "NeMo RL's default")
+    if log_ratio is None or not options.states(of_ratio):
+        return
+    largest = {"k1": log_ratio, "k2": log_ratio**2 / 2}.get(kind, log_ratio - 1.0)
+    if in_reward or (most is not None and largest >= most):
+        draft.skip(of_ratio, options.take(of_ratio), "kl_max bounds the KL before that")
+    else:
+        draft.miss(of_ratio, options.take(of_ratio), "only the exponent of k3 is bounded, at 20")
 
 
 def _correction(draft: Draft, options: Options) -> None:

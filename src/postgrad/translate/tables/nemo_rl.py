@@ -165,11 +165,6 @@ RULES: dict[str, Rule] = {
     ),
     "grpo.async_grpo.*": missing("rollout.max_staleness paces what starts"),
     "loss_fn.ratio_clip_c": to("algorithm.dual_clip", read=decimal),
-    **family(
-        "loss_fn.",
-        "kl_input_clamp_value kl_output_clamp_value",
-        missing("the KL of a token is not bounded"),
-    ),
     "loss_fn.disable_ppo_ratio": missing(
         "the ratio is 1 in the first update of a step; later updates have one"
     ),

@@ -129,11 +129,8 @@ RULES: dict[str, Rule] = {
         "moe_fused_kernel",
         missing(_EXPERTS),
     ),
-    **family(
-        "trainer.model.",
-        "moe_router_dtype freeze_moe_router",
-        missing("routers are trained as the other weights are"),
-    ),
+    "trainer.model.moe_router_dtype": missing("routers compute as the other weights do"),
+    "trainer.model.freeze_moe_router": common.frozen_routers,
     "trainer.model.index_cache.*": missing("sparse attention is not here"),
     "trainer.model.dp_replicate": missing_above_1(
         "copies of the whole state; learner.shard_groups is near"
