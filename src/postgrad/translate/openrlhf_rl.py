@@ -175,6 +175,7 @@ def _kl(draft: Draft, options: Options) -> None:
     late = "" if draft.get("algorithm.type") in ("ppo", "reinforce_pp") else _AFTER_BASELINE
     draft.put("algorithm.kl_in", "loss" if in_loss else "reward", "" if in_loss else late)
     draft.put("algorithm.kl_estimator", estimator)
+    draft.put("algorithm.kl_max", 10.0, "a token's KL, as there")
     if target is not None and not in_loss:
         draft.put("algorithm.kl_target", decimal(target))
         draft.put("algorithm.kl_horizon", horizon)
