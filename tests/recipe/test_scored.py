@@ -57,6 +57,58 @@ def test_a_section_that_is_wrong_is_told_before_anything_runs(
     assert why.split(": ", 1)[-1] in str(told.value)
 
 
+JUDGE = f'{REWARDS}[[rewards]]\ntype = "judge"\nmodel = "m"\n'
+VLLM = f'{REWARDS}[rollout]\ntype = "vllm"\n[rollout.vllm]\n'
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        (REWARDS.replace("gsm8k", "mine.py:score"),
+         ":15: rewards.0: verifier 'mine.py:score' names a file: name its module, as 'mine:score' "
+         "with the folder that it begins in on PYTHONPATH (the current one is)"),
+        (REWARDS.replace("gsm8k", "a/mine:score"), "name its module, as 'a.mine:score'"),
+        (REWARDS.replace("gsm8k", "mine:"), "no verifier is called 'mine:': your own is 'package."),
+        (REWARDS.replace("gsm8k", "a:b:c"), "no verifier is called 'a:b:c': your own is 'package."),
+        ('[rewards]\ntype = "gsm8k"\n', ":15: rewards = {'type': 'gsm8k'}: several are wanted: "
+         "each begins with [[rewards]], in two brackets"),
+        (f'{REWARDS}datasets = "rows"\n', ":17: rewards.0.datasets = 'rows': a list is wanted: "
+         '["rows"]'),
+        (f'{REWARDS}when = ["a"]\n', ":17: rewards.0.when = ['a']: a table of keys is wanted"),
+        (f"{REWARDS}[{GAME.replace(']', ']]', 1)}", "environment = [{'type': 'guess_number'}]: one "
+         "table alone is wanted: it begins with [environment], in one bracket"),
+        (JUDGE, ":17: rewards.1: rewards: 'judge' needs base_url, which is missing"),
+        (f'{JUDGE}base_url = "http://a/v1"\nsandbox = true\n', ":17: rewards.1: rewards: 'judge' "
+         "asks a server, and sandbox = true has no network: leave sandbox out"),
+        (f"{VLLM}engine_args = {{ max-num-batched-tokens = 9 }}\n", "'max-num-batched-tokens': "
+         "here vLLM's arguments have underscores: 'max_num_batched_tokens'"),
+    ],
+)  # fmt: skip
+def test_a_common_slip_is_told_with_what_to_write(sections: str, told: str, write: Write) -> None:
+    with pytest.raises(UsageError) as refused:
+        load_recipe(write((REWARDS, sections)))
+    assert told in str(refused.value)
+
+
+VOTES = ("every = 5", "every = 5\nn_samples = 4\nmaj_at = [4]")
+
+
+def test_an_environment_reads_no_answer_to_vote_on(write: Write) -> None:
+    for sections in (GAME, REWARDS + GAME):
+        with pytest.raises(UsageError, match=r"maj_at: votes on answers, and 'environment' reads"):
+            load_recipe(write(VOTES, (REWARDS, sections)), ["--eval.component", "environment"])
+    with pytest.raises(UsageError, match=r"maj_at: votes on answers, and 'environment' reads"):
+        load_recipe(write(VOTES, (REWARDS, GAME)))
+    assert load_recipe(write(VOTES, (REWARDS, REWARDS + GAME))).eval.maj_at == (4,)
+
+
+def test_two_rewards_of_one_name_are_told_with_the_file_where_there_are_votes_too(
+    write: Write,
+) -> None:
+    with pytest.raises(UsageError, match=r"recipe\.toml.*2 of \[\[rewards\]\] are called 'gsm8k'"):
+        load_recipe(write(VOTES, (REWARDS, REWARDS + REWARDS)))
+
+
 LENGTH = f'{REWARDS}\n[[rewards]]\ntype = "relative_length"\n'
 
 

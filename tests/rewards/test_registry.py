@@ -36,7 +36,7 @@ def test_every_named_verifier_is_built_from_its_name_and_what_it_must_know(name)
 
 
 def test_what_a_verifier_must_know_and_is_not_told_is_refused():
-    assert refusal(type="regex") == "rewards.pattern = {} of 'regex': Field required"
+    assert refusal(type="regex") == "rewards: 'regex' needs pattern, which is missing"
 
 
 def test_lists_and_tables_of_a_recipe_become_settings():

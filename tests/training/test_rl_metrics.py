@@ -9,6 +9,7 @@ import pytest
 
 from postgrad.algorithms.base import Credit
 from postgrad.algorithms.grpo import GRPO
+from postgrad.algorithms.remax import ReMax
 from postgrad.core.cursor import Cursor
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import (
@@ -96,7 +97,16 @@ def metrics_of(
     batch = RolloutBatch.of(groups)
     sampled = Sampled(groups, Cursor(), metrics=extra.get("sampled", {}))
     credit = credit_of(batch, range(len(batch)), **extra.get("credit", {}))
-    return step_metrics(sampled, batch, credit, results, SECONDS, RECIPE)
+    recipe = RECIPE.model_copy(update={"algorithm": extra.get("algorithm", GRPO())})
+    return step_metrics(sampled, batch, credit, results, SECONDS, recipe)
+
+
+def test_the_entropy_leaves_out_greedy_answers_where_the_algorithm_draws_them() -> None:
+    """Sample 0 alone was kept: where it is greedy, nothing is left."""
+    alone = [group(1, (1, 4), (0.5, NAN))]
+    assert metrics_of(alone, {})["sampled_entropy"] == 1.0
+    greedy = metrics_of(alone, {}, algorithm=ReMax())
+    assert math.isnan(greedy["sampled_entropy"])
 
 
 def test_samples_of_a_step_are_counted_with_those_that_were_dropped(

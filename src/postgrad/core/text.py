@@ -54,6 +54,21 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     return next(iter([*swapped, *close]), None)
 
 
+def require_module(name: str, kind: str) -> None:
+    """Raises UsageError where `name` is not "package.module:attribute", or has a file in place of
+    the module. Imports nothing. kind: as of `resolve`.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute.isidentifier():
+        raise UsageError(f"no {kind} is called {name!r}: your own is 'package.module:Name'")
+    dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
+    if module_name.endswith(".py") or "/" in module_name:
+        raise UsageError(
+            f"{kind} {name!r} names a file: name its module, as {f'{dotted}:{attribute}'!r} with "
+            "the folder that it begins in on PYTHONPATH (the current one is)"
+        )
+
+
 def resolve(name: str, registered: Mapping[str, str], kind: str) -> Any:
     """The object that `name` stands for: a key of `registered`, or `package.module:attribute`.
 
@@ -66,6 +81,7 @@ def resolve(name: str, registered: Mapping[str, str], kind: str) -> Any:
         close = nearest(name, registered)
         hint = f"did you mean {close!r}?" if close else f"known: {', '.join(sorted(registered))}"
         raise UsageError(f"no {kind} is called {name!r}: {hint}; your own is 'package.module:Name'")
+    require_module(target, kind)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

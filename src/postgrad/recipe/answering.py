@@ -8,7 +8,7 @@ from postgrad.algorithms.base import RolloutAlgorithm
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.core.batch import RolloutBatchSettings
 from postgrad.core.errors import UsageError
-from postgrad.core.text import nearest
+from postgrad.core.text import nearest, require_module
 from postgrad.data.rows import dataset_name
 from postgrad.recipe.checks import evaluation_lengths, lone_samples, played_sets, token_budget
 from postgrad.recipe.lines import RecipeProblem
@@ -113,13 +113,13 @@ def _held_out(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
 
 
 def _votes(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
-    """Majority votes on what a verifier of ours does not read: an answer."""
-    if not (recipe.eval.maj_at and recipe.rewards):
+    """Majority votes on what a verifier of ours or an environment does not read: an answer."""
+    if not recipe.eval.maj_at:
         return
-    names = component_names(recipe.rewards)
-    name = recipe.eval.component or names[0]
-    types = dict(zip(names, (reward.type for reward in recipe.rewards), strict=True))
-    if types.get(name) in VERIFIERS and types[name] not in READ_ANSWERS:
+    types = {r.name or r.type.rpartition(":")[2]: r.type for r in recipe.rewards}
+    name = recipe.eval.component or next(iter(types), ENVIRONMENT)
+    kind = types.get(name, name)
+    if kind == ENVIRONMENT or (kind in VERIFIERS and kind not in READ_ANSWERS):
         yield (
             ("eval", "maj_at"),
             f"votes on answers, and {name!r} reads none: name a component that does with "
@@ -343,10 +343,11 @@ def _rewards(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     yield from _routes(recipe)
     filled = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
     for place, reward in enumerate(filled):
-        if ":" in reward.type:
-            continue  # a user's code is imported in the workers only
         try:
-            build_verifier(reward)
+            if ":" in reward.type:  # a user's code is imported in the workers only
+                require_module(reward.type, "verifier")
+            else:
+                build_verifier(reward)
         except UsageError as error:
             yield ("rewards", place), str(error)
 

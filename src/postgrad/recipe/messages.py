@@ -1,5 +1,6 @@
 """Validation errors as lines for people: file, line, key, what is wrong, what is allowed."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
@@ -76,9 +77,22 @@ def _line(problem: Mapping[str, Any], model: type[BaseModel], origin: Origin) ->
     if problem["type"] in ("recipe", "value_error"):
         text = str(problem["msg"]).removeprefix("Value error, ")
         return f"{prefix}{key}: {text}" if key else f"{prefix}{text}"
+    return f"{prefix}{key} = {problem['input']!r}: {_wanted(problem, key)}"
+
+
+def _wanted(problem: Mapping[str, Any], key: str) -> str:
+    """What a key of another type should be, in the words of TOML."""
+    stated = problem["input"]
+    if problem["type"] in ("tuple_type", "list_type"):
+        if isinstance(stated, dict):
+            return f"several are wanted: each begins with [[{key}]], in two brackets"
+        return f"a list is wanted: [{json.dumps(stated)}]"
+    if problem["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        if isinstance(stated, list) and isinstance(next(iter(cast(list[Any], stated)), None), dict):
+            return f"one table alone is wanted: it begins with [{key}], in one bracket"
+        return "a table of keys is wanted"
     message = str(problem["msg"])
-    wanted = message[:1].lower() + message[1:]
-    return f"{prefix}{key} = {problem['input']!r}: {wanted}"
+    return message[:1].lower() + message[1:]
 
 
 def _described(place: KeyPath) -> str:

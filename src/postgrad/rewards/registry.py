@@ -86,6 +86,11 @@ def build(reward: RewardSettings) -> Verifier:
     """
     target = resolve(reward.type, VERIFIERS, "verifier")
     if inspect.isclass(target) and issubclass(target, Verifier):
+        if target.waits and reward.sandbox:
+            raise UsageError(
+                f"rewards: {reward.type!r} asks a server, and sandbox = true has no network: leave "
+                "sandbox out"
+            )
         return _from_settings(target, reward)
     if inspect.isclass(target) or not callable(target):
         raise UsageError(
@@ -162,6 +167,8 @@ def _line(type_name: str, known_keys: Sequence[str], problem: Any) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     if not key:  # of several settings together
         return f"rewards: {type_name!r}: {problem['msg'].removeprefix('Value error, ')}"
+    if problem["type"] == "missing":
+        return f"rewards: {type_name!r} needs {key}, which is missing"
     if problem["type"] != "extra_forbidden":
         return f"rewards.{key} = {problem['input']!r} of {type_name!r}: {problem['msg']}"
     close = nearest(key, known_keys)

@@ -165,6 +165,9 @@ class VLLMSettings(Settings):
     @classmethod
     def _left_to_recipes(cls, arguments: dict[str, Any]) -> dict[str, Any]:
         for name, value in arguments.items():
+            if "-" in name:
+                spelled = name.lstrip("-").replace("-", "_")
+                raise ValueError(f"{name!r}: here vLLM's arguments have underscores: {spelled!r}")
             if why := refused_argument(name, value):
                 raise ValueError(f"{name!r} of vLLM is not for engine_args: {why}")
         return arguments
