@@ -138,7 +138,7 @@ def test_a_lone_sample_is_not_judged_by_what_compares_samples(
 ) -> None:
     with pytest.raises(UsageError, match=f"eval.{key}.*'relative_length' would judge which answer"):
         load_recipe(write(*changes))
-    both = ["--eval.n_samples", "4"]
+    both = ["--eval.n_samples", "4", "--eval.correct_at", "0.5"]
     assert load_recipe(write(*changes), both).rewards[-1].type == "relative_length"
 
 
@@ -214,3 +214,59 @@ def test_what_is_wrong_with_several_environments_is_told_with_its_key(
     with pytest.raises(UsageError) as told:
         load_recipe(write(*changes))
     assert why in str(told.value)
+
+
+def rewards(*lines: str) -> str:
+    return "".join(f"[[rewards]]\n{line}\n" for line in lines)
+
+
+OVERLONG = 'type = "overlong"\nbuffer = 8'
+
+
+@pytest.mark.parametrize(
+    ("sections", "why"),
+    [
+        (rewards(OVERLONG, 'type = "gsm8k"'),
+         "eval.correct_at: 'overlong' would judge which answers are right, and its best score, 0, "
+         "is below correct_at = 1: let eval.component name 'gsm8k'"),
+        (rewards('type = "gsm8k"\nwhen = { level = 1 }', OVERLONG.replace("8", "600")),
+         "buffer = 600 is more than max_new_tokens"),  # wrong settings are told, and no more
+        (rewards('type = "stop_properly"\nstopped = 0.5', 'type = "gsm8k"'),
+         "its best score, 0.5"),
+    ],
+)  # fmt: skip
+def test_what_judges_answers_can_call_one_right(sections: str, why: str, write: Write) -> None:
+    with pytest.raises(UsageError) as told:
+        load_recipe(write((REWARDS, sections)))
+    assert why in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("correct_at = 2.0", "eval.correct_at: 'gsm8k' would judge"),
+        ('component = "overlong"', "eval.component: 'overlong' would judge"),
+    ],
+)
+def test_what_is_stated_can_be_reached(key: str, why: str, write: Write) -> None:
+    path = write((REWARDS, REWARDS + rewards(OVERLONG)), ("every = 5", f"every = 5\n{key}"))
+    with pytest.raises(UsageError, match=why):
+        load_recipe(path)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        rewards(OVERLONG),  # for the mean of its scores
+        rewards('type = "gsm8k"', OVERLONG),
+        rewards('type = "gsm8k"\ndatasets = ["rows.jsonl"]', 'type = "f1"', OVERLONG),
+        rewards('type = "stop_properly"\nstopped = 1.0'),
+        rewards('type = "my_rewards:score"', OVERLONG),
+    ],
+)
+def test_rewards_of_which_one_can_call_an_answer_right_are_evaluated(
+    sections: str, write: Write
+) -> None:
+    recipe = load_recipe(write((REWARDS, sections)))
+    assert recipe.evaluates_answers
+    assert recipe_from_json(recipe.dump()) == recipe  # as a resume reads it

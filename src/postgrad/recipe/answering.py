@@ -10,7 +10,13 @@ from postgrad.core.batch import RolloutBatchSettings
 from postgrad.core.errors import UsageError
 from postgrad.core.text import nearest, require_module
 from postgrad.data.rows import dataset_name
-from postgrad.recipe.checks import evaluation_lengths, lone_samples, played_sets, token_budget
+from postgrad.recipe.checks import (
+    evaluation_lengths,
+    lone_samples,
+    out_of_reach,
+    played_sets,
+    token_budget,
+)
 from postgrad.recipe.lines import RecipeProblem
 from postgrad.recipe.placement import engine_problems
 from postgrad.recipe.settings import AnsweringSections
@@ -42,6 +48,7 @@ def answering(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     if not recipe.evaluates_answers:
         return
     yield from _votes(recipe)
+    yield from out_of_reach(recipe)
     names = recipe.reward_components
     new = settings.max_new_tokens or recipe.rollout.max_new_tokens
     for number, eval_set in enumerate(settings.sets):

@@ -6,12 +6,13 @@ Whatever can be wrong before a row or a weight is read is reported here, not aft
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from postgrad.algorithms.base import Algorithm, RolloutAlgorithm
 from postgrad.core.errors import UsageError
 from postgrad.core.geometry import derive
+from postgrad.data.rows import dataset_name
 from postgrad.data.settings import NO_ENVIRONMENT, WHICH_ROWS, DataSettings, RowSettings
 from postgrad.models.settings import ROUTER, ModelSettings
 from postgrad.recipe.arrangement import rank_problems
@@ -24,7 +25,7 @@ from postgrad.recipe.settings import (
     ReferenceSettings,
     Sections,
 )
-from postgrad.rewards.registry import compares
+from postgrad.rewards.registry import compares, highest_score
 
 LOWER_IS_BETTER = ("/loss", "/perplexity")  # ends of the names of such metrics
 
@@ -170,6 +171,44 @@ def lone_samples(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
             "and gives 0 where there is one: let eval.component name another of [[rewards]], or "
             "raise eval.n_samples",
         )
+
+
+def out_of_reach(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Components that judge answers of an evaluation, and cannot call any right. Where no reward
+    can and nothing is said of it, the evaluation is for their means.
+    """
+    settings, names = recipe.eval, recipe.reward_components
+    if not names or not recipe.evaluates_answers:
+        return
+    best = [highest_score(reward) for reward in recipe.rewards]
+    able = [n for n, most in enumerate(best) if most is None or most >= settings.correct_at]
+    if not able and settings.component is None and settings.correct_at == 1.0:
+        return
+    for place in _judges(recipe, names):
+        if place in able:
+            continue
+        others = ", ".join(repr(names[n]) for n in able) or "another of [[rewards]]"
+        yield (
+            ("eval", "component" if settings.component else "correct_at"),
+            f"{names[place]!r} would judge which answers are right, and its best score, "
+            f"{best[place]:g}, is below correct_at = {settings.correct_at:g}: let eval.component "
+            f"name {others}, or lower eval.correct_at",
+        )
+
+
+def _judges(recipe: AnsweringSections, names: Sequence[str]) -> list[int]:
+    """The places of the rewards that say which answers are right: the one that eval.component
+    names, else the first for each dataset. names: of the components.
+    """
+    judges: list[int] = []
+    for dataset in (dataset_name(eval_set.data) for eval_set in recipe.eval.sets):
+        for place, (name, reward) in enumerate(zip(names, recipe.rewards, strict=False)):
+            if recipe.eval.component not in (None, name):
+                continue
+            if dataset in (reward.datasets or (dataset,)):
+                judges.append(place)
+                break
+    return sorted(set(judges))
 
 
 def _batch(recipe: Sections) -> Iterator[RecipeProblem]:

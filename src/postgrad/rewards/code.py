@@ -3,7 +3,7 @@
 import os
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -46,6 +46,8 @@ class Code(Verifier):
     crashes or exceeds a limit has failed that test, and the score's detail has the cause. Output is
     compared with the reference in this process, which no program can reach.
     """
+
+    highest: ClassVar[float | None] = 1.0
 
     tests: str = "answer"  # column with the tests (code_tests.py): "answer" or one of the metadata
     entry_point: str | None = None  # column with the name of the function to call

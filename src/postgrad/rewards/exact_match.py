@@ -2,6 +2,7 @@
 
 import re
 import string
+from typing import ClassVar
 
 from pydantic import field_validator
 
@@ -16,6 +17,8 @@ class ExactMatch(Verifier):
     `pattern` is a regular expression whose first group (or whole match) in the sample is the
     answer, the last match where there are several; a sample without a match scores 0.
     """
+
+    highest: ClassVar[float | None] = 1.0
 
     pattern: str | None = None
     ignore_case: bool = False

@@ -4,7 +4,7 @@ import json
 import re
 import string
 from collections import Counter
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from postgrad.rewards.format import Pattern, extract
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
@@ -37,6 +37,8 @@ class F1(Verifier):
     `references` of it (or a list under "text" there, as in SQuAD). `pattern` is as in exact_match:
     the answer is the first group of its last match, and a sample without one scores 0.
     """
+
+    highest: ClassVar[float | None] = 1.0
 
     pattern: Pattern | None = None
     references: str | None = None

@@ -3,7 +3,7 @@ matches.
 """
 
 import re
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -39,6 +39,8 @@ class Format(Verifier):
     asks for another structure: a regular expression that the whole sample matches (. matches line
     ends too). One that backtracks without end uses up the CPU limit: a recorded failure.
     """
+
+    highest: ClassVar[float | None] = 1.0
 
     tags: tuple[str, ...] = Field(default=TAGS, min_length=1)  # names, without brackets
     opened: bool = False
@@ -96,6 +98,8 @@ class Regex(Verifier):
     The score's detail has the first match. A pattern that backtracks without end uses up the CPU
     limit: a recorded failure.
     """
+
+    highest: ClassVar[float | None] = 1.0
 
     pattern: Pattern
     absent: bool = False

@@ -2,6 +2,7 @@
 
 import re
 from decimal import Decimal
+from typing import ClassVar
 
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
@@ -40,6 +41,8 @@ class GSM8K(Verifier):
     Numbers may have a sign, a dollar sign, thousands separated by commas, and decimals; 5 equals
     5.00. `flexible` takes the last number of a sample that has no `####` number.
     """
+
+    highest: ClassVar[float | None] = 1.0
 
     flexible: bool = False
 

@@ -22,6 +22,8 @@ class Overlong(Verifier):
     -factor at the limit.
     """
 
+    highest: ClassVar[float | None] = 0.0
+
     buffer: int = Field(ge=1)  # tokens before the limit over which the penalty grows
     factor: float = Field(default=1.0, gt=0.0)  # the penalty at the limit
     max_new_tokens: int | None = Field(default=None, ge=1)  # None: that of the rollout
@@ -57,6 +59,10 @@ class StopProperly(Verifier):
     penalty: float = -1.0
     stopped: float = 0.0
 
+    @property
+    def highest(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return max(self.stopped, self.penalty)
+
     def score(self, prompt: PromptView, rollout: RolloutView) -> Score:
         reason = rollout.finish_reason
         return Score(self.stopped if reason == "stop" else self.penalty, {"finish_reason": reason})
@@ -68,6 +74,8 @@ class TargetLength(Verifier):
     max(least, -per_token * max(0, |tokens - target| - tolerance)), as in L1 (Aggarwal and Welleck,
     2025), with the tokens of all turns.
     """
+
+    highest: ClassVar[float | None] = 0.0
 
     target: int = Field(ge=1)  # tokens
     tolerance: int = Field(default=0, ge=0)  # tokens
@@ -88,6 +96,7 @@ class RelativeLength(Verifier):
     score: a `gate` on correctness leaves the length of wrong answers out.
     """
 
+    highest: ClassVar[float | None] = 0.5
     compares: ClassVar[bool] = True
 
     def score_group(self, prompt: PromptView, rollouts: Sequence[RolloutView]) -> list[float]:

@@ -34,6 +34,7 @@ class Math(Verifier):
     one that is written alike, else the score is an error.
     """
 
+    highest: ClassVar[float | None] = 1.0
     sandboxed: ClassVar[bool] = True  # sympy's parser of plain expressions is Python's eval
     imports_bytes: ClassVar[int] = 52_000_000  # sympy, and the grammar of LaTeX
 

@@ -4,7 +4,7 @@ import json
 import re
 import string
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from postgrad.core.text import nearest
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
@@ -43,6 +43,8 @@ class MultipleChoice(Verifier):
     in the first and the last line. The first of these three that names an option decides; where it
     names several, the sample is ambiguous and scores 0. Text before the last </think> is not read.
     """
+
+    highest: ClassVar[float | None] = 1.0
 
     options: str = "choices"  # column of the options, "" where rows have none
     answer_is: Literal["label", "text", "index"] = "label"  # of the reference answer

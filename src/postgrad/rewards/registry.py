@@ -115,6 +115,16 @@ def compares(reward: RewardSettings) -> bool:
     return reward.type in VERIFIERS and resolve(reward.type, VERIFIERS, "verifier").compares
 
 
+def highest_score(reward: RewardSettings) -> float | None:
+    """The highest score that a verifier of ours can give; None where that is not known, or its
+    settings are wrong, which is told elsewhere.
+    """
+    try:
+        return controller_verifier(reward).highest
+    except UsageError:
+        return None
+
+
 def for_rollout(rewards: Sequence[RewardSettings], max_new_tokens: int) -> list[RewardSettings]:
     """The rewards with the settings that they take from the rollout's filled in.
 

@@ -1,5 +1,7 @@
 """A penalty for text that repeats itself."""
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
@@ -12,6 +14,8 @@ class RepeatedNgrams(Verifier):
     Words are what white space separates, in lower case. A text of fewer than `ngram` words has no
     n-gram and repeats nothing.
     """
+
+    highest: ClassVar[float | None] = 0.0
 
     ngram: int = Field(default=3, ge=1)  # words
     penalty: float = Field(default=1.0, gt=0.0)  # as if every n-gram were the same

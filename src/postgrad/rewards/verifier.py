@@ -62,6 +62,7 @@ class Verifier(Settings):
     sandboxed: ClassVar[bool] = False  # third-party code that may run a sample's text as code
     imports_bytes: ClassVar[int] = 0  # resident memory that its imports add to a worker
     compares: ClassVar[bool] = False  # the samples of a prompt: the score of one alone says nothing
+    highest: ClassVar[float | None] = None  # no score is above it; None: that is not known
 
     @property
     def default_wall_seconds(self) -> float:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ValidationError
 
@@ -20,6 +20,8 @@ class IFEval(Verifier):
     `loose` also tries the sample without its first line, its last, both, and without asterisks; an
     instruction is followed where any of these eight variants follows it.
     """
+
+    highest: ClassVar[float | None] = 1.0
 
     instructions: str = "instruction_id_list"  # column with a list of ids, or JSON text of one
     kwargs: str = "kwargs"  # column with a mapping of arguments for each id; null means absent
