@@ -330,18 +330,20 @@ def cut_after(engine, asked, completions):
 
 def test_a_cut_stops_all_samples_and_returns_requests_that_continue_them(make_engine):
     engine = make_engine(5, 5 * 32)
-    done, left = cut_after(engine, requests(), 3)
-    # vLLM is another process: at that moment all that it had begun may have been without a token
-    while left and all(r.written is None for r in left):
-        more, left = cut_after(engine, left, 1)
-        done += more
-    assert engine.completed() == []
-    names = [(r.ticket, s) for r in left for s in r.sample_ids]
-    assert sorted(names + [(c.ticket, c.sample) for c in done]) == [
-        (t, s) for t in range(6) for s in range(4)
-    ]
-    assert names == sorted(names)
-    going_on = [r for r in left if r.written is not None]
+    going_on = []
+    for _ in range(
+        20
+    ):  # vLLM is another process: its cut may find every sample ended, or none begun
+        done, left = cut_after(engine, requests(), 3)
+        assert engine.completed() == []
+        names = [(r.ticket, s) for r in left for s in r.sample_ids]
+        assert sorted(names + [(c.ticket, c.sample) for c in done]) == [
+            (t, s) for t in range(6) for s in range(4)
+        ]
+        assert names == sorted(names)
+        going_on = [r for r in left if r.written is not None]
+        if going_on:
+            break
     assert going_on
     for request in going_on:
         assert request.token_ids.tolist() == requests()[request.ticket].token_ids.tolist()
