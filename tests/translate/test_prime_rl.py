@@ -132,6 +132,21 @@ def test_each_taskset_is_an_environment_and_each_source_a_dataset_that_names_it(
     }  # fmt: skip
 
 
+def test_sources_of_one_taskset_share_its_limits_and_no_other_is_lost_in_silence(
+    tmp_path: Path,
+) -> None:
+    text = "".join(
+        f"""
+[[orchestrator.train.source]]
+env = {{ taskset = {{ id = "sums" }}, agent = {{ timeout = {{ rollout = {seconds} }} }} }}
+"""
+        for seconds in (60, 90, 60)
+    )
+    translation = of(tmp_path, text, max_steps=10, **{"orchestrator.group_size": 4})
+    assert translation.recipe["environment"]["episode_seconds"] == 60.0
+    assert missing(translation) == {"orchestrator.train.source.2.env.agent.timeout.rollout"}
+
+
 def test_another_taskset_is_held_out_alone(tmp_path: Path) -> None:
     text = """
 [[orchestrator.eval.source]]

@@ -10,13 +10,7 @@ from postgrad.core.batch import RolloutBatchSettings
 from postgrad.core.errors import UsageError
 from postgrad.core.text import nearest, require_module
 from postgrad.data.rows import dataset_name
-from postgrad.recipe.checks import (
-    evaluation_lengths,
-    lone_samples,
-    out_of_reach,
-    played_sets,
-    token_budget,
-)
+from postgrad.recipe.checks import evaluation_lengths, judges, played_sets, scores, token_budget
 from postgrad.recipe.lines import RecipeProblem
 from postgrad.recipe.placement import engine_problems
 from postgrad.recipe.settings import AnsweringSections
@@ -39,7 +33,7 @@ def answering(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     yield from _reward_problems(recipe)
     yield from _plain_text(recipe)
     yield from _unread_answers(recipe)
-    yield from lone_samples(recipe)
+    yield from scores(recipe)
     yield from engine_problems(recipe)
     settings = recipe.eval
     if not settings.sets:
@@ -48,7 +42,6 @@ def answering(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     if not recipe.evaluates_answers:
         return
     yield from _votes(recipe)
-    yield from out_of_reach(recipe)
     names = recipe.reward_components
     new = settings.max_new_tokens or recipe.rollout.max_new_tokens
     for number, eval_set in enumerate(settings.sets):
@@ -123,10 +116,11 @@ def _votes(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     """Majority votes on what a verifier of ours or an environment does not read: an answer."""
     if not recipe.eval.maj_at:
         return
-    types = {r.name or r.type.rpartition(":")[2]: r.type for r in recipe.rewards}
-    name = recipe.eval.component or next(iter(types), ENVIRONMENT)
-    kind = types.get(name, name)
-    if kind == ENVIRONMENT or (kind in VERIFIERS and kind not in READ_ANSWERS):
+    judging = [recipe.rewards[place] for place in judges(recipe)]
+    silent = [r.name or r.type for r in judging if r.type in {*VERIFIERS} - {*READ_ANSWERS}]
+    if recipe.eval.component == ENVIRONMENT or not recipe.rewards:
+        silent = [ENVIRONMENT]
+    for name in silent:
         yield (
             ("eval", "maj_at"),
             f"votes on answers, and {name!r} reads none: name a component that does with "

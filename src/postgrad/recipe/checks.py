@@ -6,7 +6,7 @@ Whatever can be wrong before a row or a weight is read is reported here, not aft
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from postgrad.algorithms.base import Algorithm, RolloutAlgorithm
@@ -149,7 +149,13 @@ def moving_reference(
         )
 
 
-def lone_samples(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+def scores(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Rewards whose scores say nothing: of a lone sample, or of which answers are right."""
+    yield from _lone_samples(recipe)
+    yield from _out_of_reach(recipe)
+
+
+def _lone_samples(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     """Rewards that compare the samples of a prompt, where each prompt has only one."""
     comparing = [n for n, reward in enumerate(recipe.rewards) if compares(reward)]
     if recipe.trains_on_rollouts and recipe.answers_per_prompt == 1:
@@ -162,9 +168,8 @@ def lone_samples(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
             )
     if not (recipe.evaluates_answers and comparing and recipe.eval.n_samples == 1):
         return
-    names = [reward.name or reward.type for reward in recipe.rewards]
-    name = recipe.eval.component or names[0]
-    if name in [names[place] for place in comparing]:
+    for place in {*judges(recipe)} & {*comparing}:
+        name = recipe.rewards[place].name or recipe.rewards[place].type
         yield (
             ("eval", "component" if recipe.eval.component else "n_samples"),
             f"{name!r} would judge which answers are right; it compares the samples of a prompt, "
@@ -173,18 +178,18 @@ def lone_samples(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
         )
 
 
-def out_of_reach(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+def _out_of_reach(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     """Components that judge answers of an evaluation, and cannot call any right. Where no reward
     can and nothing is said of it, the evaluation is for their means.
     """
     settings, names = recipe.eval, recipe.reward_components
-    if not names or not recipe.evaluates_answers:
+    if not names:
         return
     best = [highest_score(reward) for reward in recipe.rewards]
     able = [n for n, most in enumerate(best) if most is None or most >= settings.correct_at]
     if not able and settings.component is None and settings.correct_at == 1.0:
         return
-    for place in _judges(recipe, names):
+    for place in judges(recipe):
         if place in able:
             continue
         others = ", ".join(repr(names[n]) for n in able) or "another of [[rewards]]"
@@ -196,19 +201,19 @@ def out_of_reach(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
         )
 
 
-def _judges(recipe: AnsweringSections, names: Sequence[str]) -> list[int]:
-    """The places of the rewards that say which answers are right: the one that eval.component
-    names, else the first for each dataset. names: of the components.
+def judges(recipe: AnsweringSections) -> list[int]:
+    """The places of the rewards that say which answers of an evaluation are right: the one that
+    eval.component names, else the first for each dataset.
     """
-    judges: list[int] = []
-    for dataset in (dataset_name(eval_set.data) for eval_set in recipe.eval.sets):
-        for place, (name, reward) in enumerate(zip(names, recipe.rewards, strict=False)):
-            if recipe.eval.component not in (None, name):
-                continue
-            if dataset in (reward.datasets or (dataset,)):
-                judges.append(place)
+    places: set[int] = set()
+    for dataset in {dataset_name(eval_set.data) for eval_set in recipe.eval.sets}:
+        for place, reward in enumerate(recipe.rewards):
+            name = reward.name or reward.type.rpartition(":")[2]
+            wanted = recipe.eval.component in (None, name)
+            if wanted and dataset in (reward.datasets or (dataset,)):
+                places.add(place)
                 break
-    return sorted(set(judges))
+    return sorted(places)
 
 
 def _batch(recipe: Sections) -> Iterator[RecipeProblem]:

@@ -369,6 +369,11 @@ class EnvironmentSets(Settings):
         """What data.environment calls each of the sets."""
         return tuple(environment.name or environment.type for environment in self.sets)
 
+    @property
+    def by_name(self) -> dict[str, EnvironmentSettings]:
+        """The sets by these names."""
+        return dict(zip(self.names, self.sets, strict=True))
+
     def plays(self, name: str | None) -> str | None:
         """The environment of a dataset whose data.environment is `name`: its name; None where no
         environment plays it. Raises UsageError where it is not clear which one does.

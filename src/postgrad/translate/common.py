@@ -8,7 +8,7 @@ from postgrad.models import named_templates
 from postgrad.models.known_shapes import in_table
 from postgrad.rollout.settings import refused_argument
 from postgrad.translate.draft import Draft
-from postgrad.translate.images import BUILT_IN, ON_LANGUAGE, no_images, vllm_samples
+from postgrad.translate.images import BUILT_IN, ON_LANGUAGE, freeze, no_images, vllm_samples
 from postgrad.translate.places import replicas
 from postgrad.translate.rules import Options, Rule, decimal, flag
 
@@ -216,8 +216,7 @@ def frozen_routers(draft: Draft, name: str, value: Any, _: str) -> None:
     of dense models too, where it does nothing there, and is refused here.
     """
     if flag(value) and not in_table(str(draft.get("model.path"))):
-        parts = [*draft.get("model.freeze", ()), "router"]
-        draft.put("model.freeze", parts, "of a mixture of experts; leave it out of a dense model")
+        freeze(draft, "router", comment="of a mixture of experts; leave it out of a dense model")
     else:
         draft.skip(name, value, "routers train unless model.freeze names them; a dense model "
                    "has none")  # fmt: skip

@@ -89,10 +89,10 @@ def vllm_samples(run: ImageRun | None) -> bool:
     return run is None or not _BUILT_IN.search(run.model)
 
 
-def freeze(draft: Draft, *parts: str) -> None:
+def freeze(draft: Draft, *parts: str, comment: str = "") -> None:
     """Adds parts to model.freeze."""
     kept = draft.get("model.freeze", [])
-    draft.put("model.freeze", [*kept, *(part for part in parts if part not in kept)])
+    draft.put("model.freeze", [*kept, *(part for part in parts if part not in kept)], comment)
 
 
 def freezes(prefix: str = "") -> dict[str, Rule]:

@@ -122,7 +122,10 @@ def _limits(draft: Draft, prefix: str, source: dict[str, Any], environment: str)
     if len(agents) > 1:
         draft.miss(f"{prefix}.env", ", ".join(sorted(agents)), "the environment has one agent")
     for name in [name for name in source if re.fullmatch(r"env\.\w+\.timeout\.rollout", name)]:
-        draft.put(f"{environment}.episode_seconds", decimal(source.pop(name)))
+        place, seconds = f"{environment}.episode_seconds", decimal(source[name])
+        if draft.get(place, seconds) == seconds:  # else another source has the same environment
+            draft.put(place, seconds)
+            source.pop(name)
     for name in [name for name in source if re.fullmatch(r"curriculum\.gates\.\w+\.type", name)]:
         gate = name.removesuffix("type")
         bounds = [source.get(f"{gate}{side}", 0.0) for side in ("reject_min", "reject_max")]

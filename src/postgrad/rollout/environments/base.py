@@ -201,7 +201,7 @@ def environment_rewards(settings: EnvironmentSets | None) -> dict[str | None, En
         name: EnvironmentRewards(
             environment.weight if build(environment).gives_rewards else None, environment.on_failure
         )
-        for name, environment in zip(settings.names, settings.sets, strict=True)
+        for name, environment in settings.by_name.items()
     }
 
 

@@ -1,6 +1,5 @@
 """The environments of a recipe: which of them plays a dataset, and what its rows have to have."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
@@ -12,7 +11,7 @@ from postgrad.data.templates import template_call
 from postgrad.rollout.environment import Environment, Environments
 from postgrad.rollout.environments.base import ChatEnvironment, build, failure_of
 from postgrad.rollout.environments.chat import dialogue
-from postgrad.rollout.settings import EnvironmentSets, EnvironmentSettings
+from postgrad.rollout.settings import EnvironmentSets
 
 Data = TypeVar("Data", bound=DataSettings)
 
@@ -27,7 +26,7 @@ def dialogues(
     threads and processes, which otherwise end with them. Raises the errors of `dialogue`.
     """
     by_name: dict[str | None, Environment] = {}
-    for name, environment in _named(settings):
+    for name, environment in (settings.by_name if settings else {}).items():
         world = dialogue(environment, tokenizer, template_call(data))
         if stack is not None:
             stack.callback(world.close)
@@ -49,7 +48,7 @@ def as_played(settings: EnvironmentSets | None, data: Data) -> Data:
     name = settings.plays(data.environment)
     if name is None:
         return data.model_copy(update={"environment": None})
-    more = build(settings.sets[settings.names.index(name)]).variables()
+    more = build(settings.by_name[name]).variables()
     for key in more:
         if key in data.chat_template_kwargs:
             raise UsageError(f"data.chat_template_kwargs: {key!r} comes from [environment]")
@@ -59,7 +58,7 @@ def as_played(settings: EnvironmentSets | None, data: Data) -> Data:
 
 def check_rows(settings: EnvironmentSets | None, prompts: Draws[Prompt]) -> None:
     """Raises UsageError where an environment cannot start an episode from a row."""
-    for name, environment in _named(settings):
+    for name, environment in (settings.by_name if settings else {}).items():
         chat = build(environment)
         rows = [prompt for prompt in prompts.all() if prompt.environment == name]
         bad = [(row, reason) for row in rows if (reason := _unplayable(chat, row)) is not None]
@@ -70,10 +69,6 @@ def check_rows(settings: EnvironmentSets | None, prompts: Draws[Prompt]) -> None
                 f"{environment.type!r}; the first is row {prompt.row} of {prompt.dataset}: "
                 f"{reason}; fix the rows, or choose another environment.type"
             )
-
-
-def _named(settings: EnvironmentSets | None) -> Iterator[tuple[str, EnvironmentSettings]]:
-    return iter(()) if settings is None else zip(settings.names, settings.sets, strict=True)
 
 
 def _unplayable(chat: ChatEnvironment, row: Prompt) -> str | None:
