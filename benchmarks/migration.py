@@ -46,6 +46,7 @@ CALLS = {  # what a script of the system says
     "openrlhf": r"openrlhf[./]cli",
     "open-instruct": r"open_instruct[./]\w+",
     "trl": r"\btrl [a-z]|(?:examples|trl)/scripts/\w+",
+    "verl": r"verl\.(?:trainer|experimental)\.\w+",
 }
 CONFIGS = {  # where configs are, and what those of the system's RL say
     "prime-rl": (("configs", "examples"), ".toml", r"(?m)^\[orchestrator"),

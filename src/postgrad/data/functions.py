@@ -1,7 +1,7 @@
 """The rows of a dataset as a recipe's Python functions leave them: data.filter, then data.map."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +15,13 @@ from postgrad.data.rows import Row, read_rows, shown, unread_keys
 from postgrad.data.settings import RowSettings, with_own_keys
 
 Function = Callable[[dict[str, Any]], Any]
+_ABSENT = object()
 
 
 @with_own_keys
 def prepared_rows(settings: RowSettings, book: Bookkeeper | None = None) -> list[Row]:
-    """The rows that data.filter keeps, each as data.map returns it. book: counts the filtered ones.
+    """The rows that data.filter keeps, each as data.map returns it, with the columns that the
+    recipe names within others. book: counts the filtered ones.
 
     Both functions get a copy of the row as a dict. Raises UsageError that names row and function
     where one raises, or returns what is no bool or no row of JSON values.
@@ -31,15 +33,29 @@ def prepared_rows(settings: RowSettings, book: Bookkeeper | None = None) -> list
         book.read = len(rows)
         book.notes += unread_keys(settings)
     prepared: list[Row] = []
+    within = settings.columns_within()
     for row in tracked("rows read", rows, len(rows)):
         if keep is not None and not _keeps(keep, row, settings.filter):
             if book is not None:
                 book.add("filtered", row)
-        elif change is not None:
-            prepared.append(_mapped(change, row, settings.map))
-        else:
-            prepared.append(row)
+            continue
+        changed = row if change is None else _mapped(change, row, settings.map)
+        prepared.append(_with_columns(changed, within) if within else changed)
     return prepared
+
+
+def _with_columns(row: Row, names: Sequence[str]) -> Row:
+    """The row with the values of `names` ("reward_model.ground_truth") as columns of their own,
+    where it has them and no column is called so.
+    """
+    values = dict(row.values)
+    for name in names:
+        inner: Any = row.values
+        for part in name.split("."):
+            inner = inner.get(part, _ABSENT) if isinstance(inner, dict) else _ABSENT
+        if inner is not _ABSENT:
+            values.setdefault(name, inner)
+    return replace(row, values=values)
 
 
 def _function(name: str, key: str) -> Function | None:

@@ -145,6 +145,9 @@ def column(row: Row, name: str, key: str) -> Any:
         ellipsis = ", ..." if len(row.values) > SHOWN else ""
         columns = ", ".join(itertools.islice(row.values, SHOWN)) + ellipsis
         hint = f"did you mean {close!r}?" if close else f"its columns: {columns[:1000]}"
+        if isinstance(outer := row.values.get(name.partition(".")[0]), dict):
+            keys = ", ".join(itertools.islice(map(str, outer), SHOWN))
+            hint = f"the object in {name.partition('.')[0]!r} has the keys {keys[:1000]}"
         if not close and key in ("data.prompt", "data.answer"):
             ways = [_stated(layout) for layout in _layouts(tuple(row.values))]
             hint += f"; they are read with {', or with '.join(ways)}" if ways else ""

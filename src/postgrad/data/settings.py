@@ -4,7 +4,7 @@ import functools
 import re
 from collections.abc import Callable, Sequence
 from string import Formatter
-from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
@@ -31,6 +31,9 @@ class RowSettings(Settings):
     "reasoning-gym:TASK" (`task` holds the task's own parameters; `size` problems are made from
     `seed`).
     """
+
+    # Keys that name a column, or with dots a place within one: "reward_model.ground_truth".
+    COLUMNS: ClassVar[tuple[str, ...]] = ("tools",)
 
     path: str
     name: str | None = None  # configuration of a hub dataset, such as "main" of openai/gsm8k
@@ -62,6 +65,11 @@ class RowSettings(Settings):
     # Keys that are not those of [data], as the recipe has them: {"path": "data.sets.1.path"}.
     _keys_in_recipe: dict[str, str] = PrivateAttr(default_factory=dict)
 
+    def columns_within(self) -> list[str]:
+        """The columns that the recipe names by their places within others, with dots."""
+        named = [getattr(self, key) for key in self.COLUMNS]
+        return [name for name in named if name and "." in name]
+
     def own_keys(self, text: str) -> str:
         """A reader's message, in which "data.KEY" is the key that the recipe says it by."""
 
@@ -86,6 +94,8 @@ class DataSettings(RowSettings):
     undo what [data] says.
     """
 
+    COLUMNS = (*RowSettings.COLUMNS, "prompt", "input", "answer", "messages", "text")
+
     prompt: str = "question"  # text, or the messages before the answer
     input: str = ""  # what the question is about (Alpaca), on a new line unless "" or null
     answer: str = "answer"  # "": the rows have no reference answer (prompts for RL only)
@@ -109,6 +119,11 @@ class DataSettings(RowSettings):
         if template and not any(column for _, column in template_parts(template)):
             raise ValueError('it names no column: "Question: {question}" is one that does')
         return template
+
+    def columns_within(self) -> list[str]:
+        """The columns that the recipe names by their places within others, with dots."""
+        in_template = [name for _, name in template_parts(self.template) if name and "." in name]
+        return [*super().columns_within(), *in_template]
 
     @model_validator(mode="after")
     def _one_layout(self) -> Self:
@@ -238,6 +253,11 @@ class PairSettings(RowSettings):
     A row's own columns say which of the shapes in docs/data.md it has. `max_len` counts the tokens
     of one conversation, prompt and answer. "" is none.
     """
+
+    COLUMNS = (
+        *(*RowSettings.COLUMNS, "chosen", "rejected", "prompt", "margin", "completion", "label"),
+        *("completions", "labels"),
+    )
 
     chosen: str = "chosen"  # answers, whole conversations, or transcripts
     rejected: str = "rejected"  # the same

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from postgrad.core.hub import HUB_ID
+from postgrad.data.files import SUFFIXES
 from postgrad.models import named_templates
 from postgrad.models.known_shapes import in_table
 from postgrad.rollout.settings import refused_argument
@@ -211,6 +212,13 @@ def router_replay(draft: Draft, _: str, value: Any, __: str) -> None:
         draft.put("rollout.router_replay", "sampled")
 
 
+def shuffle(draft: Draft, name: str, value: Any, _: str) -> None:
+    """A rule: whether rows have a new order each epoch."""
+    draft.put("data.shuffle", None if flag(value) else False)
+    if flag(value):
+        draft.skip(name, value, "as here")
+
+
 def frozen_routers(draft: Draft, name: str, value: Any, _: str) -> None:
     """A rule: whether the routers of a mixture of experts are kept from training. Configs state it
     of dense models too, where it does nothing there, and is refused here.
@@ -248,12 +256,23 @@ def sources(draft: Draft, entries: Sequence[dict[str, Any]], section: str = "dat
 
 def held_out(draft: Draft, sets: Sequence[dict[str, Any]]) -> None:
     """The datasets of [eval]: a single one in the section, several with names of their own."""
-    names = [eval_set["path"].rpartition("/")[2] for eval_set in sets]
+    names = [_set_name(eval_set["path"]) for eval_set in sets]
     named = [
         {"name": name if names.index(name) == number else f"{name}-{number + 1}", **eval_set}
         for number, (name, eval_set) in enumerate(zip(names, sets, strict=True))
     ]
     sources(draft, named if len(named) > 1 else sets, "eval")
+
+
+def _set_name(path: str) -> str:
+    """A name for the metrics of an evaluation set: of a file that is called by its split alone, its
+    folder's.
+    """
+    *folders, name = path.split("/")
+    stem, dot, suffix = name.rpartition(".")
+    if not dot or f".{suffix}" not in SUFFIXES:
+        return name
+    return folders[-1] if folders and stem in ("test", "val", "validation", "train") else stem
 
 
 def tokenizer(draft: Draft, options: Options, name: str, revision: str) -> None:

@@ -1,12 +1,12 @@
 """Expansion of $NAME, ${NAME...}, $(( ... )) and $(command) in the words of a shell script.
 
 No command is run. The output of seq, basename, dirname and echo is computed from their words; that
-of all others is UNKNOWN.
+of all others is UNKNOWN, or what stands behind it for the case that it fails, `|| echo WORD`.
 """
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fnmatch import translate
 from pathlib import PurePosixPath
 
@@ -16,12 +16,13 @@ from postgrad.translate.arithmetic import compute
 UNKNOWN = "\ue000"  # what $(command) would have printed
 _KEPT, _END = "\ue001", "\ue002"  # around a command or an expression, until variables are known
 _HELD = re.compile(f"{_KEPT}([0-9a-f]*){_END}")
-_LIST = re.compile(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
+_UNSET, _UNSET_END = "\ue005", "\ue006"  # around the name of a variable without a value, as ${NAME}
+_FALLBACK = re.compile(r"\|\|\s*echo\s+([\w./-]+)\s*$")
+_LIST = re.compile(r"(\"?)\$\{(\w+)\[[@*]\]\}\1")
 _VARIABLE = re.compile(
     r"\$\{(?P<length>#)?(?P<name>\w+|[@*#])(?:\[(?P<index>\d+|[@*])\])?"
     r"(?:(?P<operator>:?[-=+?]|##?|%%?|//?|:|\^\^?|,,?)(?P<word>[^{}]*))?\}|\$(?P<plain>\w+|[@*#])"
 )
-_PARTS = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'|[^\"']+|[\"']")
 _MOST = 10_000  # numbers of a seq
 MOST_TEXT = 2**16  # characters that variables stand for
 MOST_ROUNDS = 100  # variables within variables
@@ -59,14 +60,40 @@ def filled(text: str, variables: Variables, quoted: bool = False) -> str:
     the result, so that the value of an assignment stays one word. Raises UsageError for a variable
     that holds itself, or too much.
     """
-    parts = _PARTS.findall(text)
     text = "".join(
-        _shown(part) if len(part) > 1 and part[0] == "'" else _expanded(part, variables)
-        for part in parts
+        _shown(part) if is_literal else _expanded(part, variables)
+        for part, is_literal in _parts(text)
     )
     if len(text) > MOST_TEXT:
         raise _endless(text)
     return shlex.quote(text) if quoted and not re.search(r"[\"']", text) else text
+
+
+def _parts(text: str) -> Iterator[tuple[str, bool]]:
+    """The text in parts: (part, whether it stands in single quotes, which keep it as it is). Quotes
+    within double quotes and within `${NAME:-'default'}` are not such.
+    """
+    start, place, depth, is_double = 0, 0, 0, False
+    while place < len(text):
+        letter = text[place]
+        if letter == "\\":
+            place += 1
+        elif letter == '"':
+            is_double = not is_double
+        elif text.startswith("${", place):
+            depth += 1
+        elif letter == "}" and depth:
+            depth -= 1
+        elif letter == "'" and not is_double and not depth:
+            end = text.find("'", place + 1)
+            if end < 0:
+                break
+            yield text[start:place], False
+            yield text[place : end + 1], True
+            start = place = end + 1
+            continue
+        place += 1
+    yield text[start:], False
 
 
 def _hold(text: str) -> str:
@@ -79,12 +106,12 @@ def _shown(text: str) -> str:
 
 
 def _expanded(text: str, variables: Variables) -> str:
-    text = _LIST.sub(lambda match: _as_list(match[1], variables), text)
+    text = _LIST.sub(lambda match: _as_list(match[2], variables), text)
     text = _HELD.sub(lambda match: _printed(bytes.fromhex(match[1]).decode(), variables), text)
     before, written = "", text
     for _ in range(MOST_ROUNDS):  # a default may have variables of its own
         if text == before:
-            return text
+            return text.replace(_UNSET, "${").replace(_UNSET_END, "}")
         before, text = text, _VARIABLE.sub(lambda match: _value(match, variables), text)
         if len(text) > MOST_TEXT:
             break
@@ -108,6 +135,8 @@ def _printed(text: str, variables: Variables) -> str:
     try:
         if inner.startswith("(") and inner.endswith(")"):
             return str(compute(filled(held(inner[1:-1]), variables), variables))
+        if (fallback := _FALLBACK.search(inner)) is not None:
+            return fallback[1]
         words = words_of(filled(held(inner), variables))
         if UNKNOWN in inner or any(UNKNOWN in word or "$" in word for word in words):
             return UNKNOWN
@@ -164,7 +193,10 @@ def _value(match: re.Match[str], variables: Variables) -> str:
         return _or_else(match, value, operator, word, variables)
     if value is not None:
         return _cut(value, operator, word, match.group()) if operator else value
-    return "" if name in ("@", "*", "#") or name.isdigit() else match.group()
+    if name in ("@", "*", "#") or name.isdigit():
+        return ""
+    is_plain = bool(match["name"]) and not operator and match["index"] is None
+    return f"{_UNSET}{name}{_UNSET_END}" if is_plain else match.group()
 
 
 def _or_else(

@@ -19,9 +19,13 @@ _PROCESSOR = ("data.default.processor", "vlm_hf_data_processor")
 # In names of models and datasets: of pictures, or of pictures with text.
 _OF_IMAGES = re.compile(
     r"(?i)\bVLM?\b|-VLM|VLM2|llava|idefics|pixtral|paligemma|-vision\b|vsft|rlaif-v\b|multimodal|"
-    r"geometry3k|-omni\b"
+    r"geometry3k|geo3k|-omni\b"
 )
-_MODEL = re.compile(r"(^|\.)(model_name_or_path|pretrain|sft_model_path)$|^policy\.model_name$")
+_MODEL = re.compile(
+    r"(^|\.)(model_name_or_path|pretrain|sft_model_path)$|^policy\.model_name$|"
+    r"^(actor_rollout_ref\.)?model\.path$"
+)
+_NAMES = re.compile(r"model_name|model\.name|pretrain|dataset|prompt_data|model\.path$|_files$")
 # Models by their names: of families whose types are not in IMAGE_TYPES, and of those that only the
 # built-in engine samples with images.
 _UNREAD = re.compile(
@@ -73,8 +77,7 @@ def _needed(program: str, options: Mapping[str, Any]) -> str | None:
         if (name in _OPTIONS and value not in (None, False, 0)) or (name, value) == _PROCESSOR:
             return f"--{name} {shown(value)}"
     for name, value in options.items():
-        is_name = re.search(r"model_name|model\.name|pretrain|dataset|prompt_data", name)
-        if is_name and _OF_IMAGES.search(str(value)):
+        if _NAMES.search(name) and _OF_IMAGES.search(str(value)):
             return f"--{name} {shown(value)}"
     return None
 

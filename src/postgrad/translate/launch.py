@@ -18,7 +18,7 @@ _READ = (  # of launchers, and what follows from the placement here
     "multi_gpu", "use_deepspeed", "use_fsdp", "ntasks", "ntasks_per_node", "gpus_per_node", "gres",
     "module", "node_rank", "machine_rank", "master_addr", "master_port", "main_process_ip",
     "main_process_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "standalone",
-    "deepspeed_multinode_launcher",
+    "deepspeed_multinode_launcher", "frozen", "all_packages", "extra",  # the last of uv
 )  # fmt: skip
 _SLURM = {  # what is asked -> how sbatch and srun spell it, before a number
     "nodes": r"-N\s*|--nodes[= ]",

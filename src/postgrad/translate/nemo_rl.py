@@ -5,15 +5,15 @@ they are resolved when a command's overrides are known.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from postgrad.core.errors import UsageError
 from postgrad.translate import common, nemo_rl_data, nemo_rl_loss, nemo_rl_policy
 from postgrad.translate.draft import Draft
-from postgrad.translate.files import checked, config_table, parse_yaml, plain
-from postgrad.translate.nested import flattened, overlaid, resolved
+from postgrad.translate.files import config_table
+from postgrad.translate.nested import flattened, overrides, resolved
 from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, apply, decimal, flag
 from postgrad.translate.tables.nemo_rl import (
@@ -27,8 +27,10 @@ from postgrad.translate.tables.nemo_rl import (
 )
 
 _MOST_PARENTS = 20
-_OVERRIDE = re.compile(r"(\+{0,2}|~)([\w.@-]+)(?:=(.*))?", re.S)
 _FOR_EVER = 1_000_000  # steps: what stands there for "no limit"
+
+
+flags_of = overrides
 
 
 def program_of(word: str, after: str | None) -> str | None:
@@ -71,33 +73,6 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
         else:
             table[key] = value
     return table
-
-
-def flags_of(words: Sequence[str]) -> dict[str, Any]:
-    """Overrides, `key=value` with `+` or `++` before it, and `--config FILE`; `~key` takes one
-    away.
-    """
-    options: dict[str, Any] = {}
-    rest = iter(words)
-    for word in rest:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            options[name] = value if equals else next(rest, "")
-        elif (match := _OVERRIDE.fullmatch(word)) and (match[3] is not None or match[1] == "~"):
-            value = None if match[1] == "~" else _value(match[2], match[3])
-            override = {match[2]: value}
-            override = flattened(override) if isinstance(value, dict | list) else override
-            options = overlaid(options, override)
-    return options
-
-
-def _value(name: str, text: str) -> Any:
-    """The value of an override: a number, a switch, a list or a table as YAML has them, or text."""
-    try:
-        value = parse_yaml(text) if text[:1] in ("[", "{", "'", '"') and text else plain(text)
-    except ValueError:
-        return text
-    return checked(name, value)
 
 
 def names_of(source: SourceCommand) -> list[str]:

@@ -35,9 +35,6 @@ def _dataset(draft: Draft, options: Options, prefix: str, folder: Path) -> dict[
         entry = dict(DATASETS[str(name)])
         if options.states(f"{prefix}.output_key"):
             entry["answer"] = str(columns["output"])
-        if entry.get("answer") == "reward_model":
-            why = "its answer is within the column reward_model: data.map takes it out"
-            draft.miss(f"{prefix}.dataset_name", name, why)
     elif path is not None:
         entry = {
             "path": str(path),

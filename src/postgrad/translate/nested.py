@@ -1,14 +1,15 @@
-"""Configs of nested tables as options with dotted names ("trainer.optim.lr"), and OmegaConf's
-references between them.
+"""Configs of nested tables as options with dotted names ("trainer.optim.lr"), OmegaConf's
+references between them, and Hydra's overrides of them.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from postgrad.core.errors import UsageError
-from postgrad.translate.files import plain
+from postgrad.translate.files import checked, parse_yaml, plain
 
+_OVERRIDE = re.compile(r"(\+{0,2}|~)([\w.@-]+)(?:=(.*))?", re.S)
 _INNER = re.compile(r"\$\{([^${}]*)\}")  # a reference without another one inside
 _KEPT, _END = "\ue003", "\ue004"  # around one that has no value here
 _MOST = 50  # references within references
@@ -66,7 +67,8 @@ def overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
 def resolved(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with `${name}`, `${.beside}` and `${mul:a,b}` (add, div, max) replaced by their
     values. A reference to what is not among the options stays as it is; of `${oc.env:NAME,default}`
-    the default is taken. Raises UsageError for one that refers to itself.
+    the default is taken, and of `${oc.select:NAME,default}` where no option is called so. Raises
+    UsageError for one that refers to itself.
     """
     return {name: _resolved(value, name, options, _MOST) for name, value in options.items()}
 
@@ -102,8 +104,40 @@ def _referred(
     parts = [plain(word.strip()) for word in words.split(",")]
     if function == "oc.env":
         return len(parts) > 1, parts[-1]
+    if function == "oc.select" and words.partition(",")[0].strip() in options:
+        place = words.partition(",")[0].strip()
+        return True, _resolved(options[place], place, options, rounds)
+    if function == "oc.select":
+        return len(parts) > 1, parts[-1]
     if function not in _COMPUTED or not all(isinstance(part, int | float) for part in parts):
         return False, None
     if len(parts) != 2 or (function == "div" and parts[1] == 0):
         return False, None
     return True, _COMPUTED[function](parts[0], parts[1])
+
+
+def overrides(words: Sequence[str]) -> dict[str, Any]:
+    """Hydra's overrides by name, `key=value` with `+` or `++` before it, and flags such as
+    `--config FILE`; `~key` takes an option away.
+    """
+    options: dict[str, Any] = {}
+    rest = iter(words)
+    for word in rest:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            options[name] = value if equals else next(rest, "")
+        elif (match := _OVERRIDE.fullmatch(word)) and (match[3] is not None or match[1] == "~"):
+            value = None if match[1] == "~" else _value(match[2], match[3])
+            override = {match[2]: value}
+            override = flattened(override) if isinstance(value, dict | list) else override
+            options = overlaid(options, override)
+    return options
+
+
+def _value(name: str, text: str) -> Any:
+    """The value of an override: a number, a switch, a list or a table as YAML has them, or text."""
+    try:
+        value = parse_yaml(text) if text[:1] in ("[", "{", "'", '"') and text else plain(text)
+    except ValueError:
+        return text
+    return checked(name, value)

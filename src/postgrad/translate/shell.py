@@ -2,9 +2,9 @@
 
 Line continuations, comments, variables (`NAME=value`, `${NAME}`, `${NAME:-default}`,
 `${NAME##*/}`), arithmetic (`$((4 * N))`), arrays, here-documents that `read` puts into a variable,
-and scripts in `bash -c` are understood. Of what only a running shell knows, the output of a command
-becomes UNKNOWN, a variable that the script never sets keeps its name, and a loop has its first
-value.
+branches of `if` and `case`, and scripts in `bash -c` are understood. Of what only a running shell
+knows, the output of a command becomes UNKNOWN, a variable that the script never sets keeps its
+name, and a loop has its first value.
 """
 
 import itertools
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from postgrad.core.errors import UsageError
+from postgrad.translate.branches import Branches
 from postgrad.translate.expansion import UNKNOWN, Variables, filled, held, words_of
 
 __all__ = ["ENDS", "UNKNOWN", "VISIBLE", "arguments", "commands", "named"]
@@ -72,8 +73,10 @@ class _Script:
         if depth > MOST_DEPTH:
             raise UsageError(f"scripts within scripts, more than {MOST_DEPTH} deep")
         collected: list[list[str]] = []
-        for statement in _statements(script):
-            if not self._assigns(statement):
+        branches = Branches(lambda text: _words(filled(text, self._variables)))
+        for line in _statements(script):
+            statement = branches.after(line)
+            if statement and not self._assigns(statement):
                 words = _words(filled(statement, self._variables))
                 collected += self._inner(words, depth) if words else []
         return collected
@@ -94,6 +97,8 @@ class _Script:
             variables[here.group(1)] = filled(_joined(body), variables)
         elif (assignment := _SET.match(statement)) is not None and _is_one_word(assignment[3]):
             name, more, text = assignment.groups()
+            if not re.search(r"[\"']", text):
+                text = _bare(text)
             if name not in variables and "'" not in text:  # PATH=folder:$PATH
                 text = re.sub(rf"\$\{{{name}\}}|\${name}\b", "", text)
             value = " ".join(_words(filled(text, variables, quoted=True)))

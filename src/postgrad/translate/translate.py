@@ -22,6 +22,7 @@ SYSTEMS = {
     "trl": "trl",
     "prime-rl": "prime_rl",
     "nemo-rl": "nemo_rl",
+    "verl": "verl",
 }
 
 

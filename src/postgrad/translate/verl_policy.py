@@ -1,0 +1,229 @@
+"""The trained models of verl's configs: where they train and sample, adapters, optimizers."""
+
+from typing import Any
+
+from postgrad.translate import common, places
+from postgrad.translate.draft import Draft
+from postgrad.translate.reader import SourceCommand
+from postgrad.translate.rules import Options, Rule, decimal, flag, needless
+from postgrad.translate.tables.verl import ACTOR, MODEL, ROLLOUT
+from postgrad.translate.tables.verl_backends import MEGATRON, OPTIMIZER, TORCH
+from postgrad.translate.verl_rl import Ahead, home
+
+_ENGINES = places.EngineOptions(
+    tensor_parallel=f"{ROLLOUT}tensor_model_parallel_size",
+    memory=f"{ROLLOUT}gpu_memory_utilization",
+    eager=f"{ROLLOUT}enforce_eager",
+    sleep=f"{ROLLOUT}free_cache_engine",
+)  # fmt: skip
+_OTHER = "of a backend that does not train here"
+# section of a backend -> names of the options there that say how ranks share the work: matrices,
+# sequences, experts
+_SHARES = {
+    "fsdp_config": ("", "ulysses_sequence_parallel_size", "expert_parallel_size"),
+    "megatron": (
+        "tensor_model_parallel_size", "context_parallel_size", "expert_model_parallel_size",
+    ),
+    "veomni": ("", "ulysses_parallel_size", "expert_parallel_size"),
+    "torchtitan": ("tensor_parallel_size", "context_parallel_size", "expert_parallel_size"),
+    "engine": ("tp", "cp", "ep"),
+}  # fmt: skip
+_SHORT = {  # of engines that only SFT has
+    "automodel": ("tp_size", "cp_size", "ep_size"),
+    "mlite": ("tp", "cp", "ep"),
+}
+
+
+def _backend(options: Options, job: str) -> str:
+    """The section of the backend that trains."""
+    names = ("engine@engine",) if job == "sft" else (
+        "model_engine", f"{ACTOR}strategy", f"{ACTOR}model_engine", f"{ACTOR}fsdp_config.strategy",
+        "actor@actor_rollout_ref.actor", "config-name", "config_name",
+    )  # fmt: skip
+    stated = [str(options.take(name, "")) for name in names]
+    if any("megatron" in name for name in stated):
+        return "megatron"
+    if any(name.startswith(f"{ACTOR}engine.") for name in options.stated):
+        return "engine"
+    known = (name for name in (*_SHARES, *_SHORT) if any(name in text for text in stated))
+    return next(known, "fsdp_config")
+
+
+def rules(options: Options, job: str) -> dict[str, Rule]:
+    """The rules of the backend that trains, of the others, and of the optimizer."""
+    trains = _backend(options, job)
+    table = MEGATRON if trains == "megatron" else TORCH
+    other = needless(_OTHER)
+    if job == "sft":
+        return {
+            **{f"engine.{name}": rule for name, rule in table.items()},
+            **{f"optim.{name}": rule for name, rule in OPTIMIZER.items()},
+            "optim@optim": needless("the engine's optimizer"),
+        }
+    return {
+        **{f"{ACTOR}{section}.*": other for section in _SHARES if section != trains},
+        **{f"{ACTOR}{trains}.{name}": rule for name, rule in table.items()},
+        **{f"{ACTOR}optim.{name}": rule for name, rule in OPTIMIZER.items()},
+    }
+
+
+def policy(draft: Draft, options: Options, source: SourceCommand, ahead: Ahead | None) -> None:
+    """[model], [learner], [cluster] and the engines of [rollout] of an RL job."""
+    section = _backend(options, "rl")
+    path = options.take(f"{MODEL}path")
+    draft.put("model.path", None if path is None else home(str(path)))
+    _computed(draft, options, MODEL, f"{ACTOR}{section}.")
+    each, nodes = options.number("trainer.n_gpus_per_node"), options.number("trainer.nnodes")
+    default = "" if options.states("trainer.n_gpus_per_node") else ": verl's default"
+    places.processes(draft, f"GPUs of the policy{default}", source.devices or each * nodes, nodes)
+    _divided(draft, options, section, f"{ACTOR}{section}.")
+    _engines(draft, options, ahead)
+    _adapter(draft, options, MODEL)
+    optimizer(draft, options, f"{ACTOR}optim.", "learner")
+
+
+def trained(draft: Draft, options: Options, source: SourceCommand) -> None:
+    """[model] and [learner] of an SFT job."""
+    section = _backend(options, "sft")
+    path = options.take("model.path")
+    draft.put("model.path", None if path is None else home(str(path)))
+    _computed(draft, options, "model.", "engine.")
+    each, nodes = options.take("trainer.n_gpus_per_node"), options.number("trainer.nnodes", 1)
+    count = source.devices or (int(each) * nodes if each is not None else None)
+    places.processes(draft, "GPUs", count, source.machines or nodes)
+    _divided(draft, options, section, "engine.")
+    _adapter(draft, options, "model.")
+    optimizer(draft, options, "optim.", "learner")
+
+
+def _computed(draft: Draft, options: Options, model: str, engine: str) -> None:
+    """The dtype of products, and whether layers are computed again."""
+    kind = str(options.take(f"{engine}dtype", "bfloat16"))
+    draft.put("model.dtype", {"bf16": "bfloat16", "fp16": "float16"}.get(kind, kind))
+    name = f"{model}enable_gradient_checkpointing"
+    if flag(options.take(name, True)):
+        draft.put("model.gradient_checkpointing", True,
+                  "" if options.states(name) else "verl's default")  # fmt: skip
+    options.take(f"{engine}override_transformer_config.recompute_granularity")
+
+
+def _divided(draft: Draft, options: Options, section: str, prefix: str) -> None:
+    ranks = int(draft.get("learner.ranks") or 1)
+    tensor, context, experts = {**_SHARES, **_SHORT}[section]
+    shares = {
+        key: (f"{prefix}{name}", options.take(f"{prefix}{name}"))
+        for key, name in (
+            ("tensor_parallel", tensor), ("context_parallel", context), ("expert_parallel", experts)
+        )
+        if name
+    }  # fmt: skip
+    whole = flag(options.take(f"{prefix}reshard_after_forward", True))
+    stage = 1 if section == "megatron" else 3 if whole else 2
+    places.divided(draft, (f"{prefix}strategy", stage if ranks > 1 else None), shares)
+    size = options.number(f"{prefix}fsdp_size", -1)
+    groups = ranks // size if 0 < size < ranks else 1
+    if groups > 1 and places.replicas(draft) % groups == 0 and draft.get("learner.sharding"):
+        draft.put("learner.shard_groups", groups, f"groups of {size} ranks: fsdp_size")
+    elif groups > 1:
+        draft.miss(f"{prefix}fsdp_size", size, "learner.shard_groups has to divide the replicas")
+
+
+def _engines(draft: Draft, options: Options, ahead: Ahead | None) -> None:
+    """Engines on the ranks' GPUs, or on GPUs of their own."""
+    name = str(options.take(f"{ROLLOUT}name", "vllm"))
+    if name not in ("vllm", "hf"):
+        draft.miss(f"{ROLLOUT}name", name, "engines are vLLM's here")
+    apart = ahead is not None and ahead.gpus > 0
+    places.engines(draft, options, _ENGINES, shared=not apart, fill=True)
+    if ahead is not None and apart:
+        size = int(draft.get("rollout.vllm.tensor_parallel") or 1)
+        draft.put("cluster.rollout.workers", max(1, ahead.gpus // size),
+                  f"engines of {size} GPUs: {ahead.gpus} GPUs of rollout")  # fmt: skip
+
+
+def _adapter(draft: Draft, options: Options, prefix: str) -> None:
+    """[model.lora], by the options of FSDP's adapters or those of Megatron's below `lora`."""
+    of_megatron = options.number(f"{prefix}lora.rank", 0) > 0
+    names = ("lora.rank", "lora.alpha", "lora.dropout", "lora.target_modules")
+    if not of_megatron:
+        names = ("lora_rank", "lora_alpha", "lora_dropout", "target_modules")
+    if options.states(f"{prefix}lora.target_modules"):
+        value = options.stated.pop(f"{prefix}lora.target_modules")
+        draft.miss(f"{prefix}lora.target_modules", value,
+                   "Megatron's names; left out, every linear layer has an adapter")  # fmt: skip
+    rank, alpha, dropout, targets = (f"{prefix}{name}" for name in names)
+    if not options.number(rank, 0):
+        for name in (alpha, dropout, targets, f"{prefix}lora.alpha", f"{prefix}lora.dropout"):
+            if options.states(name):
+                draft.skip(name, options.take(name), "of an adapter that the run does not have")
+        return
+    common.adapter(draft, options, (rank, alpha, dropout, targets), "")
+
+
+def optimizer(draft: Draft, options: Options, prefix: str, role: str) -> None:
+    """[learner] or [critic.learner]. prefix: of the options of the optimizer."""
+    kind = str(options.take(f"{prefix}optimizer", "AdamW")).lower()
+    if kind in ("adamw8bit", "pagedadamw8bit"):
+        draft.put(f"{role}.optimizer_state", "8bit")
+    elif kind in ("muon", "dist_muon"):
+        draft.put(f"{role}.optimizer", "muon")
+    elif kind not in ("adamw", "adam", "fusedadam", "_adamw"):
+        draft.miss(f"{prefix}optimizer", kind, "learner.optimizer knows adamw and muon")
+    rate = decimal(options.take(f"{prefix}lr"))
+    draft.put(f"{role}.lr", rate, "" if options.states(f"{prefix}lr") else "verl's default")
+    decay = decimal(options.take(f"{prefix}weight_decay"))
+    draft.put(f"{role}.weight_decay", decay or None,
+              "" if options.states(f"{prefix}weight_decay") else "verl's default")  # fmt: skip
+    betas = options.numbers(f"{prefix}betas")
+    draft.put(f"{role}.betas", betas if betas and betas != [0.9, 0.999] else None)
+    clip = options.take(f"{prefix}clip_grad")
+    draft.put(f"{role}.max_grad_norm", None if clip is None else decimal(clip))
+    _schedule(draft, options, prefix, role, rate)
+
+
+def _schedule(draft: Draft, options: Options, prefix: str, role: str, rate: float) -> None:
+    kinds = [options.take(f"{prefix}{key}") for key in ("lr_scheduler_type", "lr_decay_style")]
+    kind = str(next((kind for kind in kinds if kind is not None), "constant"))
+    least = options.take(f"{prefix}min_lr_ratio")
+    floor = options.take(f"{prefix}min_lr")
+    if floor is not None and rate and least is None:
+        least = round(decimal(floor) / rate, 12)
+    if kind in ("linear", "cosine"):
+        draft.put(f"{role}.schedule", kind)
+        draft.put(f"{role}.min_lr_ratio", decimal(least) or None if least is not None else None)
+    elif kind != "constant":
+        name = f"{prefix}lr_scheduler_type"
+        draft.miss(name, kind, f"{role}.schedule knows constant, linear, cosine")
+    updates: Any = options.take(f"{prefix}lr_warmup_steps")
+    share = decimal(options.take(f"{prefix}lr_warmup_steps_ratio", 0.0))
+    if updates is not None and decimal(updates) > 0:
+        draft.put(f"{role}.warmup_updates", int(decimal(updates)))
+    elif share:
+        draft.put(f"{role}.warmup_ratio", share, "rounded up; down there")
+
+
+def critic(draft: Draft, options: Options) -> None:
+    """[critic], where the advantages are those of one."""
+    path, clip = options.take("critic.model.path"), decimal(options.take("critic.cliprange_value"))
+    warmup = options.number("trainer.critic_warmup", 0)
+    names = [name for name in options.stated if name.startswith("critic.")]
+    if draft.get("algorithm.type") != "ppo":
+        for name in names:
+            draft.skip(name, options.take(name), "there is no critic")
+        for name in [name for name in options.defaults if name.startswith("critic.")]:
+            options.take(name)
+        return
+    draft.put("critic.model.path", home(str(path)) if path is not None else None)
+    draft.put("algorithm.value_clip", clip)
+    draft.put("algorithm.critic_warmup_steps", warmup or None)
+    optimizer(draft, options, "critic.optim.", "critic.learner")
+    for key in ("weight_decay", "max_grad_norm", "betas", "schedule", "min_lr_ratio"):
+        if draft.get(f"critic.learner.{key}") == draft.get(f"learner.{key}"):
+            draft.drop(f"critic.learner.{key}")
+    epochs = options.take("critic.ppo_epochs")
+    if epochs is not None and int(epochs) != options.number(f"{ACTOR}ppo_epochs"):
+        draft.miss("critic.ppo_epochs", epochs, "the critic learns as often as the policy")
+    for key in ("lora_rank", "lora_alpha", "target_modules"):
+        name = f"critic.model.{key}"
+        if options.states(name):
+            draft.miss(name, options.take(name), "[critic.model.lora] is an adapter of the critic")
