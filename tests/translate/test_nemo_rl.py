@@ -302,7 +302,9 @@ def test_a_prompt_file_that_is_not_here_is_lost_once() -> None:
 
 def test_a_prompt_around_a_conversation_is_lost() -> None:
     words = ["data.train.dataset_name=DAPOMath17K", f"{PROMPT}=nemo-rl-question.txt"]
-    assert missing(of(*words)) >= {"data.train.dataset_name", PROMPT}
+    translation = of(*words)
+    assert PROMPT in missing(translation)
+    assert translation.recipe["data"]["answer"] == "reward_model.ground_truth"
 
 
 def test_rows_that_are_held_out_are_the_last_ones_of_which_max_val_samples_are_evaluated() -> None:

@@ -134,11 +134,11 @@ def _holds(words: Sequence[str]) -> bool | None:
             return text != ""
         case [left, sign, right] if sign in _TEXTS:
             return _TEXTS[sign](left, right)
-        case [left, sign, right] if sign in _NUMBERS and _whole(left) and _whole(right):
+        case [left, sign, right] if sign in _NUMBERS and _is_integer(left) and _is_integer(right):
             return _NUMBERS[sign](int(left), int(right))
         case _:
             return None
 
 
-def _whole(text: str) -> bool:
+def _is_integer(text: str) -> bool:
     return re.fullmatch(r"-?\d{1,18}", text) is not None

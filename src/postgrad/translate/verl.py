@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.translate import common, verl_policy, verl_rl
+from postgrad.translate import common, verl_loss, verl_policy, verl_rl
 from postgrad.translate.draft import Draft
 from postgrad.translate.files import config_table
 from postgrad.translate.nested import flattened, overrides, resolved
@@ -102,10 +102,11 @@ def _rl(draft: Draft, options: Options, source: SourceCommand, program: str) -> 
     verl_policy.policy(draft, options, source, ahead)
     verl_rl.batch(draft, options, ahead)
     verl_rl.sampling(draft, options)
-    verl_rl.algorithm(draft, options, ahead)
+    verl_loss.algorithm(draft, options, ahead)
     verl_policy.critic(draft, options)
     files = verl_rl.rows(draft, options)
     verl_rl.rewards(draft, options, files)
+    verl_policy.frozen(draft, options)
     if verl_rl.held_out(draft, options):
         _evaluated(draft, options, options.take("trainer.test_freq", -1))
 
@@ -171,10 +172,10 @@ def _sft(draft: Draft, options: Options, source: SourceCommand) -> None:
 
 def _evaluated(draft: Draft, options: Options, every: Any) -> None:
     """eval.every, of a number of steps or "after_each_epoch"; -1 for never."""
-    number = str(every).lstrip("-").isdigit()
-    if every is not None and not number:
+    counts = re.fullmatch(r"-?\d+", str(every))
+    if every is not None and not counts:
         draft.miss("trainer.test_freq", every, "eval.every counts steps")
-    draft.put("eval.every", max(0, int(every)) if number else 0)
+    draft.put("eval.every", max(0, int(counts[0])) if counts else 0)
     most = options.number("data.val_max_samples", -1)
     if most > 0 and draft.get("eval.path") is not None:
         draft.put("eval.limit", most, "rows")

@@ -16,6 +16,15 @@ _ENGINES = places.EngineOptions(
     eager=f"{ROLLOUT}enforce_eager",
     sleep=f"{ROLLOUT}free_cache_engine",
 )  # fmt: skip
+_OF_CRITIC: dict[str, Any] = {  # keys of a learner -> what holds where verl states nothing
+    "weight_decay": 0.01,
+    "max_grad_norm": 1.0,
+    "betas": [0.9, 0.999],
+    "schedule": "constant",
+    "min_lr_ratio": 0.0,
+    "warmup_updates": 0,
+    "warmup_ratio": 0.0,
+}
 _OTHER = "of a backend that does not train here"
 # section of a backend -> names of the options there that say how ranks share the work: matrices,
 # sequences, experts
@@ -117,8 +126,11 @@ def _divided(draft: Draft, options: Options, section: str, prefix: str) -> None:
         )
         if name
     }  # fmt: skip
-    whole = flag(options.take(f"{prefix}reshard_after_forward", True))
-    stage = 1 if section == "megatron" else 3 if whole else 2
+    reshards = flag(options.take(f"{prefix}reshard_after_forward", True))
+    if section == "megatron":
+        stage = 3 if flag(options.take(f"{prefix}use_megatron_fsdp", False)) else 1
+    else:
+        stage = 3 if reshards else 2
     places.divided(draft, (f"{prefix}strategy", stage if ranks > 1 else None), shares)
     size = options.number(f"{prefix}fsdp_size", -1)
     groups = ranks // size if 0 < size < ranks else 1
@@ -188,8 +200,10 @@ def _schedule(draft: Draft, options: Options, prefix: str, role: str, rate: floa
     floor = options.take(f"{prefix}min_lr")
     if floor is not None and rate and least is None:
         least = round(decimal(floor) / rate, 12)
+    over = options.take(f"{prefix}lr_decay_steps")
     if kind in ("linear", "cosine"):
-        draft.put(f"{role}.schedule", kind)
+        until = f"to the end of the run; there over {over} updates" if over else ""
+        draft.put(f"{role}.schedule", kind, until)
         draft.put(f"{role}.min_lr_ratio", decimal(least) or None if least is not None else None)
     elif kind != "constant":
         name = f"{prefix}lr_scheduler_type"
@@ -200,6 +214,28 @@ def _schedule(draft: Draft, options: Options, prefix: str, role: str, rate: floa
         draft.put(f"{role}.warmup_updates", int(decimal(updates)))
     elif share:
         draft.put(f"{role}.warmup_ratio", share, "rounded up; down there")
+
+
+def frozen(draft: Draft, options: Options) -> None:
+    """Where a reference, a reward model and a teacher are: [cluster]."""
+    ref = "actor_rollout_ref.ref."
+    for name in (f"{ref}fsdp_config.param_offload", f"{ref}megatron.param_offload"):
+        if not flag(options.take(name, False)):
+            continue
+        if draft.get("algorithm.kl_coef") and not draft.get("model.lora.rank"):
+            draft.put("cluster.reference.offload", True, "in the host's memory between its passes")
+        else:
+            draft.skip(name, True, "the run has no such model, or it lies under the adapter")
+    scores = "reward.reward_model."
+    apart = flag(options.take(f"{scores}enable_resource_pool", False))
+    if apart and draft.get("reward_model.model.path") is not None:
+        gpus = options.number(f"{scores}n_gpus_per_node", 8) * options.number(f"{scores}nnodes", 1)
+        places.role_elsewhere(draft, "reward_model", gpus)
+    if draft.get("teacher.model.path") is not None:
+        gpus = options.number("distillation.n_gpus_per_node", 8) * options.number(
+            "distillation.nnodes", 1
+        )
+        places.role_elsewhere(draft, "teacher", gpus)
 
 
 def critic(draft: Draft, options: Options) -> None:
@@ -217,12 +253,24 @@ def critic(draft: Draft, options: Options) -> None:
     draft.put("algorithm.value_clip", clip)
     draft.put("algorithm.critic_warmup_steps", warmup or None)
     optimizer(draft, options, "critic.optim.", "critic.learner")
-    for key in ("weight_decay", "max_grad_norm", "betas", "schedule", "min_lr_ratio"):
-        if draft.get(f"critic.learner.{key}") == draft.get(f"learner.{key}"):
+    for key, default in _OF_CRITIC.items():  # what [critic.learner] leaves out is the policy's
+        stated, inherited = (draft.get(f"{role}.{key}") for role in ("critic.learner", "learner"))
+        if stated == inherited:
             draft.drop(f"critic.learner.{key}")
+        elif stated is None:
+            draft.put(f"critic.learner.{key}", default)
+    offload = [options.take(f"critic.fsdp.{key}_offload", False) for key in ("param", "optimizer")]
+    if any(map(flag, offload)) and draft.get("learner.sharding"):
+        draft.put("critic.learner.offload", True, "weights, gradients and optimizer state")
+    again = options.take("critic.model.enable_gradient_checkpointing", True)
+    if flag(again) != bool(draft.get("model.gradient_checkpointing")):
+        draft.put("critic.model.gradient_checkpointing", flag(again))
     epochs = options.take("critic.ppo_epochs")
     if epochs is not None and int(epochs) != options.number(f"{ACTOR}ppo_epochs"):
         draft.miss("critic.ppo_epochs", epochs, "the critic learns as often as the policy")
+    mini = options.take("critic.ppo_mini_batch_size")
+    if mini is not None and int(mini) != options.number(f"{ACTOR}ppo_mini_batch_size"):
+        draft.miss("critic.ppo_mini_batch_size", mini, "the critic learns in the policy's updates")
     for key in ("lora_rank", "lora_alpha", "target_modules"):
         name = f"critic.model.{key}"
         if options.states(name):

@@ -1,4 +1,4 @@
-"""RL in verl's configs: batches, sampling, losses, samples ahead, rows and rewards."""
+"""RL in verl's configs: batches, sampling, samples ahead of the policy, rows and rewards."""
 
 import math
 import re
@@ -10,16 +10,11 @@ from postgrad.translate.draft import Draft
 from postgrad.translate.rules import Options, decimal, flag
 from postgrad.translate.tables.verl import (
     ACTOR,
-    AGGREGATIONS,
-    ESTIMATORS,
-    KLS,
-    LOSSES,
     ROLLOUT,
     SOURCES,
 )
 
 SAMPLES = f"{ROLLOUT}n"
-_CORRECTION = "algorithm.rollout_correction."
 _HOME = re.compile(r"^(?:\$HOME|\$\{HOME\})(?=/|$)")
 _REWARD = "reward."
 
@@ -104,202 +99,6 @@ def sampling(draft: Draft, options: Options) -> None:
         draft.put("rollout.max_rounds", rounds if rounds > 0 else None)
 
 
-def algorithm(draft: Draft, options: Options, ahead: Ahead | None) -> None:
-    """[algorithm]: advantages, the loss, KL and corrections."""
-    estimator = str(options.take("algorithm.adv_estimator"))
-    loss = str(options.take(f"{ACTOR}policy_loss.loss_mode", "vanilla"))
-    name = ESTIMATORS.get(estimator, "grpo")
-    if estimator not in ESTIMATORS:
-        draft.miss("algorithm.adv_estimator", estimator, f"here are {', '.join(ESTIMATORS)}")
-    divided = flag(options.take("algorithm.norm_adv_by_std_in_grpo", True))
-    if name == "grpo":
-        name = LOSSES.get(loss, "grpo" if divided else "dr_grpo")
-        if not divided and name not in ("dr_grpo", "gpg"):
-            draft.put("algorithm.std_norm", False)
-    elif loss in LOSSES and LOSSES[loss] != name:
-        draft.miss(f"{ACTOR}policy_loss.loss_mode", loss, f"{name} has PPO's clip here")
-    if _teacher(draft, options):
-        name = "on_policy_distillation"
-    draft.put("algorithm.type", name, estimator if name != estimator else "")
-    for key in ("gamma", "lam"):
-        value = decimal(options.take(f"algorithm.{key}", 1.0))
-        if name == "ppo":
-            draft.put(f"algorithm.{key}", value)
-        elif key == "gamma" and name == "reinforce_pp" and value != 1.0:
-            draft.miss("algorithm.gamma", value, "rewards are not discounted by token here")
-        elif options.states(f"algorithm.{key}"):
-            draft.skip(f"algorithm.{key}", value, "of a critic, which the run does not have")
-    _aggregation(draft, options, name)
-    _clip(draft, options, name, loss)
-    draft.put("algorithm.entropy_coef", decimal(options.take(f"{ACTOR}entropy_coeff", 0.0)) or None)
-    _kl(draft, options)
-    _correction(draft, options, ahead)
-
-
-def _aggregation(draft: Draft, options: Options, name: str) -> None:
-    mode = str(options.take(f"{ACTOR}loss_agg_mode", "token-mean"))
-    factor = options.take(f"{ACTOR}loss_scale_factor")
-    if name in ("gspo", "sapo", "gmpo"):  # of sequences, whatever is stated
-        if mode not in ("token-mean", "seq-mean-token-mean"):
-            draft.miss(f"{ACTOR}loss_agg_mode", mode, f"{name} has the mean of sequences")
-        draft.put("algorithm.aggregation", "sequence")
-        return
-    if mode not in AGGREGATIONS:
-        draft.miss(f"{ACTOR}loss_agg_mode", mode, f"here are {', '.join(AGGREGATIONS)}")
-        return
-    draft.put("algorithm.aggregation", AGGREGATIONS[mode], mode)
-    if mode == "seq-mean-token-sum":
-        draft.put("algorithm.constant_length", 1, "sums of tokens are divided by nothing there")
-    elif mode == "seq-mean-token-sum-norm":
-        longest = options.number("data.max_response_length")
-        draft.put("algorithm.constant_length", int(decimal(factor)) if factor else longest)
-
-
-def _clip(draft: Draft, options: Options, name: str, loss: str) -> None:
-    both, low, high = (options.take(f"{ACTOR}clip_ratio{key}") for key in ("", "_low", "_high"))
-    if both is not None and (low is None or high is None):
-        why = "clip_ratio_low and clip_ratio_high win there, and have a default of 0.2"
-        draft.skip(f"{ACTOR}clip_ratio", both, why)
-    low, high = (0.2 if bound is None else decimal(bound) for bound in (low, high))
-    if name == "cispo":
-        if low < 1.0:
-            draft.miss(f"{ACTOR}clip_ratio_low", low, "cispo bounds ratios from above alone")
-    elif name not in ("sapo", "gpg"):
-        draft.put("algorithm.clip_low", low)
-    if name not in ("sapo", "gpg"):
-        draft.put("algorithm.clip_high", high)
-    dual = decimal(options.take(f"{ACTOR}clip_ratio_c", 3.0))
-    if name not in ("sapo", "gpg", "cispo", "gmpo", "gspo"):
-        default = "" if options.states(f"{ACTOR}clip_ratio_c") else "verl's default"
-        draft.put("algorithm.dual_clip", dual, default)
-    gates = [options.take(f"{ACTOR}{place}tau_{side}") for side in ("pos", "neg")
-             for place in ("policy_loss.", "")]  # fmt: skip
-    if name == "sapo":
-        positive, negative = (next((g for g in gates[n : n + 2] if g), None) for n in (0, 2))
-        draft.put("algorithm.gate_positive", None if positive is None else decimal(positive))
-        draft.put("algorithm.gate_negative", None if negative is None else decimal(negative))
-    _covariance(draft, options, loss)
-
-
-def _covariance(draft: Draft, options: Options, loss: str) -> None:
-    place = f"{ACTOR}policy_loss."
-    values = {key: options.take(f"{place}{key}") for key in (
-        "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef")}  # fmt: skip
-    if loss not in ("clip_cov", "kl_cov"):
-        if loss not in ("vanilla", *LOSSES):
-            draft.miss(f"{place}loss_mode", loss, "PPO's clip stands for it")
-        return
-    draft.put("algorithm.covariance", loss.removesuffix("_cov"))
-    keys = {"clip_cov_ratio": "fraction", "clip_cov_lb": "low", "clip_cov_ub": "high"}
-    if loss == "kl_cov":
-        keys = {"kl_cov_ratio": "fraction", "ppo_kl_coef": "kl_coef"}
-    for name, key in keys.items():
-        value = values[name]
-        draft.put(f"algorithm.covariance_{key}", None if value is None else decimal(value))
-
-
-def _kl(draft: Draft, options: Options) -> None:
-    in_loss = flag(options.take(f"{ACTOR}use_kl_loss", False))
-    in_reward = flag(options.take("algorithm.use_kl_in_reward", False))
-    of_loss = (options.take(f"{ACTOR}kl_loss_coef", 0.001),
-               options.take(f"{ACTOR}kl_loss_type", "low_var_kl"))  # fmt: skip
-    of_reward = (options.take("algorithm.kl_ctrl.kl_coef", 0.001),
-                 options.take("algorithm.kl_penalty", "kl"))  # fmt: skip
-    adapted = str(options.take("algorithm.kl_ctrl.type", "fixed")) == "adaptive"
-    target, horizon = (options.take(f"algorithm.kl_ctrl.{key}") for key in ("target_kl", "horizon"))
-    coefficient, kind = of_loss if in_loss else of_reward
-    if not (in_loss or in_reward) or not decimal(coefficient):
-        draft.put("algorithm.kl_coef", 0.0)
-        return
-    if in_loss and in_reward and decimal(of_reward[0]):
-        draft.miss("algorithm.use_kl_in_reward", True, "the KL is in the loss or in the reward")
-    draft.put("algorithm.kl_coef", decimal(coefficient))
-    draft.put("algorithm.kl_in", "loss" if in_loss else "reward")
-    name = f"{ACTOR}kl_loss_type" if in_loss else "algorithm.kl_penalty"
-    base = str(kind).removesuffix("+")
-    if base not in KLS:
-        draft.miss(name, kind, f"here are {', '.join(KLS)}")
-        return
-    through = str(kind).endswith("+")
-    draft.put("algorithm.kl_estimator", "k2" if through else KLS[base],
-              f"{kind}: its gradient is that of k2" if through else str(kind))  # fmt: skip
-    if KLS[base] == "k3" and not through:
-        draft.put("algorithm.kl_max", 10.0, "a token's KL, as there")
-    if adapted and not in_loss:
-        draft.put("algorithm.kl_target", 0.1 if target is None else decimal(target))
-        draft.put("algorithm.kl_horizon", None if horizon is None else int(decimal(horizon)))
-
-
-def _correction(draft: Draft, options: Options, ahead: Ahead | None) -> None:
-    """Weights of the difference between engine and learner, and which policy a ratio is of."""
-    kind, bound = (options.take(f"{_CORRECTION}rollout_is{key}") for key in ("", "_threshold"))
-    masks, range_ = (options.take(f"{_CORRECTION}rollout_rs{key}") for key in ("", "_threshold"))
-    bypass = flag(options.take(f"{_CORRECTION}bypass_mode", ahead is not None))
-    filtered = draft.get("rollout.top_p") or draft.get("rollout.top_k")
-    name = f"{_CORRECTION}rollout_is"
-    if bypass and kind is not None:
-        draft.skip(name, kind, "with bypass_mode the ratio itself is of the sampler")
-    elif kind == "token":
-        low, _, high = str(2.0 if bound is None else bound).rpartition("_")
-        draft.put("algorithm.correction", "icepop" if low else "tis")
-        draft.put("algorithm.correction_low", decimal(low) if low else None)
-        draft.put("algorithm.correction_high", decimal(high))
-    elif kind is not None:
-        why = '"tis" weighs tokens, "sequence_mask" drops sequences: algorithm.correction'
-        draft.miss(name, kind, why)
-    if masks is not None:
-        _rejection(draft, str(masks), str(range_), alone=kind is None and not bypass)
-    if filtered and draft.get("algorithm.correction"):
-        draft.put("algorithm.correction_with_filters", True, "as there")
-    if bypass and not filtered:
-        draft.put("algorithm.old_logprobs", "sampled", "bypass_mode")
-    if ahead is not None and ahead.steps:
-        comment = "a share of a batch may be stale there: staleness_threshold"
-        common.samples_ahead(draft, ahead.steps, comment if ahead.updates else "",
-                             0.0 if filtered else 1.0)  # fmt: skip
-        if not ahead.in_flight:
-            draft.put("rollout.in_flight_updates", False)
-
-
-def _rejection(draft: Draft, kind: str, bounds: str, *, alone: bool) -> None:
-    """Samples that are left out where engine and learner are far apart."""
-    low, _, high = bounds.partition("_")
-    if alone and kind == "seq_mean_k1" and high:
-        draft.put("algorithm.correction", "sequence_mask", kind)
-        draft.put("algorithm.correction_low", decimal(low))
-        draft.put("algorithm.correction_high", decimal(high))
-        return
-    why = 'algorithm.correction is one: "icepop" drops tokens, "sequence_mask" sequences'
-    draft.miss(f"{_CORRECTION}rollout_rs", kind, why)
-
-
-def _teacher(draft: Draft, options: Options) -> bool:
-    """[teacher] of on-policy distillation. Returns whether there is one."""
-    if not flag(options.take("distillation.enabled", False)):
-        return False
-    place = re.compile(r"distillation\.teacher_models\.\w+\.model_path")
-    models = [options.take(name) for name in options.stated if place.fullmatch(name)]
-    keys = [name for name in options.stated if re.fullmatch(
-        r"distillation\.teacher_models\.\w+\.key", name)]  # fmt: skip
-    if models:
-        draft.put("teacher.model.path", home(str(models[0])))
-    for other in models[1:]:
-        draft.miss("distillation.teacher_models", other, "several teachers: [[teacher.sets]], one "
-                   "for each dataset")  # fmt: skip
-    for name in keys:
-        options.take(name)
-    loss = "distillation.distillation_loss."
-    kind = str(options.take(f"{loss}loss_mode", "k3"))
-    if kind not in ("k1", "kl"):
-        draft.miss(f"{loss}loss_mode", kind, "a token's advantage is the teacher's logprob minus "
-                   "its own: k1")  # fmt: skip
-    coefficient = decimal(options.take(f"{loss}distillation_loss_coef", 1.0))
-    draft.put("algorithm.teacher_coef", coefficient if coefficient != 1.0 else None)
-    if flag(options.take(f"{loss}use_task_rewards", True)):
-        draft.put("algorithm.reward_coef", 1.0)
-    return True
-
-
 def rows(draft: Draft, options: Options) -> list[str]:
     """[data]. Returns its files."""
     files = [home(name) for name in options.texts("data.train_files")]
@@ -308,10 +107,23 @@ def rows(draft: Draft, options: Options) -> list[str]:
     draft.put("data.answer", "reward_model.ground_truth", "within the column reward_model")
     limit = options.number("data.train_max_samples", -1)
     draft.put("data.limit", limit if limit > 0 else None)
+    _too_long(draft, options)
     kwargs(draft, options)
     if not files:
         draft.miss("data.train_files", "verl's default", "give data.path")
     return files
+
+
+def _too_long(draft: Draft, options: Options) -> None:
+    """What is done with a prompt that has no room: data.on_too_long."""
+    cut = str(options.take("data.truncation", "error"))
+    filtered = flag(options.take("data.filter_overlong_prompts", False))
+    if not filtered and cut == "error":
+        draft.put("data.on_too_long", "error")
+    elif not filtered and cut == "left":
+        draft.put("data.on_too_long", "truncate", "a prompt keeps its end, as there")
+    elif not filtered:
+        draft.miss("data.truncation", cut, 'a prompt keeps its end (data.on_too_long = "truncate")')
 
 
 def kwargs(draft: Draft, options: Options) -> None:

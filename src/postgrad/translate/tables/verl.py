@@ -8,7 +8,7 @@ asked is in verl_backends.py.
 from collections.abc import Mapping
 from typing import Any
 
-from postgrad.translate import common
+from postgrad.translate import common, images
 from postgrad.translate.rules import (
     OFF,
     ON,
@@ -169,12 +169,8 @@ RULES: dict[str, Rule] = {
     "data.reward_fn_key": missing_but(("data_source",), "`when` of [[rewards]] names the column"),
     **family(
         "data.",
-        "filter_overlong_prompts filter_overlong_prompts_workers truncation",
-        needless("longer prompts are dropped and counted: data.on_too_long"),
-    ),
-    **family(
-        "data.",
-        "val_batch_size gen_batch_size return_raw_input_ids return_raw_chat return_full_prompt "
+        "filter_overlong_prompts_workers val_batch_size gen_batch_size return_raw_input_ids "
+        "return_raw_chat return_full_prompt "
         "dataloader_num_workers num_workers use_shm validation_shuffle image_patch_size "
         "return_multi_modal_inputs balance_dp_token pad_mode tools_key cache_dir",
         needless(common.SO_HERE),
@@ -190,9 +186,11 @@ RULES: dict[str, Rule] = {
     f"{MODEL}trust_remote_code": missing("code of a model's repository is never run"),
     **family(
         MODEL,
-        "use_remove_padding tiled_mlp tiled_mlp.* use_shm external_lib",
+        "use_remove_padding use_shm external_lib",
         needless(common.PACKED),
     ),
+    f"{MODEL}tiled_mlp.enabled": missing("a layer computes all rows of a micro-batch at once"),
+    f"{MODEL}tiled_mlp.num_shards": needless("of tiles, which are lost where they are on"),
     **family(
         MODEL,
         "use_liger use_fused_kernels fused_kernel_options fused_kernel_options.*",
@@ -214,11 +212,15 @@ RULES: dict[str, Rule] = {
     ),
     **family(
         MODEL,
-        "lora.lora_A_init_method lora.lora_B_init_method lora.merge lora.type lora.dtype "
-        "lora.dropout_position lora.exclude_modules lora.adapter_path lora.a2a_experimental "
-        "lora.freeze_vision_model lora.freeze_vision_projection lora.freeze_language_model "
-        "lora.fully_sharded_loras",
-        needless(common.SO_HERE),
+        "lora.lora_A_init_method lora.lora_B_init_method lora.dropout_position lora.type "
+        "lora.exclude_modules lora.adapter_path",
+        missing_but(("lora", "zero", "pre"), "an adapter begins and is placed as PEFT's is"),
+    ),
+    **family(
+        MODEL,
+        "lora.merge lora.dtype lora.a2a_experimental lora.freeze_vision_model "
+        "lora.freeze_vision_projection lora.freeze_language_model lora.fully_sharded_loras",
+        needless("all but the adapter is frozen, and engines get merged weights"),
     ),
     **family("", f"{MODEL}mtp {MODEL}mtp.* model.mtp model.mtp.*",
              missing("heads that predict further tokens are not trained")),
@@ -234,7 +236,7 @@ RULES: dict[str, Rule] = {
     f"{ACTOR}use_torch_compile": needless(
         "it compiles the entropy there; model.compile compiles layers"
     ),
-    f"{ACTOR}freeze_vision_tower": missing_but(OFF, 'model.freeze = ["vision"]'),
+    f"{ACTOR}freeze_vision_tower": images.freezes()["freeze_vision_tower"],
     f"{ACTOR}router_replay.mode": backends.router_replay,
     **family(ACTOR, "router_replay.record_file router_replay.replay_file", needless("of a replay")),
     **family(
@@ -277,18 +279,19 @@ RULES: dict[str, Rule] = {
         "critic.",
         "ppo_micro_batch_size ppo_micro_batch_size_per_gpu forward_micro_batch_size "
         "forward_micro_batch_size_per_gpu use_dynamic_bsz ppo_max_token_len_per_gpu "
-        "forward_max_token_len_per_gpu ppo_mini_batch_size shuffle strategy rollout_n enable "
+        "forward_max_token_len_per_gpu shuffle strategy rollout_n enable "
         "data_loader_seed ulysses_sequence_parallel_size fsdp fsdp.* megatron.* profiler.* "
-        "checkpoint.* loss_agg_mode loss_scale_factor model_engine load_weight",
+        "checkpoint.* model_engine load_weight",
         needless("the critic learns in the policy's batches and on its ranks"),
     ),
     **family(
         "critic.model.",
-        "use_remove_padding tokenizer_path enable_gradient_checkpointing use_shm external_lib "
-        "enable_activation_offload tiled_mlp.* override_config override_config.* "
+        "use_remove_padding tokenizer_path use_shm external_lib override_config override_config.* "
         "trust_remote_code",
         needless("the critic is computed as the policy is"),
     ),
+    "critic.loss_agg_mode": missing_but(("token-mean",), "a critic's loss is a mean of tokens"),
+    "critic.model.enable_activation_offload": missing("activations stay on the device"),
     "critic.*": missing("[critic] has model, learner and no such key"),
     "reward.num_workers": to("scoring.workers", read=int),
     **family("reward.sandbox_fusion.", "url max_concurrent memory_limit_mb",

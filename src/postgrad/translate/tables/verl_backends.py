@@ -46,8 +46,11 @@ TORCH: dict[str, Rule] = {  # after fsdp_config., veomni., torchtitan. or engine
         "",
         "forward_prefetch use_orig_params wrap_policy wrap_policy.* full_determinism strategy "
         "forward_only distributed_strategy data_parallel_replicate_size data_parallel_shard_size "
-        "data_parallel_size enable_full_shard init_device seed model_dtype mixed_precision.*",
+        "data_parallel_size enable_full_shard init_device seed mixed_precision.*",
         needless("FSDP2 keeps float32 weights and gathers them in model.dtype"),
+    ),
+    "model_dtype": missing_but(
+        ("fp32", "float32"), "weights that the optimizer updates, and its moments, are float32"
     ),
     **family(
         "",
@@ -88,7 +91,7 @@ MEGATRON: dict[str, Rule] = {  # after megatron., or engine.
     **family(
         "",
         "use_mbridge vanilla_mbridge use_dist_checkpointing dist_checkpointing_path seed extra "
-        "dist_checkpointing_prefix forward_only use_megatron_fsdp override_mcore_model_config "
+        "dist_checkpointing_prefix forward_only override_mcore_model_config "
         "dist_ckpt_optim_fully_reshardable distrib_optim_fully_reshardable_mem_efficient "
         "override_ddp_config override_ddp_config.*",
         needless("weights are read from and written as Hugging Face's files"),
@@ -96,9 +99,13 @@ MEGATRON: dict[str, Rule] = {  # after megatron., or engine.
     **family(
         "",
         "use_remove_padding pad_bshd_to_minibatch_max pad_to_length pad_to_length_bucket "
-        "entropy_from_logits_with_chunking entropy_from_logits_chunk_size "
-        "dynamic_context_parallel max_seqlen_per_dp_cp_rank",
+        "entropy_from_logits_with_chunking entropy_from_logits_chunk_size",
         needless(_CHUNKS),
+    ),
+    **family(
+        "",
+        "dynamic_context_parallel max_seqlen_per_dp_cp_rank",
+        missing("ranks that share sequences share each of them"),
     ),
     **family(
         "override_transformer_config.",
@@ -151,11 +158,15 @@ OPTIMIZER: dict[str, Rule] = {  # after optim.
         "",
         "total_training_steps num_cycles zero_indexed_step optimizer_impl lr_decay_steps "
         "weight_decay_incr_style use_checkpoint_opt_param_scheduler lr_wsd_decay_style "
-        "lr_wsd_decay_steps init_lr_ratio min_lr_factor main_grads_dtype master_weights "
+        "lr_wsd_decay_steps min_lr_factor main_grads_dtype master_weights "
         "foreach fused lr_min",
         needless("a schedule ends with the run, and AdamW is torch's"),
     ),
-    "lr_warmup_init": missing("the first update of a warm-up has 1/W of the rate"),
+    **family(
+        "",
+        "lr_warmup_init init_lr_ratio",
+        missing("the first update of a warm-up has 1/W of the rate"),
+    ),
     **family(
         "",
         "use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype store_param_remainders "
@@ -218,7 +229,7 @@ ROLLOUT: dict[str, Rule] = {  # after actor_rollout_ref.rollout.
     **family(
         "",
         "mode load_format disable_log_stats skip_tokenizer_init scheduling_policy seed "
-        "full_determinism layered_summon multi_stage_wake_up over_sample_rate prompt_length "
+        "full_determinism layered_summon multi_stage_wake_up prompt_length "
         "response_length limit_images nnodes n_gpus_per_node prometheus.* trace.* "
         "agent.num_workers moe_load_balance_metrics_interval val_kwargs.do_sample profiler "
         "profiler.*",
@@ -239,6 +250,7 @@ ROLLOUT: dict[str, Rule] = {  # after actor_rollout_ref.rollout.
         "val_kwargs.top_p val_kwargs.top_k",
         missing_but(("1.0", "1", "-1"), "evaluation samples by temperature alone"),
     ),
+    "over_sample_rate": missing("every group that a step starts is waited for"),
     "engine_kwargs.*": needless("of an engine that does not sample here"),
     **family("", "multi_turn.* agent.*", missing(_TOOLS)),
     "mtp": missing("the engine decodes without a draft model"),
