@@ -12,7 +12,7 @@ from postgrad.data.functions import prepared_rows
 from postgrad.data.mixture import dataset_texts
 from postgrad.data.overlap import keys
 from postgrad.data.prompts import load_prompts
-from postgrad.data.settings import DataSettings
+from postgrad.data.settings import DataSettings, PairSettings
 
 WriteRows = Callable[..., str]
 HERE = "helpers.row_functions"
@@ -96,3 +96,52 @@ def test_a_function_that_is_not_there_is_named(
         prepared_rows(DataSettings(path=path, map="breaks_when_imported:change"))
     with pytest.raises(UsageError, match=r"a function is named as 'package\.module:function'"):
         DataSettings(path=path, map="change")
+
+
+VERL_ROW = {
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "user", "content": "1 + 1?"}],
+    "reward_model": {"style": "rule", "ground_truth": "2"},
+}
+
+
+def test_a_column_may_lie_within_another(write_rows: WriteRows, tokenizer: Any) -> None:
+    settings = DataSettings(
+        path=write_rows([VERL_ROW]), messages="prompt", answer="reward_model.ground_truth"
+    )
+    prompt = load_prompts(settings, tokenizer, max_prompt_tokens=50).all()[0]
+    assert (prompt.question, prompt.answer) == ("1 + 1?", "2")
+    assert prompt.metadata["data_source"] == "openai/gsm8k"
+    assert prompt.metadata["reward_model"] == VERL_ROW["reward_model"]
+
+
+def test_a_column_that_has_such_a_name_itself_comes_first(write_rows: WriteRows) -> None:
+    rows = [{"a": {"b": 1}, "a.b": 2, "c": {"d": {"e": None}}}]
+    settings = DataSettings(path=write_rows(rows), prompt="a.b", answer="c.d.e")
+    (row,) = prepared_rows(settings)
+    assert (row.values["a.b"], row.values["c.d.e"]) == (2, None)
+
+
+def test_a_template_reads_columns_within_others(write_rows: WriteRows, tokenizer: Any) -> None:
+    rows = [{"q": {"text": "Why?"}, "answer": "so"}]
+    settings = DataSettings(path=write_rows(rows), template="Q: {q.text}")
+    assert list(dataset_texts(settings)) == ["Q: Why?", "so"]
+
+
+def test_a_place_that_a_column_lacks_is_an_error_with_the_keys_that_it_has(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    settings = DataSettings(
+        path=write_rows([{"question": "q", "reward_model": {"style": "rule"}}]),
+        answer="reward_model.truth",
+    )
+    message = r"no column 'reward_model\.truth' \(data\.answer\); the object in 'reward_model' has"
+    with pytest.raises(UsageError, match=message + " the keys style"):
+        load_prompts(settings, tokenizer, max_prompt_tokens=50)
+
+
+def test_columns_of_pairs_may_lie_within_others(write_rows: WriteRows) -> None:
+    rows = [{"pair": {"good": "a", "bad": "b"}, "prompt": "q"}]
+    settings = PairSettings(path=write_rows(rows), chosen="pair.good", rejected="pair.bad")
+    (row,) = prepared_rows(settings)
+    assert (row.values["pair.good"], row.values["pair.bad"]) == ("a", "b")

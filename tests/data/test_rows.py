@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from postgrad.core.errors import UsageError
 from postgrad.data.files import files_of, read_file
 from postgrad.data.rows import dataset_name, parse_split, read_rows, unread_keys
-from postgrad.data.settings import DataSettings
+from postgrad.data.settings import DataSettings, MixSettings
+from postgrad.recipe.settings import EvalSettings
 
 ROWS = [{"question": f"{i}?", "answer": str(i)} for i in range(10)]
 WriteRows = Callable[..., str]
@@ -351,3 +352,32 @@ def test_keys_that_say_nothing_about_a_file_are_named_and_those_that_do_are_not(
     assert unread_keys(DataSettings(path=path, split="rows")) == []  # as the file is called
     assert unread_keys(DataSettings(path="reasoning-gym:chain_sum", size=2, seed=7)) == []
     assert unread_keys(DataSettings(path="my_module:my_rows", size=2, seed=7)) == []
+
+
+def test_files_of_one_name_are_told_apart_by_the_folders_above_them(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a/gsm8k/train.jsonl", "a/math/train.jsonl",
+                                          "b/math/train.jsonl", "b/other.jsonl")]  # fmt: skip
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{"question": "q", "answer": "a"}\n', "utf-8")
+    sets = [{"path": str(path)} for path in [*paths, paths[3]]]
+    mix = MixSettings.model_validate({"sets": sets})
+    assert [dataset_name(source) for source in mix.sources] == [
+        "gsm8k/train.jsonl", "a/math/train.jsonl", "b/math/train.jsonl",
+        "other.jsonl", "other.jsonl",
+    ]  # fmt: skip
+    assert dataset_name(DataSettings(path=str(paths[0]))) == "train.jsonl"
+    assert dataset_name(mix.sources[0].model_copy(update={"limit": 1})) == "gsm8k/train.jsonl"
+
+
+def test_evaluation_sets_of_one_name_are_told_apart_too(tmp_path: Path) -> None:
+    for name in ("gsm8k", "math"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "test.jsonl").write_text('{"question": "q", "answer": "a"}\n', "utf-8")
+    sets = [
+        {"name": name, "path": str(tmp_path / name / "test.jsonl")} for name in ("gsm8k", "math")
+    ]
+    found = EvalSettings.model_validate({"sets": sets})
+    assert [dataset_name(eval_set.data) for eval_set in found.sets] == [
+        "gsm8k/test.jsonl", "math/test.jsonl",
+    ]  # fmt: skip

@@ -42,7 +42,7 @@ def test_terms_of_asynchronous_training_lead_to_keys_of_rollout_and_are_read_by_
     system, read = "", set[str]()
     for system_cell, there, _, here in rows_of("## Samples ahead of the policy"):
         system = system_cell or system
-        if system in ("OpenRLHF", "Open-Instruct", "prime-rl", "NeMo RL"):
+        if system.startswith(("OpenRLHF", "Open-Instruct", "prime-rl", "NeMo RL", "verl")):
             read |= set(re.findall(r"`(?:\w+\.)*(\w+)`", there))
         stated = re.findall(r"`(?:\w+\.)*(\w+)(?: = [^`]*)?`", here)
         there_too = set(re.findall(r"`(?:\w+\.)*(\w+)`", there))  # "max_staleness = async_steps"
@@ -60,6 +60,10 @@ def test_terms_of_asynchronous_training_lead_to_keys_of_rollout_and_are_read_by_
         "max_trajectory_age_steps",
         "in_flight_weight_updates",
         "recompute_kv_cache_after_weight_updates",
+        "staleness_threshold",
+        "partial_rollout",
+        "trigger_parameter_sync_step",
+        "require_batches",
     }
     assert read <= set(re.findall(r"\w+", known))
 

@@ -154,3 +154,13 @@ def test_a_script_without_a_training_command_is_an_error(tmp_path: Path) -> None
     script.write_text("echo hello\n", "utf-8")
     with pytest.raises(UsageError, match="no training command"):
         read([str(script)], trl)
+
+
+def test_variables_before_a_script_are_set_when_it_begins(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "N=${N:-1}\naccelerate launch --num_processes $N trl sft --model_name m", "utf-8"
+    )
+    for words, number in ((["N=4", str(path)], 4), ([str(path)], 1)):
+        (command,) = read(words, trl).commands
+        assert command.devices == number

@@ -42,7 +42,7 @@ def add(commands: Commands) -> None:
         "translate", _translate, "turn another system's script or config into a recipe",
         overrides=True,
     )  # fmt: skip
-    parser.add_argument("system", metavar="openrlhf|open-instruct|trl|prime-rl|nemo-rl")
+    parser.add_argument("system", metavar="openrlhf|open-instruct|trl|prime-rl|nemo-rl|verl")
     parser.add_argument(
         "--devices", type=int, metavar="N", help="devices that train, if the source does not say"
     )
@@ -51,7 +51,7 @@ def add(commands: Commands) -> None:
         help="number of the command to translate; default: the first that trains",
     )  # fmt: skip
     parser.usage = (
-        "postgrad translate openrlhf|open-instruct|trl|prime-rl|nemo-rl FILE_OR_FLAGS "
+        "postgrad translate openrlhf|open-instruct|trl|prime-rl|nemo-rl|verl FILE_OR_FLAGS "
         "[--devices N] [--command N] [--json]"
     )
     commands.add("doctor", _doctor, "what this machine has, and what a run would choose on it")

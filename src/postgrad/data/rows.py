@@ -73,9 +73,17 @@ def unread_keys(settings: RowSettings) -> list[str]:
 
 
 def dataset_name(settings: RowSettings) -> str:
-    """What a dataset is called in records: the hub id, the task, or the file's or folder's name."""
+    """What a dataset is called in records: the hub id, the task, or the file's or folder's name,
+    with as many of the folders above it as tell it from other sets: "gsm8k/train.parquet".
+    """
     path = _local(settings.path)
-    return path.name if path is not None else settings.path
+    if path is None:
+        return settings.path
+    others = [Path(other).expanduser().parts for other in settings.paths_beside]
+    parts, length = path.parts, 1
+    while length < len(parts) and any(parts[-length:] == other[-length:] for other in others):
+        length += 1
+    return "/".join(parts[-length:])
 
 
 def on_hub(path: str) -> bool:

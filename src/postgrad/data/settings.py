@@ -64,6 +64,16 @@ class RowSettings(Settings):
     eval_fraction: float = Field(default=0.0, ge=0.0, lt=1.0)
     # Keys that are not those of [data], as the recipe has them: {"path": "data.sets.1.path"}.
     _keys_in_recipe: dict[str, str] = PrivateAttr(default_factory=dict)
+    _paths_beside: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def paths_beside(self) -> tuple[str, ...]:
+        """The paths of the other sets of its section, from whose names its own has to differ."""
+        return self._paths_beside
+
+    def stand_beside(self, paths: Sequence[str]) -> None:
+        """Takes note of the paths of all sets of its section."""
+        self._paths_beside = tuple(path for path in paths if path != self.path)
 
     def columns_within(self) -> list[str]:
         """The columns that the recipe names by their places within others, with dots."""
@@ -147,8 +157,11 @@ class DataSettings(RowSettings):
 
 
 def _number(data: RowSettings, sets: Sequence[RowSettings]) -> None:
-    """Tells each of [[data.sets]] its keys, but those whose values it takes over from [data]."""
+    """Tells each of [[data.sets]] its keys, but those whose values it takes over from [data], and
+    what stands beside it.
+    """
     for number, dataset in enumerate(sets):
+        dataset.stand_beside([other.path for other in sets])
         for key in type(dataset).model_fields.keys() & type(data).model_fields.keys():
             if getattr(dataset, key) != getattr(data, key):
                 dataset._keys_in_recipe[key] = f"data.sets.{number}.{key}"  # pyright: ignore[reportPrivateUsage]

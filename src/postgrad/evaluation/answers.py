@@ -337,7 +337,7 @@ def check_answers(
         choice: {dataset_name(source) for source in sources if source.on_unreadable == choice}
         for choice in ("drop", "error")
     }
-    asked = by_choice["drop"] - by_choice["error"]  # files in two folders may share a name
+    asked = by_choice["drop"] - by_choice["error"]  # parts of one file share its name
     unreadable = scorer.check([row for row in rows if row.dataset not in asked])
     if unreadable:
         prompt, reason = unreadable[0]

@@ -1,6 +1,4 @@
-"""The sections of a recipe: those that join rooms (evaluation, reference, critic), then which
-sections each kind of job has. The jobs themselves are in recipe.py.
-"""
+"""The sections of a recipe that join rooms, then which sections each kind of job has."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -79,7 +77,7 @@ class EvalSet(Named, DataSettings):
     @property
     def data(self) -> DataSettings:
         """The settings that a reader takes: `subset` as `name`, rows in file order."""
-        return DataSettings.model_validate(_reader_fields(self, DataSettings))
+        return _read_by(self, DataSettings)
 
 
 class PairEvalSet(Named, PairSettings):
@@ -88,12 +86,14 @@ class PairEvalSet(Named, PairSettings):
     @property
     def data(self) -> PairSettings:
         """The settings that a reader takes: `subset` as `name`, rows in file order."""
-        return PairSettings.model_validate(_reader_fields(self, PairSettings))
+        return _read_by(self, PairSettings)
 
 
-def _reader_fields(eval_set: Named, kind: type[Settings]) -> dict[str, Any]:
+def _read_by(eval_set: EvalSet | PairEvalSet, kind: type[DataSettings | PairSettings]) -> Any:
     fields = {field: getattr(eval_set, field) for field in kind.model_fields}
-    return {**fields, "name": eval_set.subset, "shuffle": False}
+    data = kind.model_validate({**fields, "name": eval_set.subset, "shuffle": False})
+    data.stand_beside(eval_set.paths_beside)
+    return data
 
 
 class EvalTimes(Settings):
@@ -156,7 +156,9 @@ class EvalSettings(EvalTimes):
         return self
 
 
-def _require_names(sets: Sequence[Named]) -> None:
+def _require_names(sets: Sequence[EvalSet | PairEvalSet]) -> None:
+    for eval_set in sets:
+        eval_set.stand_beside([other.path for other in sets])
     names = [eval_set.name for eval_set in sets]
     for name in names:
         if names.count(name) > 1:

@@ -18,7 +18,7 @@ _KEPT, _END = "\ue001", "\ue002"  # around a command or an expression, until var
 _HELD = re.compile(f"{_KEPT}([0-9a-f]*){_END}")
 _UNSET, _UNSET_END = "\ue005", "\ue006"  # around the name of a variable without a value, as ${NAME}
 _FALLBACK = re.compile(r"\|\|\s*echo\s+([\w./-]+)\s*$")
-_LIST = re.compile(r"(\"?)\$\{(\w+)\[[@*]\]\}\1")
+_LIST = re.compile(r"(\"?)\$\{(\w+)\[([@*])\]\}\1")
 _VARIABLE = re.compile(
     r"\$\{(?P<length>#)?(?P<name>\w+|[@*#])(?:\[(?P<index>\d+|[@*])\])?"
     r"(?:(?P<operator>:?[-=+?]|##?|%%?|//?|:|\^\^?|,,?)(?P<word>[^{}]*))?\}|\$(?P<plain>\w+|[@*#])"
@@ -106,7 +106,7 @@ def _shown(text: str) -> str:
 
 
 def _expanded(text: str, variables: Variables) -> str:
-    text = _LIST.sub(lambda match: _as_list(match[2], variables), text)
+    text = _LIST.sub(lambda match: _as_list(match, variables), text)
     text = _HELD.sub(lambda match: _printed(bytes.fromhex(match[1]).decode(), variables), text)
     before, written = "", text
     for _ in range(MOST_ROUNDS):  # a default may have variables of its own
@@ -124,9 +124,12 @@ def _endless(text: str) -> UsageError:
     )
 
 
-def _as_list(name: str, variables: Variables) -> str:
+def _as_list(match: re.Match[str], variables: Variables) -> str:
+    """The words of an array; as one text for `${NAME[*]}` within other quotes."""
+    quote, name, form = match.groups()
     value = variables.get(name, [])
-    return shlex.join([value] if isinstance(value, str) else value)
+    words = [value] if isinstance(value, str) else value
+    return shlex.join(words) if quote or form == "@" else " ".join(words)
 
 
 def _printed(text: str, variables: Variables) -> str:

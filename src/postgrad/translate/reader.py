@@ -1,5 +1,7 @@
 """Reads a script, a command line or a config file: its training commands, and options by name."""
 
+import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from postgrad.translate.shell import UNKNOWN, arguments, commands, named
 
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".txt", "")
 
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.S)
 _PRINTERS = ("echo", "printf")  # they show a command and do not run it
 
 
@@ -62,10 +65,11 @@ class SourceCommands:
 def read(words: Sequence[str], dialect: Dialect) -> SourceCommands:
     """The training commands of FILE_OR_FLAGS: a script, a config, or a command line as it is typed.
 
-    A program before a file, and flags after it, win over the file's. Raises UsageError where
-    the file cannot be read or holds no command of the system.
+    A program before a file, and flags after it, win over the file's. Variables before a script
+    (NODES=2 run.sh) are set when it begins, as in a shell. Raises UsageError where the file cannot
+    be read or holds no command of the system.
     """
-    words = list(words)
+    variables, words = _set_before(list(words))
     if not words:
         raise UsageError("nothing to translate: give a script, a config, or the flags themselves")
     program = dialect.program_of(words[0], None) or ""
@@ -73,7 +77,7 @@ def read(words: Sequence[str], dialect: Dialect) -> SourceCommands:
     if rest and not rest[0].startswith("-") and Path(rest[0]).suffix in (*SCRIPTS, *CONFIGS):
         path = Path(rest[0])
         if is_file(path) or path.suffix:
-            return _of_file(path, rest[1:], program, dialect)
+            return _of_file(path, rest[1:], program, dialect, variables)
     if program:
         return SourceCommands((_of_flags(rest, [], program, Path(), dialect),))
     source = _of_commands([words], dialect, Path(), {})
@@ -82,14 +86,25 @@ def read(words: Sequence[str], dialect: Dialect) -> SourceCommands:
     )
 
 
-def _of_file(path: Path, extra: list[str], program: str, dialect: Dialect) -> SourceCommands:
+def _set_before(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """The variables that stand before a script, and the other words; none before anything else."""
+    pairs = list(itertools.takewhile(bool, (_VARIABLE.fullmatch(word) for word in words)))
+    rest = words[len(pairs) :]
+    if not any(Path(word).suffix in SCRIPTS and is_file(Path(word)) for word in rest[:2]):
+        return {}, words
+    return {pair[1]: pair[2] for pair in pairs if pair is not None}, rest
+
+
+def _of_file(
+    path: Path, extra: list[str], program: str, dialect: Dialect, variables: Mapping[str, str]
+) -> SourceCommands:
     typed = _of_flags(extra, [], program, path.parent, dialect)
     if path.suffix in CONFIGS:
         options = overlaid(dialect.config_of(path), typed.options)
         command = SourceCommand(program, options, notes=typed.notes, folder=path.parent)
         return SourceCommands((command,))
     text = text_of(path)
-    job = slurm_job(text)
+    job = {**slurm_job(text), **variables}
     lines = commands(text, job, lambda name: _sourced(path.parent, name))
     source = _of_commands(lines, dialect, path.parent, job)
     if not source.commands:

@@ -54,8 +54,8 @@ def _backend(options: Options, job: str) -> str:
         return "megatron"
     if any(name.startswith(f"{ACTOR}engine.") for name in options.stated):
         return "engine"
-    known = (name for name in (*_SHARES, *_SHORT) if any(name in text for text in stated))
-    return next(known, "fsdp_config")
+    sections = (name for name in (*_SHARES, *_SHORT) if any(name in text for text in stated))
+    return next(sections, "fsdp_config")
 
 
 def rules(options: Options, job: str) -> dict[str, Rule]:
@@ -143,7 +143,11 @@ def _divided(draft: Draft, options: Options, section: str, prefix: str) -> None:
 def _engines(draft: Draft, options: Options, ahead: Ahead | None) -> None:
     """Engines on the ranks' GPUs, or on GPUs of their own."""
     name = str(options.take(f"{ROLLOUT}name", "vllm"))
-    if name not in ("vllm", "hf"):
+    if name == "hf":  # transformers' generate: the built-in engine stands for it
+        for option in (_ENGINES.tensor_parallel, _ENGINES.memory, _ENGINES.eager, _ENGINES.sleep):
+            options.take(option)
+        return
+    if name != "vllm":
         draft.miss(f"{ROLLOUT}name", name, "engines are vLLM's here")
     apart = ahead is not None and ahead.gpus > 0
     places.engines(draft, options, _ENGINES, shared=not apart, fill=True)

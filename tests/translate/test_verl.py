@@ -1,0 +1,294 @@
+"""verl: what the cases do not have."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from postgrad.core.errors import UsageError
+from postgrad.translate.translate import Translation, translate
+from postgrad.translate.verl import flags_of, program_of
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+BASE = (
+    "actor_rollout_ref.model.path=Qwen/Qwen3-4B", "algorithm.adv_estimator=grpo",
+    "data.train_files=~/data/gsm8k/train.parquet", f"{ROLLOUT}n=8", "trainer.n_gpus_per_node=1",
+    f"{ACTOR}ppo_micro_batch_size_per_gpu=8",
+)  # fmt: skip
+
+
+def of(*overrides: str, program: str = "ppo") -> Translation:
+    return translate("verl", [program, *BASE, *overrides])
+
+
+def missing(translation: Translation) -> set[str]:
+    return {option.name for option in translation.draft.missing}
+
+
+def algorithm(*overrides: str) -> dict[str, Any]:
+    translation = of(*overrides)
+    assert translation.problem is None
+    return translation.recipe["algorithm"]
+
+
+def test_defaults_of_verl_are_written_out() -> None:
+    recipe = of(f"{ROLLOUT}tensor_model_parallel_size=1").recipe
+    assert recipe["epochs"] == 30
+    assert recipe["batch"]["rollout_batch_size"] == 1024
+    assert recipe["batch"]["train_batch_size"] == 256 * 8
+    assert recipe["data"]["max_len"] == 1024
+    assert recipe["rollout"]["max_new_tokens"] == 512
+    assert recipe["learner"]["lr"] == 1e-6
+    assert recipe["learner"]["weight_decay"] == 0.01
+    assert recipe["model"]["gradient_checkpointing"] is True
+    assert recipe["run_dir"] == "checkpoints/verl_examples/gsm8k"
+    assert "eval" not in recipe
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [
+        ("verl.trainer.main_ppo", "main_ppo"),
+        ("verl/trainer/main_ppo.py", "main_ppo"),
+        ("/opt/verl/trainer/sft_trainer.py", "sft_trainer"),
+        ("verl.experimental.one_step_off_policy.main_ppo", "one_step_off"),
+        ("verl.experimental.fully_async_policy.fully_async_main", "fully_async_main"),
+        ("recipe.dapo.main_dapo", "main_dapo"),
+        ("trainer.project_name=verl/trainer/main_ppo.py", None),
+        ("main_ppo", None),
+    ],
+)
+def test_programs_are_named_by_module_or_path(program: str, name: str | None) -> None:
+    assert program_of(program, "--x") == name
+
+
+@pytest.mark.parametrize(
+    ("estimator", "loss", "type"),
+    [
+        ("grpo", "vanilla", "grpo"),
+        ("grpo", "cispo", "cispo"),
+        ("grpo", "sapo", "sapo"),
+        ("grpo", "geo_mean", "gmpo"),
+        ("grpo", "gpg", "gpg"),
+        ("gpg", "gpg", "gpg"),
+        ("rloo", "vanilla", "rloo"),
+        ("remax", "vanilla", "remax"),
+        ("reinforce_plus_plus_baseline", "vanilla", "reinforce_pp_baseline"),
+        ("opo", "vanilla", "opo"),
+        ("gae", "vanilla", "ppo"),
+    ],
+)
+def test_advantages_and_losses_are_algorithms_here(estimator: str, loss: str, type: str) -> None:
+    stated = (f"algorithm.adv_estimator={estimator}", f"{ACTOR}policy_loss.loss_mode={loss}")
+    assert algorithm(*stated)["type"] == type
+
+
+def test_an_estimator_that_is_not_here_is_lost() -> None:
+    translation = of("algorithm.adv_estimator=optimal_token_baseline")
+    assert "algorithm.adv_estimator" in missing(translation)
+    assert translation.recipe["algorithm"]["type"] == "grpo"
+
+
+def test_clip_ratio_alone_does_nothing_there_because_its_two_sides_have_defaults() -> None:
+    translation = of(f"{ACTOR}clip_ratio=0.1")
+    assert translation.recipe["algorithm"]["clip_low"] == 0.2
+    assert f"{ACTOR}clip_ratio" in {option.name for option in translation.draft.needless}
+
+
+@pytest.mark.parametrize(
+    ("mode", "keys"),
+    [
+        ("token-mean", {"aggregation": "token"}),
+        ("seq-mean-token-mean", {"aggregation": "sequence"}),
+        ("seq-mean-token-sum", {"aggregation": "constant", "constant_length": 1}),
+        ("seq-mean-token-sum-norm", {"aggregation": "constant", "constant_length": 512}),
+    ],
+)
+def test_aggregations_have_their_denominators(mode: str, keys: dict[str, Any]) -> None:
+    assert keys.items() <= algorithm(f"{ACTOR}loss_agg_mode={mode}").items()
+
+
+@pytest.mark.parametrize(
+    ("kind", "estimator", "bounded"),
+    [("low_var_kl", "k3", True), ("kl", "k1", False), ("mse", "k2", False), ("k3+", "k2", False)],
+)
+def test_estimators_of_the_kl(kind: str, estimator: str, bounded: bool) -> None:
+    found = algorithm(f"{ACTOR}use_kl_loss=True", f"{ACTOR}kl_loss_type={kind}")
+    assert (found["kl_coef"], found["kl_in"]) == (0.001, "loss")
+    assert found["kl_estimator"] == estimator
+    assert found.get("kl_max") == (10.0 if bounded else None)
+
+
+def test_entropy_that_would_collapse_is_kept_by_covariances() -> None:
+    found = algorithm(f"{ACTOR}policy_loss.loss_mode=kl_cov", f"{ACTOR}policy_loss.ppo_kl_coef=1.0",
+                      f"{ACTOR}policy_loss.kl_cov_ratio=0.02")  # fmt: skip
+    assert (found["covariance"], found["covariance_fraction"]) == ("kl", 0.02)
+    assert found["covariance_kl_coef"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("stated", "keys", "lost"),
+    [
+        (
+            ("rollout_is=token", "rollout_is_threshold=3.0"),
+            {"correction": "tis", "correction_high": 3.0},
+            set[str](),
+        ),
+        (
+            ("rollout_is=token", "rollout_is_threshold='0.5_5.0'"),
+            {"correction": "icepop", "correction_low": 0.5, "correction_high": 5.0},
+            set[str](),
+        ),
+        (
+            ("rollout_rs=seq_mean_k1", "rollout_rs_threshold='0.9_1.1'"),
+            {"correction": "sequence_mask", "correction_low": 0.9, "correction_high": 1.1},
+            set[str](),
+        ),
+        (("rollout_is=sequence",), {}, {"rollout_is"}),
+        (("rollout_is=token", "bypass_mode=True"), {"old_logprobs": "sampled"}, set[str]()),
+    ],
+)
+def test_rollout_correction_is_a_correction_here(
+    stated: tuple[str, ...], keys: dict[str, Any], lost: set[str]
+) -> None:
+    place = "algorithm.rollout_correction."
+    translation = of(*(place + words for words in stated))
+    assert translation.problem is None
+    assert keys.items() <= translation.recipe["algorithm"].items()
+    assert {f"{place}{name}" for name in lost} == missing(translation) - {
+        f"{ROLLOUT}tensor_model_parallel_size"
+    }
+
+
+def test_filtered_groups_are_dynamic_sampling() -> None:
+    place = "algorithm.filter_groups."
+    rollout = of(f"{place}enable=True", f"{place}max_num_gen_batches=5").recipe["rollout"]
+    assert (rollout["dynamic_sampling"], rollout["max_rounds"]) == (True, 5)
+    assert "dynamic_sampling" not in of(f"{place}max_num_gen_batches=5").recipe["rollout"]
+
+
+def test_a_function_of_the_users_is_named_as_a_verifier() -> None:
+    for place in ("custom_reward_function.", "reward.custom_reward_function."):
+        found = of(f"{place}path=/data/my_scores.py", f"{place}name=score_all")
+        assert found.recipe["rewards"] == [{"type": "my_scores:score_all"}]
+        assert "/data/my_scores.py: write it as" in found.text
+
+
+def test_rows_that_verl_has_no_score_for_need_a_function() -> None:
+    found = of("data.train_files=/data/questions.parquet")
+    assert found.recipe["rewards"] == [{"type": "my_rewards:score"}]
+
+
+@pytest.mark.parametrize(
+    ("truncation", "filtered", "fate"),
+    [
+        ("error", "False", "error"),
+        ("left", "False", "truncate"),
+        ("error", "True", None),
+        ("left", "True", None),
+    ],
+)
+def test_long_prompts_have_the_same_fate(truncation: str, filtered: str, fate: str | None) -> None:
+    stated = (f"data.truncation={truncation}", f"data.filter_overlong_prompts={filtered}")
+    assert of(*stated).recipe["data"].get("on_too_long") == fate
+    assert "data.truncation" in missing(of("data.truncation=middle"))
+
+
+def test_an_evaluation_at_temperature_0_is_greedy() -> None:
+    held_out = "data.val_files=~/data/gsm8k/test.parquet"
+    found = of(held_out, "trainer.test_freq=5").recipe["eval"]
+    assert (found["greedy"], found["at_start"], found["every"]) == (True, True, 5)
+    found = of(held_out, f"{ROLLOUT}val_kwargs.temperature=0.6", f"{ROLLOUT}val_kwargs.n=4").recipe
+    assert (found["eval"]["temperature"], found["eval"]["n_samples"]) == (0.6, 4)
+    assert "eval" not in of(held_out, "trainer.val_before_train=False").recipe
+
+
+def test_a_teacher_grades_the_students_tokens() -> None:
+    place = "distillation."
+    found = of(
+        f"{place}enabled=True",
+        f"{place}teacher_models.teacher_model.model_path=Qwen/Qwen3-32B",
+        f"{place}distillation_loss.loss_mode=k1",
+        f"{place}distillation_loss.use_policy_gradient=True",
+        f"{place}distillation_loss.use_task_rewards=False",
+        f"{place}n_gpus_per_node=4",
+        f"{place}nnodes=1",
+    )
+    assert found.problem is None
+    assert found.recipe["algorithm"]["type"] == "on_policy_distillation"
+    assert found.recipe["teacher"]["model"]["path"] == "Qwen/Qwen3-32B"
+    assert found.recipe["cluster"]["teacher"] == {"ranks": 4}
+    assert "reward_coef" not in found.recipe["algorithm"]
+    assert missing(found) <= {f"{ROLLOUT}tensor_model_parallel_size"}
+
+
+def test_engines_one_step_ahead_have_gpus_of_their_own() -> None:
+    found = translate("verl", [
+        "one_step_off", *BASE, "trainer.n_gpus_per_node=4", "rollout.n_gpus_per_node=4",
+        f"{ROLLOUT}tensor_model_parallel_size=2",
+    ])  # fmt: skip
+    assert found.problem is None
+    assert found.recipe["rollout"]["max_staleness"] == 1
+    assert found.recipe["rollout"]["in_flight_updates"] is False
+    assert found.recipe["cluster"]["rollout"] == {"workers": 2}
+    assert found.recipe["algorithm"]["old_logprobs"] == "sampled"
+
+
+def test_options_of_a_backend_that_does_not_train_say_nothing() -> None:
+    found = of(f"{ACTOR}megatron.pipeline_model_parallel_size=4", f"{ACTOR}strategy=fsdp2")
+    assert missing(found) <= {f"{ROLLOUT}tensor_model_parallel_size"}
+    found = of(f"{ACTOR}megatron.pipeline_model_parallel_size=4", f"{ACTOR}strategy=megatron")
+    assert f"{ACTOR}megatron.pipeline_model_parallel_size" in missing(found)
+
+
+def test_weights_in_bfloat16_that_the_optimizer_updates_are_lost() -> None:
+    assert f"{ACTOR}fsdp_config.model_dtype" in missing(of(f"{ACTOR}fsdp_config.model_dtype=bf16"))
+    assert f"{ACTOR}fsdp_config.model_dtype" not in missing(
+        of(f"{ACTOR}fsdp_config.model_dtype=fp32")
+    )
+
+
+def test_the_choice_of_a_section_and_its_options_stand_side_by_side() -> None:
+    assert flags_of(["engine=megatron", "engine.seed=1", "optim=megatron"]) == {
+        "engine@engine": "megatron", "engine.seed": 1, "optim@optim": "megatron",
+    }  # fmt: skip
+
+
+def test_a_config_of_the_users_is_read_without_the_configs_that_it_begins_with(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "defaults:\n  - ppo_trainer\n  - _self_\n"
+        "actor_rollout_ref:\n  model: {path: m/n}\n  rollout: {n: 4}\n"
+        "data: {train_files: ~/gsm8k.parquet, max_prompt_length: 100}\n"
+        "algorithm: {adv_estimator: grpo}\ntrainer:\n  project_name: p\n"
+        "  default_local_dir: out/${trainer.project_name}/${oc.select:trainer.tag,x}\n",
+        "utf-8",
+    )
+    found = translate("verl", ["ppo", str(path), "data.max_response_length=28"])
+    assert found.recipe["model"]["path"] == "m/n"
+    assert found.recipe["data"]["max_len"] == 128
+    assert found.recipe["run_dir"] == "out/p/x"
+
+
+def test_another_program_is_told_what_stands_for_it() -> None:
+    with pytest.raises(UsageError, match="postgrad generate"):
+        translate("verl", ["python", "-m", "verl.trainer.main_generation_server", "data.n=1"])
+
+
+def test_what_it_trains_is_guessed_from_the_options() -> None:
+    assert translate("verl", list(BASE)).recipe["job"] == "rl"
+    with pytest.raises(UsageError, match="say which of ppo, sft it is"):
+        translate("verl", ["data.train_files=x.parquet"])
+
+
+def test_numbers_that_cannot_be_read_name_their_option() -> None:
+    with pytest.raises(UsageError, match=r"trainer\.n_gpus_per_node"):
+        of("trainer.n_gpus_per_node=many")
+
+
+def test_the_translation_as_json_has_the_lists() -> None:
+    found = json.loads(json.dumps(of(f"{ROLLOUT}name=sglang").to_json()))
+    assert f"{ROLLOUT}name" in {option["name"] for option in found["missing"]}
