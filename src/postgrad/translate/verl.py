@@ -77,8 +77,8 @@ def draft_recipe(source: SourceCommand) -> Draft:
         raise UsageError(f"{program or 'no program'}: say which of {', '.join(SHORT)} it is")
     job, _ = JOBS[program]
     defaults = DEFAULTS if job == "rl" else SFT_DEFAULTS
-    stated = resolved({**{k: v for k, v in defaults.items() if k not in stated}, **stated})
-    options = Options({k: v for k, v in stated.items() if k in names_of(source)}, defaults)
+    values = resolved({**defaults, **stated})
+    options = Options({name: values[name] for name in stated}, defaults)
     draft = Draft(job, "verl", source.images)
     if job == "rl":
         _rl(draft, options, source, program)

@@ -110,10 +110,14 @@ def _computed(draft: Draft, options: Options, model: str, engine: str) -> None:
     kind = str(options.take(f"{engine}dtype", "bfloat16"))
     draft.put("model.dtype", {"bf16": "bfloat16", "fp16": "float16"}.get(kind, kind))
     name = f"{model}enable_gradient_checkpointing"
-    if flag(options.take(name, True)):
+    again = options.take(f"{engine}override_transformer_config.recompute_granularity")
+    of_megatron = again is not None or engine.endswith("megatron.")
+    if of_megatron and not options.states(name):
+        draft.put("model.gradient_checkpointing", True if again else None, f"recompute: {again}")
+    elif flag(options.take(name, True)):
         draft.put("model.gradient_checkpointing", True,
                   "" if options.states(name) else "verl's default")  # fmt: skip
-    options.take(f"{engine}override_transformer_config.recompute_granularity")
+    options.take(name)
 
 
 def _divided(draft: Draft, options: Options, section: str, prefix: str) -> None:
@@ -263,9 +267,10 @@ def critic(draft: Draft, options: Options) -> None:
             draft.drop(f"critic.learner.{key}")
         elif stated is None:
             draft.put(f"critic.learner.{key}", default)
-    offload = [options.take(f"critic.fsdp.{key}_offload", False) for key in ("param", "optimizer")]
-    if any(map(flag, offload)) and draft.get("learner.sharding"):
-        draft.put("critic.learner.offload", True, "weights, gradients and optimizer state")
+    offload = [options.take(f"critic.fsdp.{key}_offload") for key in ("param", "optimizer")]
+    if offload != [None, None] and draft.get("learner.sharding"):
+        moved = any(value is not None and flag(value) for value in offload)
+        draft.put("critic.learner.offload", moved, "weights, gradients and optimizer state")
     again = options.take("critic.model.enable_gradient_checkpointing", True)
     if flag(again) != bool(draft.get("model.gradient_checkpointing")):
         draft.put("critic.model.gradient_checkpointing", flag(again))
