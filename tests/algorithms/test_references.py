@@ -6,6 +6,7 @@ The loops go sequence by sequence and token by token, and use nothing of ops/ or
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -295,11 +296,20 @@ def surrogate(name: str, logp: list[float], old: list[float], adv: list[float]) 
 
 
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=5)
-CORRECTIONS = ["off", "metrics", "tis", "icepop", "sequence_mask"]
+CORRECTIONS = ["off", "metrics", "tis", "icepop", "sequence_mask", "tis sequence",
+               "icepop sequence"]  # fmt: skip
+
+
+def correction_of(kind: str) -> dict[str, str]:
+    correction, _, level = kind.partition(" ")
+    return {"correction": correction, "correction_level": level or "token"}
 
 
 def factor(kind: str, old: list[float], sampled: list[float]) -> list[float]:
     w = [math.exp(o - s) for o, s in zip(old, sampled, strict=True)]
+    kind, _, level = kind.partition(" ")
+    if level == "sequence":
+        w = [math.prod(w)] * len(w)
     if kind == "tis":
         return [min(one, 2.0) for one in w]
     if kind == "icepop":
@@ -330,7 +340,7 @@ def compare_with_paper(
     sampled = old + rng.normal(0, spread, total)
     adv, weight = rng.normal(size=total), rng.uniform(0.1, 1.0, total)
     columns = {"advantages": adv, "old_logprobs": old, "sampled_logprobs": sampled}
-    algorithm: Any = algorithm_class(name)(correction=correction)
+    algorithm: Any = algorithm_class(name)(**correction_of(correction))
 
     def wanted(values: np.ndarray) -> float:
         found, start = 0.0, 0
@@ -386,6 +396,38 @@ def test_the_correction_s_kl_is_that_of_the_sampler_from_the_learner(
     assert float(metrics["correction/ratio"]) == pytest.approx(1.0, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("correction", "bounds", "factors"),
+    [
+        # w of tokens 2, 1/2, 2 and 1/8, 1; their products 2 and 1/8
+        ("tis", {"correction_high": 1.5}, [1.5, 1.5, 1.5, 0.125, 0.125]),
+        ("tis", {"correction_low": 0.25, "correction_high": 3.0}, [2.0, 2.0, 2.0, 0.25, 0.25]),
+        ("icepop", {"correction_low": 0.5, "correction_high": 3.0}, [2.0, 2.0, 2.0, 0.0, 0.0]),
+        ("icepop", {"correction_low": 0.0, "correction_high": 1.0}, [0.0, 0.0, 0.0, 0.125, 0.125]),
+    ],
+)
+def test_a_sequence_is_weighed_by_the_product_of_its_tokens_weights(
+    make_inputs: Callable[..., LossInputs],
+    correction: str,
+    bounds: dict[str, float],
+    factors: list[float],
+) -> None:
+    w = np.array([2.0, 0.5, 2.0, 0.125, 1.0])
+    inputs = make_inputs(
+        torch.zeros(5, dtype=torch.float64), [1.0] * 5, token_weight=1.0, advantages=[-1.0] * 5,
+        old_logprobs=[0.0] * 5, sampled_logprobs=-np.log(w),
+    )  # fmt: skip
+    inputs = replace(inputs, sequence=torch.tensor([0, 0, 0, 1, 1]), n_sequences=2)
+    grpo: Any = algorithm_class("grpo")
+    algorithm = grpo(correction=correction, correction_level="sequence", **bounds)
+    factor, metrics = algorithm.correction_factor(inputs, inputs.columns["old_logprobs"])
+    assert factor.tolist() == pytest.approx(factors, rel=1e-12)
+    assert float(metrics["correction/zeroed_fraction"]) == factors.count(0.0)
+    by_token = grpo(correction=correction, **bounds)
+    found, _ = by_token.correction_factor(inputs, inputs.columns["old_logprobs"])
+    assert found.tolist() != pytest.approx(factors, rel=1e-3)
+
+
 def test_kl_old_is_that_of_the_policy_before_the_step_from_the_one_that_learns(
     make_inputs: Callable[..., LossInputs],
 ) -> None:
@@ -408,7 +450,7 @@ def test_extreme_ratios_leave_loss_and_gradient_finite(
         old_logprobs=[-900.0, 0.0, -1.0], sampled_logprobs=[0.0, -900.0, 0.0],
     )  # fmt: skip
     for correction in CORRECTIONS:
-        algorithm: Any = algorithm_class(name)(correction=correction)
+        algorithm: Any = algorithm_class(name)(**correction_of(correction))
         output = algorithm.policy_loss(inputs)
         output.loss.backward()
         assert math.isfinite(float(output.loss.detach()))
@@ -443,7 +485,13 @@ def test_dual_clip_bounds_what_a_punished_token_can_push(
         ("cispo", {"dual_clip": 3.0}, "nothing for dual_clip to do"),
         ("grpo", {"dual_clip": 1.0}, "greater than 1"),
         ("grpo", {"correction_high": 2.0}, "correction is off"),
-        ("grpo", {"correction": "tis", "correction_low": 0.1}, "tis has no lower bound"),
+        ("grpo", {"correction": "tis", "correction_low": 2.5}, "is not below correction_high"),
+        (
+            "grpo",
+            {"correction": "sequence_mask", "correction_level": "sequence"},
+            "is of correction",
+        ),
+        ("grpo", {"correction_level": "sequence"}, "is of correction"),
         ("grpo", {"correction": "icepop", "correction_low": 9.0}, "not below correction_high"),
     ],
 )

@@ -131,7 +131,9 @@ def test_one_threshold_of_a_correction_is_its_upper_bound() -> None:
     assert missing(tis) == set()
     two = of("--enable_vllm_is_correction", "--vllm_is_truncated_threshold", "0.5", "3")
     assert two.recipe["algorithm"]["correction_high"] == 3.0
-    assert missing(two) == {"algo.advantage.is_correction_threshold"}
+    assert two.recipe["algorithm"]["correction_low"] == 0.5
+    assert missing(two) == set()
+    assert "correction_low" not in tis.recipe["algorithm"]
 
 
 def test_a_kl_coefficient_below_zero_is_none() -> None:

@@ -248,10 +248,28 @@ def test_trls_server_is_read_from_the_command_that_starts_it(tmp_path: Path) -> 
     assert "does not start its vLLM server" in alone.text
 
 
-def test_a_bound_of_whole_sequences_is_lost_and_told(tmp_path: Path) -> None:
-    found = trl(tmp_path, f"trl grpo {TRL} --use_vllm")
-    assert missing(found) == {"vllm_importance_sampling_mode"}
-    assert missing(trl(tmp_path, f"trl grpo {TRL}")) == set()
+@pytest.mark.parametrize(
+    ("mode", "keys"),
+    [
+        ("", {"correction": "icepop", "correction_level": "sequence", "correction_low": 0.0}),
+        ("sequence_truncate", {"correction": "tis", "correction_level": "sequence"}),
+        ("token_truncate", {"correction": "tis"}),
+        ("token_mask", {"correction": "icepop", "correction_low": 0.0}),
+    ],
+)
+def test_bounds_of_tokens_and_of_sequences_are_those_of_trl(
+    tmp_path: Path, mode: str, keys: dict[str, Any]
+) -> None:
+    stated = f"--vllm_importance_sampling_mode {mode}" if mode else ""
+    found = trl(tmp_path, f"trl grpo {TRL} --use_vllm {stated}")
+    assert missing(found) == set()
+    corrections = {
+        key: value
+        for key, value in found.recipe["algorithm"].items()
+        if key.startswith("correction")
+    }
+    assert corrections == {**keys, "correction_high": 3.0}
+    assert "correction" not in trl(tmp_path, f"trl grpo {TRL}").recipe["algorithm"]
 
 
 def test_a_zero_stage_counts_as_lost_until_the_devices_are_known(tmp_path: Path) -> None:

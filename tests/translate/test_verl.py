@@ -145,7 +145,12 @@ def test_entropy_that_would_collapse_is_kept_by_covariances() -> None:
             {"correction": "sequence_mask", "correction_low": 0.9, "correction_high": 1.1},
             set[str](),
         ),
-        (("rollout_is=sequence",), {}, {"rollout_is"}),
+        (
+            ("rollout_is=sequence",),
+            {"correction": "tis", "correction_level": "sequence", "correction_high": 2.0},
+            set[str](),
+        ),
+        (("rollout_rs=token_k1",), {}, {"rollout_rs"}),
         (("rollout_is=token", "bypass_mode=True"), {"old_logprobs": "sampled"}, set[str]()),
     ],
 )

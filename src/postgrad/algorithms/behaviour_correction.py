@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -24,11 +24,15 @@ if TYPE_CHECKING:
 class BehaviourCorrection(RolloutAlgorithm):
     """The policy loss of a token is multiplied by w = exp(logp_old - logp_sampled), bounded.
 
-    "tis" truncates w from above (Yao et al. 2025, "Your efficient RL framework secretly brings you
+    "tis" truncates w to a range (Yao et al. 2025, "Your efficient RL framework secretly brings you
     off-policy RL training"); "icepop" drops tokens whose w lies outside a range (Ling team 2025,
     arXiv:2510.18855); "sequence_mask" drops sequences whose geometric mean of w does; "metrics"
     changes no loss and only measures w. KL and entropy are not multiplied, and what is dropped
     stays in every denominator.
+
+    `correction_level` "sequence": w is the product over the loss tokens of a sample, the same for
+    each of them, without the bias of single tokens' weights and with the variance of a product
+    (Liu, Li et al. 2025, "When speed kills stability").
 
     `off_policy_threshold` drops responses with A < 0 from which the policy has moved away: where
     the mean of logp_sampled - logp over their tokens, with the policy as it is in the update, is
@@ -36,6 +40,7 @@ class BehaviourCorrection(RolloutAlgorithm):
     """
 
     correction: Correction = "off"
+    correction_level: Literal["token", "sequence"] = "token"  # what w is of: "tis", "icepop"
     correction_low: float | None = Field(None, ge=0.0)  # of w; None: the method's default
     correction_high: float | None = Field(None, gt=0.0)
     off_policy_threshold: float | None = Field(None, gt=0.0)  # nats per token; None: off
@@ -49,8 +54,11 @@ class BehaviourCorrection(RolloutAlgorithm):
                     raise ValueError(f"{name} bounds a correction, and correction is off")
         elif self.bounds[0] >= self.bounds[1]:
             raise ValueError(f"correction_low {self.bounds[0]} is not below correction_high")
-        if self.correction == "tis" and self.correction_low is not None:
-            raise ValueError("correction_low: tis has no lower bound")
+        if self.correction_level == "sequence" and self.correction not in ("tis", "icepop"):
+            raise ValueError(
+                'correction_level = "sequence" is of correction = "tis" and "icepop", which weigh '
+                "the policy loss"
+            )
         return self
 
     @property
@@ -72,12 +80,15 @@ class BehaviourCorrection(RolloutAlgorithm):
         log_ratio, weight = old - inputs.columns["sampled_logprobs"], inputs.token_weight
         low, high = self.bounds
         importance = losses.bounded_exp(log_ratio)
+        sequence, n = inputs.sequence, inputs.n_sequences
+        exponent = log_ratio
+        if self.correction_level == "sequence":
+            exponent = losses.sequence_sums(log_ratio, sequence, n).index_select(0, sequence)
         if self.correction == "tis":
-            factor = truncated_importance(log_ratio, high)
+            factor = truncated_importance(exponent, low, high)
         elif self.correction == "icepop":
-            factor = masked_importance(log_ratio, low, high)
+            factor = masked_importance(exponent, low, high)
         elif self.correction == "sequence_mask":
-            sequence, n = inputs.sequence, inputs.n_sequences
             factor = sequence_masked_importance(log_ratio, sequence, n, low, high)
         else:
             factor = importance.new_ones(len(importance))
@@ -88,7 +99,7 @@ class BehaviourCorrection(RolloutAlgorithm):
             "correction/kl": (weight * kl.estimate("k3", -log_ratio)).sum(),  # the sampler's tokens
             "correction/factor": (weight * factor).sum(),
             "correction/zeroed_fraction": (weight * (factor == 0)).sum(),
-            "policy/bounded_exponents": (log_ratio.abs() > kl.MAX_EXPONENT).sum().to(weight.dtype),
+            "policy/bounded_exponents": (exponent.abs() > kl.MAX_EXPONENT).sum().to(weight.dtype),
         }
 
     @staticmethod

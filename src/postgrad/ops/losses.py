@@ -140,9 +140,9 @@ def explained_variance(
     return 1.0 - (error_square - error * error) / spread
 
 
-def truncated_importance(log_ratio: Tensor, high: float) -> Tensor:
-    """min(w, high): truncated importance sampling (TIS)."""
-    return bounded_exp(log_ratio).clamp(max=high)
+def truncated_importance(log_ratio: Tensor, low: float, high: float) -> Tensor:
+    """w, bounded to [low, high]: truncated importance sampling (TIS)."""
+    return bounded_exp(log_ratio).clamp(low, high)
 
 
 def masked_importance(log_ratio: Tensor, low: float, high: float) -> Tensor:

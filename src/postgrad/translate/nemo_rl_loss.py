@@ -95,10 +95,7 @@ def _correction(draft: Draft, options: Options) -> None:
     name = CORRECTIONS.get(str(kind), "tis")
     draft.put("algorithm.correction", name, str(kind) if kind else "there without a bound")
     draft.put("algorithm.correction_high", None if high is None else decimal(high))
-    if low is not None and name == "tis":
-        draft.miss(f"{prefix}ratio_min", low, "tis bounds weights from above")
-    else:
-        draft.put("algorithm.correction_low", None if low is None else decimal(low))
+    draft.put("algorithm.correction_low", None if low is None else decimal(low))
     filters = draft.get("rollout.top_p") or draft.get("rollout.top_k")
     draft.put("algorithm.correction_with_filters", True if filters else None, "as there")
 

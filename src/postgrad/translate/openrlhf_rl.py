@@ -190,10 +190,8 @@ def _correction(draft: Draft, options: Options) -> None:
     name = _CORRECTIONS.get(kind, "tis")
     masks = "keeps or drops a response; there its tokens are weighed too"
     draft.put("algorithm.correction", name, masks if name == "sequence_mask" else "")
-    if name != "tis":
+    if len(bounds) > 1 or name != "tis":
         draft.put("algorithm.correction_low", low)
-    elif len(bounds) > 1:
-        draft.miss("algo.advantage.is_correction_threshold", low, "tis bounds weights from above")
     draft.put("algorithm.correction_high", high)
 
 

@@ -62,15 +62,18 @@ def _vllm_correction(draft: Draft, options: Options, *, filtered: bool) -> None:
     low = options.take("vllm_importance_sampling_clip_min")
     if not enabled or draft.get("algorithm.type") == "online_dpo":  # which has none
         return
-    name = {"token_truncate": "tis", "token_mask": "icepop"}.get(mode)
-    if name is None:
-        why = "bounds the ratio of a whole sequence; sequence_mask here bounds its geometric mean"
+    level, _, constraint = mode.partition("_")
+    name = {"truncate": "tis", "mask": "icepop"}.get(constraint)
+    if name is None or level not in ("token", "sequence"):
+        why = "algorithm.correction truncates or drops weights, of tokens or of sequences"
         draft.miss("vllm_importance_sampling_mode", mode, why)
         return
-    draft.put("algorithm.correction", name, mode)
+    stated = options.states("vllm_importance_sampling_mode")
+    draft.put("algorithm.correction", name, mode if stated else f"{mode}: TRL's default")
+    draft.put("algorithm.correction_level", level if level == "sequence" else None)
     draft.put("algorithm.correction_high", high)
     draft.put("algorithm.correction_with_filters", filtered or None, "as there")
-    if name == "icepop":
+    if name == "icepop" or low:
         draft.put("algorithm.correction_low", decimal(low or 0.0))
 
 

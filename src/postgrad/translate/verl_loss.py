@@ -146,14 +146,14 @@ def _correction(draft: Draft, options: Options, ahead: Ahead | None) -> None:
     name = f"{_CORRECTION}rollout_is"
     if bypass and kind is not None:
         draft.skip(name, kind, "with bypass_mode the ratio itself is of the sampler")
-    elif kind == "token":
+    elif kind in ("token", "sequence"):
         low, _, high = str(2.0 if bound is None else bound).rpartition("_")
         draft.put("algorithm.correction", "icepop" if low else "tis")
+        draft.put("algorithm.correction_level", kind if kind == "sequence" else None)
         draft.put("algorithm.correction_low", decimal(low) if low else None)
         draft.put("algorithm.correction_high", decimal(high))
     elif kind is not None:
-        why = '"tis" weighs tokens, "sequence_mask" drops sequences: algorithm.correction'
-        draft.miss(name, kind, why)
+        draft.miss(name, kind, "algorithm.correction weighs tokens or sequences")
     if masks is not None:
         _rejection(draft, str(masks), str(range_), alone=kind is None and not bypass)
     if filtered and draft.get("algorithm.correction"):
