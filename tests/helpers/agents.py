@@ -69,6 +69,7 @@ def uses_tools(base_url, api_key, model, row):
     choice = ask(base_url, api_key, messages)
     (call,) = choice["message"]["tool_calls"]
     assert choice["finish_reason"] == "tool_calls"
+    assert "<" not in (choice["message"]["content"] or "")  # no mark of a call
     number = json.loads(call["function"]["arguments"])["n"] + 1
     messages += [
         choice["message"],
