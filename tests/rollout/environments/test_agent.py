@@ -130,6 +130,15 @@ def test_calls_of_tools_are_given_to_the_agent_and_results_come_back_through_the
     played.close()
 
 
+def test_a_result_of_a_call_that_the_policy_has_not_made_is_a_failure_of_its_sample():
+    tokenizer = chat_tokenizer(HERMES)
+    played = world("answers_another_call", tokenizer, tools=[SCHEMA])
+    seen = played.reset(PROMPT, 0).step(turn(FAMILIES["hermes"][1], 0, tokenizer)).result()
+    assert seen.failure is not None
+    assert "the tool_call_id 'other', and the policy's calls had call00000" in seen.failure.message
+    played.close()
+
+
 def test_an_agent_without_tools_hears_the_final_channel_of_gpt_oss_alone():
     tokenizer = chat_tokenizer(*WITH_TOOLS["gpt_oss"])
     played = world("counts", tokenizer)

@@ -267,11 +267,16 @@ class _Conversation:
 
     def _shown(self, message: Mapping[str, Any]) -> Message:
         """An agent's message as the chat template gets it."""
+        if message["role"] != "tool" or not self._rules.tools:
+            return {"role": message["role"], "content": message["content"]}
         identifier = message.get("tool_call_id", "")
-        if identifier in self._calls:
-            return result_message(self._calls[identifier], identifier, message["content"])
-        named = {"tool_call_id": identifier} if identifier else {}
-        return {"role": message["role"], "content": message["content"], **named}
+        if identifier not in self._calls:
+            raise StepFailed(
+                "error",
+                f"the agent's result of a tool has the tool_call_id {identifier[:60]!r}, and the "
+                f"policy's calls had {', '.join(self._calls) or 'none'}",
+            )
+        return result_message(self._calls[identifier], identifier, message["content"])
 
     def _message(self, text: str) -> dict[str, Any]:
         """A turn of the policy as an assistant's message of OpenAI's interface."""
