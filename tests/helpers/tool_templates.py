@@ -84,10 +84,11 @@ DEEPSEEK = (  # as V3 and R1: what was thought is dropped, calls are blocks of c
     "{{- '<｜tool▁calls▁end｜>' if loop.last }}{% endfor %}{{ '<｜end▁of▁sentence｜>' }}{% endif %}"
     "{%- endfor %}"
 )
-DEEPSEEK_PLAIN = (  # as V3.1: arguments as they are, results without marks around them all
+DEEPSEEK_PLAIN = (  # as V3.1: arguments are joined to text, results without marks around them all
     DEEPSEEK.replace("function<｜tool▁sep｜>' + call.function.name + '\n```json\n'",
                      "' + call.function.name + '<｜tool▁sep｜>'")
     .replace("'\n```<｜tool▁call▁end｜>'", "'<｜tool▁call▁end｜>'")
+    .replace("(call.function.arguments | tojson)", "call.function.arguments")
     .replace("'\n' if messages[loop.index0 - 1].role == 'tool' else", "'' if m else")
     .replace("'<｜tool▁outputs▁end｜>'", "''").replace("if loop.first else '\n'", "if loop.first")
     .replace("<｜Assistant｜>'", "<｜Assistant｜></think>'")
