@@ -297,6 +297,8 @@ def test_mistral_calls_of_all_versions_are_read(text, call):
         ("kimi", "<|tool_calls_section_begin|>f", "no call follows <|tool_calls_section_be", ""),
         ("kimi", "<|tool_call_begin|>f<|tool_call_argument_begin|>{}<|tool_call_end|>",
          "a call is <|tool_call_begin|>functions.NAME:NUMBER", ""),
+        ("kimi", "<|tool_call_begin|>f<|im_end|>:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+         "a call is <|tool_call_begin|>functions.NAME:NUMBER", ""),
         ("kimi", "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}",
          "a call is <|tool_call_begin|>functions.NAME:NUMBER", ""),
         ("kimi", "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>x<|tool_call_end|>",
@@ -335,6 +337,13 @@ def test_a_call_without_an_id_gets_one_by_its_place_in_the_conversation():
     calls = [Call("f", {}), Call("g", {}, "abcDEF123"), Malformed("why")]
     assert ids_of(calls, 3) == ["call00003", "abcDEF123", "call00005"]
     assert all(len(i) == 9 and i.isalnum() for i in ids_of(calls, 12_345))
+
+
+@given(st.lists(st.sampled_from(["", "call00004", "call00005", "abcDEF123"]), max_size=6))
+def test_no_two_calls_of_a_turn_have_one_id(written):
+    ids = ids_of([Call("f", {}, i) for i in written], 4)
+    assert len(set(ids)) == len(written)
+    assert {i for i in written if i} <= set(ids)
 
 
 def test_a_result_names_its_call_and_only_what_can_be_a_name():

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from itertools import chain, count
 
 from postgrad.core.errors import UsageError
 from postgrad.data.chat_format import Message
@@ -84,12 +85,18 @@ def _thoughts_and_reply(text: str, style: ToolFormat) -> tuple[str, str]:
 
 
 def ids_of(calls: Sequence[Call | Malformed], before: int) -> list[str]:
-    """The id of each call of a turn: as the model wrote it, else by its place among all calls of
-    the conversation, so that it is the same in every run. before: the calls of earlier turns.
+    """The id of each call of a turn, all different: as the model wrote it, else by its place among
+    all calls of the conversation, so that it is the same in every run. before: the calls of earlier
+    turns.
 
     Nine letters and digits, as the templates of Mistral demand.
     """
-    return [call.id or f"call{number:05d}" for number, call in enumerate(calls, before)]
+    ids: list[str] = []
+    for place, call in enumerate(calls, before):
+        numbered = (f"call{number:05d}" for number in count(place))
+        wanted = chain([call.id] if call.id else [], numbered)
+        ids.append(next(identifier for identifier in wanted if identifier not in ids))
+    return ids
 
 
 def result_message(call: Call | Malformed, identifier: str, content: str) -> Message:

@@ -19,7 +19,7 @@ _NAMED = re.compile(  # since version 11 of Mistral's tokenizers
 _FENCED = re.compile(r"(?P<name>[^\n]*)\n```(?:json)?\n(?P<json>.*)\n```\s*", re.DOTALL)
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>(\w+)")
-_KIMI_ID = re.compile(r"(?:functions\.)?(?P<name>.+):\d+", re.DOTALL)
+_KIMI_ID = re.compile(r"(?:functions\.)?(?P<name>[\w./-]+):\d+", re.ASCII)  # results repeat it
 _MISTRAL_ID = re.compile("[A-Za-z0-9]{9}")
 # Python's spelling, which some chat templates write for values of JSON.
 _AS_JSON = {"True": "true", "False": "false", "None": "null"}
