@@ -112,8 +112,11 @@ def test_every_family_calls_a_tool_reads_its_result_and_what_was_wrong(family):
 
 def test_a_course_behind_turns_of_another_process_counts_calls_on():
     world = tools(template=WITH_TOOLS["mistral"][0])
-    assert world.start(PROMPT, 0)._answered == 0
-    assert world.resume(PROMPT, 0, [WRITTEN["mistral"] * 2, "no call"])._answered == 2
+    course = world.resume(PROMPT, 0, [WRITTEN["mistral"] * 2, WRITTEN["mistral"]])
+    assert course is not None
+    reply = asyncio.run(course.step(WRITTEN["mistral"] * 2))
+    ids = [message["tool_call_id"] for message in reply.messages]
+    assert ids == ["call00003", "call00004"]
 
 
 def test_several_calls_are_answered_in_order():
