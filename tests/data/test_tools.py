@@ -17,13 +17,13 @@ from postgrad.data.settings import DataSettings, PairSettings
 
 TOOL = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {}}}}
 ARGUMENTS = '{"city": "end Zurich", "days": 2}'
-CALL = {"id": "call_1", "function": {"name": "weather", "arguments": ARGUMENTS}}
+CALL = {"id": "call00001", "function": {"name": "weather", "arguments": ARGUMENTS}}
 ROW = {
     "tools": [TOOL],
     "messages": [
         {"role": "user", "content": "Rain?"},
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
-        {"role": "tool", "content": '{"rain": "no"}', "tool_call_id": "call_1"},
+        {"role": "tool", "content": '{"rain": "no"}', "tool_call_id": "call00001"},
         {"role": "assistant", "content": "No rain."},
     ],
 }
@@ -39,9 +39,32 @@ ANSWERS = {  # what is learned of ROW's two answers
         "No rain.<|eot_id|>",
     ],
     "mistral": ["[TOOL_CALLS]weather[ARGS]" + ARGUMENTS + "</s>", "No rain.</s>"],
+    "mistral_list": [
+        '[TOOL_CALLS] [{"name": "weather", "arguments": ' + ARGUMENTS + ', "id": "call00001"}]</s>',
+        "No rain.</s>",
+    ],
+    "deepseek": [
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+        + ARGUMENTS
+        + "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>",
+        "No rain.<｜end▁of▁sentence｜>",
+    ],
+    "deepseek_plain": [
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"
+        + ARGUMENTS
+        + "<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>",
+        "No rain.<｜end▁of▁sentence｜>",
+    ],
     "gpt_oss": [
         " to=functions.weather<|channel|>commentary json<|message|>" + ARGUMENTS + "<|call|>",
         "<|channel|>final<|message|>No rain.<|return|>",
+    ],
+    "kimi": [
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
+        "<|tool_call_argument_begin|>"
+        + ARGUMENTS
+        + "<|tool_call_end|><|tool_calls_section_end|><|im_end|>",
+        "No rain.<|im_end|>",
     ],
     "phi": [
         '<|tool_call|>{"name": "weather", "arguments": ' + ARGUMENTS + "}<|/tool_call|><|end|>",
@@ -84,7 +107,10 @@ def learned(conversations: Any, tokenizer: Any) -> list[str]:
 
 @pytest.mark.parametrize("family", WITH_TOOLS)
 def test_calls_are_learned_with_the_token_that_ends_them(load: Load, family: str) -> None:
-    conversations, tokenizer = load([ROW], WITH_TOOLS[family])
+    row = ROW
+    if family == "kimi":  # its ids are what names a function
+        row = json.loads(json.dumps(ROW).replace("call00001", "functions.weather:0"))
+    conversations, tokenizer = load([row], WITH_TOOLS[family])
     assert learned(conversations, tokenizer) == ANSWERS[family]
     text = tokenizer.decode(conversations.all()[-1].token_ids.tolist())
     assert '"properties": {"city": {}}' in text  # the functions were read

@@ -69,9 +69,18 @@ def uses_tools(base_url, api_key, model, row):
     choice = ask(base_url, api_key, messages)
     (call,) = choice["message"]["tool_calls"]
     assert choice["finish_reason"] == "tool_calls"
+    assert "<" not in (choice["message"]["content"] or "")  # no mark of a call
     number = json.loads(call["function"]["arguments"])["n"] + 1
     messages += [
         choice["message"],
         {"role": "tool", "tool_call_id": call["id"], "content": str(number)},
     ]
     return float(ask(base_url, api_key, messages)["message"]["content"])
+
+
+def answers_another_call(base_url, api_key, model, row):
+    """Names a call that the policy has not made."""
+    messages = list(row["messages"])
+    messages.append(ask(base_url, api_key, messages)["message"])
+    messages.append({"role": "tool", "tool_call_id": "other", "content": "7"})
+    ask(base_url, api_key, messages)

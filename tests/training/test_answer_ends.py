@@ -8,7 +8,9 @@ import pytest
 
 from helpers.tiny_runs import MODEL, MakeRecipe
 from postgrad.models.fresh import make_fresh
+from postgrad.models.load import load_tokenizer
 from postgrad.models.settings import ModelInit
+from postgrad.training.answer_ends import answer_ends
 from postgrad.training.prepare import tell_of_answer_ends
 
 TEMPLATE = (
@@ -69,3 +71,30 @@ def test_an_answer_without_an_end_token_is_told_where_the_policy_learns_it(told:
 def test_reward_models_and_plain_texts_have_no_answers_to_end(told: Any) -> None:
     assert told("reward", "<|im_start|>") == []
     assert told("sft", "<|im_start|>", text="text") == []
+
+
+def test_a_run_warns_where_sampling_runs_on_behind_a_call_of_a_tool(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    """As gpt-oss ends calls with a token of their own."""
+    make_fresh(ModelInit.model_validate(MODEL["init"]), [], 0, tmp_path / "model")
+    tokenizer = load_tokenizer(str(tmp_path / "model"))
+    calls = "{% for call in m.tool_calls %}{{ call.function.name }}{% endfor %}"
+    template = TEMPLATE.replace(
+        "+ end }}",
+        "}}{% if m.tool_calls %}" + calls + "{{ '<|im_start|>' }}{% else %}{{ end }}{% endif %}",
+    )
+    data = {"chat_template": template, "chat_template_kwargs": {"end": "<|im_end|>"}}
+    tools = {"type": "tools", "tools": ["calculator"], "tool_format": "hermes"}
+    recipe = make_recipe("rl", data=data, environment=tools)
+    answer, call = answer_ends(recipe, str(tmp_path / "model"), tokenizer)
+    assert (answer.text, answer.problem) == ("<|im_end|>", "")
+    assert "ends a call of a tool with '<|im_start|>', and sampling stops only at" in call.problem
+    assert 'set model.eos_token = "<|im_start|>"' in call.problem
+    both = make_recipe(
+        "rl", data=data, environment=tools, model={**MODEL, "eos_token": ["<|im_start|>"]}
+    )
+    assert [end.problem for end in answer_ends(both, str(tmp_path / "model"), tokenizer)] == [
+        "",
+        "",
+    ]

@@ -1,12 +1,14 @@
 """prime-rl: what the cases do not have."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from postgrad.core.errors import UsageError
+from postgrad.rollout.environments.tool_formats import ToolFormat
 from postgrad.translate.draft import toml_value
+from postgrad.translate.tables.prime_rl import TOOL_FORMATS
 from postgrad.translate.translate import Translation, sources, translate
 
 SOURCE = """
@@ -60,6 +62,23 @@ def test_routers_are_frozen_where_a_model_may_have_some(
     assert translation.problem is None
     assert translation.recipe["model"].get("freeze") == frozen
     assert missing(translation) == set()
+
+
+@pytest.mark.parametrize(
+    ("parser", "tool_format"),
+    [("hermes", "hermes"), ("openai", "harmony"), ("kimi_k2", "kimi"), ("auto", None)],
+)
+def test_a_parser_of_tool_calls_is_the_environments_format(
+    parser: str, tool_format: str | None, tmp_path: Path
+) -> None:
+    assert {None, *get_args(ToolFormat)} == set(TOOL_FORMATS.values())
+    for name in ("inference.vllm.tool_call_parser", "orchestrator.renderer.tool_parser"):
+        translation = of(tmp_path, max_steps=10, **{"orchestrator.group_size": 4, name: parser})
+        assert translation.problem is None
+        assert translation.recipe["environment"].get("tool_format") == tool_format
+        assert missing(translation) == set()
+        unknown = of(tmp_path, max_steps=10, **{"orchestrator.group_size": 4, name: "xlam"})
+        assert missing(unknown) == {name}
 
 
 def test_groups_of_one_sample_are_a_problem_that_the_recipe_names(tmp_path: Path) -> None:

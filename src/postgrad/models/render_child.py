@@ -109,6 +109,27 @@ def _tojson(
     )
 
 
+class _Arguments(dict[str, Any]):
+    """The arguments of a call. DeepSeek's templates join them to text, as which servers return
+    them: they get the JSON.
+    """
+
+    def __add__(self, after: Any) -> Any:
+        return _tojson(self) + after
+
+    def __radd__(self, before: Any) -> Any:
+        return before + _tojson(self)
+
+
+def _with_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    calls: list[Any] = message.get("tool_calls") or []
+    functions = [call.get("function") for call in calls if isinstance(call, dict)]
+    for function in functions:
+        if isinstance(function, dict) and isinstance(function.get("arguments"), dict):
+            function["arguments"] = _Arguments(function["arguments"])
+    return message
+
+
 def _raise(message: Any) -> None:
     raise TemplateError(message)
 
@@ -145,7 +166,7 @@ def answered(
     """The reply to a row, and whether it has all texts. longest: characters that a text may have,
     beyond four times those of the row.
     """
-    messages, wanted = row
+    messages, wanted = [_with_arguments(message) for message in row[0]], row[1]
     most = longest + 4 * sum(len(str(value)) for message in messages for value in message.values())
     reply = bytearray()
     for count, generation in wanted:

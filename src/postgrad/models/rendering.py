@@ -2,7 +2,8 @@
 
 A template that loops, builds a string of a gigabyte or recurses without end is stopped there by the
 system (render_child.py), and is an error of its row here. The texts are those of transformers'
-apply_chat_template.
+apply_chat_template; but a template that joins a call's arguments to text gets their JSON, and
+raises nothing.
 """
 
 import atexit

@@ -1,26 +1,33 @@
-"""Whether sampling stops where the chat template of the training data ends an answer."""
+"""Whether sampling stops where the chat template of the training data ends an answer, and a call of
+a tool.
+"""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 from postgrad.data.answer_spans import Unmarkable
-from postgrad.data.settings import DataSettings
+from postgrad.data.chat_format import Message
+from postgrad.data.settings import DataSettings, RowSettings
 from postgrad.data.templates import render_conversation, template_call, tokenise, turn_ends
 from postgrad.models.end_tokens import with_ends
 from postgrad.models.load import load_generation_config
 from postgrad.recipe.recipe import Recipe, RLRecipe
+from postgrad.rollout.environments.sets import as_played
 from postgrad.rollout.local.rows import eos_token_ids
 
 QUESTION = "What is one and one?"
 ANSWER = "It is two."
+CALL_ID = "call00000"  # as templates of Mistral demand
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnd:
-    """The last token of the answers of a dataset, as its chat template writes them."""
+    """The last token of the answers of a dataset, or of the calls of tools in them, as its chat
+    template writes them.
+    """
 
     text: str
     problem: str = ""  # why sampling runs on behind it; "": it stops there
@@ -37,8 +44,10 @@ def answer_ends(recipe: Recipe, path: str, tokenizer: Any) -> Iterator[AnswerEnd
     stops = set(eos_token_ids(SimpleNamespace(generation_config=generation), tokenizer))
     names = ", ".join(repr(tokenizer.decode([stop_id])) for stop_id in sorted(stops))
     rollout = recipe.rollout_settings
-    for source in recipe.data.sources:
-        last = _last_token(tokenizer, source)
+    rl = isinstance(recipe, RLRecipe)
+    data = as_played(recipe.environment, recipe.data) if rl else recipe.data
+    for source, (kind, turn) in [(s, turn) for s in data.sources for turn in _turns(s)]:
+        last = _last_token(tokenizer, source, turn)
         if last is None:
             continue
         text = tokenizer.decode([last])
@@ -48,12 +57,12 @@ def answer_ends(recipe: Recipe, path: str, tokenizer: Any) -> Iterator[AnswerEnd
         elif special:
             yield AnswerEnd(
                 text,
-                f"the chat template ends an answer with {text!r}, and sampling stops only at "
-                f"{names}: answers run on behind their end to max_new_tokens, here and wherever "
+                f"the chat template ends {kind} with {text!r}, and sampling stops only at "
+                f"{names}: answers run on behind this end to max_new_tokens, here and wherever "
                 f"the exported model is used; set model.eos_token = {json.dumps(text)}, which the "
                 "export has as eos_token_id in generation_config.json",
             )
-        elif not isinstance(recipe, RLRecipe):
+        elif not rl:
             yield AnswerEnd(
                 text,
                 f"the chat template ends an answer with {text!r}, and sampling stops at {names}: "
@@ -64,20 +73,29 @@ def answer_ends(recipe: Recipe, path: str, tokenizer: Any) -> Iterator[AnswerEnd
             )
 
 
-def _last_token(tokenizer: Any, source: Any) -> int | None:
+def _turns(source: RowSettings) -> Iterator[tuple[str, Message]]:
+    """What the policy may write to end a turn: in words, and as a message."""
+    yield "an answer", {"role": "assistant", "content": ANSWER}
+    tools: Sequence[Any] = template_call(source).get("tools") or ()
+    for tool in tools[:1]:
+        function: dict[str, Any] = {
+            "name": tool.get("function", tool).get("name", "get"),
+            "arguments": {},
+        }
+        call: dict[str, Any] = {"type": "function", "id": CALL_ID, "function": function}
+        yield "a call of a tool", {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _last_token(tokenizer: Any, source: Any, turn: Message) -> int | None:
     """The last loss token of an answer to a made-up question; None for plain text, and where the
     template refuses that conversation, which says nothing about others.
     """
     if isinstance(source, DataSettings) and source.text:
         return None
-    messages = [
-        {"role": "user", "content": QUESTION},
-        {"role": "assistant", "content": ANSWER},
-    ]
     try:
         rendered = render_conversation(
             tokenizer,
-            messages,
+            [{"role": "user", "content": QUESTION}, turn],
             ends=turn_ends(tokenizer),
             turns="last",
             variables=template_call(source),

@@ -1,17 +1,18 @@
 """The sources of prime-rl's configs: tasksets as datasets and the environments that play them."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from postgrad.data.settings import NO_ENVIRONMENT
 from postgrad.translate.draft import Draft
 from postgrad.translate.nested import nested
 from postgrad.translate.rules import Options, decimal, flag
-from postgrad.translate.tables.prime_rl import SOURCE_RULES
+from postgrad.translate.tables.prime_rl import SOURCE_RULES, TOOL_FORMATS
 
 TRAIN = "orchestrator.train.source"
 _EVAL = "orchestrator.eval.source"
+_PARSERS = ("inference.vllm.tool_call_parser", "orchestrator.renderer.tool_parser")
 _ROWS = "postgrad.rollout.environments.verifiers:rows"
 
 
@@ -41,6 +42,7 @@ def tasks(draft: Draft, options: Options) -> None:
         draft.put(f"{places[name]}.taskset", task["taskset"],
                   "environment.python: an interpreter with verifiers and this taskset")  # fmt: skip
         draft.put(f"{places[name]}.settings", task.get("settings"))
+    _tool_format(draft, options, [places[name] for name in played])
     for number, (source, name) in enumerate(zip(trained, names, strict=False)):
         where = f"data.sets.{number}" if len(trained) > 1 else "data"
         _rows(draft, source, where, name, played)
@@ -63,6 +65,19 @@ def tasks(draft: Draft, options: Options) -> None:
         name = f"orchestrator.eval.{name}"
         if options.states(name) and not held_out:
             draft.miss(name, options.take(name), "there is no [eval]")
+
+
+def _tool_format(draft: Draft, options: Options, places: Sequence[str]) -> None:
+    """How the policy calls tools, in each environment."""
+    for name in _PARSERS:
+        if not options.states(name):
+            continue
+        parser = str(options.take(name))
+        if parser not in TOOL_FORMATS:
+            draft.miss(name, parser, "environment.tool_format has no such format of calls")
+            continue
+        for place in places:
+            draft.put(f"{place}.tool_format", TOOL_FORMATS[parser])
 
 
 def _rows(

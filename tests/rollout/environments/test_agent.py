@@ -8,6 +8,7 @@ import pytest
 
 from helpers import agents
 from helpers.chat import HERMES, chat_tokenizer
+from helpers.tool_templates import WITH_TOOLS
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.rollout.engine import Completion
@@ -35,8 +36,8 @@ def world(agent, tokenizer=TOKENIZER, **own):
     return dialogue(EnvironmentSettings.model_validate(settings), tokenizer, {})
 
 
-def turn(text, number=0, tokenizer=TOKENIZER, finish="stop"):
-    ids = tokenizer(text + tokenizer.eos_token, add_special_tokens=False)["input_ids"]
+def turn(text, number=0, tokenizer=TOKENIZER, finish="stop", end=""):
+    ids = tokenizer(text + (end or tokenizer.eos_token), add_special_tokens=False)["input_ids"]
     array = np.array(ids, np.int32)
     logprobs = np.zeros(len(ids), np.float32)
     return Completion(5, 0, number, array, logprobs, finish, ((0, len(ids)),), text)
@@ -79,17 +80,74 @@ def test_an_agent_that_is_a_plain_function_has_a_process_of_its_own():
     played.close()
 
 
-def test_calls_of_tools_are_given_to_the_agent_and_results_come_back_through_the_template():
-    tokenizer = chat_tokenizer(HERMES)
+NEXT = '{"n": 6}'
+FAMILIES = {  # template, a call of `next`, the answer 7
+    "hermes": (
+        (HERMES,),
+        f'So.<tool_call>{{"name": "next", "arguments": {NEXT}}}</tool_call>',
+        "7",
+    ),
+    "mistral": (WITH_TOOLS["mistral"], f"So.[TOOL_CALLS]next[ARGS]{NEXT}", "7"),
+    "mistral_list": (
+        WITH_TOOLS["mistral_list"],
+        f'[TOOL_CALLS] [{{"name": "next", "arguments": {NEXT}, "id": "abcDEF123"}}]',
+        "7",
+    ),
+    "deepseek": (
+        WITH_TOOLS["deepseek"],
+        "So.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>next\n```json\n"
+        f"{NEXT}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "7",
+    ),
+    "gpt_oss": (
+        WITH_TOOLS["gpt_oss"],
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary"
+        f" to=functions.next <|constrain|>json<|message|>{NEXT}",
+        "<|channel|>analysis<|message|>8?<|end|><|start|>assistant<|channel|>final<|message|>7",
+    ),
+    "kimi": (
+        WITH_TOOLS["kimi"],
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.next:0"
+        f"<|tool_call_argument_begin|>{NEXT}<|tool_call_end|><|tool_calls_section_end|>",
+        "7",
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_of_tools_are_given_to_the_agent_and_results_come_back_through_the_template(family):
+    shown, call, answer = FAMILIES[family]
+    tokenizer = chat_tokenizer(*shown)
     played = world("uses_tools", tokenizer, tools=[SCHEMA])
     assert played.chat.variables() == {"tools": [SCHEMA]}
     episode = played.reset(PROMPT, 0)
-    call = 'So.<tool_call>{"name": "next", "arguments": {"n": 6}}</tool_call>'
-    seen = episode.step(turn(call, 0, tokenizer)).result()
+    end = "<|call|>" if family == "gpt_oss" else ""
+    seen = episode.step(turn(call, 0, tokenizer, end=end)).result()
     assert seen.failure is None
     assert "7" in told(seen, tokenizer)
-    last = episode.step(turn("7", 1, tokenizer)).result()
+    last = episode.step(turn(answer, 1, tokenizer)).result()
     assert (last.done, last.reward) == (True, 7.0)
+    played.close()
+
+
+def test_a_result_of_a_call_that_the_policy_has_not_made_is_a_failure_of_its_sample():
+    tokenizer = chat_tokenizer(HERMES)
+    played = world("answers_another_call", tokenizer, tools=[SCHEMA])
+    seen = played.reset(PROMPT, 0).step(turn(FAMILIES["hermes"][1], 0, tokenizer)).result()
+    assert seen.failure is not None
+    assert "the tool_call_id 'other', and the policy's calls had call00000" in seen.failure.message
+    played.close()
+
+
+def test_an_agent_without_tools_hears_the_final_channel_of_gpt_oss_alone():
+    tokenizer = chat_tokenizer(*WITH_TOOLS["gpt_oss"])
+    played = world("counts", tokenizer)
+    episode = played.reset(PROMPT, 0)
+    thought = "<|channel|>analysis<|message|>stop?<|end|><|start|>assistant"
+    first = episode.step(turn(f"{thought}<|channel|>final<|message|>on", 0, tokenizer)).result()
+    assert told(first, tokenizer) == ("<|start|>user<|message|>heard 1<|end|><|start|>assistant")
+    last = episode.step(turn(f"{thought}<|channel|>final<|message|>stop", 1, tokenizer)).result()
+    assert (last.done, last.reward) == (True, 2.0)
     played.close()
 
 

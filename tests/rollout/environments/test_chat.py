@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.chat import HERMES, LLAMA, LLAMA_SPECIAL, chat_tokenizer
+from helpers.tool_templates import WITH_TOOLS
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.models.fresh import PRINTABLE, TEMPLATE
@@ -69,6 +70,74 @@ def test_prompt_turns_and_observations_are_the_templates_own_tokens(family, data
         tokens += [*said, *template.after(reply, closed=True).tolist()]
         messages += [{"role": "assistant", "content": turn}, *reply]
     assert tokens == ids_of(tokenizer, whole(add_generation_prompt=True))
+
+
+SHOWN = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen", "mistral", "mistral_list", "deepseek", "deepseek_plain", "gpt_oss", "kimi"]
+)
+@settings(max_examples=20)
+@given(data=st.data())
+def test_calls_and_their_results_are_the_templates_own_tokens(family, data):
+    tokenizer = chat_tokenizer(*WITH_TOOLS[family])
+    template = Template(tokenizer, {"tools": SHOWN})
+    text = st.text(alphabet=PRINTABLE, min_size=1).map(str.strip).filter(bool)
+    messages = [{"role": "user", "content": data.draw(text)}]
+
+    def whole(**more):
+        return tokenizer.apply_chat_template(messages, tools=SHOWN, tokenize=False, **more)
+
+    start = whole(add_generation_prompt=True)
+    tokens, answered = ids_of(tokenizer, start), 0
+    for _ in range(data.draw(st.integers(1, 3))):
+        results = data.draw(st.lists(text, min_size=1, max_size=1 if family == "gpt_oss" else 3))
+        names = [f"call{n:05d}" for n in range(answered, answered + len(results))]
+        names = [f"functions.f:{name[4:]}" if family == "kimi" else name for name in names]
+        answered += len(results)
+        asked = '{"a": 1}' if family == "deepseek_plain" else {"a": 1}  # which it joins to text
+        calls = [
+            {"type": "function", "id": i, "function": {"name": "f", "arguments": asked}}
+            for i in names
+        ]
+        messages += [{"role": "assistant", "content": "", "tool_calls": calls}]
+        turn = whole().removeprefix(start)
+        said = np.array(ids_of(tokenizer, turn.removesuffix("\n")), np.int32)
+        assert template.closed(said)
+        replies = [
+            {"role": "tool", "content": content, "tool_call_id": i, "name": "f"}
+            for i, content in zip(names, results, strict=True)
+        ]
+        messages += replies
+        tokens += [*said.tolist(), *template.after(replies, closed=True).tolist()]
+        start = whole(add_generation_prompt=True)
+    assert tokens == ids_of(tokenizer, start)
+
+
+def test_a_call_of_gpt_oss_is_closed_and_its_thoughts_stay_as_sampled():
+    tokenizer = chat_tokenizer(*WITH_TOOLS["gpt_oss"])
+    template = Template(tokenizer, {"tools": SHOWN})
+    result = [{"role": "tool", "content": "5", "tool_call_id": "call00000", "name": "f"}]
+    seen = '<|start|>functions.f to=assistant<|channel|>commentary<|message|>"5"<|end|>'
+    assert tokenizer.decode(template.after(result, closed=True)) == seen + "<|start|>assistant"
+    opened = tokenizer.decode(template.after(result, closed=False))
+    assert opened == f"<|call|>{seen}<|start|>assistant"
+    user = template.after([{"role": "user", "content": "on"}], closed=True)
+    assert tokenizer.decode(user) == "<|start|>user<|message|>on<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("family", "result", "why"),
+    [
+        ("mistral_list", {"tool_call_id": "call_1"}, "ids of calls have 9 letters or digits"),
+        ("gpt_oss", {}, "a result has no call before it"),
+    ],
+)
+def test_a_result_that_a_template_demands_more_of_is_refused_in_its_words(family, result, why):
+    template = Template(chat_tokenizer(*WITH_TOOLS[family]), {"tools": SHOWN})
+    with pytest.raises(UsageError, match=f"cannot write a message of role 'tool'.*{why}"):
+        template.after([{"role": "tool", "content": "5", **result}], closed=True)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

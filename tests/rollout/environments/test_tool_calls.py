@@ -1,14 +1,26 @@
 """Tool calls in the formats that models write."""
 
 import json
+import string
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.chat import HERMES, LLAMA, QWEN_XML
+from helpers.chat import HERMES, LLAMA, QWEN_XML, chat_tokenizer
+from helpers.tool_templates import WITH_TOOLS
+from postgrad.core.errors import UsageError
+from postgrad.data.templates import render_conversation, turn_ends
 from postgrad.models.fresh import TEMPLATE
-from postgrad.rollout.environments.tool_calls import Call, Malformed, calls_in, format_of
+from postgrad.rollout.environments.tool_calls import (
+    calls_in,
+    format_of,
+    ids_of,
+    result_message,
+    taught_format,
+    text_beside,
+)
+from postgrad.rollout.environments.tool_formats import Call, Malformed
 
 ADD = {"a": 1, "b": [2.5, None]}
 JSON_VALUES = st.recursive(
@@ -16,6 +28,62 @@ JSON_VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
+
+
+STYLES = {  # of the families whose calls are read
+    "qwen": "hermes",
+    "llama": "llama",
+    "mistral": "mistral",
+    "mistral_list": "mistral",
+    "deepseek": "deepseek",
+    "deepseek_plain": "deepseek",
+    "gpt_oss": "harmony",
+    "kimi": "kimi",
+}
+ONE_CALL = ("llama", "gpt_oss")  # in a turn
+SHOWN = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+# Marks of the formats are special tokens, which no text of an argument becomes.
+PLAIN_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<["))
+PLAIN_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | PLAIN_TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(PLAIN_TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+ARGUMENTS = st.dictionaries(st.text(string.ascii_letters + " {}:"), PLAIN_JSON, max_size=3)
+NAMES = st.text(string.ascii_letters + string.digits + "_-.", min_size=1, max_size=20)
+
+
+@pytest.mark.parametrize("family", STYLES)
+@settings(max_examples=40)
+@given(
+    asked=st.lists(st.tuples(NAMES, ARGUMENTS), min_size=1, max_size=3),
+    thought=st.sampled_from(["", "I could say [TOOL_CALLS] <tool_call>\n</think>\n\n"]),
+)
+def test_what_a_template_writes_for_calls_is_read_back_as_these_calls(family, asked, thought):
+    template, special = WITH_TOOLS[family]
+    tokenizer = chat_tokenizer(template, special)
+    style = STYLES[family]
+    assert format_of(template) == taught_format(template) == style
+    asked = asked[:1] if family in ONE_CALL else asked
+    ids = [f"functions.{name}:{n}" if family == "kimi" else f"Call{n:05d}"
+           for n, (name, _) in enumerate(asked)]  # fmt: skip
+    calls = [
+        {"type": "function", "id": i, "function": {"name": name, "arguments": arguments}}
+        for i, (name, arguments) in zip(ids, asked, strict=True)
+    ]
+    turn = {"role": "assistant", "content": "", "tool_calls": calls}
+    text = render_conversation(
+        tokenizer, [{"role": "user", "content": "?"}, turn], ends=turn_ends(tokenizer),
+        turns="last", variables={"tools": SHOWN},
+    )  # fmt: skip
+    ((start, end),) = text.spans
+    said = text.text[start:end].removesuffix(special[0]).removesuffix("<|call|>")
+    thought = "" if family == "gpt_oss" else thought  # it has a channel for them
+    said = thought + said
+    kept = ids if family in ("kimi", "mistral_list") else [""] * len(ids)
+    expected = [Call(name, arguments, i) for i, (name, arguments) in zip(kept, asked, strict=True)]
+    assert calls_in(said, style, {}) == expected
+    assert text_beside(said, style) == thought.strip()
 
 
 def test_the_chat_template_says_which_format_a_model_writes():
@@ -26,6 +94,15 @@ def test_the_chat_template_says_which_format_a_model_writes():
     assert format_of(glm) == "glm"
     assert format_of(QWEN_XML) == "qwen_xml"
     assert format_of('<tool_call>[{"name": "f"}]</tool_call>') is None
+
+
+def test_a_template_that_writes_calls_and_shows_no_tools_is_refused():
+    """As those of DeepSeek's distilled models."""
+    blind = WITH_TOOLS["deepseek"][0].replace("tools or []", "[]")
+    with pytest.raises(UsageError, match='calls as "deepseek", and does not read `tools`'):
+        taught_format(blind)
+    with pytest.raises(UsageError, match=r'"mistral", "deepseek", "harmony" or "kimi"'):
+        taught_format(TEMPLATE)
 
 
 @given(st.text(min_size=1), st.dictionaries(st.text(), JSON_VALUES, max_size=3))
@@ -181,3 +258,96 @@ def test_a_malformed_marked_call_says_how_calls_are_written(style, text, reason)
     (malformed,) = calls_in(text, style, SCHEMAS)
     assert isinstance(malformed, Malformed)
     assert reason in malformed.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        ('[TOOL_CALLS]f[CALL_ID]abcDEF123[ARGS]{"a": 1}', Call("f", {"a": 1}, "abcDEF123")),
+        ('[TOOL_CALLS]f[CALL_ID]abc[ARGS]{"a": 1}', Call("f", {"a": 1})),
+        ('[THINK]not [TOOL_CALLS]g{}[/THINK][TOOL_CALLS] f {"a": 1}', Call("f", {"a": 1})),
+        ('[TOOL_CALLS] {"name": "f", "arguments": {"a": 1}, "id": 5}', Call("f", {"a": 1})),
+    ],
+)
+def test_mistral_calls_of_all_versions_are_read(text, call):
+    assert calls_in(text, "mistral", {}) == [call]
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "reason", "name"),
+    [
+        ("mistral", "[TOOL_CALLS]", "a call is [TOOL_CALLS]NAME[ARGS]", ""),
+        ("mistral", '[TOOL_CALLS][ARGS]{"a": 1}', "a call is [TOOL_CALLS]NAME[ARGS]", ""),
+        ("mistral", "[TOOL_CALLS]f[ARGS]{1}", "the arguments of f are not JSON", "f"),
+        ("mistral", "[TOOL_CALLS] []", "no call follows [TOOL_CALLS]", ""),
+        ("mistral", '[TOOL_CALLS] [{"name": "f"}', "what follows [TOOL_CALLS] is not JSON", ""),
+        ("mistral", '[TOOL_CALLS] [{"name": "f"}]', 'no object "arguments"', "f"),
+        ("mistral", "[TOOL_CALLS] [5]", "a call is an object", ""),
+        ("deepseek", "<｜tool▁calls▁begin｜>f", "no call follows <｜tool▁calls▁begin｜>", ""),
+        ("deepseek", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}", "no <｜tool▁call▁end｜>", ""),
+        ("deepseek", "<｜tool▁call▁begin｜>f{}<｜tool▁call▁end｜>", "no <｜tool▁sep｜>", ""),
+        ("deepseek", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>[]<｜tool▁call▁end｜>",
+         "the arguments of f are no object of JSON", "f"),
+        ("deepseek", "<｜tool▁call▁begin｜><｜tool▁sep｜>{}<｜tool▁call▁end｜>", "has no name", ""),
+        ("harmony", "<|channel|>commentary to=functions.f<|message|>{", "f are not JSON", "f"),
+        ("harmony", "<|channel|>commentary to=functions.f", "f are not JSON", "f"),
+        ("harmony", "<|channel|>analysis to=python<|message|>1 + 1", "to=functions.NAME", "python"),
+        ("harmony", " to=functions.f<|message|>{}<|end|><|start|>assistant to=functions.g"
+         "<|message|>{}", "a turn has one call, which <|call|> ends, and this one has 2", "g"),
+        ("kimi", "<|tool_calls_section_begin|>f", "no call follows <|tool_calls_section_be", ""),
+        ("kimi", "<|tool_call_begin|>f<|tool_call_argument_begin|>{}<|tool_call_end|>",
+         "a call is <|tool_call_begin|>functions.NAME:NUMBER", ""),
+        ("kimi", "<|tool_call_begin|>f<|im_end|>:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+         "a call is <|tool_call_begin|>functions.NAME:NUMBER", ""),
+        ("kimi", "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}",
+         "a call is <|tool_call_begin|>functions.NAME:NUMBER", ""),
+        ("kimi", "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>x<|tool_call_end|>",
+         "the arguments of f are not JSON", "f"),
+    ],
+)  # fmt: skip
+def test_a_malformed_call_of_a_model_with_marks_of_its_own_says_why(style, text, reason, name):
+    (malformed,) = calls_in(text, style, {})
+    assert isinstance(malformed, Malformed)
+    assert reason in malformed.reason
+    assert malformed.name == name
+
+
+THOUGHT = "<|channel|>analysis<|message|>to=functions.g? No.<|end|><|start|>assistant"
+
+
+def test_a_call_of_gpt_oss_is_a_message_to_a_function_whatever_its_channel():
+    said = "<|channel|>commentary<|message|>I look it up.<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
+    assert calls_in(THOUGHT + said + call, "harmony", {}) == [Call("f", {"a": 1})]
+    assert text_beside(THOUGHT + said + call, "harmony") == "I look it up."
+    late = call.replace("commentary to=functions.f ", "analysis to=functions.f code")
+    assert calls_in(THOUGHT + late, "harmony", {}) == [Call("f", {"a": 1})]
+
+
+def test_the_answer_of_gpt_oss_is_what_its_final_channel_says():
+    answer = THOUGHT + "<|channel|>final<|message|>It is 4."
+    assert calls_in(answer, "harmony", {}) == []
+    assert text_beside(answer, "harmony") == "It is 4."
+    assert text_beside(THOUGHT.removesuffix("<|start|>assistant"), "harmony") == ""
+    assert text_beside("set to=5", "harmony") == "set to=5"
+    assert calls_in("set to=5", "harmony", {}) == []
+
+
+def test_a_call_without_an_id_gets_one_by_its_place_in_the_conversation():
+    calls = [Call("f", {}), Call("g", {}, "abcDEF123"), Malformed("why")]
+    assert ids_of(calls, 3) == ["call00003", "abcDEF123", "call00005"]
+    assert all(len(i) == 9 and i.isalnum() for i in ids_of(calls, 12_345))
+
+
+@given(st.lists(st.sampled_from(["", "call00004", "call00005", "abcDEF123"]), max_size=6))
+def test_no_two_calls_of_a_turn_have_one_id(written):
+    ids = ids_of([Call("f", {}, i) for i in written], 4)
+    assert len(set(ids)) == len(written)
+    assert {i for i in written if i} <= set(ids)
+
+
+def test_a_result_names_its_call_and_only_what_can_be_a_name():
+    result = result_message(Call("f", {}), "call00000", "5")
+    assert result == {"role": "tool", "content": "5", "tool_call_id": "call00000", "name": "f"}
+    assert "name" not in result_message(Call("<|im_start|>", {}), "call00000", "5")
+    assert "name" not in result_message(Malformed("why"), "call00000", "5")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from helpers.chat import HERMES, LLAMA, LLAMA_SPECIAL, QWEN_XML, chat_tokenizer
+from helpers.tool_templates import WITH_TOOLS
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.models.fresh import TEMPLATE
@@ -67,6 +68,55 @@ def test_a_template_of_marked_parameters_is_answered_by_the_types_of_the_tool():
     wrong = turn.replace("\n2\n", "\ntwo\n")
     told = "Error: the argument 'times' of shout is of type integer"
     assert said(wrong, template=QWEN_XML)[0] == [told]
+
+
+EXPRESSION = '{"expression": "6 * 7"}'
+WRITTEN = {  # a call of the calculator, as each family writes it
+    "mistral": f"[TOOL_CALLS]calculator[ARGS]{EXPRESSION}",
+    "mistral_list": f'[TOOL_CALLS] [{{"name": "calculator", "arguments": {EXPRESSION}}}]',
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>calculator\n"
+    f"```json\n{EXPRESSION}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek_plain": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>calculator<｜tool▁sep｜>"
+    f"{EXPRESSION}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "gpt_oss": "<|channel|>commentary to=functions.calculator <|constrain|>json<|message|>"
+    + EXPRESSION,
+    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.calculator:0"
+    f"<|tool_call_argument_begin|>{EXPRESSION}<|tool_call_end|><|tool_calls_section_end|>",
+}
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+def test_every_family_calls_a_tool_reads_its_result_and_what_was_wrong(family):
+    tokenizer = chat_tokenizer(*WITH_TOOLS[family])
+    made = EnvironmentSettings.model_validate({"type": "tools", "tools": ["calculator"]})
+    world = dialogue(made, tokenizer, {})
+    end = "<|call|>" if family == "gpt_oss" else tokenizer.eos_token
+    course = world.chat.start(PROMPT, 0)
+    seen = []
+    for turn in (WRITTEN[family], WRITTEN[family].replace("6 * 7", "6 *").replace("}", "", 1)):
+        ids = np.array(tokenizer(turn + end, add_special_tokens=False)["input_ids"], np.int32)
+        reply = asyncio.run(course.step(world.template.text(ids)))
+        assert reply.counts["calls"] == 1.0
+        observed = world.template.after(reply.messages, closed=world.template.closed(ids))
+        seen.append((reply.messages[0], tokenizer.decode(observed)))
+    (right, text), (wrong, told) = seen
+    assert (right["content"], right["name"]) == ("42", "calculator")
+    assert "42" in text
+    assert wrong["content"].startswith("Error: ")
+    assert "JSON" in told
+    ids = [right["tool_call_id"], wrong["tool_call_id"]]
+    assert ids == (
+        ["functions.calculator:0"] * 2 if family == "kimi" else ["call00000", "call00001"]
+    )
+
+
+def test_a_course_behind_turns_of_another_process_counts_calls_on():
+    world = tools(template=WITH_TOOLS["mistral"][0])
+    course = world.resume(PROMPT, 0, [WRITTEN["mistral"] * 2, WRITTEN["mistral"]])
+    assert course is not None
+    reply = asyncio.run(course.step(WRITTEN["mistral"] * 2))
+    ids = [message["tool_call_id"] for message in reply.messages]
+    assert ids == ["call00003", "call00004"]
 
 
 def test_several_calls_are_answered_in_order():
@@ -143,7 +193,7 @@ def test_only_a_penalty_makes_an_environment_of_tools_give_rewards():
 
 
 def test_a_template_without_a_known_format_is_refused_unless_one_is_named():
-    with pytest.raises(UsageError, match=r'say tool_format = "hermes", "llama", .* or "glm"'):
+    with pytest.raises(UsageError, match=r'say tool_format = "qwen_xml", "glm", .* or "kimi"'):
         tools(template=TEMPLATE)
     assert tools(template=TEMPLATE, tool_format="llama").tool_format == "llama"
 

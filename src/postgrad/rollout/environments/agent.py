@@ -13,11 +13,9 @@ import importlib.util
 import inspect
 import json
 import math
-import secrets
-import socket
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import PrivateAttr, field_validator
@@ -25,23 +23,22 @@ from pydantic import PrivateAttr, field_validator
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.core.text import resolve
-from postgrad.core.untrusted import parse_json
 from postgrad.data.chat_format import Message
 from postgrad.rollout.environments.base import ChatEnvironment, Course, Reply, StepFailed
+from postgrad.rollout.environments.desk import MODEL, Desk, plain_message
 from postgrad.rollout.environments.tool_calls import (
-    Call,
-    ToolFormat,
     calls_in,
     format_of,
-    unknown_format,
+    ids_of,
+    result_example,
+    result_message,
+    taught_format,
+    text_beside,
 )
+from postgrad.rollout.environments.tool_formats import Call, Calls, ToolFormat
 from postgrad.rollout.environments.workers import FunctionWorkers
 
-MODEL = "policy"  # what agents may call it; any name is taken
-_HOST = "127.0.0.1"
-_MOST_BYTES = 2**24  # of a request
 Ended = tuple[Any, Mapping[str, float]]  # how a sample ended: its reward or None, what is counted
-_NOT_DONE = ("stream", "logprobs", "top_logprobs")  # options of a request that are refused
 
 
 class Conversed(ChatEnvironment):
@@ -60,7 +57,7 @@ class Conversed(ChatEnvironment):
     env: tuple[str, ...] = ()
     rewards: bool = True
 
-    _desk: "Desk | None" = PrivateAttr(default=None)
+    _desk: Desk | None = PrivateAttr(default=None)
 
     @abstractmethod
     async def converse(self, base_url: str, api_key: str, row: Mapping[str, Any]) -> Ended:
@@ -70,8 +67,8 @@ class Conversed(ChatEnvironment):
 
     @property
     def special_tokens(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Marks of tool calls may be special tokens."""
-        return bool(self.tools)
+        """Marks of tool calls may be special tokens, and those of gpt-oss's channels are."""
+        return bool(self.tools) or self.tool_format == "harmony"
 
     @property
     def gives_rewards(self) -> bool:
@@ -87,21 +84,28 @@ class Conversed(ChatEnvironment):
                     f"an environment that asks the policy needs {package}: "
                     "pip install 'postgrad[serve]'"
                 )
-        if not self.tools or self.tool_format != "auto":
+        if self.tool_format != "auto":
             return self
-        tool_format = format_of(template)
-        if tool_format is None:
-            raise UsageError(unknown_format())
-        return self.model_copy(update={"tool_format": tool_format})
+        if self.tools:
+            return self.model_copy(update={"tool_format": taught_format(template)})
+        if format_of(template) == "harmony":  # an answer has channels too
+            return self.model_copy(update={"tool_format": "harmony"})
+        return self
 
-    def calls(self, text: str) -> list[Call]:
-        """The calls in a turn of the policy; [] where it has no tools."""
-        if not self.tools or self.tool_format == "auto":
-            return []
-        functions = [tool.get("function", {}) for tool in self.tools]
-        schemas = {function.get("name"): function.get("parameters", {}) for function in functions}
-        calls = calls_in(text, self.tool_format, schemas)
-        return [call for call in calls if isinstance(call, Call)]
+    def examples(self) -> Sequence[Message]:
+        return [*super().examples(), *([result_example("get")] if self.tools else [])]
+
+    def read(self, text: str) -> tuple[str, list[Call]]:
+        """What a turn of the policy says, and its calls. A call that is none is text."""
+        style, every = self.tool_format, Calls()
+        if style == "auto" or not (self.tools or style == "harmony"):
+            return text, []
+        if self.tools:
+            functions = [tool.get("function", {}) for tool in self.tools]
+            schemas = {tool.get("name"): tool.get("parameters", {}) for tool in functions}
+            every = calls_in(text, style, schemas)
+        calls = [call for call in every if isinstance(call, Call)]
+        return text if every and not calls else text_beside(text, style), calls
 
     def check(self, prompt: Prompt) -> str | None:
         return None if prompt.messages else "an agent needs a prompt of chat messages"
@@ -119,7 +123,7 @@ class Conversed(ChatEnvironment):
     async def play(self, conversation: "_Conversation", row: Mapping[str, Any]) -> Ended:
         """Plays one sample. Returns its reward, 0 where it has none, and what is counted."""
         assert self._desk is not None  # within `running`
-        with self._desk.seat(conversation) as key:
+        with self._desk.seat(conversation.ask) as key:
             returned, counts = await self.converse(self._desk.url, key, row)
         if returned is None or not self.rewards:
             return 0.0, counts
@@ -184,11 +188,12 @@ class _Conversation:
             "messages": [dict(message) for message in prompt.messages],
             **prompt.metadata,
         }
-        self._said: list[dict[str, Any]] = [_plain(message) for message in prompt.messages]
+        self._said: list[dict[str, Any]] = [plain_message(message) for message in prompt.messages]
         self._agent: asyncio.Task[Ended] | None = None
         self._asked: asyncio.Queue[list[dict[str, Any]]] = asyncio.Queue()
         self._answer: asyncio.Future[dict[str, Any]] | None = None  # of the request that waits
         self._turns = 0  # of the policy
+        self._calls: dict[str, Call] = {}  # of the policy, by their ids
 
     async def step(self, text: str) -> Reply:
         """Answers the agent's request with a turn of the policy, and waits for its next one."""
@@ -198,7 +203,7 @@ class _Conversation:
         if self._answer is None:
             raise StepFailed("error", "the agent has ended without asking the policy")
         message = self._message(text)
-        self._said.append(_plain(message))
+        self._said.append(plain_message(message))
         self._turns += 1
         answer, self._answer = self._answer, None
         if not answer.done():
@@ -224,7 +229,7 @@ class _Conversation:
             raise ValueError("a request of this sample is already open: ask one after the other")
         self._answer = asyncio.get_running_loop().create_future()
         answer = self._answer
-        await self._asked.put([_plain(message) for message in body["messages"]])
+        await self._asked.put([plain_message(message) for message in body["messages"]])
         return await answer
 
     async def _next(self) -> list[Message] | None:
@@ -258,134 +263,38 @@ class _Conversation:
         if self._turns and (not new or any(m["role"] == "assistant" for m in new)):
             raise StepFailed("error", "the agent's request adds no messages of its own to the last")
         self._said += new
-        return [{"role": m["role"], "content": m["content"]} for m in new]
+        return [self._shown(message) for message in new]
+
+    def _shown(self, message: Mapping[str, Any]) -> Message:
+        """An agent's message as the chat template gets it."""
+        if message["role"] != "tool" or not self._rules.tools:
+            return {"role": message["role"], "content": message["content"]}
+        identifier = message.get("tool_call_id", "")
+        if identifier not in self._calls:
+            raise StepFailed(
+                "error",
+                f"the agent's result of a tool has the tool_call_id {identifier[:60]!r}, and the "
+                f"policy's calls had {', '.join(self._calls) or 'none'}",
+            )
+        return result_message(self._calls[identifier], identifier, message["content"])
 
     def _message(self, text: str) -> dict[str, Any]:
         """A turn of the policy as an assistant's message of OpenAI's interface."""
-        calls = self._rules.calls(text)
+        content, calls = self._rules.read(text)
         if not calls:
-            return {"role": "assistant", "content": text}
-        llama = self._rules.tool_format == "llama"  # its calls are the whole turn
-        before = "" if llama else text.partition("<tool_call>")[0].strip()
+            return {"role": "assistant", "content": content}
         number = sum(len(message.get("calls", ())) for message in self._said)
+        by_id = dict(zip(ids_of(calls, number), calls, strict=True))
+        self._calls |= by_id
         return {
             "role": "assistant",
-            "content": before or None,
+            "content": content or None,
             "tool_calls": [
                 {
-                    "id": f"call_{number + place}",
+                    "id": identifier,
                     "type": "function",
                     "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
                 }
-                for place, call in enumerate(calls)
+                for identifier, call in by_id.items()
             ],
         }
-
-
-class Desk:
-    """The server: where an agent's key says which sample it speaks for."""
-
-    def __init__(self) -> None:
-        self.url = ""
-        self._seats: dict[str, _Conversation] = {}
-
-    @asynccontextmanager
-    async def open(self) -> AsyncGenerator[None]:
-        """Serves on a free port of this machine."""
-        import uvicorn  # an extra
-        from starlette.applications import Starlette
-        from starlette.routing import Route
-
-        app = Starlette(routes=[Route("/v1/chat/completions", self._complete, methods=["POST"])])
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
-        server = uvicorn.Server(config)
-        with socket.socket() as listening:
-            listening.bind((_HOST, 0))
-            self.url = f"http://{_HOST}:{listening.getsockname()[1]}/v1"
-            serving = asyncio.create_task(server.serve(sockets=[listening]))
-            try:
-                yield
-            finally:
-                server.should_exit = server.force_exit = True
-                with suppress(asyncio.CancelledError):
-                    await serving
-
-    def seat(self, conversation: _Conversation) -> "_Seat":
-        """A key for a sample, while its agent runs."""
-        return _Seat(self._seats, conversation)
-
-    async def _complete(self, request: Any) -> Any:
-        from starlette.responses import JSONResponse
-
-        kind, _, key = request.headers.get("authorization", "").partition(" ")
-        conversation = self._seats.get(key) if kind.lower() == "bearer" else None
-        if conversation is None:
-            return JSONResponse(_error("this key is of no sample that is being played"), 401)
-        try:
-            message = await conversation.ask(await _body(request))
-        except ValueError as error:
-            return JSONResponse(_error(str(error)), 400)
-        reason = "tool_calls" if "tool_calls" in message else "stop"
-        choice = {"index": 0, "message": message, "finish_reason": reason}
-        about = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion"}
-        return JSONResponse({**about, "created": 0, "model": MODEL, "choices": [choice]})
-
-
-class _Seat:
-    def __init__(self, seats: dict[str, _Conversation], conversation: _Conversation) -> None:
-        self._seats, self._conversation = seats, conversation
-        self._key = secrets.token_urlsafe(24)
-
-    def __enter__(self) -> str:
-        self._seats[self._key] = self._conversation
-        return self._key
-
-    def __exit__(self, *error: object) -> None:
-        del self._seats[self._key]
-
-
-async def _body(request: Any) -> dict[str, Any]:
-    """The checked JSON of a request. Raises ValueError where it cannot be answered."""
-    raw = bytearray()
-    async for chunk in request.stream():
-        raw += chunk
-        if len(raw) > _MOST_BYTES:
-            raise ValueError(f"a request has at most {_MOST_BYTES} bytes")
-    body = parse_json(bytes(raw))
-    if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
-        raise ValueError("a request is an object with messages")
-    for name in _NOT_DONE:
-        if body.get(name):
-            raise ValueError(f"{name!r} is not possible here")
-    if body.get("n", 1) != 1:
-        raise ValueError("n = 1 is the only number of answers here")
-    if not all(isinstance(message, dict) for message in body["messages"]):
-        raise ValueError("messages are objects")
-    return body
-
-
-def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Role, text and calls of a message, in one form whoever wrote it."""
-    content = message.get("content")
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        content = "".join(
-            str(part.get("text", "")) for part in content if isinstance(part, Mapping)
-        )
-    plain: dict[str, Any] = {"role": str(message.get("role")), "content": content or ""}
-    calls = message.get("tool_calls") or ()
-    if calls:
-        plain["calls"] = [_called(call) for call in calls]
-    return plain
-
-
-def _called(call: Any) -> list[Any]:
-    """Name and arguments of a call, the latter as JSON has them."""
-    function = call.get("function", {}) if isinstance(call, Mapping) else {}
-    arguments: Any = function.get("arguments")
-    with suppress(ValueError, TypeError):
-        arguments = json.loads(arguments)
-    return [function.get("name"), arguments]
-
-
-def _error(message: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": "invalid_request_error"}}

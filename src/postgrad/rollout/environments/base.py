@@ -147,6 +147,12 @@ class ChatEnvironment(Settings, ABC):
         del template
         return self
 
+    def examples(self) -> Sequence[Message]:
+        """A message of each kind that its replies have: a chat template that cannot write one of
+        them is refused at the start.
+        """
+        return [{"role": self.role, "content": "0"}]
+
     def check(self, prompt: Prompt) -> str | None:
         """Why no course can start from the prompt's row, or None where it can."""
         del prompt

@@ -18,7 +18,13 @@ from postgrad.core.process import Handle, done
 from postgrad.core.records import EpisodeFailure, Prompt
 from postgrad.data.answer_spans import Unmarkable
 from postgrad.data.chat_format import Message
-from postgrad.data.templates import Unencodable, encode, render, turn_ends
+from postgrad.data.templates import (
+    Unencodable,
+    encode,
+    render,
+    render_conversation,
+    turn_ends,
+)
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.environment import Observation, Step, at_once
 from postgrad.rollout.environments.base import (
@@ -75,22 +81,13 @@ class Template:
         self, messages: tuple[tuple[tuple[str, str], ...], ...], closed: bool
     ) -> NDArray[np.int32]:
         replies = [dict(message) for message in messages]
-        turn: Message = {"role": "assistant", "content": _TURN}
         try:
-            text = render(
-                self._tokenizer,
-                [_QUESTION, turn, *replies],
-                generation=True,
-                variables=self._variables,
-            )
+            rest = self._rest(replies)
         except Unmarkable as error:
             raise _refused(replies, str(error)) from error
-        _, separator, rest = text.partition(_TURN)
-        for content in (
-            [message["content"].strip() for message in replies] if separator else [_TURN]
-        ):
+        for content in (message["content"].strip() for message in replies):
             escaped = json.dumps(content, ensure_ascii=False)[1:-1]  # as Llama 3 writes results
-            if not separator or (content not in rest and escaped not in rest):
+            if content not in rest and escaped not in rest:
                 raise _refused(replies, f"it drops the text {content[:60]!r}")
         end = self._ends.match(rest)
         mark = end[0] if end else ""
@@ -101,6 +98,39 @@ class Template:
             return self._ids(rest)[len(self._ids(mark)) :]
         except Unencodable as error:
             raise _refused(replies, f"the tokenizer cannot write it: {error}") from error
+
+    def _rest(self, replies: Sequence[Message]) -> str:
+        """What the template writes from the end token of the policy's turn on.
+
+        The turn is plain text, whatever the policy wrote. Some templates refuse a tool's result
+        behind it, since they write the function's name before the result, as gpt-oss's: these see a
+        turn with the calls that the results name. Raises Unmarkable.
+        """
+        try:
+            text = self._text([_QUESTION, {"role": "assistant", "content": _TURN}, *replies])
+        except Unmarkable:
+            calls = [_call_of(reply) for reply in replies if "tool_call_id" in reply]
+            if not calls:
+                raise
+        else:
+            _, separator, rest = text.partition(_TURN)
+            if not separator:
+                raise Unmarkable(f"it drops the text {_TURN!r}")
+            return rest
+        asked = [_QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}]
+        alone = render_conversation(
+            self._tokenizer, asked, ends=self._ends, turns="last", variables=self._variables
+        )
+        written = alone.text[: alone.spans[-1][1]]
+        ends = [match for match in self._ends.finditer(written) if match.end() == len(written)]
+        turn = written[: ends[-1].start()] if ends else written
+        text = self._text([*asked, *replies])
+        if not text.startswith(turn):
+            raise Unmarkable("it writes a call otherwise where a result follows")
+        return text[len(turn) :]
+
+    def _text(self, messages: Sequence[Message]) -> str:
+        return render(self._tokenizer, messages, generation=True, variables=self._variables)
 
     def _ids(self, text: str) -> NDArray[np.int32]:
         return np.array(encode(self._tokenizer, [text])["input_ids"][0], np.int32)
@@ -240,8 +270,15 @@ def dialogue(
         raise UsageError(f"environment: the tokenizer has no chat template: {error}") from error
     chat = chat.for_template(text)
     template = Template(tokenizer, {**variables, **chat_variables})
-    template.after([{"role": chat.role, "content": "0"}], closed=True)  # refused here, if at all
+    for message in chat.examples():  # refused here, if at all
+        template.after([message], closed=True)
     return Dialogue(chat, template, settings)
+
+
+def _call_of(result: Message) -> dict[str, Any]:
+    """The call that a tool's result answers, as far as the result says."""
+    named = {"name": result.get("name", result["role"]), "arguments": {}}
+    return {"type": "function", "id": result["tool_call_id"], "function": named}
 
 
 def _refused(messages: Sequence[Message], why: str) -> UsageError:

@@ -16,19 +16,20 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Prompt
 from postgrad.core.text import resolve
+from postgrad.data.chat_format import Message
 from postgrad.rewards.sandbox.choice import shared
 from postgrad.rewards.sandbox.client import Limits, Program, SandboxError
 from postgrad.rollout.environments.base import ChatEnvironment, Course, Reply, StepFailed
 from postgrad.rollout.environments.function_worker import TOLD
 from postgrad.rollout.environments.mcp_servers import MCPServer, ServerSessions, tools_of
 from postgrad.rollout.environments.tool_calls import (
-    Call,
-    Malformed,
-    ToolFormat,
     calls_in,
-    format_of,
-    unknown_format,
+    ids_of,
+    result_example,
+    result_message,
+    taught_format,
 )
+from postgrad.rollout.environments.tool_formats import Call, Calls, Malformed, ToolFormat
 from postgrad.rollout.environments.workers import FunctionWorkers
 
 LIMITS = Limits()
@@ -217,10 +218,10 @@ class Tools(ChatEnvironment):
             ready()  # now, and not at the first call
         if self.tool_format != "auto":
             return self
-        tool_format = format_of(template)
-        if tool_format is None:
-            raise UsageError(unknown_format())
-        return self.model_copy(update={"tool_format": tool_format})
+        return self.model_copy(update={"tool_format": taught_format(template)})
+
+    def examples(self) -> Sequence[Message]:
+        return [result_example(next(iter(self.all_tools())))]
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -234,13 +235,13 @@ class Tools(ChatEnvironment):
             await self._sessions.close()
 
     def start(self, prompt: Prompt, sample: int) -> Course:
+        return self.resume(prompt, sample, ())
+
+    def resume(self, prompt: Prompt, sample: int, turns: Sequence[str]) -> Course:
+        """A new course, since tools keep nothing between turns; calls are counted on."""
         if self.tool_format == "auto":
             raise ValueError("for_template has not been called")
-        return _Course(self, self.tool_format)
-
-    def resume(self, prompt: Prompt, sample: int, turns: Sequence[str]) -> Course | None:
-        """A new course: tools keep nothing between turns."""
-        return self.start(prompt, sample)
+        return _Course(self, self.tool_format, turns)
 
     async def result(self, tool: Tool, arguments: Mapping[str, Any]) -> Any:
         """What a call returns. Raises TOLD with what the model is told, else StepFailed."""
@@ -257,19 +258,25 @@ class Tools(ChatEnvironment):
 
 
 class _Course:
-    def __init__(self, rules: Tools, style: ToolFormat) -> None:
+    def __init__(self, rules: Tools, style: ToolFormat, turns: Sequence[str]) -> None:
         self._rules = rules
         self._style: ToolFormat = style
         self._tools = rules.all_tools()
         self._schemas = {name: tool.parameters for name, tool in self._tools.items()}
+        self._answered = sum(len(self._calls(text)) for text in turns)  # calls of the episode
+
+    def _calls(self, text: str) -> Calls:
+        return calls_in(text, self._style, self._schemas)
 
     async def step(self, text: str) -> Reply:
         """The results of the turn's calls as messages; a turn without calls ends the episode."""
-        calls = calls_in(text, self._style, self._schemas)
+        calls = self._calls(text)
         answers = [await self._answer(call) for call in calls]
         malformed = sum(wrong for _, wrong in answers)
+        results = zip(calls, ids_of(calls, self._answered), answers, strict=True)
+        self._answered += len(calls)
         return Reply(
-            messages=tuple({"role": "tool", "content": _readable(text)} for text, _ in answers),
+            messages=tuple(result_message(c, i, _readable(text)) for c, i, (text, _) in results),
             done=not calls,
             reward=malformed * self._rules.malformed_reward,
             counts={"calls": float(len(calls)), "malformed_calls": float(malformed)},

@@ -55,7 +55,6 @@ _REPLICA = (
     "an engine is one process group with tensor parallelism; more are cluster.rollout.workers"
 )
 _TEMPLATE = "the chat template decides; data.chat_template_kwargs go to it"
-_TOOLS = "the environment has tool_format: docs/environments.md"
 
 
 def _in_sections(names: str, rule: Rule) -> dict[str, Rule]:
@@ -224,7 +223,6 @@ RULES: dict[str, Rule] = {
         "turns are tokens as sampled; the rest is the tokenizer's chat template"
     ),
     "orchestrator.renderer.reasoning_parser": missing("verifiers read the whole answer"),
-    "orchestrator.renderer.tool_parser": missing(_TOOLS),
     "orchestrator.renderer.*": missing(_TEMPLATE),
     **family(
         "inference.vllm.",
@@ -236,7 +234,7 @@ RULES: dict[str, Rule] = {
     "inference.vllm.enable_lora": to(
         "rollout.vllm.lora", read=lambda value: "adapter" if flag(value) else None
     ),
-    **family("inference.vllm.", "tool_call_parser reasoning_parser", missing(_TOOLS)),
+    "inference.vllm.reasoning_parser": missing("verifiers read the whole answer"),
     "inference.vllm.model": missing("the engine has the policy's weights, and no others"),
     "inference.vllm.enable_return_routed_experts": to(
         "rollout.router_replay", read=lambda value: "sampled" if flag(value) else None
@@ -281,6 +279,24 @@ RULES: dict[str, Rule] = {
         "ckpt.skip_optimizer ckpt.skip_scheduler ckpt.skip_dataloader ckpt.skip_progress",
         missing("a run resumes with all of its state, or not at all"),
     ),
+}
+
+# The tool_format of an environment for vLLM's parsers of tool calls; "auto" is the default here.
+TOOL_FORMATS = {
+    "auto": None,
+    "hermes": "hermes",
+    "qwen3_json": "hermes",
+    "qwen3_coder": "qwen_xml",
+    "qwen3_xml": "qwen_xml",
+    "llama3_json": "llama",
+    "llama4_json": "llama",
+    "glm45": "glm",
+    "glm47": "glm",
+    "mistral": "mistral",
+    "deepseek_v3": "deepseek",
+    "deepseek_v31": "deepseek",
+    "openai": "harmony",
+    "kimi_k2": "kimi",
 }
 
 # Of one of orchestrator.train.source and orchestrator.eval.source: patterns of what stands after

@@ -1,0 +1,132 @@
+"""OpenAI's interface to the policy, for the agents of environments/agent.py: a server, and its
+messages.
+"""
+
+import asyncio
+import json
+import secrets
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from postgrad.core.untrusted import parse_json
+
+MODEL = "policy"  # what agents may call it; any name is taken
+_HOST = "127.0.0.1"
+_MOST_BYTES = 2**24  # of a request
+_NOT_DONE = ("stream", "logprobs", "top_logprobs")  # options of a request that are refused
+# The policy's next message in a conversation, for a request. Raises ValueError where the request
+# cannot be answered.
+Ask = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
+
+
+class Desk:
+    """The server: where an agent's key says which sample it speaks for."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self._seats: dict[str, Ask] = {}
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[None]:
+        """Serves on a free port of this machine."""
+        import uvicorn  # an extra
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+
+        app = Starlette(routes=[Route("/v1/chat/completions", self._complete, methods=["POST"])])
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+        server = uvicorn.Server(config)
+        with socket.socket() as listening:
+            listening.bind((_HOST, 0))
+            self.url = f"http://{_HOST}:{listening.getsockname()[1]}/v1"
+            serving = asyncio.create_task(server.serve(sockets=[listening]))
+            try:
+                yield
+            finally:
+                server.should_exit = server.force_exit = True
+                with suppress(asyncio.CancelledError):
+                    await serving
+
+    def seat(self, ask: Ask) -> "_Seat":
+        """A key for a sample, while its agent runs."""
+        return _Seat(self._seats, ask)
+
+    async def _complete(self, request: Any) -> Any:
+        from starlette.responses import JSONResponse
+
+        kind, _, key = request.headers.get("authorization", "").partition(" ")
+        ask = self._seats.get(key) if kind.lower() == "bearer" else None
+        if ask is None:
+            return JSONResponse(_error("this key is of no sample that is being played"), 401)
+        try:
+            message = await ask(await _body(request))
+        except ValueError as error:
+            return JSONResponse(_error(str(error)), 400)
+        reason = "tool_calls" if "tool_calls" in message else "stop"
+        choice = {"index": 0, "message": message, "finish_reason": reason}
+        about = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion"}
+        return JSONResponse({**about, "created": 0, "model": MODEL, "choices": [choice]})
+
+
+class _Seat:
+    def __init__(self, seats: dict[str, Ask], ask: Ask) -> None:
+        self._seats, self._ask = seats, ask
+        self._key = secrets.token_urlsafe(24)
+
+    def __enter__(self) -> str:
+        self._seats[self._key] = self._ask
+        return self._key
+
+    def __exit__(self, *error: object) -> None:
+        del self._seats[self._key]
+
+
+async def _body(request: Any) -> dict[str, Any]:
+    """The checked JSON of a request. Raises ValueError where it cannot be answered."""
+    raw = bytearray()
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > _MOST_BYTES:
+            raise ValueError(f"a request has at most {_MOST_BYTES} bytes")
+    body = parse_json(bytes(raw))
+    if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
+        raise ValueError("a request is an object with messages")
+    for name in _NOT_DONE:
+        if body.get(name):
+            raise ValueError(f"{name!r} is not possible here")
+    if body.get("n", 1) != 1:
+        raise ValueError("n = 1 is the only number of answers here")
+    if not all(isinstance(message, dict) for message in body["messages"]):
+        raise ValueError("messages are objects")
+    return body
+
+
+def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Role, text and calls of a message, in one form whoever wrote it."""
+    content = message.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        content = "".join(
+            str(part.get("text", "")) for part in content if isinstance(part, Mapping)
+        )
+    plain: dict[str, Any] = {"role": str(message.get("role")), "content": content or ""}
+    if plain["role"] == "tool" and isinstance(message.get("tool_call_id"), str):
+        plain["tool_call_id"] = message["tool_call_id"]
+    calls = message.get("tool_calls") or ()
+    if calls:
+        plain["calls"] = [_called(call) for call in calls]
+    return plain
+
+
+def _called(call: Any) -> list[Any]:
+    """Name and arguments of a call, the latter as JSON has them."""
+    function = call.get("function", {}) if isinstance(call, Mapping) else {}
+    arguments: Any = function.get("arguments")
+    with suppress(ValueError, TypeError):
+        arguments = json.loads(arguments)
+    return [function.get("name"), arguments]
+
+
+def _error(message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "invalid_request_error"}}
