@@ -189,8 +189,8 @@ def test_images_come_back_by_hash_and_place():
     [
         ({"sha256": "../../secret"}, "no SHA-256"),
         ({"sha256": "AB" * 32}, "no SHA-256"),
-        ({"runs": [[0, 10**12]]}, "more tokens than its prompt"),
-        ({"runs": [[11, 2]]}, "tokens of its prompt"),
+        ({"runs": [[0, 10**12]]}, "more tokens than its text"),
+        ({"runs": [[11, 2]]}, "tokens of its text"),
         ({"runs": [[4, 1], [2, 1]]}, "rising order"),
     ],
 )

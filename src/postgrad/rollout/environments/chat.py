@@ -8,17 +8,19 @@ import json
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import RunError, UsageError
+from postgrad.core.media import MARK, image_store, size_of
 from postgrad.core.process import Handle, done
-from postgrad.core.records import EpisodeFailure, Prompt
-from postgrad.data.answer_spans import Unmarkable
-from postgrad.data.chat_format import Message
-from postgrad.data.templates import Unencodable, encode, render, turn_ends
+from postgrad.core.records import EpisodeFailure, PlacedImage, Prompt
+from postgrad.data.answer_spans import Rendered, Unmarkable
+from postgrad.data.chat_format import Message, parts_of
+from postgrad.data.images import content_of, images_in, with_image_texts
+from postgrad.data.templates import Unencodable, encode, prompts, turn_ends
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.environment import Observation, Step, at_once
 from postgrad.rollout.environments.base import (
@@ -33,6 +35,9 @@ from postgrad.rollout.environments.base import (
 from postgrad.rollout.environments.beside import SideBySide, Timed, at_once_replied
 from postgrad.rollout.settings import EnvironmentSettings
 
+if TYPE_CHECKING:
+    from postgrad.models.image_reader import ImageReader  # imports torch
+
 NOT_EXACT = (
     "the environment is not deterministic: another run, or one that is killed and resumed, does "
     "not have the same bits"
@@ -40,14 +45,20 @@ NOT_EXACT = (
 _QUESTION: Message = {"role": "user", "content": "?"}
 _TURN = "@turn@"  # stands for what the policy wrote
 _TOKENS: NDArray[np.int32] = np.zeros(0, np.int32)
+MOST_BYTES = 2**23  # of the file of an image in a reply, which may come from anywhere
+MOST_PIXELS = 2**24
 
 
 class Template:
     """Renders messages as a chat template writes them after an assistant's turn."""
 
-    def __init__(self, tokenizer: Any, variables: Mapping[str, Any]) -> None:
+    def __init__(
+        self, tokenizer: Any, variables: Mapping[str, Any], reader: "ImageReader | None" = None
+    ) -> None:
+        """reader: of a policy that reads images."""
         self._tokenizer = tokenizer
         self._variables = variables
+        self.reader = reader
         self._ends = turn_ends(tokenizer)
         added: Mapping[int, Any] = tokenizer.added_tokens_decoder
         special = {token_id for token_id, added_token in added.items() if added_token.special}
@@ -71,27 +82,33 @@ class Template:
         """
         return self._after(tuple(tuple(message.items()) for message in messages), closed)
 
+    def seen(
+        self, messages: Sequence[Message], *, closed: bool, before: int
+    ) -> tuple[NDArray[np.int32], tuple[PlacedImage, ...]]:
+        """As `after`, with the images of the messages among the tokens. before: images that the
+        conversation has already.
+        """
+        digests = images_in(messages)
+        if not digests:
+            return self.after(messages, closed=closed), ()
+        assert self.reader is not None  # it has read them
+        if self.reader.single and before + len(digests) > 1:
+            why = "this type of model makes other tokens of an image where a conversation has more"
+            raise _refused(messages, why)
+        tokens = self._tokens_after(tuple(tuple(m.items()) for m in messages), closed, before)
+        images = self.reader.placed(tokens, digests)
+        if images is None:
+            raise _refused(messages, "its tokens are not those of its images")
+        return tokens, images
+
     def _tokens_after(
-        self, messages: tuple[tuple[tuple[str, str], ...], ...], closed: bool
+        self, messages: tuple[tuple[tuple[str, Any], ...], ...], closed: bool, before: int = 0
     ) -> NDArray[np.int32]:
         replies = [dict(message) for message in messages]
-        turn: Message = {"role": "assistant", "content": _TURN}
         try:
-            text = render(
-                self._tokenizer,
-                [_QUESTION, turn, *replies],
-                generation=True,
-                variables=self._variables,
-            )
+            rest = self._rest(replies, before)
         except Unmarkable as error:
             raise _refused(replies, str(error)) from error
-        _, separator, rest = text.partition(_TURN)
-        for content in (
-            [message["content"].strip() for message in replies] if separator else [_TURN]
-        ):
-            escaped = json.dumps(content, ensure_ascii=False)[1:-1]  # as Llama 3 writes results
-            if not separator or (content not in rest and escaped not in rest):
-                raise _refused(replies, f"it drops the text {content[:60]!r}")
         end = self._ends.match(rest)
         mark = end[0] if end else ""
         try:
@@ -101,6 +118,29 @@ class Template:
             return self._ids(rest)[len(self._ids(mark)) :]
         except Unencodable as error:
             raise _refused(replies, f"the tokenizer cannot write it: {error}") from error
+
+    def _rest(self, replies: Sequence[Message], before: int) -> str:
+        """What the template writes behind the policy's words. before: images in the question, since
+        some templates number them. Raises Unmarkable.
+        """
+        question = _QUESTION
+        if before:
+            question = {"role": "user", "content": MARK * before, "images": [""] * before}
+        chat = [question, {"role": "assistant", "content": _TURN}, *replies]
+        (text,) = prompts(
+            self._tokenizer, [chat], variables=self._variables, parts=self.reader is not None
+        )
+        if isinstance(text, Unmarkable):
+            raise text
+        _, separator, rest = text.partition(_TURN)
+        pieces = [text for message in replies for text in message["content"].split(MARK)]
+        for piece in [text.strip() for text in pieces] if separator else [_TURN]:
+            escaped = json.dumps(piece, ensure_ascii=False)[1:-1]  # as Llama 3 writes results
+            if not separator or (piece not in rest and escaped not in rest):
+                raise Unmarkable(f"it drops the text {piece[:60]!r}")
+        if self.reader is None:
+            return rest
+        return with_image_texts([Rendered(rest, (), "")], replies, self.reader)[0].text
 
     def _ids(self, text: str) -> NDArray[np.int32]:
         return np.array(encode(self._tokenizer, [text])["input_ids"][0], np.int32)
@@ -129,14 +169,17 @@ class Dialogue:
 
     def reset(self, prompt: Prompt, sample: int) -> "_Episode":
         """A new episode around a new course of the environment."""
-        return _Episode(self, _started(self.chat, prompt, sample))
+        return _Episode(self, _started(self.chat, prompt, sample), len(prompt.images))
 
     def resume(
         self, prompt: Prompt, sample: int, recorded: Sequence[tuple[Completion, Observation]]
     ) -> "_Episode | None":
         """Environment.resume, where the chat environment can."""
         course = self.chat.resume(prompt, sample, [self.text(turn) for turn, _ in recorded])
-        return None if course is None else _Episode(self, course, len(recorded))
+        if course is None:
+            return None
+        shown = sum(len(observation.images) for _, observation in recorded)
+        return _Episode(self, course, len(prompt.images), len(recorded), shown)
 
     def text(self, response: Completion) -> str:
         """A turn of the policy as the environment reads it."""
@@ -169,10 +212,14 @@ def _started(chat: ChatEnvironment, prompt: Prompt, sample: int) -> Course:
 
 
 class _Episode:
-    def __init__(self, dialogue: Dialogue, course: Course, turns: int = 0) -> None:
+    def __init__(
+        self, dialogue: Dialogue, course: Course, asked: int, turns: int = 0, shown: int = 0
+    ) -> None:
+        """asked, shown: images of the prompt and of the replies so far."""
         self._dialogue = dialogue
         self._course = course
         self._turns = turns
+        self._asked, self._shown = asked, shown
         self._seconds = 0.0  # that replies have taken
 
     def step(self, response: Completion) -> Step:
@@ -211,23 +258,84 @@ class _Episode:
         if not isinstance(reply, EpisodeFailure) and (wrong := wrong_with(reply)) is not None:
             reply = EpisodeFailure("error", wrong)
         if isinstance(reply, EpisodeFailure):
-            self._close()
-            counts = {"turns": 1.0, "out_of_turns": 0.0}
-            return Observation(_TOKENS, done=True, counts=counts, failure=reply)
+            return self._failed(reply)
         last = not reply.done and self._turns == self._dialogue.settings.max_turns
         counts = {"turns": 1.0, "out_of_turns": float(last), **reply.counts}
         if last:
             self._close()
         if reply.done or last:
             return Observation(_TOKENS, done=True, reward=reply.reward, counts=counts)
-        seen = template.after(reply.messages, closed=template.closed(response.token_ids))
-        return Observation(seen, done=False, reward=reply.reward, counts=counts)
+        try:
+            room = self._dialogue.settings.max_images - self._shown
+            messages = with_images(reply.messages, template.reader, room)
+        except ValueError as error:
+            return self._failed(EpisodeFailure("error", f"its reply cannot be read: {error}"))
+        closed, before = template.closed(response.token_ids), self._asked + self._shown
+        seen, images = template.seen(messages, closed=closed, before=before)
+        self._shown += len(images)
+        return Observation(seen, done=False, reward=reply.reward, counts=counts, images=images)
+
+    def _failed(self, failure: EpisodeFailure) -> Observation:
+        self._close()
+        counts = {"turns": 1.0, "out_of_turns": 0.0}
+        return Observation(_TOKENS, done=True, counts=counts, failure=failure)
+
+
+def with_images(
+    messages: Sequence[Message], reader: "ImageReader | None", room: int
+) -> list[Message]:
+    """Messages of a reply with texts as contents, their images checked, kept, and named by hash.
+    They come from anywhere: a file that is large or broken, one that the model cannot read, more
+    than `room` of them, and a text that has the model's mark of an image are a ValueError.
+    """
+    read: list[Message] = []
+    for number, message in enumerate(messages):
+        content, sources = message["content"], list[Any]()
+        if not isinstance(content, str):
+            content, sources = parts_of(content, number)
+        if reader is not None:
+            for mark in {reader.placeholder, reader.token}:
+                if mark in content:
+                    raise ValueError(f"message {number} has {mark!r}, which stands for an image")
+        elif sources:
+            raise ValueError(f"message {number} has an image, and the policy reads text alone")
+        room -= len(sources)
+        if room < 0:
+            raise ValueError("its episode has more images than environment.max_images")
+        read.append({**message, "content": content})
+        if reader is not None and sources:
+            read[-1]["images"] = tuple(_kept(source, reader) for source in sources)
+    return read
+
+
+def _kept(source: Any, reader: "ImageReader") -> str:
+    """The hash of an image, which is in the run's store from now on."""
+    content = content_of(source, None)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"an image has {len(content)} bytes, and at most {MOST_BYTES} are read")
+    width, height = size_of(content)
+    if width * height > MOST_PIXELS:
+        raise ValueError(
+            f"an image has {width} x {height} pixels, and at most {MOST_PIXELS} are read"
+        )
+    digest = image_store().add(content)
+    try:
+        reader.text(digest)
+    except RunError:
+        raise
+    except Exception as error:  # of any type: a picture that the image processor does not expect
+        raise ValueError(f"an image of {width} x {height} pixels: {error}") from error
+    return digest
 
 
 def dialogue(
-    settings: EnvironmentSettings, tokenizer: Any, variables: Mapping[str, Any]
+    settings: EnvironmentSettings,
+    tokenizer: Any,
+    variables: Mapping[str, Any],
+    reader: "ImageReader | None" = None,
 ) -> Dialogue:
-    """The environment that `settings` name, for a tokenizer. variables: of template_call.
+    """The environment that `settings` name, for a tokenizer. variables: of template_call. reader:
+    of a policy that reads images.
 
     Raises UsageError where the chat template cannot write the environment's messages.
     """
@@ -238,8 +346,8 @@ def dialogue(
         text = tokenizer.get_chat_template(stated, chat_variables.get("tools"))
     except ValueError as error:
         raise UsageError(f"environment: the tokenizer has no chat template: {error}") from error
-    chat = chat.for_template(text)
-    template = Template(tokenizer, {**variables, **chat_variables})
+    chat = chat.for_template(text).for_policy(reads_images=reader is not None)
+    template = Template(tokenizer, {**variables, **chat_variables}, reader)
     template.after([{"role": chat.role, "content": "0"}], closed=True)  # refused here, if at all
     return Dialogue(chat, template, settings)
 

@@ -1,0 +1,133 @@
+"""Episodes of models that read images: whole runs of tiny models, with images in prompts and in the
+environment's replies.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from string import ascii_letters
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.image_directories import models, row
+from helpers.runs import lines, tensors
+from postgrad.observe.console import Console
+from postgrad.recipe.load import parse_recipe
+from postgrad.recipe.recipe import Recipe
+from postgrad.training.start import resume, train
+
+__all__ = ["models"]
+
+Make = Callable[..., Recipe]
+
+
+@pytest.fixture
+def make(tmp_path: Path, models: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> Make:
+    """A recipe of two steps, in which every turn ends with its first letter."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "rollout/environments"))
+    rows = [{**row(n, "yes", ((40, 16), (16, 24))[: 1 + n % 2]), "answer": "yes"} for n in range(5)]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    held_out = {**row(50, "no"), "answer": "no"}
+    (tmp_path / "held_out.jsonl").write_text(f"{json.dumps(held_out)}\n")
+
+    def recipe(kind: str, name: str = "run", **changes: Any) -> Recipe:
+        rollout = {"max_new_tokens": 30, "stop": [*ascii_letters], **changes.pop("rollout", {})}
+        return parse_recipe(
+            {
+                "job": "rl",
+                "run_dir": str(tmp_path / name),
+                "steps": 2,
+                "model": {"path": models(kind), "dtype": "float32"},
+                "data": {
+                    "path": str(tmp_path / "rows.jsonl"), "messages": "messages", "max_len": 600,
+                },
+                "eval": {"path": str(tmp_path / "held_out.jsonl"), "at_start": True},
+                "environment": {"type": "my_environments:Showing", "max_turns": 3},
+                "algorithm": {"type": "grpo", "correction": "tis"},
+                "batch": {"rollout_batch_size": 3, "n_samples_per_prompt": 3},
+                "rollout": rollout,
+                "learner": {"lr": 1e-2, "threads": 1},
+                "checkpoint": {"save_steps": 1},
+                **changes,
+            }
+        )  # fmt: skip
+
+    return recipe
+
+
+def shown_in(sample: dict[str, Any]) -> tuple[set[str], set[int]]:
+    """The hashes of the images of prompt and turns, and the tokens at which they stand."""
+    prompt = {"token_ids": sample["prompt_token_ids"], "images": sample["images"]}
+    placed = [(p, image) for p in (prompt, *sample["turns"]) for image in p.get("images", ())]
+    tokens = {
+        part["token_ids"][start + offset]
+        for part, image in placed
+        for start, length in image["runs"]
+        for offset in range(length)
+    }
+    return {image["sha256"] for _, image in placed}, tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl", "llava", "gemma3", "smolvlm"])
+@pytest.mark.parametrize("pictures", [0, 1, 9])
+def test_engine_and_learner_agree_on_turns_behind_images(
+    kind: str, pictures: int, make: Make, tmp_path: Path
+) -> None:
+    shows = {"type": "my_environments:Showing", "max_turns": 3, "pictures": pictures}
+    train(make(kind, environment=shows), Console())
+    run = tmp_path / "run"
+    metrics = lines(run / "metrics.jsonl")
+    for line in metrics:
+        assert line["sentinel/publish_difference"] < 1e-5
+        assert line["sentinel/prob_difference"] < 1e-5
+        assert line["environment/turns"] > 2
+    assert metrics[-1]["policy/grad_norm"] > 0
+    kept, compared = {file.name for file in (run / "images").iterdir()}, 0
+    for sample in lines(run / "samples.jsonl"):
+        shown = [len(turn.get("images", ())) for turn in sample["turns"]]
+        assert shown == [0, min(pictures, 1), 0, int(pictures > 1), 0][: len(shown)]
+        digests, tokens = shown_in(sample)
+        assert digests <= kept
+        assert len(tokens) == 1  # placeholders, all of them
+        for turn in sample["turns"]:
+            if "learner_logprobs" in turn:  # of a group that has something to learn from
+                compared += 1
+                np.testing.assert_allclose(turn["logprobs"], turn["learner_logprobs"], atol=2e-5)
+    assert compared
+    assert lines(run / "eval.jsonl")[0]["environment/turns"] > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "llava"])
+@pytest.mark.parametrize("world", ["Showing", "Wandering"])  # stepped again, recorded
+def test_a_run_that_resumes_in_the_middle_of_episodes_has_the_same_bits(
+    kind: str, world: str, make: Make, tmp_path: Path
+) -> None:
+    shows = {"type": f"my_environments:{world}", "max_turns": 4}
+    ahead = {"max_staleness": 1, "slots": 2}
+    train(make(kind, "whole", rollout=dict(ahead), environment=shows, steps=3), Console())
+    train(make(kind, "parted", rollout=dict(ahead), environment=shows, steps=1), Console())
+    turns = tensors(str(tmp_path / "parted"), 1)["pending/turns"][:, :2].tolist()
+    assert any(turns.count(place) > 1 for place in turns)  # in the middle of an episode
+    resume(tmp_path / "parted", ["--steps", "3"], (), Console())
+    whole, parted = (tensors(str(tmp_path / name), 3) for name in ("whole", "parted"))
+    assert whole.keys() == parted.keys()
+    assert all(torch.equal(whole[name], parted[name]) for name in whole)
+
+
+@pytest.mark.slow
+def test_a_replay_reads_the_images_of_turns_by_their_hashes(make: Make, tmp_path: Path) -> None:
+    train(make("qwen3_vl"), Console())
+    again = make(
+        "qwen3_vl",
+        "again",
+        rollout={"source": "replay", "replay_path": str(tmp_path / "run")},
+        eval={},
+    )
+    train(again, Console())
+    first, second = (tensors(str(tmp_path / name), 2) for name in ("run", "again"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
