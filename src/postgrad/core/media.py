@@ -3,8 +3,10 @@
 Rows, tickets and checkpoints name an image by that hash. Nothing is fetched from a network.
 """
 
+import base64
 import hashlib
 import io
+import re
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -19,6 +21,13 @@ MARK = "\ufffc"  # OBJECT REPLACEMENT CHARACTER: an image stands there in a text
 MOST_BYTES = 2**26  # of an image's file
 MOST_PIXELS = 2**26  # a file of some kilobytes may hold a picture of gigabytes
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+BEGINNINGS = {  # of files in these
+    "png": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "jpeg": re.compile(rb"\xff\xd8\xff"),
+    "webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
+    "gif": re.compile(rb"GIF8[79]a"),
+    "bmp": re.compile(rb"BM"),
+}
 ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # the tag of Exif; values that swap the sides
 NEEDED = "images are read with Pillow, which is not installed: pip install 'postgrad[images]'"
 
@@ -111,6 +120,17 @@ def images_in(store: ImageStore) -> Generator[None]:
         yield
     finally:
         _current = before
+
+
+def kind_of(content: bytes) -> str | None:
+    """The format of an image's file by its first bytes, "png" say; None for another one."""
+    return next((kind for kind, begins in BEGINNINGS.items() if begins.match(content)), None)
+
+
+def data_url(content: bytes) -> str:
+    """An image's file as an address of its own."""
+    data = base64.b64encode(content).decode()
+    return f"data:image/{kind_of(content) or 'png'};base64,{data}"
 
 
 def decoded(content: bytes) -> Any:

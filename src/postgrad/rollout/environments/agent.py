@@ -9,12 +9,11 @@ before, or talks on another branch, is told so, and its sample is a failure.
 """
 
 import asyncio
+import hashlib
 import importlib.util
 import inspect
 import json
 import math
-import secrets
-import socket
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -23,11 +22,14 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import PrivateAttr, field_validator
 
 from postgrad.core.errors import UsageError
+from postgrad.core.media import MARK, data_url, image_store
 from postgrad.core.records import Prompt
 from postgrad.core.text import resolve
-from postgrad.core.untrusted import parse_json
-from postgrad.data.chat_format import Message
+from postgrad.data.chat_format import IMAGE_PARTS, Message, parts_of
+from postgrad.data.images import content_of
+from postgrad.models.rendering import in_parts
 from postgrad.rollout.environments.base import ChatEnvironment, Course, Reply, StepFailed
+from postgrad.rollout.environments.desk import MODEL, Desk
 from postgrad.rollout.environments.tool_calls import (
     Call,
     ToolFormat,
@@ -37,11 +39,7 @@ from postgrad.rollout.environments.tool_calls import (
 )
 from postgrad.rollout.environments.workers import FunctionWorkers
 
-MODEL = "policy"  # what agents may call it; any name is taken
-_HOST = "127.0.0.1"
-_MOST_BYTES = 2**24  # of a request
 Ended = tuple[Any, Mapping[str, float]]  # how a sample ended: its reward or None, what is counted
-_NOT_DONE = ("stream", "logprobs", "top_logprobs")  # options of a request that are refused
 
 
 class Conversed(ChatEnvironment):
@@ -181,12 +179,13 @@ class _Conversation:
         self._row = {
             "question": prompt.question,
             "answer": prompt.answer,
-            "messages": [dict(message) for message in prompt.messages],
+            "messages": [_sent(message) for message in prompt.messages],
             **prompt.metadata,
         }
         self._said: list[dict[str, Any]] = [_plain(message) for message in prompt.messages]
         self._agent: asyncio.Task[Ended] | None = None
-        self._asked: asyncio.Queue[list[dict[str, Any]]] = asyncio.Queue()
+        # Of each request the messages in one form, and as they came.
+        self._asked: asyncio.Queue[tuple[list[dict[str, Any]], list[Any]]] = asyncio.Queue()
         self._answer: asyncio.Future[dict[str, Any]] | None = None  # of the request that waits
         self._turns = 0  # of the policy
 
@@ -222,9 +221,10 @@ class _Conversation:
         """
         if self._answer is not None:
             raise ValueError("a request of this sample is already open: ask one after the other")
+        messages = [_plain(message) for message in body["messages"]]
         self._answer = asyncio.get_running_loop().create_future()
         answer = self._answer
-        await self._asked.put([_plain(message) for message in body["messages"]])
+        await self._asked.put((messages, body["messages"]))
         return await answer
 
     async def _next(self) -> list[Message] | None:
@@ -236,14 +236,14 @@ class _Conversation:
             if not asking.done():
                 self._agent.result()  # raises what the agent raised
                 return None
-            return self._added(asking.result())
+            return self._added(*asking.result())
         except BaseException:
             self.close()
             raise
         finally:
             asking.cancel()
 
-    def _added(self, messages: list[dict[str, Any]]) -> list[Message]:
+    def _added(self, messages: list[dict[str, Any]], sent: list[Any]) -> list[Message]:
         for place, message in enumerate(self._said):
             if place >= len(messages) or messages[place] != message:
                 has = json.dumps(messages[place])[:200] if place < len(messages) else "nothing"
@@ -257,8 +257,12 @@ class _Conversation:
             raise StepFailed("error", "the agent's first request is not the row's messages alone")
         if self._turns and (not new or any(m["role"] == "assistant" for m in new)):
             raise StepFailed("error", "the agent's request adds no messages of its own to the last")
+        before = len(self._said)
         self._said += new
-        return [{"role": m["role"], "content": m["content"]} for m in new]
+        return [  # parts are read, and images kept, as those of any reply
+            {"role": m["role"], "content": raw["content"] if "images" in m else m["content"]}
+            for m, raw in zip(new, sent[before:], strict=True)
+        ]
 
     def _message(self, text: str) -> dict[str, Any]:
         """A turn of the policy as an assistant's message of OpenAI's interface."""
@@ -282,100 +286,40 @@ class _Conversation:
         }
 
 
-class Desk:
-    """The server: where an agent's key says which sample it speaks for."""
-
-    def __init__(self) -> None:
-        self.url = ""
-        self._seats: dict[str, _Conversation] = {}
-
-    @asynccontextmanager
-    async def open(self) -> AsyncGenerator[None]:
-        """Serves on a free port of this machine."""
-        import uvicorn  # an extra
-        from starlette.applications import Starlette
-        from starlette.routing import Route
-
-        app = Starlette(routes=[Route("/v1/chat/completions", self._complete, methods=["POST"])])
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
-        server = uvicorn.Server(config)
-        with socket.socket() as listening:
-            listening.bind((_HOST, 0))
-            self.url = f"http://{_HOST}:{listening.getsockname()[1]}/v1"
-            serving = asyncio.create_task(server.serve(sockets=[listening]))
-            try:
-                yield
-            finally:
-                server.should_exit = server.force_exit = True
-                with suppress(asyncio.CancelledError):
-                    await serving
-
-    def seat(self, conversation: _Conversation) -> "_Seat":
-        """A key for a sample, while its agent runs."""
-        return _Seat(self._seats, conversation)
-
-    async def _complete(self, request: Any) -> Any:
-        from starlette.responses import JSONResponse
-
-        kind, _, key = request.headers.get("authorization", "").partition(" ")
-        conversation = self._seats.get(key) if kind.lower() == "bearer" else None
-        if conversation is None:
-            return JSONResponse(_error("this key is of no sample that is being played"), 401)
-        try:
-            message = await conversation.ask(await _body(request))
-        except ValueError as error:
-            return JSONResponse(_error(str(error)), 400)
-        reason = "tool_calls" if "tool_calls" in message else "stop"
-        choice = {"index": 0, "message": message, "finish_reason": reason}
-        about = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion"}
-        return JSONResponse({**about, "created": 0, "model": MODEL, "choices": [choice]})
-
-
-class _Seat:
-    def __init__(self, seats: dict[str, _Conversation], conversation: _Conversation) -> None:
-        self._seats, self._conversation = seats, conversation
-        self._key = secrets.token_urlsafe(24)
-
-    def __enter__(self) -> str:
-        self._seats[self._key] = self._conversation
-        return self._key
-
-    def __exit__(self, *error: object) -> None:
-        del self._seats[self._key]
-
-
-async def _body(request: Any) -> dict[str, Any]:
-    """The checked JSON of a request. Raises ValueError where it cannot be answered."""
-    raw = bytearray()
-    async for chunk in request.stream():
-        raw += chunk
-        if len(raw) > _MOST_BYTES:
-            raise ValueError(f"a request has at most {_MOST_BYTES} bytes")
-    body = parse_json(bytes(raw))
-    if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
-        raise ValueError("a request is an object with messages")
-    for name in _NOT_DONE:
-        if body.get(name):
-            raise ValueError(f"{name!r} is not possible here")
-    if body.get("n", 1) != 1:
-        raise ValueError("n = 1 is the only number of answers here")
-    if not all(isinstance(message, dict) for message in body["messages"]):
-        raise ValueError("messages are objects")
-    return body
-
-
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Role, text and calls of a message, in one form whoever wrote it."""
-    content = message.get("content")
+    """Role, text, images by their hashes, and calls of a message, in one form whoever wrote it.
+    Raises ValueError for an image that cannot be read.
+    """
+    content, images = message.get("content"), list(message.get("images", ()))
     if isinstance(content, Sequence) and not isinstance(content, str):
+        parts = [part for part in content if isinstance(part, Mapping)]
         content = "".join(
-            str(part.get("text", "")) for part in content if isinstance(part, Mapping)
+            MARK if part.get("type") in IMAGE_PARTS else str(part.get("text", "")) for part in parts
         )
+        shown = [part for part in parts if part.get("type") in IMAGE_PARTS]
+        sources = parts_of(shown, 0)[1]
+        images = [hashlib.sha256(content_of(source, None)).hexdigest() for source in sources]
     plain: dict[str, Any] = {"role": str(message.get("role")), "content": content or ""}
+    if images:
+        plain["images"] = images
     calls = message.get("tool_calls") or ()
     if calls:
         plain["calls"] = [_called(call) for call in calls]
     return plain
+
+
+def _sent(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message of a row as an agent gets it: images are parts of OpenAI's interface."""
+    if "images" not in message:
+        return dict(message)
+    sent, parts = in_parts(message), list[dict[str, Any]]()
+    images = iter(message["images"])
+    for part in sent["content"]:
+        if part["type"] == "image":
+            data = data_url(image_store().read(next(images)))
+            part = {"type": "image_url", "image_url": {"url": data}}
+        parts.append(part)
+    return sent | {"content": parts}
 
 
 def _called(call: Any) -> list[Any]:
@@ -385,7 +329,3 @@ def _called(call: Any) -> list[Any]:
     with suppress(ValueError, TypeError):
         arguments = json.loads(arguments)
     return [function.get("name"), arguments]
-
-
-def _error(message: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": "invalid_request_error"}}
