@@ -1,6 +1,7 @@
 """Environments and tools as a user would write them."""
 
 import asyncio
+import base64
 import io
 import os
 import time
@@ -201,3 +202,27 @@ class Wandering(Showing):
         shown = _Shown(self)
         shown.replies = len(turns)
         return shown
+
+
+class Saying(ChatEnvironment):
+    """Replies with messages that a test has set."""
+
+    messages: ClassVar[tuple] = ()
+
+    def start(self, prompt, sample):
+        return self
+
+    def step(self, text):
+        return Reply(type(self).messages)
+
+
+def draws(colour: int, times: int = 1) -> list:
+    """Draws squares.
+
+    Args:
+        colour: Their colour.
+        times: How many.
+    """
+    image = base64.b64encode(square(colour)).decode()
+    parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}]
+    return [{"type": "text", "text": f"colour {colour}: "}, *parts * times]

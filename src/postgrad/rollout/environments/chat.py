@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.core.media import MARK, image_store, size_of
+from postgrad.core.media import MARK, image_store
 from postgrad.core.process import Handle, done
 from postgrad.core.records import EpisodeFailure, PlacedImage, Prompt
 from postgrad.data.answer_spans import Rendered, Unmarkable
@@ -45,8 +45,7 @@ NOT_EXACT = (
 _QUESTION: Message = {"role": "user", "content": "?"}
 _TURN = "@turn@"  # stands for what the policy wrote
 _TOKENS: NDArray[np.int32] = np.zeros(0, np.int32)
-MOST_BYTES = 2**23  # of the file of an image in a reply, which may come from anywhere
-MOST_PIXELS = 2**24
+IMAGE_LIMITS = 2**23, 2**24  # bytes and pixels of an image in a reply, which comes from anywhere
 
 
 class Template:
@@ -310,21 +309,13 @@ def with_images(
 
 def _kept(source: Any, reader: "ImageReader") -> str:
     """The hash of an image, which is in the run's store from now on."""
-    content = content_of(source, None)
-    if len(content) > MOST_BYTES:
-        raise ValueError(f"an image has {len(content)} bytes, and at most {MOST_BYTES} are read")
-    width, height = size_of(content)
-    if width * height > MOST_PIXELS:
-        raise ValueError(
-            f"an image has {width} x {height} pixels, and at most {MOST_PIXELS} are read"
-        )
-    digest = image_store().add(content)
+    digest = image_store().add(content_of(source, None), IMAGE_LIMITS)
     try:
         reader.text(digest)
     except RunError:
         raise
     except Exception as error:  # of any type: a picture that the image processor does not expect
-        raise ValueError(f"an image of {width} x {height} pixels: {error}") from error
+        raise ValueError(str(error)) from error
     return digest
 
 
