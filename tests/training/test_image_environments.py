@@ -17,6 +17,8 @@ from helpers.runs import lines, tensors
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.recipe.recipe import Recipe
+from postgrad.tools.evaluate import evaluate
+from postgrad.tools.generate import Extent, generate
 from postgrad.training.start import resume, train
 
 __all__ = ["models"]
@@ -71,9 +73,15 @@ def shown_in(sample: dict[str, Any]) -> tuple[set[str], set[int]]:
     return {image["sha256"] for _, image in placed}, tokens
 
 
+# Images of prompts alone (0), and of the first or every reply.
+CASES = [("qwen2_5_vl", 0), ("qwen2_5_vl", 9), ("qwen3_vl", 1), ("llava", 9)]
+LONG = [("llava", 0), ("gemma3", 9), ("smolvlm", 9), ("qwen3_vl", 9)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl", "llava", "gemma3", "smolvlm"])
-@pytest.mark.parametrize("pictures", [0, 1, 9])
+@pytest.mark.parametrize(
+    ("kind", "pictures"), [*CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in LONG)]
+)
 def test_engine_and_learner_agree_on_turns_behind_images(
     kind: str, pictures: int, make: Make, tmp_path: Path
 ) -> None:
@@ -102,8 +110,14 @@ def test_engine_and_learner_agree_on_turns_behind_images(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", "llava"])
-@pytest.mark.parametrize("world", ["Showing", "Wandering"])  # stepped again, recorded
+@pytest.mark.parametrize(
+    ("kind", "world"),
+    [
+        ("qwen2_5_vl", "Showing"),  # is stepped again
+        ("qwen2_5_vl", "Wandering"),  # its replies are recorded
+        pytest.param("llava", "Wandering", marks=pytest.mark.long),
+    ],
+)
 def test_a_run_that_resumes_in_the_middle_of_episodes_has_the_same_bits(
     kind: str, world: str, make: Make, tmp_path: Path
 ) -> None:
@@ -131,3 +145,33 @@ def test_a_replay_reads_the_images_of_turns_by_their_hashes(make: Make, tmp_path
     train(again, Console())
     first, second = (tensors(str(tmp_path / name), 2) for name in ("run", "again"))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.slow
+def test_a_game_is_played_behind_the_picture_of_its_row(make: Make, tmp_path: Path) -> None:
+    game = {"low": 10, "high": 40, "secret": 17}
+    shown = [{**row(n, "17"), "answer": "17", **game} for n in range(3)]
+    (tmp_path / "games.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in shown))
+    data = {"path": str(tmp_path / "games.jsonl"), "messages": "messages", "max_len": 500}
+    plays = {"type": "guess_number", "max_turns": 3, "miss_reward": -0.1}
+    changed: dict[str, Any] = {"data": data, "environment": plays, "eval": {}, "steps": 1}
+    scores = {"rewards": [{"type": "tiny_rewards:looks"}], "scoring": {"workers": 1}}
+    train(make("qwen2_5_vl", **changed, **scores), Console())
+    (metrics,) = lines(tmp_path / "run" / "metrics.jsonl")
+    assert metrics["environment/turns"] > 2
+    assert metrics["sentinel/prob_difference"] < 1e-5
+    replies = [turn for s in lines(tmp_path / "run" / "samples.jsonl") for turn in s["turns"][1::2]]
+    assert replies
+    assert all("invalid, from 10 to 40" in turn["text"] for turn in replies)
+
+
+@pytest.mark.slow
+def test_eval_and_generate_play_episodes_with_images(
+    make: Make, models: Callable[[str], str], tmp_path: Path
+) -> None:
+    recipe = make("qwen2_5_vl")
+    report = evaluate(recipe, models("qwen2_5_vl"), Console())
+    assert (report["rows"], report["failed"]) == (1, 0)
+    generated = generate(recipe, tmp_path / "to", Console(), Extent(samples=2))
+    samples = [sample for group in generated.groups(tmp_path / "all.jsonl") for sample in group]
+    assert any(len(sample.get("turns", ())) > 1 for sample in samples)
