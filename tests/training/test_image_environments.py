@@ -29,7 +29,7 @@ Make = Callable[..., Recipe]
 @pytest.fixture
 def make(tmp_path: Path, models: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> Make:
     """A recipe of two steps, in which every turn ends with its first letter."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "rollout/environments"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "helpers"))
     rows = [{**row(n, "yes", ((40, 16), (16, 24))[: 1 + n % 2]), "answer": "yes"} for n in range(5)]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
     held_out = {**row(50, "no"), "answer": "no"}
@@ -47,7 +47,7 @@ def make(tmp_path: Path, models: Callable[[str], str], monkeypatch: pytest.Monke
                     "path": str(tmp_path / "rows.jsonl"), "messages": "messages", "max_len": 600,
                 },
                 "eval": {"path": str(tmp_path / "held_out.jsonl"), "at_start": True},
-                "environment": {"type": "my_environments:Showing", "max_turns": 3},
+                "environment": {"type": "showing:Showing", "max_turns": 3},
                 "algorithm": {"type": "grpo", "correction": "tis"},
                 "batch": {"rollout_batch_size": 3, "n_samples_per_prompt": 3},
                 "rollout": rollout,
@@ -85,7 +85,7 @@ LONG = [("llava", 0), ("gemma3", 9), ("smolvlm", 9), ("qwen3_vl", 9)]
 def test_engine_and_learner_agree_on_turns_behind_images(
     kind: str, pictures: int, make: Make, tmp_path: Path
 ) -> None:
-    shows = {"type": "my_environments:Showing", "max_turns": 3, "pictures": pictures}
+    shows = {"type": "showing:Showing", "max_turns": 3, "pictures": pictures}
     train(make(kind, environment=shows), Console())
     run = tmp_path / "run"
     metrics = lines(run / "metrics.jsonl")
@@ -121,7 +121,7 @@ def test_engine_and_learner_agree_on_turns_behind_images(
 def test_a_run_that_resumes_in_the_middle_of_episodes_has_the_same_bits(
     kind: str, world: str, make: Make, tmp_path: Path
 ) -> None:
-    shows = {"type": f"my_environments:{world}", "max_turns": 4}
+    shows = {"type": f"showing:{world}", "max_turns": 4}
     ahead = {"max_staleness": 1, "slots": 2}
     train(make(kind, "whole", rollout=dict(ahead), environment=shows, steps=3), Console())
     train(make(kind, "parted", rollout=dict(ahead), environment=shows, steps=1), Console())

@@ -62,10 +62,10 @@ def test_vllm_samples_behind_images_with_the_learners_logprobs(kind: str, tmp_pa
 def test_vllm_plays_episodes_with_images_in_prompts_and_replies(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "rollout/environments"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "helpers"))
     model = write_model(kind, tmp_path / "model", widened)
     plain = recipe(tmp_path, model, max_new_tokens=30, stop=[*ascii_letters]).dump()
-    shows = {"type": "my_environments:Showing", "max_turns": 3}
+    shows = {"type": "showing:Showing", "max_turns": 3}
     changed = {"environment": shows, "rewards": [], "steps": 2}
     changed["data"] = {"path": plain["data"]["path"], "messages": "messages", "max_len": 500}
     train(parse_recipe(plain | changed), Console())

@@ -158,52 +158,6 @@ class Awaiting(ChatEnvironment):
         return Reply((({"role": "user", "content": text}),), reward=1.0)
 
 
-def square(colour: int, side: int = 16) -> bytes:
-    """A PNG of one colour."""
-    file = io.BytesIO()
-    Image.new("RGB", (side, side), (colour % 256, 7 * colour % 256, 90)).save(file, "PNG")
-    return file.getvalue()
-
-
-class Showing(ChatEnvironment):
-    """Shows a picture whose colour follows from what it heard, in `pictures` of its replies, and
-    rewards letters of the first half.
-    """
-
-    pictures: int = 9
-    side: int = 16
-
-    def start(self, prompt, sample):
-        return _Shown(self)
-
-
-class _Shown:
-    def __init__(self, rules):
-        self.rules = rules
-        self.replies = 0
-
-    def step(self, text):
-        self.replies += 1
-        content = f"{self.replies} so {len(text)}? "
-        if self.replies <= self.rules.pictures:
-            image = square(sum(map(ord, text)), self.rules.side)
-            parts = [{"type": "text", "text": content}, {"type": "image", "image": image}]
-            content = [*parts, {"type": "text", "text": "and?"}]
-        reward = sum(letter in text for letter in "abcdefghijklm")
-        return Reply(({"role": "user", "content": content},), reward=reward)
-
-
-class Wandering(Showing):
-    """The same, which says of itself that it may not be stepped again."""
-
-    deterministic: ClassVar[bool] = False
-
-    def resume(self, prompt, sample, turns):
-        shown = _Shown(self)
-        shown.replies = len(turns)
-        return shown
-
-
 class Saying(ChatEnvironment):
     """Replies with messages that a test has set."""
 
@@ -223,6 +177,8 @@ def draws(colour: int, times: int = 1) -> list:
         colour: Their colour.
         times: How many.
     """
-    image = base64.b64encode(square(colour)).decode()
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16), (colour, 2 * colour, 90)).save(file, "PNG")
+    image = base64.b64encode(file.getvalue()).decode()
     parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}]
     return [{"type": "text", "text": f"colour {colour}: "}, *parts * times]

@@ -189,20 +189,29 @@ def test_the_images_of_all_replies_of_an_episode_count(monkeypatch, models):
 
 
 def test_an_episode_that_goes_on_counts_the_images_that_it_has_shown(monkeypatch, models):
-    from my_environments import Wandering
-
     tokenizer, reader = reads(models)
     settings = EnvironmentSettings.model_validate(
-        {"type": "my_environments:Wandering", "max_images": 2}
+        {"type": "helpers.showing:Wandering", "max_images": 2}
     )
     world = dialogue(settings, tokenizer, {}, reader)
-    assert isinstance(world.chat, Wandering)
     episode, recorded = world.reset(PROMPT, 0), []
     for number in range(2):
         said = turn(tokenizer, "a", number)
         recorded.append((said, episode.step(said).result()))
     goes_on = world.resume(PROMPT, 0, recorded)
     assert "max_images" in goes_on.step(turn(tokenizer, "a", 2)).result().failure.message
+
+
+def test_texts_of_images_are_kept_for_the_newest_alone(monkeypatch, models):
+    tokenizer, reader = reads(models)
+    monkeypatch.setattr(chat, "KNOWN_IMAGES", 2)
+    message = {"role": "user", "content": parts(*(picture(n, 16, 16) for n in range(3)))}
+    episode = replied(monkeypatch, tokenizer, reader, message)
+    first = episode.step(turn(tokenizer, "a")).result()
+    assert list(reader._texts) == [image.digest for image in first.images[1:]]
+    again = episode.step(turn(tokenizer, "a", 1)).result()  # one has to be read again
+    assert again.token_ids.tolist() == first.token_ids.tolist()
+    assert len(reader._texts) == 2
 
 
 def test_a_policy_of_text_alone_is_shown_no_image(monkeypatch, models):

@@ -45,6 +45,7 @@ NOT_EXACT = (
 _QUESTION: Message = {"role": "user", "content": "?"}
 _TURN = "@turn@"  # stands for what the policy wrote
 _TOKENS: NDArray[np.int32] = np.zeros(0, np.int32)
+KNOWN_IMAGES = 256  # of replies, whose texts are kept: a run may see any number
 IMAGE_LIMITS = 2**23, 2**24  # bytes and pixels of an image in a reply, which comes from anywhere
 
 
@@ -58,6 +59,7 @@ class Template:
         self._tokenizer = tokenizer
         self._variables = variables
         self.reader = reader
+        self._shown: dict[str, None] = {}  # hashes of images of replies, the oldest first
         self._ends = turn_ends(tokenizer)
         added: Mapping[int, Any] = tokenizer.added_tokens_decoder
         special = {token_id for token_id, added_token in added.items() if added_token.special}
@@ -98,6 +100,10 @@ class Template:
         images = self.reader.placed(tokens, digests)
         if images is None:
             raise _refused(messages, "its tokens are not those of its images")
+        self._shown |= dict.fromkeys(digests)
+        for oldest in list(self._shown)[:-KNOWN_IMAGES]:
+            del self._shown[oldest]
+            self.reader.forget(oldest)
         return tokens, images
 
     def _tokens_after(
