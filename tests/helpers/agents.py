@@ -1,6 +1,7 @@
 """Agents as a user would write them: they know OpenAI's interface and nothing else."""
 
 import asyncio
+import base64
 import json
 import urllib.request
 
@@ -84,3 +85,22 @@ def answers_another_call(base_url, api_key, model, row):
     messages.append(ask(base_url, api_key, messages)["message"])
     messages.append({"role": "tool", "tool_call_id": "other", "content": "7"})
     ask(base_url, api_key, messages)
+
+
+def looks(base_url, api_key, model, row):
+    """Shows the policy the image of its row again."""
+    messages = list(row["messages"])
+    image = messages[0]["content"][1]
+    said = ask(base_url, api_key, messages)["message"]
+    again = {"role": "user", "content": [{"type": "text", "text": "again "}, image]}
+    ask(base_url, api_key, [*messages, said, again])
+
+
+def looks_elsewhere(base_url, api_key, model, row):
+    """Asks about another image than that of its row."""
+    (message,) = row["messages"]
+    other = base64.b64encode(b"another file").decode()
+    url = {"url": f"data:image/png;base64,{other}"}
+    image = {"type": "image_url", "image_url": url}
+    first, _, last = message["content"]
+    ask(base_url, api_key, [{**message, "content": [first, image, last]}])

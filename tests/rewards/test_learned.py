@@ -80,6 +80,19 @@ def test_it_sees_the_images_of_the_prompt(make_prompt, ending, tmp_path):
     assert learned.shown == [[(image,), (image,)]]
 
 
+def test_it_sees_the_images_of_replies(make_prompt, ending, tmp_path):
+    learned = FakeLearned()
+    with images_kept_in(tmp_path), scorer_of(learned) as scorer:
+        prompt = make_prompt()
+        image = PlacedImage(image_store().add(picture(1, 8, 8)), np.array([0]))
+        (sample,) = ending(3)
+        said, reply, last = sample.turns
+        shown = replace(sample, turns=(said, replace(reply, images=(image,)), last))
+        scorer.score([(prompt, [shown])])
+    ((seen,),) = learned.shown[0]
+    assert (seen.digest, seen.at.tolist()) == (image.digest, [len(prompt.token_ids) + 2])
+
+
 def test_it_is_mixed_with_verifiers_as_any_component(make_prompt, ending):
     gsm8k = RewardSettings(type="gsm8k", weight=10.0)
     longer = RewardSettings(type="overlong", buffer=2, max_new_tokens=3, multiply=True)

@@ -11,7 +11,7 @@ import pytest
 from helpers.rollouts import Chosen, Numbers, Ticking, Words
 from postgrad.core.errors import RunError
 from postgrad.core.process import done
-from postgrad.core.records import EpisodeFailure, Experts, FinishReason, Prompt
+from postgrad.core.records import EpisodeFailure, Experts, FinishReason, PlacedImage, Prompt
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.environment import (
     Drawing,
@@ -119,6 +119,24 @@ def test_without_the_record_an_environment_that_is_not_deterministic_is_never_st
         back(arrays, Dice(500))
 
 
+def test_images_that_were_shown_come_back_by_their_hashes():
+    image = PlacedImage("ab" * 32, np.array([1, 2]), (2, 1))
+    drawing = Drawing(3, SAMPLING, 0, Environments({None: Dice(10)}))
+    group = OpenGroup(Numbers(100).draw(0, 0), drawing)
+    turn = np.array([5, 6], np.int32), np.array([-0.5, -0.25], np.float32)
+    group.samples[1].take(Completion(0, 1, 0, *turn, "stop", ((0, 2),), ""))
+    shown = Observation(np.array([7, 90, 90], np.int32), done=False, images=(image,))
+    request = group.samples[1].observe(shown)
+    again, _ = back(to_arrays({0: group}, {0: 0}), Dice(500))
+    for asked in (request, again.samples[1].request):
+        assert asked is not None
+        (placed,) = asked.images
+        before = len(group.prompt.token_ids) + 2
+        assert (placed.digest, placed.at.tolist()) == ("ab" * 32, [before + 1, before + 2])
+        assert asked.token_ids[placed.at].tolist() == [90, 90]
+        assert placed.grid == (2, 1)
+
+
 @pytest.mark.parametrize("end", ["stop", "length", "dead_end"])
 def test_how_a_sample_ended_comes_back_with_it(end: FinishReason) -> None:
     """Of a group whose other samples are under way."""
@@ -142,6 +160,11 @@ def test_how_a_sample_ended_comes_back_with_it(end: FinishReason) -> None:
         (b"[]", "fewer replies"),
         (b'[{"token_ids": ["a"]}]', "cannot be read"),
         (b"[[1], 2]", "cannot be read"),
+        (
+            b'[{"token_ids": [1], "done": true, "reward": 0, "counts": {}, "failure": null, '
+            b'"images": [{"sha256": "../a", "runs": [[0, 1]], "grid": null, "mutual": false}]}]',
+            "no SHA-256",
+        ),
     ],
 )
 def test_replies_that_are_none_are_refused(text, why):

@@ -184,13 +184,36 @@ def test_images_come_back_by_hash_and_place():
     assert "images" not in lines_of(two_samples())[0]
 
 
+def test_images_of_a_turn_come_back_among_its_tokens():
+    image = PlacedImage("cd" * 32, np.array([1, 2]), (1, 2))
+    silent = np.zeros(4, np.float32)
+    shown = Turn("environment", np.array([8, 9, 9, 8], np.int32), silent, images=(image,))
+    said = policy_turn([5, 6], [-0.1, -2.5])
+    group = with_images()
+    rollout = Rollout(7, 0, (said, shown, said), "stop", ((3, 4),), "two")
+    lines = lines_of(replace(group, rollouts=(rollout, *group.rollouts[1:])))
+    assert [turn.get("images", []) for turn in lines[0]["turns"]] == [
+        [], [{"sha256": "cd" * 32, "runs": [[1, 2]], "grid": [1, 2], "mutual": False}], [],
+    ]  # fmt: skip
+    again = group_from_lines(lines)
+    (first, *_), (back,) = again.rollouts, again.rollouts[0].turns[1].images
+    assert (back.digest, back.at.tolist(), back.grid) == ("cd" * 32, [1, 2], (1, 2))
+    before = len(group.prompt.token_ids) + 2
+    assert [i.at.tolist() for i in first.images_behind(again.prompt)] == [
+        *(i.at.tolist() for i in group.prompt.images), [before + 1, before + 2],
+    ]  # fmt: skip
+    lines[0]["turns"][1]["images"] *= 2
+    with pytest.raises(ValueError, match="one behind the other"):
+        group_from_lines(lines)
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
         ({"sha256": "../../secret"}, "no SHA-256"),
         ({"sha256": "AB" * 32}, "no SHA-256"),
-        ({"runs": [[0, 10**12]]}, "more tokens than its prompt"),
-        ({"runs": [[11, 2]]}, "tokens of its prompt"),
+        ({"runs": [[0, 10**12]]}, "more tokens than its text"),
+        ({"runs": [[11, 2]]}, "tokens of its text"),
         ({"runs": [[4, 1], [2, 1]]}, "rising order"),
     ],
 )

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from string import ascii_letters
 from typing import Any
 
 import pytest
@@ -60,8 +61,8 @@ def test_two_ranks_have_the_weights_of_one_process(
 
 @pytest.fixture
 def reinforced(tmp_path: Path, models: Callable[[str], str]) -> Callable[..., Path]:
-    """reinforced(name, ranked, steps): runs RL with a critic and a reference; its directory.
-    ranked: on two ranks, with two rollout workers.
+    """reinforced(name, ranked, steps, ...): runs RL with a critic and a reference; its directory.
+    ranked: on two ranks, with two rollout workers. More are sections of the recipe.
     """
     shown = [{**row(n, "yes", ((16, 16), (24, 16))[: 1 + n % 2]), "answer": "yes"} for n in (1, 2)]
     text = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
@@ -70,7 +71,7 @@ def reinforced(tmp_path: Path, models: Callable[[str], str]) -> Callable[..., Pa
     held_out = {**row(9, "no"), "answer": "no"}
     (tmp_path / "held_out.jsonl").write_text(f"{json.dumps(held_out)}\n")
 
-    def run(name: str, *, ranked: bool, steps: int = 2) -> Path:
+    def run(name: str, *, ranked: bool, steps: int = 2, **sections: Any) -> Path:
         table = {"lr": 1e-2, "eps": 1e-6}
         ranks = {"ranks": 2, "sharding": "zero2"} if ranked else {}
         raw = {
@@ -90,7 +91,7 @@ def reinforced(tmp_path: Path, models: Callable[[str], str]) -> Callable[..., Pa
             "checkpoint": {"save_steps": 1},
             "cluster": {**CLUSTER, "rollout": {"workers": 2}} if ranked else {},
         }
-        train(parse_recipe(raw), Console())
+        train(parse_recipe(raw | sections), Console())
         return tmp_path / name
 
     return run
@@ -141,3 +142,25 @@ def test_rollout_workers_sample_from_images_and_one_that_is_killed_changes_no_bi
     again = weights(lossy)
     assert all(torch.equal(second[name], again[name]) for name in second)
     assert timeless(whole / "samples.jsonl") == timeless(lossy / "samples.jsonl")
+
+
+def test_workers_and_ranks_read_the_images_of_replies(
+    reinforced: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "helpers"))
+    sections: dict[str, Any] = {
+        "environment": {"type": "showing:Showing", "max_turns": 3},
+        "rollout": {"max_new_tokens": 20, "stop": [*ascii_letters]},
+        "data": {"path": str(tmp_path / "rows.jsonl"), "messages": "messages", "max_len": 400},
+    }
+    alone, whole = (
+        reinforced(name, ranked=name == "whole", **sections) for name in ("alone", "whole")
+    )
+    first, second = map(weights, (alone, whole))
+    assert distance("", second, first) < 1e-4
+    said = [
+        [[turn["token_ids"] for turn in line["turns"]] for line in lines(folder / "samples.jsonl")]
+        for folder in (alone, whole)
+    ]
+    assert said[0] == said[1]
+    assert any(turn.get("images") for s in lines(whole / "samples.jsonl") for turn in s["turns"])

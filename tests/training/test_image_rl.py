@@ -228,22 +228,6 @@ def test_eval_and_generate_answer_behind_images(
     assert answered < {file.name for file in (tmp_path / "to" / "images").iterdir()}
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"environment": {"type": "guess_number"}},
-            r"\[environment\] does not support such models",
-        ),
-    ],
-)
-def test_what_is_not_supported_yet_is_refused_by_name(
-    changes: dict[str, Any], message: str, make: Make
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        train(make("smolvlm", **changes), Console())
-
-
 def test_a_prompt_that_a_cut_would_leave_half_an_image_is_dropped(
     make: Make, tmp_path: Path
 ) -> None:

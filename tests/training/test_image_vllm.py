@@ -5,6 +5,7 @@ every publish.
 import os
 import subprocess
 from pathlib import Path
+from string import ascii_letters
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from helpers.image_directories import write_model
 from helpers.runs import lines
 from postgrad.observe.console import Console
+from postgrad.recipe.load import parse_recipe
 from postgrad.rollout.vllm.process import VARIABLE
 from postgrad.training.start import train
 from rollout.vllm.test_images import recipe
@@ -54,3 +56,23 @@ def test_vllm_samples_behind_images_with_the_learners_logprobs(kind: str, tmp_pa
         assert line["sentinel/prob_difference"] < 1e-4
     samples = lines(tmp_path / "run" / "samples.jsonl")
     assert {len(sample["images"]) for sample in samples} == {1, 2}
+
+
+@pytest.mark.parametrize("kind", SECTIONS)
+def test_vllm_plays_episodes_with_images_in_prompts_and_replies(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "helpers"))
+    model = write_model(kind, tmp_path / "model", widened)
+    plain = recipe(tmp_path, model, max_new_tokens=30, stop=[*ascii_letters]).dump()
+    shows = {"type": "showing:Showing", "max_turns": 3}
+    changed = {"environment": shows, "rewards": [], "steps": 2}
+    changed["data"] = {"path": plain["data"]["path"], "messages": "messages", "max_len": 500}
+    train(parse_recipe(plain | changed), Console())
+    for line in lines(tmp_path / "run" / "metrics.jsonl"):
+        assert line["environment/turns"] > 2
+        assert line["sentinel/publish_difference"] < 1e-4
+        assert line["sentinel/prob_difference"] < 1e-4
+    samples = lines(tmp_path / "run" / "samples.jsonl")
+    shown = {sum(len(turn.get("images", ())) for turn in sample["turns"]) for sample in samples}
+    assert 2 in shown

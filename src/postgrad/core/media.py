@@ -3,8 +3,10 @@
 Rows, tickets and checkpoints name an image by that hash. Nothing is fetched from a network.
 """
 
+import base64
 import hashlib
 import io
+import re
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -18,7 +20,15 @@ IMAGES = "images"  # the folder of a run's images, in its directory
 MARK = "\ufffc"  # OBJECT REPLACEMENT CHARACTER: an image stands there in a text
 MOST_BYTES = 2**26  # of an image's file
 MOST_PIXELS = 2**26  # a file of some kilobytes may hold a picture of gigabytes
+LIMITS = MOST_BYTES, MOST_PIXELS  # of an image
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+BEGINNINGS = {  # of files in these
+    "png": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "jpeg": re.compile(rb"\xff\xd8\xff"),
+    "webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
+    "gif": re.compile(rb"GIF8[79]a"),
+    "bmp": re.compile(rb"BM"),
+}
 ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # the tag of Exif; values that swap the sides
 NEEDED = "images are read with Pillow, which is not installed: pip install 'postgrad[images]'"
 
@@ -31,13 +41,13 @@ class ImageStore:
         self._others: list[Path] = []
         self._checked: set[str] = set()
 
-    def add(self, content: bytes) -> str:
+    def add(self, content: bytes, limits: tuple[int, int] = LIMITS) -> str:
         """Checks an image, unless it was checked before, and keeps it. Returns the hash of its
-        file. Raises ValueError as `decoded` does.
+        file. limits: bytes and pixels. Raises ValueError as `decoded` does.
         """
         digest = hashlib.sha256(content).hexdigest()
         if digest not in self._checked:
-            decoded(content)
+            decoded(content, limits)
             if self.folder is not None and not (self.folder / digest).exists():
                 with whole_file(self.folder / digest) as path:
                     path.write_bytes(content)
@@ -82,7 +92,7 @@ class MeasuredImages(ImageStore):
         super().__init__(None)
         self.sizes: dict[str, tuple[int, int]] = {}  # width and height in pixels, by hash
 
-    def add(self, content: bytes) -> str:
+    def add(self, content: bytes, limits: tuple[int, int] = LIMITS) -> str:
         """As ImageStore.add; a file whose pixels are cut off is not noticed."""
         digest = hashlib.sha256(content).hexdigest()
         if digest not in self.sizes:
@@ -113,13 +123,24 @@ def images_in(store: ImageStore) -> Generator[None]:
         _current = before
 
 
-def decoded(content: bytes) -> Any:
+def kind_of(content: bytes) -> str | None:
+    """The format of an image's file by its first bytes, "png" say; None for another one."""
+    return next((kind for kind, begins in BEGINNINGS.items() if begins.match(content)), None)
+
+
+def data_url(content: bytes) -> str:
+    """An image's file as an address of its own."""
+    data = base64.b64encode(content).decode()
+    return f"data:image/{kind_of(content) or 'png'};base64,{data}"
+
+
+def decoded(content: bytes, limits: tuple[int, int] = LIMITS) -> Any:
     """The picture of a file as a PIL image in RGB, turned as its camera says.
 
-    Raises ValueError for more than MOST_BYTES or MOST_PIXELS, before a pixel is decoded; for a file
-    that is broken, cut off, animated or in none of FORMATS; UsageError without Pillow.
+    Raises ValueError for more than `limits`, bytes and pixels, before a pixel is decoded; for a
+    file that is broken, cut off, animated or in none of FORMATS; UsageError without Pillow.
     """
-    with _opened(content) as picture:
+    with _opened(content, limits) as picture:
         from PIL import ImageOps
 
         return ImageOps.exif_transpose(picture).convert("RGB")
@@ -134,22 +155,23 @@ def size_of(content: bytes) -> tuple[int, int]:
 
 
 @contextmanager
-def _opened(content: bytes) -> Generator[Any]:
+def _opened(content: bytes, limits: tuple[int, int] = LIMITS) -> Generator[Any]:
     """The picture of a file as Pillow opens it, checked. What goes wrong inside is said too."""
     try:
         from PIL import Image
     except ImportError as error:
         raise UsageError(NEEDED) from error
-    if len(content) > MOST_BYTES:
-        raise ValueError(f"its file has {len(content)} bytes, and at most {MOST_BYTES} are read")
+    most_bytes, most_pixels = limits
+    if len(content) > most_bytes:
+        raise ValueError(f"its file has {len(content)} bytes, and at most {most_bytes} are read")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # ours is lower
             picture = Image.open(io.BytesIO(content), formats=FORMATS)
             width, height = picture.size
-            if width * height > MOST_PIXELS:
+            if width * height > most_pixels:
                 raise ValueError(
-                    f"it has {width} x {height} pixels, and at most {MOST_PIXELS} are read: scale "
+                    f"it has {width} x {height} pixels, and at most {most_pixels} are read: scale "
                     "it down"
                 )
             frames = getattr(picture, "n_frames", 1)

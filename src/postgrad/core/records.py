@@ -59,6 +59,7 @@ class Turn:
     token_ids: NDArray[np.int32]  # [t]
     logprobs: NDArray[np.float32]  # [t] nats, as the sampler drew them; zeros of an environment
     experts: Experts | None = None  # [t, layers, k] where the engine records them
+    images: tuple["PlacedImage", ...] = ()  # of an environment's reply, among the t tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,16 @@ class Rollout:
         recorded = [part for part in parts if part is not None]
         return np.concatenate(recorded) if len(recorded) == len(parts) else None
 
+    def images_behind(self, prompt: Prompt) -> tuple["PlacedImage", ...]:
+        """Those of the prompt and of the environment's replies, among the tokens of prompt and
+        response.
+        """
+        images, start = list(prompt.images), len(prompt.token_ids)
+        for turn in self.turns:
+            images += [image.moved(start) for image in turn.images]
+            start += len(turn.token_ids)
+        return tuple(images)
+
     @property
     def policy_mask(self) -> NDArray[np.bool_]:
         """[R] True where the policy wrote the token."""
@@ -151,6 +162,10 @@ class PlacedImage:
     # (rows, columns) of its tokens, for rotary positions of three components; None: of one.
     grid: tuple[int, int] | None = None
     mutual: bool = False  # True: its tokens, which are one run, see each other, later ones too
+
+    def moved(self, tokens: int) -> "PlacedImage":
+        """The image in a sequence that has so many tokens more before it."""
+        return replace(self, at=self.at + tokens)
 
     @property
     def runs(self) -> list[list[int]]:
@@ -276,7 +291,7 @@ class RolloutBatch:
                 loss_mask=column([r.policy_mask for r in rollouts], np.bool_),
                 group=np.array([number for number, *_ in rows], np.int64),
                 experts=_experts(rollouts),
-                images=images_column(group.prompt.images for _, group, _, _ in rows),
+                images=images_column(r.images_behind(group.prompt) for _, group, r, _ in rows),
             ),
             sampled_logprobs=column([r.logprobs for r in rollouts], np.float32),
             turn_rewards=column([_turn_rewards(group, r) for _, group, r, _ in rows], np.float64),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from postgrad.core.media import MARK
 from postgrad.data.chat_format import REASONING, Message
 
 THINK, THOUGHT = "<think>", "</think>"  # around the thoughts of an answer
@@ -81,7 +82,8 @@ def dropped_from(messages: Sequence[Message], text: str) -> str | None:
     """What of tools and their results is missing in the text of a conversation, or None."""
     for i, message in enumerate(messages):
         content = message["content"].strip()
-        if message["role"] == "tool" and content and not _has(text, content):
+        pieces = [piece.strip() for piece in content.split(MARK)]
+        if message["role"] == "tool" and not all(_has(text, piece) for piece in pieces if piece):
             return f"the chat template drops the tool's result in message {i}: {content[:60]!r}"
         for call in message.get("tool_calls", ()):
             if call["function"]["name"] not in text:

@@ -55,6 +55,16 @@ def messages_of(value: Any, *, strip: bool) -> list[Message]:
     return [_message(message, number, strip) for number, message in enumerate(value)]
 
 
+def parts_of(content: Sequence[Any], number: int) -> tuple[str, list[Any]]:
+    """The parts of a message's content as one text, with a MARK for each image, and the sources of
+    the images in order. Raises ValueError as `messages_of` does.
+    """
+    sources: list[Any] = []
+    text = _text(content, number, False, sources)
+    _require_marks(text, len(sources), number)
+    return text, sources
+
+
 def tools_of(value: Any) -> list[dict[str, Any]]:
     """The functions that a conversation may call, each {"type": "function", "function": {...}} with
     a JSON schema of its parameters, as transformers' chat templates take them. [] for no value.
@@ -187,6 +197,10 @@ def _require_places(value: Mapping[str, Any], text: str, images: int, number: in
         )
     if value.get("role") == "assistant":
         raise ValueError(f"message {number} is by the assistant and has an image: it writes text")
+    _require_marks(text, images, number)
+
+
+def _require_marks(text: str, images: int, number: int) -> None:
     if text.count(MARK) != images:
         raise ValueError(f"message {number} has U+FFFC in its text, which stands for an image here")
 

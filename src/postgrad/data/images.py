@@ -167,19 +167,21 @@ def _in_front(
 
 def _digest(source: Any, row: Row) -> str:
     try:
-        return image_store().add(_content(source, row.folder))
+        return image_store().add(content_of(source, row.folder))
     except ValueError as error:
         raise UsageError(
             f"{row.place}: an image of row {row.index} ({shown(source)}) cannot be read: {error}"
         ) from error
 
 
-def _content(source: Any, folder: Path | None) -> bytes:
-    """The file of an image that a row names. Raises ValueError that says why there is none."""
+def content_of(source: Any, folder: Path | None) -> bytes:
+    """The file of an image: bytes, base64, a data URL, or a name in `folder`; None: names are
+    refused. Raises ValueError that says why there is none.
+    """
     if isinstance(source, Mapping):  # the hub's Image feature, and OpenAI's image_url
         for key in ("bytes", "url", "path"):
             if source.get(key) not in EMPTY:
-                return _content(source[key], folder)
+                return content_of(source[key], folder)
     if isinstance(source, bytes):
         return source
     if source is None:

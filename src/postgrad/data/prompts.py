@@ -190,7 +190,7 @@ def _images(
     left = [image for image in images if image.at[-1] >= cut]
     if left and left[0].at[0] < cut:
         return None
-    return tuple(replace(image, at=image.at - cut) for image in left)
+    return tuple(image.moved(-cut) for image in left)
 
 
 def _fate(row: Row, tokens: int, limit: int, settings: DataSettings) -> Fate:

@@ -101,7 +101,7 @@ class Evaluator:
             lark=rollout.lark,
         )
         self._played_in = recipe.environment
-        self._environments = dialogues(recipe.environment, recipe.data, tokenizer)
+        self._environments = dialogues(recipe.environment, recipe.data, tokenizer, reader=reader)
         self._sets: list[tuple[str | None, PromptSet]] = [
             (eval_set.name, read_set(recipe, place, tokenizer, reader, unreadable_by(scorer)))
             for place, eval_set in enumerate(self.settings.sets)

@@ -140,7 +140,7 @@ class Component:
         Exceptions of the model pass through: they are no failure of a sample.
         """
         sequences = [np.concatenate([prompt.token_ids, rollout.token_ids]) for rollout in rollouts]
-        images = [prompt.images] * len(rollouts)
+        images = [rollout.images_behind(prompt) for rollout in rollouts]
         values = np.asarray(self._learned.score(sequences, images), np.float64)
         if values.shape != (len(rollouts),):
             raise ValueError(

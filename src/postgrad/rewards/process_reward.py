@@ -80,7 +80,7 @@ class StepComponent:
         masks = [np.zeros(len(sequence), np.bool_) for sequence in sequences]
         for mask, places in zip(masks, ends, strict=True):
             mask[len(prompt.token_ids) + places] = True
-        images = [prompt.images] * len(rollouts)
+        images = [rollout.images_behind(prompt) for rollout in rollouts]
         scores = self._learned.score_steps(sequences, masks, images)
         samples = enumerate(zip(rollouts, ends, scores, strict=True))
         return [self._outcome(place, *sample) for place, sample in samples]

@@ -13,7 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.process import Handle, done
-from postgrad.core.records import EpisodeFailure, Experts, FinishReason, Prompt, Rollout, Turn
+from postgrad.core.records import (
+    EpisodeFailure,
+    Experts,
+    FinishReason,
+    PlacedImage,
+    Prompt,
+    Rollout,
+    Turn,
+)
 from postgrad.rollout.engine import Completion, Request, Written, joined, recorded_first
 from postgrad.rollout.settings import SamplingSettings
 
@@ -28,6 +36,7 @@ class Observation:
     # For metrics, {"calls": 1.0}; summed over the episode.
     counts: Mapping[str, float] = field(default_factory=dict[str, float])
     failure: EpisodeFailure | None = None  # then the episode ends, and its sample has no reward
+    images: tuple[PlacedImage, ...] = ()  # among token_ids, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +206,7 @@ class OpenSample:
         self._counts: dict[str, float] = {}
         # [tokens, layers, k] of the prompt and all turns up to the policy's newest
         self._experts: Experts | None = None
+        self._images = prompt.images  # and those of replies, among the tokens of all turns
         self._finish: FinishReason = "stop"
         self._failure: EpisodeFailure | None = None
         # What an engine has to do next; None: the sample has ended.
@@ -278,11 +288,12 @@ class OpenSample:
         if sampling is None:
             self._finish = "length"
             return None
-        self._turns.append(Turn("environment", seen, np.zeros(len(seen), np.float32)))
+        silent = np.zeros(len(seen), np.float32)
+        self._turns.append(Turn("environment", seen, silent, images=observation.images))
         self._rewards.append(0.0)
+        self._images += tuple(i.moved(len(prefix) - len(seen)) for i in observation.images)
         place = self.prompt.ticket, (self._number,)
-        images = self.prompt.images
-        return Request(*place, prefix, sampling, turn, self._drawing.seed, images=images)
+        return Request(*place, prefix, sampling, turn, self._drawing.seed, images=self._images)
 
     def _sampling_after(self, turn: int, tokens: int) -> SamplingSettings | None:
         sampling = self._drawing.turn_sampling(self.prompt, turn, self._number)

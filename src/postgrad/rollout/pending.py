@@ -19,6 +19,7 @@ from postgrad.core.records import EpisodeFailure, Experts, FinishReason, Prompt
 from postgrad.core.untrusted import parse_json
 from postgrad.rollout.engine import Completion, Request, Written
 from postgrad.rollout.environment import Drawing, Observation, OpenGroup, OpenSample, Step
+from postgrad.rollout.records_json import images_from_json, images_to_json
 
 PendingArrays = Mapping[str, NDArray[Any]]
 ENDS: tuple[FinishReason | None, ...] = (None, "stop", "length", "dead_end")  # None: it goes on
@@ -227,6 +228,7 @@ def _recorded(observation: Observation) -> dict[str, Any]:
         "reward": observation.reward,
         "counts": dict(observation.counts),
         "failure": None if failure is None else [failure.cause, failure.message],
+        **images_to_json(observation.images),
     }
 
 
@@ -239,6 +241,7 @@ def _replies(arrays: PendingArrays) -> list[Observation]:
                 float(reply["reward"]),
                 {str(name): float(count) for name, count in reply["counts"].items()},
                 None if reply["failure"] is None else EpisodeFailure(*map(str, reply["failure"])),
+                images_from_json(reply, len(reply["token_ids"])),
             )
             for reply in parse_json(arrays[REPLIES].tobytes())
         ]

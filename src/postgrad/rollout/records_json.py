@@ -5,17 +5,18 @@ Keys: step, ticket, sample, dataset, row, question, answer, metadata, prompt_tok
 finish_reason, text, rewards {component: number, null where it failed}, total (null where not kept),
 kept, failures [{component, cause, message}], and, where the run has them, details {component: what
 its verifier noted}, last_text (what verifiers read of several turns), counts {name: number},
-images of the prompt [{sha256, runs [[first token, tokens], ...], grid [rows, columns] or null,
-mutual}], prompt_experts and experts of each turn (base64 of little-endian int16 [tokens, layers, k]
-with "experts_shape" [layers, k]), columns {name: values}, turn_weight (of the column turn_rewards
-in the total), and advantages and mask, one value a response token. Float32 values are written with
-nine digits, which name them exactly.
+images of the prompt, and of a turn of the environment, [{sha256, runs [[first token, tokens], ...],
+grid [rows, columns] or null, mutual}], prompt_experts and experts of each turn (base64 of
+little-endian int16 [tokens, layers, k] with "experts_shape" [layers, k]), columns {name: values},
+turn_weight (of the column turn_rewards in the total), and advantages and mask, one value a response
+token. Float32 values are written with nine digits, which name them exactly.
 """
 
 import base64
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def group_to_json(
         "answer": prompt.answer,
         "metadata": dict(prompt.metadata),
         "prompt_token_ids": prompt.token_ids.tolist(),
-        **({"images": [_image_to_json(image) for image in prompt.images]} if prompt.images else {}),
+        **images_to_json(prompt.images),
         **({"environment": prompt.environment} if prompt.environment is not None else {}),
     }
     rewards = {name: _numbers(values) for name, values in group.rewards.items()}
@@ -111,29 +112,37 @@ def _of_environment(rollout: Rollout, turn_weight: float) -> Json:
     return fields
 
 
-def _image_to_json(image: PlacedImage) -> Json:
-    """An image of a prompt: its file by hash, and its tokens as runs."""
-    return {
-        "sha256": image.digest,
-        "runs": image.runs,
-        "grid": image.grid,
-        "mutual": image.mutual,
-    }
+def images_to_json(images: Sequence[PlacedImage]) -> Json:
+    """{"images": [...]} of those of a prompt or a turn: files by hash, tokens as runs; {} without
+    any.
+    """
+    shown = [
+        {"sha256": i.digest, "runs": i.runs, "grid": i.grid, "mutual": i.mutual} for i in images
+    ]
+    return {"images": shown} if shown else {}
+
+
+def images_from_json(line: Mapping[str, Any], tokens: int) -> tuple[PlacedImage, ...]:
+    """The images that `images_to_json` wrote, among `tokens`. A KeyError, ValueError or TypeError
+    for something else.
+    """
+    images = tuple(_image(fields, tokens) for fields in line.get("images", ()))
+    ends = [(int(image.at[0]), int(image.at[-1])) for image in images]
+    if any(begin <= last for (_, last), (begin, _) in pairwise(ends)):
+        raise ValueError("images stand one behind the other")
+    return images
 
 
 def _image(fields: Mapping[str, Any], tokens: int) -> PlacedImage:
-    """The image that `_image_to_json` wrote, among `tokens`. A ValueError or TypeError for
-    something else.
-    """
     digest, grid = fields["sha256"], fields["grid"]
     if not re.fullmatch("[0-9a-f]{64}", digest):
         raise ValueError(f"{digest!r} is no SHA-256")
     if sum(length for _, length in fields["runs"]) > tokens:
-        raise ValueError(f"an image has more tokens than its prompt, {tokens}")
+        raise ValueError(f"an image has more tokens than its text, {tokens}")
     runs = [start + np.arange(length) for start, length in fields["runs"]]
     at = np.concatenate(runs).astype(np.int64)
     if not 0 <= at[0] <= at[-1] < tokens or (np.diff(at) < 1).any():
-        raise ValueError("the tokens of an image are tokens of its prompt, in rising order")
+        raise ValueError("the tokens of an image are tokens of its text, in rising order")
     rows_columns = None if grid is None else (int(grid[0]), int(grid[1]))
     return PlacedImage(digest, at, rows_columns, bool(fields["mutual"]))
 
@@ -163,7 +172,7 @@ def _turn_to_json(turn: Turn, text: str, columns: Columns, cut: slice | None) ->
         fields["learner_logprobs"] = learned[cut or slice(None)]
     if turn.experts is not None:
         fields["experts"] = _packed(turn.experts)
-    return fields
+    return fields | images_to_json(turn.images)
 
 
 def _packed(experts: Experts) -> str:
@@ -199,9 +208,7 @@ def group_from_lines(lines: Sequence[Mapping[str, Any]]) -> ScoredGroup:
         dataset=first["dataset"],
         row=first["row"],
         metadata=first["metadata"],
-        images=tuple(
-            _image(fields, len(first["prompt_token_ids"])) for fields in first.get("images", ())
-        ),
+        images=images_from_json(first, len(first["prompt_token_ids"])),
         environment=first.get("environment"),
     )
     return ScoredGroup(
@@ -239,6 +246,7 @@ def _rollout(line: Mapping[str, Any]) -> Rollout:
                 np.array(turn["token_ids"], np.int32),
                 np.array(turn["logprobs"], np.float32),
                 _unpacked(turn.get("experts"), line),
+                images_from_json(turn, len(turn["token_ids"])),
             )
             for turn in line["turns"]
         ),

@@ -313,8 +313,9 @@ class EnvironmentSettings(Settings):
 
     Steps of environments that wait for something run side by side, up to `concurrent` at once. A
     reply that is not there after `step_seconds`, or after all replies of an episode have taken
-    `episode_seconds`, is a failure: `on_failure` says what becomes of the sample. `deterministic`
-    overrides what the environment says of itself.
+    `episode_seconds`, is a failure: `on_failure` says what becomes of the sample. So are more than
+    `max_images` in the replies of an episode. `deterministic` overrides what the environment says
+    of itself.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", validate_default=True)
@@ -327,6 +328,7 @@ class EnvironmentSettings(Settings):
     concurrent: int = Field(default=16, ge=1, le=1024)
     step_seconds: float = Field(default=60.0, gt=0.0)  # of one reply, from when it has a place
     episode_seconds: float | None = Field(default=None, gt=0.0)  # None: no limit
+    max_images: int = Field(default=16, ge=0)  # of all replies of an episode together
     deterministic: bool | None = None
     on_failure: Literal["drop_sample", "drop_group", "stop_run"] = "drop_sample"
 

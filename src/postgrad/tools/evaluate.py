@@ -195,7 +195,7 @@ def _answers(
     learned = learned_reward(recipe, tokenizer)
     with ExitStack() as stack:
         scorer = stack.enter_context(scorer_of(recipe, tokenizer, learned))
-        reader = image_reader(recipe, model.path, tokenizer)
+        reader = image_reader(model.path, tokenizer)
         evaluator = Evaluator(recipe, tokenizer, scorer, reader)
         accounts = [prompts.account for _, prompts in evaluator.sets]
         print_rows(console, accounts, f"rows of the evaluation data, read by {model.name}")
@@ -330,7 +330,7 @@ def evaluate_pairs(
     if recipe.row_kind == "steps":
         return evaluate_steps(recipe, model, choices, console)
     tokenizer = load_tokenizer(model.path)
-    reader = image_reader(recipe, model.path, tokenizer)
+    reader = image_reader(model.path, tokenizer)
     evaluator = PairEvaluator(recipe, tokenizer, reader)
     print_rows(console, evaluator.accounts, f"rows of the evaluation data, read by {model.name}")
     with console.phase(f"evaluate {model.name}"):
@@ -345,7 +345,7 @@ def evaluate_steps(
 ) -> list[Result]:
     """Results by set, of a process reward model."""
     tokenizer = load_tokenizer(model.path)
-    reader = image_reader(recipe, model.path, tokenizer)
+    reader = image_reader(model.path, tokenizer)
     evaluator = StepEvaluator(recipe, tokenizer, reader)
     print_rows(console, evaluator.accounts, f"rows of the evaluation data, read by {model.name}")
     with console.phase(f"evaluate {model.name}"):
@@ -380,7 +380,7 @@ def evaluate_loss(
 ) -> list[Result]:
     """The results of `model` by the loss of held-out conversations."""
     tokenizer = load_tokenizer(model.path)
-    reader = image_reader(recipe, model.path, tokenizer)
+    reader = image_reader(model.path, tokenizer)
     evaluator = LossEvaluator(recipe, tokenizer, reader)
     print_rows(console, evaluator.accounts, f"held-out conversations, read by {model.name}")
     with console.phase(f"evaluate {model.name}"):

@@ -192,6 +192,7 @@ class _Sampler:
     def __init__(self, recipe: Answering, path: str, stack: ExitStack) -> None:
         self._recipe, self._path, self._stack = recipe, path, stack
         self.tokenizer: Any = load_tokenizer(path)
+        self._reader = image_reader(path, self.tokenizer)
         self._learned = learned_reward(recipe, self.tokenizer)
         scores = recipe.reward_components != []
         scorer = scorer_of(recipe, self.tokenizer, self._learned) if scores else None
@@ -205,7 +206,7 @@ class _Sampler:
             self.tokenizer,
             max_new_tokens=recipe.rollout.max_new_tokens,
             exclude=held_out(recipe),
-            reader=image_reader(recipe, self._path, self.tokenizer),
+            reader=self._reader,
             unreadable=unreadable_by(self._scorer),
         )
         check_rows(recipe.environment, drawn)
@@ -215,7 +216,8 @@ class _Sampler:
 
     def drawing(self, samples: int) -> Drawing:
         recipe = self._recipe
-        played = dialogues(recipe.environment, recipe.data, self.tokenizer, self._stack)
+        data, stack = recipe.data, self._stack
+        played = dialogues(recipe.environment, data, self.tokenizer, stack, self._reader)
         return Drawing(samples, recipe.rollout, recipe.seed, played, recipe.data.max_len)
 
     def engine(self, choices: Choices, sequences: int) -> tuple[Engine, Choices]:

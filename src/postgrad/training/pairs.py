@@ -4,7 +4,6 @@ answers with labels one at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any, Generic
 
@@ -179,7 +178,7 @@ def _crossed_images(
     """
     (asked, before), (answered, start) = prompt, answer
     moved = (
-        replace(image, at=image.at + (before - start))
+        image.moved(before - start)
         for image in sequences.images_of(answered)
         if image.at[0] >= start
     )
@@ -266,7 +265,7 @@ def reward(
         require_step_labels(path)
     else:
         require_padding(tokenizer, path)
-    reader = rows.image_reader(recipe, path, tokenizer)
+    reader = rows.image_reader(path, tokenizer)
     read = rows.steps if by_step else rows.pairs
     draws: Any = read(recipe, tokenizer, reader)
     rows.show_rows(run, draws.accounts)
@@ -290,7 +289,7 @@ def preference(
 ) -> PreferenceJob[Pair] | PreferenceJob[Labelled]:
     """The job, from a checkpoint where there is one. See train.prepare.assemble."""
     tokenizer, algorithm = load_tokenizer(path), recipe.algorithm
-    reader = rows.image_reader(recipe, path, tokenizer)
+    reader = rows.image_reader(path, tokenizer)
     one_by_one = algorithm.level != "pair"
     if one_by_one:
         draws: Any = rows.labelled(recipe, tokenizer, reader)

@@ -6,7 +6,6 @@ after each one.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,5 +138,5 @@ def _from_image(
     for image in reversed(images):
         if image.at[-1] >= begin:
             begin = min(begin, int(image.at[0]))
-    kept = (replace(image, at=image.at - begin) for image in images if image.at[0] >= begin)
+    kept = (image.moved(-begin) for image in images if image.at[0] >= begin)
     return tokens[begin:], tuple(kept)

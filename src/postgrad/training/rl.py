@@ -32,6 +32,7 @@ from postgrad.learner.protocols import (
 )
 from postgrad.learner.role import UpdateResult
 from postgrad.learner.update import Update, replayed, updates
+from postgrad.models.image_reader import ImageReader
 from postgrad.models.load import load_tokenizer, require_same_tokens
 from postgrad.observe.samples import step_samples
 from postgrad.recipe.recipe import RLRecipe
@@ -288,7 +289,7 @@ def assemble(
     learned = learned_reward(recipe, tokenizer)
     scorer = stack.enter_context(scorer_of(recipe, tokenizer, learned))  # starts meanwhile
     thread = sampling_thread(stack, scorer.halt) if recipe.samples_while_learning else None
-    reader = rows.image_reader(recipe, path, tokenizer)
+    reader = rows.image_reader(path, tokenizer)
     prompts = rows.prompts(recipe, tokenizer, reader, scorer)
     rows.show_rows(run, prompts.accounts)
     check_rows(recipe.environment, prompts)
@@ -313,7 +314,7 @@ def assemble(
     graders = roles.teachers.roles if roles.teachers else ()
     memory.try_tokens(run, roles.learners, [roles.reference, *graders, learned and learned.role])
     run.sentinels.at_once(0, publish(checkpoint.step if checkpoint else 0))  # also after a resume
-    source = _source(run, recipe, prompts, engine, scorer, tokenizer, thread, stack)
+    source = _source(run, recipe, prompts, engine, scorer, tokenizer, reader, thread, stack)
     algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens, recipe.reward_weights)
     parts = Parts(
         roles=roles,
@@ -362,6 +363,7 @@ def _source(
     engine: Engine,
     scorer: Scorer,
     tokenizer: object,
+    reader: ImageReader | None,
     thread: ThreadPoolExecutor | None,
     stack: ExitStack,
 ) -> Source:
@@ -371,7 +373,6 @@ def _source(
     if recipe.rollout.source == "replay":
         assert recipe.rollout.replay_path is not None  # a recipe without it is refused
         return ReplaySource(recipe.rollout.replay_path)
-    environments = rows.environments(run, recipe, tokenizer, stack)
     progress = None if thread is None else Progress(run.advance)
     live = LiveSource(
         engine,
@@ -382,7 +383,7 @@ def _source(
         samples_per_prompt=recipe.batch.n_samples_per_prompt,
         sampling=recipe.rollout,
         tokenizer=tokenizer,
-        environments=environments,
+        environments=rows.environments(run, recipe, tokenizer, stack, reader),
         max_len=recipe.data.max_len,
         correctness=recipe.eval.component,
         greedy=recipe.algorithm.needs().greedy,

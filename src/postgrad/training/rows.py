@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from typing import Any
 
 from postgrad.checkpoint.store import Checkpoint
-from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.data import account, overlap
 from postgrad.data.account import RowAccount
@@ -79,9 +78,15 @@ def restore(role: Changes, checkpoint: Checkpoint | None) -> None:
         role.load(checkpoint.tensors)
 
 
-def environments(run: Run, recipe: Answering, tokenizer: object, stack: ExitStack) -> Environments:
-    """What answers the policy's turns, closed with `stack`."""
-    played = dialogues(recipe.environment, recipe.data, tokenizer, stack)
+def environments(
+    run: Run,
+    recipe: Answering,
+    tokenizer: object,
+    stack: ExitStack,
+    reader: ImageReader | None = None,
+) -> Environments:
+    """What answers the policy's turns, closed with `stack`. reader: as of image_reader."""
+    played = dialogues(recipe.environment, recipe.data, tokenizer, stack, reader)
     if not played.deterministic:
         run.logs.event("not_exact", NOT_EXACT, cause="environment")
         run.console.note(NOT_EXACT)
@@ -104,19 +109,12 @@ def print_rows(console: Console, accounts: Sequence[RowAccount], title: str) -> 
             console.note("\n".join([dataset.name, *remarks]))
 
 
-def image_reader(recipe: Recipe, path: str, tokenizer: Any) -> ImageReader | None:
-    """Reads the images of rows for the model at `path`; None for one that reads text alone. Raises
-    UsageError where the recipe asks somebody about answers who reads text alone.
+def image_reader(path: str, tokenizer: Any) -> ImageReader | None:
+    """Reads the images of rows and replies for the model at `path`; None for one that reads text
+    alone.
     """
     config = load_config(path)
-    if not reads_images(config):
-        return None
-    if isinstance(recipe, Answering) and recipe.environment is not None:
-        raise UsageError(
-            f"{path} is a model that reads images, and [environment] does not support such models "
-            "yet: leave it out"
-        )
-    return ImageReader(path, config, tokenizer)
+    return ImageReader(path, config, tokenizer) if reads_images(config) else None
 
 
 def conversations(

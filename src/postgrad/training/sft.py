@@ -188,7 +188,7 @@ def assemble(
     """The job, from a checkpoint where there is one. See train.prepare.assemble."""
     tokenizer = load_tokenizer(path)
     check_teachers(recipe, tokenizer)
-    reader = rows.image_reader(recipe, path, tokenizer)
+    reader = rows.image_reader(path, tokenizer)
     conversations = rows.conversations(recipe, tokenizer, reader)
     rows.show_rows(run, conversations.accounts)
     evaluator = losses = None

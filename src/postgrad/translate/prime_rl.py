@@ -14,7 +14,6 @@ from postgrad.core.errors import UsageError
 from postgrad.translate import common, launch, places
 from postgrad.translate.draft import Draft
 from postgrad.translate.files import config_table
-from postgrad.translate.images import no_images
 from postgrad.translate.nested import flattened
 from postgrad.translate.prime_rl_sources import TRAIN, tasks
 from postgrad.translate.reader import SourceCommand
@@ -70,8 +69,8 @@ def draft_recipe(source: SourceCommand) -> Draft:
         )
     if source.images is not None:
         raise UsageError(
-            f"{source.images.needed}: this run needs images, and {no_images('[environment]')}, "
-            "which plays the tasks of prime-rl here"
+            f"{source.images.needed}: this run needs images, and tasks of prime-rl, which the "
+            "environment `verifiers` plays here, have not been tried with any"
         )
     job, _ = JOBS[program]
     draft = Draft(job, "prime-rl")

@@ -124,6 +124,16 @@ def test_images_are_data_urls_of_raster_formats_and_nothing_else(tmp_path: Path)
     assert pictures([shown], tmp_path, 30)[webp] == {"why": "the page has no room for more images"}
 
 
+def test_images_of_replies_are_shown_with_their_turn(tmp_path: Path) -> None:
+    png = kept(tmp_path, b"\x89PNG\r\n\x1a\n and pixels")
+    line = sample(1, 0, 0, "ab")
+    line["turns"][0]["images"] = [{"sha256": png, "runs": [[0, 1]], "grid": None, "mutual": False}]
+    shown = body(line, PIECES)
+    assert "images" not in shown
+    assert shown["turns"][0]["images"] == [png]
+    assert pictures([shown], tmp_path, 2**24)[png]["src"].startswith("data:image/png;base64,")
+
+
 @pytest.mark.parametrize(
     "named", [{"sha256": "../../etc/passwd"}, {"sha256": 3}, {}, "x", {"sha256": "AB" * 32}]
 )

@@ -1,13 +1,19 @@
 """A small MCP server over standard input and output, or HTTP where an argument names a port."""
 
 import asyncio
+import base64
 import os
 import sys
 
 from mcp.server import MCPServer
+from mcp.server.mcpserver import Image
 from mcp.server.mcpserver.exceptions import ToolError
 
 server = MCPServer("numbers")
+SQUARE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAABAAAAAQCAIAAACQkWg2AAAAGUlEQVR4nGPktI9iIAUwkaR6VMOohiGl"
+    "AQAiuQDCu8G5WgAAAABJRU5ErkJggg=="
+)
 
 
 @server.tool()
@@ -33,6 +39,12 @@ async def hang() -> str:
 def die() -> str:
     """Ends the server."""
     os._exit(3)
+
+
+@server.tool(structured_output=False)
+def draw():
+    """Draws a square, and says so."""
+    return ["drawn", Image(data=SQUARE, format="png"), "the end"]
 
 
 @server.tool()

@@ -1,9 +1,13 @@
 """Environments and tools as a user would write them."""
 
 import asyncio
+import base64
+import io
 import os
 import time
 from typing import ClassVar
+
+from PIL import Image
 
 from postgrad.rollout.environments.base import ChatEnvironment, Reply
 
@@ -152,3 +156,29 @@ class Awaiting(ChatEnvironment):
             raise OSError("the disk is gone")
         await asyncio.sleep(0)
         return Reply((({"role": "user", "content": text}),), reward=1.0)
+
+
+class Saying(ChatEnvironment):
+    """Replies with messages that a test has set."""
+
+    messages: ClassVar[tuple] = ()
+
+    def start(self, prompt, sample):
+        return self
+
+    def step(self, text):
+        return Reply(type(self).messages)
+
+
+def draws(colour: int, times: int = 1) -> list:
+    """Draws squares.
+
+    Args:
+        colour: Their colour.
+        times: How many.
+    """
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16), (colour, 2 * colour, 90)).save(file, "PNG")
+    image = base64.b64encode(file.getvalue()).decode()
+    parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}]
+    return [{"type": "text", "text": f"colour {colour}: "}, *parts * times]

@@ -11,7 +11,8 @@ from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.models.fresh import PRINTABLE, TEMPLATE
 from postgrad.rollout.engine import Completion
-from postgrad.rollout.environments.chat import Template, dialogue
+from postgrad.rollout.environments.chat import dialogue
+from postgrad.rollout.environments.template import Template
 from postgrad.rollout.settings import EnvironmentSettings
 
 FAMILIES = {

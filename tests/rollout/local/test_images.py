@@ -2,6 +2,7 @@
 learner's logprobs.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,15 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.image_models import KINDS, PLACEHOLDER, Scene, fresh
+from helpers.image_models import KINDS, PLACEHOLDER, SIZES, Scene, fresh, placed, placeholders
+from helpers.rollouts import Chosen
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import PlacedImage, Sequences
+from postgrad.core.records import PlacedImage, Prompt, RolloutBatch, Sequences
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.models.images import ImageTower, Pixels
-from postgrad.rollout.engine import Request, generate
+from postgrad.rollout.engine import Completion, Request, generate
+from postgrad.rollout.environment import Drawing, Environments, Observation, Step, at_once
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.local.prompts import batches_of, without_images
+from postgrad.rollout.sampling import sample_groups
 from postgrad.rollout.settings import SamplingSettings
 
 NEW = 8
@@ -32,6 +36,9 @@ class Words:
 
     def batch_decode(self, rows: Any, **_: Any) -> list[str]:
         return [" ".join(map(str, row)) for row in rows]
+
+    def decode(self, row: Any, **_: Any) -> str:
+        return " ".join(map(str, row))
 
 
 def engine_of(kind: str, pixels: Any) -> LocalEngine:
@@ -173,6 +180,68 @@ def test_equal_tokens_with_other_images_are_two_prompts() -> None:
     alone = generate(engine_of("qwen2_5_vl", scene.pixels.__getitem__), [second])
     assert [c.token_ids.tolist() for c in done[2:]] == [c.token_ids.tolist() for c in alone]
     assert not np.array_equal(done[0].logprobs, done[2].logprobs)
+
+
+class Pictures:
+    """Shows another image after each of two turns: which, depends on the sample."""
+
+    deterministic, concurrent = True, 0
+    turn_tokens: Sequence[int] = (3, 5)
+
+    def __init__(self, scene: Scene) -> None:
+        sizes = SIZES if scene.model.grid else (scene.model.size, scene.model.size)
+        self.shown = list(zip(scene.pixels, sizes, strict=True))
+        self.model = scene.model
+
+    def reset(self, prompt: Prompt, sample: int) -> "Pictures":
+        return self
+
+    def resume(self, prompt: Prompt, sample: int, recorded: Any) -> "Pictures":
+        return self
+
+    def step(self, response: Completion) -> Step:
+        digest, size = self.shown[(response.sample + response.turn) % 2]
+        ids = np.concatenate([[7], placeholders(size[0] * size[1]), [8, 9]]).astype(np.int32)
+        images = placed(ids, [digest], [size], self.model)
+        return at_once(Observation(ids, response.turn == 2, images=images))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_turns_behind_images_of_replies_have_the_logprobs_of_transformers(kind: str) -> None:
+    """Sampler, learner, with a shared prompt and packed, and transformers on each sample alone."""
+    scene, samples = Scene(kind), 8
+    first, *_ = requests_of(scene, GREEDY)
+    prompt = Prompt(0, first.token_ids, "?", None, "rows", 0, images=first.images)
+    drawing = Drawing(
+        samples,
+        SamplingSettings(max_new_tokens=NEW),
+        SEED,
+        Environments({None: Pictures(scene)}),
+    )
+    engine, own = engine_of(kind, scene.pixels.__getitem__), fresh(kind, "eager")
+    groups = sample_groups(engine, Chosen(lambda t, s: float(s)), [prompt], drawing, Words())
+    batch = RolloutBatch.of(groups)
+    assert [len(images) for images in batch.sequences.images] == [4] * samples
+    backbone = Backbone(fresh(kind), torch.device("cpu"), MicroBatch())
+    backbone.tower = ImageTower(backbone.lm, scene.pixels.__getitem__)
+    column = backbone.column(batch.sequences, lambda layout: backbone.logprobs(layout, 1.0)[0])
+    compared = 0
+    for row in range(samples):
+        ids, mask = batch.sequences.tokens.row(row), batch.sequences.loss_mask.row(row)
+        sampled = batch.sampled_logprobs.row(row)[mask]
+        np.testing.assert_allclose(column.row(row)[mask], sampled, rtol=1e-5, atol=2e-5)
+        if (mask & (ids == PLACEHOLDER)).any():  # written by the policy: a token like others
+            continue
+        compared += 1
+        whole = torch.from_numpy(ids.astype(np.int64))[None]
+        own.model.rope_deltas = None
+        with torch.no_grad():
+            named = scene.arguments(whole, batch.sequences.images_of(row))
+            logits = own(whole, **named, use_cache=False).logits[0]
+        table = logits.float().log_softmax(-1)[:-1]
+        expected = table.gather(1, whole[0, 1:, None])[:, 0].numpy()[mask[1:]]
+        np.testing.assert_allclose(sampled, expected, rtol=1e-5, atol=1e-5)
+    assert compared > 1
 
 
 def test_an_engine_without_a_tower_refuses_images() -> None:

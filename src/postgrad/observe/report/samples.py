@@ -6,7 +6,6 @@ shows. Compressed, 1 280 samples of 134 tokens take 0.99 MB that way, 1.82 MB as
 samples.jsonl, and 0.80 MB as planes of bytes, which would need a decoder.
 """
 
-import base64
 import hashlib
 import math
 import re
@@ -18,6 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from postgrad.core.hub import at_revision, local_file
+from postgrad.core.media import data_url, kind_of
 from postgrad.observe.run_dir import TOKENIZER
 
 UNKNOWN = "�"  # what bytes that are not UTF-8 decode to
@@ -28,13 +28,6 @@ DIFFERENCE_UNIT = 1e-5
 ADVANTAGE_DIGITS = 5  # significant
 LARGEST = 1e150
 IMAGE_BYTES = 2**20  # of the largest image's file on a page
-KINDS = {  # how the files of core.media.FORMATS begin; a browser runs no code of any of them
-    "png": re.compile(rb"\x89PNG\r\n\x1a\n"),
-    "jpeg": re.compile(rb"\xff\xd8\xff"),
-    "webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
-    "gif": re.compile(rb"GIF8[79]a"),
-    "bmp": re.compile(rb"BM"),
-}
 
 
 class Pieces:
@@ -160,15 +153,14 @@ def pictures(bodies: Iterable[JsonObject], folder: Path, room: int) -> dict[str,
     folder: of the files. room: bytes of the files that are shown.
     """
     shown: dict[str, JsonObject] = {}
-    for digest in dict.fromkeys(digest for each in bodies for digest in each.get("images", ())):
+    parts = (part for each in bodies for part in (each, *each["turns"]))
+    for digest in dict.fromkeys(digest for part in parts for digest in part.get("images", ())):
         content, why = _picture(folder / digest, digest, room)
         if content is None:
             shown[digest] = {"why": why}
             continue
         room -= len(content)
-        kind = next(name for name, begins in KINDS.items() if begins.match(content))
-        data = base64.b64encode(content).decode()
-        shown[digest] = {"src": f"data:image/{kind};base64,{data}"}
+        shown[digest] = {"src": data_url(content)}
     return shown
 
 
@@ -185,14 +177,14 @@ def _picture(path: Path, digest: str, room: int) -> tuple[bytes | None, str]:
         return None, f"its file cannot be read: {error.strerror}"
     if hashlib.sha256(content).hexdigest() != digest:
         return None, "its file is damaged"
-    if not any(begins.match(content) for begins in KINDS.values()):
+    if kind_of(content) is None:  # a browser runs no code of any of these
         return None, "its file is no image"
     return content, ""
 
 
-def _digests(line: JsonObject) -> list[str]:
-    """The hashes of the images of a sample's prompt."""
-    named = [image.get("sha256") for image in _list(line, "images") if isinstance(image, dict)]
+def _digests(part: JsonObject) -> list[str]:
+    """The hashes of the images of a sample's prompt, or of a turn."""
+    named = [image.get("sha256") for image in _list(part, "images") if isinstance(image, dict)]
     return [text for text in named if isinstance(text, str) and re.fullmatch("[0-9a-f]{64}", text)]
 
 
@@ -216,6 +208,8 @@ def _turn(turn: JsonObject, pieces: Pieces | None) -> JsonObject:
     if len(learned) == len(sampled):
         pairs = zip(learned, sampled, strict=True)
         fields["differences"] = [_units(_minus(a, b), DIFFERENCE_UNIT) for a, b in pairs]
+    if images := _digests(turn):
+        fields["images"] = images
     if pieces is None:
         fields["text"] = turn.get("text")
     elif changed := pieces.exceptions(_ids(ids)):

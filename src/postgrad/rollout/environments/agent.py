@@ -25,7 +25,7 @@ from postgrad.core.records import Prompt
 from postgrad.core.text import resolve
 from postgrad.data.chat_format import Message
 from postgrad.rollout.environments.base import ChatEnvironment, Course, Reply, StepFailed
-from postgrad.rollout.environments.desk import MODEL, Desk, plain_message
+from postgrad.rollout.environments.desk import MODEL, Desk, plain_message, sent_message
 from postgrad.rollout.environments.tool_calls import (
     calls_in,
     format_of,
@@ -185,12 +185,13 @@ class _Conversation:
         self._row = {
             "question": prompt.question,
             "answer": prompt.answer,
-            "messages": [dict(message) for message in prompt.messages],
+            "messages": [sent_message(message) for message in prompt.messages],
             **prompt.metadata,
         }
         self._said: list[dict[str, Any]] = [plain_message(message) for message in prompt.messages]
         self._agent: asyncio.Task[Ended] | None = None
-        self._asked: asyncio.Queue[list[dict[str, Any]]] = asyncio.Queue()
+        # Of each request the messages in one form, and as they came.
+        self._asked: asyncio.Queue[tuple[list[dict[str, Any]], list[Any]]] = asyncio.Queue()
         self._answer: asyncio.Future[dict[str, Any]] | None = None  # of the request that waits
         self._turns = 0  # of the policy
         self._calls: dict[str, Call] = {}  # of the policy, by their ids
@@ -227,9 +228,10 @@ class _Conversation:
         """
         if self._answer is not None:
             raise ValueError("a request of this sample is already open: ask one after the other")
+        messages = [plain_message(message) for message in body["messages"]]
         self._answer = asyncio.get_running_loop().create_future()
         answer = self._answer
-        await self._asked.put([plain_message(message) for message in body["messages"]])
+        await self._asked.put((messages, body["messages"]))
         return await answer
 
     async def _next(self) -> list[Message] | None:
@@ -241,14 +243,14 @@ class _Conversation:
             if not asking.done():
                 self._agent.result()  # raises what the agent raised
                 return None
-            return self._added(asking.result())
+            return self._added(*asking.result())
         except BaseException:
             self.close()
             raise
         finally:
             asking.cancel()
 
-    def _added(self, messages: list[dict[str, Any]]) -> list[Message]:
+    def _added(self, messages: list[dict[str, Any]], sent: list[Any]) -> list[Message]:
         for place, message in enumerate(self._said):
             if place >= len(messages) or messages[place] != message:
                 has = json.dumps(messages[place])[:200] if place < len(messages) else "nothing"
@@ -262,13 +264,17 @@ class _Conversation:
             raise StepFailed("error", "the agent's first request is not the row's messages alone")
         if self._turns and (not new or any(m["role"] == "assistant" for m in new)):
             raise StepFailed("error", "the agent's request adds no messages of its own to the last")
+        before = len(self._said)
         self._said += new
-        return [self._shown(message) for message in new]
+        return [self._shown(m, raw) for m, raw in zip(new, sent[before:], strict=True)]
 
-    def _shown(self, message: Mapping[str, Any]) -> Message:
-        """An agent's message as the chat template gets it."""
+    def _shown(self, message: Mapping[str, Any], raw: Mapping[str, Any]) -> Message:
+        """An agent's message as the chat template gets it; its parts, where it has images, are read
+        as those of any reply. raw: the message as it came.
+        """
+        content = raw["content"] if "images" in message else message["content"]
         if message["role"] != "tool" or not self._rules.tools:
-            return {"role": message["role"], "content": message["content"]}
+            return {"role": message["role"], "content": content}
         identifier = message.get("tool_call_id", "")
         if identifier not in self._calls:
             raise StepFailed(
@@ -276,7 +282,7 @@ class _Conversation:
                 f"the agent's result of a tool has the tool_call_id {identifier[:60]!r}, and the "
                 f"policy's calls had {', '.join(self._calls) or 'none'}",
             )
-        return result_message(self._calls[identifier], identifier, message["content"])
+        return result_message(self._calls[identifier], identifier, content)
 
     def _message(self, text: str) -> dict[str, Any]:
         """A turn of the policy as an assistant's message of OpenAI's interface."""

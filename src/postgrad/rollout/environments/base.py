@@ -40,7 +40,9 @@ _HALF_PAIR = re.compile("[\ud800-\udfff]")
 class Reply:
     """The environment's reply to one turn of the policy."""
 
-    messages: tuple[Message, ...] = ()  # in the chat format, what the policy reads next
+    # In the chat format, what the policy reads next. A content is text or a list of parts, such as
+    # {"type": "text", "text": "See: "}, {"type": "image", "image": its file as bytes or base64}.
+    messages: tuple[Message, ...] = ()
     done: bool = False  # whether the episode ends here; then no messages are read
     reward: float = 0.0  # for this turn alone
     # For metrics, {"calls": 1.0}; summed over the episode.
@@ -62,17 +64,25 @@ def wrong_with(reply: Any) -> str | None:
             return f"the count {name!r} of a Reply is {count!r}, which is no finite number"
     if not isinstance(reply.messages, tuple | list):
         return f"the messages of a Reply are a {type(reply.messages).__name__}, which is no tuple"
-    for message in reply.messages:
-        texts: list[Any] = []
-        if isinstance(message, dict):
-            texts = [message.get("role"), message.get("content")]
-        if not texts or not all(isinstance(text, str) for text in texts):
-            return (
-                f"a message of a Reply is {repr(message)[:100]}, which is no dict with texts under "
-                "'role' and 'content'"
-            )
-        if any(_HALF_PAIR.search(text) for text in texts):
-            return "a message of a Reply has half a surrogate pair, which is no character"
+    return next((wrong for m in reply.messages if (wrong := _wrong_message(m)) is not None), None)
+
+
+def _wrong_message(message: Any) -> str | None:
+    texts: list[Any] = []
+    if isinstance(message, dict):
+        content = message.get("content")
+        parts = content if isinstance(content, list) else [{"text": content}]
+        texts = [message.get("role")]
+        texts += [part["text"] for part in parts if isinstance(part, dict) and "text" in part]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        return (
+            f"a message of a Reply is {repr(message)[:100]}, which is no dict with texts under "
+            "'role' and 'content'"
+        )
+    if "images" in message:
+        return "a message of a Reply has images beside its content: they are parts of it"
+    if any(_HALF_PAIR.search(text) for text in texts):
+        return "a message of a Reply has half a surrogate pair, which is no character"
     return None
 
 
@@ -152,6 +162,11 @@ class ChatEnvironment(Settings, ABC):
         them is refused at the start.
         """
         return [{"role": self.role, "content": "0"}]
+
+    def for_policy(self, *, reads_images: bool) -> Self:
+        """The environment for a policy whose messages may have images, or for one of text alone."""
+        del reads_images
+        return self
 
     def check(self, prompt: Prompt) -> str | None:
         """Why no course can start from the prompt's row, or None where it can."""

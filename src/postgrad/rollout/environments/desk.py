@@ -3,6 +3,7 @@ messages.
 """
 
 import asyncio
+import hashlib
 import json
 import secrets
 import socket
@@ -10,7 +11,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+from postgrad.core.media import MARK, data_url, image_store
 from postgrad.core.untrusted import parse_json
+from postgrad.data.chat_format import IMAGE_PARTS, parts_of
+from postgrad.data.images import content_of
+from postgrad.models.rendering import in_parts
 
 MODEL = "policy"  # what agents may call it; any name is taken
 _HOST = "127.0.0.1"
@@ -104,19 +109,41 @@ async def _body(request: Any) -> dict[str, Any]:
 
 
 def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Role, text and calls of a message, in one form whoever wrote it."""
-    content = message.get("content")
+    """Role, text, images by their hashes, and calls of a message, in one form whoever wrote it.
+    Raises ValueError for an image that cannot be read.
+    """
+    content, images = message.get("content"), list(message.get("images", ()))
     if isinstance(content, Sequence) and not isinstance(content, str):
+        parts = [part for part in content if isinstance(part, Mapping)]
         content = "".join(
-            str(part.get("text", "")) for part in content if isinstance(part, Mapping)
+            MARK if part.get("type") in IMAGE_PARTS else str(part.get("text", "")) for part in parts
         )
+        shown = [part for part in parts if part.get("type") in IMAGE_PARTS]
+        sources = parts_of(shown, 0)[1]
+        images = [hashlib.sha256(content_of(source, None)).hexdigest() for source in sources]
     plain: dict[str, Any] = {"role": str(message.get("role")), "content": content or ""}
+    if images:
+        plain["images"] = images
     if plain["role"] == "tool" and isinstance(message.get("tool_call_id"), str):
         plain["tool_call_id"] = message["tool_call_id"]
     calls = message.get("tool_calls") or ()
     if calls:
         plain["calls"] = [_called(call) for call in calls]
     return plain
+
+
+def sent_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message of a row as an agent gets it: images are parts of OpenAI's interface."""
+    if "images" not in message:
+        return dict(message)
+    sent, parts = in_parts(message), list[dict[str, Any]]()
+    images = iter(message["images"])
+    for part in sent["content"]:
+        if part["type"] == "image":
+            data = data_url(image_store().read(next(images)))
+            part = {"type": "image_url", "image_url": {"url": data}}
+        parts.append(part)
+    return sent | {"content": parts}
 
 
 def _called(call: Any) -> list[Any]:

@@ -157,9 +157,12 @@ class ServerSessions:
                 await self.close()
                 raise _unanswered(name, server, error) from error
 
-    async def call(self, server: str, tool: str, arguments: Mapping[str, Any]) -> str:
-        """The text of a tool's result. Raises ValueError with what the server calls an error, which
-        the model is told; StepFailed where there is no result.
+    async def call(
+        self, server: str, tool: str, arguments: Mapping[str, Any], *, images: bool = False
+    ) -> str | list[dict[str, Any]]:
+        """The text of a tool's result; with `images` its parts, where it has an image. Raises
+        ValueError with what the server calls an error, which the model is told; StepFailed where
+        there is no result.
         """
         session = self._sessions.get(server)
         if session is None:
@@ -180,6 +183,8 @@ class ServerSessions:
         text = "\n".join(_shown(part) for part in result.content)
         if result.is_error:
             raise ValueError(text)
+        if images and any(getattr(part, "type", "") == "image" for part in result.content):
+            return [_part(part) for part in result.content]
         return text
 
     async def close(self) -> None:
@@ -226,6 +231,13 @@ class _Session:
 def _shown(part: Any) -> str:
     text = getattr(part, "text", None)
     return text if isinstance(text, str) else f"[{getattr(part, 'type', 'something')}]"
+
+
+def _part(part: Any) -> dict[str, Any]:
+    """A part of a result as one of a message; an image has its file as base64."""
+    if getattr(part, "type", "") == "image":
+        return {"type": "image", "base64": part.data}
+    return {"type": "text", "text": f"{_shown(part)}\n"}
 
 
 def _cause(error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """The environments of a recipe: which of them plays a dataset, and what its rows have to have."""
 
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
@@ -13,6 +13,9 @@ from postgrad.rollout.environments.base import ChatEnvironment, build, failure_o
 from postgrad.rollout.environments.chat import dialogue
 from postgrad.rollout.settings import EnvironmentSets
 
+if TYPE_CHECKING:
+    from postgrad.models.image_reader import ImageReader  # imports torch
+
 Data = TypeVar("Data", bound=DataSettings)
 
 
@@ -21,13 +24,15 @@ def dialogues(
     data: DataSettings | MixSettings,
     tokenizer: Any,
     stack: ExitStack | None = None,
+    reader: "ImageReader | None" = None,
 ) -> Environments:
     """The environments that `settings` name, with the chat template of `data`. stack: ends their
-    threads and processes, which otherwise end with them. Raises the errors of `dialogue`.
+    threads and processes, which otherwise end with them. reader: of a policy that reads images.
+    Raises the errors of `dialogue`.
     """
     by_name: dict[str | None, Environment] = {}
     for name, environment in (settings.by_name if settings else {}).items():
-        world = dialogue(environment, tokenizer, template_call(data))
+        world = dialogue(environment, tokenizer, template_call(data), reader)
         if stack is not None:
             stack.callback(world.close)
         by_name[name] = world

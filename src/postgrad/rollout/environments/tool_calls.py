@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from itertools import chain, count
+from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.data.chat_format import Message
@@ -99,9 +100,11 @@ def ids_of(calls: Sequence[Call | Malformed], before: int) -> list[str]:
     return ids
 
 
-def result_message(call: Call | Malformed, identifier: str, content: str) -> Message:
-    """The message with a call's result. It names the function where such a name can exist: a model
-    may have written anything.
+def result_message(
+    call: Call | Malformed, identifier: str, content: str | list[dict[str, Any]]
+) -> Message:
+    """The message with a call's result, a text or parts with images. It names the function where
+    such a name can exist: a model may have written anything.
     """
     message = {"role": "tool", "content": content, "tool_call_id": identifier}
     return {**message, "name": call.name} if _NAME.fullmatch(call.name) else message

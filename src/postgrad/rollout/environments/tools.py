@@ -9,14 +9,14 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Prompt
 from postgrad.core.text import resolve
-from postgrad.data.chat_format import Message
+from postgrad.data.chat_format import IMAGE_PARTS, TEXT_PARTS, Message
 from postgrad.rewards.sandbox.choice import shared
 from postgrad.rewards.sandbox.client import Limits, Program, SandboxError
 from postgrad.rollout.environments.base import ChatEnvironment, Course, Reply, StepFailed
@@ -147,7 +147,8 @@ class Tools(ChatEnvironment):
     """`tools`: names of TOOLS, or functions as "package.module:function". `mcp`: servers by name.
 
     A tool takes JSON values and returns one; a string is shown as it is, cut to `longest_result`
-    characters. What it raises as ValueError, ArithmeticError or LookupError is told to the model,
+    characters. A policy that reads images is shown those of a result, which is a list of parts of a
+    message then. What it raises as ValueError, ArithmeticError or LookupError is told to the model,
     and so is a call that is malformed, of no known tool, or with wrong arguments: each of these has
     `malformed_reward`. Anything else that a tool raises is a failure of its sample.
 
@@ -168,6 +169,7 @@ class Tools(ChatEnvironment):
 
     _workers: FunctionWorkers | None = PrivateAttr(default=None)
     _sessions: ServerSessions | None = PrivateAttr(default=None)
+    _shows_images: bool = PrivateAttr(default=False)
 
     @field_validator("tools")
     @classmethod
@@ -223,6 +225,11 @@ class Tools(ChatEnvironment):
     def examples(self) -> Sequence[Message]:
         return [result_example(next(iter(self.all_tools())))]
 
+    def for_policy(self, *, reads_images: bool) -> Self:
+        environment = self.model_copy()
+        environment._shows_images = reads_images
+        return environment
+
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
         """With processes for functions and sessions of servers."""
@@ -243,11 +250,24 @@ class Tools(ChatEnvironment):
             raise ValueError("for_template has not been called")
         return _Course(self, self.tool_format, turns)
 
+    def shown(self, name: str, result: Any) -> str | list[dict[str, Any]]:
+        """What the model reads of what the tool `name` returned."""
+        if not (self._shows_images and _has_images(result)):
+            return _readable(_text(name, result)[: self.longest_result])
+        parts, left = list[dict[str, Any]](), self.longest_result
+        for part in result:
+            if part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str):
+                part = {**part, "text": _readable(part["text"][:left])}
+                left -= len(part["text"])
+            parts.append(part)
+        return parts
+
     async def result(self, tool: Tool, arguments: Mapping[str, Any]) -> Any:
         """What a call returns. Raises TOLD with what the model is told, else StepFailed."""
         if tool.server:
             assert self._sessions is not None  # within `running`
-            return await self._sessions.call(tool.server, tool.name, arguments)
+            images = self._shows_images
+            return await self._sessions.call(tool.server, tool.name, arguments, images=images)
         assert tool.function is not None
         if inspect.iscoroutinefunction(tool.function):
             return await tool.function(**arguments)
@@ -276,26 +296,26 @@ class _Course:
         results = zip(calls, ids_of(calls, self._answered), answers, strict=True)
         self._answered += len(calls)
         return Reply(
-            messages=tuple(result_message(c, i, _readable(text)) for c, i, (text, _) in results),
+            messages=tuple(result_message(c, i, content) for c, i, (content, _) in results),
             done=not calls,
             reward=malformed * self._rules.malformed_reward,
             counts={"calls": float(len(calls)), "malformed_calls": float(malformed)},
         )
 
-    async def _answer(self, call: Call | Malformed) -> tuple[str, bool]:
-        """(text for the model, whether it counts as malformed). StepFailed if a tool fails."""
+    async def _answer(self, call: Call | Malformed) -> tuple[str | list[dict[str, Any]], bool]:
+        """(what the model reads, whether it counts as malformed). StepFailed if a tool fails."""
         wrong = call.reason if isinstance(call, Malformed) else self._wrong(call)
         if isinstance(call, Malformed) or wrong is not None:
-            return f"Error: {wrong}", True
+            return _readable(f"Error: {wrong}"), True
         try:
             result = await self._rules.result(self._tools[call.name], call.arguments)
         except TOLD as error:
-            return f"Error: {error}"[: self._rules.longest_result], True
+            return _readable(f"Error: {error}"[: self._rules.longest_result]), True
         except StepFailed as error:
             raise StepFailed(error.cause, f"{_failed_call(call)}: {error}") from error
         except Exception as error:
             raise StepFailed("error", f"{_failed_call(call)}: {error!r}") from error
-        return _text(call.name, result)[: self._rules.longest_result], False
+        return self._rules.shown(call.name, result), False
 
     def _wrong(self, call: Call) -> str | None:
         if call.name not in self._tools:
@@ -319,6 +339,16 @@ def _readable(text: str) -> str:
     tokenizer reads it.
     """
     return text.encode(errors="backslashreplace").decode()
+
+
+def _has_images(result: Any) -> bool:
+    """Whether what a tool returned is a list of parts of a message, and one of them an image."""
+    if not isinstance(result, list):
+        return False
+    parts = cast(list[Any], result)
+    kinds = [part.get("type") if isinstance(part, dict) else None for part in parts]
+    are_parts = all(kind in (*TEXT_PARTS, *IMAGE_PARTS) for kind in kinds)
+    return are_parts and any(kind in IMAGE_PARTS for kind in kinds)
 
 
 def _text(name: str, result: Any) -> str:

@@ -105,6 +105,7 @@ export class Detail {
       h("div", { className: "tools" }, field("Colour by", select)),
       untold ? h("p", { className: "quiet" }, "No tokenizer was found beside the run: tokens are shown by their ids.") : null,
       view,
+      found.body.turns.flatMap((turn) => turn.images ?? []).map((digest) => picture(digest, found.images[digest])),
     );
   }
 }
@@ -156,7 +157,7 @@ function folded(text, kind) {
   return box;
 }
 
-/** An image of the prompt, as a data URL of a raster format, or why it is not shown. */
+/** An image of the prompt or of a reply, as a data URL of a raster format, or why it is not shown. */
 function picture(digest, image) {
   const name = `Image ${digest.slice(0, 12)}`;
   if (image.src) return h("img", { className: "picture", src: image.src, alt: name });

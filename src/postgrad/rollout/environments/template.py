@@ -1,0 +1,185 @@
+"""Messages after the policy's turn as a chat template writes them, and as tokens.
+
+The policy's own tokens stay as they were sampled: only the messages after them are rendered, as the
+template writes them after an assistant's turn, and tokenised once.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from postgrad.core.errors import UsageError
+from postgrad.core.media import MARK
+from postgrad.core.records import PlacedImage
+from postgrad.data.answer_spans import Rendered, Unmarkable
+from postgrad.data.chat_format import Message
+from postgrad.data.images import images_in, with_image_texts
+from postgrad.data.templates import (
+    Unencodable,
+    encode,
+    prompts,
+    render_conversations,
+    single_text,
+    turn_ends,
+)
+
+if TYPE_CHECKING:
+    from postgrad.models.image_reader import ImageReader  # imports torch
+
+_QUESTION: Message = {"role": "user", "content": "?"}
+_TURN = "@turn@"  # stands for what the policy wrote
+KNOWN_IMAGES = 256  # of replies, whose texts are kept: a run may see any number
+
+
+class Template:
+    """Renders messages as a chat template writes them after an assistant's turn."""
+
+    def __init__(
+        self, tokenizer: Any, variables: Mapping[str, Any], reader: "ImageReader | None" = None
+    ) -> None:
+        """reader: of a policy that reads images."""
+        self._tokenizer = tokenizer
+        self._variables = variables
+        self.reader = reader
+        self._shown: dict[str, None] = {}  # hashes of images of replies, the oldest first
+        self._ends = turn_ends(tokenizer)
+        added: Mapping[int, Any] = tokenizer.added_tokens_decoder
+        special = {token_id for token_id, added_token in added.items() if added_token.special}
+        self._special = special | set(tokenizer.all_special_ids)
+        self._after = lru_cache(maxsize=4096)(self._tokens_after)  # games have few replies
+
+    def closed(self, token_ids: NDArray[np.int32]) -> bool:
+        """Whether the policy's turn ends with a special token; after a stop string it does not."""
+        return len(token_ids) > 0 and int(token_ids[-1]) in self._special
+
+    def text(self, token_ids: NDArray[np.int32]) -> str:
+        """The text of a turn, special tokens included, but without the one that ends it."""
+        ids = token_ids[:-1] if self.closed(token_ids) else token_ids
+        return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+
+    def after(self, messages: Sequence[Message], *, closed: bool) -> NDArray[np.int32]:
+        """[O] int32: the tokens between the policy's turn and its next one.
+
+        closed: whether the turn has its end token already. Raises UsageError where the template
+        refuses the messages or drops their text.
+        """
+        return self._after(tuple(tuple(message.items()) for message in messages), closed)
+
+    def seen(
+        self, messages: Sequence[Message], *, closed: bool, before: int
+    ) -> tuple[NDArray[np.int32], tuple[PlacedImage, ...]]:
+        """As `after`, with the images of the messages among the tokens. before: images that the
+        conversation has already.
+        """
+        digests = images_in(messages)
+        if not digests:
+            return self.after(messages, closed=closed), ()
+        assert self.reader is not None  # it has read them
+        if self.reader.single and before + len(digests) > 1:
+            why = "this type of model makes other tokens of an image where a conversation has more"
+            raise _refused(messages, why)
+        tokens = self._tokens_after(tuple(tuple(m.items()) for m in messages), closed, before)
+        images = self.reader.placed(tokens, digests)
+        if images is None:
+            raise _refused(messages, "its tokens are not those of its images")
+        self._shown |= dict.fromkeys(digests)
+        for oldest in list(self._shown)[:-KNOWN_IMAGES]:
+            del self._shown[oldest]
+            self.reader.forget(oldest)
+        return tokens, images
+
+    def _tokens_after(
+        self, messages: tuple[tuple[tuple[str, Any], ...], ...], closed: bool, before: int = 0
+    ) -> NDArray[np.int32]:
+        replies = [dict(message) for message in messages]
+        try:
+            rest = self._rest(replies, before)
+        except Unmarkable as error:
+            raise _refused(replies, str(error)) from error
+        end = self._ends.match(rest)
+        mark = end[0] if end else ""
+        try:
+            if not closed or not mark:
+                return self._ids(rest)
+            # Tokenised behind the end mark: some tokenizers encode the begin of a text differently.
+            return self._ids(rest)[len(self._ids(mark)) :]
+        except Unencodable as error:
+            raise _refused(replies, f"the tokenizer cannot write it: {error}") from error
+
+    def _rest(self, replies: Sequence[Message], before: int) -> str:
+        """What the template writes behind the policy's words. before: images in the question, since
+        some templates number them. Raises Unmarkable.
+        """
+        question = _QUESTION
+        if before:
+            question = {"role": "user", "content": MARK * before, "images": [""] * before}
+        rest = self._behind_turn(question, replies)
+        pieces = [text for message in replies for text in message["content"].split(MARK)]
+        for piece in [text.strip() for text in pieces]:
+            escaped = json.dumps(piece, ensure_ascii=False)[1:-1]  # as Llama 3 writes results
+            if piece not in rest and escaped not in rest:
+                raise Unmarkable(f"it drops the text {piece[:60]!r}")
+        if self.reader is None:
+            return rest
+        return with_image_texts([Rendered(rest, (), "")], replies, self.reader)[0].text
+
+    def _behind_turn(self, question: Message, replies: Sequence[Message]) -> str:
+        """What the template writes from the end token of the policy's turn on.
+
+        The turn is plain text, whatever the policy wrote. Some templates refuse a tool's result
+        behind it, since they write the function's name before the result, as gpt-oss's: these see a
+        turn with the calls that the results name. Raises Unmarkable.
+        """
+        try:
+            text = self._text([question, {"role": "assistant", "content": _TURN}, *replies])
+        except Unmarkable:
+            calls = [_call_of(reply) for reply in replies if "tool_call_id" in reply]
+            if not calls:
+                raise
+        else:
+            _, separator, rest = text.partition(_TURN)
+            if not separator:
+                raise Unmarkable(f"it drops the text {_TURN!r}")
+            return rest
+        asked = [question, {"role": "assistant", "content": "", "tool_calls": calls}]
+        (texts,) = render_conversations(
+            self._tokenizer, [(asked, 0)], ends=self._ends, turns="last",
+            variables=self._variables, parts=self.reader is not None,
+        )  # fmt: skip
+        alone = single_text(texts)
+        written = alone.text[: alone.spans[-1][1]]
+        ends = [match for match in self._ends.finditer(written) if match.end() == len(written)]
+        turn = written[: ends[-1].start()] if ends else written
+        text = self._text([*asked, *replies])
+        if not text.startswith(turn):
+            raise Unmarkable("it writes a call otherwise where a result follows")
+        return text[len(turn) :]
+
+    def _text(self, messages: Sequence[Message]) -> str:
+        (text,) = prompts(
+            self._tokenizer, [messages], variables=self._variables, parts=self.reader is not None
+        )
+        if isinstance(text, Unmarkable):
+            raise text
+        return text
+
+    def _ids(self, text: str) -> NDArray[np.int32]:
+        return np.array(encode(self._tokenizer, [text])["input_ids"][0], np.int32)
+
+
+def _call_of(result: Message) -> dict[str, Any]:
+    """The call that a tool's result answers, as far as the result says."""
+    named = {"name": result.get("name", result["role"]), "arguments": {}}
+    return {"type": "function", "id": result["tool_call_id"], "function": named}
+
+
+def _refused(messages: Sequence[Message], why: str) -> UsageError:
+    roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
+    return UsageError(
+        f"environment: the chat template cannot write a message of role {roles!r} after an "
+        f"assistant's turn: {why}; take a tokenizer whose template can"
+    )
