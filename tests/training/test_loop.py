@@ -97,11 +97,13 @@ def test_an_evaluation_that_fails_costs_no_step_that_was_trained(
     assert saved(recipe.run_dir) == ["step-000003"]
 
 
-def test_a_misspelt_best_metric_does_not_cost_the_run(make_recipe: Any, console: Any) -> None:
+def test_a_best_metric_of_rows_that_are_not_there_does_not_cost_the_run(
+    make_recipe: Any, console: Any
+) -> None:
     """The first evaluation is the last thing that this run does, after all of its steps."""
-    wrong = {**AT_THE_END, "best_metric": "eval/acuracy"}
+    wrong = {**AT_THE_END, "best_metric": "eval/accuracy/x"}
     recipe = make_recipe("sft", eval={"at_start": False}, checkpoint=wrong)
-    with pytest.raises(UsageError, match=r"eval/acuracy.*eval/accuracy.*step 3 is kept"):
+    with pytest.raises(UsageError, match=r"eval/accuracy/x.*eval/accuracy.*step 3 is kept"):
         train(recipe, console)
     assert saved(recipe.run_dir) == ["step-000003"]
     flags = ["--checkpoint.best_metric", "eval/accuracy"]
