@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from helpers.jobs import write_pairs
 from postgrad.checkpoint.store import CheckpointStore, SaveFailed
 from postgrad.core.errors import RunError
 from postgrad.observe.console import Console
@@ -142,11 +143,45 @@ def test_a_best_metric_that_no_evaluation_gives_is_found(
     make_recipe: Any, console: Console
 ) -> None:
     recipe = make_recipe(
-        "sft", checkpoint={"best_metric": "eval/acuracy"}, eval={"n_samples": 1, "pass_at": [1]}
+        "sft", checkpoint={"best_metric": "eval/accuracy/x"}, eval={"n_samples": 1, "pass_at": [1]}
     )
     check, message, code = only(dry_run(recipe, console))
     assert (check, code) == ("best_metric", RECIPE)
     assert "eval/accuracy" in message
+
+
+@pytest.mark.slow
+def test_the_part_of_the_rows_that_is_evaluated_on_is_tried_too(
+    make_recipe: Any, console: Console, tmp_path: Path
+) -> None:
+    rows = write_pairs(tmp_path / "rows.jsonl")
+    recipe = make_recipe("reward", data={"path": str(rows), "eval_fraction": 0.3})
+    report = dry_run(recipe, console)
+    assert report.problems == []
+    assert {"rows of eval", "evaluate"} <= passed(report)
+
+
+@pytest.mark.slow
+def test_a_step_whose_samples_are_all_left_out_is_told_with_the_reason(
+    make_recipe: Any, console: Console
+) -> None:
+    masked = {"type": "grpo", "mask_truncated_completions": True}
+    recipe = make_recipe("rl", algorithm=masked, rollout={"max_new_tokens": 2})
+    report = dry_run(recipe, console)
+    assert report.problems == []
+    told = [one.message for one in report.warnings if one.check == "train"]
+    assert [why for why in told if "algorithm.mask_truncated_completions leaves" in why]
+
+
+@pytest.mark.slow
+def test_what_failed_says_nothing_of_a_checkpoint_that_nobody_can_resume(
+    make_recipe: Any, console: Console
+) -> None:
+    silent = {"n_samples": 2, "pass_at": [1], "maj_at": [2], "greedy": False}
+    report = dry_run(make_recipe("sft", eval=silent), console)
+    check, message, _ = only(report)
+    assert (check, message[:12]) == ("evaluate", "eval.maj_at:")
+    assert "checkpoint of step" not in message
 
 
 @pytest.mark.slow
