@@ -205,7 +205,7 @@ def components_apart(
             yield (
                 ("rewards", number, "on_failure"),
                 '"score" gives the total a score, and the algorithm reads each reward apart: take '
-                '"drop_sample", "drop_group" or "stop"',
+                '"drop_sample", "drop_group" or "stop_run"',
             )
 
 
