@@ -108,8 +108,11 @@ def _best_metric(recipe: Sections) -> Iterator[RecipeProblem]:
         yield place, f"{metric!r} needs an evaluation: give [eval] a path"
     elif not (times.every or times.at_start or times.at_end):
         yield place, f"{metric!r} is never measured: give eval.every, or set eval.at_end = true"
-    elif (known := _measured(recipe, metric)) is not None:
-        yield place, f"{metric!r} is not what this recipe's evaluations measure: {', '.join(known)}"
+    elif (choices := _measured(recipe, metric)) is not None:
+        yield (
+            place,
+            f"{metric!r} is not what this recipe's evaluations measure: {', '.join(choices)}",
+        )
     if metric.startswith("eval/") and metric.endswith(LOWER_IS_BETTER) and mode == "max":
         yield (
             ("checkpoint", "best_mode"),
@@ -126,14 +129,14 @@ def _measured(recipe: Sections, metric: str) -> list[str] | None:
         return None
     open_ended = ["rows/", "environment/", "left_out@"]
     open_ended += [f"{name}/" for name in names if name != "reward"]
-    known: list[str] = []
+    measured: list[str] = []
     for eval_set in recipe.eval.sets:
         prefix = "eval/" if eval_set.name is None else f"eval/{eval_set.name}/"
         name = metric.removeprefix(prefix) if metric.startswith(prefix) else ""
         if name in (*names, "dead_end_fraction") or name.startswith(tuple(open_ended)):
             return None
-        known += [prefix + name for name in names]
-    return known
+        measured += [prefix + name for name in names]
+    return measured
 
 
 def _metric_names(recipe: Sections) -> list[str] | None:

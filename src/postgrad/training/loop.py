@@ -111,8 +111,8 @@ def _finish(
         try:
             state, improved, evaluation = _evaluate(run, job, state)
         except (ScoresMissing, UsageError) as error:
-            told = type(error)(f"{error}; {_trained(run, saver, state)}")
-            raise _Unusable(told, error) from None
+            with_standing = type(error)(f"{error}; {_trained(run, saver, state)}")
+            raise _Unusable(with_standing, error) from None
         line |= evaluation
     run.loggers.log(state.step, line)
     last = state.step == run.steps or _early(run, state)
