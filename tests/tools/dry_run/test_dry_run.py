@@ -174,6 +174,14 @@ def test_a_step_whose_samples_are_all_left_out_is_told_with_the_reason(
 
 
 @pytest.mark.slow
+def test_rewards_that_call_no_answer_right_are_tried_too(
+    make_recipe: Any, console: Console
+) -> None:
+    rewards = [{"type": "target_length", "target": 3}]
+    assert dry_run(make_recipe("rl", rewards=rewards), console).problems == []
+
+
+@pytest.mark.slow
 def test_what_failed_says_nothing_of_a_checkpoint_that_nobody_can_resume(
     make_recipe: Any, console: Console
 ) -> None:

@@ -106,6 +106,9 @@ def _shorten_sampling(recipe: Answering, data: dict[str, Any]) -> None:
         reward |= {"gate": False, "gate_at": 1.0, "gate_value": 0.0, "multiply": False}
     if not recipe.rewards and recipe.eval.component is None:
         data["eval"]["component"] = ENVIRONMENT
+    # The reward that is added could call answers right where those of the recipe cannot, and then
+    # they would be refused as judges: here any score will do.
+    data["eval"]["correct_at"] = min(recipe.eval.correct_at, 0.0)
     data["rewards"].append(DENSE)
     filters = {"dynamic_sampling": False, "filter_on": None, "keep_above": None, "keep_below": None}
     data["rollout"] |= filters
