@@ -77,7 +77,9 @@ def test_a_verifier_that_hangs_does_not_hang_on_every_sample_of_a_step(
         eval={"at_start": False, "at_end": False},
         batch={"rollout_batch_size": 8, "n_samples_per_prompt": 2, "train_batch_size": 16},
     )
-    with pytest.raises(ScoresMissing, match=r"failed on 2 of 2 scored samples .*deaf: wall_clock x2"):
+    with pytest.raises(
+        ScoresMissing, match=r"failed on 2 of 2 scored samples .*deaf: wall_clock x2"
+    ):
         train(recipe, console)
     failed = [e for e in lines(recipe.run_dir, "events.jsonl") if e["event"] == "verifier_failed"]
     assert [(event["ticket"], event["sample"]) for event in failed] == [(0, 0), (0, 1)]

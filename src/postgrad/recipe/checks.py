@@ -125,7 +125,7 @@ def _measured(recipe: Sections, metric: str) -> list[str] | None:
     or where rows and environments decide whether it is.
     """
     names = _metric_names(recipe)
-    if names is None:
+    if not names:
         return None
     open_ended = ["rows/", "environment/", "left_out@"]
     open_ended += [f"{name}/" for name in names if name != "reward"]
@@ -141,7 +141,7 @@ def _measured(recipe: Sections, metric: str) -> list[str] | None:
 
 def _metric_names(recipe: Sections) -> list[str] | None:
     """What an evaluation measures of every set (evaluation/results.py), but for what depends on
-    rows; None where [[rewards]] have an error, which is told elsewhere.
+    rows; None or nothing where [[rewards]] have an error or are missing, which is told elsewhere.
     """
     if not isinstance(recipe, AnsweringSections):
         if recipe.row_kind == "steps":
