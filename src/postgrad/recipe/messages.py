@@ -94,9 +94,9 @@ def _joined(problems: list[Problem]) -> list[Problem]:
         elif problem["type"] != "too_short" or place not in inside:
             joined.append(problem)
     return [
-        whole
+        alternative
         for problem in joined
-        for whole in _alternatives(alternatives.get(problem["loc"], [problem]), problem)
+        for alternative in _alternatives(alternatives.get(problem["loc"], [problem]), problem)
     ]
 
 
