@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from helpers.jobs import write_pairs
+from helpers.tiny_runs import MODEL
 from postgrad.checkpoint.store import CheckpointStore, SaveFailed
 from postgrad.core.errors import RunError
 from postgrad.observe.console import Console
@@ -179,6 +180,24 @@ def test_rewards_that_call_no_answer_right_are_tried_too(
 ) -> None:
     rewards = [{"type": "target_length", "target": 3}]
     assert dry_run(make_recipe("rl", rewards=rewards), console).problems == []
+
+
+@pytest.mark.slow
+def test_rows_that_nothing_scores_beside_an_environment_are_found(
+    make_recipe: Any, console: Console
+) -> None:
+    rows = {"path": "postgrad.rollout.environments.guess_number:rows", "size": 8}
+    sets = [{"environment": "guess_number"}, {"environment": "none", "seed": 5}]
+    recipe = make_recipe(
+        "rl",
+        model={"init": {**MODEL["init"], "max_position_embeddings": 160}},
+        data={**rows, "task": {}, "max_len": 120, "sets": sets},
+        eval={**rows, "task": {}, "environment": "guess_number"},
+        environment={"sets": [{"type": "guess_number"}, {"type": "guess_number", "name": "b"}]},
+        rewards=[],
+    )
+    problems = {one.check: one.message for one in dry_run(recipe, console).problems}
+    assert "no reward applies to it" in problems["reference answers"]
 
 
 @pytest.mark.slow
