@@ -175,6 +175,14 @@ def test_a_step_whose_samples_are_all_left_out_is_told_with_the_reason(
 
 
 @pytest.mark.slow
+def test_weights_of_rewards_that_an_algorithm_reads_apart_are_tried_too(
+    make_recipe: Any, console: Console
+) -> None:
+    algorithm = {"type": "gdpo", "component_weights": {"vowels": 2.0}}
+    assert dry_run(make_recipe("rl", algorithm=algorithm), console).problems == []
+
+
+@pytest.mark.slow
 def test_rewards_that_call_no_answer_right_are_tried_too(
     make_recipe: Any, console: Console
 ) -> None:

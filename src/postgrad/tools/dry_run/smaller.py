@@ -110,6 +110,8 @@ def _shorten_sampling(recipe: Answering, data: dict[str, Any]) -> None:
     # they would be refused as judges: here any score will do.
     data["eval"]["correct_at"] = min(recipe.eval.correct_at, 0.0)
     data["rewards"].append(DENSE)
+    if data["algorithm"].get("component_weights") is not None:
+        data["algorithm"]["component_weights"] |= {DENSE["name"]: DENSE["weight"]}
     filters = {"dynamic_sampling": False, "filter_on": None, "keep_above": None, "keep_below": None}
     data["rollout"] |= filters
 
