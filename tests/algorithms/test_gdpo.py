@@ -109,3 +109,14 @@ def test_rewards_that_rule_over_others_are_refused() -> None:
     for key in ({"gate": True}, {"multiply": True}, {"on_failure": "score"}):
         with pytest.raises(UsageError, match="each"):
             recipe(**length, **key)
+
+
+@pytest.mark.parametrize("weights", [{"gsm8k": 1.0}, {"gsm8k": 1.0, "regexp": 0.5}])
+def test_weights_that_are_not_of_the_rewards_are_refused(weights: dict[str, float]) -> None:
+    rewards = [{"type": "gsm8k"}, {"type": "regex", "pattern": "x"}]
+    algorithm: dict[str, Any] = {"type": "gdpo", "component_weights": weights}
+    why = r"algorithm\.component_weights: has weights of gsm8k.* the rewards are gsm8k, regex"
+    with pytest.raises(UsageError, match=why):
+        RLRecipe(**{**SECTIONS, "algorithm": algorithm, "rewards": rewards})
+    algorithm["component_weights"] = {"gsm8k": 1.0, "regex": 0.5}
+    RLRecipe(**{**SECTIONS, "algorithm": algorithm, "rewards": rewards})

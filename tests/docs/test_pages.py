@@ -37,7 +37,8 @@ TOML = [block for block in blocks() if is_toml(block) and block.page != EXPLAINE
 def complete(part: dict[str, Any], job: str) -> dict[str, Any]:
     """The part with what its job needs beside it."""
     base: dict[str, Any] = {"run_dir": "run", "data": DATA, "model": MODEL}
-    base |= {"rl": RL, "sft": SCORED}.get(job, {})
+    by_loss = part.get("checkpoint", {}).get("best_metric") == "eval/loss"  # nothing is scored
+    base |= {"rl": RL, "sft": {} if by_loss else SCORED}.get(job, {})
     base |= {} if any(key in part for key in LENGTHS) else {"steps": 1}
     merged = {**base, **part, "job": job}
     if "sets" not in merged["data"]:

@@ -131,9 +131,3 @@ def test_a_model_that_takes_nothing_over_is_allowed_by_its_own_name_alone(write:
     after = load_recipe(write(text=text.replace("some/model", "another/model")))
     with pytest.raises(UsageError, match=r"--allow-change reward_model\.model\.path"):
         compare(before, after, ["model"], RUN)
-
-
-def test_a_best_metric_that_no_evaluation_can_have_is_refused(write: Write) -> None:
-    text = SFT.format(max_len=512, system="x")
-    with pytest.raises(UsageError, match=r"best_metric.*'loss' is no metric of an evaluation"):
-        load_recipe(write(text=text), ["--checkpoint.best_metric", "loss"])

@@ -270,3 +270,11 @@ def test_rewards_of_which_one_can_call_an_answer_right_are_evaluated(
     recipe = load_recipe(write((REWARDS, sections)))
     assert recipe.evaluates_answers
     assert recipe_from_json(recipe.dump()) == recipe  # as a resume reads it
+
+
+def test_what_a_reward_model_does_not_read_is_refused_before_it_is_loaded(write: Write) -> None:
+    asks = '[[rewards]]\ntype = "reward_model"\nspecial_tokens = true\n'
+    model = '[reward_model.model]\npath = "some/model"\n'
+    why = r"rewards\.0: special_tokens: the run's own reward model gives this score"
+    with pytest.raises(UsageError, match=why):
+        load_recipe(write((REWARDS, asks + model)))

@@ -182,10 +182,20 @@ def test_normalising_needs_mean_and_std(mean, std):
         scorer_of(learned, normalise=True)
 
 
-@pytest.mark.parametrize("key", ["cpu_seconds", "wall_seconds", "waits", "after", "special_tokens"])
-def test_settings_of_workers_are_refused(key):
-    value = {"waits": False, "after": "</think>", "special_tokens": True}.get(key, 1.0)
-    with pytest.raises(UsageError, match=f"rewards.{key}: 'reward_model' runs in no worker"):
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("cpu_seconds", 1.0),
+        ("wall_seconds", 1.0),
+        ("waits", False),
+        ("after", "</think>"),
+        ("special_tokens", True),
+        ("sandbox", True),
+        ("env", ("KEY",)),
+    ],
+)
+def test_settings_of_workers_are_refused(key, value):
+    with pytest.raises(UsageError, match=f"{key}: .* and in no worker, .*leave it out"):
         scorer_of(FakeLearned(), **{key: value})
 
 

@@ -71,7 +71,7 @@ def test_a_step_with_too_many_failed_samples_stops_the_run_and_names_the_first(m
     tally.judge(1 / 3)
     with pytest.raises(RunError) as error:
         tally.judge(0.33)
-    assert "1 of 3 samples scored in this step (b: error x1)" in str(error.value)
+    assert "1 of 3 scored samples (b: error x1)" in str(error.value)
     assert "sample 1 of ticket 4 (row 14 of set): b: error: ValueError: no" in str(error.value)
 
 

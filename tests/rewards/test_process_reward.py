@@ -126,7 +126,7 @@ def test_a_step_without_a_finite_score_is_a_recorded_failure(
         ({"type": "process_reward"}, None, "scores whole answers"),
         ({"type": "reward_model"}, "\n\n", 'type = "process_reward"'),
         ({"type": "process_reward", "credit": "step", "gate": True}, "\n\n", "leave gate"),
-        ({"type": "process_reward", "cpu_seconds": 9.0}, "\n\n", "runs in no worker"),
+        ({"type": "process_reward", "cpu_seconds": 9.0}, "\n\n", "in no worker"),
         ({"type": "process_reward", "aggregate": "max"}, "\n\n", "rewards.aggregate = 'max'"),
     ],
 )

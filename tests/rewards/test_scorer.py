@@ -102,7 +102,7 @@ def test_a_step_in_which_too_many_samples_fail_stops_the_run(
         for texts in (["1", "raise", "3", "4"], ["1", "raise", "nan", "4"])
     ]
     scorer.judge(well)
-    with pytest.raises(RunError, match="failed on 2 of 4 samples"):
+    with pytest.raises(RunError, match="failed on 2 of 4 scored samples"):
         scorer.judge(ill)
 
 
@@ -288,7 +288,7 @@ def test_failures_of_environments_can_stop_the_run_and_count_in_a_step(make_prom
     with stops, pytest.raises(RunError, match=r"'environment' is stop_run.*crash: it fell"):
         stops.score([(make_prompt(), failed)])
     counts = Scorer((), ScoringSettings(), played(1.0))
-    too_many = r"failed on 1 of 1 samples scored in this step \(environment: crash x1\)"
+    too_many = r"failed on 1 of 1 scored samples \(environment: crash x1\)"
     with counts, pytest.raises(RunError, match=too_many):
         counts.judge(counts.score([(make_prompt(), failed)]))
 

@@ -77,7 +77,9 @@ def test_a_verifier_that_hangs_does_not_hang_on_every_sample_of_a_step(
         eval={"at_start": False, "at_end": False},
         batch={"rollout_batch_size": 8, "n_samples_per_prompt": 2, "train_batch_size": 16},
     )
-    with pytest.raises(ScoresMissing, match=r"failed on 2 of 2 samples .*deaf: wall_clock x2"):
+    with pytest.raises(
+        ScoresMissing, match=r"failed on 2 of 2 scored samples .*deaf: wall_clock x2"
+    ):
         train(recipe, console)
     failed = [e for e in lines(recipe.run_dir, "events.jsonl") if e["event"] == "verifier_failed"]
     assert [(event["ticket"], event["sample"]) for event in failed] == [(0, 0), (0, 1)]
@@ -97,11 +99,13 @@ def test_an_evaluation_that_fails_costs_no_step_that_was_trained(
     assert saved(recipe.run_dir) == ["step-000003"]
 
 
-def test_a_misspelt_best_metric_does_not_cost_the_run(make_recipe: Any, console: Any) -> None:
+def test_a_best_metric_of_rows_that_are_not_there_does_not_cost_the_run(
+    make_recipe: Any, console: Any
+) -> None:
     """The first evaluation is the last thing that this run does, after all of its steps."""
-    wrong = {**AT_THE_END, "best_metric": "eval/acuracy"}
+    wrong = {**AT_THE_END, "best_metric": "eval/accuracy/x"}
     recipe = make_recipe("sft", eval={"at_start": False}, checkpoint=wrong)
-    with pytest.raises(UsageError, match=r"eval/acuracy.*eval/accuracy.*step 3 is kept"):
+    with pytest.raises(UsageError, match=r"eval/accuracy/x.*eval/accuracy.*step 3 is kept"):
         train(recipe, console)
     assert saved(recipe.run_dir) == ["step-000003"]
     flags = ["--checkpoint.best_metric", "eval/accuracy"]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.runs import lines, tensors
+from helpers.runs import lines, tensors, timeless
 from helpers.tiny_runs import MakeRecipe
 from postgrad.core.errors import UsageError
 from postgrad.core.records import FinishReason
@@ -172,13 +172,15 @@ def test_a_share_of_none_is_the_run_without(
 def test_a_resumed_run_answers_the_same_rows_with_the_same_tokens(
     make_student: Callable[..., Recipe], console: Console
 ) -> None:
-    whole, halves = make_student("whole", 0.5), make_student("halves", 0.5, steps=1)
+    whole, halves = make_student("whole", 0.5), make_student("halves", 0.5, steps=2)
     train(whole, console)
     train(halves, console)
     train(make_student("halves", 0.5), console)
     one, two = tensors(whole.run_dir, 3), tensors(halves.run_dir, 3)
     assert one.keys() == two.keys()
     assert all(one[name].equal(two[name]) for name in one)
+    logs = [Path(recipe.run_dir) / "metrics.jsonl" for recipe in (whole, halves)]
+    assert timeless(logs[0]) == timeless(logs[1])
     steps = logged(whole)
     counts = [step["on_policy/samples"] for step in steps]
     chosen = uniform(whole.seed, "on_policy", np.arange(24)) < 0.5

@@ -192,7 +192,14 @@ def group_size(algorithm: RolloutAlgorithm, batch: RolloutBatchSettings) -> Iter
 def components_apart(
     recipe: AnsweringSections, algorithm: RolloutAlgorithm
 ) -> Iterator[RecipeProblem]:
-    """Rewards that are no addends, where the algorithm reads each of them apart."""
+    """Rewards that are no addends, or have no weight, where the algorithm reads each apart."""
+    weights, names = getattr(algorithm, "component_weights", None), recipe.reward_components
+    if weights is not None and names and {*weights} != {*names}:
+        yield (
+            ("algorithm", "component_weights"),
+            f"has weights of {', '.join(weights) or 'none'}, and the rewards are "
+            f"{', '.join(names)}: give each its weight here, or leave this out for theirs",
+        )
     for number, reward in enumerate(recipe.rewards if algorithm.needs().components else ()):
         for key in ("gate", "multiply"):
             if getattr(reward, key):
@@ -205,7 +212,7 @@ def components_apart(
             yield (
                 ("rewards", number, "on_failure"),
                 '"score" gives the total a score, and the algorithm reads each reward apart: take '
-                '"drop_sample", "drop_group" or "stop"',
+                '"drop_sample", "drop_group" or "stop_run"',
             )
 
 

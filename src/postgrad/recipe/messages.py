@@ -1,6 +1,7 @@
 """Validation errors as lines for people: file, line, key, what is wrong, what is allowed."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
@@ -33,6 +34,10 @@ PEERS_NAMES = {
     "max_new_tokens": "max_completion_length generate_max_len",
 }
 NAMES = {peer: ours for ours, peers in PEERS_NAMES.items() for peer in peers.split()}
+# What pydantic adds to the place of a problem for each type that a key may have.
+_ALTERNATIVE = re.compile(
+    r"constrained-\w+|(literal|dict|tuple|list|union)\[.*\]|bool|int|float|str", re.DOTALL
+)
 DEFAULTS = {"reward": "bradley_terry", "preference": "dpo"}  # algorithms where a job says none
 
 
@@ -56,14 +61,77 @@ class Origin:
 
 def explain(error: ValidationError, model: type[BaseModel], origin: Origin) -> UsageError:
     """One UsageError with a line for each problem of the recipe."""
-    problems: list[dict[str, Any]] = [dict(each) for each in error.errors(include_url=False)]
+    problems = _joined([dict(each) for each in error.errors(include_url=False)])
     not_inherited = [
         problem
         for problem in problems
-        if not is_inherited(origin.raw, problem["loc"]) or problem["type"] in ("recipe", "missing")
+        if not is_inherited(origin.raw, problem["loc"])
+        or problem["type"] == "recipe"
+        or _is_missing(problem)
     ]
     lines = [_line(problem, model, origin) for problem in not_inherited or problems]
     return UsageError("\n".join(dict.fromkeys(lines)))
+
+
+Problem = Mapping[str, Any]
+
+
+def _joined(problems: list[Problem]) -> list[Problem]:
+    """One problem for each key that may have several types, of which pydantic gives one for each;
+    none for a list whose items have problems.
+    """
+    inside = {problem["loc"][:-2] for problem in problems}
+    inside |= {problem["loc"][:-1] for problem in problems}
+    joined, alternatives = list[Problem](), dict[tuple[Any, ...], list[Problem]]()
+    for each in problems:
+        place = tuple(part for part in each["loc"] if part != "[key]")
+        problem = {**each, "loc": place}
+        at = next((n for n, part in enumerate(place) if n and _is_alternative(part)), None)
+        if at is not None:
+            if place[:at] not in alternatives:
+                joined.append({"loc": place[:at], "type": "alternatives"})
+            alternatives.setdefault(place[:at], []).append(problem)
+        elif problem["type"] != "too_short" or place not in inside:
+            joined.append(problem)
+    return [
+        alternative
+        for problem in joined
+        for alternative in _alternatives(alternatives.get(problem["loc"], [problem]), problem)
+    ]
+
+
+def _is_alternative(part: Any) -> bool:
+    return isinstance(part, str) and _ALTERNATIVE.fullmatch(part) is not None
+
+
+def _alternatives(problems: list[Problem], at: Problem) -> list[Problem]:
+    """The problems of one key by its types: those within the value where one type fits that far,
+    else one that names all types. at: the key.
+    """
+    if at["type"] != "alternatives":
+        return problems
+    depth = len(at["loc"])
+    if len({problem["loc"][depth] for problem in problems}) == 1:
+        return problems  # a key of the user's own that is called as a type is
+    within = [problem for problem in problems if len(problem["loc"]) > depth + 1]
+    if within:
+        return _joined(
+            [{**each, "loc": each["loc"][:depth] + each["loc"][depth + 1 :]} for each in within]
+        )
+    wanted = sorted(map(_of_type, problems), key=lambda text: not text.startswith("'"))
+    text = " or ".join(filter(None, (", ".join(wanted[:-1]), wanted[-1])))
+    return [{**problems[0], "loc": at["loc"], "type": "several", "msg": f"input should be {text}"}]
+
+
+def _of_type(problem: Problem) -> str:
+    kinds = {"dict_type": "a table of keys", "tuple_type": "a list", "list_type": "a list"}
+    message = str(problem["msg"]).removeprefix("Input should be ")
+    return kinds.get(problem["type"], message)
+
+
+def _is_missing(problem: Problem) -> bool:
+    """Whether a key of a table is missing; values of a list have no names."""
+    return problem["type"] == "missing" and not isinstance(problem["loc"][-1], int)
 
 
 def _line(problem: Mapping[str, Any], model: type[BaseModel], origin: Origin) -> str:
@@ -72,8 +140,11 @@ def _line(problem: Mapping[str, Any], model: type[BaseModel], origin: Origin) ->
     prefix = f"{origin.where(place)}: "
     if problem["type"] == "extra_forbidden":
         return f"{prefix}unknown key {key!r}: {_hint(place, model, origin.raw)}"
-    if problem["type"] == "missing":
+    if _is_missing(problem):
         return f"{prefix}{key} is missing: {_described(place)}"
+    if problem["type"] == "missing":
+        list_key = key.rpartition(".")[0]
+        return f"{prefix}{list_key} = {list(problem['input'])}: more values are wanted"
     if problem["type"] in ("recipe", "value_error"):
         text = str(problem["msg"]).removeprefix("Value error, ")
         return f"{prefix}{key}: {text}" if key else f"{prefix}{text}"
@@ -91,6 +162,11 @@ def _wanted(problem: Mapping[str, Any], key: str) -> str:
         if isinstance(stated, list) and isinstance(next(iter(cast(list[Any], stated)), None), dict):
             return f"one table alone is wanted: it begins with [{key}], in one bracket"
         return "a table of keys is wanted"
+    if problem["type"] in ("too_long", "too_short"):
+        limits = problem["ctx"]
+        least, most = limits.get("min_length"), limits.get("max_length")
+        bound = f"at most {most}" if problem["type"] == "too_long" else f"at least {least}"
+        return f"{bound} values are wanted, not {limits['actual_length']}"
     message = str(problem["msg"])
     return message[:1].lower() + message[1:]
 

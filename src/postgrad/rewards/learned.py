@@ -25,6 +25,8 @@ _WORKERS = (
     "waits",
     "after",
     "special_tokens",
+    "sandbox",
+    "env",
 )  # settings of components that have workers
 
 
@@ -69,6 +71,17 @@ class Learned(Protocol):
 class AskedHere(Verifier):
     """A verifier whose scores the run's own reward model gives, in this process."""
 
+    @staticmethod
+    def require_no_worker(reward: RewardSettings) -> None:
+        """Raises UsageError where a component has settings of a worker."""
+        # A recipe in recipe.json has every default, hence no check of presence.
+        for key in _WORKERS:
+            if getattr(reward, key) != RewardSettings.model_fields[key].default:
+                raise UsageError(
+                    f"{key}: the run's own reward model gives this score, from tokens and in no "
+                    "worker, and does not read it: leave it out"
+                )
+
     def component(self, name: str, reward: RewardSettings, learned: Learned | None) -> "Component":
         """What scores groups. Raises UsageError where the model cannot."""
         raise NotImplementedError
@@ -80,7 +93,7 @@ class RewardModel(AskedHere):
     normalise: bool = False  # (score - mean) / std, with the scale that is kept with the model
 
     def component(self, name: str, reward: RewardSettings, learned: Learned | None) -> "Component":
-        model = asked(name, reward, learned)
+        model = asked(name, learned)
         if model.separator is not None:
             raise UsageError(
                 f"rewards: {name!r} asks a process reward model, which scores steps: say type = "
@@ -110,13 +123,8 @@ class RewardModel(AskedHere):
         return mean, std
 
 
-def asked(name: str, reward: RewardSettings, learned: Learned | None) -> Learned:
-    """The model that a component asks. Raises UsageError where the run has none, or the component
-    has settings of a worker.
-    """
-    for key in _WORKERS:  # a recipe in recipe.json has every default, hence no check of presence
-        if getattr(reward, key) != RewardSettings.model_fields[key].default:
-            raise UsageError(f"rewards.{key}: {name!r} runs in no worker, leave it out")
+def asked(name: str, learned: Learned | None) -> Learned:
+    """The model that a component asks. Raises UsageError where the run has none."""
     if learned is None:
         raise UsageError(
             f"rewards: {name!r} needs a reward model and there is none: give one in "

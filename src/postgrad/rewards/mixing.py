@@ -152,8 +152,8 @@ class Tally:
             return
         causes = ", ".join(f"{cause} x{n}" for cause, n in sorted(self._causes.items()))
         raise ScoresMissing(
-            f"verifiers or the environment failed on {self.failed} of {self.samples} samples "
-            f"scored in this step ({causes}), more than scoring.max_failed_fraction = "
+            f"verifiers or the environment failed on {self.failed} of {self.samples} scored "
+            f"samples ({causes}), more than scoring.max_failed_fraction = "
             f"{max_failed_fraction:g}; the first is {self._examples[min(self._examples)]}"
         )
 

@@ -35,7 +35,7 @@ class StepScores(AskedHere):
     def component(
         self, name: str, reward: RewardSettings, learned: Learned | None
     ) -> "StepComponent":
-        model = asked(name, reward, learned)
+        model = asked(name, learned)
         if model.separator is None:
             raise UsageError(
                 f"rewards: {name!r} needs a process reward model, and that of [reward_model] "

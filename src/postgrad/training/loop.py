@@ -62,13 +62,13 @@ def loop(run: Run, job: Job, state: RunState) -> RunState:
             why = f", which was not expected to end within {limit}"
             raise Stopped(saver.stop(state, why)) from None
         except SentinelStop as spoken:
-            raise SentinelStop(f"{spoken}; {_standing(saver, state)}") from None
+            raise SentinelStop(f"{spoken}; {_standing(saver, state)}") from spoken
         except _Unusable as evaluation:
-            raise evaluation.error from None
+            raise evaluation.error from evaluation.cause
         except ScoresMissing as failed:
             if not state.step:
                 raise
-            raise ScoresMissing(f"{failed}; {_standing(saver, state)}") from None
+            raise ScoresMissing(f"{failed}; {_standing(saver, state)}") from failed
         except Exception as error:
             if not ran_out(error):
                 raise
@@ -82,12 +82,12 @@ def loop(run: Run, job: Job, state: RunState) -> RunState:
 
 class _Unusable(Exception):
     """An evaluation after a step has failed, and what the step trained is saved. error: for people,
-    it says both.
+    it says both. cause: what the evaluation said.
     """
 
-    def __init__(self, error: PostgradError) -> None:
+    def __init__(self, error: PostgradError, cause: PostgradError) -> None:
         super().__init__(str(error))
-        self.error = error
+        self.error, self.cause = error, cause
 
 
 def _standing(saver: Saver, state: RunState) -> str:
@@ -111,7 +111,8 @@ def _finish(
         try:
             state, improved, evaluation = _evaluate(run, job, state)
         except (ScoresMissing, UsageError) as error:
-            raise _Unusable(type(error)(f"{error}; {_trained(run, saver, state)}")) from None
+            with_standing = type(error)(f"{error}; {_trained(run, saver, state)}")
+            raise _Unusable(with_standing, error) from None
         line |= evaluation
     run.loggers.log(state.step, line)
     last = state.step == run.steps or _early(run, state)

@@ -24,6 +24,7 @@ from postgrad.learner.distilled import STORED, shared_vocabulary
 from postgrad.learner.protocols import PolicyRole
 from postgrad.learner.reference import ReferenceLogprobs
 from postgrad.models.load import load_config, load_tokenizer
+from postgrad.observe.sentinels.publish import MOVED
 from postgrad.recipe.recipe import SFTRecipe
 from postgrad.rollout.engine import Completion, Engine, Request
 from postgrad.rollout.settings import SamplingSettings
@@ -143,7 +144,9 @@ class SFTJob(SupervisedJob[Conversation]):
         assert self._engine is not None
         assert self._publish is not None
         with self._run.phase("publish"):
-            published = self._publish(self._policy.updates)
+            updates = self._policy.updates
+            published = self._publish(updates)
+            self._run.sentinels.at_once(updates, published)
         with self._run.phase("sample", len(requests)):
             done: list[Completion] = []
             for request in requests:
@@ -158,7 +161,10 @@ class SFTJob(SupervisedJob[Conversation]):
             with_answer(row, asked[row.ticket], answers[row.ticket]) if row.ticket in asked else row
             for row in drawn
         ]
-        return rows, {**answer_metrics(done), **published}
+        # How far the policy moved since the engine's last weights is known to the process that had
+        # them alone: after a resume the number would be another one.
+        lasting = {name: value for name, value in published.items() if name != MOVED}
+        return rows, {**answer_metrics(done), **lasting}
 
     def evaluate(self) -> list[Result]:
         answered = [] if self._evaluator is None else self._answers()

@@ -133,15 +133,6 @@ def test_saves_and_evaluations_that_would_never_come_are_told(
     assert "eval.every = 50" in told
 
 
-def test_a_best_metric_without_an_evaluation_in_the_run_is_found(
-    report: Report, make_recipe: Any
-) -> None:
-    never = {"at_start": False, "at_end": False, "every": 0}
-    recipe = make_recipe("sft", eval=never, checkpoint={"best_metric": "eval/accuracy"})
-    ahead.check_best_metric(report, recipe, {"eval/accuracy"}, Sets())
-    assert "is never measured" in message(report)
-
-
 def test_metrics_that_a_few_rows_do_not_have_are_known_all_the_same(
     report: Report, make_recipe: Any
 ) -> None:

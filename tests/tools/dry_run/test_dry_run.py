@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from helpers.jobs import write_pairs
+from helpers.tiny_runs import MODEL
 from postgrad.checkpoint.store import CheckpointStore, SaveFailed
 from postgrad.core.errors import RunError
 from postgrad.observe.console import Console
@@ -142,11 +144,79 @@ def test_a_best_metric_that_no_evaluation_gives_is_found(
     make_recipe: Any, console: Console
 ) -> None:
     recipe = make_recipe(
-        "sft", checkpoint={"best_metric": "eval/acuracy"}, eval={"n_samples": 1, "pass_at": [1]}
+        "sft", checkpoint={"best_metric": "eval/accuracy/x"}, eval={"n_samples": 1, "pass_at": [1]}
     )
     check, message, code = only(dry_run(recipe, console))
     assert (check, code) == ("best_metric", RECIPE)
     assert "eval/accuracy" in message
+
+
+@pytest.mark.slow
+def test_the_part_of_the_rows_that_is_evaluated_on_is_tried_too(
+    make_recipe: Any, console: Console, tmp_path: Path
+) -> None:
+    rows = write_pairs(tmp_path / "rows.jsonl")
+    recipe = make_recipe("reward", data={"path": str(rows), "eval_fraction": 0.3})
+    report = dry_run(recipe, console)
+    assert report.problems == []
+    assert {"rows of eval", "evaluate"} <= passed(report)
+
+
+@pytest.mark.slow
+def test_a_step_whose_samples_are_all_left_out_is_told_with_the_reason(
+    make_recipe: Any, console: Console
+) -> None:
+    masked = {"type": "grpo", "mask_truncated_completions": True}
+    recipe = make_recipe("rl", algorithm=masked, rollout={"max_new_tokens": 2})
+    report = dry_run(recipe, console)
+    assert report.problems == []
+    told = [one.message for one in report.warnings if one.check == "train"]
+    assert [why for why in told if "algorithm.mask_truncated_completions leaves" in why]
+
+
+@pytest.mark.slow
+def test_weights_of_rewards_that_an_algorithm_reads_apart_are_tried_too(
+    make_recipe: Any, console: Console
+) -> None:
+    algorithm = {"type": "gdpo", "component_weights": {"vowels": 2.0}}
+    assert dry_run(make_recipe("rl", algorithm=algorithm), console).problems == []
+
+
+@pytest.mark.slow
+def test_rewards_that_call_no_answer_right_are_tried_too(
+    make_recipe: Any, console: Console
+) -> None:
+    rewards = [{"type": "target_length", "target": 3}]
+    assert dry_run(make_recipe("rl", rewards=rewards), console).problems == []
+
+
+@pytest.mark.slow
+def test_rows_that_nothing_scores_beside_an_environment_are_found(
+    make_recipe: Any, console: Console
+) -> None:
+    rows = {"path": "postgrad.rollout.environments.guess_number:rows", "size": 8}
+    sets = [{"environment": "guess_number"}, {"environment": "none", "seed": 5}]
+    recipe = make_recipe(
+        "rl",
+        model={"init": {**MODEL["init"], "max_position_embeddings": 160}},
+        data={**rows, "task": {}, "max_len": 120, "sets": sets},
+        eval={**rows, "task": {}, "environment": "guess_number"},
+        environment={"sets": [{"type": "guess_number"}, {"type": "guess_number", "name": "b"}]},
+        rewards=[],
+    )
+    problems = {one.check: one.message for one in dry_run(recipe, console).problems}
+    assert "no reward applies to it" in problems["reference answers"]
+
+
+@pytest.mark.slow
+def test_what_failed_says_nothing_of_a_checkpoint_that_nobody_can_resume(
+    make_recipe: Any, console: Console
+) -> None:
+    silent = {"n_samples": 2, "pass_at": [1], "maj_at": [2], "greedy": False}
+    report = dry_run(make_recipe("sft", eval=silent), console)
+    check, message, _ = only(report)
+    assert (check, message[:12]) == ("evaluate", "eval.maj_at:")
+    assert "checkpoint of step" not in message
 
 
 @pytest.mark.slow

@@ -108,6 +108,7 @@ def test_without_evaluations_the_end_of_training_is_compared_and_proves_nothing(
 
 def test_the_metric_is_that_of_the_recipe_and_its_set(tmp_path: Path) -> None:
     flags = ("--checkpoint.best_metric", "eval/hard/pass@2", "--checkpoint.best_mode", "max")
+    flags += ("--eval.name", "hard", "--eval.n_samples", "2", "--eval.pass_at", "[1, 2]")
     sweep = sweep_in(tmp_path / "s", "1e-5", "2e-5", flags=flags)
     for trial, value in zip(sweep.trials, (0.2, 0.3), strict=True):
         hard = evaluation(4, "pass@2", value, 0.01, accuracy=1 - value) | {"set": "hard"}

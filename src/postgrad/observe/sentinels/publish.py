@@ -34,7 +34,7 @@ class Publish(Sentinel):
         return self.model_copy(update={"noise": noise})
 
     def look(self, seen: Seen, before: SentinelMemory) -> Look | None:
-        if DIFFERENCE not in seen:
+        if not {DIFFERENCE, MOVED} <= seen.keys():
             return None
         difference, moved = seen[DIFFERENCE], seen[MOVED]
         stale = moved > (self.noise or NOISE["float32"]) and difference > moved / 2

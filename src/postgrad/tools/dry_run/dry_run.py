@@ -122,8 +122,9 @@ def _run_checks(report: Report, recipe: Recipe, folder: Path) -> Trial | None:
     path, tokenizer = start
     sets = data.read_sets(report, recipe, tokenizer)
     models.check_tokens(report, recipe, path, tokenizer, sets)
-    if isinstance(recipe, Answering) and recipe.rewards:
+    if isinstance(recipe, Answering) and recipe.reward_components:
         answers.try_answers(report, recipe, sets.prompts_by_source(recipe), tokenizer)
+    if isinstance(recipe, Answering) and recipe.rewards:
         ahead.check_answer_lengths(report, recipe, sets, tokenizer)
     if sets.training is None:
         report.skip("load", "there are no rows to train on")

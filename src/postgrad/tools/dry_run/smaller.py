@@ -10,6 +10,7 @@ from typing import Any
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.hub import split_revision
 from postgrad.fleet.choices import choose
+from postgrad.recipe.checks import same_rows
 from postgrad.recipe.lines import KeyPath
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
@@ -69,15 +70,21 @@ def _table(data: dict[str, Any], place: KeyPath) -> dict[str, Any]:
 
 def _shorten_data(recipe: Recipe, data: dict[str, Any], sets: Sets) -> None:
     """Sets the limit of each dataset to as many rows as give a few records. That is counted on all
-    rows, because the first may all be lost.
+    rows, because the first may all be lost. A dataset and its part for evaluation keep one limit.
     """
     assert sets.training is not None
     tables = data["data"]["sets"] or [data["data"]]
-    for table, source, part in zip(tables, recipe.data.sources, sets.training.parts, strict=True):
-        table |= {"limit": limit_for(source, part, ROWS), "max_lost_fraction": 1.0}
+    read = list(zip(tables, recipe.data.sources, sets.training.parts, strict=True))
+    limits = [limit_for(source, part, ROWS) for _, source, part in read]
     for place, part in sets.evaluation.items():
-        limit = limit_for(recipe.eval.sets[place].data, part, EVALUATED)
+        settings = recipe.eval.sets[place].data
+        limit = limit_for(settings, part, EVALUATED)
+        of = [n for n, (_, source, _) in enumerate(read) if same_rows(source, settings)]
+        if settings.eval_fraction and of:
+            limits[of[0]] = limit = max(limit, limits[of[0]])
         data["eval"]["sets"][place] |= {"limit": limit, "max_lost_fraction": 1.0}
+    for (table, _, _), limit in zip(read, limits, strict=True):
+        table |= {"limit": limit, "max_lost_fraction": 1.0}
 
 
 def _shorten_sampling(recipe: Answering, data: dict[str, Any]) -> None:
@@ -99,7 +106,12 @@ def _shorten_sampling(recipe: Answering, data: dict[str, Any]) -> None:
         reward |= {"gate": False, "gate_at": 1.0, "gate_value": 0.0, "multiply": False}
     if not recipe.rewards and recipe.eval.component is None:
         data["eval"]["component"] = ENVIRONMENT
+    # The reward that is added could call answers right where those of the recipe cannot, and then
+    # they would be refused as judges: here any score will do.
+    data["eval"]["correct_at"] = min(recipe.eval.correct_at, 0.0)
     data["rewards"].append(DENSE)
+    if data["algorithm"].get("component_weights") is not None:
+        data["algorithm"]["component_weights"] |= {DENSE["name"]: DENSE["weight"]}
     filters = {"dynamic_sampling": False, "filter_on": None, "keep_above": None, "keep_below": None}
     data["rollout"] |= filters
 

@@ -102,8 +102,10 @@ def _step(report: Report, run: Run, job: Job, state: RunState) -> RunState | Non
     with report.check("step") as check:
         try:
             ended = loop(run, job, state)
-        except Exception:
+        except Exception as error:
             check.name = run.clock.open[0] if run.clock.open else check.name
+            if isinstance(error.__cause__, type(error)):
+                raise error.__cause__ from None  # nothing is kept of this run, as `error` would say
             raise
     _report_phases(report, run, check)
     return ended
@@ -154,7 +156,9 @@ def _judge(report: Report, line: Mapping[str, Any]) -> None:
         if name.endswith(("loss", "grad_norm")) and not (value is not None and math.isfinite(value))
     ]
     skipped = [v for name, v in line.items() if name.endswith("/skipped_samples")]
-    if skipped and line.get("samples") in skipped:
+    if line.get("updates/made") == 0:
+        report.warn(train, _untrained(line))
+    elif skipped and line.get("samples") in skipped:
         report.warn(train, "no sample had a gradient: the step that was tried taught nothing")
     elif wrong:
         report.problem(
@@ -163,6 +167,18 @@ def _judge(report: Report, line: Mapping[str, Any]) -> None:
             "model.dtype and the weights",
             FAILURE,
         )
+
+
+def _untrained(line: Mapping[str, Any]) -> str:
+    """Why a step without an update had none."""
+    nothing = "the step that was tried had no update"
+    if line.get("masked_samples"):
+        return (
+            f"{nothing}: the token limit cut its samples off, and "
+            "algorithm.mask_truncated_completions leaves such samples out; if that goes on, raise "
+            "rollout.max_new_tokens or start from a model that ends its answers"
+        )
+    return f"{nothing}: none of its {line['samples']:.0f} samples was left to train on"
 
 
 def _report_events(report: Report, directory: RunDirectory) -> None:
