@@ -70,8 +70,8 @@ def draft_recipe(source: SourceCommand) -> Draft:
         )
     if source.images is not None:
         raise UsageError(
-            f"{source.images.needed}: this run needs images, and {no_images('[environment]')}, "
-            "which plays the tasks of prime-rl here"
+            f"{source.images.needed}: the model of this run reads images, and "
+            f"{no_images('[environment]')}, which plays the tasks of prime-rl here"
         )
     job, _ = JOBS[program]
     draft = Draft(job, "prime-rl")
