@@ -243,7 +243,15 @@ IMAGE_MODELS = {
     "vipllava": ImageModel(_vipllava, _small_square_pixels, False, False, None),
     "idefics3": ImageModel(partial(_tiled, "idefics3"), _tile_pixels, False, False, None),
 }
-LIKE_OTHERS = ("qwen3_5_moe", "llava_next", "llava_onevision", "mistral3", "internvl", "vipllava", "idefics3")
+LIKE_OTHERS = (
+    "qwen3_5_moe",
+    "llava_next",
+    "llava_onevision",
+    "mistral3",
+    "internvl",
+    "vipllava",
+    "idefics3",
+)
 KINDS = [
     pytest.param(kind, marks=pytest.mark.slow) if kind in LIKE_OTHERS else kind
     for kind in IMAGE_MODELS

@@ -19,6 +19,7 @@ from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.engine import LocalEngine
+from postgrad.tools.dry_run.dry_run import dry_run
 from postgrad.tools.evaluate import evaluate
 from postgrad.tools.generate import Extent, generate
 from postgrad.tools.selection import RowSelection, select
@@ -162,6 +163,16 @@ def test_rl_on_text_alone_samples_and_learns_as_on_images(make: Make, tmp_path: 
     for line in lines(tmp_path / "run" / "metrics.jsonl"):
         assert line["sentinel/publish_difference"] < 1e-5
         assert line["sentinel/prob_difference"] < 1e-5
+
+
+@pytest.mark.slow
+def test_a_dry_run_scores_answers_to_prompts_with_images_and_samples_some(make: Make) -> None:
+    report = dry_run(make("qwen3_5", rewards=[{"type": "exact_match"}]), Console())
+    assert report.problems == []
+    details = {check.name: check.detail for check in report.checks}
+    assert details["reference answers"] == "7 rows can be read"
+    assert details["verifiers"] == "exact_match 7 of 7"
+    assert {"sample", "train"} <= details.keys()
 
 
 @pytest.mark.slow

@@ -144,7 +144,9 @@ def test_a_run_on_text_alone_keeps_the_tower_and_the_type(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen3_vl_moe", pytest.param("qwen3_5_moe", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "kind", ["qwen3_vl_moe", pytest.param("qwen3_5_moe", marks=pytest.mark.long)]
+)
 def test_the_routers_of_a_mixture_are_balanced_or_frozen(
     kind: str, make: Make, models: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -224,10 +226,16 @@ def test_a_plan_counts_the_weights_of_the_tower(make: Make) -> None:
     assert counted == sum(parameter.numel() for parameter in lm.parameters())  # the tower too
 
 
-def test_a_dry_run_says_that_it_does_not_try_images(make: Make) -> None:
-    report = dry_run(make("qwen2_5_vl"), Console())
-    assert len(report.problems) == 1
-    assert "which a dry run does not try yet" in str(report.problems[0])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_5", "qwen3_vl_moe"])
+def test_a_dry_run_reads_rows_with_images_and_tries_them(kind: str, make: Make) -> None:
+    recipe = make(kind)
+    report = dry_run(recipe, Console())
+    assert report.problems == []
+    details = {check.name: check.detail for check in report.checks}
+    assert details["rows"] == "8 of 8 rows are used"
+    assert "plain transformers gives the same logits" in details["export"]
+    assert not Path(recipe.run_dir).exists()
 
 
 @pytest.mark.long

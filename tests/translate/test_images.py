@@ -141,7 +141,7 @@ def test_what_is_frozen_is_in_model_freeze_if_the_run_reads_images(
 
 def test_a_run_on_text_of_a_model_that_reads_images_too_keeps_what_reads_them() -> None:
     words = "sft --model_name_or_path Qwen/Qwen3.5-2B --dataset_name d"
-    found = of("trl", f"{words} --load_in_4bit --max_length 2048")
+    found = of("trl", f"{words} --use_peft --load_in_4bit --max_length 2048")
     assert found.problem is None
     assert found.recipe["model"]["freeze"] == ["vision", "projector"]
     assert "images" not in found.recipe["data"]
@@ -159,7 +159,7 @@ def test_text_of_qwen3_5_is_sampled_by_the_built_in_engine() -> None:
     assert "type" not in found.recipe["rollout"]
     assert [option.name for option in found.draft.missing] == ["vllm.num_engines"]
     grpo = "grpo --model_name_or_path Qwen/Qwen3.5-2B --dataset_name d --use_vllm True"
-    assert of("trl", grpo).recipe["data"]["max_len"] == 512 + 256  # no room for images
+    assert of("trl", grpo).recipe["data"]["max_len"] == 1024  # as without images
 
 
 def test_a_frozen_language_model_is_lost() -> None:
