@@ -46,7 +46,6 @@ def test_an_option_of_images_that_is_off_is_none() -> None:
     "model",
     [
         "Qwen/Qwen2-VL-2B-Instruct",
-        "Qwen/Qwen3.7-2B",
         "Qwen/Qwen2.5-Omni-3B",
         "google/gemma-4-E4B-it",
         "google/gemma-3n-E2B-it",

@@ -27,16 +27,16 @@ _MODEL = re.compile(
 # Models by their names: of families whose types are not in IMAGE_TYPES, and of those that only the
 # built-in engine samples with images.
 _UNREAD = re.compile(
-    r"(?i)qwen-?vl|qwen2-vl|qwen3\.[7-9]|qwen[\d.]*-omni|gemma-?3n|gemma-?4|"
+    r"(?i)qwen-?vl|qwen2-vl|qwen[\d.]*-omni|gemma-?3n|gemma-?4|"
     r"llama-3\.2-\d+b-vision|llama-?4|nemotron.*(omni|vl\b)|idefics-?2|idefics-\d+b|paligemma|"
     r"phi-?[34].*(vision|multimodal)|minicpm-?[vo]|deepseek-vl|glm-4\.\d+v|kimi-vl|molmo|internvl-?[12]"
 )
 _BUILT_IN = re.compile(
     r"(?i)smolvlm|idefics-?3|llava|pixtral|gemma-?3|mistral-small|ministral|internvl|"
-    r"qwen3-vl-\d+b-a\d+b|qwen3\.[56]"
+    r"qwen3-vl-\d+b-a\d+b|qwen3\.[5-9]"
 )
 # Of which every checkpoint reads images, also where a run's rows are text alone.
-_READS_BOTH = re.compile(r"(?i)qwen3\.[56]\b")
+_READS_BOTH = re.compile(r"(?i)qwen3\.[5-9]\b")
 BUILT_IN = (
     "the built-in engine samples: of models that read images vLLM samples Qwen2.5-VL and Qwen3-VL "
     "without experts alone"
