@@ -150,8 +150,7 @@ def place(lm: Any, path: str, how: "Loading", *, gradient_checkpointing: bool) -
     if how.ranks.rank == 0 and not is_tested(lm.config):
         require_same_outputs(lm, path)
     if gradient_checkpointing:
-        checkpoint_activations(lm)
-        lm.train()
+        checkpoint_activations(lm.train())
 
 
 def load_config(path: str) -> Any:

@@ -132,7 +132,7 @@ def _run_checks(report: Report, recipe: Recipe, folder: Path) -> Trial | None:
     return _run_small(report, recipe, sets, start.path, folder, page)
 
 
-def _read_rows(report: Report, recipe: Recipe, start: models.Start) -> data.Sets:
+def _read_rows(report: Report, recipe: Recipe, start: models.PolicyBase) -> data.Sets:
     """Reads all rows, checks their tokens and the answers that they state, and shows some."""
     tokenizer, reader = start.tokenizer, start.reader
     sets = data.read_sets(report, recipe, tokenizer, reader)

@@ -20,7 +20,7 @@ from postgrad.training.rows import image_reader
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class PolicyBase:
     """The policy's base model, without its weights."""
 
     path: str
@@ -28,7 +28,7 @@ class Start:
     reader: ImageReader | None  # of its images; None where it reads text alone
 
 
-def check_models(report: Report, recipe: Recipe, init: Path) -> Start | None:
+def check_models(report: Report, recipe: Recipe, init: Path) -> PolicyBase | None:
     """The policy's base model; None where it cannot be read.
 
     A fresh model is made in `init` as the run would make it. Models of other roles are checked too.
@@ -38,7 +38,7 @@ def check_models(report: Report, recipe: Recipe, init: Path) -> Start | None:
         path = base_model(recipe, init)
         config = load_config(path)
         tokenizer = load_tokenizer(path)
-        start = Start(path, tokenizer, image_reader(recipe, path, tokenizer))
+        start = PolicyBase(path, tokenizer, image_reader(recipe, path, tokenizer))
         check.detail = _about(config, path)
         _check_positions(report, check, recipe, config.get_text_config(), path)
     for role, path in _models_of_other_roles(recipe):
@@ -85,7 +85,7 @@ def _limit_of(config: Any) -> str:
     return "its rope_type rotates by length beyond them" if rotates else "max_position_embeddings"
 
 
-def check_tokens(report: Report, recipe: Recipe, start: Start, sets: Sets) -> None:
+def check_tokens(report: Report, recipe: Recipe, start: PolicyBase, sets: Sets) -> None:
     """Checks that the model has an embedding for every token id of the data, and that sampling
     stops at the token that ends a turn.
     """
