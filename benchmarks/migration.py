@@ -97,7 +97,8 @@ class Count:
         """Counts a command that has no recipe. program: that it runs, "" for a whole script."""
         text = str(error)
         other = bool(program) and text.startswith(f"{program}: ")
-        reason = "images" if "needs images" in text else "another job" if other else "unreadable"
+        of_images = re.search(r"(needs|reads) images", text)
+        reason = "images" if of_images else "another job" if other else "unreadable"
         self.refused[reason].append(f"{name}: {text}")
 
     def to_json(self) -> dict[str, Any]:

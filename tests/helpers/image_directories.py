@@ -21,9 +21,9 @@ from postgrad.models.load import load_tokenizer
 from postgrad.models.save import save_model
 from postgrad.models.settings import ModelInit
 
+QWENS = [kind for kind in IMAGE_MODELS if kind.startswith("qwen")]
 MARKS = {  # what the chat template writes for an image, and the token that gets the embeddings
-    "qwen2_5_vl": ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"),
-    "qwen3_vl": ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"),
+    **dict.fromkeys(QWENS, ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>")),
     "gemma3": ("<start_of_image>", "<image_soft_token>"),
     "internvl": ("<IMG_CONTEXT>", "<IMG_CONTEXT>"),
     "mistral3": ("[IMG]", "[IMG]"),
@@ -75,8 +75,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
         "image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 32},
         "max_image_size": {"longest_edge": 16}, "do_image_splitting": True, **HALVES,
     },
-    "qwen2_5_vl": QWEN,
-    "qwen3_vl": QWEN,
+    **dict.fromkeys(QWENS, QWEN),
     "gemma3": {
         "image_processor_type": "Gemma3ImageProcessor", "size": {"height": 16, "width": 16},
         **HALVES,
@@ -90,7 +89,9 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 
 def write_model(kind: str, to: Path, change: Callable[[Any], None] = lambda config: None) -> str:
     """Writes a tiny model that reads images; returns its path. change: of its config."""
-    init = {"tokenizer": {"kind": "characters"}, "hidden_size": 8, "num_hidden_layers": 1}
+    # transformers makes every tokenizer of Qwen3.5 one of bytes
+    cut = {"kind": "bpe" if kind.startswith("qwen3_5") else "characters"}
+    init = {"tokenizer": cut, "hidden_size": 8, "num_hidden_layers": 1}
     make_fresh(ModelInit.model_validate(init), [], 0, to.with_name(f"{to.name}-text"))
     tokenizer = load_tokenizer(str(to.with_name(f"{to.name}-text")))
     tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})

@@ -16,7 +16,7 @@ from torch.nn.functional import logsigmoid
 from transformers import AutoModelForImageTextToText, AutoModelForSequenceClassification
 
 from helpers.image_directories import models, vision_pair
-from helpers.image_models import IMAGE_MODELS, KINDS
+from helpers.image_models import IMAGE_MODELS, KINDS, looped
 from postgrad.algorithms.bradley_terry import BradleyTerry
 from postgrad.algorithms.dpo import DPO
 from postgrad.core.media import images_kept_in
@@ -137,7 +137,8 @@ def sums(lm: Any, ids: Tensor, named: dict[str, Any], mask: Sequence[Any]) -> Te
 def test_dpo_is_that_of_transformers_padded_forward(kind: str, task: Callable[[str], Task]) -> None:
     given = task(kind)
     sequences, (ids, named) = given.sequences, given.padded()
-    plain: Any = AutoModelForImageTextToText.from_pretrained(given.path, dtype=torch.float64).eval()
+    plain: Any = AutoModelForImageTextToText.from_pretrained(given.path, dtype=torch.float64)
+    looped(plain.eval())
     policy = sums(plain, ids, named, list(sequences.loss_mask))
     ref = sequences.tokens.like(np.linspace(-3, 0, len(sequences.tokens.values), dtype=np.float32))
     ref = ref.like(np.where(sequences.loss_mask.values, ref.values, 0))
@@ -165,7 +166,8 @@ def test_a_reward_model_is_that_of_transformers_padded_forward(
     loaded: Any = load_score_model(given.path, dtype=torch.float32, images=True)
     plain: Any = AutoModelForSequenceClassification.from_pretrained(
         given.path, num_labels=1, dtype=torch.float64
-    ).eval()
+    )
+    looped(plain.eval())
     plain.score.weight.data.copy_(loaded.lm.score.weight)
     plain.config.get_text_config().pad_token_id = given.pad
     ids, named = given.padded()

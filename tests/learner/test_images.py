@@ -11,11 +11,14 @@ import pytest
 import torch
 
 from helpers.image_models import IMAGE_MODELS, Scene, fresh
-from postgrad.core.errors import RunError
+from postgrad.core.errors import RunError, UsageError
+from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage, Sequences
 from postgrad.layout.layout import lay_out
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.models.images import ImageTower, Pixels
+from postgrad.models.routers import Routers, balance_of
+from postgrad.models.settings import ModelSettings
 
 CPU = torch.device("cpu")
 
@@ -102,6 +105,56 @@ def test_tokens_of_an_image_see_those_behind_them_in_packed_sequences() -> None:
     assert apart.max() > 1e-3
     without = scene.sequences.tokens.offsets[3]  # the last one has no image
     np.testing.assert_array_equal(apart[without:], 0.0)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_vl_moe", "qwen3_5_moe"])
+def test_routers_give_for_images_and_text_what_those_of_transformers_give(kind: str) -> None:
+    scene = Scene(kind)
+    backbone, own = learner(kind, scene), fresh(kind, "eager")
+    routers = Routers(backbone.lm)
+    assert routers.layers == 3
+    for row in range(len(scene.sequences)):
+        ids = torch.from_numpy(scene.sequences.tokens.row(row).astype(np.int64))[None]
+        named = scene.arguments(ids, scene.sequences.images_of(row))
+        own.model.rope_deltas = None
+        theirs = own(input_ids=ids, use_cache=False, output_router_logits=True, **named)
+        with routers.recording() as recorded:
+            backbone.logprobs(lay_out(scene.sequences, np.array([row])), 1.0)
+        for ours, logits in zip(recorded, theirs.router_logits, strict=True):
+            torch.testing.assert_close(ours.logits, logits, rtol=1e-4, atol=1e-4)
+            assert ours.chosen.shape == (ids.shape[1], 2)
+    config = own.config
+    coefficient = config.text_config.router_aux_loss_coef
+    assert balance_of(config, ModelSettings()) == coefficient == 0.001
+    assert balance_of(config, ModelSettings(router_aux_loss_coef=0.5)) == 0.5
+    assert balance_of(config, ModelSettings(freeze=("router",))) == 0.0
+
+
+def test_a_dense_model_that_reads_images_has_no_balance_loss() -> None:
+    config = IMAGE_MODELS["qwen3_5"].config()
+    assert balance_of(config, ModelSettings()) == 0.0
+    with pytest.raises(UsageError, match="transformers has no balance loss for a qwen3_5 model"):
+        balance_of(config, ModelSettings(router_aux_loss_coef=0.5))
+
+
+def test_rows_of_text_alone_have_plain_positions_behind_states() -> None:
+    """Qwen3.5 on rows without images: logprobs are those of transformers' forward of its text."""
+    scene = Scene("qwen3_5")
+    backbone, own = learner("qwen3_5", scene), fresh("qwen3_5", "eager")
+    generator = np.random.default_rng(1)
+    prompt = generator.integers(3, 80, 40)
+    rows = [np.concatenate([prompt, generator.integers(3, 80, n)]) for n in (5, 9)]
+    scene.sequences = Sequences(
+        Ragged.of(rows, np.int32),
+        Ragged.of([np.arange(len(row)) >= 40 for row in rows], np.bool_),
+        np.zeros(2, np.int64),
+    )
+    layout = lay_out(scene.sequences, np.arange(2), min_shared=backbone.min_shared)
+    assert layout.n_tokens == 40 + 5 + 9  # they share the prompt
+    assert layout.rotary_positions.ndim == 1
+    ours, _ = backbone.logprobs(layout, 1.0)
+    theirs = torch.cat([own_logprobs(own, scene, row) for row in range(2)])
+    torch.testing.assert_close(ours[np.argsort(layout.column)], theirs, rtol=1e-5, atol=2e-4)
 
 
 def test_an_image_is_encoded_once_for_its_samples() -> None:

@@ -210,6 +210,13 @@ def test_rows_that_are_elsewhere_have_an_assumed_image(make: Make) -> None:
     assert "assumed: an image of 1024 x 1024 pixels in each, 16 of its tokens" in lengths.source
 
 
+def test_rows_that_reasoning_gym_makes_have_no_image(make: Make) -> None:
+    data = {"path": "reasoning-gym:spell_backward", "size": 8, "max_len": 200}
+    lengths = planned(make("qwen3_5", data=data)).lengths
+    assert lengths.images is None
+    assert "assumed" not in lengths.source
+
+
 def test_a_text_model_does_not_count_images(make: Make) -> None:
     recipe = make("qwen2_5_vl", model={"path": None, "init": {"type": "qwen2"}})
     assert row_lengths(recipe) is None

@@ -101,7 +101,7 @@ def test_dpo_learns_exports_and_evaluates(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3"])
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3", "qwen3_vl_moe", "qwen3_5"])
 def test_a_reward_model_learns_exports_and_evaluates(
     kind: str, make: Make, models: Callable[[str], str], tmp_path: Path
 ) -> None:

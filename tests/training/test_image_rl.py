@@ -19,6 +19,7 @@ from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.engine import LocalEngine
+from postgrad.tools.dry_run.dry_run import dry_run
 from postgrad.tools.evaluate import evaluate
 from postgrad.tools.generate import Extent, generate
 from postgrad.tools.selection import RowSelection, select
@@ -119,9 +120,10 @@ def test_the_engine_has_a_frozen_tower_too(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_resumes_has_the_same_bits(make: Make, tmp_path: Path) -> None:
-    train(make("qwen2_5_vl", "whole"), Console())
-    train(make("qwen2_5_vl", "parted", steps=1), Console())
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_5"])
+def test_a_run_that_resumes_has_the_same_bits(kind: str, make: Make, tmp_path: Path) -> None:
+    train(make(kind, "whole"), Console())
+    train(make(kind, "parted", steps=1), Console())
     resume(tmp_path / "parted", ["--steps", "2"], (), Console())
     whole, parted = (tensors(str(tmp_path / name), 2) for name in ("whole", "parted"))
     assert whole.keys() == parted.keys()
@@ -138,6 +140,39 @@ def test_samples_under_way_go_on_behind_their_images_after_a_resume(
     resume(tmp_path / "parted", ["--steps", "2"], (), Console())
     whole, parted = (tensors(str(tmp_path / name), 2) for name in ("whole", "parted"))
     assert all(torch.equal(whole[name], parted[name]) for name in whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3_vl_moe", "qwen3_5_moe"])
+def test_experts_that_the_engine_chose_behind_an_image_are_used_again(
+    kind: str, make: Make, tmp_path: Path
+) -> None:
+    train(make(kind, rollout={"max_new_tokens": 4, "router_replay": "sampled"}), Console())
+    samples = lines(tmp_path / "run" / "samples.jsonl")
+    assert samples
+    assert all(sample["prompt_experts"] for sample in samples)
+    for line in lines(tmp_path / "run" / "metrics.jsonl"):
+        assert line["sentinel/prob_difference"] < 1e-5
+
+
+@pytest.mark.slow
+def test_rl_on_text_alone_samples_and_learns_as_on_images(make: Make, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f"{json.dumps(TEXT)}\n" for _ in range(4)))
+    train(make("qwen3_5", eval={}), Console())
+    for line in lines(tmp_path / "run" / "metrics.jsonl"):
+        assert line["sentinel/publish_difference"] < 1e-5
+        assert line["sentinel/prob_difference"] < 1e-5
+
+
+@pytest.mark.slow
+def test_a_dry_run_scores_answers_to_prompts_with_images_and_samples_some(make: Make) -> None:
+    report = dry_run(make("qwen3_5", rewards=[{"type": "exact_match"}]), Console())
+    assert report.problems == []
+    details = {check.name: check.detail for check in report.checks}
+    assert details["reference answers"] == "7 rows can be read"
+    assert details["verifiers"] == "exact_match 7 of 7"
+    assert {"sample", "train"} <= details.keys()
 
 
 @pytest.mark.slow

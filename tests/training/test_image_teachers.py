@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from helpers.image_directories import models, row, write_model
-from helpers.image_models import KINDS, Scene, fresh
+from helpers.image_models import KINDS, Scene, fresh, looped
 from helpers.runs import lines
 from postgrad.core.errors import UsageError
 from postgrad.layout.layout import lay_out
@@ -57,7 +57,7 @@ def teacher_model(kind: str) -> Any:
 
 def transformers_logits(lm: Any, scene: Scene) -> list[torch.Tensor]:
     """float64 [T, V] of each sequence."""
-    lm, rows = lm.double(), []
+    lm, rows = looped(lm.double()), []
     for number, tokens in enumerate(scene.sequences.tokens):
         ids = torch.from_numpy(tokens.astype(np.int64))[None]
         named = scene.arguments(ids, scene.sequences.images_of(number))

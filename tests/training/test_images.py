@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from helpers.image_directories import models, row
+from helpers.image_directories import models, row, write_model
 from helpers.image_models import RUNS
 from helpers.runs import tensors
 from postgrad.core.errors import UsageError
@@ -84,7 +84,7 @@ def test_a_run_learns_and_exports_what_it_learned(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3"])
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3", "qwen3_vl_moe", "qwen3_5"])
 def test_a_run_that_resumes_has_the_same_bits(kind: str, make: Make, tmp_path: Path) -> None:
     train(make(kind, "whole"), Console())
     train(make(kind, "parted", steps=1), Console())
@@ -103,6 +103,83 @@ def test_frozen_parts_stay_as_they_were(
     same = {name for name in before if torch.equal(before[name], after[name])}
     assert same == {name for name in before if image_part(f".{name}") in freeze}
     assert not any(image_part(name) in freeze for name in tensors(str(tmp_path / "run"), 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.long)])
+def test_a_run_on_text_alone_keeps_the_tower_and_the_type(
+    kind: str, make: Make, tmp_path: Path
+) -> None:
+    """From a checkpoint as the hub has them: a head that is the embedding matrix, and weights of
+    multi-token prediction, which transformers does not read.
+    """
+
+    def tie(config: Any) -> None:
+        config.tie_word_embeddings = config.text_config.tie_word_embeddings = True
+
+    base = Path(write_model(kind, tmp_path / "tied", tie))
+    before = weights(base)
+    extra = {"mtp.fc.weight": torch.ones(32, 64), "mtp.norm.weight": torch.ones(32)}
+    save_file({**before, **extra}, base / "model.safetensors", {"format": "pt"})
+    assert "lm_head.weight" not in before
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f"{json.dumps(TEXT)}\n" for _ in range(5)))
+    recipe = make(kind, model={"path": str(base)}, eval={})
+    train(recipe, Console())
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    first, last = (json.loads(line)["policy/loss"] for line in metrics)
+    assert last < first
+    written = tmp_path / "run" / "model"
+    after = weights(written)
+    assert after.keys() == before.keys()  # what is left out of them: mtp
+    towers = {name for name in before if image_part(f".{name}")}
+    assert len(towers) > 20
+    assert all(torch.equal(before[name], after[name]) for name in towers)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any("linear_attn" in name for name in moved)
+    config = json.loads((written / "config.json").read_text())
+    assert config["model_type"] == kind
+    assert config["architectures"][0].endswith("ForConditionalGeneration")
+    assert not (tmp_path / "run" / "images").exists() or not [*(tmp_path / "run/images").iterdir()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", ["qwen3_vl_moe", pytest.param("qwen3_5_moe", marks=pytest.mark.long)]
+)
+def test_the_routers_of_a_mixture_are_balanced_or_frozen(
+    kind: str, make: Make, models: Callable[[str], str], tmp_path: Path
+) -> None:
+    before = load_model(models(kind), dtype=torch.float32, images=True).lm
+    routers = {name for name, _ in before.named_parameters() if name.endswith("mlp.gate.weight")}
+    for name, freeze in (("run", []), ("frozen", ["router"])):
+        train(make(kind, name, model={"freeze": freeze}), Console())
+        after = load_model(str(tmp_path / name / "model"), dtype=torch.float32, images=True).lm
+        same = {n for n in routers if torch.equal(before.get_parameter(n), after.get_parameter(n))}
+        assert same == (routers if freeze else set())
+        events = (tmp_path / name / "events.jsonl").read_text()
+        assert "no_auxiliary_loss" not in events
+        metrics = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        assert all("policy/router_balance" in json.loads(line) for line in metrics)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", pytest.param("qwen3_vl_moe", marks=pytest.mark.slow)])
+def test_an_adapter_on_layers_of_every_kind_is_merged_into_an_export(
+    kind: str, make: Make, models: Callable[[str], str], tmp_path: Path
+) -> None:
+    targets = ["in_proj_qkv", "out_proj", "q_proj"] if kind == "qwen3_5" else ["experts", "q_proj"]
+    train(make(kind, model={"lora": {"rank": 2, "alpha": 2, "targets": targets}}), Console())
+    before, after = (
+        load_model(path, dtype=torch.float32, images=True).lm
+        for path in (models(kind), str(tmp_path / "run" / "model"))
+    )
+    moved = {
+        name for name, weight in before.named_parameters()
+        if not torch.equal(weight, after.get_parameter(name))
+    }  # fmt: skip
+    assert moved
+    assert {next(t for t in targets if f".{t}." in f".{name}.") for name in moved} == set(targets)
+    assert not any(image_part(name) for name in moved)
 
 
 def test_an_adapter_stands_on_the_language_part(make: Make, tmp_path: Path) -> None:
@@ -149,10 +226,16 @@ def test_a_plan_counts_the_weights_of_the_tower(make: Make) -> None:
     assert counted == sum(parameter.numel() for parameter in lm.parameters())  # the tower too
 
 
-def test_a_dry_run_says_that_it_does_not_try_images(make: Make) -> None:
-    report = dry_run(make("qwen2_5_vl"), Console())
-    assert len(report.problems) == 1
-    assert "which a dry run does not try yet" in str(report.problems[0])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_5", "qwen3_vl_moe"])
+def test_a_dry_run_reads_rows_with_images_and_tries_them(kind: str, make: Make) -> None:
+    recipe = make(kind)
+    report = dry_run(recipe, Console())
+    assert report.problems == []
+    details = {check.name: check.detail for check in report.checks}
+    assert details["rows"] == "8 of 8 rows are used"
+    assert "plain transformers gives the same logits" in details["export"]
+    assert not Path(recipe.run_dir).exists()
 
 
 @pytest.mark.long

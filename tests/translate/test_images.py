@@ -46,8 +46,6 @@ def test_an_option_of_images_that_is_off_is_none() -> None:
     "model",
     [
         "Qwen/Qwen2-VL-2B-Instruct",
-        "Qwen/Qwen3-VL-30B-A3B-Instruct",
-        "Qwen/Qwen3.5-2B",
         "Qwen/Qwen2.5-Omni-3B",
         "google/gemma-4-E4B-it",
         "google/gemma-3n-E2B-it",
@@ -72,6 +70,9 @@ def test_a_model_that_is_not_trained_on_images_is_refused_by_name(
     [
         ("Qwen/Qwen2.5-VL-3B-Instruct", True),
         ("Qwen/Qwen3-VL-2B-Instruct", True),
+        ("Qwen/Qwen3-VL-30B-A3B-Instruct", False),
+        ("Qwen/Qwen3.5-2B", False),
+        ("Qwen/Qwen3.6-35B-A3B", False),
         ("/models/mine", True),  # its name says nothing
         ("google/gemma-3-4b-it", False),
         ("HuggingFaceTB/SmolVLM2-2.2B-Instruct", False),
@@ -84,7 +85,7 @@ def test_a_model_that_is_not_trained_on_images_is_refused_by_name(
         ("OpenGVLab/InternVL3-2B-hf", False),
     ],
 )
-def test_only_the_two_types_of_qwen_are_sampled_by_vllm(model: str, by_vllm: bool) -> None:
+def test_only_two_types_of_qwen_are_sampled_by_vllm(model: str, by_vllm: bool) -> None:
     run = ImageRun("sft_vlm", model, "model_name_or_path")
     require_read(run)
     assert vllm_samples(run) is by_vllm
@@ -135,6 +136,29 @@ def test_what_is_frozen_is_in_model_freeze_if_the_run_reads_images(
         rule(draft, name, value, "")
         assert draft.values == {}
         assert [option.name for option in draft.needless] == [name]
+
+
+def test_a_run_on_text_of_a_model_that_reads_images_too_keeps_what_reads_them() -> None:
+    words = "sft --model_name_or_path Qwen/Qwen3.5-2B --dataset_name d"
+    found = of("trl", f"{words} --use_peft --load_in_4bit --max_length 2048")
+    assert found.problem is None
+    assert found.recipe["model"]["freeze"] == ["vision", "projector"]
+    assert "images" not in found.recipe["data"]
+    why = {option.name: option.why for option in found.draft.missing}
+    assert why == {"load_in_4bit": "model.quantize does not support models that read images yet"}
+    found = of("trl", words.replace("sft", "sft_vlm"))
+    assert "freeze" not in found.recipe["model"]
+    assert found.recipe["data"]["images"] == "images"
+
+
+def test_text_of_qwen3_5_is_sampled_by_the_built_in_engine() -> None:
+    flags = "ppo --pretrain Qwen/Qwen3.5-2B --prompt_data d --vllm.num_engines 2"
+    found = of("openrlhf", flags)
+    assert found.problem is None
+    assert "type" not in found.recipe["rollout"]
+    assert [option.name for option in found.draft.missing] == ["vllm.num_engines"]
+    grpo = "grpo --model_name_or_path Qwen/Qwen3.5-2B --dataset_name d --use_vllm True"
+    assert of("trl", grpo).recipe["data"]["max_len"] == 1024  # as without images
 
 
 def test_a_frozen_language_model_is_lost() -> None:

@@ -213,7 +213,7 @@ runtime = {{ type = "{options["runtime"]}" }}
 
 
 def test_a_run_that_reads_images_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="needs images"):
+    with pytest.raises(UsageError, match="the model of this run reads images"):
         of(tmp_path, **{"model.vlm.vision_encoder_attr": "model.visual"})
 
 

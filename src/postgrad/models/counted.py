@@ -147,7 +147,7 @@ def _shape_of(lm: Any) -> ModelShape:
             largest=max(weight.numel() for weight in lm.parameters()),
             linears=_linears(layers[-1]),
             **mixing,
-            balance=balance_of(config, ModelSettings()),
+            balance=balance_of(lm.config, ModelSettings()),
             **_targets(lm),
             **_experts(lm, weights, config),
         ),
@@ -199,13 +199,13 @@ def _mixing(lm: Any) -> dict[str, Any]:
     """What CountedWeights says of layers that attend, and of those that carry a state."""
     import torch
 
-    from postgrad.models.attention import layers_of
+    from postgrad.models.attention import layers_of, text_config
     from postgrad.models.states import attends, continues, state_mixers, state_of_one_token
 
     layers, mixers = layers_of(lm), state_mixers(lm)
     if not mixers:
         return {"attending": len(layers), "states": 0}
-    hidden = torch.empty(1, 1, lm.config.hidden_size, dtype=lm.dtype, device="meta")
+    hidden = torch.empty(1, 1, text_config(lm).hidden_size, dtype=lm.dtype, device="meta")
     states = [state for mixer in mixers for state in state_of_one_token(mixer, hidden).values()]
     return {
         "attending": sum(any(attends(type(m)) for m in layer.modules()) for layer in layers),

@@ -50,6 +50,7 @@ from postgrad.models.supported import (
     checkpoint_activations,
     give_score_class,
     is_tested,
+    may_carry_states,
     require_interface,
     require_supported,
     require_writer,
@@ -140,17 +141,16 @@ def place(lm: Any, path: str, how: "Loading", *, gradient_checkpointing: bool) -
     fuse_norms(lm, how.device)
     hold_frequencies(lm, path)
     lm.eval()
-    if not is_tested(lm.config):
+    if may_carry_states(lm.config):
         from postgrad.models.states import carry_states  # of types without states nothing is read
 
         carry_states(lm)
-        if not carries_states(lm):
-            carry_context(lm)
+    if not is_tested(lm.config) and not carries_states(lm):
+        carry_context(lm)
     if how.ranks.rank == 0 and not is_tested(lm.config):
         require_same_outputs(lm, path)
     if gradient_checkpointing:
-        checkpoint_activations(lm)
-        lm.train()
+        checkpoint_activations(lm.train())
 
 
 def load_config(path: str) -> Any:

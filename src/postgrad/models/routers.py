@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.adapter_targets import target_weights
-from postgrad.models.attention import layers_of
+from postgrad.models.attention import layers_of, text_config
 from postgrad.models.settings import ROUTER, ModelSettings
 
 # In the names of weights: what is added to a router's scores for its choice alone. It may lie
@@ -51,7 +51,7 @@ class Routers:
         self.balance = balance
         self.z = z
         self.layers = len(pairs)
-        self._each = int(getattr(lm.config, "num_experts_per_tok", None) or 1)
+        self._each = int(getattr(text_config(lm), "num_experts_per_tok", None) or 1)
         self._recorded: list[Routed] | None = None
         self._kind = lm.config.model_type
         self._experts = [_experts_of(module) for module, _ in pairs]
@@ -213,15 +213,23 @@ def balance_of(config: Any, settings: ModelSettings) -> float:
     stated = settings.router_aux_loss_coef
     if stated is None and ROUTER in settings.freeze:
         return 0.0
-    causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if not hasattr(inspect.getmodule(causal), "load_balancing_loss_func"):  # or it reads images
+    text = config.get_text_config()
+    if not hasattr(inspect.getmodule(_writer_of(config)), "load_balancing_loss_func"):
         if stated:
             raise UsageError(
                 f"model.router_aux_loss_coef = {stated:g}: transformers has no balance loss for a "
                 f"{config.model_type} model; leave it out"
             )
         return 0.0
-    return float(getattr(config, "router_aux_loss_coef", 0.0) if stated is None else stated)
+    return float(getattr(text, "router_aux_loss_coef", 0.0) if stated is None else stated)
+
+
+def _writer_of(config: Any) -> Any:
+    """transformers' class of a model that writes, by its config; None where it has none."""
+    kind: Any = type(config)
+    of_images: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    of_text: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    return of_images.get(kind, None) or of_text.get(kind, None)
 
 
 def routers_of(

@@ -29,7 +29,10 @@ IMAGE_TYPES = {
     "llava_onevision": LLAMA_TYPES,
     "mistral3": ("mistral", "ministral3"),
     "qwen2_5_vl": ("qwen2_5_vl_text",),
+    "qwen3_5": ("qwen3_5_text",),
+    "qwen3_5_moe": ("qwen3_5_moe_text",),
     "qwen3_vl": ("qwen3_vl_text",),
+    "qwen3_vl_moe": ("qwen3_vl_moe_text",),
     "smolvlm": ("llama",),
     "vipllava": LLAMA_TYPES,
 }

@@ -47,6 +47,7 @@ RefusalReason = Literal[
 LAYER_KEYS = ("layer_types", "layers_block_type", "block_types")  # where configs say them
 # Kinds of attention that differ only by their mask; ours gets no mask.
 MASKED_LAYERS = ("chunked_attention",)
+STATE_LAYERS = "linear_attention"  # what configs call gated delta rules
 # Names of modules that carry a state along the sequence.
 MIXERS = ("linear_attn", "mamba", "mixer", "ssm", "conv", "temporal_block")
 # Arguments that some types pass to the attention interface beside queries, keys and values (chosen
@@ -95,6 +96,14 @@ def is_tested(config: Any) -> bool:
     """True for the types whose logits, gradients and samples need no probe when they are loaded."""
     kind = config.model_type
     return kind in IMAGE_TYPES or kind.removesuffix("_text") in get_args(ModelType)
+
+
+def may_carry_states(config: Any) -> bool:
+    """Whether a model is to be searched for layers that carry a state: those of tested types are
+    known by their configs.
+    """
+    kinds = getattr(config.get_text_config(), LAYER_KEYS[0], None) or []
+    return not is_tested(config) or STATE_LAYERS in kinds
 
 
 def reads_images(config: Any) -> bool:
@@ -198,7 +207,7 @@ def _mixers(lm: Any, path: str) -> bool:
     """Whether a model has token mixers that carry a state. Raises UsageError where they keep it in
     another way than transformers' cache.
     """
-    if is_tested(lm.config):
+    if not may_carry_states(lm.config):
         return False
     from postgrad.models.states import keeps_state  # of no type that formulas know
 
@@ -267,8 +276,9 @@ def checkpoint_activations(lm: Any) -> None:
 
 def experts_of(config: Any) -> int:
     """How many experts a layer of a mixture has; 0 of a dense model."""
+    text = config.get_text_config()
     counts = (
-        getattr(config, key, None)
+        getattr(text, key, None)
         for key in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     )
     most = max((count for count in counts if isinstance(count, int)), default=0)

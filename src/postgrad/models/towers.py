@@ -27,7 +27,10 @@ CUTS: dict[str, ImageCut] = {
     "llava_onevision": "anyres",
     "mistral3": "rows",
     "qwen2_5_vl": "grid",
+    "qwen3_5": "grid",
+    "qwen3_5_moe": "grid",
     "qwen3_vl": "grid",
+    "qwen3_vl_moe": "grid",
     "smolvlm": "tiles",
     "vipllava": "whole",
 }

@@ -87,6 +87,11 @@ def _generated_rows(recipe: Recipe) -> int | None:
     return sum(counts) if len(counts) == len(recipe.data.sources) else None
 
 
+def is_generated(recipe: Recipe) -> bool:
+    """Whether reasoning-gym makes all rows, which are text alone then."""
+    return all(settings.path.startswith(GYM) for settings in recipe.data.sources)
+
+
 def _problems(settings: RowSettings) -> int | None:
     """How many problems reasoning-gym generates for these settings; None: unknown, or no gym."""
     if not settings.path.startswith(GYM) or "[" in settings.split or settings.filter:

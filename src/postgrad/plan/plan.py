@@ -16,7 +16,7 @@ from postgrad.plan.engines import EnginePlaces, engine_sizes, engine_width, shar
 from postgrad.plan.exchange import require_shareable
 from postgrad.plan.hardware import Device, Efficiency, Hardware, efficiency_of
 from postgrad.plan.held import MemoryPhase
-from postgrad.plan.lengths import RowLengths, longest
+from postgrad.plan.lengths import RowLengths, is_generated, longest
 from postgrad.plan.memory import FRAMEWORK, Memory, memory
 from postgrad.plan.roles import Find, PlannedRole, planned_roles
 from postgrad.plan.sizes import Sharing, Sizes, longest_sampled, planned_ranks
@@ -148,7 +148,8 @@ def _outlook(recipe: Recipe, facts: Facts) -> Outlook:
     lengths = facts.lengths_of(recipe)
     geometry, sharing = recipe.geometry(lengths.rows), Sharing.of(recipe.learner)
     roles = planned_roles(recipe, facts.shape)
-    if facts.lengths is None and (tower := roles[0].shape.tower) is not None:
+    tower = roles[0].shape.tower
+    if facts.lengths is None and tower is not None and not is_generated(recipe):
         lengths = assumed_images(lengths, tower, roles[0].model.source)
     shortest = max(role.shape.min_shared for role in roles)
     lengths = replace(lengths, shared=lengths.prompt >= shortest)

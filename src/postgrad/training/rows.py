@@ -159,7 +159,7 @@ def steps(recipe: Comparing, tokenizer: Any, reader: ImageReader | None = None) 
     return training_steps(recipe.data, tokenizer, exclude=held_out(recipe), reader=reader)
 
 
-READERS: Mapping[RowKind, Callable[[Any, Any], Draws[Any]]] = {
+READERS: Mapping[RowKind, Callable[[Any, Any, ImageReader | None], Draws[Any]]] = {
     "conversation": conversations,
     "prompt": prompts,
     "pair": pairs,
@@ -168,16 +168,18 @@ READERS: Mapping[RowKind, Callable[[Any, Any], Draws[Any]]] = {
 }
 
 
-def training(recipe: Recipe, tokenizer: Any) -> Draws[Any]:
-    """What the recipe's job learns from."""
-    return READERS[recipe.row_kind](recipe, tokenizer)
+def training(recipe: Recipe, tokenizer: Any, reader: ImageReader | None = None) -> Draws[Any]:
+    """What the recipe's job learns from. reader: as of image_reader."""
+    return READERS[recipe.row_kind](recipe, tokenizer, reader)
 
 
-def evaluated(recipe: Recipe, place: int, tokenizer: Any) -> DrawnSet[Any]:
-    """The evaluation set number `place`."""
+def evaluated(
+    recipe: Recipe, place: int, tokenizer: Any, reader: ImageReader | None = None
+) -> DrawnSet[Any]:
+    """The evaluation set number `place`. reader: as of image_reader."""
     if isinstance(recipe, RewardRecipe) and recipe.row_kind == "steps":
-        return step_sets.read_set(recipe, place, tokenizer)
+        return step_sets.read_set(recipe, place, tokenizer, reader)
     if not isinstance(recipe, Answering):
-        return pair_sets.read_set(recipe, place, tokenizer)
+        return pair_sets.read_set(recipe, place, tokenizer, reader)
     read_set = answers.read_set if recipe.evaluates_answers else losses.read_set
-    return read_set(recipe, place, tokenizer)
+    return read_set(recipe, place, tokenizer, reader)

@@ -31,11 +31,12 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class ImageRun:
-    """That a source's rows have images: docs/models.md says what does not go with them."""
+    """That a source's model reads images: docs/models.md says what does not go with such models."""
 
     needed: str  # the program or the option that says so, for messages
     model: str  # the model's name; "" where the source has none
     option: str  # that names it
+    in_rows: bool = True  # whether its rows have some; else they are text alone
 
 
 @dataclass(slots=True)
@@ -44,12 +45,17 @@ class Draft:
 
     job: str  # "sft", "rl", ...
     system: str  # the other system's name, for comments
-    images: ImageRun | None = None  # of a run whose rows have some
+    images: ImageRun | None = None  # of a run whose model reads some
     values: dict[KeyPath, Any] = field(default_factory=dict[KeyPath, Any])  # by place in the recipe
     comments: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])  # on the values
     missing: list[Missing] = field(default_factory=list[Missing])  # without them the run differs
     needless: list[Missing] = field(default_factory=list[Missing])  # the run is the same without
     notes: list[str] = field(default_factory=list[str])  # on the recipe as a whole
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the rows of the run have images."""
+        return self.images is not None and self.images.in_rows
 
     def put(self, key: str, value: Any, comment: str = "") -> None:
         """Sets a dotted key ("learner.lr", "rewards.0.type"); None leaves it as it is."""

@@ -22,21 +22,28 @@ _OF_IMAGES = re.compile(
     r"geometry3k|geo3k|-omni\b"
 )
 _MODEL = re.compile(
-    r"(^|\.)(model_name_or_path|pretrain|sft_model_path)$|^policy\.model_name$|"
+    r"(^|\.)(model_name_or_path|pretrain|sft_model_path|model\.name)$|^policy\.model_name$|"
     r"^(actor_rollout_ref\.)?model\.path$"
 )
 _NAMES = re.compile(r"model_name|model\.name|pretrain|dataset|prompt_data|model\.path$|_files$")
 # Models by their names: of families whose types are not in IMAGE_TYPES, and of those that only the
 # built-in engine samples with images.
 _UNREAD = re.compile(
-    r"(?i)qwen-?vl|qwen2-vl|qwen3-vl-\d+b-a\d+b|qwen3\.[5-9]|qwen[\d.]*-omni|gemma-?3n|gemma-?4|"
+    r"(?i)qwen-?vl|qwen2-vl|qwen[\d.]*-omni|gemma-?3n|gemma-?4|"
     r"llama-3\.2-\d+b-vision|llama-?4|nemotron.*(omni|vl\b)|idefics-?2|idefics-\d+b|paligemma|"
     r"phi-?[34].*(vision|multimodal)|minicpm-?[vo]|deepseek-vl|glm-4\.\d+v|kimi-vl|molmo|internvl-?[12]"
 )
 _BUILT_IN = re.compile(
-    r"(?i)smolvlm|idefics-?3|llava|pixtral|gemma-?3|mistral-small|ministral|internvl"
+    r"(?i)smolvlm|idefics-?3|llava|pixtral|gemma-?3|mistral-small|ministral|internvl|"
+    r"qwen3-vl-\d+b-a\d+b|qwen3\.[5-9]"
 )
-BUILT_IN = "the built-in engine samples: with images vLLM samples Qwen2.5-VL and Qwen3-VL alone"
+# Of which every checkpoint reads images, also where a run's rows are text alone.
+_READS_BOTH = re.compile(r"(?i)qwen3\.[5-9]\b")
+BUILT_IN = (
+    "the built-in engine samples: of models that read images vLLM samples Qwen2.5-VL and Qwen3-VL "
+    "without experts alone"
+)
+KEPT = "the rows have no images: what reads them stays as it is"
 ALL_TRAINED = "all of a model is trained, but for what model.freeze names"
 ON_LANGUAGE = "on the language part; there on layers of these names in the tower too"
 _FREEZES = {  # option after its section -> part of model.freeze, None for one that no model has
@@ -61,13 +68,15 @@ def require_read(run: ImageRun) -> None:
 
 
 def image_run(program: str, options: Mapping[str, Any]) -> ImageRun | None:
-    """The images of a source's run; None where nothing in it says that it has some."""
+    """The images of a source's run, or that its model could read some; None where nothing in it
+    says so.
+    """
     needed = _needed(program, options)
-    if needed is None:
-        return None
     named = ((name, str(value)) for name, value in options.items() if _MODEL.search(name) and value)
     option, model = next(named, ("", ""))
-    return ImageRun(needed, model, option)
+    if needed is None and not _READS_BOTH.search(model):
+        return None
+    return ImageRun(needed or f"--{option} {shown(model)}", model, option, needed is not None)
 
 
 def _needed(program: str, options: Mapping[str, Any]) -> str | None:
@@ -96,6 +105,12 @@ def freeze(draft: Draft, *parts: str, comment: str = "") -> None:
     """Adds parts to model.freeze."""
     kept = draft.get("model.freeze", [])
     draft.put("model.freeze", [*kept, *(part for part in parts if part not in kept)], comment)
+
+
+def keep_towers(draft: Draft) -> None:
+    """Freezes what reads images in a run on text alone."""
+    if draft.images is not None and not draft.images.in_rows:
+        freeze(draft, "vision", "projector", comment=KEPT)
 
 
 def freezes(prefix: str = "") -> dict[str, Rule]:

@@ -67,13 +67,13 @@ def draft_recipe(source: SourceCommand) -> Draft:
             "what does it train? translate reads configs of the program rl, with [orchestrator]: "
             "postgrad translate prime-rl rl FILE"
         )
-    if source.images is not None:
+    if source.images is not None and source.images.in_rows:
         raise UsageError(
             f"{source.images.needed}: this run needs images, and tasks of prime-rl, which the "
             "environment `verifiers` plays here, have not been tried with any"
         )
     job, _ = JOBS[program]
-    draft = Draft(job, "prime-rl")
+    draft = Draft(job, "prime-rl", source.images)
     lora = any(name.startswith("trainer.model.lora") for name in stated)
     options = Options(stated, {**DEFAULTS, **(LORA_DEFAULTS if lora else {})})
     options.take("trainer.model.lora", {})

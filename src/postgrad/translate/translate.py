@@ -12,7 +12,7 @@ from postgrad.core.text import nearest
 from postgrad.core.untrusted import shown
 from postgrad.recipe.load import parse_recipe
 from postgrad.translate.draft import Draft, toml
-from postgrad.translate.images import image_run, require_read
+from postgrad.translate.images import image_run, keep_towers, require_read
 from postgrad.translate.reader import Dialect, SourceCommand, SourceCommands, read
 
 _UNREADABLE = (ValueError, TypeError, OverflowError, LookupError, AttributeError, ZeroDivisionError)
@@ -99,6 +99,7 @@ def translate(
     if devices is not None:
         chosen = replace(chosen, devices=devices)
     draft = _draft(system, chosen)
+    keep_towers(draft)
     draft.notes[:0] = [
         f"From {draft.system}, by postgrad translate.",
         *chosen.notes,

@@ -179,14 +179,14 @@ def _data(draft: Draft, options: Options, *, bounded: bool = True) -> None:
     for key, value in columns.items():
         comment = "TRL finds the columns itself: say here which they are"
         draft.put(f"data.{key}", value, comment if key == "messages" else "")
-    if draft.images is not None:
+    if draft.has_images:
         draft.put("data.images", "images", 'TRL reads a column "images", or "image"')
     if not bounded:
         _unbounded(draft, options)
         return
     length = options.take("max_length")
     if draft.job != "rl":
-        comment = "; where the cut is within an image they are dropped" if draft.images else ""
+        comment = "; where the cut is within an image they are dropped" if draft.has_images else ""
         draft.put("data.max_len", int(length or 1024), f"longer rows are cut, as there{comment}")
         draft.put("data.on_too_long", "truncate")
         if (room := options.take("max_prompt_length")) is not None:

@@ -89,7 +89,7 @@ def answers(
     new = options.number("response_length" if program == "ppo" else "max_completion_length")
     draft.put("rollout.max_new_tokens", new)
     room = options.take("max_prompt_length")
-    assumed = _ROOM_FOR_IMAGES if draft.images else _PROMPT_ROOM
+    assumed = _ROOM_FOR_IMAGES if draft.has_images else _PROMPT_ROOM
     comment = "" if room else f"; TRL bounds no prompts, {assumed} are assumed"
     draft.put("data.max_len", int(room or assumed) + new, f"prompt and response{comment}")
     _policy_kl(draft, options, program)
@@ -118,7 +118,7 @@ def _sampled_pairs(draft: Draft, options: Options, devices: int, functions: Sequ
     new, length = options.number("max_new_tokens"), options.number("max_length")
     draft.put("rollout.max_new_tokens", new)
     draft.put("data.max_len", length, "prompt and response")
-    if draft.images is not None and length < new + _ROOM_FOR_IMAGES:
+    if draft.has_images and length < new + _ROOM_FOR_IMAGES:
         comment = f"{length} there, where prompts are cut; room for a prompt with its image"
         draft.put("data.max_len", new + _ROOM_FOR_IMAGES, comment)
     micro = options.number("per_device_train_batch_size")

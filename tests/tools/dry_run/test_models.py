@@ -13,7 +13,7 @@ from postgrad.data.draws import DrawnSet
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.tools.dry_run.data import Sets
-from postgrad.tools.dry_run.models import check_models, check_tokens
+from postgrad.tools.dry_run.models import PolicyBase, check_models, check_tokens
 from postgrad.tools.dry_run.outcome import RECIPE, Report
 
 TEMPLATE = "{% for m in messages %}{{ m.role + ': ' + m.content + end }}{% endfor %}"
@@ -67,9 +67,9 @@ def test_token_ids_without_an_embedding_are_found(
     path = models(0)
     size = json.loads((Path(path) / "config.json").read_text("utf-8"))["vocab_size"]
     recipe, tokenizer = make_recipe("reward"), load_tokenizer(path)
-    check_tokens(report, recipe, path, tokenizer, sets_with(size - 1))
+    check_tokens(report, recipe, PolicyBase(path, tokenizer, None), sets_with(size - 1))
     assert report.problems == []
-    check_tokens(report, recipe, path, tokenizer, sets_with(size))
+    check_tokens(report, recipe, PolicyBase(path, tokenizer, None), sets_with(size))
     assert f"token id {size}" in report.problems[0].message
 
 
@@ -78,7 +78,7 @@ def ends(report: Report, recipe: Any, path: str, end: str) -> None:
         update={"chat_template": WITH_PROMPT, "chat_template_kwargs": {"end": end}}
     )
     with_template = recipe.model_copy(update={"data": data})
-    check_tokens(report, with_template, path, load_tokenizer(path), sets_with(1))
+    check_tokens(report, with_template, PolicyBase(path, load_tokenizer(path), None), sets_with(1))
 
 
 def test_a_template_whose_turns_end_with_no_token_is_found(

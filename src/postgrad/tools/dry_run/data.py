@@ -16,8 +16,10 @@ from postgrad.data.prompts import load_prompts
 from postgrad.data.rows import read_rows
 from postgrad.data.settings import DataSettings, RowSettings
 from postgrad.data.step_tokens import Stepwise, load_steps
+from postgrad.models.image_reader import ImageReader
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
 from postgrad.rollout.environments.sets import as_played, check_rows
+from postgrad.rollout.local.prompts import without_images
 from postgrad.tools.dry_run.outcome import Check, Report
 from postgrad.tools.dry_run.rows import SHOWN, show, shown_row, spread
 from postgrad.training.rows import evaluated, print_rows, training
@@ -59,10 +61,10 @@ class Sets:
         sets: list[Draws[Any]] = [*self.evaluation.values()]
         sets += [] if self.training is None else [self.training]
         largest_ids = [
-            int(ids.max())
+            int(ids.max(initial=0))
             for drawn_set in sets
             for row in drawn_set.all()
-            for ids in token_ids(row)
+            for ids in embedded_ids(row)
         ]
         return max(largest_ids, default=0)
 
@@ -87,19 +89,30 @@ def token_ids(record: Any) -> list[NDArray[np.int32]]:
     return [record.token_ids]
 
 
-def read_sets(report: Report, recipe: Recipe, tokenizer: Any) -> Sets:
-    """Reads every row of every set. A set that cannot be read is reported, the others are read."""
+def embedded_ids(record: Any) -> list[NDArray[np.int32]]:
+    """As token_ids, without those of images, which need no embedding."""
+    pair = isinstance(record, Pair)
+    images = [record.chosen_images, record.rejected_images] if pair else [record.images]
+    return [without_images(*each) for each in zip(token_ids(record), images, strict=True)]
+
+
+def read_sets(
+    report: Report, recipe: Recipe, tokenizer: Any, reader: ImageReader | None = None
+) -> Sets:
+    """Reads every row of every set. A set that cannot be read is reported, the others are read.
+    reader: of a model that reads images.
+    """
     sets = Sets()
     for place, eval_set in enumerate(recipe.eval.sets):
         with report.check(f"rows of eval {eval_set.name or ''}".rstrip()) as check:
-            sets.evaluation[place] = evaluated(recipe, place, tokenizer)
+            sets.evaluation[place] = evaluated(recipe, place, tokenizer, reader)
             _report_rows(report, check, [sets.evaluation[place].account])
     readable = recipe
     if len(sets.evaluation) < len(recipe.eval.sets):  # reported above: not once more by training
         without_eval_sets = recipe.eval.model_copy(update={"sets": ()})
         readable = recipe.model_copy(update={"eval": without_eval_sets})
     with report.check("rows") as check:
-        sets.training = training(readable, tokenizer)
+        sets.training = training(readable, tokenizer, reader)
         _report_rows(report, check, sets.training.accounts)
         if isinstance(recipe, RLRecipe):
             check_rows(recipe.environment, sets.training)
@@ -123,8 +136,16 @@ def _report_rows(report: Report, check: Check, accounts: Sequence[RowAccount]) -
             )
 
 
-def show_rows(report: Report, recipe: Recipe, sets: Sets, tokenizer: Any) -> None:
-    """Shows up to `SHOWN` training rows with their loss masks, cut rows among them."""
+def show_rows(
+    report: Report,
+    recipe: Recipe,
+    sets: Sets,
+    tokenizer: Any,
+    reader: ImageReader | None = None,
+) -> None:
+    """Shows up to `SHOWN` training rows with their loss masks, cut rows among them. reader: as of
+    read_sets.
+    """
     if sets.training is None:
         return
     with report.check("rows shown") as check:
@@ -132,7 +153,7 @@ def show_rows(report: Report, recipe: Recipe, sets: Sets, tokenizer: Any) -> Non
         each = -(-SHOWN // len(parts))
         count = 0
         for settings, part in zip(recipe.data.sources, parts, strict=True):
-            uncut = _uncut(recipe, settings, part, tokenizer)
+            uncut = _uncut(recipe, settings, part, tokenizer, reader)
             first = [place for place, record in enumerate(part.all()) if key_of(record) in uncut][
                 :2
             ]
@@ -143,7 +164,13 @@ def show_rows(report: Report, recipe: Recipe, sets: Sets, tokenizer: Any) -> Non
         check.detail = f"{count} of them, what is learned from is marked"
 
 
-def _uncut(recipe: Recipe, settings: Any, part: DrawnSet[Any], tokenizer: Any) -> dict[Key, Any]:
+def _uncut(
+    recipe: Recipe,
+    settings: Any,
+    part: DrawnSet[Any],
+    tokenizer: Any,
+    reader: ImageReader | None,
+) -> dict[Key, Any]:
     """Rows that were cut to data.max_len, as they were before, by `key_of`. Reads the first
     CUT_LOOKED_AT rows again.
     """
@@ -152,7 +179,8 @@ def _uncut(recipe: Recipe, settings: Any, part: DrawnSet[Any], tokenizer: Any) -
     some = settings.model_copy(
         update={"max_len": NO_LIMIT, "limit": min(settings.limit or NO_LIMIT, CUT_LOOKED_AT)}
     )
-    uncut = {key_of(record): record for record in _load(recipe, some, part, tokenizer).all()}
+    again = _load(recipe, some, part, tokenizer, reader)
+    uncut = {key_of(record): record for record in again.all()}
     return {
         key: uncut[key]
         for record in part.all()
@@ -172,20 +200,26 @@ def key_of(record: Any) -> Key:
     return record.row, record.desirable if isinstance(record, Labelled) else None
 
 
-def _load(recipe: Recipe, settings: Any, part: DrawnSet[Any], tokenizer: Any) -> DrawnSet[Any]:
+def _load(
+    recipe: Recipe,
+    settings: Any,
+    part: DrawnSet[Any],
+    tokenizer: Any,
+    reader: ImageReader | None,
+) -> DrawnSet[Any]:
     """Reads the dataset of `part` again, with other settings."""
     first = part.all()[0]
     if isinstance(recipe, Answering):
         settings = as_played(recipe.environment, settings)
     if isinstance(first, Prompt):
-        return load_prompts(settings, tokenizer, max_prompt_tokens=NO_LIMIT)
+        return load_prompts(settings, tokenizer, max_prompt_tokens=NO_LIMIT, reader=reader)
     if isinstance(first, Conversation):
-        return load_conversations(settings, tokenizer)
+        return load_conversations(settings, tokenizer, reader=reader)
     if isinstance(first, Labelled):
-        return load_labelled(settings, tokenizer)
+        return load_labelled(settings, tokenizer, reader=reader)
     if isinstance(first, Stepwise):
-        return load_steps(settings, tokenizer)
-    return load_pairs(settings, tokenizer)
+        return load_steps(settings, tokenizer, reader=reader)
+    return load_pairs(settings, tokenizer, reader=reader)
 
 
 def limit_for(settings: RowSettings, part: DrawnSet[Any], count: int) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from postgrad.core.media import IMAGES, images_kept_in
 from postgrad.observe.console import Console
 from postgrad.plan.page import Page
 from postgrad.recipe.load import names_used, require_models, require_runnable, rows_used
@@ -119,22 +120,29 @@ def _run_checks(report: Report, recipe: Recipe, folder: Path) -> Trial | None:
     if start is None:
         report.skip("rows", "there is no tokenizer to read them with")
         return None
-    path, tokenizer = start
-    sets = data.read_sets(report, recipe, tokenizer)
-    models.check_tokens(report, recipe, path, tokenizer, sets)
-    if isinstance(recipe, Answering) and recipe.reward_components:
-        answers.try_answers(report, recipe, sets.prompts_by_source(recipe), tokenizer)
-    if isinstance(recipe, Answering) and recipe.rewards:
-        ahead.check_answer_lengths(report, recipe, sets, tokenizer)
+    with images_kept_in(folder / IMAGES):
+        sets = _read_rows(report, recipe, start)
     if sets.training is None:
         report.skip("load", "there are no rows to train on")
         return None
-    data.show_rows(report, recipe, sets, tokenizer)
     ahead.check_batches(report, recipe, sets, page)
     if reason := _reason_to_skip(recipe, sets, page):
         report.skip("load", reason)
         return None
-    return _run_small(report, recipe, sets, path, folder, page)
+    return _run_small(report, recipe, sets, start.path, folder, page)
+
+
+def _read_rows(report: Report, recipe: Recipe, start: models.PolicyBase) -> data.Sets:
+    """Reads all rows, checks their tokens and the answers that they state, and shows some."""
+    tokenizer, reader = start.tokenizer, start.reader
+    sets = data.read_sets(report, recipe, tokenizer, reader)
+    models.check_tokens(report, recipe, start, sets)
+    if isinstance(recipe, Answering) and recipe.reward_components:
+        answers.try_answers(report, recipe, sets.prompts_by_source(recipe), tokenizer)
+    if isinstance(recipe, Answering) and recipe.rewards:
+        ahead.check_answer_lengths(report, recipe, sets, tokenizer)
+    data.show_rows(report, recipe, sets, tokenizer, reader)
+    return sets
 
 
 def _run_small(

@@ -2,24 +2,34 @@
 chat template whose turns end.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from postgrad.core.errors import UsageError
 from postgrad.fleet.local import base_model
 from postgrad.models.attention import no_embedding
 from postgrad.models.files import adapter_base, is_adapter
+from postgrad.models.image_reader import ImageReader
 from postgrad.models.load import load_config, load_tokenizer
 from postgrad.models.rope import fixed_length, max_positions
-from postgrad.models.supported import reads_images
 from postgrad.recipe.recipe import Recipe
 from postgrad.tools.dry_run.data import Sets
 from postgrad.tools.dry_run.outcome import Check, Report
 from postgrad.training.answer_ends import answer_ends
+from postgrad.training.rows import image_reader
 
 
-def check_models(report: Report, recipe: Recipe, init: Path) -> tuple[str, Any] | None:
-    """The path of the policy's base model and its tokenizer; None where they cannot be read.
+@dataclass(frozen=True, slots=True)
+class PolicyBase:
+    """The policy's base model, without its weights."""
+
+    path: str
+    tokenizer: Any
+    reader: ImageReader | None  # of its images; None where it reads text alone
+
+
+def check_models(report: Report, recipe: Recipe, init: Path) -> PolicyBase | None:
+    """The policy's base model; None where it cannot be read.
 
     A fresh model is made in `init` as the run would make it. Models of other roles are checked too.
     """
@@ -27,13 +37,10 @@ def check_models(report: Report, recipe: Recipe, init: Path) -> tuple[str, Any] 
     with report.check("model") as check:
         path = base_model(recipe, init)
         config = load_config(path)
-        if reads_images(config):
-            raise UsageError(
-                f"{path} reads images, which a dry run does not try yet: --steps 1 tries them"
-            )
-        start = path, load_tokenizer(path)
+        tokenizer = load_tokenizer(path)
+        start = PolicyBase(path, tokenizer, image_reader(path, tokenizer))
         check.detail = _about(config, path)
-        _check_positions(report, check, recipe, config, path)
+        _check_positions(report, check, recipe, config.get_text_config(), path)
     for role, path in _models_of_other_roles(recipe):
         with report.check(f"model of {role}") as check:
             config = load_config(path)
@@ -44,7 +51,11 @@ def check_models(report: Report, recipe: Recipe, init: Path) -> tuple[str, Any] 
 
 def _about(config: Any, path: str) -> str:
     merged = f", an adapter merged into {adapter_base(path)}" if is_adapter(path) else ""
-    return f"{config.model_type}, vocabulary of {config.vocab_size}{merged}"
+    return f"{config.model_type}, vocabulary of {_vocabulary(config)}{merged}"
+
+
+def _vocabulary(config: Any) -> int:
+    return int(config.get_text_config().vocab_size)
 
 
 def _models_of_other_roles(recipe: Recipe) -> list[tuple[str, str]]:
@@ -74,18 +85,19 @@ def _limit_of(config: Any) -> str:
     return "its rope_type rotates by length beyond them" if rotates else "max_position_embeddings"
 
 
-def check_tokens(report: Report, recipe: Recipe, path: str, tokenizer: Any, sets: Sets) -> None:
+def check_tokens(report: Report, recipe: Recipe, start: PolicyBase, sets: Sets) -> None:
     """Checks that the model has an embedding for every token id of the data, and that sampling
     stops at the token that ends a turn.
     """
+    path = start.path
     with report.check("tokens") as check:
-        size, largest = load_config(path).vocab_size, sets.largest_id
+        size, largest = _vocabulary(load_config(path)), sets.largest_id
         check.detail = f"ids up to {largest} of {size}"
         if largest >= size:
             report.problem(check, f"rows for {path}: {no_embedding(largest, size)}")
     if recipe.trained_role == "policy":
         with report.check("end of a turn") as check:
-            _check_answer_ends(report, check, recipe, path, tokenizer)
+            _check_answer_ends(report, check, recipe, path, start.tokenizer)
 
 
 def _check_answer_ends(
