@@ -143,7 +143,7 @@ def test_what_is_no_number_is_a_recorded_failure(make_prompt, ending, bad):
         scorer.submit(make_prompt(), ending(3, 4))
     with (
         scorer_of(learned) as scorer,
-        pytest.raises(RunError, match="failed on 1 of 2 samples"),
+        pytest.raises(RunError, match="failed on 1 of 2 scored samples"),
     ):
         scorer.judge(scorer.score([(make_prompt(), ending(3, 4))]))
 

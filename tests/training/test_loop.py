@@ -56,7 +56,9 @@ def test_a_verifier_that_breaks_costs_its_step_and_not_the_steps_before(
     assert saved(recipe.run_dir) == ["step-000002"]
     failed = [e for e in lines(recipe.run_dir, "events.jsonl") if e["event"] == "verifier_failed"]
     assert {event["step"] for event in failed} == {3}
-    assert len(failed) == 8  # the causes of the step that ended the run are recorded as well
+    # The causes of the step that ended the run are recorded as well: those of the first group of
+    # four that failed, or of both where they ended together.
+    assert len(failed) in (4, 8)
     assert resume(Path(recipe.run_dir), [], [], console)["steps"] == 3
     assert [line["step"] for line in lines(recipe.run_dir, "metrics.jsonl")] == [1, 2, 3]
 

@@ -213,8 +213,17 @@ runtime = {{ type = "{options["runtime"]}" }}
 
 
 def test_a_run_that_reads_images_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="the model of this run reads images"):
+    with pytest.raises(UsageError, match="have not been tried with any"):
         of(tmp_path, **{"model.vlm.vision_encoder_attr": "model.visual"})
+
+
+def test_a_model_that_could_read_images_plays_its_tasks_on_text(tmp_path: Path) -> None:
+    sizes = {"orchestrator.batch_size": 64, "orchestrator.group_size": 8}
+    found = of(tmp_path, max_steps=10, **{"model.name": "Qwen/Qwen3.5-4B", **sizes})
+    assert found.problem is None
+    assert found.recipe["cluster"] == {"type": "ray", "rollout": {"workers": 1}}
+    assert found.recipe["model"]["freeze"] == ["vision", "projector"]
+    assert "vllm" not in found.recipe.get("rollout", {})
 
 
 def test_a_config_of_another_program_says_what_is_read(tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ class Learned(Protocol):
 class AskedHere(Verifier):
     """A verifier whose scores the run's own reward model gives, in this process."""
 
-    @staticmethod
-    def require_no_worker(reward: RewardSettings) -> None:
+    @classmethod
+    def check_component(cls, reward: RewardSettings) -> None:
         """Raises UsageError where a component has settings of a worker."""
         # A recipe in recipe.json has every default, hence no check of presence.
         for key in _WORKERS:

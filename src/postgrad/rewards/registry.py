@@ -10,7 +10,6 @@ from pydantic import ConfigDict, ValidationError
 
 from postgrad.core.errors import UsageError
 from postgrad.core.text import nearest, resolve
-from postgrad.rewards.learned import AskedHere
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
@@ -92,8 +91,7 @@ def build(reward: RewardSettings) -> Verifier:
                 f"rewards: {reward.type!r} asks a server, and sandbox = true has no network: leave "
                 "sandbox out"
             )
-        if issubclass(target, AskedHere):
-            target.require_no_worker(reward)
+        target.check_component(reward)
         return _from_settings(target, reward)
     if inspect.isclass(target) or not callable(target):
         raise UsageError(

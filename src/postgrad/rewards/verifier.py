@@ -5,9 +5,12 @@ Imports neither NumPy nor torch, since every worker loads it.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from postgrad.core.settings import Settings
+
+if TYPE_CHECKING:
+    from postgrad.rewards.settings import RewardSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,11 @@ class Verifier(Settings):
     imports_bytes: ClassVar[int] = 0  # resident memory that its imports add to a worker
     compares: ClassVar[bool] = False  # the samples of a prompt: the score of one alone says nothing
     highest: ClassVar[float | None] = None  # no score is above it; None: that is not known
+
+    @classmethod
+    def check_component(cls, reward: "RewardSettings") -> None:
+        """Raises UsageError for settings of its [[rewards]] entry that do not apply to it."""
+        del reward
 
     @property
     def default_wall_seconds(self) -> float:

@@ -11,6 +11,7 @@ from postgrad.translate.rules import Options, decimal, flag
 ONE_RANK = "ranks share the work, and one trains here: give --devices N where there are more"
 ASSUMED = "devices are not said, so one is assumed: give --devices N where more train"
 WAY = "rollout.transport chooses by where GPUs are: CUDA IPC, NCCL, else host memory"
+_APART = "built-in engines, a device each, apart from the ranks'"
 _PYTHON = "its interpreter: rollout.vllm.python or POSTGRAD_VLLM_PYTHON"
 
 
@@ -86,6 +87,9 @@ def engines(
     """
     if not vllm_samples(draft.images):
         _built_in(draft, options, names)
+        if not shared:
+            draft.put("cluster.type", "ray", "on one machine too")
+            draft.put("cluster.rollout.workers", _integer(options, names.count), _APART)
         return
     tensor = _integer(options, names.tensor_parallel)
     ranks = int(draft.get("learner.ranks") or 1)
@@ -112,7 +116,7 @@ def engines(
 
 
 def _built_in(draft: Draft, options: Options, names: EngineOptions) -> None:
-    """No vLLM: the built-in engine samples on the ranks' devices."""
+    """No vLLM: the built-in engine samples, so that settings of vLLM say nothing."""
     for name in (names.count, names.tensor_parallel, names.memory, names.eager, names.sleep):
         if name and options.states(name):
             draft.unknown(name, options.take(name), BUILT_IN)
