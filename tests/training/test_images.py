@@ -105,6 +105,32 @@ def test_frozen_parts_stay_as_they_were(
     assert not any(image_part(name) in freeze for name in tensors(str(tmp_path / "run"), 2))
 
 
+@pytest.mark.parametrize(
+    ("changes", "warns"),
+    [
+        ({"learner": {"lr": 1e-3, "weight_decay": 0.1}}, True),
+        ({"learner": {"lr": 1e-3}}, False),
+        (
+            {
+                "learner": {"lr": 1e-3, "weight_decay": 0.1},
+                "model": {"freeze": ["vision", "projector"]},
+            },
+            False,
+        ),
+    ],
+)
+def test_a_run_on_text_alone_warns_that_weight_decay_would_shrink_the_tower(
+    changes: dict[str, Any], warns: bool, make: Make, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f"{json.dumps(TEXT)}\n" for _ in range(5)))
+    train(make("qwen2_5_vl", steps=1, eval={}, **changes), Console())
+    events = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    idle = [event for event in map(json.loads, events) if event["event"] == "idle_tower"]
+    assert len(idle) == warns
+    assert all('model.freeze = ["vision", "projector"]' in event["message"] for event in idle)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.long)])
 def test_a_run_on_text_alone_keeps_the_tower_and_the_type(

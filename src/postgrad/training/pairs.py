@@ -268,7 +268,7 @@ def reward(
     reader = rows.image_reader(path, tokenizer)
     read = rows.steps if by_step else rows.pairs
     draws: Any = read(recipe, tokenizer, reader)
-    rows.show_rows(run, draws.accounts)
+    rows.show_training(run, recipe, draws, reader)
     evaluator: Any = None
     if by_step and recipe.eval.sets:
         evaluator = StepEvaluator(recipe, tokenizer, reader)
@@ -297,7 +297,7 @@ def preference(
     else:
         draws = rows.pairs(recipe, tokenizer, reader)
         read = of_pairs
-    rows.show_rows(run, draws.accounts)
+    rows.show_training(run, recipe, draws, reader)
     evaluator = _evaluator(run, recipe, tokenizer, reader)
     other = recipe.reference.model.source
     if algorithm.needs().reference and other is not None and other != path:

@@ -291,7 +291,7 @@ def assemble(
     thread = sampling_thread(stack, scorer.halt) if recipe.samples_while_learning else None
     reader = rows.image_reader(path, tokenizer)
     prompts = rows.prompts(recipe, tokenizer, reader, scorer)
-    rows.show_rows(run, prompts.accounts)
+    rows.show_training(run, recipe, prompts, reader)
     check_rows(recipe.environment, prompts)
     check_answers(scorer, prompts.all(), recipe.data.sources)
     evaluator = rows.evaluator(run, recipe, tokenizer, scorer, reader) if recipe.eval.sets else None

@@ -93,6 +93,31 @@ def environments(
     return played
 
 
+def show_training(run: Run, recipe: Recipe, draws: Draws[Any], reader: ImageReader | None) -> None:
+    """The table of the training rows. Warns where no row has an image for a tower that would then
+    be changed by weight decay alone. reader: as of image_reader.
+    """
+    show_rows(run, draws.accounts)
+    decay, model = recipe.learner.weight_decay, recipe.model
+    learns = model.lora is None and not {"vision", "projector"} <= {*model.freeze}
+    replies = isinstance(recipe, Answering) and recipe.environment is not None
+    if reader is None or not learns or not decay or replies:
+        return
+    if not any(_shows_images(entry) for entry in draws.all()):
+        problem = (
+            "no training row has an image, so what reads images gets no gradient, and "
+            f"learner.weight_decay = {decay:g} alone would shrink its weights in every update: "
+            'say model.freeze = ["vision", "projector"]'
+        )
+        run.logs.event("idle_tower", problem)
+        run.console.warn(problem)
+
+
+def _shows_images(entry: Any) -> bool:
+    names = ("images", "chosen_images", "rejected_images")
+    return any(getattr(entry, name, ()) for name in names)
+
+
 def show_rows(run: Run, accounts: Sequence[RowAccount], purpose: str = "training") -> None:
     """One table that accounts for every row, and an event for each dataset."""
     title = f"rows of the {purpose} data"

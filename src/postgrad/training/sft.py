@@ -196,7 +196,7 @@ def assemble(
     check_teachers(recipe, tokenizer)
     reader = rows.image_reader(path, tokenizer)
     conversations = rows.conversations(recipe, tokenizer, reader)
-    rows.show_rows(run, conversations.accounts)
+    rows.show_training(run, recipe, conversations, reader)
     evaluator = losses = None
     if recipe.evaluates_answers:
         scorer = stack.enter_context(scorer_of(recipe, tokenizer))
