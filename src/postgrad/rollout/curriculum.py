@@ -2,12 +2,13 @@
 (filters).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt, ScoredGroup
 from postgrad.rollout.settings import TOTAL, CurriculumSettings, RolloutSettings
 
@@ -102,6 +103,23 @@ class Curriculum:
         width = (high - low) / BINS or 1.0
         bins = [min(BINS - 1, int((mean - low) / width)) for mean in means]
         return {f"curriculum/bin_{i}": float(bins.count(i)) for i in range(BINS)}
+
+
+def require_told_apart(settings: CurriculumSettings, prompts: Iterable[Prompt]) -> None:
+    """Raises UsageError where a curriculum is on and two rows have the same key: those of two
+    subsets or splits of one dataset, whose scores it could not tell apart.
+    """
+    if not Curriculum(settings, None).active:
+        return
+    questions: dict[str, str] = {}
+    for prompt in prompts:
+        if questions.setdefault(row_key(prompt), prompt.question) != prompt.question:
+            raise UsageError(
+                f"rollout.curriculum: [[data.sets]] has two different rows {prompt.row} of "
+                f"{prompt.dataset}, from subsets or splits of it, and keeps one score for both: "
+                "take one of the sets, write them to files of their own, or leave the curriculum "
+                "out"
+            )
 
 
 def row_key(prompt: Prompt) -> str:

@@ -39,6 +39,7 @@ from postgrad.recipe.recipe import (
 )
 from postgrad.recipe.settings import RowKind
 from postgrad.rewards.scorer import Scorer
+from postgrad.rollout.curriculum import require_told_apart
 from postgrad.rollout.environment import Environments
 from postgrad.rollout.environments.chat import NOT_EXACT
 from postgrad.rollout.environments.sets import as_played, check_rows, dialogues
@@ -157,7 +158,7 @@ def prompts(
     scorer: Scorer | None = None,
 ) -> Draws[Prompt]:
     """What the policy answers. scorer: asked where data.on_unreadable is "drop"."""
-    return training_prompts(
+    draws = training_prompts(
         as_played(recipe.environment, recipe.data),
         tokenizer,
         max_new_tokens=recipe.rollout.max_new_tokens,
@@ -165,6 +166,8 @@ def prompts(
         reader=reader,
         unreadable=unreadable_by(scorer),
     )
+    require_told_apart(recipe.rollout.curriculum, draws.all())
+    return draws
 
 
 def pairs(recipe: Comparing, tokenizer: Any, reader: ImageReader | None = None) -> Draws[Pair]:
