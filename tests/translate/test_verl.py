@@ -125,6 +125,8 @@ def test_entropy_that_would_collapse_is_kept_by_covariances() -> None:
                       f"{ACTOR}policy_loss.kl_cov_ratio=0.02")  # fmt: skip
     assert (found["covariance"], found["covariance_fraction"]) == ("kl", 0.02)
     assert found["covariance_kl_coef"] == 1.0
+    unstated = algorithm(f"{ACTOR}policy_loss.loss_mode=kl_cov")
+    assert unstated["covariance_kl_coef"] == 0.1  # 1.0 here
 
 
 @pytest.mark.parametrize(

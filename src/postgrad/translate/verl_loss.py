@@ -90,8 +90,9 @@ def _clip(draft: Draft, options: Options, name: str, loss: str) -> None:
 
 def _covariance(draft: Draft, options: Options, loss: str) -> None:
     place = f"{ACTOR}policy_loss."
-    values = {key: options.take(f"{place}{key}") for key in (
-        "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef")}  # fmt: skip
+    values = {key: options.take(f"{place}{key}", default) for key, default in (
+        ("clip_cov_ratio", None), ("clip_cov_lb", None), ("clip_cov_ub", None),
+        ("kl_cov_ratio", None), ("ppo_kl_coef", 0.1))}  # fmt: skip
     if loss not in ("clip_cov", "kl_cov"):
         if loss not in ("vanilla", *LOSSES):
             draft.miss(f"{place}loss_mode", loss, "PPO's clip stands for it")
