@@ -17,6 +17,7 @@ from helpers.runs import lines, tensors
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.recipe.recipe import Recipe
+from postgrad.tools.dry_run.dry_run import dry_run
 from postgrad.tools.evaluate import evaluate
 from postgrad.tools.generate import Extent, generate
 from postgrad.training.start import resume, train
@@ -74,7 +75,7 @@ def shown_in(sample: dict[str, Any]) -> tuple[set[str], set[int]]:
 
 
 # Images of prompts alone (0), and of the first or every reply.
-CASES = [("qwen2_5_vl", 0), ("qwen2_5_vl", 9), ("qwen3_vl", 1), ("llava", 9)]
+CASES = [("qwen2_5_vl", 0), ("qwen2_5_vl", 9), ("qwen3_vl", 1), ("llava", 9), ("qwen3_5", 9)]
 LONG = [("llava", 0), ("gemma3", 9), ("smolvlm", 9), ("qwen3_vl", 9)]
 
 
@@ -145,6 +146,14 @@ def test_a_replay_reads_the_images_of_turns_by_their_hashes(make: Make, tmp_path
     train(again, Console())
     first, second = (tensors(str(tmp_path / name), 2) for name in ("run", "again"))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.slow
+def test_a_dry_run_plays_episodes_with_images(make: Make, tmp_path: Path) -> None:
+    data = {"path": str(tmp_path / "rows.jsonl"), "messages": "messages", "max_len": 500}
+    report = dry_run(make("qwen2_5_vl", data=data), Console())
+    assert report.problems == []
+    assert {"sample", "train", "evaluate", "export"} <= {check.name for check in report.checks}
 
 
 @pytest.mark.slow
