@@ -145,7 +145,8 @@ REASONS = {
         critic.optim.num_cycles critic.optim.optimizer_impl
         critic.optim.total_training_steps critic.optim.zero_indexed_step data.audio_key
         data.balance_dp_token data.cache_dir data.filter_overlong_prompts_workers
-        data.gen_batch_size data.ignore_input_ids_mismatch data.image_patch_size
+        data.gen_batch_size data.ignore_input_ids_mismatch data.multiturn.enable
+        data.image_patch_size
         data.pad_mode data.return_full_prompt data.return_multi_modal_inputs
         data.return_raw_chat data.return_raw_input_ids data.tools_key data.use_shm
         data.val_batch_size data.validation_shuffle data.video_key trainer.balance_batch

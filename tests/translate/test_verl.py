@@ -299,3 +299,11 @@ def test_numbers_that_cannot_be_read_name_their_option() -> None:
 def test_the_translation_as_json_has_the_lists() -> None:
     found = json.loads(json.dumps(of(f"{ROLLOUT}name=sglang").to_json()))
     assert f"{ROLLOUT}name" in {option["name"] for option in found["missing"]}
+
+
+def test_a_misspelt_option_is_told_with_the_nearest_one() -> None:
+    found = of("trainer.n_gpu_per_node=4", "data.train_batchsize=8", f"{ROLLOUT}temprature=1.0")
+    why = {option.name: option.why for option in found.draft.missing}
+    assert why["trainer.n_gpu_per_node"].endswith("did you mean trainer.n_gpus_per_node?")
+    assert "not an option that this translator knows" in why["data.train_batchsize"]
+    assert "not an option that this translator knows" in why[f"{ROLLOUT}temprature"]

@@ -61,6 +61,8 @@ _BEFORE = {
     f"{ACTOR}ulysses_sequence_parallel_size": f"{ACTOR}fsdp_config.ulysses_sequence_parallel_size",
     "rollout.total_epochs": "trainer.total_epochs",
     "rollout.test_freq": "trainer.test_freq",
+    "data.multiturn.messages_key": "data.messages_key",
+    "trainer.checkpoint.": "checkpoint.",
     "optim.warmup_steps_ratio": "optim.lr_warmup_steps_ratio",
     "optim.lr_scheduler": "optim.lr_scheduler_type",
     "optim.warmup_style": "optim.lr_scheduler_type",
@@ -182,7 +184,6 @@ RULES: dict[str, Rule] = {
              missing("the model's image processor is taken as it is")),
     **family("data.", "tokenizer custom_cls.* sampler.* datagen.* collate_fn.*",
              missing("[data] reads rows: data.map and data.filter change them (docs/data.md)")),
-    "data.*": missing("[data] has no such key: docs/data.md"),
     f"{MODEL}trust_remote_code": missing("code of a model's repository is never run"),
     **family(
         MODEL,
@@ -272,7 +273,12 @@ RULES: dict[str, Rule] = {
     "algorithm.rollout_correction.loss_type": missing_but(
         ("ppo_clip",), "the ratio is clipped; cispo is near a REINFORCE with weights"
     ),
-    "critic.optim.override_optimizer_config": missing("learner.optimizer knows adamw and muon"),
+    **family(
+        "critic.optim.",
+        "override_optimizer_config override_optimizer_config.*",
+        missing("learner.optimizer knows adamw and muon; critic.learner.offload moves its state"),
+    ),
+    "critic.model.lora.*": missing("[critic.model.lora] is an adapter of the critic"),
     **family("critic.optim.", "total_training_steps num_cycles zero_indexed_step optimizer_impl",
              needless(common.SO_HERE)),
     **family(
@@ -292,7 +298,6 @@ RULES: dict[str, Rule] = {
     ),
     "critic.loss_agg_mode": missing_but(("token-mean",), "a critic's loss is a mean of tokens"),
     "critic.model.enable_activation_offload": missing("activations stay on the device"),
-    "critic.*": missing("[critic] has model, learner and no such key"),
     "reward.num_workers": to("scoring.workers", read=int),
     **family("reward.sandbox_fusion.", "url max_concurrent memory_limit_mb",
              needless("programs run in a sandbox of this machine: docs/sandbox.md")),
@@ -335,7 +340,6 @@ RULES: dict[str, Rule] = {
     ),
     "trainer.seed": to("seed"),
     "trainer.val_only": missing_but(OFF, "postgrad eval evaluates without training"),
-    "trainer.*": missing("of verl's trainer"),
     **family(
         "async_training.",
         "use_trainer_do_validate concurrent_samples_per_replica checkpoint_engine.*",
@@ -351,6 +355,12 @@ RULES: dict[str, Rule] = {
     **family("", "enable_thinking_key data.enable_thinking_key data.enable_thinking_default",
              missing("data.chat_template_kwargs holds for all rows")),
     "data.ignore_input_ids_mismatch": needless("a conversation is rendered as a whole"),
+    "data.multiturn.enable": needless("data.messages names a column of conversations"),
+    **family(
+        "data.",
+        "prompt_dict_keys response_dict_keys",
+        missing('a column within another: data.prompt = "extra_info.question" (docs/data.md)'),
+    ),
     **family("checkpoint.", "save_contents load_contents async_save",
              needless("checkpoints are safetensors, each complete")),
     "use_remove_padding": needless(common.PACKED),

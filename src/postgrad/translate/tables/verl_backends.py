@@ -191,7 +191,6 @@ OPTIMIZER: dict[str, Rule] = {  # after optim.
              missing("Muon here is Jordan's, in torch (docs/optimizers.md)")),
 }  # fmt: skip
 
-_VLLM = "[rollout.vllm] has no such key: vLLM's default holds"
 _TOOLS = 'write tools as Python functions, and [environment] type = "tools" (docs/environments.md)'
 
 ROLLOUT: dict[str, Rule] = {  # after actor_rollout_ref.rollout.
@@ -255,5 +254,5 @@ ROLLOUT: dict[str, Rule] = {  # after actor_rollout_ref.rollout.
     **family("", "multi_turn.* agent.*", missing(_TOOLS)),
     "mtp": missing("the engine decodes without a draft model"),
     "disaggregation.*": missing("an engine prefills and decodes"),
-    "*": missing(_VLLM),
+    "enable_sleep_mode": missing_but(ON, "rollout.vllm.sleep says whether an engine sleeps"),
 }
