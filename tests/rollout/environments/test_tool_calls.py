@@ -2,6 +2,7 @@
 
 import json
 import string
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -351,3 +352,23 @@ def test_a_result_names_its_call_and_only_what_can_be_a_name():
     assert result == {"role": "tool", "content": "5", "tool_call_id": "call00000", "name": "f"}
     assert "name" not in result_message(Call("<|im_start|>", {}), "call00000", "5")
     assert "name" not in result_message(Malformed("why"), "call00000", "5")
+
+
+LONG = 30_000
+
+
+@pytest.mark.parametrize(
+    ("style", "text"),
+    [
+        ("mistral", f"[TOOL_CALLS]a{' ' * LONG}b"),
+        ("mistral", f"[TOOL_CALLS]a[CALL_ID]x{' ' * LONG}b"),
+        ("qwen_xml", f"<tool_call><function=f>{' ' * LONG}x</function></tool_call>"),
+        ("qwen_xml", f"<tool_call><function=f>{'<parameter=a>' * LONG}</function></tool_call>"),
+        ("glm", f"<tool_call>f<arg_key>a</arg_key>{' ' * LONG}</tool_call>"),
+        ("glm", f"<tool_call>f{'<arg_key>' * LONG}</tool_call>"),
+    ],
+)
+def test_a_long_text_that_is_no_call_is_read_once(style: Any, text: str) -> None:
+    """A model that repeats itself must not hold up the run, as 30 000 blanks once did."""
+    (call,) = calls_in(text, style, {})
+    assert isinstance(call, Malformed)

@@ -9,11 +9,11 @@ from typing import Any, Literal, cast, get_args
 ToolFormat = Literal["hermes", "llama", "qwen_xml", "glm", "mistral", "deepseek", "harmony", "kimi"]
 Schemas = Mapping[str, Mapping[str, Any]]  # the JSON schema of the parameters of each tool, by name
 
-_FUNCTION = re.compile(r"\s*<function=([^>]*)>(.*?)</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(r"\s*<parameter=([^>]*)>(.*?)</parameter>\s*", re.DOTALL)
-_PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
+# Texts come from models, and may be long: every pattern reads one in a time that grows with its
+# length, and not with the square of it.
+_SPACE = re.compile(r"\s*")
 _NAMED = re.compile(  # since version 11 of Mistral's tokenizers
-    r"(?P<name>[^\[{]+?)\s*(?:\[CALL_ID\]\s*(?P<id>[^\[{]*?)\s*)?(?:\[ARGS\])?(?P<json>\{.*)",
+    r"(?P<name>[^\[{\s]+)\s*(?:\[CALL_ID\]\s*(?P<id>[^\[{\s]*)\s*)?(?:\[ARGS\])?(?P<json>\{.*)",
     re.DOTALL,
 )
 _FENCED = re.compile(r"(?P<name>[^\n]*)\n```(?:json)?\n(?P<json>.*)\n```\s*", re.DOTALL)
@@ -77,30 +77,55 @@ def _hermes(text: str, schemas: Schemas) -> Call | Malformed:
     return _call(text, "arguments")
 
 
+def _between(text: str, place: int, begin: str, end: str) -> tuple[str, int]:
+    """What stands between two marks at a place, behind white space, and the place after them; the
+    place is -1 where they are not there.
+    """
+    start = _after_space(text, place)
+    stop = text.find(end, start + len(begin)) if text.startswith(begin, start) else -1
+    return (text[start + len(begin) : stop], stop + len(end)) if stop >= 0 else ("", -1)
+
+
+def _after_space(text: str, place: int) -> int:
+    space = _SPACE.match(text, place)
+    return space.end() if space else place
+
+
 def _qwen_xml(text: str, schemas: Schemas) -> Call | Malformed:
     """As Qwen3-Coder and Qwen 3.5 write calls."""
-    function = _FUNCTION.fullmatch(text)
-    if function is None:
+    inside, (begin, end) = text.strip(), ("<function=", "</function>")
+    name, separator, body = inside.removeprefix(begin).removesuffix(end).partition(">")
+    if not inside.startswith(begin) or not inside.endswith(end) or not separator:
         return Malformed("a call is <function=NAME>, its parameters, and </function>")
-    name, body = function[1].strip(), function[2]
-    pairs = [(key.strip(), value) for key, value in _PARAMETER.findall(body)]
-    if _PARAMETER.sub("", body).strip():
-        return Malformed("a parameter is <parameter=NAME>, its value, and </parameter>", name)
-    values = ((key, value.removeprefix("\n").removesuffix("\n")) for key, value in pairs)
-    return Call(name, dict(_typed(values, schemas.get(name, {}))))
+    pairs, place = list[tuple[str, str]](), 0
+    while _after_space(body, place) < len(body):
+        parameter, place = _between(body, place, "<parameter=", "</parameter>")
+        key, separator, value = parameter.partition(">")
+        if not separator:
+            reason = "a parameter is <parameter=NAME>, its value, and </parameter>"
+            return Malformed(reason, name.strip())
+        pairs.append((key.strip(), value.removeprefix("\n").removesuffix("\n")))
+    name = name.strip()
+    return Call(name, dict(_typed(iter(pairs), schemas.get(name, {}))))
 
 
 def _glm(text: str, schemas: Schemas) -> Call | Malformed:
     """As GLM 4.5 and later write calls."""
     name, mark, rest = text.partition("<arg_key>")
     name, body = name.strip(), mark + rest
-    if not name or _PAIR.sub("", body).strip():
+    pairs, place = list[tuple[str, str]](), 0 if name else -1
+    while place >= 0 and _after_space(body, place) < len(body):
+        key, place = _between(body, place, "<arg_key>", "</arg_key>")
+        value, place = (
+            _between(body, place, "<arg_value>", "</arg_value>") if place > 0 else ("", -1)
+        )
+        pairs.append((key.strip(), value))
+    if place < 0:
         return Malformed(
             "a call is NAME, then for each argument <arg_key>its name</arg_key> and "
             "<arg_value>its value</arg_value>"
         )
-    pairs = ((key.strip(), value) for key, value in _PAIR.findall(body))
-    return Call(name, dict(_typed(pairs, schemas.get(name, {}))))
+    return Call(name, dict(_typed(iter(pairs), schemas.get(name, {}))))
 
 
 def _llama(text: str, schemas: Schemas) -> Calls:
