@@ -219,6 +219,7 @@ def _advantages(draft: Draft, options: Options, program: str) -> None:
     if options.stated.get("scale_rewards", scale) is None:  # "none" is read as no value
         scale = "none"
     undivided = scale.lower() in ("none", "false")
+    name = program
     if program == "grpo":
         name, aggregation = LOSSES.get(loss, ("grpo", "token"))
         if loss not in LOSSES:
@@ -238,22 +239,45 @@ def _advantages(draft: Draft, options: Options, program: str) -> None:
         draft.put("algorithm.type", name, f"loss_type {loss}")
         if undivided and name != "dr_grpo":
             draft.put("algorithm.std_norm", False, f"scale_rewards {scale}")
+        elif name != "dr_grpo":
+            draft.put("algorithm.std_eps", 1e-4, "added to the deviation, as there")
         _aggregated(draft, name, aggregation)
         if loss == "luspo":
             draft.put("algorithm.constant_length", 1, "luspo: not divided by a length")
             if level != "sequence":
                 draft.miss("importance_sampling_level", level, "LUSPO's ratio is a response's")
+        if name == "vespo":
+            _weights_in_ratio(draft)
         if name in ("sapo", "vespo"):  # they have no clip
             return
         if name == "cispo":
             _cispo_bound(draft, decimal(low if high is None else high))
             return
-    elif normalise:
-        draft.miss("normalize_advantages", True, "rloo's advantages stay as they are")
+    else:
+        if normalise:
+            draft.miss("normalize_advantages", True, "rloo's advantages stay as they are")
+        draft.put("algorithm.constant_length", 1, "a response's logprobs are summed, as there")
     if bounds := options.numbers("reward_clip_range"):
         draft.put("algorithm.reward_clip", bounds)
-    draft.put("algorithm.clip_low", decimal(low))
+    of_response = "of each token's ratio; there of the response's, the product over its tokens"
+    draft.put("algorithm.clip_low", decimal(low), "" if program == "grpo" else of_response)
     draft.put("algorithm.clip_high", decimal(low if high is None else high))
+    if name == "gspo" and flag(options.take("use_bias_correction_kl", False)):
+        draft.put("algorithm.kl_corrected", True, "by each token's ratio; there by the response's")
+
+
+def _weights_in_ratio(draft: Draft) -> None:
+    """vLLM's weights are a factor of VESPO's ratio there, not of its loss: that is the ratio to
+    the sampler.
+    """
+    if draft.get("algorithm.correction") is None:
+        return
+    for key in ("", "_level", "_low", "_high", "_with_filters"):
+        draft.drop(f"algorithm.correction{key}")
+    draft.put("algorithm.old_logprobs", "sampled", "vLLM's weights are in the ratio, as there")
+    draft.miss(
+        "vllm_importance_sampling_mode", "of vespo", "the weights in its ratio have no bound"
+    )
 
 
 def _cispo_bound(draft: Draft, high: float) -> None:
