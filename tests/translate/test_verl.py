@@ -116,6 +116,12 @@ def test_losses_of_covariances_have_no_dual_clip_and_kl_cov_no_clip() -> None:
     assert found["clip_high"] > math.exp(20.0)  # no ratio is larger
 
 
+@pytest.mark.parametrize(("stated", "low"), [((), 0.2), ((f"{ACTOR}clip_ratio_low=10",), 1.0)])
+def test_cispo_has_the_lower_bound_that_it_has_there(stated: tuple[str, ...], low: float) -> None:
+    found = algorithm(f"{ACTOR}policy_loss.loss_mode=cispo", *stated)
+    assert (found["type"], found["clip_low"]) == ("cispo", low)
+
+
 def test_weights_of_tokens_are_on_their_own_gradients_in_gspo() -> None:
     mode, correction = f"{ACTOR}policy_loss.loss_mode=", "algorithm.rollout_correction.rollout_is="
     assert algorithm(f"{mode}gspo", f"{correction}token")["by_token"] is True

@@ -97,12 +97,9 @@ def _clip(draft: Draft, options: Options, name: str, loss: str) -> None:
         why = "clip_ratio_low and clip_ratio_high win there, and have a default of 0.2"
         draft.skip(f"{ACTOR}clip_ratio", both, why)
     low, high = (0.2 if bound is None else decimal(bound) for bound in (low, high))
-    if name == "cispo":
-        if low < 1.0:
-            draft.miss(f"{ACTOR}clip_ratio_low", low, "cispo bounds ratios from above alone")
-    elif name not in ("sapo", "gpg"):
-        draft.put("algorithm.clip_low", low)
     if name not in ("sapo", "gpg"):
+        # a weight of CISPO is never below 0: a lower bound of 10 is none
+        draft.put("algorithm.clip_low", min(low, 1.0) if name == "cispo" else low)
         draft.put("algorithm.clip_high", high)
     dual = decimal(options.take(f"{ACTOR}clip_ratio_c", 3.0))
     covariance = loss in ("clip_cov", "kl_cov")
