@@ -97,6 +97,7 @@ def test_filters_of_sampling_bias_a_correction_openly() -> None:
          {"type": "gdpo", "leave_one_out": True}),
         (["loss_fn.use_cispo=true", "loss_fn.ratio_clip_max=5"],
          {"type": "cispo", "clip_low": 0.2, "clip_high": 5.0}),  # bounded below too, by default
+        (["loss_fn.use_cispo=true", "loss_fn.ratio_clip_min=5"], {"clip_low": 1.0}),  # none
         (["loss_fn.ratio_clip_c=3"], {"dual_clip": 3.0}),
         (["loss_fn.reference_policy_kl_penalty=0.1", "loss_fn.use_kl_in_reward=true"],
          {"kl_coef": 0.0}),  # out of the loss, and grpo's advantages read no KL

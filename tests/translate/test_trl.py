@@ -235,6 +235,17 @@ def test_the_weights_of_vllm_are_in_the_ratio_of_vespo() -> None:
     assert "old_logprobs" not in of("--loss_type", "vespo").recipe["algorithm"]
 
 
+@pytest.mark.parametrize(("loss", "told"), [("grpo", True), ("dapo", False), ("vespo", False)])
+def test_means_that_differ_from_the_loss_s_are_told(loss: str, told: bool) -> None:
+    """An entropy is averaged over tokens there, and masked responses stay in a mean over them."""
+    flags = ("--entropy_coef", "0.01", "--mask_truncated_completions", "true")
+    found = of("--loss_type", loss, *flags)
+    assert found.recipe["algorithm"]["entropy_coef"] == 0.01
+    comments = found.draft.comments
+    assert (("algorithm", "entropy_coef") in comments) is told
+    assert (("algorithm", "mask_truncated_completions") in comments) is told
+
+
 def test_label_smoothing_is_of_the_losses_that_read_it() -> None:
     smooth = ["--label_smoothing", "0.1"]
     sigmoid = translate("trl", ["dpo", "--model_name_or_path", "m", "--dataset_name", "d", *smooth])

@@ -91,12 +91,15 @@ def test_advantages_and_losses_are_algorithms_here(estimator: str, loss: str, ty
         ("gpg", "gpg", "gpg", False),
         ("grpo", "gpg", "gpg", True),  # advantages over their deviation, without a ratio
         ("gpg", "vanilla", "dr_grpo", True),  # PPO's clip of GPG's advantages
+        ("rloo", "gpg", "rloo", False),  # with PPO's clip: the loss is lost
     ],
 )
 def test_half_of_gpg_says_what_is_lost(estimator: str, loss: str, type: str, *, lost: bool) -> None:
     stated = (f"algorithm.adv_estimator={estimator}", f"{ACTOR}policy_loss.loss_mode={loss}")
     assert algorithm(*stated)["type"] == type
     assert ("algorithm.adv_estimator" in missing(of(*stated))) is lost
+    clipped = estimator == "rloo"
+    assert (f"{ACTOR}policy_loss.loss_mode" in missing(of(*stated))) is clipped
 
 
 def test_the_estimator_grpo_alone_reads_whether_it_divides_by_the_deviation() -> None:

@@ -29,7 +29,8 @@ def algorithm(draft: Draft, options: Options) -> None:
         draft.put("algorithm.std_norm", None if divided else False)
     elif name == "grpo" and not divided:
         name = "rloo" if left_out else "dr_grpo"
-    draft.put("algorithm.type", name)
+    of_sum = "the sum's deviation is of a sample there (n - 1), of all samples here (n)"
+    draft.put("algorithm.type", name, of_sum if name == "gdpo" else "")
     if left_out and name not in ("rloo", "reinforce_pp", "reinforce_pp_baseline", "dr_grpo"):
         default = "" if any(map(options.states, _LEFT_OUT)) else "NeMo RL's default"
         draft.put("algorithm.leave_one_out", True, default)
@@ -39,7 +40,8 @@ def algorithm(draft: Draft, options: Options) -> None:
     low, high = (
         decimal(options.take(f"loss_fn.ratio_clip_{side}", 0.2)) for side in ("min", "max")
     )
-    draft.put("algorithm.clip_low", low)
+    # a weight of CISPO is never below 0: a lower bound beyond 1 is none
+    draft.put("algorithm.clip_low", min(low, 1.0) if name == "cispo" else low)
     draft.put("algorithm.clip_high", high)
     _kl(draft, options, name)
     _correction(draft, options, by_sequence=by_sequence)
@@ -58,17 +60,18 @@ def _kl(draft: Draft, options: Options, name: str) -> None:
         beta, default = 0.0, "use_kl_in_reward takes it out of the loss, and grpo reads no other"
     draft.put("algorithm.kl_coef", beta, default)
     if not beta:
-        for name in ("kl_input_clamp_value", "kl_output_clamp_value"):
-            if options.take(f"loss_fn.{name}") is not None:
-                draft.skip(f"loss_fn.{name}", options.take(f"loss_fn.{name}"), "there is no KL")
+        for bound in ("kl_input_clamp_value", "kl_output_clamp_value"):
+            if options.take(f"loss_fn.{bound}") is not None:
+                draft.skip(f"loss_fn.{bound}", options.take(f"loss_fn.{bound}"), "there is no KL")
         return
     _bounded_kl(draft, options, kind, in_reward=in_reward)
     draft.put("algorithm.kl_in", "reward" if in_reward else "loss",
               "there a token is charged its own KL alone" if in_reward else "")  # fmt: skip
     draft.put("algorithm.kl_estimator", kind)
     if not in_reward:
-        weight = "of the ratio to the sampler" if corrected else "of 1, which has the same gradient"
-        draft.put("algorithm.kl_corrected", True, f"the KL has a factor there {weight}")
+        factor = "the KL is multiplied by the ratio to the policy before the step; there "
+        factor += "to the sampler" if corrected else "by 1, with the gradient of a ratio"
+        draft.put("algorithm.kl_corrected", True, factor)
 
 
 def _bounded_kl(draft: Draft, options: Options, kind: str, *, in_reward: bool) -> None:

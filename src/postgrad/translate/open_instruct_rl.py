@@ -105,8 +105,9 @@ def _grpo(draft: Draft, options: Options) -> None:
     centred = str(options.take("advantage_normalization_type")) == "centered"
     cispo = str(options.take("loss_fn")) == "cispo"
     name = "cispo" if cispo else "dr_grpo" if centred else "grpo"
-    draft.put("algorithm.type", name, "advantages are centred" if centred and not cispo else
-              "" if centred else "the deviation is of a sample here (n - 1), of the group (n) there")  # fmt: skip
+    of_group = "the deviation is of a sample here (n - 1), of the group (n) there"
+    centring = "" if cispo else "advantages are centred"
+    draft.put("algorithm.type", name, centring if centred else of_group)
     if centred and cispo:
         draft.put("algorithm.std_norm", False, "advantages are centred")
     divided = options.take("loss_denominator", "token")
@@ -166,8 +167,8 @@ def _correction(draft: Draft, options: Options) -> None:
         draft.put("algorithm.correction_low", least or None)
         draft.put("algorithm.correction_high", high or free)
         return
-    draft.put("algorithm.correction", "sequence_mask" if by_sequence else "icepop",
-              "a response that stays has weight 1; there its mean ratio" if by_sequence else "")  # fmt: skip
+    kept = "a response that stays has weight 1; there its mean ratio" if by_sequence else ""
+    draft.put("algorithm.correction", "sequence_mask" if by_sequence else "icepop", kept)
     draft.put("algorithm.correction_low", low_mask)
     draft.put("algorithm.correction_high", high_mask or free)
     if not by_sequence and high and (not high_mask or high < high_mask):

@@ -89,7 +89,8 @@ def algorithm(draft: Draft, options: Options) -> None:
         if estimator not in ("group_norm", "dr_grpo"):
             why = "gspo here has the advantages of group_norm"
             draft.miss("algo.advantage.estimator", estimator, why)
-    draft.put("algorithm.type", name, estimator)
+    means = "; a KL or an entropy in the loss is a mean over tokens there" if name == "gspo" else ""
+    draft.put("algorithm.type", name, f"{estimator}{means}")
     if estimator == "group_norm":
         draft.put("algorithm.std_eps", 1e-9, "added to the deviation, as there")
     _deviation(draft, options, name, estimator)

@@ -103,6 +103,8 @@ def draft_recipe(source: SourceCommand) -> Draft:
     _learner(draft, options)
     _times(draft, options)
     apply(RULES, options, draft)
+    if program == "grpo":
+        trl_rl.means(draft, options)
     return draft
 
 

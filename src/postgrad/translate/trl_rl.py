@@ -10,6 +10,7 @@ from postgrad.translate.rules import Options, decimal, flag
 from postgrad.translate.tables.trl import FUNCTIONS, LOSSES
 
 # Tokens of a prompt, which TRL no longer bounds.
+_BY_TOKEN = ("dapo", "bnpo", "cispo", "vespo")  # losses that are means over tokens
 _PROMPT_ROOM, _ROOM_FOR_IMAGES = 512, 2048
 
 _COLOCATED = places.EngineOptions(
@@ -236,7 +237,8 @@ def _advantages(draft: Draft, options: Options, program: str) -> None:
             else:
                 why = f"is the type gdpo here, which is not {name}"
                 draft.miss("multi_objective_aggregation", "normalize_then_sum", why)
-        draft.put("algorithm.type", name, f"loss_type {loss}")
+        of_sum = "; the sum's deviation is of a sample there (n - 1), of all samples here (n)"
+        draft.put("algorithm.type", name, f"loss_type {loss}{of_sum if name == 'gdpo' else ''}")
         if undivided and name != "dr_grpo":
             draft.put("algorithm.std_norm", False, f"scale_rewards {scale}")
         elif name != "dr_grpo":
@@ -264,6 +266,21 @@ def _advantages(draft: Draft, options: Options, program: str) -> None:
     draft.put("algorithm.clip_high", decimal(low if high is None else high))
     if name == "gspo" and flag(options.take("use_bias_correction_kl", False)):
         draft.put("algorithm.kl_corrected", True, "by each token's ratio; there by the response's")
+
+
+def means(draft: Draft, options: Options) -> None:
+    """Comments on settings whose mean or number of tokens is another one there."""
+    loss = str(options.take("loss_type", ""))
+    by_token = loss in _BY_TOKEN
+    comments = {
+        "entropy_coef": "" if by_token else f"a mean over tokens there, also with {loss}",
+        "mask_truncated_completions": "" if by_token else
+        "masked responses leave the mean here, and count in it there",
+        "top_entropy_fraction": "of the step's tokens, rounded down here; there a quantile of each "
+        "forward pass",
+    }  # fmt: skip
+    for name, comment in comments.items():
+        draft.put(f"algorithm.{name}", draft.get(f"algorithm.{name}"), comment)
 
 
 def _weights_in_ratio(draft: Draft) -> None:

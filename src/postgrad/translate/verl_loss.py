@@ -9,6 +9,11 @@ from postgrad.translate.tables.verl import ACTOR, AGGREGATIONS, ESTIMATORS, KLS,
 from postgrad.translate.verl_rl import Ahead, home
 
 _CORRECTION = "algorithm.rollout_correction."
+_SCALES = {  # comments on types whose advantages differ by a factor
+    "gpg": "advantages are scaled there by samples / rewards that are not 0; here by samples / "
+    "those whose group has a gradient",
+    "gdpo": "the sum of components is whitened over tokens there, over samples here",
+}
 _NO_CLIP = 1e9  # clip_high: no ratio here is above exp(20) = 4.9e8
 
 
@@ -25,11 +30,12 @@ def algorithm(draft: Draft, options: Options, ahead: Ahead | None) -> None:
         if not divided and name not in ("dr_grpo", "gpg"):
             draft.put("algorithm.std_norm", False)
     elif loss in LOSSES and LOSSES[loss] != name:
-        draft.miss(f"{ACTOR}policy_loss.loss_mode", loss, f"{name} has PPO's clip here")
+        clipped = "dr_grpo" if name == "gpg" else name
+        draft.miss(f"{ACTOR}policy_loss.loss_mode", loss, f"{clipped} has PPO's clip here")
     name = _gpg(draft, estimator, loss, name)
     if _teacher(draft, options):
         name = "on_policy_distillation"
-    draft.put("algorithm.type", name, estimator if name != estimator else "")
+    draft.put("algorithm.type", name, estimator if name != estimator else _SCALES.get(name, ""))
     for key in ("gamma", "lam"):
         value = decimal(options.take(f"algorithm.{key}", 1.0))
         if name == "ppo":
@@ -58,8 +64,10 @@ def _divided(draft: Draft, options: Options, estimator: str) -> bool:
 
 
 def _gpg(draft: Draft, estimator: str, loss: str, name: str) -> str:
-    """The type where advantages or loss are GPG's: it has both here, and each alone there."""
-    if loss == "gpg" and estimator != "gpg":
+    """The type where advantages or loss are GPG's: it has both here, and each alone there. Its loss
+    is lost where other advantages than GRPO's are stated.
+    """
+    if name == "gpg" and estimator != "gpg":
         why = "gpg has its own advantages here: rewards minus their mean, over the share of samples"
         draft.miss("algorithm.adv_estimator", estimator, f"{why} whose group has a gradient")
         return "gpg"
@@ -124,7 +132,8 @@ def _covariance(draft: Draft, options: Options, loss: str) -> None:
         if loss not in ("vanilla", *LOSSES):
             draft.miss(f"{place}loss_mode", loss, "PPO's clip stands for it")
         return
-    draft.put("algorithm.covariance", loss.removesuffix("_cov"))
+    draft.put("algorithm.covariance", loss.removesuffix("_cov"), "tokens are selected over the "
+              "step, before its updates; selected in each micro-batch there")  # fmt: skip
     keys = {"clip_cov_ratio": "fraction", "clip_cov_lb": "low", "clip_cov_ub": "high"}
     if loss == "kl_cov":
         draft.put("algorithm.clip_low", 1.0, "kl_cov has no clip there")
@@ -151,7 +160,9 @@ def _kl(draft: Draft, options: Options) -> None:
     if in_loss and in_reward and decimal(of_reward[0]):
         draft.miss("algorithm.use_kl_in_reward", True, "the KL is in the loss or in the reward")
     draft.put("algorithm.kl_coef", decimal(coefficient))
-    draft.put("algorithm.kl_in", "loss" if in_loss else "reward")
+    late = draft.get("algorithm.type") == "remax" and not in_loss
+    draft.put("algorithm.kl_in", "loss" if in_loss else "reward",
+              "of the whole response; there from each token on" if late else "")  # fmt: skip
     name = f"{ACTOR}kl_loss_type" if in_loss else "algorithm.kl_penalty"
     base = str(kind).removesuffix("+")
     if base not in KLS:
@@ -219,7 +230,9 @@ def _rejection(draft: Draft, kind: str, bounds: str, *, alone: bool) -> None:
     if alone and kind == "seq_mean_k1" and bounds != "None":
         most = decimal(high)
         least = decimal(low) if low else 1.0 / most
-        draft.put("algorithm.correction", "sequence_mask", kind)
+        stays = "; rejected responses stay in the denominator here, and leave it there"
+        by_token = draft.get("algorithm.aggregation") == "token"
+        draft.put("algorithm.correction", "sequence_mask", kind + (stays if by_token else ""))
         draft.put("algorithm.correction_low", 1.0 / most, "one over the upper bound there")
         draft.put("algorithm.correction_high", 1.0 / least, "one over the lower bound there")
         return
