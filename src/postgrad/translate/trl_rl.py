@@ -219,28 +219,12 @@ def _advantages(draft: Draft, options: Options, program: str) -> None:
     normalise = flag(options.take("normalize_advantages", False))
     if options.stated.get("scale_rewards", scale) is None:  # "none" is read as no value
         scale = "none"
-    undivided = scale.lower() in ("none", "false")
     name = program
     if program == "grpo":
-        name, aggregation = LOSSES.get(loss, ("grpo", "token"))
-        if loss not in LOSSES:
-            draft.miss("loss_type", loss, f"{', '.join(LOSSES)} are here")
-        if level == "sequence" and name != "sapo":
-            name = "gspo"
-        elif undivided and name == "grpo":
-            name, aggregation = "dr_grpo", aggregation or "sequence"
-        elif scale.lower() == "batch":
-            draft.miss("scale_rewards", scale, "rewards are divided by their group's deviation")
-        if options.take("multi_objective_aggregation") == "normalize_then_sum":
-            if name == "grpo":
-                name = "gdpo"
-            else:
-                why = f"is the type gdpo here, which is not {name}"
-                draft.miss("multi_objective_aggregation", "normalize_then_sum", why)
-        of_sum = "; the sum's deviation is of a sample there (n - 1), of all samples here (n)"
-        draft.put("algorithm.type", name, f"loss_type {loss}{of_sum if name == 'gdpo' else ''}")
-        if undivided and name != "dr_grpo":
-            draft.put("algorithm.std_norm", False, f"scale_rewards {scale}")
+        name, aggregation = _type(draft, options, loss, scale)
+        if scale.lower() in ("none", "false"):
+            if name != "dr_grpo":
+                draft.put("algorithm.std_norm", False, f"scale_rewards {scale}")
         elif name != "dr_grpo":
             draft.put("algorithm.std_eps", 1e-4, "added to the deviation, as there")
         _aggregated(draft, name, aggregation)
@@ -266,6 +250,28 @@ def _advantages(draft: Draft, options: Options, program: str) -> None:
     draft.put("algorithm.clip_high", decimal(low if high is None else high))
     if name == "gspo" and flag(options.take("use_bias_correction_kl", False)):
         draft.put("algorithm.kl_corrected", True, "by each token's ratio; there by the response's")
+
+
+def _type(draft: Draft, options: Options, loss: str, scale: str) -> tuple[str, str | None]:
+    """algorithm.type of a loss_type of GRPO, and its aggregation."""
+    name, aggregation = LOSSES.get(loss, ("grpo", "token"))
+    if loss not in LOSSES:
+        draft.miss("loss_type", loss, f"{', '.join(LOSSES)} are here")
+    if options.take("importance_sampling_level", "token") == "sequence" and name != "sapo":
+        name = "gspo"
+    elif scale.lower() in ("none", "false") and name == "grpo":
+        name, aggregation = "dr_grpo", aggregation or "sequence"
+    elif scale.lower() == "batch":
+        draft.miss("scale_rewards", scale, "rewards are divided by their group's deviation")
+    if options.take("multi_objective_aggregation") == "normalize_then_sum":
+        if name == "grpo":
+            name = "gdpo"
+        else:
+            why = f"is the type gdpo here, which is not {name}"
+            draft.miss("multi_objective_aggregation", "normalize_then_sum", why)
+    of_sum = "; the sum's deviation is of a sample there (n - 1), of all samples here (n)"
+    draft.put("algorithm.type", name, f"loss_type {loss}{of_sum if name == 'gdpo' else ''}")
+    return name, aggregation
 
 
 def means(draft: Draft, options: Options) -> None:
