@@ -318,6 +318,15 @@ def test_rows_that_are_held_out_are_the_last_ones_of_which_max_val_samples_are_e
     assert "grpo.max_val_samples" in {option.name for option in found.draft.missing}
 
 
+def test_validation_has_filters_of_its_own_or_those_of_training() -> None:
+    sampling = "policy.generation"
+    found = of(f"{sampling}.top_p=0.9", f"{sampling}.top_k=40").recipe
+    assert (found["eval"]["top_p"], found["eval"]["top_k"]) == (0.9, 40)
+    own = (f"+{sampling}.val_top_p=0.8", f"+{sampling}.val_top_k=null")
+    found = of(f"{sampling}.top_p=0.9", f"{sampling}.top_k=40", *own).recipe
+    assert (found["eval"]["top_p"], found["eval"]["top_k"]) == (0.8, 0)
+
+
 def test_settings_of_environments_that_are_not_played_are_not_needed() -> None:
     played, idle = "env.math.num_workers", "env.geometry3k.num_workers"
     found = of("+env.geometry3k.num_workers=3")

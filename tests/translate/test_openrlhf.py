@@ -184,3 +184,10 @@ def test_a_queue_of_a_synchronous_run_is_none() -> None:
     assert "max_staleness" not in found.recipe["rollout"]
     assert "train.partial_rollout_enable" in missing(found)
     assert "train.async_queue_size" not in missing(found)
+
+
+def test_evaluations_have_their_own_temperature_and_the_filters_of_training() -> None:
+    found = of(
+        "--eval.dataset", "e.jsonl", "--rollout.top_p", "0.9", "--rollout.temperature", "0.8"
+    )
+    assert (found.recipe["eval"]["temperature"], found.recipe["eval"]["top_p"]) == (0.6, 0.9)

@@ -102,6 +102,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
     _learner(draft, options)
     _times(draft, options)
     apply(RULES, options, draft)
+    common.sampled_as_trained(draft)
     return draft
 
 

@@ -147,8 +147,12 @@ def held_out(draft: Draft, options: Options) -> bool:
     common.held_out(draft, [{"path": name} for name in files])
     draft.put("eval.at_start", first or None)
     draft.put("eval.n_samples", samples if samples > 1 else None)
+    top_p = decimal(options.take(f"{ROLLOUT}val_kwargs.top_p", 1.0))
+    top_k = options.number(f"{ROLLOUT}val_kwargs.top_k", -1)
     if warmth > 0:
         draft.put("eval.temperature", warmth if warmth != 1.0 else None)
+        draft.put("eval.top_p", top_p if top_p < 1.0 else None)
+        draft.put("eval.top_k", top_k if top_k > 0 else None)
     else:
         draft.put("eval.greedy", True, "greedy_accuracy is what is measured there")
     return True

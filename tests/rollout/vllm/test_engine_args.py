@@ -10,13 +10,13 @@ import torch
 from contracts.conftest import small_model, small_tokenizer, start_vllm
 from postgrad.core.errors import RunError
 from postgrad.rollout.engine import Request, generate
-from postgrad.rollout.settings import (
+from postgrad.rollout.settings import SamplingSettings
+from postgrad.rollout.vllm.process import interpreter
+from postgrad.rollout.vllm.settings import (
     OWN_ARGUMENTS,
     SET_ARGUMENTS,
     UNTRUSTED_ARGUMENTS,
-    SamplingSettings,
 )
-from postgrad.rollout.vllm.process import interpreter
 
 pytestmark = pytest.mark.vllm
 

@@ -229,11 +229,6 @@ RULES: dict[str, Rule] = {
     ),
     **family(
         "policy.generation.",
-        "val_top_p val_top_k",
-        missing_but(("1.0", "None"), "evaluation samples by temperature alone"),
-    ),
-    **family(
-        "policy.generation.",
         "port_range_low port_range_high use_async_rollouts refit_transport refit_cfg.* "
         "http_refit_server_port zmq_refit_server_port",
         needless(places.WAY),
