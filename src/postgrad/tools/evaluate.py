@@ -40,6 +40,7 @@ from postgrad.learner.score import last_scores, step_scores
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.observe.sinks import fast_json
+from postgrad.recipe.load import require_models
 from postgrad.recipe.recipe import (
     Answering,
     Comparing,
@@ -54,6 +55,7 @@ from postgrad.training.pairs import implicit_rewards
 from postgrad.training.pinned import pin, pin_model
 from postgrad.training.rows import image_reader, print_rows
 
+READ = ("reward_model", "eval")  # sections of a recipe
 SHOWN = 5  # rows where two models differ
 WIDTH = 60  # characters of a question or of the end of an answer
 
@@ -89,7 +91,8 @@ def evaluate(
     """
     if not recipe.eval.sets:
         raise UsageError("the recipe has nothing to evaluate on: give [eval] a path")
-    recipe, read = pin(_with_all_answers(recipe, to), sections=("reward_model", "eval"))
+    require_models(recipe, READ)
+    recipe, read = pin(_with_all_answers(recipe, to), sections=READ)
     with _scratch() as folder:
         models = {
             name: read_from(name, folder / str(number))
@@ -359,6 +362,7 @@ def _scores_of_policy(
     policy = frozen_policy(recipe, recipe.model, path, choices)
     reference = None
     if recipe.algorithm.needs().reference:
+        require_models(recipe, ("reference",))
         start = recipe.reference.model.source or recipe.model.source
         if start is None:
             raise UsageError(

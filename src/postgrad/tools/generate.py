@@ -36,6 +36,7 @@ from postgrad.models.save import model_hash
 from postgrad.observe.console import Console
 from postgrad.observe.run_dir import PACKAGES
 from postgrad.observe.sinks import fast_json
+from postgrad.recipe.load import require_models
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
@@ -47,6 +48,7 @@ from postgrad.tools.evaluate import read_from
 from postgrad.training.pinned import pin, require_unchanged
 from postgrad.training.rows import held_out, image_reader, print_rows
 
+READ = ("data", "eval", "reward_model")  # sections of a recipe that --model does not replace
 ABOUT, SHARDS = "generate.json", "shards"
 SHARD_SAMPLES = 2048  # of one shard, where the prompts of a shard are left open
 UNUSED = (
@@ -142,11 +144,13 @@ def generate(
             f'job = "{recipe.job}" reads pairs: generate takes a recipe of job = "rl" or "sft"'
         )
     recorded = _recorded(to)
-    recipe, hub_sources = pin(recipe, recorded.get("hub_sources", ()))
-    assert isinstance(recipe, Answering)
     name = model or recipe.model.path
     if name is None:
         raise UsageError("the recipe's model is a fresh one ([model.init]): name one with --model")
+    read = READ if model else (*READ, "model")  # an own one beside --model may be out of reach
+    require_models(recipe, read)
+    recipe, hub_sources = pin(recipe, recorded.get("hub_sources", ()), sections=read)
+    assert isinstance(recipe, Answering)
     with TemporaryDirectory(prefix="postgrad-") as folder, ExitStack() as stack:
         stack.enter_context(images_kept_in(to / IMAGES))
         path = read_from(name, Path(folder) / "model")
