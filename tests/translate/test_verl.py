@@ -213,7 +213,9 @@ def test_an_evaluation_at_temperature_0_is_greedy() -> None:
     found = of(held_out, f"{ROLLOUT}val_kwargs.temperature=0.6", *filters).recipe["eval"]
     assert (found["top_p"], found["top_k"]) == (0.95, 20)
     assert not {"top_p", "top_k"} & {*of(held_out, *filters).recipe["eval"]}  # greedy
-    assert "eval" not in of(held_out, "trainer.val_before_train=False").recipe
+    unused = of(held_out, "trainer.val_before_train=False", *filters)
+    assert "eval" not in unused.recipe
+    assert not any("val_kwargs" in name for name in missing(unused))
 
 
 def test_a_teacher_grades_the_students_tokens() -> None:
