@@ -165,6 +165,21 @@ def test_rewards_are_shaped_as_there() -> None:
     assert stopped.problem is None
 
 
+def test_rewards_that_are_scaled_have_weights_and_offsets_cancel_in_their_groups() -> None:
+    scaling, shaping = "+grpo.reward_scaling", "grpo.reward_shaping"
+    scaled = (f"{scaling}.enabled=true", f"{scaling}.target_min=-1.0")
+    found = of(*scaled, f"{shaping}.enabled=true", f"{shaping}.overlong_buffer_penalty=0.5")
+    rewards = found.recipe["rewards"]
+    assert (rewards[0]["type"], rewards[0]["weight"]) == ("math", 2.0)
+    assert "weight" not in rewards[1]  # it is added to scaled rewards
+    assert not any("reward_scaling" in name for name in missing(found))
+    stopped = (f"{shaping}.enabled=true", f"{shaping}.stop_properly_penalty_coef=0.2")
+    assert "grpo.reward_scaling.target_min" in missing(of(*scaled, *stopped))
+    assert "grpo.reward_scaling.source_max" in missing(of(*scaled, f"{scaling}.source_max=0.5"))
+    off = of(f"{scaling}.enabled=false", f"{scaling}.target_min=-1.0").recipe["rewards"]
+    assert "weight" not in off[0]
+
+
 def test_several_datasets_are_mixed(tmp_path: Path) -> None:
     text = """
 grpo: { num_prompts_per_step: 4, num_generations_per_prompt: 4, max_num_steps: 9 }

@@ -211,8 +211,8 @@ def held_out(
     draft.put("eval.n_samples", None if samples is None else int(samples))
     draft.put("eval.temperature", None if warmth is None else decimal(warmth))
     draft.put("eval.top_p", None if top_p is None else decimal(top_p))
-    trained = options.states("policy.generation.top_k")
-    if top_k is not None or (trained and "policy.generation.val_top_k" in options.stated):
+    limited = options.states("policy.generation.top_k")
+    if top_k is not None or (limited and "policy.generation.val_top_k" in options.stated):
         draft.put("eval.top_k", max(0, int(top_k or 0)))  # null: off, whatever training does
     if len(sets) == 1 or of_data:
         draft.put("eval.limit", None if most is None else int(most), "max_val_samples: questions")

@@ -186,7 +186,6 @@ RULES: dict[str, Rule] = {
         "data_plane data_plane.*",
         needless("the loop's process has the batch, without its tensors"),
     ),
-    "grpo.reward_scaling.*": missing("each of [[rewards]] has a weight, and no offset"),
     "async_rl.*": missing("of run_grpo_single_controller.py"),
     "policy.max_grad_norm": to("learner.max_grad_norm", read=decimal),
     **family(
