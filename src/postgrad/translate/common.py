@@ -17,6 +17,7 @@ LOGGING = "metrics.jsonl is always written; observe.loggers names wandb, tensorb
 ATTENTION = "model.attention chooses between torch's kernels, whose speed and memory differ"
 HPZ = "copies of the weights by machine; learner.shard_groups copies all of the state by group"
 CUT_BY_TOKENS = "what is only computed, not trained, is cut by tokens"
+POSITIONS = "rotary positions go on behind it here, and a run warns of rows that are longer"
 SO_HERE = "a run here does so, or has no such part"
 KERNELS = "Liger's fused kernels are not here: layers are torch's, or compiled (model.compile)"
 ROUTER = "set model.router_aux_loss_coef; left out, the model's config has it"

@@ -201,6 +201,7 @@ RULES: dict[str, Rule] = {
         "hf_config_overrides hf_config_overrides.*",
         missing("a model's config is its own"),
     ),
+    "policy.hf_config_overrides.max_position_embeddings": needless(common.POSITIONS),
     "policy.hf_config_overrides.router_aux_loss_coef": to(
         "model.router_aux_loss_coef", read=decimal
     ),
