@@ -35,18 +35,26 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def opened(chromium: Any) -> Iterator[Callable[..., Any]]:
-    """opened(address, width=1280, dark=False) gives a page. Errors of any kind fail the test."""
+    """opened(address, width=1280, dark=False, expected=None) gives a page. Errors of any kind fail
+    the test, but for console messages that contain `expected`.
+    """
     errors: list[str] = []
     contexts: list[Any] = []
 
-    def open_page(address: str, width: int = 1280, dark: bool = False) -> Any:
+    def open_page(
+        address: str, width: int = 1280, dark: bool = False, expected: str | None = None
+    ) -> Any:
+        def note(message: Any) -> None:
+            if expected is None or expected not in message.text:
+                errors.append(f"{message.type}: {message.text}")
+
         context = chromium.new_context(
             viewport={"width": width, "height": 844}, color_scheme="dark" if dark else "light"
         )
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(60_000)  # a busy machine fails none
-        page.on("console", lambda message: errors.append(f"{message.type}: {message.text}"))
+        page.on("console", note)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("dialog", lambda dialog: errors.append(f"a dialog: {dialog.message}"))
         page.goto(address)

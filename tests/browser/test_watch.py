@@ -49,12 +49,24 @@ def test_new_lines_appear_by_themselves(
 
 
 def test_a_run_that_begins_anew_is_shown_anew(
-    opened: Callable[..., Any], run: Path, address: str, tmp_path: Path
+    opened: Callable[..., Any], run: Path, address: str
 ) -> None:
-    page = opened(address)
+    page = opened(address, expected="status of 503")  # while there is no run
     page.wait_for_selector(".live:has-text('live, step 2')")
     shutil.rmtree(run)
+    page.wait_for_selector("body:has-text('not a run directory')")
     made_run(run, steps=1, text=lambda *_: "another run")
     page.wait_for_selector(".live:has-text('live, step 1')")
     page.wait_for_selector(".status:has-text('8 samples')")
     assert "another run" in page.locator(".list .row").first.inner_text()
+
+
+def test_a_page_that_is_loaded_while_there_is_no_run_shows_the_next_one(
+    opened: Callable[..., Any], run: Path, address: str
+) -> None:
+    page = opened(address, expected="status of 503")
+    shutil.rmtree(run)
+    page.reload()
+    page.wait_for_selector("body:has-text('not a run directory')")
+    made_run(run, steps=1)
+    page.wait_for_selector(".live:has-text('live, step 1')")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from postgrad.core.errors import UsageError
 from postgrad.evaluation.results import EvaluatedProblem, Result, compare, rates
 from postgrad.models.fresh import make_fresh
 from postgrad.observe.console import Console
@@ -130,3 +131,10 @@ def test_a_model_against_itself_is_no_different(make_recipe: Any, tmp_path: Path
     compared = report["comparison"][0]
     assert compared["differing"] == []
     assert all(one["p_value"] == 1.0 for one in compared["metrics"].values())
+
+
+def test_a_reward_model_of_a_pipelines_stage_is_asked_for_by_its_key(make_recipe: Any) -> None:
+    judge = {"rewards": [{"type": "reward_model"}], "reward_model": {"model": {"path": "@reward"}}}
+    recipe = make_recipe("rl", **judge)
+    with pytest.raises(UsageError, match=r"reward_model\.model\.path = '@reward' .* or give --rew"):
+        evaluate(recipe, "anything", Console("quiet"))

@@ -17,6 +17,7 @@ from postgrad.models.fresh import make_fresh
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.ops.intervals import mean_interval
+from postgrad.rollout.settings import SamplingSettings
 from postgrad.training.start import train
 
 
@@ -140,6 +141,30 @@ def test_an_episode_is_as_long_as_its_own_set_allows(
     engine: Any = None
     evaluator(engine, lambda n: None)
     assert drawn == [(2, 1.0, 40), (1, 0.0, 40), (2, 1.0, 60), (1, 0.0, 60)]
+
+
+def test_answers_are_drawn_with_the_filters_of_eval_and_not_with_those_of_rollout(
+    make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "held_out.jsonl"
+    path.write_text('{"question": "1 + 1?", "answer": "2"}', "utf-8")
+    recipe = make_recipe(
+        "rl",
+        eval={"path": str(path), "top_p": 0.9, "min_p": 0.1},
+        rollout={"top_k": 5, "top_p": 0.5},
+    )
+    make_fresh(recipe.model.init, [], 0, tmp_path / "model")
+    evaluator = Evaluator(recipe, load_tokenizer(str(tmp_path / "model")), Scores())  # pyright: ignore[reportArgumentType]
+    drawn: list[SamplingSettings] = []
+
+    def sampled(_: Any, __: Any, prompts: Any, drawing: Any, *more: Any) -> list[ScoredGroup]:
+        drawn.append(drawing.sampling)
+        return [group(0, *[1.0] * drawing.samples)]
+
+    monkeypatch.setattr(evaluation, "sample_groups", sampled)
+    engine: Any = None
+    evaluator(engine, lambda n: None)
+    assert {(s.top_p, s.top_k, s.min_p) for s in drawn} == {(0.9, 0, 0.1)}
 
 
 def test_each_row_is_judged_by_the_first_component_that_applies_to_it(

@@ -187,6 +187,8 @@ def test_nothing_is_sampled_for_a_loss(make_recipe: Any, monkeypatch: pytest.Mon
     ("changes", "told"),
     [
         ({"eval": {"greedy": True}}, "eval.greedy: is of sampled answers"),
+        ({"eval": {"temperature": 0.6}}, "eval.temperature: is of sampled answers"),
+        ({"eval": {"top_p": 0.9}}, "eval.top_p: is of sampled answers"),
         ({"eval": {"component": "gsm8k"}}, "eval.component: is of sampled answers"),
         ({"eval": {"by": "level"}}, "for losses give each part a set of its own"),
         ({"eval": {"on_unreadable": "drop"}}, "no [[rewards]] read these"),

@@ -399,7 +399,7 @@ def test_a_value_of_no_kind_that_a_role_takes_is_named(write: Write, value: str)
 
 def test_a_recipe_without_a_data_section_says_so(write: Write) -> None:
     lines = refused(write(('[data]\npath = "rows.jsonl"\n', "")))
-    assert any("data is missing" in line for line in lines), lines
+    assert any("data is missing: write a section that begins with [data]" in line for line in lines)
 
 
 def test_data_without_a_path_says_so(write: Write) -> None:

@@ -125,3 +125,12 @@ def test_a_policy_is_not_measured_from_a_reference_that_nobody_names(
     recipe = make_recipe("preference", eval={"path": held})
     with pytest.raises(UsageError, match=r"--reference.model.path"):
         evaluate(recipe, models(1), console)
+
+
+def test_a_reference_of_a_pipelines_stage_is_asked_for_by_its_key(
+    make_recipe: Any, console: Console, models: Any, held: str
+) -> None:
+    model = {"path": "@sft", "init": None}
+    recipe = make_recipe("preference", model=model, eval={"path": held})
+    with pytest.raises(UsageError, match=r"@sft' .* or give --reference\.model\.path DIR"):
+        evaluate(recipe, models(1), console)

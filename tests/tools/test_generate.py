@@ -125,6 +125,25 @@ def test_another_generation_is_not_mixed_in(
     assert shards(tmp_path / "to") == before
 
 
+def test_with_another_model_the_recipes_own_is_not_looked_for(
+    make_recipe: MakeRecipe, models: Callable[[int], str], tmp_path: Path
+) -> None:
+    own = {"path": "postgrad-tests/on-no-hub", "init": None}
+    recipe = make_recipe("rl", model=own)
+    generated = generate(recipe, tmp_path / "to", QUIET, Extent(samples=1, rows=2), models(0))
+    assert generated.about["model"] == models(0)
+    stage = make_recipe("rl", model={"path": "@sft", "init": None})
+    generate(stage, tmp_path / "of_stage", QUIET, Extent(samples=1, rows=2), models(0))
+
+
+def test_a_model_of_a_pipelines_stage_is_asked_for_by_its_key(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    stage = make_recipe("rl", model={"path": "@sft", "init": None})
+    with pytest.raises(UsageError, match=r"model\.path = '@sft' is the model of an earlier recipe"):
+        generate(stage, tmp_path / "to", QUIET, Extent(samples=1, rows=2))
+
+
 def test_a_directory_with_something_else_is_left_alone(recipe: Recipe, tmp_path: Path) -> None:
     (tmp_path / "to").mkdir()
     (tmp_path / "to" / "mine.txt").write_text("mine", "utf-8")

@@ -2,17 +2,23 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from helpers.tiny_runs import MakeRecipe
 from postgrad.core.errors import RunError, UsageError
+from postgrad.models.load import load_tokenizer
 from postgrad.models.save import directory_hash
 from postgrad.observe.console import Console
+from postgrad.recipe.load import parse_recipe
 from postgrad.recipe.pipeline import load_pipeline
+from postgrad.recipe.recipe import RLRecipe
 from postgrad.tools.export import export
-from postgrad.tools.pipeline import train_pipeline
+from postgrad.tools.pipeline import ask, train_pipeline
+from postgrad.training.rows import evaluated, prompts
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = [
@@ -60,6 +66,24 @@ def test_the_summary_has_what_people_look_for(ended: Ended) -> None:
     for one in answers:
         word = one["question"].rpartition(": ")[2]
         assert one["reference"] == word[::-1]
+
+
+def test_the_questions_at_the_end_are_of_the_part_that_is_held_out(
+    make_recipe: MakeRecipe, models: Callable[[int], str]
+) -> None:
+    model = {"path": models(0), "init": None}
+    raw = make_recipe("rl", model=model).dump()
+    raw["data"]["eval_fraction"] = 0.25
+    raw["eval"] = {"max_new_tokens": 6}
+    recipe = parse_recipe(raw)
+    assert isinstance(recipe, RLRecipe)
+    asked = [answer.question for answer in ask(models(0), recipe, 3)]
+    tokenizer = load_tokenizer(models(0))
+    held_out = [prompt.question for prompt in evaluated(recipe, 0, tokenizer).all()]
+    trained = {prompt.question for prompt in prompts(recipe, tokenizer).all()}
+    assert asked == held_out[:3]
+    assert len(held_out) > 3
+    assert not trained & set(asked)
 
 
 def test_what_is_held_out_is_never_trained_on(ended: Ended) -> None:

@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -162,6 +163,24 @@ def test_a_run_that_begins_anew_changes_the_generation(run: Path) -> None:
     assert next(one["kind"] for one in anew["messages"]) == "run"
     (metrics,) = [one for one in anew["messages"] if one["kind"] == "metrics"]
     assert [line["step"] for line in metrics["lines"]] == [1]
+
+
+def test_while_there_is_no_run_a_page_is_told_so_and_loses_nothing_of_the_next(
+    run: Path, server: WatchServer
+) -> None:
+    path = "/messages?generation=&next=0"
+    before = json.loads(get(server, path, bearer(server))[1])
+    shutil.rmtree(run)
+    for page in ("/", path, "/bodies?run=0&id=0"):
+        status, text, _ = get(server, page, bearer(server))
+        assert status == 503
+        assert str(run) in text
+    assert 'http-equiv="refresh"' in get(server, "/", bearer(server))[1]
+    made_run(run, steps=1)
+    anew = json.loads(get(server, path, bearer(server))[1])
+    assert anew["generation"] != before["generation"]
+    steps = [m["lines"] for m in anew["messages"] if m["kind"] == "metrics"]
+    assert [[line["step"] for line in lines] for lines in steps] == [[1]]
 
 
 def test_the_cap_holds_while_a_run_goes_on(run: Path) -> None:

@@ -12,6 +12,10 @@ from postgrad.translate.translate import SYSTEMS
 # Why an option changes neither the seconds of a step nor the peak of memory by more than a tenth.
 # An option with such an effect belongs into `missing`, or into a key of the recipe.
 REASONS = {
+    "a table of rotary positions has megabytes, and rows are as long as data.max_len": """
+        policy.hf_config_overrides.max_position_embeddings
+        actor_rollout_ref.model.override_config.max_position_embeddings
+        actor_rollout_ref.model.override_config.model_config.max_position_embeddings""",
     "rows with images say it themselves": "data.max_images_per_prompt policy.is_vlm",
     "it names, places or logs a run: kilobytes a step": """
         logging_steps logging_first_step logging_strategy report_to run_name log_level

@@ -176,6 +176,21 @@ def test_rewards_are_shaped_as_there() -> None:
     assert stopped.problem is None
 
 
+def test_rewards_that_are_scaled_have_weights_and_offsets_cancel_in_their_groups() -> None:
+    scaling, shaping = "+grpo.reward_scaling", "grpo.reward_shaping"
+    scaled = (f"{scaling}.enabled=true", f"{scaling}.target_min=-1.0")
+    found = of(*scaled, f"{shaping}.enabled=true", f"{shaping}.overlong_buffer_penalty=0.5")
+    rewards = found.recipe["rewards"]
+    assert (rewards[0]["type"], rewards[0]["weight"]) == ("math", 2.0)
+    assert "weight" not in rewards[1]  # it is added to scaled rewards
+    assert not any("reward_scaling" in name for name in missing(found))
+    stopped = (f"{shaping}.enabled=true", f"{shaping}.stop_properly_penalty_coef=0.2")
+    assert "grpo.reward_scaling.target_min" in missing(of(*scaled, *stopped))
+    assert "grpo.reward_scaling.source_max" in missing(of(*scaled, f"{scaling}.source_max=0.5"))
+    off = of(f"{scaling}.enabled=false", f"{scaling}.target_min=-1.0").recipe["rewards"]
+    assert "weight" not in off[0]
+
+
 def test_several_datasets_are_mixed(tmp_path: Path) -> None:
     text = """
 grpo: { num_prompts_per_step: 4, num_generations_per_prompt: 4, max_num_steps: 9 }
@@ -327,6 +342,15 @@ def test_rows_that_are_held_out_are_the_last_ones_of_which_max_val_samples_are_e
     assert found.recipe["data"]["eval_fraction"] == 0.005
     assert "limit" not in found.recipe["eval"]
     assert "grpo.max_val_samples" in {option.name for option in found.draft.missing}
+
+
+def test_validation_has_filters_of_its_own_or_those_of_training() -> None:
+    sampling = "policy.generation"
+    found = of(f"{sampling}.top_p=0.9", f"{sampling}.top_k=40").recipe
+    assert (found["eval"]["top_p"], found["eval"]["top_k"]) == (0.9, 40)
+    own = (f"+{sampling}.val_top_p=0.8", f"+{sampling}.val_top_k=null")
+    found = of(f"{sampling}.top_p=0.9", f"{sampling}.top_k=40", *own).recipe
+    assert (found["eval"]["top_p"], found["eval"]["top_k"]) == (0.8, 0)
 
 
 def test_settings_of_environments_that_are_not_played_are_not_needed() -> None:

@@ -219,3 +219,13 @@ def test_pass_at_k_is_measured_where_something_is_evaluated() -> None:
     assert [option.name for option in of("--eval_pass_at_k", "4").draft.missing] == [
         "eval_pass_at_k"
     ]
+
+
+def test_evaluations_are_sampled_as_training_where_nothing_else_is_said() -> None:
+    held_out = ("--dataset_mixer_eval_list", "e", "16", "--temperature", "0.7")
+    held_out += ("--truncated_importance_sampling_ratio_cap", "0.0")
+    sampled = of(*held_out, "--vllm_top_p", "0.9").recipe["eval"]
+    assert (sampled["temperature"], sampled["top_p"]) == (0.7, 0.9)
+    sampled = of(*held_out, "--vllm_top_p", "0.9", "--eval_top_p", "1.0").recipe["eval"]
+    assert (sampled["temperature"], sampled["top_p"]) == (0.7, 1.0)
+    assert [option.name for option in of("--eval_top_p", "0.9").draft.missing] == ["eval_top_p"]

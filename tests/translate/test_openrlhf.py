@@ -198,3 +198,10 @@ def test_a_billionth_is_added_to_deviations_of_group_norm() -> None:
     of_group = of("--algo.advantage.estimator", "group_norm").recipe["algorithm"]
     assert of_group["std_eps"] == 1e-9
     assert "std_eps" not in of("--algo.advantage.estimator", "rloo").recipe["algorithm"]
+
+
+def test_evaluations_have_their_own_temperature_and_the_filters_of_training() -> None:
+    found = of(
+        "--eval.dataset", "e.jsonl", "--rollout.top_p", "0.9", "--rollout.temperature", "0.8"
+    )
+    assert (found.recipe["eval"]["temperature"], found.recipe["eval"]["top_p"]) == (0.6, 0.9)

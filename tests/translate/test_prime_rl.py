@@ -177,6 +177,19 @@ env = { taskset = { id = "words" } }
     assert "sets" not in recipe["eval"]
 
 
+def test_an_evaluation_has_its_filters(tmp_path: Path) -> None:
+    text = """
+[[orchestrator.eval.source]]
+env = { taskset = { id = "words" } }
+sampling = { temperature = 0.6, top_p = 0.95, top_k = -1, min_p = 0.1 }
+"""
+    translation = of(tmp_path, text, max_steps=10, **{"orchestrator.group_size": 4})
+    sampled = translation.recipe["eval"]
+    assert (sampled["temperature"], sampled["top_p"], sampled["min_p"]) == (0.6, 0.95, 0.1)
+    assert sampled.get("top_k", 0) == 0
+    assert missing(translation) == set()
+
+
 def test_evaluation_without_a_source_is_none(tmp_path: Path) -> None:
     translation = of(tmp_path, **{"orchestrator.eval.interval": 5})
     assert missing(translation) == {"orchestrator.eval.interval"}

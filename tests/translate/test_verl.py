@@ -272,7 +272,14 @@ def test_an_evaluation_at_temperature_0_is_greedy() -> None:
     assert (found["greedy"], found["at_start"], found["every"]) == (True, True, 5)
     found = of(held_out, f"{ROLLOUT}val_kwargs.temperature=0.6", f"{ROLLOUT}val_kwargs.n=4").recipe
     assert (found["eval"]["temperature"], found["eval"]["n_samples"]) == (0.6, 4)
-    assert "eval" not in of(held_out, "trainer.val_before_train=False").recipe
+    assert not {"top_p", "top_k"} & {*found["eval"]}
+    filters = (f"{ROLLOUT}val_kwargs.top_p=0.95", f"{ROLLOUT}val_kwargs.top_k=20")
+    found = of(held_out, f"{ROLLOUT}val_kwargs.temperature=0.6", *filters).recipe["eval"]
+    assert (found["top_p"], found["top_k"]) == (0.95, 20)
+    assert not {"top_p", "top_k"} & {*of(held_out, *filters).recipe["eval"]}  # greedy
+    unused = of(held_out, "trainer.val_before_train=False", *filters)
+    assert "eval" not in unused.recipe
+    assert not any("val_kwargs" in name for name in missing(unused))
 
 
 def test_a_teacher_grades_the_students_tokens() -> None:

@@ -44,7 +44,7 @@ from postgrad.rollout.environment import Drawing
 from postgrad.rollout.environments.sets import as_played, dialogues
 from postgrad.rollout.records_json import Json, group_to_json
 from postgrad.rollout.sampling import sample_groups
-from postgrad.rollout.settings import EnvironmentSets, SamplingSettings
+from postgrad.rollout.settings import EnvironmentSets, SamplingSettings, TokenFilters
 
 
 def read_set(
@@ -94,6 +94,7 @@ class Evaluator:
         rollout = recipe.rollout
         self._sampling = SamplingSettings(
             temperature=self.settings.temperature,
+            **{name: getattr(self.settings, name) for name in TokenFilters.model_fields},
             max_new_tokens=new,
             stop=rollout.stop,
             regex=rollout.regex,

@@ -76,7 +76,7 @@ def _require_own_weights(kind: str, where: str, module: Any, size: int) -> None:
     """Raises UsageError unless a module of experts has transformers' interface, and nothing but
     weights of `num_experts` experts.
     """
-    ours = hasattr(module, "_is_expert_parallel")  # experts of transformers' interface
+    ours = hasattr(module, "is_concatenated")  # experts of transformers' interface
     count: int = module.num_experts if ours else 0
     require_shared_experts(kind, count, size)
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:

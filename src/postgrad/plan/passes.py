@@ -282,8 +282,8 @@ class Passes:
         inside = 4 * shape.intermediate_size + 4 * shape.hidden_size
         inside = max(inside * b, activations.forward_only(shape, b, blocks, cpu=self.cpu))
         logits = engine.slots * shape.vocab_size
-        filtered = rollout.top_k or rollout.top_p < 1.0 or rollout.min_p
-        each = SAMPLED + (FILTERED if filtered else 0)
+        evaluated = self.recipe.evaluates_answers and getattr(self.recipe.eval, "sorts", False)
+        each = SAMPLED + (FILTERED if rollout.sorts or evaluated else 0)
         drawn = logits * (FLOAT32 + (b if b != FLOAT32 else 0))
         drawn += min(logits, max(SAMPLED_TOGETHER, shape.vocab_size)) * each
         if {*KINDS} & {*rollout.filters}:

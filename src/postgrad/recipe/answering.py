@@ -20,7 +20,7 @@ from postgrad.rewards.registry import VERIFIERS, component_names, for_rollout
 from postgrad.rewards.registry import build as build_verifier
 from postgrad.rollout.environments.base import build as build_environment
 from postgrad.rollout.grammar import KINDS
-from postgrad.rollout.settings import TOTAL, RolloutSettings
+from postgrad.rollout.settings import TOTAL, RolloutSettings, TokenFilters
 
 # Verifiers whose details say which answer they read.
 READ_ANSWERS = ("gsm8k", "math", "exact_match", "multiple_choice", "f1", "reasoning_gym")
@@ -96,7 +96,7 @@ def _held_out(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     kind = type(settings)
     for key in (
         *("n_samples", "pass_at", "maj_at", "greedy", "component", "correct_at"),
-        "max_new_tokens",
+        *("temperature", *TokenFilters.model_fields, "max_new_tokens"),
     ):
         if getattr(settings, key) != kind.model_fields[key].default:
             yield (

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard, cast
 from postgrad.core.errors import UsageError
 from postgrad.recipe.arrangement import SHARED
 from postgrad.recipe.recipe import Recipe
-from postgrad.rollout.settings import VLLMSettings
+from postgrad.rollout.vllm.settings import VLLMSettings
 
 # How long, where to save and log, what is watched: none of it changes a weight. A key stands for
 # everything below it. Two ways to state one quantity (steps, epochs) change together: the one that

@@ -1,7 +1,7 @@
 """Reading recipes: a TOML file and dotted overrides become one frozen, checked recipe."""
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -98,16 +98,24 @@ def require_runnable(recipe: Recipe) -> None:
     require_models(recipe)
 
 
-def require_models(recipe: Recipe) -> None:
+def require_models(recipe: Recipe, sections: Collection[str] | None = None) -> None:
     """Raises UsageError where a recipe alone names the model or the rows of a pipeline's stage
-    (`@NAME`).
+    (`@NAME`). sections: those that are read, such as "eval"; None: all.
     """
+
+    def read(key: str) -> bool:
+        return sections is None or key.partition(".")[0] in sections
+
     for key, name in names_used(recipe):
+        if not read(key):
+            continue
         raise UsageError(
             f"{key} = '@{name}' is the model of an earlier recipe of a pipeline: name the folder "
             f"with pipeline.toml, or give --{key} DIR"
         )
     for key, name in rows_used(recipe):
+        if not read(key):
+            continue
         raise UsageError(
             f"{key} = '@{name}' are rows that an earlier recipe of a pipeline generates: name the "
             f"folder with pipeline.toml, or give --{key} FILE"

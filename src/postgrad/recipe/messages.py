@@ -141,7 +141,7 @@ def _line(problem: Mapping[str, Any], model: type[BaseModel], origin: Origin) ->
     if problem["type"] == "extra_forbidden":
         return f"{prefix}unknown key {key!r}: {_hint(place, model, origin.raw)}"
     if _is_missing(problem):
-        return f"{prefix}{key} is missing: {_described(place)}"
+        return f"{prefix}{key} is missing: {_described(place, model)}"
     if problem["type"] == "missing":
         list_key = key.rpartition(".")[0]
         return f"{prefix}{list_key} = {list(problem['input'])}: more values are wanted"
@@ -171,7 +171,11 @@ def _wanted(problem: Mapping[str, Any], key: str) -> str:
     return message[:1].lower() + message[1:]
 
 
-def _described(place: KeyPath) -> str:
+def _described(place: KeyPath, model: type[BaseModel]) -> str:
+    """Where a missing key belongs; one that is a table itself is a section of its own."""
+    field = model.model_fields.get(str(place[0])) if len(place) == 1 else None
+    if field is not None and _model_in(field.annotation) is not None:
+        return f"write a section that begins with [{place[0]}]"
     table = ".".join(str(part) for part in place[:-1])
     return f"say it in [{table}]" if table else "say it at the top of the recipe"
 

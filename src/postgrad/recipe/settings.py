@@ -22,7 +22,7 @@ from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rewards.registry import component_names
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
 from postgrad.rollout.environments.base import environment_rewards
-from postgrad.rollout.settings import EnvironmentSets, RolloutSettings
+from postgrad.rollout.settings import EnvironmentSets, RolloutSettings, TokenFilters
 
 # What a row of the training data becomes: the records of data/.
 RowKind = Literal["conversation", "prompt", "pair", "labelled", "steps"]
@@ -117,7 +117,7 @@ class PairEvalSettings(EvalTimes):
         return self
 
 
-class EvalSettings(EvalTimes):
+class EvalSettings(EvalTimes, TokenFilters):
     """When to evaluate, on what, and how answers are sampled there.
 
     In a file one set is given by its own keys in [eval], several as [[eval.sets]]. An answer is

@@ -10,7 +10,7 @@ from postgrad.cluster.settings import ClusterSettings
 from postgrad.core.settings import Settings
 from postgrad.models.settings import ModelSettings
 from postgrad.recipe.lines import KeyPath, RecipeProblem
-from postgrad.rollout.settings import TeacherServerSettings
+from postgrad.rollout.openai.settings import TeacherServerSettings
 
 
 class OneTeacher(Settings):

@@ -1,6 +1,6 @@
 """The recipe's settings of sampling: [rollout] and the tables below it."""
 
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -8,8 +8,9 @@ from postgrad.core.errors import UsageError
 from postgrad.core.settings import Settings
 from postgrad.core.text import nearest
 from postgrad.data.settings import NO_ENVIRONMENT
-from postgrad.rewards.http import plain_address
 from postgrad.rollout.grammar import KINDS, compiled
+from postgrad.rollout.openai.settings import OpenAISettings
+from postgrad.rollout.vllm.settings import VLLMSettings
 
 # Which experts of a mixture the policy uses again when it learns.
 RouterReplay = Literal["off", "sampled", "old"]
@@ -18,7 +19,23 @@ TOTAL = "total"  # of filter_on: the shaped reward, not one of its components
 FILTERS = {"top_p", "top_k", "min_p", *KINDS}
 
 
-class SamplingSettings(Settings):
+class TokenFilters(Settings):
+    """Which of the likeliest tokens can be drawn: all others have no probability. top_p (Holtzman
+    et al. 2020, arXiv:1904.09751) leaves the fewest that have this probability together, min_p
+    (arXiv:2407.01082) those with at least this share of the likeliest one's.
+    """
+
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)  # 1: off
+    top_k: int = Field(default=0, ge=0)  # 0: off
+    min_p: float = Field(default=0.0, ge=0.0, lt=1.0)  # 0: off
+
+    @property
+    def sorts(self) -> bool:
+        """Whether any of them is on: the tokens are sorted for it."""
+        return bool(self.top_k or self.top_p < 1.0 or self.min_p)
+
+
+class SamplingSettings(TokenFilters):
     """How the next token is chosen. temperature 0 is greedy; the filters are applied after it.
 
     With `regex`, `json_schema` or `lark`, one of them, each answer, or each turn, is what it
@@ -27,9 +44,6 @@ class SamplingSettings(Settings):
     """
 
     temperature: float = Field(default=1.0, ge=0.0)
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)  # 1: off
-    top_k: int = Field(default=0, ge=0)  # 0: off
-    min_p: float = Field(default=0.0, ge=0.0, lt=1.0)  # 0: off
     stop: tuple[str, ...] = ()  # texts that end an answer
     max_new_tokens: int = Field(default=512, ge=1)  # of one answer, or of one turn
     regex: str | None = None  # a regular expression, in the syntax of Rust's crate regex
@@ -78,151 +92,6 @@ class CurriculumSettings(Settings):
         ):
             raise ValueError("postpone_at must be below retire_at")
         return self
-
-
-# Arguments of vLLM's engine that are not for engine_args: what says them here, or why not.
-OWN_ARGUMENTS = {
-    **dict.fromkeys(
-        ("model", "served_model_name", "hf_config_path", "revision", "code_revision"), "model.path"
-    ),
-    **dict.fromkeys(("tokenizer", "tokenizer_mode", "tokenizer_revision"), "model.path"),
-    "dtype": "rollout.dtype",
-    "max_model_len": "data.max_len",
-    "max_num_seqs": "rollout.slots",
-    **dict.fromkeys(("kv_cache_memory_bytes", "num_gpu_blocks_override"), "rollout.cache_tokens"),
-    "gpu_memory_utilization": "rollout.vllm.memory_fraction",
-    **dict.fromkeys(("tensor_parallel_size", "device_ids"), "rollout.vllm.tensor_parallel"),
-    **dict.fromkeys(("data_parallel_size", "data_parallel_size_local"), "rollout.vllm.engines"),
-    "enforce_eager": "rollout.vllm.eager",
-    "enable_sleep_mode": "rollout.vllm.sleep",
-    "seed": "rollout.vllm.seeded",
-    **dict.fromkeys(
-        ("enable_lora", "max_loras", "max_lora_rank", "lora_target_modules"), "rollout.vllm.lora"
-    ),
-    "enable_return_routed_experts": "rollout.router_replay",
-}
-SET_ARGUMENTS = (  # by a run, for what it does with an engine
-    "distributed_executor_backend", "enable_chunked_prefill", "enable_prefix_caching",
-    "generation_config", "limit_mm_per_prompt", "logprobs_mode", "mm_device_do_normalize",
-    "mm_processor_cache_gb", "override_generation_config", "pipeline_parallel_size", "runner",
-    "skip_mm_profiling", "skip_tokenizer_init", "structured_outputs_config",
-    "weight_transfer_config", "worker_extension_cls",
-)  # fmt: skip
-UNTRUSTED_ARGUMENTS = (  # they load code or pickles, open a network, or take secrets
-    "additional_config", "config_format", "download_dir", "ec_transfer_config", "hf_token",
-    "io_processor_plugin", "kv_events_config", "kv_transfer_config", "load_format",
-    "log_config_file", "logits_processors", "model_class_overrides", "model_loader_extra_config",
-    "otlp_traces_endpoint", "profiler_config", "pt_load_map_location", "reasoning_parser_plugin",
-    "scheduler_cls", "trust_remote_code", "worker_cls",
-)  # fmt: skip
-
-
-def refused_argument(name: str, value: object = None) -> str | None:
-    """Why an argument of vLLM's engine is not for rollout.vllm.engine_args; None: it is."""
-    if name in OWN_ARGUMENTS:
-        return f"the recipe says it with {OWN_ARGUMENTS[name]}"
-    if name in SET_ARGUMENTS:
-        return "the run sets it"
-    if name in UNTRUSTED_ARGUMENTS:
-        return "a recipe must not load code, open a network or hold a secret with it"
-    if name == "speculative_config" and not _drafts_without_model(value):
-        return 'the engine gets no weights of a second model; method = "ngram" drafts without'
-    return None
-
-
-def _drafts_without_model(value: object) -> bool:
-    return isinstance(value, dict) and cast(dict[str, Any], value).get("method") == "ngram"
-
-
-class VLLMSettings(Settings):
-    """Processes with vLLM, for type = "vllm".
-
-    `python`: of the environment that has vLLM; left out, that of the environment variable
-    POSTGRAD_VLLM_PYTHON. `engines` processes share the prompts, each over `tensor_parallel`
-    devices. `memory_fraction`: of a GPU, for weights, keys and values. `eager`: no compiled graphs;
-    left out, on CPUs alone. `sleep`: memory is given back while the learner works; left out, where
-    the two share a GPU. There weights are dropped and come with the next publish; on GPUs of its
-    own an engine keeps them in the host's memory. `seeded`: each sample has a seed of its own, so
-    that its tokens do not depend on what is sampled beside it; false: vLLM draws for all rows of a
-    step at once, which is faster, and no run can be repeated. `lora`, with [model.lora]: "merged"
-    sends whole weights with the adapter merged into them after each step, "adapter" the adapter
-    alone, which vLLM applies to the base that it read at its start. `engine_args`: more arguments
-    of vLLM's engine, by vLLM's names; a resume needs the same.
-    """
-
-    python: str | None = None
-    engines: int = Field(default=1, ge=1)
-    tensor_parallel: int = Field(default=1, ge=1)
-    memory_fraction: float = Field(default=0.5, gt=0.0, le=1.0)
-    eager: bool | None = None
-    sleep: bool | None = None
-    seeded: bool = True
-    lora: Literal["merged", "adapter"] = "merged"
-    start_seconds: float = Field(default=600.0, gt=0.0)  # until a process can sample
-    engine_args: dict[str, Any] = {}  # such as { kv_cache_dtype = "fp8" }
-
-    @field_validator("engine_args")
-    @classmethod
-    def _left_to_recipes(cls, arguments: dict[str, Any]) -> dict[str, Any]:
-        for name, value in arguments.items():
-            if "-" in name:
-                spelled = name.lstrip("-").replace("-", "_")
-                raise ValueError(f"{name!r}: here vLLM's arguments have underscores: {spelled!r}")
-            if why := refused_argument(name, value):
-                raise ValueError(f"{name!r} of vLLM is not for engine_args: {why}")
-        return arguments
-
-    @property
-    def devices(self) -> int:
-        """Of all processes together."""
-        return self.engines * self.tensor_parallel
-
-
-class OpenAISettings(Settings):
-    """A server with OpenAI's interface, for type = "openai", which evaluates and does not train.
-
-    `model`: what the server calls it; left out, the path that is evaluated. `endpoint`: "chat"
-    sends a row's messages, "completions" the text of its rendered prompt. `api_key_env` names the
-    environment variable that holds the key, which is stored nowhere. `concurrent` requests are
-    under way at once; `extra_body` goes into every one.
-    """
-
-    base_url: str | None = None
-    model: str | None = None
-    endpoint: Literal["chat", "completions"] = "chat"
-    api_key_env: str | None = None
-    timeout: float = Field(default=120.0, gt=0.0)  # seconds of one try
-    retries: int = Field(default=3, ge=0, le=20)
-    backoff: float = Field(default=1.0, ge=0.0)  # seconds before the second try, then twice that
-    concurrent: int = Field(default=16, ge=1, le=1024)
-    extra_body: dict[str, Any] = {}
-
-    @field_validator("base_url")
-    @classmethod
-    def _plain_address(cls, url: str | None) -> str | None:
-        return url and plain_address(url, "https://host/v1", "rollout.openai.api_key_env")
-
-
-class TeacherServerSettings(Settings):
-    """A server that gives logprobs of a prompt's tokens (vLLM's `prompt_logprobs`), for a teacher.
-
-    `model`: what the server calls it; left out, the first of its list. `api_key_env` names the
-    environment variable that holds the key, which is stored nowhere. `concurrent` requests are
-    under way at once.
-    """
-
-    base_url: str | None = None
-    model: str | None = None
-    api_key_env: str | None = None
-    timeout: float = Field(default=300.0, gt=0.0)  # seconds of one try
-    retries: int = Field(default=5, ge=0, le=20)
-    backoff: float = Field(default=1.0, ge=0.0)  # seconds before the second try, then twice that
-    concurrent: int = Field(default=16, ge=1, le=1024)
-
-    @field_validator("base_url")
-    @classmethod
-    def _plain_address(cls, url: str | None) -> str | None:
-        return url and plain_address(url, "https://host/v1", "teacher.server.api_key_env")
 
 
 class RolloutSettings(SamplingSettings):

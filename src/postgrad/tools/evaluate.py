@@ -40,6 +40,7 @@ from postgrad.learner.score import last_scores, step_scores
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.observe.sinks import fast_json
+from postgrad.recipe.load import require_models
 from postgrad.recipe.recipe import (
     Answering,
     Comparing,
@@ -51,7 +52,7 @@ from postgrad.recipe.recipe import (
 from postgrad.rollout.environments.sets import check_rows
 from postgrad.tools.export import checkpoint_in, export
 from postgrad.training.pairs import implicit_rewards
-from postgrad.training.pinned import pin, pin_model
+from postgrad.training.pinned import HubSource, pin, pin_model
 from postgrad.training.rows import image_reader, print_rows
 
 SHOWN = 5  # rows where two models differ
@@ -89,7 +90,7 @@ def evaluate(
     """
     if not recipe.eval.sets:
         raise UsageError("the recipe has nothing to evaluate on: give [eval] a path")
-    recipe, read = pin(_with_all_answers(recipe, to), sections=("reward_model", "eval"))
+    recipe, read = _pinned(_with_all_answers(recipe, to))
     with _scratch() as folder:
         models = {
             name: read_from(name, folder / str(number))
@@ -115,6 +116,13 @@ def evaluate(
         "against": {"model": against, **_report(recipe, results[against])},
         "comparison": [comparison.to_json() for comparison in comparisons],
     }
+
+
+def _pinned(recipe: Recipe) -> tuple[Recipe, list[HubSource]]:
+    """`pin` of what is read. Raises UsageError for the model of a pipeline's stage too."""
+    sections = ("reward_model", "eval")
+    require_models(recipe, sections)
+    return pin(recipe, sections=sections)
 
 
 @contextmanager
@@ -359,6 +367,7 @@ def _scores_of_policy(
     policy = frozen_policy(recipe, recipe.model, path, choices)
     reference = None
     if recipe.algorithm.needs().reference:
+        require_models(recipe, ("reference",))
         start = recipe.reference.model.source or recipe.model.source
         if start is None:
             raise UsageError(

@@ -18,6 +18,7 @@ import signal
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -69,6 +70,11 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
+WAITING = (  # a browser asks again after 2 seconds, and for no icon
+    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="2">'
+    '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
+    "<title>no run</title><p>"
+)
 
 
 def report(
@@ -164,12 +170,18 @@ class Feed:
         self.generation = secrets.token_hex(4)
 
     def page(self) -> str:
-        """The page as HTML, without messages."""
+        """The page as HTML, without messages. Raises as `messages`."""
+        self._require_runs()
         return page.live(self._readers, contents(self._run_dirs))
 
     def messages(self, generation: str, start: int) -> str:
-        """JSON of the messages from number `start` on; of another generation from the first."""
+        """JSON of the messages from number `start` on; of another generation from the first.
+
+        Raises UsageError or FileNotFoundError while a directory holds no run: it is being removed,
+        or its next run has not begun.
+        """
         with self._lock:
+            self._require_runs()
             for number, run in enumerate(self._readers):
                 self._poll(number, run)
             if generation != self.generation or not 0 <= start <= len(self._messages):
@@ -186,6 +198,10 @@ class Feed:
             raise ValueError(f"there is no run {run}")
         with self._lock:
             return json.dumps(finite(self._readers[run].bodies([number])), allow_nan=False)
+
+    def _require_runs(self) -> None:
+        for path in self._run_dirs:
+            RunDirectory.open(path)
 
     def _poll(self, number: int, run: RunReader) -> None:
         for message in run.poll():
@@ -265,8 +281,12 @@ class Handler(BaseHTTPRequestHandler):
                 self._answer(HTTPStatus.NOT_FOUND, "there is no such page")
         except ValueError as error:
             self._answer(HTTPStatus.BAD_REQUEST, str(error))
-        except (UsageError, FileNotFoundError) as error:  # the run is being put anew
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        except (UsageError, FileNotFoundError) as error:  # no run, until the next one begins
+            text = f"{error}; the next run is shown here as soon as it begins"
+            if path == "/":
+                self._answer(HTTPStatus.SERVICE_UNAVAILABLE, WAITING + escape(text), "text/html")
+            else:
+                self._answer(HTTPStatus.SERVICE_UNAVAILABLE, text)
 
     def _answer(self, status: HTTPStatus, text: str, kind: str = "text/plain") -> None:
         data = text.encode(errors="replace")

@@ -16,7 +16,7 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import finite, remove, write_json
 from postgrad.core.records import Author, Prompt
 from postgrad.core.text import fixed
-from postgrad.data.prompts import load_prompts
+from postgrad.evaluation.answers import read_set
 from postgrad.models.export import read_plain
 from postgrad.models.load import load_config, load_tokenizer
 from postgrad.models.supported import reads_images
@@ -27,7 +27,7 @@ from postgrad.recipe.pipeline import Pipeline, Stage, with_models, with_rows
 from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.environment import Environment
-from postgrad.rollout.environments.sets import as_played, dialogues
+from postgrad.rollout.environments.sets import dialogues
 from postgrad.rollout.local.rows import eos_token_ids
 from postgrad.tools.generate import SHARDS, Extent, generate, is_generated
 from postgrad.tools.selection import select, selection_for
@@ -75,13 +75,8 @@ def ask(model: str, recipe: Answering, count: int) -> list[Answer]:
     lm = read_plain(model, AutoModelForCausalLM, torch.float32)
     writer = _Writer(lm, tokenizer, recipe)
     environments = dialogues(recipe.environment, recipe.data, tokenizer)
-    first = recipe.eval.sets[0].data
-    prompts = load_prompts(
-        as_played(recipe.environment, first).model_copy(update={"limit": count}),
-        tokenizer,
-        max_prompt_tokens=first.max_len - writer.most,
-    )
-    return [_answer(writer, environments.of(prompt), prompt) for prompt in prompts.all()]
+    prompts = read_set(recipe, 0, tokenizer).all()[:count]  # without rows that are trained on
+    return [_answer(writer, environments.of(prompt), prompt) for prompt in prompts]
 
 
 def _answer(writer: "_Writer", world: Environment, prompt: Prompt) -> Answer:

@@ -7,7 +7,7 @@ from postgrad.core.hub import HUB_ID
 from postgrad.data.files import SUFFIXES
 from postgrad.models import named_templates
 from postgrad.models.known_shapes import in_table
-from postgrad.rollout.settings import refused_argument
+from postgrad.rollout.vllm.settings import refused_argument
 from postgrad.translate.draft import Draft
 from postgrad.translate.images import BUILT_IN, ON_LANGUAGE, freeze, no_images, vllm_samples
 from postgrad.translate.places import replicas
@@ -17,6 +17,7 @@ LOGGING = "metrics.jsonl is always written; observe.loggers names wandb, tensorb
 ATTENTION = "model.attention chooses between torch's kernels, whose speed and memory differ"
 HPZ = "copies of the weights by machine; learner.shard_groups copies all of the state by group"
 CUT_BY_TOKENS = "what is only computed, not trained, is cut by tokens"
+POSITIONS = "rotary positions go on behind it here, and a run warns of rows that are longer"
 SO_HERE = "a run here does so, or has no such part"
 KERNELS = "Liger's fused kernels are not here: layers are torch's, or compiled (model.compile)"
 ROUTER = "set model.router_aux_loss_coef; left out, the model's config has it"
@@ -262,6 +263,18 @@ def held_out(draft: Draft, sets: Sequence[dict[str, Any]]) -> None:
         for number, (name, eval_set) in enumerate(zip(names, sets, strict=True))
     ]
     sources(draft, named if len(named) > 1 else sets, "eval")
+
+
+def sampled_as_trained(draft: Draft) -> None:
+    """[eval] samples as [rollout] does, where the source has no other setting for it."""
+    defaults = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    evaluates = any(place[0] == "eval" for place in draft.values)
+    if draft.job != "rl" or not (evaluates or draft.get("data.eval_fraction")):
+        return
+    for key, default in defaults.items():
+        trained = draft.get(f"rollout.{key}")
+        if trained is not None and trained != default and draft.get(f"eval.{key}") is None:
+            draft.put(f"eval.{key}", trained, "as in training, there")
 
 
 def _set_name(path: str) -> str:

@@ -18,7 +18,7 @@ _VALIDATION = (  # options that say when and how to validate
     "grpo.num_val_generations_per_prompt",
     "grpo.val_at_start",
     "grpo.val_at_end",
-    "policy.generation.val_temperature",
+    *(f"policy.generation.val_{name}" for name in ("temperature", "top_p", "top_k")),
 )
 _CHANGES = "takes the answer out of its tags, or a mark of the image out of the question"
 _FILES = {"prompt_file": "data.template", "system_prompt_file": "data.system"}
@@ -196,7 +196,9 @@ def held_out(
         "grpo.val_num_generations_per_prompt", options.take("grpo.num_val_generations_per_prompt")
     )
     first, last = options.take("grpo.val_at_start"), options.take("grpo.val_at_end")
-    warmth = options.take("policy.generation.val_temperature")
+    warmth, top_p, top_k = (
+        options.take(f"policy.generation.val_{name}") for name in ("temperature", "top_p", "top_k")
+    )
     of_data = draft.get("eval.path") is not None and not sets
     if not sets and not of_data and draft.get("data.eval_fraction") is None:
         for name in _VALIDATION:
@@ -208,6 +210,10 @@ def held_out(
     draft.put("eval.at_end", flag(last) if last is not None else None)
     draft.put("eval.n_samples", None if samples is None else int(samples))
     draft.put("eval.temperature", None if warmth is None else decimal(warmth))
+    draft.put("eval.top_p", None if top_p is None else decimal(top_p))
+    limited = options.states("policy.generation.top_k")
+    if top_k is not None or (limited and "policy.generation.val_top_k" in options.stated):
+        draft.put("eval.top_k", max(0, int(top_k or 0)))  # null: off, whatever training does
     if len(sets) == 1 or of_data:
         draft.put("eval.limit", None if most is None else int(most), "max_val_samples: questions")
     elif most is not None and options.states("grpo.max_val_samples"):

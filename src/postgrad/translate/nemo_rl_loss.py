@@ -7,6 +7,7 @@ from postgrad.translate.draft import Draft
 from postgrad.translate.rules import Options, decimal, flag
 from postgrad.translate.tables.nemo_rl import CORRECTIONS, ESTIMATORS, FUNCTIONS, VERIFIERS
 
+_ENDS = (("min", 0.0), ("max", 1.0))  # of a range of rewards, with NeMo RL's defaults
 _LEFT_OUT = ("grpo.use_leave_one_out_baseline", "grpo.adv_estimator.use_leave_one_out_baseline")
 
 
@@ -152,6 +153,7 @@ def rewards(draft: Draft, options: Options) -> None:
     if workers and options.states(workers):
         draft.put("scoring.workers", options.number(workers))
     draft.put("reward_model.model.path", options.take("env.reward_model.model_name"))
+    _scaling(draft, options)
     _shaping(draft, options)
 
 
@@ -187,6 +189,31 @@ def _functions(draft: Draft, options: Options, prefix: str) -> bool:
             comment = f"{name}: letters and digits count there" if kind == "exact_match" else name
             draft.reward(kind, comment, **settings, weight=round(share * part, 9))
     return bool(numbers)
+
+
+def _scaling(draft: Draft, options: Options) -> None:
+    """Weights for rewards that are mapped from one range to another, such as 0 to 1 to -1 to 1.
+
+    The groups' means take the offset away again, but not where a factor on the sum follows.
+    """
+    place = "grpo.reward_scaling."
+    if not flag(options.stated.get(f"{place}enabled", False)):
+        return
+    options.take(f"{place}enabled")
+    (low, high), (least, most) = (
+        [decimal(options.take(f"{place}{side}_{end}", default)) for end, default in _ENDS]
+        for side in ("source", "target")
+    )
+    if options.states("grpo.reward_shaping.stop_properly_penalty_coef") and least != 0.0:
+        draft.miss(f"{place}target_min", least, "a reward has no offset, and here a factor follows")
+    kinds = [str(draft.get(f"rewards.{number}.type")) for number in range(draft.rewards)]
+    if low > 0.0 or high < 1.0 or any(":" in kind or kind == "reward_model" for kind in kinds):
+        draft.unknown(f"{place}source_max", high, "scores outside the range are not clipped")
+    factor = (most - least) / (high - low)
+    for number in range(draft.rewards):
+        weight = draft.get(f"rewards.{number}.weight", 1.0) * factor
+        if weight != 1.0:
+            draft.put(f"rewards.{number}.weight", round(weight, 9), f"times {factor:g}: scaled")
 
 
 def _shaping(draft: Draft, options: Options) -> None:

@@ -318,6 +318,8 @@ def _times(draft: Draft, options: Options) -> None:
     common.held_out(draft, mixture(mixed, [part for text in splits for part in text.split()]))
     draft.put("eval.every", every if every > 0 else None)
     draft.put("eval.at_start", at_start or None)
+    top_p = options.take("eval_top_p")
+    draft.put("eval.top_p", None if top_p is None else decimal(top_p))
     if (samples := options.number("eval_pass_at_k")) > 1:
         draft.put("eval.n_samples", samples)
         draft.put("eval.pass_at", [1, samples])

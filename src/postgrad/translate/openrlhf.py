@@ -87,6 +87,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
     lora = ("ds.lora.rank", "ds.lora.alpha", "ds.lora.dropout", "ds.lora.target_modules")
     common.adapter(draft, options, lora, "ds.load_in_4bit")
     apply(RULES, options, draft)
+    common.sampled_as_trained(draft)
     return draft
 
 

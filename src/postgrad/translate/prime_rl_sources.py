@@ -7,7 +7,7 @@ from typing import Any
 from postgrad.data.settings import NO_ENVIRONMENT
 from postgrad.translate.draft import Draft
 from postgrad.translate.nested import nested
-from postgrad.translate.rules import Options, decimal, flag
+from postgrad.translate.rules import Options, decimal, flag, non_negative
 from postgrad.translate.tables.prime_rl import SOURCE_RULES, TOOL_FORMATS
 
 TRAIN = "orchestrator.train.source"
@@ -183,6 +183,11 @@ def _held_out(draft: Draft, options: Options, source: dict[str, Any], where: str
         "sampling.max_completion_tokens": (
             "eval.max_new_tokens", None if new is None else int(new)
         ),
+        **{
+            f"sampling.{name}": (f"eval.{name}", None if value is None else read(value))
+            for name, read in (("top_p", decimal), ("top_k", non_negative), ("min_p", decimal))
+            for value in (take(f"sampling.{name}"),)
+        },
     }  # fmt: skip
     first = draft.get("eval.every") is None
     for key, (place, value) in shared.items():

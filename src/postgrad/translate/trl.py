@@ -105,6 +105,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
     apply(RULES, options, draft)
     if program == "grpo":
         trl_rl.means(draft, options)
+    common.sampled_as_trained(draft)
     return draft
 
 

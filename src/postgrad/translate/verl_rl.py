@@ -142,6 +142,8 @@ def held_out(draft: Draft, options: Options) -> bool:
     first = flag(options.take("trainer.val_before_train", True))
     warmth = decimal(options.take(f"{ROLLOUT}val_kwargs.temperature", 0.0))
     samples = options.number(f"{ROLLOUT}val_kwargs.n", 1)
+    top_p = decimal(options.take(f"{ROLLOUT}val_kwargs.top_p", 1.0))
+    top_k = options.number(f"{ROLLOUT}val_kwargs.top_k", -1)
     if not files or (every <= 0 and not first):
         return False
     common.held_out(draft, [{"path": name} for name in files])
@@ -149,6 +151,8 @@ def held_out(draft: Draft, options: Options) -> bool:
     draft.put("eval.n_samples", samples if samples > 1 else None)
     if warmth > 0:
         draft.put("eval.temperature", warmth if warmth != 1.0 else None)
+        draft.put("eval.top_p", top_p if top_p < 1.0 else None)
+        draft.put("eval.top_k", top_k if top_k > 0 else None)
     else:
         draft.put("eval.greedy", True, "greedy_accuracy is what is measured there")
     return True

@@ -11,7 +11,8 @@ from helpers.chat_server import Answer, chat_server
 from postgrad.core.errors import RunError, UsageError
 from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.openai.engine import OpenAIEngine
-from postgrad.rollout.settings import OpenAISettings, SamplingSettings
+from postgrad.rollout.openai.settings import OpenAISettings
+from postgrad.rollout.settings import SamplingSettings
 
 ASKED = ({"role": "system", "content": "be brief"}, {"role": "user", "content": "abc"})
 

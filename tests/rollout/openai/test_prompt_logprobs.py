@@ -16,7 +16,7 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.rollout.openai.prompt_logprobs import ServedTeacher
-from postgrad.rollout.settings import TeacherServerSettings
+from postgrad.rollout.openai.settings import TeacherServerSettings
 
 MODELS = json.dumps({"data": [{"id": "a"}, {"id": "b", "root": "org/b"}]}).encode()
 Grade = Callable[[list[int]], Any]

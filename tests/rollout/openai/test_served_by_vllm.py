@@ -21,7 +21,7 @@ from postgrad.models.load import load_tokenizer
 from postgrad.models.settings import ModelInit, ModelSettings
 from postgrad.recipe.load import parse_recipe
 from postgrad.rollout.openai.prompt_logprobs import ServedTeacher
-from postgrad.rollout.settings import TeacherServerSettings
+from postgrad.rollout.openai.settings import TeacherServerSettings
 
 pytestmark = pytest.mark.vllm
 

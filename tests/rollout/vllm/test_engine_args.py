@@ -4,21 +4,33 @@ import json
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from contracts.conftest import small_model, small_tokenizer, start_vllm
 from postgrad.core.errors import RunError
 from postgrad.rollout.engine import Request, generate
-from postgrad.rollout.settings import (
+from postgrad.rollout.settings import SamplingSettings
+from postgrad.rollout.vllm.process import interpreter
+from postgrad.rollout.vllm.settings import (
     OWN_ARGUMENTS,
     SET_ARGUMENTS,
     UNTRUSTED_ARGUMENTS,
-    SamplingSettings,
 )
-from postgrad.rollout.vllm.process import interpreter
 
 pytestmark = pytest.mark.vllm
+
+
+def exact_logprobs(prompt: NDArray[np.int32], answer: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Of the answer's tokens by plain transformers."""
+    lm = small_model()
+    lm.set_attn_implementation("eager")
+    ids = torch.tensor([[*prompt.tolist(), *answer.tolist()]])
+    with torch.no_grad():
+        logprobs = lm(ids).logits[0].log_softmax(-1)
+    return logprobs[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
 
 
 def test_a_cache_in_eight_bits_moves_logprobs_by_its_rounding_alone(tmp_path: Path) -> None:
@@ -27,14 +39,25 @@ def test_a_cache_in_eight_bits_moves_logprobs_by_its_rounding_alone(tmp_path: Pa
     settings = SamplingSettings(max_new_tokens=16)
     (done,) = generate(engine, [Request(0, (0,), prompt, settings, 0, 0)])
     engine.close()
-    lm = small_model()
-    lm.set_attn_implementation("eager")
-    ids = torch.tensor([[*prompt.tolist(), *done.token_ids.tolist()]])
-    with torch.no_grad():
-        logprobs = lm(ids).logits[0].log_softmax(-1)
-    exact = logprobs[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])[:, 0]
-    distance = (torch.from_numpy(done.logprobs) - exact).abs().max().item()
+    distance = np.abs(done.logprobs - exact_logprobs(prompt, done.token_ids)).max()
     assert 1e-4 < distance < 0.2
+
+
+@pytest.mark.parametrize("positions", [64, 40])
+def test_sequences_may_be_as_long_as_the_positions_of_a_model_and_rotary_ones_go_on_behind_them(
+    positions: int, tmp_path: Path
+) -> None:
+    lm = small_model()
+    lm.config.max_position_embeddings = positions
+    engine = start_vllm(tmp_path, lm)  # data.max_len = 64
+    longest = small_tokenizer()("abcdefgh" * 8, return_tensors="np").input_ids[0]
+    prompt = longest[:56]
+    (done,) = generate(engine, [Request(0, (0,), prompt, SamplingSettings(max_new_tokens=8), 0, 0)])
+    (scored,) = engine.logprobs([longest], 1.0)
+    engine.close()
+    assert len(longest) == 64
+    assert np.abs(done.logprobs - exact_logprobs(prompt, done.token_ids)).max() < 1e-4
+    assert np.abs(scored[56:] - exact_logprobs(prompt, longest[56:])).max() < 1e-4
 
 
 def test_an_argument_that_vllm_lacks_is_named_with_the_nearest(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from postgrad.tools.serve.wire import ServerLimits
 
 CHAT = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
 SMALL = ServerLimits(
-    request_bytes=2000, request_seconds=0.4, inputs=4, input_tokens=30, batch_tokens=30,
+    request_bytes=2000, request_seconds=20.0, inputs=4, input_tokens=30, batch_tokens=30,
     queue_tokens=60, requests=3,
 )  # fmt: skip
 
@@ -22,6 +23,13 @@ SMALL = ServerLimits(
 @pytest.fixture(scope="module")
 def small():
     with reward_server(limits=SMALL) as server:
+        yield server
+
+
+@pytest.fixture
+def hasty():
+    """A server whose requests have to arrive within a second."""
+    with reward_server(limits=replace(SMALL, request_seconds=1.0)) as server:
         yield server
 
 
@@ -116,12 +124,12 @@ def test_wrong_pages_methods_and_kinds_are_refused(small):
 
 
 @pytest.mark.slow
-def test_a_body_that_is_larger_than_it_says_or_says_nothing_is_cut_at_the_limit(small):
+def test_a_body_that_is_larger_than_it_says_or_says_nothing_is_cut_at_the_limit(hasty):
     head = b"POST /score HTTP/1.1\r\nHost: OWN\r\nContent-Type: application/json\r\n"
     chunk = b"400\r\n" + b" " * 1024 + b"\r\n"
-    reply = small.raw(head + b"Transfer-Encoding: chunked\r\n\r\n", chunk, chunk, chunk)
+    reply = hasty.raw(head + b"Transfer-Encoding: chunked\r\n\r\n", chunk, chunk, chunk)
     assert reply.startswith(b"HTTP/1.1 413 ")
-    reply = small.raw(head + b"Content-Length: 99999999999\r\n\r\n")
+    reply = hasty.raw(head + b"Content-Length: 99999999999\r\n\r\n")
     assert reply.startswith(b"HTTP/1.1 413 ")
 
 
@@ -144,39 +152,39 @@ def test_what_is_no_http_is_a_400_in_the_same_shape(small, request_bytes):
 
 
 @pytest.mark.slow
-def test_a_client_that_is_slow_is_cut_off_wherever_it_is_slow(small):
+def test_a_client_that_is_slow_is_cut_off_wherever_it_is_slow(hasty):
     """Slowloris: in the headers, in the body, before them, and after an early refusal."""
-    began = time.monotonic()
     head = b"POST /score HTTP/1.1\r\nHost: OWN\r\nContent-Type: application/json\r\n"
     with ThreadPoolExecutor(4) as together:
-        silent = together.submit(small.raw)
-        headers = together.submit(small.raw, *[b"GET", *[b"x"] * 30], pause=0.1)
+        silent = together.submit(hasty.raw)
+        headers = together.submit(hasty.raw, *[b"GET", *[b"x"] * 30], pause=0.1)
         body = together.submit(
-            small.raw, head + b"Content-Length: 50\r\n\r\n", *[b" "] * 30, pause=0.1
+            hasty.raw, head + b"Content-Length: 50\r\n\r\n", *[b" "] * 30, pause=0.1
         )
         after = together.submit(
-            small.raw, head + b"Content-Length: 5000\r\n\r\n", *[b" "] * 30, pause=0.1
+            hasty.raw, head + b"Content-Length: 5000\r\n\r\n", *[b" "] * 30, pause=0.1
         )
         for late in (silent, headers, body):
             assert late.result().startswith(b"HTTP/1.1 408 "), late.result()
             assert b'"slow_request"' in late.result()
         assert after.result().startswith(b"HTTP/1.1 413 ")
-    assert time.monotonic() - began < 6.0
-    assert small.scores([1])[0] == 200
+    assert hasty.raw(b"GET /health HTTP/1.1\r\nHost: OWN\r\nConnection: close\r\n\r\n").startswith(
+        b"HTTP/1.1 200 "
+    )
 
 
 @pytest.mark.slow
-def test_a_connection_is_used_again_and_may_be_idle_between_requests(small):
+def test_a_connection_is_used_again_and_may_be_idle_between_requests(hasty):
     body = b'{"inputs": [{"token_ids": [5]}]}'
     one = (
         b"POST /score HTTP/1.1\r\nHost: OWN\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
     )
     last = b"GET /health HTTP/1.1\r\nHost: OWN\r\nConnection: close\r\n\r\n"
-    pause = SMALL.request_seconds + 1.3  # longer than a request may take to arrive
-    reply = small.raw(one, one[:20], one[20:] + last, pause=0.0)
+    pause = 2.3  # seconds: longer than a request may take to arrive
+    reply = hasty.raw(one, one[:20], one[20:] + last, pause=0.0)
     assert reply.count(b"HTTP/1.1 200 OK") == 3
-    reply = small.raw(one, last, pause=pause)
+    reply = hasty.raw(one, last, pause=pause)
     assert reply.count(b"HTTP/1.1 200 OK") == 2
 
 

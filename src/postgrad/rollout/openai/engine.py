@@ -20,7 +20,8 @@ from postgrad.core.records import PlacedImage
 from postgrad.core.seeds import integer
 from postgrad.rewards.http import Breaker, ServerError, Servers, secret
 from postgrad.rollout.engine import Completion, Request, require_no_images
-from postgrad.rollout.settings import OpenAISettings, SamplingSettings
+from postgrad.rollout.openai.settings import OpenAISettings
+from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.stats import DividedStats, EngineStats
 
 PATHS = {"chat": "/chat/completions", "completions": "/completions"}
@@ -163,7 +164,7 @@ def _messages(request: Request) -> list[dict[str, str]]:
 
 def _sampling(sampling: SamplingSettings) -> dict[str, Any]:
     """Sampling settings as OpenAI's parameters. Raises UsageError for those that it lacks."""
-    if unknown := [f"rollout.{name}" for name in sampling.filters if name != "top_p"]:
+    if unknown := [name for name in sampling.filters if name != "top_p"]:
         raise UsageError(
             f"{' and '.join(unknown)}: not part of OpenAI's interface; give it in "
             "rollout.openai.extra_body, if the server knows it"

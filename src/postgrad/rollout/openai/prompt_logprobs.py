@@ -19,7 +19,7 @@ from postgrad.core.process import Handle
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.rewards.http import Breaker, ServerError, Servers, secret
-from postgrad.rollout.settings import TeacherServerSettings
+from postgrad.rollout.openai.settings import TeacherServerSettings
 
 
 class ServedTeacher:

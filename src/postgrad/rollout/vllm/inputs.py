@@ -67,6 +67,7 @@ def engine_arguments(start: Start) -> dict[str, Any]:
         "worker_extension_cls": f"{TRANSFER}.WorkerExtension",
         **({"enable_return_routed_experts": True} if start.experts else {}),
         **start.more,
+        "hf_overrides": {**start.config, **start.more.get("hf_overrides", {})},
     }
 
 

@@ -49,6 +49,7 @@ class Start:
     lora_targets: tuple[str, ...] = ()  # layers that the adapter is on: "q_proj", "down_proj"
     images: bool = False  # whether the model reads images
     experts: bool = False  # whether samples come with the experts of their tokens
+    config: dict[str, Any] = field(default_factory=dict[str, Any])  # in place of the model's own
     more: dict[str, Any] = field(default_factory=dict[str, Any])  # further arguments of the engine
 
 

@@ -19,6 +19,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
 from postgrad.models.adapter_parameters import ends_of
 from postgrad.models.adapter_targets import target_layers, target_weights
+from postgrad.models.config_check import rope_tables
 from postgrad.models.end_tokens import with_ends
 from postgrad.models.headers import read_headers
 from postgrad.models.image_reader import ImageReader
@@ -220,10 +221,38 @@ def _start_message(
         seeded=vllm.seeded,
         images=model.reader is not None,
         experts=bool(model.routed),
+        config=more_positions(path, model),
         more=vllm.engine_args,
         lora_rank=0 if lora is None else lora.rank,
         lora_targets=tuple(sorted({layer.rpartition(".")[2] for layer in adapted})),
     )
+
+
+def more_positions(path: str, model: Model) -> dict[str, Any]:
+    """What vLLM reads in place of the model's config, so that it has positions for the longest
+    sequence; {}: it has them.
+
+    Rotary positions go on behind max_position_embeddings. vLLM computes them ahead, in tables of
+    that length, and reads behind a table's end without an error. Tables of yarn have the length
+    that its factor gives. Raises UsageError where that is too short.
+    """
+    config: Any = model.skeleton.config
+    text = config.get_text_config()
+    stated = getattr(text, "max_position_embeddings", None)
+    if stated is None or model.max_len <= stated:
+        return {}
+    for table in rope_tables(getattr(text, "rope_parameters", None)):
+        if "yarn" not in str(table.get("rope_type")):
+            continue
+        places = int(table.get("original_max_position_embeddings", stated) * table["factor"])
+        if model.max_len > places:
+            raise UsageError(
+                f'rollout.type = "vllm": with rope_type {table["rope_type"]!r} vLLM has {places} '
+                f"positions for {path}, and sequences may have {model.max_len} tokens: set "
+                'data.max_len to that or less, or sample with type = "local"'
+            )
+    room = {"max_position_embeddings": model.max_len}
+    return room if text is config else {"text_config": room}
 
 
 def _log(folder: Path, number: int) -> Path:

@@ -184,7 +184,6 @@ RULES: dict[str, Rule] = {
         "data_plane data_plane.*",
         needless("the loop's process has the batch, without its tensors"),
     ),
-    "grpo.reward_scaling.*": missing("each of [[rewards]] has a weight, and no offset"),
     "async_rl.*": missing("of run_grpo_single_controller.py"),
     "policy.max_grad_norm": to("learner.max_grad_norm", read=decimal),
     **family(
@@ -200,6 +199,7 @@ RULES: dict[str, Rule] = {
         "hf_config_overrides hf_config_overrides.*",
         missing("a model's config is its own"),
     ),
+    "policy.hf_config_overrides.max_position_embeddings": needless(common.POSITIONS),
     "policy.hf_config_overrides.router_aux_loss_coef": to(
         "model.router_aux_loss_coef", read=decimal
     ),
@@ -224,11 +224,6 @@ RULES: dict[str, Rule] = {
     "policy.generation.stop_strings": to("rollout.stop", read=texts),
     "policy.generation.stop_token_ids": missing(
         "answers end at the model's own end tokens, and at rollout.stop"
-    ),
-    **family(
-        "policy.generation.",
-        "val_top_p val_top_k",
-        missing_but(("1.0", "None"), "evaluation samples by temperature alone"),
     ),
     **family(
         "policy.generation.",

@@ -140,7 +140,7 @@ RULES: dict[str, Rule] = {
     "tools": missing("tools are an environment: docs/environments.md"),
     "load_balancing_loss": missing(common.ROUTER),
     "eval_pass_at_k": missing("there is no [eval]"),
-    "eval_top_p": missing("evaluation samples at eval.temperature alone"),
+    "eval_top_p": missing("there is no [eval]"),
     "max_train_steps": missing("total_episodes says how long a run is"),
     "max_train_samples": to("data.limit", read=non_negative),
     **family("", "deepspeed_offload_param deepspeed_offload_optimizer offload_optimizer "

@@ -215,8 +215,8 @@ RULES: dict[str, Rule] = {
     ),
     **family(
         "orchestrator.eval.sampling.",
-        "top_p top_k min_p reasoning_effort extra_body.*",
-        missing("evaluation samples by temperature alone"),
+        "reasoning_effort extra_body.*",
+        missing("evaluation samples by temperature, top_p, top_k and min_p"),
     ),
     "orchestrator.renderer.name": needless(
         "turns are tokens as sampled; the rest is the tokenizer's chat template"

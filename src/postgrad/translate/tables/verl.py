@@ -202,6 +202,11 @@ RULES: dict[str, Rule] = {
         "hf_config_path override_config override_config.* custom_chat_template",
         missing("a model's config and template are its own; data.chat_template replaces the one"),
     ),
+    **family(
+        f"{MODEL}override_config.",
+        "max_position_embeddings model_config.max_position_embeddings",
+        needless(common.POSITIONS),
+    ),
     "model.trust_remote_code": missing("code of a model's repository is never run"),
     **family("model.", "use_remove_padding use_shm external_lib strategy", needless(common.PACKED)),
     **family("model.", "use_liger use_fused_kernels", missing(common.KERNELS)),

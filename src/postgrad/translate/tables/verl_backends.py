@@ -244,11 +244,6 @@ ROLLOUT: dict[str, Rule] = {  # after actor_rollout_ref.rollout.
         "rollout.vllm.memory_fraction holds for every engine"
     ),
     "single_turn_response_length": missing("environment.turn_tokens bounds turns"),
-    **family(
-        "",
-        "val_kwargs.top_p val_kwargs.top_k",
-        missing_but(("1.0", "1", "-1"), "evaluation samples by temperature alone"),
-    ),
     "over_sample_rate": missing("every group that a step starts is waited for"),
     "engine_kwargs.*": needless("of an engine that does not sample here"),
     **family("", "multi_turn.* agent.*", missing(_TOOLS)),

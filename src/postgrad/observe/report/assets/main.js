@@ -103,7 +103,7 @@ async function load(contents) {
 async function ask(path, query) {
   const token = new URLSearchParams(location.search).get("token") ?? "";
   const answer = await fetch(`${path}?${new URLSearchParams(query)}`, { headers: { Authorization: `Bearer ${token}` }, cache: "no-store" });
-  if (!answer.ok) throw new Error(`${answer.status} ${answer.statusText}`);
+  if (!answer.ok) throw new Error((await answer.text()) || `${answer.status} ${answer.statusText}`);
   return answer.json();
 }
 
