@@ -474,6 +474,19 @@ def test_dual_clip_bounds_what_a_punished_token_can_push(
     assert logprobs.grad.tolist() == pytest.approx([0.0, math.exp(0.1)])
 
 
+@pytest.mark.parametrize(("low", "least"), [(1.0, 0.5), (0.2, 0.8)])
+def test_a_lower_bound_of_cispo_is_of_the_weight_alone(low: float, least: float) -> None:
+    """Ratios of 0.5 and 2, both signs of A: weights of `least` and 1.28, and no gradient lost."""
+    ratios, advantages = np.array([0.5, 2.0, 0.5, 2.0]), np.array([1.0, 1.0, -1.0, -1.0])
+    logprobs = torch.full((4,), -1.0, dtype=torch.float64, requires_grad=True)
+    columns = {"advantages": advantages, "old_logprobs": -1.0 - np.log(ratios)}
+    inputs = inputs_of([4], logprobs, columns, np.ones(4))
+    cispo: Any = algorithm_class("cispo")
+    cispo(clip_low=low).policy_loss(inputs).loss.backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([-least, -1.28, least, 1.28])
+
+
 @pytest.mark.parametrize(
     ("name", "knobs", "told"),
     [
@@ -481,7 +494,7 @@ def test_dual_clip_bounds_what_a_punished_token_can_push(
         ("gpg", {"dual_clip": 3.0}, "dual_clip: GPG does not read it"),
         ("pass_at_k", {"reward_scaling": "running"}, "PassAtK does not read it"),
         ("grpo", {"kl_corrected": True}, "of a KL in the loss"),
-        ("cispo", {"clip_low": 0.2}, "greater than or equal to 1"),
+        ("cispo", {"clip_low": 1.2}, "less than or equal to 1"),
         ("cispo", {"dual_clip": 3.0}, "nothing for dual_clip to do"),
         ("grpo", {"dual_clip": 1.0}, "greater than 1"),
         ("grpo", {"correction_high": 2.0}, "correction is off"),

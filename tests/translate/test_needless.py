@@ -96,6 +96,7 @@ REASONS = {
     "losses are sums over a denominator of the whole update": """
         calculate_per_token_loss cp_normalize do_not_average_loss scale_loss_by_dp_cp_size""",
     "it belongs to a part that is lost as a whole, or that is not asked": """
+        grpo.adv_estimator.minus_baseline
         fp8_cfg.* cuda_graph_modules cuda_graph_warmup_steps optimizer.sgd_momentum
         scheduler.weight_decay_incr_style scheduler.override_opt_param_scheduler
         optimizer.optimizer_offload_fraction optimizer.overlap_cpu_optimizer_d2h_h2d

@@ -96,11 +96,21 @@ def test_filters_of_sampling_bias_a_correction_openly() -> None:
         (["grpo.use_leave_one_out_baseline=true", "grpo.adv_estimator.name=gdpo"],
          {"type": "gdpo", "leave_one_out": True}),
         (["loss_fn.use_cispo=true", "loss_fn.ratio_clip_max=5"],
-         {"type": "cispo", "clip_high": 5.0}),
+         {"type": "cispo", "clip_low": 0.2, "clip_high": 5.0}),  # bounded below too, by default
+        (["loss_fn.use_cispo=true", "loss_fn.ratio_clip_min=5"], {"clip_low": 1.0}),  # none
         (["loss_fn.ratio_clip_c=3"], {"dual_clip": 3.0}),
         (["loss_fn.reference_policy_kl_penalty=0.1", "loss_fn.use_kl_in_reward=true"],
-         {"kl_coef": 0.1, "kl_in": "reward"}),
-        (["grpo.adv_estimator.name=reinforce_plus_plus"], {"type": "reinforce_pp"}),
+         {"kl_coef": 0.0}),  # out of the loss, and grpo's advantages read no KL
+        (["loss_fn.reference_policy_kl_penalty=0.1", "loss_fn.use_kl_in_reward=true",
+          "grpo.adv_estimator.name=reinforce_plus_plus"],
+         {"type": "reinforce_pp_baseline", "kl_coef": 0.1, "kl_in": "reward"}),
+        (["loss_fn.reference_policy_kl_penalty=0.1"], {"kl_in": "loss", "kl_corrected": True}),
+        (["grpo.adv_estimator.name=reinforce_plus_plus"], {"type": "reinforce_pp_baseline"}),
+        (["grpo.adv_estimator.name=reinforce_plus_plus", "grpo.adv_estimator.minus_baseline=false"],
+         {"type": "reinforce_pp"}),
+        (["loss_fn.use_importance_sampling_correction=true",
+          "loss_fn.sequence_level_importance_ratios=true"],
+         {"type": "gspo", "correction": "icepop", "correction_level": "sequence"}),
     ],
 )  # fmt: skip
 def test_losses_have_their_counterparts(words: list[str], algorithm: dict[str, object]) -> None:
@@ -118,7 +128,8 @@ def test_losses_have_their_counterparts(words: list[str], algorithm: dict[str, o
         (["++loss_fn.kl_output_clamp_value=null"], None, {"loss_fn.kl_input_clamp_value"}),
         (["++loss_fn.kl_output_clamp_value=19.5", "loss_fn.reference_policy_kl_type=k2"],
          19.5, set()),
-        (["++loss_fn.kl_output_clamp_value=8", "loss_fn.use_kl_in_reward=true"], 10.0, set()),
+        (["++loss_fn.kl_output_clamp_value=8", "loss_fn.use_kl_in_reward=true",
+          "grpo.adv_estimator.name=reinforce_plus_plus"], 10.0, set()),
     ],
 )  # fmt: skip
 def test_the_bound_of_a_token_s_kl_is_kl_max(

@@ -39,6 +39,26 @@ def test_a_cap_of_importance_weights_is_tis_and_0_is_none() -> None:
     assert "correction" not in of(cap, "0.0").recipe["algorithm"]
 
 
+def test_bounds_of_a_ratio_that_are_0_are_none() -> None:
+    """Left out, IcePop here drops weights outside [0.5, 5]."""
+    found = of("--rho_mask_upper_bound", "1.5").recipe["algorithm"]
+    assert (found["correction"], found["correction_low"]) == ("icepop", 0.0)
+    assert found["correction_high"] == 1.5
+    found = of("--rho_mask_lower_bound", "0.5")
+    assert found.recipe["algorithm"]["correction_high"] > 1e8
+    assert "rho_clamp_upper_bound" in {one.name for one in found.draft.missing}
+    found = of("--use_rho_correction", "true", "--rho_clamp_upper_bound", "0").recipe["algorithm"]
+    assert found["correction"] == "tis"
+    assert found["correction_high"] > 1e8
+    found = of("--rho_clamp_lower_bound", "0.5", "--rho_clamp_upper_bound", "3")
+    assert found.recipe["algorithm"]["correction_low"] == 0.5
+
+
+def test_the_third_estimator_is_k1_times_the_ratio() -> None:
+    found = of("--kl_estimator", "3", "--beta", "0.1").recipe["algorithm"]
+    assert (found["kl_estimator"], found["kl_corrected"]) == ("k1", True)
+
+
 def test_a_final_rate_belongs_to_linear_schedules() -> None:
     linear = of("--final_lr_ratio", "0.1", "--lr_scheduler_type", "linear", "--warmup_ratio", "0.1")
     assert linear.recipe["learner"]["min_lr_ratio"] == 0.1

@@ -186,6 +186,20 @@ def test_a_queue_of_a_synchronous_run_is_none() -> None:
     assert "train.async_queue_size" not in missing(found)
 
 
+def test_a_ratio_of_gspo_is_to_the_sampler_where_it_is_corrected() -> None:
+    gspo = ["--algo.advantage.estimator", "group_norm", "--actor.policy_loss_type", "gspo"]
+    found = of(*gspo, "--algo.advantage.is_correction_enable").recipe["algorithm"]
+    assert found["old_logprobs"] == "sampled"
+    assert "correction" not in found
+    assert "old_logprobs" not in of(*gspo).recipe["algorithm"]
+
+
+def test_a_billionth_is_added_to_deviations_of_group_norm() -> None:
+    of_group = of("--algo.advantage.estimator", "group_norm").recipe["algorithm"]
+    assert of_group["std_eps"] == 1e-9
+    assert "std_eps" not in of("--algo.advantage.estimator", "rloo").recipe["algorithm"]
+
+
 def test_evaluations_have_their_own_temperature_and_the_filters_of_training() -> None:
     found = of(
         "--eval.dataset", "e.jsonl", "--rollout.top_p", "0.9", "--rollout.temperature", "0.8"

@@ -209,6 +209,29 @@ def test_a_teacher_behind_a_server_grades_samples(tmp_path: Path) -> None:
     assert translation.recipe["teacher"]["server"]["model"] == "teacher"
 
 
+@pytest.mark.parametrize(
+    ("stated", "comments", "lost"),
+    [
+        ({}, (True, True), set[str]()),  # the penalty of 0.001 that nobody states
+        ({"trainer.loss.kl_tau": 0.0}, (True, False), set[str]()),
+        ({"trainer.loss.kl_tau": 0.01}, (True, False), {"trainer.loss.kl_tau"}),
+        ({"trainer.loss.adv_tau": 2.0}, (True, True), {"trainer.loss.adv_tau"}),
+        ({"trainer.loss.adv_tau": 1.0}, (True, True), set[str]()),
+        ({"orchestrator.train.filter_zero_advantages": False}, (False, True), set[str]()),
+        # no advantages that could be 0; and its teacher's server is another entry
+        ({"orchestrator.algo.type": "opd"}, (False, True), set[str]()),
+    ],
+)
+def test_what_a_loss_does_beside_its_settings_is_told(
+    stated: dict[str, Any], comments: tuple[bool, bool], lost: set[str], tmp_path: Path
+) -> None:
+    found = of(tmp_path, max_steps=10, **{"orchestrator.group_size": 4, **stated})
+    texts = [found.draft.comments.get(("algorithm", key), "") for key in
+             ("aggregation", "old_logprobs")]  # fmt: skip
+    assert ("advantage is 0" in texts[0], "kl_tau" in texts[1]) == comments
+    assert missing(found) == lost
+
+
 def test_an_algorithm_and_a_loss_that_are_not_here_are_lost(tmp_path: Path) -> None:
     options = {"orchestrator.algo.type": "rae", "trainer.loss.dppo_mask_high": 0.3}
     assert missing(of(tmp_path, **options)) >= set(options)

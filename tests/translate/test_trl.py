@@ -206,13 +206,53 @@ def test_losses_of_other_trainers_are_settings_and_types() -> None:
 
 def test_losses_without_a_clip_take_their_own_settings() -> None:
     sapo = of("--loss_type", "sapo", "--sapo_temperature_neg", "1.2").recipe["algorithm"]
-    assert sapo == {"type": "sapo", "gate_negative": 1.2, "kl_coef": 0.0}
+    assert sapo == {"type": "sapo", "gate_negative": 1.2, "kl_coef": 0.0, "std_eps": 1e-4}
     vespo = of("--loss_type", "vespo", "--vespo_k_pos", "1.5").recipe["algorithm"]
     assert (vespo["type"], vespo["shape_positive"]) == ("vespo", 1.5)
     luspo = of("--loss_type", "luspo", "--importance_sampling_level", "sequence")
     assert luspo.recipe["algorithm"]["type"] == "gspo"
     assert luspo.recipe["algorithm"]["aggregation"] == "constant"
     assert luspo.recipe["algorithm"]["constant_length"] == 1
+
+
+def test_what_is_added_to_a_deviation_is_ten_thousandth_as_there() -> None:
+    for more in ([], ["--loss_type", "cispo", "--epsilon_high", "2"],
+                 ["--importance_sampling_level", "sequence"]):  # fmt: skip
+        assert of(*more).recipe["algorithm"]["std_eps"] == 1e-4
+        assert "std_eps" not in of(*more, "--scale_rewards", "none").recipe["algorithm"]
+
+
+def test_the_logprobs_of_an_answer_of_rloo_are_summed() -> None:
+    flags = ["--model_name_or_path", "m", "--dataset_name", "d", "--reward_funcs", "f.g"]
+    found = translate("trl", ["rloo", *flags]).recipe["algorithm"]
+    assert found["constant_length"] == 1  # else each would be divided by max_completion_length
+
+
+def test_the_weights_of_vllm_are_in_the_ratio_of_vespo() -> None:
+    found = of("--loss_type", "vespo", "--use_vllm", "true").recipe["algorithm"]
+    assert found["old_logprobs"] == "sampled"
+    assert "correction" not in found
+    assert "old_logprobs" not in of("--loss_type", "vespo").recipe["algorithm"]
+
+
+@pytest.mark.parametrize(("loss", "told"), [("grpo", True), ("dapo", False), ("vespo", False)])
+def test_means_that_differ_from_the_loss_s_are_told(loss: str, told: bool) -> None:
+    """An entropy is averaged over tokens there, and masked responses stay in a mean over them."""
+    flags = ("--entropy_coef", "0.01", "--mask_truncated_completions", "true")
+    found = of("--loss_type", loss, *flags)
+    assert found.recipe["algorithm"]["entropy_coef"] == 0.01
+    comments = found.draft.comments
+    assert (("algorithm", "entropy_coef") in comments) is told
+    assert (("algorithm", "mask_truncated_completions") in comments) is told
+
+
+def test_label_smoothing_is_of_the_losses_that_read_it() -> None:
+    smooth = ["--label_smoothing", "0.1"]
+    sigmoid = translate("trl", ["dpo", "--model_name_or_path", "m", "--dataset_name", "d", *smooth])
+    assert "label_smoothing" not in sigmoid.recipe["algorithm"]
+    assert "label_smoothing" in missing(sigmoid)
+    assert algorithm_of("dpo", "--loss_type", "aot", *smooth)["label_smoothing"] == 0.1
+    assert algorithm_of("cpo", *smooth)["label_smoothing"] == 0.1
 
 
 def test_masks_and_the_corrected_kl_are_settings_of_every_algorithm() -> None:

@@ -1,6 +1,7 @@
 """verl: what the cases do not have."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,55 @@ def test_advantages_and_losses_are_algorithms_here(estimator: str, loss: str, ty
     assert algorithm(*stated)["type"] == type
 
 
+@pytest.mark.parametrize(
+    ("estimator", "loss", "type", "lost"),
+    [
+        ("gpg", "gpg", "gpg", False),
+        ("grpo", "gpg", "gpg", True),  # advantages over their deviation, without a ratio
+        ("gpg", "vanilla", "dr_grpo", True),  # PPO's clip of GPG's advantages
+        ("rloo", "gpg", "rloo", False),  # with PPO's clip: the loss is lost
+    ],
+)
+def test_half_of_gpg_says_what_is_lost(estimator: str, loss: str, type: str, *, lost: bool) -> None:
+    stated = (f"algorithm.adv_estimator={estimator}", f"{ACTOR}policy_loss.loss_mode={loss}")
+    assert algorithm(*stated)["type"] == type
+    assert ("algorithm.adv_estimator" in missing(of(*stated))) is lost
+    clipped = estimator == "rloo"
+    assert (f"{ACTOR}policy_loss.loss_mode" in missing(of(*stated))) is clipped
+
+
+def test_the_estimator_grpo_alone_reads_whether_it_divides_by_the_deviation() -> None:
+    stated = "algorithm.norm_adv_by_std_in_grpo=False"
+    assert algorithm(stated)["type"] == "dr_grpo"
+    assert algorithm(stated, "algorithm.adv_estimator=grpo_vectorized")["type"] == "grpo"
+
+
+def test_losses_of_covariances_have_no_dual_clip_and_kl_cov_no_clip() -> None:
+    mode = f"{ACTOR}policy_loss.loss_mode="
+    found = algorithm(f"{mode}clip_cov", f"{ACTOR}clip_ratio_high=0.3")
+    assert "dual_clip" not in found
+    assert (found["clip_low"], found["clip_high"]) == (0.2, 0.3)
+    found = algorithm(f"{mode}kl_cov", f"{ACTOR}clip_ratio_high=0.3")
+    assert "dual_clip" not in found
+    assert found["clip_low"] == 1.0
+    assert found["clip_high"] > math.exp(20.0)  # no ratio is larger
+
+
+@pytest.mark.parametrize(("stated", "low"), [((), 0.2), ((f"{ACTOR}clip_ratio_low=10",), 1.0)])
+def test_cispo_has_the_lower_bound_that_it_has_there(stated: tuple[str, ...], low: float) -> None:
+    found = algorithm(f"{ACTOR}policy_loss.loss_mode=cispo", *stated)
+    assert (found["type"], found["clip_low"]) == ("cispo", low)
+
+
+def test_weights_of_tokens_are_on_their_own_gradients_in_gspo() -> None:
+    mode, correction = f"{ACTOR}policy_loss.loss_mode=", "algorithm.rollout_correction.rollout_is="
+    assert algorithm(f"{mode}gspo", f"{correction}token")["by_token"] is True
+    assert "by_token" not in algorithm(f"{mode}gspo", f"{correction}sequence")
+    lost = "algorithm.rollout_correction.rollout_is"
+    assert lost in missing(of(f"{mode}geo_mean", f"{correction}token"))
+    assert lost not in missing(of(f"{mode}geo_mean", f"{correction}sequence"))
+
+
 def test_an_estimator_that_is_not_here_is_lost() -> None:
     translation = of("algorithm.adv_estimator=optimal_token_baseline")
     assert "algorithm.adv_estimator" in missing(translation)
@@ -120,6 +170,14 @@ def test_estimators_of_the_kl(kind: str, estimator: str, bounded: bool) -> None:
     assert found.get("kl_max") == (10.0 if bounded else None)
 
 
+@pytest.mark.parametrize(("kind", "estimator"), [("k1+", "k1"), ("k3+", "k3"), ("k2+", "k2")])
+def test_a_plus_says_nothing_of_a_kl_in_the_reward_which_has_no_gradient(
+    kind: str, estimator: str
+) -> None:
+    found = algorithm("algorithm.use_kl_in_reward=True", f"algorithm.kl_penalty={kind}")
+    assert (found["kl_in"], found["kl_estimator"]) == ("reward", estimator)
+
+
 def test_entropy_that_would_collapse_is_kept_by_covariances() -> None:
     found = algorithm(f"{ACTOR}policy_loss.loss_mode=kl_cov", f"{ACTOR}policy_loss.ppo_kl_coef=1.0",
                       f"{ACTOR}policy_loss.kl_cov_ratio=0.02")  # fmt: skip
@@ -143,8 +201,14 @@ def test_entropy_that_would_collapse_is_kept_by_covariances() -> None:
             set[str](),
         ),
         (
-            ("rollout_rs=seq_mean_k1", "rollout_rs_threshold='0.9_1.1'"),
-            {"correction": "sequence_mask", "correction_low": 0.9, "correction_high": 1.1},
+            # the mean of -log w is bounded there: exp(mean log w) within [1 / 1.25, 1 / 0.5]
+            ("rollout_rs=seq_mean_k1", "rollout_rs_threshold='0.5_1.25'"),
+            {"correction": "sequence_mask", "correction_low": 0.8, "correction_high": 2.0},
+            set[str](),
+        ),
+        (
+            ("rollout_rs=seq_mean_k1", "rollout_rs_threshold=1.25"),  # the lower one is 1 / 1.25
+            {"correction": "sequence_mask", "correction_low": 0.8, "correction_high": 1.25},
             set[str](),
         ),
         (

@@ -19,10 +19,11 @@ class CISPO(GRPO):
     """REINFORCE on every token, weighted by a ratio that is bounded from above and has no gradient.
 
     PPO's clip drops the gradient of tokens whose ratio has moved far, often the rare ones that
-    begin a new line of thought. There is no lower bound and no dual clip.
+    begin a new line of thought. There is no dual clip, and no lower bound unless `clip_low` is
+    below 1.
     """
 
-    clip_low: float = Field(1.0, ge=1.0, le=1.0)  # a ratio is never below 0
+    clip_low: float = Field(1.0, ge=0.0, le=1.0)  # 1: no bound, as no ratio is below 0
     clip_high: float = Field(0.28, ge=0.0)
     aggregation: Aggregation = "token"
 
@@ -34,4 +35,5 @@ class CISPO(GRPO):
         return dual_clip
 
     def surrogate(self, inputs: LossInputs, ratio: Tensor) -> Tensor:
-        return losses.cispo(ratio, inputs.logprobs, inputs.columns["advantages"], self.clip_high)
+        advantages = inputs.columns["advantages"]
+        return losses.cispo(ratio, inputs.logprobs, advantages, self.clip_low, self.clip_high)

@@ -63,11 +63,11 @@ def dual_clip(loss: Tensor, advantages: Tensor, bound: float) -> Tensor:
     return loss.where(advantages >= 0, loss.minimum(-bound * advantages))
 
 
-def cispo(ratio: Tensor, logprobs: Tensor, advantages: Tensor, high: float) -> Tensor:
-    """-A * stopgrad(min(r, 1 + high)) * logp: the weight is bounded, the gradient of no token is
-    lost (MiniMax-M1, arXiv:2506.13585).
+def cispo(ratio: Tensor, logprobs: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """-A * stopgrad(clip(r, 1 - low, 1 + high)) * logp: the weight is bounded, the gradient of no
+    token is lost (MiniMax-M1, arXiv:2506.13585, with low 1: no lower bound).
     """
-    return -advantages * ratio.detach().clamp(max=1.0 + high) * logprobs
+    return -advantages * ratio.detach().clamp(1.0 - low, 1.0 + high) * logprobs
 
 
 def soft_gate(ratio: Tensor, temperature: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ def algorithm(draft: Draft, options: Options) -> None:
         flag(options.take(f"grpo.adv_estimator.{key}", options.take(f"grpo.{key}", True)))
         for key in ("normalize_rewards", "use_leave_one_out_baseline")
     )
+    if name == "reinforce_pp" and flag(options.take("grpo.adv_estimator.minus_baseline", True)):
+        name = "reinforce_pp_baseline"
     by_sequence = flag(options.take("loss_fn.sequence_level_importance_ratios", False))
     cispo = flag(options.take("loss_fn.use_cispo", False))
     if name == "grpo" and (by_sequence or cispo):
@@ -28,8 +30,9 @@ def algorithm(draft: Draft, options: Options) -> None:
         draft.put("algorithm.std_norm", None if divided else False)
     elif name == "grpo" and not divided:
         name = "rloo" if left_out else "dr_grpo"
-    draft.put("algorithm.type", name)
-    if left_out and name not in ("rloo", "reinforce_pp"):
+    of_sum = "the sum's deviation is of a sample there (n - 1), of all samples here (n)"
+    draft.put("algorithm.type", name, of_sum if name == "gdpo" else "")
+    if left_out and name not in ("rloo", "reinforce_pp", "reinforce_pp_baseline", "dr_grpo"):
         default = "" if any(map(options.states, _LEFT_OUT)) else "NeMo RL's default"
         draft.put("algorithm.leave_one_out", True, default)
     by_token = flag(options.take("loss_fn.token_level_loss", True))
@@ -38,31 +41,38 @@ def algorithm(draft: Draft, options: Options) -> None:
     low, high = (
         decimal(options.take(f"loss_fn.ratio_clip_{side}", 0.2)) for side in ("min", "max")
     )
-    draft.put("algorithm.clip_low", None if cispo else low)
-    if cispo and low != 1.0 and options.states("loss_fn.ratio_clip_min"):
-        draft.miss("loss_fn.ratio_clip_min", low, "cispo bounds ratios from above alone")
+    # a weight of CISPO is never below 0: a lower bound beyond 1 is none
+    draft.put("algorithm.clip_low", min(low, 1.0) if name == "cispo" else low)
     draft.put("algorithm.clip_high", high)
-    _kl(draft, options)
-    _correction(draft, options)
+    _kl(draft, options, name)
+    _correction(draft, options, by_sequence=by_sequence)
 
 
-def _kl(draft: Draft, options: Options) -> None:
+def _kl(draft: Draft, options: Options, name: str) -> None:
+    """The KL. In the loss its gradient goes through the chance of the sample too, as `kl_corrected`
+    has it; in the reward only REINFORCE++ charges it there.
+    """
     beta = decimal(options.take("loss_fn.reference_policy_kl_penalty"))
     kind = str(options.take("loss_fn.reference_policy_kl_type"))
     in_reward = flag(options.take("loss_fn.use_kl_in_reward", False))
     corrected = flag(options.take("loss_fn.use_on_policy_kl_approximation", False))
     default = "" if options.states("loss_fn.reference_policy_kl_penalty") else "NeMo RL's default"
+    if in_reward and not name.startswith("reinforce_pp"):
+        beta, default = 0.0, "use_kl_in_reward takes it out of the loss, and grpo reads no other"
     draft.put("algorithm.kl_coef", beta, default)
     if not beta:
-        for name in ("kl_input_clamp_value", "kl_output_clamp_value"):
-            if options.take(f"loss_fn.{name}") is not None:
-                draft.skip(f"loss_fn.{name}", options.take(f"loss_fn.{name}"), "there is no KL")
+        for bound in ("kl_input_clamp_value", "kl_output_clamp_value"):
+            if options.take(f"loss_fn.{bound}") is not None:
+                draft.skip(f"loss_fn.{bound}", options.take(f"loss_fn.{bound}"), "there is no KL")
         return
     _bounded_kl(draft, options, kind, in_reward=in_reward)
-    draft.put("algorithm.kl_in", "reward" if in_reward else "loss")
+    draft.put("algorithm.kl_in", "reward" if in_reward else "loss",
+              "there a token is charged its own KL alone" if in_reward else "")  # fmt: skip
     draft.put("algorithm.kl_estimator", kind)
-    if corrected and not in_reward:
-        draft.put("algorithm.kl_corrected", True, "use_on_policy_kl_approximation")
+    if not in_reward:
+        factor = "the KL is multiplied by the ratio to the policy before the step; there "
+        factor += "to the sampler" if corrected else "by 1, with the gradient of a ratio"
+        draft.put("algorithm.kl_corrected", True, factor)
 
 
 def _bounded_kl(draft: Draft, options: Options, kind: str, *, in_reward: bool) -> None:
@@ -87,14 +97,19 @@ def _bounded_kl(draft: Draft, options: Options, kind: str, *, in_reward: bool) -
         draft.miss(of_ratio, options.take(of_ratio), "only the exponent of k3 is bounded, at 20")
 
 
-def _correction(draft: Draft, options: Options) -> None:
+def _correction(draft: Draft, options: Options, *, by_sequence: bool) -> None:
     """Weights of the difference between engine and learner."""
     prefix = "loss_fn.truncated_importance_sampling_"
     kind, high, low = (options.take(f"{prefix}{key}") for key in ("type", "ratio", "ratio_min"))
     if not flag(options.take("loss_fn.use_importance_sampling_correction", False)):
         return
     name = CORRECTIONS.get(str(kind), "tis")
-    draft.put("algorithm.correction", name, str(kind) if kind else "there without a bound")
+    comment = str(kind) if kind else "there without a bound"
+    if name == "sequence_mask":
+        comment += ": the tokens of a response that stays have their weights there, and 1 here"
+    draft.put("algorithm.correction", name, comment)
+    if by_sequence and name != "sequence_mask":
+        draft.put("algorithm.correction_level", "sequence", "of GSPO's ratios, as there")
     draft.put("algorithm.correction_high", None if high is None else decimal(high))
     draft.put("algorithm.correction_low", None if low is None else decimal(low))
     filters = draft.get("rollout.top_p") or draft.get("rollout.top_k")

@@ -13,6 +13,7 @@ _ENGINES = places.EngineOptions(
     count="vllm_num_engines", tensor_parallel="vllm_tensor_parallel_size",
     memory="vllm_gpu_memory_utilization", eager="vllm_enforce_eager",
 )  # fmt: skip
+_UNBOUNDED = 1e9  # of importance weights, which are below exp(20) = 4.9e8
 
 
 def answers(draft: Draft, options: Options, program: str) -> None:
@@ -104,7 +105,9 @@ def _grpo(draft: Draft, options: Options) -> None:
     centred = str(options.take("advantage_normalization_type")) == "centered"
     cispo = str(options.take("loss_fn")) == "cispo"
     name = "cispo" if cispo else "dr_grpo" if centred else "grpo"
-    draft.put("algorithm.type", name, "advantages are centred" if centred and not cispo else "")
+    of_group = "the deviation is of a sample here (n - 1), of the group (n) there"
+    centring = "" if cispo else "advantages are centred"
+    draft.put("algorithm.type", name, centring if centred else of_group)
     if centred and cispo:
         draft.put("algorithm.std_norm", False, "advantages are centred")
     divided = options.take("loss_denominator", "token")
@@ -132,7 +135,10 @@ def _kl(draft: Draft, options: Options, where: str) -> None:
     draft.put("algorithm.kl_coef", beta, "beta there")
     if beta and loads is not False:
         draft.put("algorithm.kl_in", where)
-        if estimator in KL_ESTIMATORS:
+        if str(estimator) == "3" and where == "loss":
+            draft.put("algorithm.kl_estimator", "k1", "3 there: the ratio times k1")
+            draft.put("algorithm.kl_corrected", True)
+        elif estimator in KL_ESTIMATORS:
             draft.put("algorithm.kl_estimator", KL_ESTIMATORS[estimator], f"{estimator} there")
         else:
             draft.miss("kl_estimator", estimator, "k1, k2 and k3 are here")
@@ -143,23 +149,32 @@ def _kl(draft: Draft, options: Options, where: str) -> None:
 
 
 def _correction(draft: Draft, options: Options) -> None:
+    stated = options.states("use_rho_correction")
     enabled = flag(options.take("use_rho_correction"))
     high = decimal(options.take("rho_clamp_upper_bound"))
     low_mask, high_mask = (
         decimal(options.take(f"rho_mask_{side}_bound", 0.0)) for side in ("lower", "upper")
     )
     by_sequence = flag(options.take("rho_mask_sequence_level", False))
+    least = decimal(options.take("rho_clamp_lower_bound", 0.0))
     if not enabled:
         return
-    if low_mask or high_mask:
-        draft.put("algorithm.correction", "sequence_mask" if by_sequence else "icepop")
-        if low_mask:
-            draft.put("algorithm.correction_low", low_mask)
-        if high_mask:
-            draft.put("algorithm.correction_high", high_mask)
-    elif high:
+    free = _UNBOUNDED  # a bound of 0 is none
+    if not (low_mask or high_mask):
+        if not (high or stated):  # its name before turned it off with 0
+            return
         draft.put("algorithm.correction", "tis", "rho correction")
-        draft.put("algorithm.correction_high", high)
+        draft.put("algorithm.correction_low", least or None)
+        draft.put("algorithm.correction_high", high or free)
+        return
+    kept = "a response that stays has weight 1; there its mean ratio" if by_sequence else ""
+    draft.put("algorithm.correction", "sequence_mask" if by_sequence else "icepop", kept)
+    draft.put("algorithm.correction_low", low_mask)
+    draft.put("algorithm.correction_high", high_mask or free)
+    if not by_sequence and high and (not high_mask or high < high_mask):
+        draft.miss("rho_clamp_upper_bound", high, "a token that is not dropped keeps its weight")
+    if least > low_mask:
+        draft.miss("rho_clamp_lower_bound", least, "a token that is not dropped keeps its weight")
 
 
 def _local_batch(draft: Draft, options: Options, learners: int) -> None:

@@ -69,7 +69,8 @@ def draft_recipe(source: SourceCommand) -> Draft:
     else:
         draft.put("epochs", options.take("train.max_epochs"))
         ipo = flag(options.take("model.ipo_enable", False))
-        draft.put("algorithm.type", "ipo" if ipo else name)
+        summed = "log-ratios are averaged over an answer's tokens; there summed" if ipo else ""
+        draft.put("algorithm.type", "ipo" if ipo else name, summed)
         if name == "distillation":
             taught = round(float(options.take("kd.coef")), 9)
             draft.put("algorithm.teacher_coef", taught, "forward KL: its cross-entropy, but for "

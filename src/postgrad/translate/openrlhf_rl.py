@@ -89,7 +89,10 @@ def algorithm(draft: Draft, options: Options) -> None:
         if estimator not in ("group_norm", "dr_grpo"):
             why = "gspo here has the advantages of group_norm"
             draft.miss("algo.advantage.estimator", estimator, why)
-    draft.put("algorithm.type", name, estimator)
+    means = "; a KL or an entropy in the loss is a mean over tokens there" if name == "gspo" else ""
+    draft.put("algorithm.type", name, f"{estimator}{means}")
+    if estimator == "group_norm":
+        draft.put("algorithm.std_eps", 1e-9, "added to the deviation, as there")
     _deviation(draft, options, name, estimator)
     if aggregation:
         draft.put("algorithm.aggregation", aggregation, "every token counts the same there")
@@ -186,6 +189,9 @@ def _correction(draft: Draft, options: Options) -> None:
     bounds = options.numbers("algo.advantage.is_correction_threshold") or [0.5, 5.0]
     low, high = bounds[0], bounds[-1]  # a single number is the upper bound
     if not flag(options.take("algo.advantage.is_correction_enable", False)):
+        return
+    if draft.get("algorithm.type") == "gspo":
+        draft.put("algorithm.old_logprobs", "sampled", "GSPO's ratio is to the sampler, as there")
         return
     name = _CORRECTIONS.get(kind, "tis")
     masks = "keeps or drops a response; there its tokens are weighed too"

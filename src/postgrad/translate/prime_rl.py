@@ -17,7 +17,7 @@ from postgrad.translate.files import config_table
 from postgrad.translate.nested import flattened
 from postgrad.translate.prime_rl_sources import TRAIN, tasks
 from postgrad.translate.reader import SourceCommand
-from postgrad.translate.rules import Options, apply, decimal
+from postgrad.translate.rules import Options, apply, decimal, flag
 from postgrad.translate.tables.prime_rl import (
     ALGORITHMS,
     DEFAULTS,
@@ -33,6 +33,11 @@ _ENGINES = places.EngineOptions(
     tensor_parallel="inference.vllm.tensor_parallel_size",
     memory="inference.vllm.gpu_memory_utilization", eager="inference.vllm.enforce_eager",
 )  # fmt: skip
+_ADVANTAGES = {
+    "dr_grpo": "rewards minus the group's mean",
+    "on_policy_distillation": "the teacher's logprob minus the sampler's; there minus that of the "
+    "policy in the update",
+}
 
 
 def program_of(word: str, after: str | None) -> str | None:
@@ -127,10 +132,12 @@ def _algorithm(draft: Draft, options: Options) -> None:
     draft.put(
         "algorithm.type",
         name or "dr_grpo",
-        "rewards minus the group's mean" if name == "dr_grpo" else "",
+        _ADVANTAGES.get(name or "", ""),
     )
-    draft.put("algorithm.aggregation", "token", "over all tokens of the step: also those of groups "
-              "without gradient, which are left out there")  # fmt: skip
+    kept = flag(options.stated.get("orchestrator.train.filter_zero_advantages", True))
+    zeros = kept and name != "on_policy_distillation"  # which has no advantages there
+    draft.put("algorithm.aggregation", "token", "over all tokens of the step: also those whose "
+              "advantage is 0, which are left out there" if zeros else "")  # fmt: skip
     teacher = "orchestrator.algo.teacher."
     place, served = options.take(f"{teacher}base_url"), options.take(f"{teacher}name")
     if name == "on_policy_distillation":
@@ -193,8 +200,10 @@ def _sampling(draft: Draft, options: Options) -> None:
     default = "" if options.states(bound) else ", prime-rl's default"
     draft.put("rollout.max_staleness", options.number(bound),
               f"max_off_policy_steps{default}; nothing is dropped here")  # fmt: skip
+    stated = options.states("trainer.loss.kl_tau")  # then it is told or not by its value
+    penalty = "" if stated else "; its penalty kl_tau of 0.001 on that ratio is lost"
     draft.put("algorithm.old_logprobs", "sampled", "as there. Its DPPO mask bounds how far a "
-              "probability moves, the clip here how far its ratio does")  # fmt: skip
+              f"probability moves, the clip here how far its ratio does{penalty}")  # fmt: skip
 
 
 def _learner(draft: Draft, options: Options) -> None:

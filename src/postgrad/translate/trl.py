@@ -45,6 +45,7 @@ _PAIR_LOSSES = {
     "apo_down": "apo_down",
     "sigmoid_norm": "sigmoid",
 }
+_SMOOTHED = ("robust", "exo_pair", "aot", "aot_unpaired")
 
 
 config_of = config_table
@@ -102,6 +103,8 @@ def draft_recipe(source: SourceCommand) -> Draft:
     _learner(draft, options)
     _times(draft, options)
     apply(RULES, options, draft)
+    if program == "grpo":
+        trl_rl.means(draft, options)
     common.sampled_as_trained(draft)
     return draft
 
@@ -227,6 +230,7 @@ def _loss(draft: Draft, options: Options, program: str) -> None:
     if flag(options.take("use_weighting", False)):
         draft.put("algorithm.type", "wpo")
     if program == "dpo" and losses:
+        _smoothing(draft, options, losses)
         _pair_losses(draft, losses, options.numbers("loss_weights"))
     elif program == "cpo":
         _cpo_loss(draft, options, losses[0])
@@ -236,6 +240,16 @@ def _loss(draft: Draft, options: Options, program: str) -> None:
         draft.miss("loss_type", losses[0], f"{program} does not have this loss here")
     if program == "orpo":
         draft.put("algorithm.odds_coef", decimal(options.take("beta")), "beta there")
+
+
+def _smoothing(draft: Draft, options: Options, losses: Sequence[str]) -> None:
+    """label_smoothing, which DPOTrainer has not read in "sigmoid" since its version 1."""
+    smoothing = decimal(options.take("label_smoothing", 0.0))
+    if any(loss in _SMOOTHED for loss in losses):
+        draft.put("algorithm.label_smoothing", smoothing or None)
+    elif smoothing:
+        why = f"{', '.join(losses)} does not read it; cDPO is algorithm.label_smoothing"
+        draft.miss("label_smoothing", smoothing, why)
 
 
 def _pair_losses(draft: Draft, losses: Sequence[str], weights: Sequence[float]) -> None:

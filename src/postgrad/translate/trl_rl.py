@@ -10,6 +10,7 @@ from postgrad.translate.rules import Options, decimal, flag
 from postgrad.translate.tables.trl import FUNCTIONS, LOSSES
 
 # Tokens of a prompt, which TRL no longer bounds.
+_BY_TOKEN = ("dapo", "bnpo", "cispo", "vespo")  # losses that are means over tokens
 _PROMPT_ROOM, _ROOM_FOR_IMAGES = 512, 2048
 
 _COLOCATED = places.EngineOptions(
@@ -218,42 +219,88 @@ def _advantages(draft: Draft, options: Options, program: str) -> None:
     normalise = flag(options.take("normalize_advantages", False))
     if options.stated.get("scale_rewards", scale) is None:  # "none" is read as no value
         scale = "none"
-    undivided = scale.lower() in ("none", "false")
+    name = program
     if program == "grpo":
-        name, aggregation = LOSSES.get(loss, ("grpo", "token"))
-        if loss not in LOSSES:
-            draft.miss("loss_type", loss, f"{', '.join(LOSSES)} are here")
-        if level == "sequence" and name != "sapo":
-            name = "gspo"
-        elif undivided and name == "grpo":
-            name, aggregation = "dr_grpo", aggregation or "sequence"
-        elif scale.lower() == "batch":
-            draft.miss("scale_rewards", scale, "rewards are divided by their group's deviation")
-        if options.take("multi_objective_aggregation") == "normalize_then_sum":
-            if name == "grpo":
-                name = "gdpo"
-            else:
-                why = f"is the type gdpo here, which is not {name}"
-                draft.miss("multi_objective_aggregation", "normalize_then_sum", why)
-        draft.put("algorithm.type", name, f"loss_type {loss}")
-        if undivided and name != "dr_grpo":
-            draft.put("algorithm.std_norm", False, f"scale_rewards {scale}")
+        name, aggregation = _type(draft, options, loss, scale)
+        if scale.lower() in ("none", "false"):
+            if name != "dr_grpo":
+                draft.put("algorithm.std_norm", False, f"scale_rewards {scale}")
+        elif name != "dr_grpo":
+            draft.put("algorithm.std_eps", 1e-4, "added to the deviation, as there")
         _aggregated(draft, name, aggregation)
         if loss == "luspo":
             draft.put("algorithm.constant_length", 1, "luspo: not divided by a length")
             if level != "sequence":
                 draft.miss("importance_sampling_level", level, "LUSPO's ratio is a response's")
+        if name == "vespo":
+            _weights_in_ratio(draft)
         if name in ("sapo", "vespo"):  # they have no clip
             return
         if name == "cispo":
             _cispo_bound(draft, decimal(low if high is None else high))
             return
-    elif normalise:
-        draft.miss("normalize_advantages", True, "rloo's advantages stay as they are")
+    else:
+        if normalise:
+            draft.miss("normalize_advantages", True, "rloo's advantages stay as they are")
+        draft.put("algorithm.constant_length", 1, "a response's logprobs are summed, as there")
     if bounds := options.numbers("reward_clip_range"):
         draft.put("algorithm.reward_clip", bounds)
-    draft.put("algorithm.clip_low", decimal(low))
+    of_response = "of each token's ratio; there of the response's, the product over its tokens"
+    draft.put("algorithm.clip_low", decimal(low), "" if program == "grpo" else of_response)
     draft.put("algorithm.clip_high", decimal(low if high is None else high))
+    if name == "gspo" and flag(options.take("use_bias_correction_kl", False)):
+        draft.put("algorithm.kl_corrected", True, "by each token's ratio; there by the response's")
+
+
+def _type(draft: Draft, options: Options, loss: str, scale: str) -> tuple[str, str | None]:
+    """algorithm.type of a loss_type of GRPO, and its aggregation."""
+    name, aggregation = LOSSES.get(loss, ("grpo", "token"))
+    if loss not in LOSSES:
+        draft.miss("loss_type", loss, f"{', '.join(LOSSES)} are here")
+    if options.take("importance_sampling_level", "token") == "sequence" and name != "sapo":
+        name = "gspo"
+    elif scale.lower() in ("none", "false") and name == "grpo":
+        name, aggregation = "dr_grpo", aggregation or "sequence"
+    elif scale.lower() == "batch":
+        draft.miss("scale_rewards", scale, "rewards are divided by their group's deviation")
+    if options.take("multi_objective_aggregation") == "normalize_then_sum":
+        if name == "grpo":
+            name = "gdpo"
+        else:
+            why = f"is the type gdpo here, which is not {name}"
+            draft.miss("multi_objective_aggregation", "normalize_then_sum", why)
+    of_sum = "; the sum's deviation is of a sample there (n - 1), of all samples here (n)"
+    draft.put("algorithm.type", name, f"loss_type {loss}{of_sum if name == 'gdpo' else ''}")
+    return name, aggregation
+
+
+def means(draft: Draft, options: Options) -> None:
+    """Comments on settings whose mean or number of tokens is another one there."""
+    loss = str(options.take("loss_type", ""))
+    by_token = loss in _BY_TOKEN
+    comments = {
+        "entropy_coef": "" if by_token else f"a mean over tokens there, also with {loss}",
+        "mask_truncated_completions": "" if by_token else
+        "masked responses leave the mean here, and count in it there",
+        "top_entropy_fraction": "of the step's tokens, rounded down here; there a quantile of each "
+        "forward pass",
+    }  # fmt: skip
+    for name, comment in comments.items():
+        draft.put(f"algorithm.{name}", draft.get(f"algorithm.{name}"), comment)
+
+
+def _weights_in_ratio(draft: Draft) -> None:
+    """vLLM's weights are a factor of VESPO's ratio there, not of its loss: that is the ratio to
+    the sampler.
+    """
+    if draft.get("algorithm.correction") is None:
+        return
+    for key in ("", "_level", "_low", "_high", "_with_filters"):
+        draft.drop(f"algorithm.correction{key}")
+    draft.put("algorithm.old_logprobs", "sampled", "vLLM's weights are in the ratio, as there")
+    draft.miss(
+        "vllm_importance_sampling_mode", "of vespo", "the weights in its ratio have no bound"
+    )
 
 
 def _cispo_bound(draft: Draft, high: float) -> None:

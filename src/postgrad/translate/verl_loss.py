@@ -9,6 +9,12 @@ from postgrad.translate.tables.verl import ACTOR, AGGREGATIONS, ESTIMATORS, KLS,
 from postgrad.translate.verl_rl import Ahead, home
 
 _CORRECTION = "algorithm.rollout_correction."
+_SCALES = {  # comments on types whose advantages differ by a factor
+    "gpg": "advantages are scaled there by samples / rewards that are not 0; here by samples / "
+    "those whose group has a gradient",
+    "gdpo": "the sum of components is whitened over tokens there, over samples here",
+}
+_NO_CLIP = 1e9  # clip_high: no ratio here is above exp(20) = 4.9e8
 
 
 def algorithm(draft: Draft, options: Options, ahead: Ahead | None) -> None:
@@ -18,16 +24,18 @@ def algorithm(draft: Draft, options: Options, ahead: Ahead | None) -> None:
     name = ESTIMATORS.get(estimator, "grpo")
     if estimator not in ESTIMATORS:
         draft.miss("algorithm.adv_estimator", estimator, f"here are {', '.join(ESTIMATORS)}")
-    divided = flag(options.take("algorithm.norm_adv_by_std_in_grpo", True))
+    divided = _divided(draft, options, estimator)
     if name == "grpo":
         name = LOSSES.get(loss, "grpo" if divided else "dr_grpo")
         if not divided and name not in ("dr_grpo", "gpg"):
             draft.put("algorithm.std_norm", False)
     elif loss in LOSSES and LOSSES[loss] != name:
-        draft.miss(f"{ACTOR}policy_loss.loss_mode", loss, f"{name} has PPO's clip here")
+        clipped = "dr_grpo" if name == "gpg" else name
+        draft.miss(f"{ACTOR}policy_loss.loss_mode", loss, f"{clipped} has PPO's clip here")
+    name = _gpg(draft, estimator, loss, name)
     if _teacher(draft, options):
         name = "on_policy_distillation"
-    draft.put("algorithm.type", name, estimator if name != estimator else "")
+    draft.put("algorithm.type", name, estimator if name != estimator else _SCALES.get(name, ""))
     for key in ("gamma", "lam"):
         value = decimal(options.take(f"algorithm.{key}", 1.0))
         if name == "ppo":
@@ -43,13 +51,42 @@ def algorithm(draft: Draft, options: Options, ahead: Ahead | None) -> None:
     _correction(draft, options, ahead)
 
 
+def _divided(draft: Draft, options: Options, estimator: str) -> bool:
+    """Whether advantages are divided by the group's deviation: the estimator "grpo" alone is told
+    what `norm_adv_by_std_in_grpo` says.
+    """
+    name = "algorithm.norm_adv_by_std_in_grpo"
+    divided = flag(options.take(name, True))
+    if estimator == "grpo" or divided:
+        return divided
+    draft.skip(name, divided, f"{estimator} does not read it there")
+    return True
+
+
+def _gpg(draft: Draft, estimator: str, loss: str, name: str) -> str:
+    """The type where advantages or loss are GPG's: it has both here, and each alone there. Its loss
+    is lost where other advantages than GRPO's are stated.
+    """
+    if name == "gpg" and estimator != "gpg":
+        why = "gpg has its own advantages here: rewards minus their mean, over the share of samples"
+        draft.miss("algorithm.adv_estimator", estimator, f"{why} whose group has a gradient")
+        return "gpg"
+    if estimator == "gpg" and loss != "gpg":
+        why = "advantages are rewards minus their mean here, and not scaled with the share of"
+        draft.miss("algorithm.adv_estimator", estimator, f"{why} rewards that are not 0")
+        return "dr_grpo"
+    return name
+
+
 def _aggregation(draft: Draft, options: Options, name: str) -> None:
     mode = str(options.take(f"{ACTOR}loss_agg_mode", "token-mean"))
     factor = options.take(f"{ACTOR}loss_scale_factor")
     if name in ("gspo", "sapo", "gmpo"):  # of sequences, whatever is stated
         if mode not in ("token-mean", "seq-mean-token-mean"):
             draft.miss(f"{ACTOR}loss_agg_mode", mode, f"{name} has the mean of sequences")
-        draft.put("algorithm.aggregation", "sequence")
+        draft.put("algorithm.aggregation", "sequence",
+                  "" if mode == "seq-mean-token-mean" else
+                  f"its policy loss; a KL or an entropy in the loss has {mode} there")  # fmt: skip
         return
     if mode not in AGGREGATIONS:
         draft.miss(f"{ACTOR}loss_agg_mode", mode, f"here are {', '.join(AGGREGATIONS)}")
@@ -68,15 +105,13 @@ def _clip(draft: Draft, options: Options, name: str, loss: str) -> None:
         why = "clip_ratio_low and clip_ratio_high win there, and have a default of 0.2"
         draft.skip(f"{ACTOR}clip_ratio", both, why)
     low, high = (0.2 if bound is None else decimal(bound) for bound in (low, high))
-    if name == "cispo":
-        if low < 1.0:
-            draft.miss(f"{ACTOR}clip_ratio_low", low, "cispo bounds ratios from above alone")
-    elif name not in ("sapo", "gpg"):
-        draft.put("algorithm.clip_low", low)
     if name not in ("sapo", "gpg"):
+        # a weight of CISPO is never below 0: a lower bound of 10 is none
+        draft.put("algorithm.clip_low", min(low, 1.0) if name == "cispo" else low)
         draft.put("algorithm.clip_high", high)
     dual = decimal(options.take(f"{ACTOR}clip_ratio_c", 3.0))
-    if name not in ("sapo", "gpg", "cispo", "gmpo", "gspo"):
+    covariance = loss in ("clip_cov", "kl_cov")
+    if name not in ("sapo", "gpg", "cispo", "gmpo", "gspo") and not covariance:
         default = "" if options.states(f"{ACTOR}clip_ratio_c") else "verl's default"
         draft.put("algorithm.dual_clip", dual, default)
     gates = [options.take(f"{ACTOR}{place}tau_{side}") for side in ("pos", "neg")
@@ -97,9 +132,12 @@ def _covariance(draft: Draft, options: Options, loss: str) -> None:
         if loss not in ("vanilla", *LOSSES):
             draft.miss(f"{place}loss_mode", loss, "PPO's clip stands for it")
         return
-    draft.put("algorithm.covariance", loss.removesuffix("_cov"))
+    draft.put("algorithm.covariance", loss.removesuffix("_cov"), "tokens are selected over the "
+              "step, before its updates; selected in each micro-batch there")  # fmt: skip
     keys = {"clip_cov_ratio": "fraction", "clip_cov_lb": "low", "clip_cov_ub": "high"}
     if loss == "kl_cov":
+        draft.put("algorithm.clip_low", 1.0, "kl_cov has no clip there")
+        draft.put("algorithm.clip_high", _NO_CLIP)
         keys = {"kl_cov_ratio": "fraction", "ppo_kl_coef": "kl_coef"}
     for name, key in keys.items():
         value = values[name]
@@ -122,13 +160,15 @@ def _kl(draft: Draft, options: Options) -> None:
     if in_loss and in_reward and decimal(of_reward[0]):
         draft.miss("algorithm.use_kl_in_reward", True, "the KL is in the loss or in the reward")
     draft.put("algorithm.kl_coef", decimal(coefficient))
-    draft.put("algorithm.kl_in", "loss" if in_loss else "reward")
+    late = draft.get("algorithm.type") == "remax" and not in_loss
+    draft.put("algorithm.kl_in", "loss" if in_loss else "reward",
+              "of the whole response; there from each token on" if late else "")  # fmt: skip
     name = f"{ACTOR}kl_loss_type" if in_loss else "algorithm.kl_penalty"
     base = str(kind).removesuffix("+")
     if base not in KLS:
         draft.miss(name, kind, f"here are {', '.join(KLS)}")
         return
-    through = str(kind).endswith("+")
+    through = in_loss and str(kind).endswith("+")  # a reward has no gradient
     draft.put("algorithm.kl_estimator", "k2" if through else KLS[base],
               f"{kind}: its gradient is that of k2" if through else str(kind))  # fmt: skip
     if KLS[base] == "k3" and not through:
@@ -153,6 +193,7 @@ def _correction(draft: Draft, options: Options, ahead: Ahead | None) -> None:
         draft.put("algorithm.correction_level", kind if kind == "sequence" else None)
         draft.put("algorithm.correction_low", decimal(low) if low else None)
         draft.put("algorithm.correction_high", decimal(high))
+        _of_sequences(draft, kind)
     elif kind is not None:
         draft.miss(name, kind, "algorithm.correction weighs tokens or sequences")
     if masks is not None:
@@ -169,13 +210,31 @@ def _correction(draft: Draft, options: Options, ahead: Ahead | None) -> None:
             draft.put("rollout.in_flight_updates", False)
 
 
+def _of_sequences(draft: Draft, kind: str) -> None:
+    """Weights of tokens in a loss whose ratio is a sequence's."""
+    name = draft.get("algorithm.type")
+    if kind == "token" and name == "gspo":
+        draft.put(
+            "algorithm.by_token", True, "each token's weight is on its own gradient, as there"
+        )
+    elif kind == "token" and name == "gmpo":
+        draft.miss(f"{_CORRECTION}rollout_is", kind, "a token keeps its own weight; geo_mean takes "
+                   "the geometric mean over the response")  # fmt: skip
+
+
 def _rejection(draft: Draft, kind: str, bounds: str, *, alone: bool) -> None:
-    """Samples that are left out where engine and learner are far apart."""
-    low, _, high = bounds.partition("_")
-    if alone and kind == "seq_mean_k1" and high:
-        draft.put("algorithm.correction", "sequence_mask", kind)
-        draft.put("algorithm.correction_low", decimal(low))
-        draft.put("algorithm.correction_high", decimal(high))
+    """Samples that are left out where engine and learner are far apart. What is bounded there is
+    the mean of -log w, so the bounds of w are one over the stated ones, in the other order.
+    """
+    low, _, high = bounds.rpartition("_")
+    if alone and kind == "seq_mean_k1" and bounds != "None":
+        most = decimal(high)
+        least = decimal(low) if low else 1.0 / most
+        stays = "; rejected responses stay in the denominator here, and leave it there"
+        by_token = draft.get("algorithm.aggregation") == "token"
+        draft.put("algorithm.correction", "sequence_mask", kind + (stays if by_token else ""))
+        draft.put("algorithm.correction_low", 1.0 / most, "one over the upper bound there")
+        draft.put("algorithm.correction_high", 1.0 / least, "one over the lower bound there")
         return
     why = 'algorithm.correction is one: "icepop" drops tokens, "sequence_mask" sequences'
     draft.miss(f"{_CORRECTION}rollout_rs", kind, why)

@@ -155,9 +155,7 @@ RULES: dict[str, Rule] = {
         "debug_payload_metrics skip_reference_policy_logprobs_calculation",
         needless(common.SO_HERE),
     ),
-    "grpo.adv_estimator.minus_baseline": missing_but(
-        ON, "reinforce_pp_baseline is the algorithm with one"
-    ),
+    "grpo.adv_estimator.minus_baseline": needless("of reinforce_plus_plus"),
     "grpo.adv_estimator.reward_weights": missing("each of [[rewards]] has a weight"),
     "grpo.adv_estimator.*": missing("of an estimator that is not here"),
     "grpo.async_grpo.max_generation_failures": needless(

@@ -161,11 +161,10 @@ RULES: dict[str, Rule] = {
         "loss.type loss.dppo_mask_low loss.dppo_mask_high loss.ipo_threshold",
         missing(_DPPO),
     ),
-    **family(
-        "trainer.",
-        "loss.kl_tau loss.adv_tau",
-        missing("no penalty on the distance from the sampler; algorithm.kl_coef is to a reference"),
+    "trainer.loss.kl_tau": missing(
+        "no penalty on the distance from the sampler; algorithm.kl_coef is to a reference"
     ),
+    "trainer.loss.adv_tau": missing_but(("1.0", "1"), "advantages have no factor here"),
     **family(
         "trainer.loss.",
         "import_path kwargs kwargs.*",

@@ -1,0 +1,1 @@
+"""Losses and gradients of the systems that `postgrad translate` reads, held to ours."""

@@ -1,0 +1,76 @@
+"""Whether recipes of `postgrad translate` compute what their sources do.
+
+    python -m benchmarks.peer_objectives verl CHECKOUT
+    python -m benchmarks.peer_objectives trl CHECKOUT --to benchmarks/results/peer_objectives.json
+
+CHECKOUT: a working tree of one of the systems. Its own functions for advantages and losses, loaded
+as single files, and the recipe that its options become run on the same samples: groups with answers
+of one token, a group of equal rewards, answers that were cut off, tokens of an environment, ratios
+beyond every clip. All logprobs are float64. Each case is one objective, on one update of all
+samples of a step; shown are the greatest relative differences of loss and gradient over the draws:
+
+- equal: to 1e-5, as advantages and weights are float32 here;
+- told: the recipe has a comment, or a lost option, that says what is computed there;
+- known: the difference is small or of a run that the recipe does not have; the table says why;
+- differs: none of these. The exit code is 1.
+
+TRL's trainers need the package `accelerate`; nothing of the other systems has to be installed.
+"""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peer_objectives.comparing import Row, compared, shown
+from postgrad.translate.translate import SYSTEMS
+
+
+def commit_of(checkout: Path) -> str:
+    """The commit of a working tree; "" where git does not know it."""
+    words = ["git", "-C", str(checkout), "rev-parse", "--short=12", "HEAD"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def record(path: Path, system: str, entry: dict[str, Any], rows: Sequence[Row]) -> None:
+    """Writes the entry of one system, beside those of others that the file has."""
+    whole = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    whole[system] = {
+        **entry,
+        "verdicts": dict(Counter(row.verdict for row in rows)),
+        "cases": [row.to_json() for row in rows],
+    }
+    path.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
+
+
+def main(words: Sequence[str]) -> int:
+    """Prints the table of one checkout. Returns 1 where a case differs and nothing says why."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peer_objectives", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("system", choices=SYSTEMS)
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("--draws", type=int, default=20, help="of samples, for each case")
+    parser.add_argument("--to", type=Path, help="a JSON file; entries of other systems stay")
+    parser.add_argument("--commit", help="of a checkout that is no git repository")
+    args = parser.parse_args(words)
+    module = import_module(f"benchmarks.peer_objectives.{SYSTEMS[args.system]}")
+    rows = [compared(args.system, case, args.draws) for case in module.cases(args.checkout)]
+    print(shown(rows))
+    if args.to is not None:
+        command = ["python", "-m", "benchmarks.peer_objectives", args.system, "CHECKOUT"]
+        command += ["--draws", str(args.draws)]
+        entry = {"command": shlex.join(command), "commit": args.commit or commit_of(args.checkout)}
+        record(args.to, args.system, entry, rows)
+    return int(any(row.verdict == "differs" for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

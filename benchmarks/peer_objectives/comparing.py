@@ -1,0 +1,119 @@
+"""Compares two outcomes, judges what differs, and prints it as a table."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.peer_objectives.ours import Outcome, outcome
+from benchmarks.peer_objectives.samples import Samples
+from postgrad.translate.translate import Translation, translate
+
+EQUAL = 1e-5  # relative: advantages and weights are float32 here
+
+
+@dataclass(frozen=True)
+class Known:
+    """A difference that is decided."""
+
+    why: str
+    told: str = ""  # what a comment or a lost option of the recipe says of it; "": nothing does
+    within: float = np.inf  # the greatest relative difference of the gradient
+
+
+@dataclass(frozen=True)
+class Case:
+    """One objective of a peer: its options, and what its own functions compute with them."""
+
+    name: str
+    words: Sequence[str]  # the options, as `postgrad translate` reads them
+    peer: Callable[[Samples], Outcome]
+    samples: Callable[[int], Samples]
+    known: Known | None = None
+    knobs: Mapping[str, Any] = field(default_factory=dict)  # settings that replace the recipe's
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a case showed. loss, gradient: the greatest relative differences over all draws."""
+
+    objective: str
+    settings: Mapping[str, Any]  # the recipe's [algorithm]
+    ours: float  # the loss of the first draw
+    theirs: float
+    loss: float
+    gradient: float
+    verdict: str
+    why: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of the results."""
+        return {name: value for name, value in asdict(self).items() if name != "why" or value}
+
+
+def difference(theirs: Outcome, ours: Outcome) -> tuple[float, float]:
+    """Relative differences of loss and gradient: |a - b| / |a|, of the largest entries of each leaf
+    for a gradient. A loss is compared with the gradient's sum of magnitudes where it is nearly 0.
+    """
+    gradient, scale = 0.0, 0.0
+    for name in theirs.gradients.keys() | ours.gradients.keys():
+        a, b = (np.concatenate(side.gradients[name]) for side in (theirs, ours))
+        largest = max(np.abs(a).max(), np.abs(b).max())
+        scale += float(np.abs(a).sum())
+        if largest > 0:
+            gradient = max(gradient, float(np.abs(a - b).max() / largest))
+    loss = abs(theirs.loss - ours.loss) / max(abs(theirs.loss), 0.1 * scale, 1e-12)
+    return loss, gradient
+
+
+def compared(system: str, case: Case, draws: int) -> Row:
+    """The row of a case over `draws` draws of samples. An error of either side names the case."""
+    torch.manual_seed(0)  # verl's clip_cov draws tokens
+    try:
+        translation = translate(system, case.words, devices=1)
+        table = dict(translation.recipe["algorithm"]) | dict(case.knobs)
+        samples = [case.samples(seed) for seed in range(draws)]
+        pairs = [(case.peer(one), outcome(table, one)) for one in samples]
+    except Exception as error:
+        error.add_note(f"in the case {case.name!r} of {system}")
+        raise
+    loss, gradient = np.max([difference(*pair) for pair in pairs], axis=0).tolist()
+    theirs, ours = pairs[0]
+    return Row(
+        case.name, table, ours.loss, theirs.loss, loss, gradient,
+        *verdict(case.known, loss, gradient, translation),
+    )  # fmt: skip
+
+
+def verdict(
+    known: Known | None, loss: float, gradient: float, translation: Translation
+) -> tuple[str, str]:
+    """The verdict and why: "equal"; "told" by the recipe; "known" here alone; else "differs"."""
+    if max(loss, gradient) <= EQUAL:  # not so of a NaN
+        return "equal", ""
+    if known is None:
+        return "differs", "nothing explains it"
+    if not gradient <= known.within:
+        return "differs", f"the gradient by more than {known.within}: {known.why}"
+    draft = translation.draft
+    texts = [*draft.comments.values(), *(option.why for option in draft.missing)]
+    if known.told and not any(known.told in text for text in texts):
+        return "differs", f"the recipe does not say {known.told!r}: {known.why}"
+    return ("told" if known.told else "known"), known.why
+
+
+def shown(rows: Sequence[Row]) -> str:
+    """The table, and below it why rows differ."""
+    lines = ["verdict  our loss    their loss  differs by  gradient by  objective"]
+    lines += [
+        f"{row.verdict:8} {row.ours:10.6f}  {row.theirs:10.6f}  {row.loss:10.1e}  "
+        f"{row.gradient:11.1e}  {row.objective}"
+        for row in rows
+    ]
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.why:
+            reasons.setdefault(f"{row.verdict}: {row.why}", []).append(row.objective)
+    return "\n".join([*lines, *(f"{why} [{'; '.join(names)}]" for why, names in reasons.items())])
