@@ -25,6 +25,7 @@ from postgrad.fleet.ranked import ClusterSession, RankedFleet, device_of
 from postgrad.learner.experts import require_mixture
 from postgrad.learner.settings import horizon, shortened_warmup
 from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.rope import require_length, unseen_length
 from postgrad.models.routers import balance_of
 from postgrad.models.settings import ROUTER
 from postgrad.models.supported import experts_of, reads_images
@@ -64,6 +65,7 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
         path = base_model(recipe, run.directory.init)
         require_images_trained(recipe, path)
         require_mixture(load_config(path), recipe.learner.expert_parallel)
+        check_lengths(run, path)
         tell_of_experts(run, path)
         tell_of_answer_ends(run, path)
         match recipe:
@@ -116,6 +118,25 @@ def _teachers(recipe: Recipe) -> list[OneTeacher]:
     if not isinstance(recipe, SFTRecipe | RLRecipe):
         return []
     return [recipe.teacher, *recipe.teacher.sets]
+
+
+def longest_row(recipe: Recipe) -> int:
+    """Tokens of the longest sequence that may be trained on, sampled or evaluated."""
+    return max([recipe.data.max_len, *(eval_set.max_len for eval_set in recipe.eval.sets)])
+
+
+def check_lengths(run: Run, path: str) -> None:
+    """Raises UsageError where a model that the run loads cannot compute the longest row, and warns
+    where it was never trained on rows that long.
+    """
+    longest = longest_row(run.recipe)
+    others = (model.source for model in run.recipe.loaded_models.values())
+    for source in dict.fromkeys([path, *(other for other in others if other is not None)]):
+        config = load_config(source).get_text_config()
+        require_length(config, longest, source)
+        if text := unseen_length(config, longest, source):
+            run.logs.event("unseen_length", text)
+            run.console.warn(text)
 
 
 def tell_of_experts(run: Run, path: str) -> None:
