@@ -44,6 +44,7 @@ from postgrad.recipe.recipe import (
 from postgrad.recipe.teachers import OneTeacher
 from postgrad.training import foreseen, memory, pairs, rl, sft
 from postgrad.training.answer_ends import answer_ends
+from postgrad.training.channels import thoughts_read
 from postgrad.training.loop import Job
 from postgrad.training.peaks import Gauge, Peaks, gauges_for
 from postgrad.training.pinned import require_unchanged
@@ -68,6 +69,7 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
         check_lengths(run, path)
         tell_of_experts(run, path)
         tell_of_answer_ends(run, path)
+        tell_of_thoughts(run, path)
         match recipe:
             case SFTRecipe():
                 job = sft.assemble(run, recipe, path, stack, checkpoint)
@@ -162,6 +164,13 @@ def tell_of_answer_ends(run: Run, path: str) -> None:
     ends = answer_ends(run.recipe, path, load_tokenizer(path))
     for problem in dict.fromkeys(end.problem for end in ends if end.problem):
         run.logs.event("answer_end", problem)
+        run.console.warn(problem)
+
+
+def tell_of_thoughts(run: Run, path: str) -> None:
+    """Warns where verifiers read the thoughts of gpt-oss as part of its answers."""
+    if problem := thoughts_read(run.recipe, load_tokenizer(path)):
+        run.logs.event("thoughts_read", problem)
         run.console.warn(problem)
 
 

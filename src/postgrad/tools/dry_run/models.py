@@ -16,6 +16,7 @@ from postgrad.recipe.recipe import Recipe
 from postgrad.tools.dry_run.data import Sets
 from postgrad.tools.dry_run.outcome import Check, Report
 from postgrad.training.answer_ends import answer_ends
+from postgrad.training.channels import thoughts_read
 from postgrad.training.prepare import longest_row
 from postgrad.training.rows import image_reader
 
@@ -90,6 +91,8 @@ def check_tokens(report: Report, recipe: Recipe, start: PolicyBase, sets: Sets) 
     if recipe.trained_role == "policy":
         with report.check("end of a turn") as check:
             _check_answer_ends(report, check, recipe, path, start.tokenizer)
+            if problem := thoughts_read(recipe, start.tokenizer):
+                report.warn(check, problem)
 
 
 def _check_answer_ends(
