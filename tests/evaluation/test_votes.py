@@ -47,3 +47,7 @@ def test_of_a_verifier_that_fails_on_all_of_them_nothing_is_known(
     make_recipe: Any, tmp_path: Path
 ) -> None:
     require_votes(make_recipe, tmp_path, "broken", on_failure="stop_run")
+
+
+def test_nor_of_one_that_finds_an_answer_in_none_of_them(make_recipe: Any, tmp_path: Path) -> None:
+    require_votes(make_recipe, tmp_path, "reads_unusual")

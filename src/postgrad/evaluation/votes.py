@@ -34,7 +34,7 @@ def require_votes(recipe: Answering, prompts: Iterable[Prompt], tokenizer: Any) 
     that says of none of a few answers to its first row which answer it read.
 
     It is run on the row's right answer in several forms, and on an empty one. Where it fails on all
-    of them nothing is known.
+    of them, or tells none from another, nothing is known: it may read another form.
     """
     if not recipe.eval.maj_at:
         return
@@ -46,7 +46,8 @@ def require_votes(recipe: Answering, prompts: Iterable[Prompt], tokenizer: Any) 
         if reward.type in VERIFIERS or row is None:
             continue
         scores, details = _tried(recipe, name, reward, row, tokenizer)
-        if not np.isnan(scores).all() and not any(map(note_of_answer, details)):
+        told_apart = len(np.unique(scores[~np.isnan(scores)])) > 1
+        if told_apart and not any(map(note_of_answer, details)):
             asked = f"answer to row {row.row} of {row.dataset}"
             raise UsageError(nothing_to_vote_on([name], asked))
 
