@@ -33,6 +33,7 @@ class _Group:
 HUNG_JOBS, HUNG_ROWS = 8, 2
 # of a job: its group, the index of its component in it, the indices of its rollouts in it
 _Place = tuple[_Group, int, Sequence[int]]
+_Asked = tuple[str, str]  # a component, and what jobs ask it for: "score", "check", "right_answer"
 
 
 class Scorer:
@@ -87,9 +88,8 @@ class Scorer:
         lanes: list[Lane] = [lane(reward, verifiers[name]) for name, reward in self._worked.items()]
         self._pool = Lanes(list(self._worked.values()), lanes, scoring)
         self._known_traits: dict[str, VerifierTraits] | None = None
-        # Of each component, by what its jobs ask: whether it has answered once, or failed otherwise
-        self._heard = set[tuple[str, str]]()
-        self._hung: dict[tuple[str, str], list[Prompt]] = {}  # else the prompt of each job
+        self._heard = set[_Asked]()  # has answered once, or failed otherwise than by its time
+        self._hung: dict[_Asked, list[Prompt]] = {}  # else the prompt of each job so far
         self._next_key = 0
         self._place: dict[int, _Place] = {}  # of each job under way, by its key
         self._ready: list[ScoredGroup] = []
@@ -152,7 +152,7 @@ class Scorer:
         """The ends of one job for each prompt and each of `names` that applies to it, by the
         prompt's place and the name, in order. rollouts: what is asked (ScoreJob).
         """
-        what = "check" if rollouts is None else "right_answer"
+        method = "check" if rollouts is None else "right_answer"
         open_jobs: dict[int, tuple[int, str]] = {}
         jobs: list[ScoreJob] = []
         for place, prompt in enumerate(prompts):
@@ -168,7 +168,7 @@ class Scorer:
                 if end.key in open_jobs:
                     place, name = open_jobs.pop(end.key)
                     ends[place, name] = end
-                    self._notice(prompts[place], (name, what), end)
+                    self._notice(prompts[place], (name, method), end)
                 else:
                     self._settle(end)
         in_order = sorted(ends, key=lambda asked: (asked[0], self.names.index(asked[1])))
@@ -307,7 +307,7 @@ class Scorer:
         if not group.missing:
             self._finish(group)
 
-    def _notice(self, prompt: Prompt, asked: tuple[str, str], end: JobEnd) -> None:
+    def _notice(self, prompt: Prompt, asked: _Asked, end: JobEnd) -> None:
         """Raises ScoresMissing where a component has exceeded a limit of time on all of its first
         jobs: a large step would go on for hours until a fraction of its samples has failed.
         """
