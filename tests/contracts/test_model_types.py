@@ -3,6 +3,7 @@ models/types.toml says works does all of it, and what it refuses is refused for 
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from postgrad.models.export import export_hf, read_plain
 from postgrad.models.fresh import make_fresh
 from postgrad.models.known_shapes import find_shape
 from postgrad.models.load import load_model, load_tokenizer
+from postgrad.models.rope import max_positions, table_length
 from postgrad.models.save import directory_hash
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import LoraSettings, ModelInit
@@ -221,6 +223,21 @@ def test_greedy_samples_are_those_of_generate(kind: str, make: Make) -> None:
         for sample in samples:
             if sample.ticket == ticket:
                 assert sample.token_ids.tolist() == expected
+
+
+@every(types(TABLE["works"], (*FAST, "gptj", "opt")))
+@torch.no_grad()
+def test_positions_go_on_behind_those_of_the_config_unless_they_are_a_table(
+    kind: str, make: Make
+) -> None:
+    plain: Any = AutoModelForCausalLM.from_pretrained(make(kind))
+    limit = max_positions(plain.config) or 128
+    ids = torch.from_numpy(np.random.default_rng(0).integers(3, 90, (1, limit + 1)))
+    plain(input_ids=ids[:, :limit], use_cache=False)
+    has_table = kind in TABLE["without"]["longer rows"]["types"]
+    with pytest.raises(IndexError) if has_table else nullcontext():
+        plain(input_ids=ids, use_cache=False)
+    assert table_length(plain.config) == (limit if has_table else None)
 
 
 @pytest.mark.parametrize("in_files", [False, True], ids=["loaded", "in files"])

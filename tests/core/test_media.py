@@ -4,14 +4,24 @@ import hashlib
 import io
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
 
 from helpers.image_directories import bomb
 from postgrad.core.errors import RunError
-from postgrad.core.media import MOST_PIXELS, ImageStore, decoded, image_store, images_kept_in
+from postgrad.core.media import (
+    MOST_PIXELS,
+    ImageStore,
+    MeasuredImages,
+    decoded,
+    image_store,
+    images_kept_in,
+    size_of,
+)
 
 
 def file_of(picture: Any, format: str = "PNG", **options: Any) -> bytes:
@@ -46,7 +56,8 @@ def test_a_picture_is_turned_as_its_camera_says() -> None:
         (file_of(picture(400, 400), "JPEG")[:900], "its file is broken: "),
         (file_of(picture(), "TIFF"), "it is no image in PNG, JPEG"),
         (bomb(20_000, 5_000), f"it has 20000 x 5000 pixels, and at most {MOST_PIXELS} are read"),
-        (bomb(100_000, 100_000), f"at most {MOST_PIXELS} are read, scale it down"),
+        (bomb(100_000, 100_000),
+         f"its head says far more than the {MOST_PIXELS} pixels that are read: scale it down"),
         (file_of(picture(), "GIF", save_all=True, append_images=[Image.new("RGB", (3, 2), 9)]),
          "it is animated, with 2 frames"),
         (bytes(2**26 + 1), "its file has 67108865 bytes"),
@@ -56,6 +67,59 @@ def test_what_is_no_picture_says_why(content: bytes, why: str) -> None:
     with pytest.raises(ValueError) as raised:
         decoded(content)
     assert why in str(raised.value)
+
+
+def test_gray_of_16_bits_keeps_its_shades() -> None:
+    gray = np.array([[0, 255, 256, 32768, 65535]], np.uint16)
+    content = file_of(Image.fromarray(gray))
+    pixels = np.asarray(decoded(content))
+    assert pixels[0, :, 0].tolist() == [0, 0, 1, 128, 255]
+    assert pixels.shape == (1, 5, 3)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_transparent_palette_gives_its_colours_without_a_warning() -> None:
+    palette = Image.fromarray(np.arange(6, dtype=np.uint8).reshape(2, 3)).quantize(6)
+    content = file_of(palette, transparency=bytes([0, 128, 255, 255, 255, 255]))
+    np.testing.assert_array_equal(np.asarray(decoded(content)), np.asarray(palette.convert("RGB")))
+
+
+def turned(way: int) -> Any:
+    tags = Image.Exif()
+    tags[0x0112] = way
+    return tags
+
+
+def behind_the_pixels(content: bytes, tags: Any) -> bytes:
+    """A PNG whose tags are its last chunk."""
+    data = tags.tobytes()[6:]
+    chunk = b"eXIf" + data
+    return content[:-12] + len(data).to_bytes(4) + chunk + crc32(chunk).to_bytes(4) + content[-12:]
+
+
+MANY = {
+    **{f"jpeg {way}": file_of(picture(), "JPEG", exif=turned(way)) for way in range(10)},
+    "png": file_of(picture()),
+    "png 5": file_of(picture(), exif=turned(5)),
+    "png 8, behind the pixels": behind_the_pixels(file_of(picture()), turned(8)),
+    "webp 6": file_of(picture(), "WEBP", exif=turned(6)),
+    "gif": file_of(picture(), "GIF"),
+    "16 bits": file_of(Image.fromarray(np.zeros((2, 3), np.uint16))),
+    "palette": file_of(picture().quantize(4), transparency=1),
+    "CMYK": file_of(picture(mode="CMYK"), "JPEG"),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_a_measured_image_has_the_size_of_the_decoded_one(name: str) -> None:
+    store = MeasuredImages()
+    assert store.sizes[store.add(MANY[name])] == decoded(MANY[name]).size
+
+
+def test_a_measured_png_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = file_of(picture(400, 300))
+    monkeypatch.setattr(PngImageFile, "load", None)
+    assert size_of(content) == (400, 300)
 
 
 def test_an_image_is_kept_once_under_its_hash(tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ from PIL import Image
 
 from helpers.image_directories import bomb
 from postgrad.core.errors import UsageError
+from postgrad.data.account import Bookkeeper
 from postgrad.data.answers import pair_of
 from postgrad.data.chat_format import MARK
 from postgrad.data.conversations import load_conversations
+from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import answer_of, asked_in, conversation_of, prompt_of
 from postgrad.data.rows import Row, read_rows
 from postgrad.data.settings import DataSettings, PairSettings
@@ -201,3 +203,16 @@ def test_a_model_that_reads_text_alone_refuses_a_row_with_an_image(
     _, settings = read(folder, row)
     with pytest.raises(UsageError, match="has an image, and this model reads text alone"):
         load_conversations(settings, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("column", "noted"), [("pictrues", True), ("pictures", False), ("images", False), ("", False)]
+)
+def test_a_column_of_images_that_no_row_has_is_noted(
+    folder: Path, column: str, noted: bool
+) -> None:
+    _, settings = read(folder, {"question": "a", "answer": "b", "pictures": []}, images=column)
+    book = Bookkeeper("rows")
+    prepared_rows(settings, book)
+    note = f"no row has the column {column!r} (data.images), so none has an image of it"
+    assert (note in book.notes) == noted

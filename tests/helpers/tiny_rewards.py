@@ -82,3 +82,21 @@ def hangs(prompt: Any, rollout: Any, row: int, sample: int, mark: str = "") -> f
         while True:
             time.sleep(60)
     return vowels(prompt, rollout)
+
+
+def reads_marked(prompt: Any, rollout: Any) -> Any:
+    """Says which answer it read behind "####", and nothing where there is none."""
+    from postgrad.rewards.verifier import Score
+
+    _, mark, answer = rollout.text.rpartition("####")
+    if not mark:
+        return 0.0
+    return Score(float(answer.strip() == prompt.answer), {"answer": answer.strip()})
+
+
+def reads_unusual(prompt: Any, rollout: Any) -> Any:
+    """As reads_marked, behind a mark of its own."""
+    from postgrad.rewards.verifier import Score
+
+    _, mark, answer = rollout.text.rpartition("=>")
+    return Score(float(answer == prompt.answer), {"answer": answer}) if mark else 0.0

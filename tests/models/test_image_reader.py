@@ -181,6 +181,17 @@ def test_placeholders_that_are_not_those_of_the_images_are_refused(
 
 
 @kind("qwen2_5_vl")
+def test_an_image_that_the_image_processor_refuses_is_a_matter_of_its_row(
+    reader: ImageReader,
+) -> None:
+    digest = image_store().add(picture(0, 300, 1))
+    question = {"role": "user", "content": MARK, "images": [digest]}
+    text = Rendered(reader.placeholder, (), "")
+    with pytest.raises(Unmarkable, match="300 x 1 pixels is refused by the model's image proc"):
+        with_image_texts([text], [question], reader)
+
+
+@kind("qwen2_5_vl")
 def test_an_image_is_processed_once_while_it_is_kept(
     reader: ImageReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from helpers.hostile_models import edit
+from helpers.model_types import config_of
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
@@ -18,7 +19,7 @@ from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import lay_out
 from postgrad.models.attention import hidden_states
 from postgrad.models.load import load_config, load_model
-from postgrad.models.rope import fixed_length, max_positions, require_length
+from postgrad.models.rope import fixed_length, max_positions, require_length, unseen_length
 from postgrad.models.tree import TreeAttention
 from postgrad.rollout.engine import Request
 from postgrad.rollout.local.engine import LocalEngine
@@ -111,3 +112,16 @@ def test_other_rotations_have_no_length_of_their_own(fresh: Callable[[str], Path
     assert fixed_length(config) is None
     assert max_positions(config) == 128
     require_length(config, 10**6, "m")
+
+
+def test_a_table_of_positions_is_not_read_behind_its_end() -> None:
+    config = config_of("gpt2", 90)
+    require_length(config, 128, "m")
+    with pytest.raises(UsageError, match=r"m has a table of 128 positions .* have 129 tokens here"):
+        require_length(config, 129, "m")
+
+
+def test_positions_that_a_model_was_never_trained_on_are_told(fresh: Callable[[str], Path]) -> None:
+    config = load_config(str(fresh("llama")))
+    assert unseen_length(config, 128, "m") is None
+    assert "m was never trained on more than 128" in (unseen_length(config, 129, "m") or "")

@@ -63,6 +63,13 @@ def test_a_key_that_is_not_there_has_the_line_of_the_table_around_it() -> None:
     assert line_of(lines, ("learner", "lr")) is None
 
 
+def test_a_table_without_a_line_of_its_own_begins_with_what_is_in_it() -> None:
+    lines = key_lines(TEXT)
+    assert line_of(lines, ("rewards",)) == 16
+    assert line_of(lines, ("rewards", 7)) == 16
+    assert line_of(lines, ("model", "revision")) == 4
+
+
 NAMES = st.lists(st.text("abcdefgh_-", min_size=1, max_size=6), min_size=1, max_size=6, unique=True)
 VALUES = ["1", '"a = 1"', "[1,\n2]", "'''\n[x]\n'''", "{ z = 1 } # c", "true"]
 

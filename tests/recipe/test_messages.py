@@ -85,3 +85,30 @@ def test_a_list_that_is_wrong_has_one_message_without_words_of_its_reader(
     key: str, value: Any, message: str
 ) -> None:
     assert refused(RL, key, value) == f"recipe: {message}"
+
+
+def test_a_switch_is_shown_as_toml_writes_it() -> None:
+    told = refused(RL, "rollout.router_replay", True)
+    wanted = "input should be 'off', 'sampled' or 'old'"
+    assert told == f"recipe: rollout.router_replay = true: {wanted}"
+
+
+def test_a_key_of_another_algorithm_is_told_with_the_algorithms_that_have_it() -> None:
+    told = refused(RL, "algorithm", {"type": "rloo", "leave_one_out": False})
+    start = "recipe: unknown key 'algorithm.leave_one_out': rloo does not have it; it is a key of "
+    assert told.startswith(start + "grpo, ")
+    assert "rloo" not in told.removeprefix(start)
+
+
+def test_a_setting_of_one_environment_beside_several_is_told_where_it_stands() -> None:
+    one = {"type": "tools", "name": "maths", "tools": ["calculator"]}
+    told = refused(RL, "environment", {"tools": ["calculator"], "sets": [one]})
+    where = "the settings of one type of environment stand in its own [[environment.sets]]"
+    assert told == f"recipe: unknown key 'environment.tools': {where}"
+    close = refused(RL, "environment", {"max_turn": 2, "sets": [one]})
+    assert "did you mean 'environment.max_turns'?" in close
+
+
+def test_a_name_that_is_nearly_known_is_asked_for_in_a_sentence_of_its_own() -> None:
+    told = refused(RL, "environment", {"type": "toolz"})
+    assert "'toolz': did you mean 'tools'? Your own is 'package.module:Name'" in told

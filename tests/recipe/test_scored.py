@@ -278,3 +278,48 @@ def test_what_a_reward_model_does_not_read_is_refused_before_it_is_loaded(write:
     why = r"rewards\.0: special_tokens: the run's own reward model gives this score"
     with pytest.raises(UsageError, match=why):
         load_recipe(write((REWARDS, asks + model)))
+
+
+@pytest.mark.parametrize(
+    ("section", "place"),
+    [
+        (rewards('type = "gsm8k"\nweight = 0'), "rewards"),
+        (rewards('type = "gsm8k"\nweight = 0.0', 'type = "math"\nweight = 0'), "rewards"),
+        (rewards('type = "gsm8k"\nweight = 0', 'type = "format"\nmultiply = true'), "rewards"),
+        (rewards('type = "gsm8k"\nweight = 0\ngate = true'), "rewards"),
+        (rewards('type = "gsm8k"\nweight = 0') + GAME + "weight = 0\n", "rewards"),
+        (GAME + "weight = 0\n", "environment.weight"),
+    ],
+)
+def test_rewards_of_which_none_has_a_weight_are_refused(
+    section: str, place: str, write: Write
+) -> None:
+    flags = [] if "gsm8k" in section else ["--eval.component", "environment"]
+    with pytest.raises(UsageError, match="all weights are 0") as refused:
+        load_recipe(write((REWARDS, section)), flags)
+    assert f"{place}: all weights are 0" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        rewards('type = "gsm8k"\nweight = 0', 'type = "math"\nweight = -1'),
+        rewards(
+            'type = "gsm8k"\nweight = 0',
+            'type = "format"\ngate = true\nweight = 0\ngate_value = -1',
+        ),
+        rewards('type = "gsm8k"\nweight = 0') + GAME,
+    ],
+)
+def test_a_reward_that_is_only_logged_stands_beside_others(section: str, write: Write) -> None:
+    assert load_recipe(write((REWARDS, section))).reward_components
+
+
+def test_the_weights_of_gdpo_are_its_own_and_a_teacher_needs_none(write: Write) -> None:
+    logged = rewards('type = "gsm8k"\nweight = 0', 'type = "math"\nweight = 0')
+    gdpo = ["--algorithm.type", "gdpo", "--algorithm.component_weights"]
+    assert load_recipe(write((REWARDS, logged)), [*gdpo, "{gsm8k = 1, math = 0}"])
+    with pytest.raises(UsageError, match=r"algorithm\.component_weights: all weights are 0"):
+        load_recipe(write(), [*gdpo, "{gsm8k = 0}"])
+    taught = ["--algorithm.type", "on_policy_distillation", "--teacher.model.path", "org/teacher"]
+    assert load_recipe(write((REWARDS, logged)), taught)

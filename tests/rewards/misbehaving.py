@@ -157,6 +157,22 @@ DEEDS = {
 }
 
 
+class HangingCheck(Verifier):
+    def check(self, prompt):
+        time.sleep(60)
+
+    def score(self, prompt, rollout):
+        return 1.0
+
+
+class HangingScore(Verifier):
+    def check(self, prompt):
+        return None
+
+    def score(self, prompt, rollout):
+        time.sleep(60)
+
+
 class Picky(Verifier):
     """Its check finds fault with some answers, hangs on one and raises on another."""
 

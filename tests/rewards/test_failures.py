@@ -7,6 +7,9 @@ import numpy as np
 import psutil
 import pytest
 
+from postgrad.core.errors import ScoresMissing
+from postgrad.rewards.settings import RewardSettings
+
 
 def causes(group):
     return [(failure.sample, failure.cause) for failure in group.failures]
@@ -81,6 +84,48 @@ def test_a_wall_clock_overrun_is_tried_twice_and_then_a_failure(score):
     assert causes(group) == [(1, "wall_clock")]
     assert group.failures[0].message == "lasted more than 0.3 s of wall-clock time"
     assert group.total[[0, 2]].tolist() == [1.0, 3.0]
+
+
+def test_a_verifier_that_hangs_on_every_call_ends_the_run_after_a_few(
+    make_scorer, make_prompt, make_rollouts, obeying
+):
+    def score(texts, fraction=0.1, **limits):
+        scorer = make_scorer(
+            obeying(**({"wall_seconds": 0.1} | limits)), workers=4, max_failed_fraction=fraction
+        )
+        return scorer.score([(make_prompt(n), make_rollouts(t, n)) for n, t in enumerate(texts)])
+
+    told = "score of 'obey' has answered none of its first 8 calls: the last one {}"
+    slept = told.format("lasted more than 0.1 s of wall-clock time, twice")
+    with pytest.raises(
+        ScoresMissing, match=slept + "; one is for row 1[01] of set.* or raise its wall_seconds"
+    ):
+        score([["sleep"] * 5, ["sleep"] * 5, ["1"]])
+    spun = told.format("used more than 0.05 s of CPU time")
+    with pytest.raises(ScoresMissing, match=spun + ".* or raise its cpu_seconds"):
+        score([["spin"] * 5, ["spin"] * 5], cpu_seconds=0.05, wall_seconds=5.0)
+    assert len(score([["sleep"] * 9])[0].failures) == 9  # of one row
+    assert len(score([["1"], ["sleep"] * 5, ["sleep"] * 5])[1].failures) == 5
+    assert len(score([["sleep"] * 5, ["sleep"] * 5], 1.0)[1].failures) == 5
+
+
+def test_that_its_checks_answered_does_not_hide_that_its_scores_hang(
+    make_scorer, make_prompt, make_rollouts
+):
+    reward = RewardSettings(type="misbehaving:HangingScore", wall_seconds=0.1)
+    scorer = make_scorer(reward, workers=4)
+    prompts = [make_prompt(n) for n in range(2)]
+    assert scorer.check(prompts) == []
+    with pytest.raises(ScoresMissing, match="score of 'HangingScore' has answered none"):
+        scorer.score([(prompt, make_rollouts(["1"] * 5, prompt.ticket)) for prompt in prompts])
+
+
+def test_a_check_that_hangs_on_every_row_ends_after_a_few(make_scorer, make_prompt):
+    rewards = [RewardSettings(type="misbehaving:HangingCheck", wall_seconds=0.05)]
+    with pytest.raises(
+        ScoresMissing, match="check of 'HangingCheck' has answered none of its first 8 calls"
+    ):
+        make_scorer(*rewards, workers=4).check([make_prompt(n) for n in range(20)])
 
 
 def test_a_crash_is_a_failure_of_that_sample_alone(score):

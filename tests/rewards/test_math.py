@@ -1,7 +1,7 @@
 import pytest
 
 from postgrad.evaluation.results import wrong_answers
-from postgrad.rewards.math import Math
+from postgrad.rewards.math import Math, _form, _multiplied_out, _parse
 from postgrad.rewards.verifier import PromptView, RolloutView
 
 ROWS = r"\begin{pmatrix}1 \\| 2\end{pmatrix}"
@@ -105,12 +105,53 @@ def test_other_powers_are_compared(text, answer, value):
     [
         ([r"\boxed{x + 1}", "$1+x$", r"\boxed{x+2}"], 2),
         ([r"\boxed{3x}", r"\boxed{x \cdot 3}", r"\boxed{\{2,1\}}", r"\boxed{1} and \boxed{2}"], 2),
+        ([r"\boxed{2(x+1)}", r"\boxed{2x+2}", r"\boxed{(x+1)^2-x^2+1}", r"\boxed{2x+1}"], 2),
+        ([r"\boxed{\frac{x}{2}}", r"\boxed{0.5x}", r"\boxed{\frac{2x}{4}}", r"\boxed{x^2}"], 2),
+        ([r"\boxed{\sqrt{8}}", r"\boxed{2\sqrt{2}}", r"\boxed{\frac{4}{\sqrt{2}}}"], 1),
+        ([r"\boxed{\sin(2x)}", r"\boxed{\sin(x+x)}", r"\boxed{2\sin(x)}"], 2),
+        ([r"\boxed{\{2,3\}}", r"\boxed{\{6/2,1+1\}}", r"\boxed{(2,3)}"], 2),
+        (
+            [
+                r"\boxed{\begin{pmatrix}1+1\\3\end{pmatrix}}",
+                r"\boxed{\begin{pmatrix}2\\3\end{pmatrix}}",
+            ],
+            1,
+        ),
+        ([r"\boxed{\frac{1}{1-1}}", r"\boxed{\frac{2}{1-1}}"], 2),  # no value, so no equal ones
     ],
 )
-def test_wrong_formulas_vote_alike_whatever_the_order_of_their_terms(texts, ballots):
+def test_wrong_formulas_vote_alike_however_their_terms_are_written(texts, ballots):
     details = [Math().score(PromptView("?", "7"), RolloutView(text)).detail for text in texts]
     assert len({detail["votes_as"] for detail in details}) == ballots
     assert len(wrong_answers([0.0] * len(texts), details, 1.0)) == ballots
+
+
+def test_a_formula_that_is_a_number_votes_as_that_number():
+    texts = (r"\boxed{2+3}", r"\boxed{5}", r"\boxed{\frac{10}{2}}", r"\boxed{500\%}")
+    details = [Math().score(PromptView("?", "7"), RolloutView(text)).detail for text in texts]
+    assert wrong_answers([0.0] * len(texts), details, 1.0) == (4,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(a+b+c)^{50}",
+        "(((x+1)^4)^4)^4",
+        "2^{100000000}",
+        r"(0.5)^{1000000000}",
+        r"(1\%)^{1000000000}",
+        "2^{x+1000000000}",
+        "2^{" * 40 + "3" + "}" * 40,
+        "(" * 40 + "x+1" + ")^2" * 40,
+    ],
+)
+def test_what_would_be_large_is_not_multiplied_out_for_a_vote(text):
+    (formula, *_) = _parse(rf"\boxed{{{text}}}", True)
+    assert _form(_multiplied_out(formula)) == _form(formula)
+
+
+def test_a_wrong_matrix_has_the_score_0():
+    assert reward(rf"\boxed{{{ROWS.replace('|', '')}}}", r"\begin{pmatrix}1 \\ 3\end{pmatrix}") == 0
 
 
 def test_only_a_wrong_formula_that_is_not_too_long_has_a_ballot():

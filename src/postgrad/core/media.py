@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import whole_file
 
@@ -30,6 +32,7 @@ BEGINNINGS = {  # of files in these
     "bmp": re.compile(rb"BM"),
 }
 ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # the tag of Exif; values that swap the sides
+TAGGED = b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp"  # chunks of a PNG with that tag
 NEEDED = "images are read with Pillow, which is not installed: pip install 'postgrad[images]'"
 
 
@@ -143,14 +146,27 @@ def decoded(content: bytes, limits: tuple[int, int] = LIMITS) -> Any:
     with _opened(content, limits) as picture:
         from PIL import ImageOps
 
-        return ImageOps.exif_transpose(picture).convert("RGB")
+        return _in_rgb(ImageOps.exif_transpose(picture))
+
+
+def _in_rgb(picture: Any) -> Any:
+    if picture.mode.startswith("I"):  # 16 bits of gray, of which Pillow cuts all above 255 to white
+        from PIL import Image
+
+        gray = np.asarray(picture, np.int64) >> 8
+        picture = Image.fromarray(gray.clip(0, 255).astype(np.uint8))
+    elif picture.mode == "P":  # Pillow warns where a palette is transparent
+        picture = picture.convert("RGBA")
+    return picture.convert("RGB")
 
 
 def size_of(content: bytes) -> tuple[int, int]:
     """Width and height of `decoded` in pixels, from the head of the file. Raises as that does."""
     with _opened(content) as picture:
         width, height = picture.size
-        turned = picture.getexif().get(ORIENTATION, 1) in SIDEWAYS
+        # Pillow decodes a PNG to look for tags behind its pixels.
+        tagged = picture.format != "PNG" or any(mark in content for mark in TAGGED)
+        turned = tagged and picture.getexif().get(ORIENTATION, 1) in SIDEWAYS
         return (height, width) if turned else (width, height)
 
 
@@ -179,7 +195,9 @@ def _opened(content: bytes, limits: tuple[int, int] = LIMITS) -> Generator[Any]:
                 raise ValueError(f"it is animated, with {frames} frames, and one picture is read")
             yield picture
     except Image.DecompressionBombError as error:
-        raise ValueError(f"{error}: at most {MOST_PIXELS} are read, scale it down") from error
+        raise ValueError(
+            f"its head says far more than the {most_pixels} pixels that are read: scale it down"
+        ) from error
     except Image.UnidentifiedImageError as error:
         raise ValueError(f"it is no image in {', '.join(FORMATS)}") from error
     except (OSError, SyntaxError, EOFError, KeyError, IndexError, OverflowError) as error:

@@ -79,8 +79,10 @@ def resolve(name: str, registered: Mapping[str, str], kind: str) -> Any:
     module_name, colon, attribute = target.partition(":")
     if not colon:
         close = nearest(name, registered)
-        hint = f"did you mean {close!r}?" if close else f"known: {', '.join(sorted(registered))}"
-        raise UsageError(f"no {kind} is called {name!r}: {hint}; your own is 'package.module:Name'")
+        hint = (
+            f"did you mean {close!r}? Y" if close else f"known: {', '.join(sorted(registered))}; y"
+        )
+        raise UsageError(f"no {kind} is called {name!r}: {hint}our own is 'package.module:Name'")
     require_module(target, kind)
     try:
         module = importlib.import_module(module_name)

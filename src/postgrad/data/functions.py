@@ -41,7 +41,19 @@ def prepared_rows(settings: RowSettings, book: Bookkeeper | None = None) -> list
             continue
         changed = row if change is None else _mapped(change, row, settings.map)
         prepared.append(_with_columns(changed, within) if within else changed)
+    if book is not None and prepared:
+        book.notes += _no_images(prepared, settings)
     return prepared
+
+
+def _no_images(rows: Sequence[Row], settings: RowSettings) -> list[str]:
+    """A note where the recipe names a column of images, and no row has it: a name may be wrong, or
+    [data] gives it to a set that has none.
+    """
+    stated = settings.images not in ("", type(settings).model_fields["images"].default)
+    if not stated or any(settings.images in row.values for row in rows):
+        return []
+    return [f"no row has the column {settings.images!r} (data.images), so none has an image of it"]
 
 
 def _with_columns(row: Row, names: Sequence[str]) -> Row:

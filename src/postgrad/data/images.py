@@ -85,8 +85,8 @@ def with_image_texts(
     """The texts of a conversation with what the model reads in place of each placeholder that its
     chat template wrote for an image. A text shows the images of the first messages.
 
-    Raises Unmarkable where the template does not write one placeholder for each image, and where
-    somebody else wrote one.
+    Raises Unmarkable where the template does not write one placeholder for each image, where
+    somebody else wrote one, and where the model's image processor refuses an image.
     """
     marks = {reader.placeholder, reader.token}
     for number, message in enumerate(messages):
@@ -109,7 +109,10 @@ def with_image_texts(
 
 def _with_texts(rendered: Rendered, digests: Sequence[str], reader: "ImageReader") -> Rendered:
     places = [match.start() for match in re.finditer(re.escape(reader.placeholder), rendered.text)]
-    written = [reader.text(digest).text for digest, _ in zip(digests, places, strict=False)]
+    try:
+        written = [reader.text(digest).text for digest, _ in zip(digests, places, strict=False)]
+    except UsageError as error:  # a picture that the image processor refuses; its row is not known
+        raise Unmarkable(str(error)) from error
     grown = [len(text) - len(reader.placeholder) for text in written]
 
     def moved(at: int) -> int:

@@ -33,6 +33,7 @@ from postgrad.evaluation.results import (
     rates,
     wrong_answers,
 )
+from postgrad.evaluation.votes import nothing_to_vote_on
 from postgrad.models.image_reader import ImageReader
 from postgrad.observe.samples import thinned
 from postgrad.observe.settings import KeptSamples
@@ -252,12 +253,7 @@ class Evaluator:
         judging = {self._judging(group) for group in groups if self._count(group)[0]}
         details = [d for group in groups for d in group.details.get(self._judging(group), ())]
         if judging and not any(note_of_answer(detail) for detail in details):
-            raise UsageError(
-                f"eval.maj_at: {', '.join(map(repr, sorted(judging)))} did not say of any sample "
-                "which answer it read, so there is nothing to vote on: return "
-                'Score(value, {"answer": text}) from your verifier, with None for a sample that '
-                "has none, or name another eval.component"
-            )
+            raise UsageError(nothing_to_vote_on(sorted(judging), "sample"))
 
     def _failed(self, group: ScoredGroup) -> int:
         """Samples that a verifier failed on, whether or not its score decides what is correct."""

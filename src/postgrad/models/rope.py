@@ -1,8 +1,10 @@
-"""Rotary positions whose frequencies depend on the length of the sequence: "dynamic", "longrope".
+"""How long a sequence may be: no longer than a table of positions, or than the original length of
+rotary positions whose frequencies depend on the length ("dynamic", "longrope").
 
-transformers takes the length from the largest position of a forward. In a packed forward that may
-be another sequence's, and keys in a cache were rotated by an earlier length. Up to the model's
-original length the frequencies are constant. So these are kept, and longer sequences are refused.
+For those transformers takes the length from the largest position of a forward. In a packed forward
+that may be another sequence's, and keys in a cache were rotated by an earlier length. Up to the
+model's original length the frequencies are constant. So these are kept, and longer sequences are
+refused. Other rotary positions go on behind those that the model was trained on.
 """
 
 from functools import partial
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from postgrad.core.errors import UsageError
 from postgrad.models.config_check import rope_tables
+from postgrad.models.supported import refused_types
 
 REMEDY = "set data.max_len to that or less (--max-len of a chat)"
 
@@ -25,17 +28,49 @@ def fixed_length(config: Any) -> int | None:
     return min(lengths, default=None)
 
 
+def table_length(config: Any) -> int | None:
+    """The positions of a type that has a table of them, learned or computed; None of other types,
+    which compute any position.
+    """
+    kinds = refused_types()["without"]["longer rows"]["types"]
+    return int(config.max_position_embeddings) if config.model_type in kinds else None
+
+
 def max_positions(config: Any) -> int | None:
-    """The longest sequence, in tokens, that a model takes here; None where it names no limit."""
+    """The longest sequence, in tokens, that a model was trained on, or takes here; None where it
+    names no limit.
+    """
     limits = (getattr(config, "max_position_embeddings", None), fixed_length(config))
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def require_length(config: Any, max_len: int, path: str) -> None:
-    """Raises UsageError where sequences of max_len tokens are longer than `fixed_length`."""
-    limit = fixed_length(config)
+    """Raises UsageError where sequences of max_len tokens are longer than `fixed_length`, or than
+    `table_length`.
+    """
+    limit, table = fixed_length(config), table_length(config)
     if limit is not None and max_len > limit:
         raise UsageError(_too_long(config, limit, max_len, path))
+    if table is not None and max_len > table:
+        raise UsageError(
+            f"{path} has a table of {table} positions (a {config.model_type} model, "
+            f"max_position_embeddings), and sequences may have {max_len} tokens here: {REMEDY}"
+        )
+
+
+def unseen_length(config: Any, max_len: int, path: str) -> str | None:
+    """What to tell where sequences of max_len tokens have positions that the model computes but was
+    never trained on; None where they have none.
+    """
+    limit = max_positions(config)
+    if limit is None or max_len <= limit:
+        return None
+    return (
+        f"sequences may have {max_len} tokens (data.max_len, eval.max_len), and {path} was never "
+        f"trained on more than {limit} (max_position_embeddings): behind them it may answer badly, "
+        f"and rows that are longer train it to go on; set data.max_len = {limit} or less if that "
+        "is not meant"
+    )
 
 
 def hold_frequencies(lm: nn.Module, path: str) -> None:

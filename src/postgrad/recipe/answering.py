@@ -7,30 +7,24 @@ from collections.abc import Iterator
 from postgrad.algorithms.base import RolloutAlgorithm
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.core.batch import RolloutBatchSettings
-from postgrad.core.errors import UsageError
-from postgrad.core.text import nearest, require_module
-from postgrad.data.rows import dataset_name
-from postgrad.recipe.checks import evaluation_lengths, judges, played_sets, scores, token_budget
+from postgrad.recipe.checks import evaluation_lengths, judges, scores, token_budget
 from postgrad.recipe.lines import RecipeProblem
 from postgrad.recipe.placement import engine_problems
+from postgrad.recipe.scored import reward_problems
 from postgrad.recipe.settings import AnsweringSections
-from postgrad.rewards.learned import REWARD_MODELS
 from postgrad.rewards.mixing import ENVIRONMENT
-from postgrad.rewards.registry import VERIFIERS, component_names, for_rollout
-from postgrad.rewards.registry import build as build_verifier
-from postgrad.rollout.environments.base import build as build_environment
+from postgrad.rewards.registry import VERIFIERS
 from postgrad.rollout.grammar import KINDS
 from postgrad.rollout.settings import TOTAL, RolloutSettings, TokenFilters
 
 # Verifiers whose details say which answer they read.
 READ_ANSWERS = ("gsm8k", "math", "exact_match", "multiple_choice", "f1", "reasoning_gym")
-_ONE_TEMPLATE = "with an [environment] all sets have those of [data]: it answers through them too"
 
 
 def answering(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     """Problems of jobs whose policy answers questions."""
     yield from token_budget(recipe, "a sequence")
-    yield from _reward_problems(recipe)
+    yield from reward_problems(recipe)
     yield from _plain_text(recipe)
     yield from _unread_answers(recipe)
     yield from scores(recipe)
@@ -189,33 +183,6 @@ def group_size(algorithm: RolloutAlgorithm, batch: RolloutBatchSettings) -> Iter
         )
 
 
-def components_apart(
-    recipe: AnsweringSections, algorithm: RolloutAlgorithm
-) -> Iterator[RecipeProblem]:
-    """Rewards that are no addends, or have no weight, where the algorithm reads each apart."""
-    weights, names = getattr(algorithm, "component_weights", None), recipe.reward_components
-    if weights is not None and names and {*weights} != {*names}:
-        yield (
-            ("algorithm", "component_weights"),
-            f"has weights of {', '.join(weights) or 'none'}, and the rewards are "
-            f"{', '.join(names)}: give each its weight here, or leave this out for theirs",
-        )
-    for number, reward in enumerate(recipe.rewards if algorithm.needs().components else ()):
-        for key in ("gate", "multiply"):
-            if getattr(reward, key):
-                yield (
-                    ("rewards", number, key),
-                    "rules over the other rewards, and the algorithm reads each of them apart: "
-                    "leave it out",
-                )
-        if reward.on_failure == "score":
-            yield (
-                ("rewards", number, "on_failure"),
-                '"score" gives the total a score, and the algorithm reads each reward apart: take '
-                '"drop_sample", "drop_group" or "stop_run"',
-            )
-
-
 def _replay(rollout: RolloutSettings) -> Iterator[RecipeProblem]:
     """Keys that choose which prompts are sampled, in a replay that samples none."""
     if rollout.source != "replay":
@@ -318,81 +285,3 @@ def correction(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iterato
             f"with {stated} samples come from another distribution than the policy's, which biases "
             "importance weights: sample without, or say correction_with_filters = true",
         )
-
-
-def _reward_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
-    """Errors in [[rewards]] and [environment]."""
-    yield from _rewards(recipe)
-    yield from _reward_model(recipe)
-    yield from played_sets(recipe)
-    if recipe.environment is None:
-        return
-    for place, environment in enumerate(recipe.environment.sets):
-        try:
-            build_environment(environment)
-        except UsageError as error:
-            yield ("environment", "sets", place), str(error)
-    if (recipe.reward_components or []).count(ENVIRONMENT) > 1:
-        yield ("rewards",), f"{ENVIRONMENT!r} is what the environment gives: `name` it otherwise"
-    for key in ("chat_template", "chat_template_kwargs"):
-        for section, sets in (("data", recipe.data.sets), ("eval", recipe.eval.sets)):
-            for number, dataset in enumerate(sets):
-                if getattr(dataset, key) != getattr(recipe.data, key):
-                    yield (section, "sets", number, key), _ONE_TEMPLATE
-
-
-def _rewards(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
-    if not recipe.rewards:
-        return
-    try:
-        component_names(recipe.rewards)
-    except UsageError as error:
-        yield ("rewards",), str(error)
-    yield from _routes(recipe)
-    filled = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
-    for place, reward in enumerate(filled):
-        try:
-            if ":" in reward.type:  # a user's code is imported in the workers only
-                require_module(reward.type, "verifier")
-            else:
-                build_verifier(reward)
-        except UsageError as error:
-            yield ("rewards", place), str(error)
-
-
-def _reward_model(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
-    """[[rewards]] that ask a reward model which the recipe does not name."""
-    model = recipe.model_tables.get(("reward_model", "model"))
-    for place, reward in enumerate(recipe.rewards):
-        if reward.type not in REWARD_MODELS:
-            continue
-        by_step = reward.verifier_settings.get("credit") == "step"
-        if by_step and any(other.gate or other.multiply for other in recipe.rewards):
-            yield (
-                ("rewards", place, "credit"),
-                '"step" gives parts of a sum to steps, and with gate or multiply the reward is no '
-                "sum: leave them out",
-            )
-        if model is None:
-            yield (
-                ("rewards", place, "type"),
-                f'"{reward.type}" is the reward model of an RL job; leave it out, or serve the '
-                'model and ask it with type = "remote"',
-            )
-        elif model.path is None:
-            yield (
-                ("reward_model", "model", "path"),
-                f'[[rewards]] of type "{reward.type}" ask this model: give its directory or hub id',
-            )
-
-
-def _routes(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
-    """Rewards for a dataset that the recipe does not read: nothing would ever be scored by them."""
-    datasets = [*recipe.data.sources, *(eval_set.data for eval_set in recipe.eval.sets)]
-    names = sorted({dataset_name(dataset) for dataset in datasets})
-    for place, reward in enumerate(recipe.rewards):
-        for name in reward.datasets or ():
-            if name not in names:
-                close = nearest(name, names)
-                hint = f"did you mean {close!r}?" if close else f"known: {', '.join(names)}"
-                yield ("rewards", place, "datasets"), f"no dataset is called {name!r}; {hint}"

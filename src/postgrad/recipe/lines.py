@@ -33,10 +33,13 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 
 
 def line_of(lines: dict[KeyPath, int], place: KeyPath) -> int | None:
-    """The line of the place, or of the nearest table around it; None where there is none."""
+    """The line of the place, or of the nearest table around it; None where there is none. A table
+    without a line of its own begins with what is in it, as [[rewards]] with the first of them.
+    """
     for end in range(len(place), 0, -1):
-        if place[:end] in lines:
-            return lines[place[:end]]
+        inside = [line for key, line in lines.items() if key[:end] == place[:end]]
+        if inside:
+            return lines.get(place[:end], min(inside))
     return None
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast, get_args
 from pydantic import BaseModel, ValidationError
 
 from postgrad.algorithms.base import Algorithm
-from postgrad.algorithms.registry import algorithm_class
+from postgrad.algorithms.registry import ALGORITHMS, algorithm_class
 from postgrad.core.errors import UsageError
 from postgrad.core.text import nearest
 from postgrad.recipe.lines import KeyPath, line_of
@@ -148,7 +148,9 @@ def _line(problem: Mapping[str, Any], model: type[BaseModel], origin: Origin) ->
     if problem["type"] in ("recipe", "value_error"):
         text = str(problem["msg"]).removeprefix("Value error, ")
         return f"{prefix}{key}: {text}" if key else f"{prefix}{text}"
-    return f"{prefix}{key} = {problem['input']!r}: {_wanted(problem, key)}"
+    stated = problem["input"]
+    shown = json.dumps(stated) if isinstance(stated, bool) else repr(stated)
+    return f"{prefix}{key} = {shown}: {_wanted(problem, key)}"
 
 
 def _wanted(problem: Mapping[str, Any], key: str) -> str:
@@ -181,14 +183,21 @@ def _described(place: KeyPath, model: type[BaseModel]) -> str:
 
 
 def _hint(place: KeyPath, model: type[BaseModel], raw: dict[str, Any]) -> str:
-    """For an unknown key: a similar key of the same table, else a table that has the key, by our
-    name or a peer's, else all keys of the table.
+    """For an unknown key: a similar key of the same table, else the algorithms or a table that have
+    the key, by our name or a peer's, else all keys of the table.
     """
     name = NAMES.get(str(place[-1]), str(place[-1]))
     fields = list(_fields(model, place[:-1], raw))
     close = nearest(name, fields)
     if close:
         return f"did you mean {'.'.join(map(str, (*place[:-1], close)))!r}?"
+    table = raw.get(str(place[0]))
+    if place[:-1] == ("environment",) and isinstance(table, dict) and "sets" in table:
+        return "the settings of one type of environment stand in its own [[environment.sets]]"
+    if place[:-1] == ("algorithm",):
+        owners = [kind for kind in ALGORITHMS if name in algorithm_class(kind).model_fields]
+        if owners:
+            return f"{_algorithm_name(raw)} does not have it; it is a key of {', '.join(owners)}"
     elsewhere = [path for path in _paths(model, ()) if path[-1] == name or ".".join(path) == name]
     if elsewhere:
         return f"did you mean {'.'.join(elsewhere[0])!r}?"
@@ -221,9 +230,13 @@ def _fields(model: type[BaseModel], place: KeyPath, raw: dict[str, Any]) -> Iter
 
 
 def _algorithm(raw: dict[str, Any]) -> type[Algorithm]:
+    return algorithm_class(_algorithm_name(raw))
+
+
+def _algorithm_name(raw: dict[str, Any]) -> str:
     table = raw.get("algorithm")
     knobs = cast(dict[str, Any], table) if isinstance(table, dict) else {}
-    return algorithm_class(str(knobs.get("type", DEFAULTS.get(str(raw.get("job")), "sft"))))
+    return str(knobs.get("type", DEFAULTS.get(str(raw.get("job")), "sft")))
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

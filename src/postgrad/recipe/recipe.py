@@ -21,7 +21,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.settings import Settings
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.settings import ModelSettings
-from postgrad.recipe import answering, checks
+from postgrad.recipe import answering, checks, scored
 from postgrad.recipe.lines import KeyPath, RecipeProblem
 from postgrad.recipe.messages import Origin, explain
 from postgrad.recipe.resolve import resolve
@@ -207,7 +207,8 @@ class RLRecipe(_Recipe, AnsweringSections):
             *answering.router_replay(self, self.rollout),
             *checks.moving_reference(self.reference, self.model, self.algorithm),
             *answering.group_size(self.algorithm, self.batch),
-            *answering.components_apart(self, self.algorithm),
+            *scored.components_apart(self, self.algorithm),
+            *scored.all_weightless(self, self.algorithm),
             *teacher_problems(self),
         ]
         raise_problems("recipe", problems)

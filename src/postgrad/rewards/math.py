@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from functools import cache, lru_cache
+from itertools import islice
 from typing import Any, ClassVar
 
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
@@ -21,6 +22,10 @@ _FORMULA_NAMES = """
 _ROW_SPACE = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(pt|pc|mm|cm|in|ex|em|bp|mu)\s*\]")
 _MOST_BITS = 2**23  # of a power that is computed: about a second; a tower never ends
 _LONGEST = 400  # characters of a ballot
+# What is multiplied out for a ballot, so that it takes milliseconds and never a clock.
+_MOST_TERMS, _HIGHEST_POWER, _LARGEST_NUMBER = 200, 64, 10**40
+_PARTS = 6  # of an exponent
+_MOST_SIZES = _MOST_TERMS, _HIGHEST_POWER, _LARGEST_NUMBER
 _DELIMITED = ("$", r"\boxed", r"\(", r"\[")
 
 
@@ -149,24 +154,106 @@ def _alike(gold: Sequence[Any], answers: Sequence[Any]) -> bool:
 
 
 def _ballot(answers: Sequence[Any]) -> dict[str, str]:
-    """What a wrong answer votes as where its spelling may differ, as terms in another order do."""
-    if not answers or isinstance(answers[0], str) or not answers[0].args:
+    """What a wrong answer votes as where its spelling may differ, as 2(x + 1) and 2x + 2 do.
+
+    math-verify's own equality is no equivalence: it rounds. Here only identities of algebra lead to
+    one form, so answers that vote together are equal, though not all equal ones vote together.
+    """
+    formula = _immutable(answers[0]) if answers else ""
+    if isinstance(formula, str) or not formula.args:
         return {}
-    text = _form(answers[0])
-    return {"votes_as": text} if len(text) <= _LONGEST else {}
+    texts = (_form(spelling) for spelling in (_multiplied_out(formula), formula))
+    text = next((text for text in texts if len(text) <= _LONGEST), None)
+    return {} if text is None else {"votes_as": text}
+
+
+def _immutable(answer: Any) -> Any:
+    """The same; a matrix that may be changed has no parts to look at."""
+    from sympy import ImmutableMatrix, MatrixBase
+
+    return ImmutableMatrix(answer) if isinstance(answer, MatrixBase) else answer
 
 
 def _form(answer: Any) -> str:
     """A parsed answer as it is built, its terms sorted. sympy's own order would compute powers."""
-    from sympy import Add, ImmutableMatrix, MatrixBase, Mul
-
-    if isinstance(answer, MatrixBase):
-        answer = ImmutableMatrix(answer)
+    answer = _immutable(answer)
     if isinstance(answer, str) or not answer.args:
         return str(answer)
-    inner = [_form(part) for part in answer.args]
-    parts = sorted(inner) if isinstance(answer, Add | Mul) else inner
+    return _written(answer, [_form(part) for part in answer.args])
+
+
+def _written(answer: Any, parts: list[str]) -> str:
+    from sympy import Add, FiniteSet, Mul
+
+    if isinstance(answer, Add | Mul | FiniteSet):
+        parts = sorted({*parts} if isinstance(answer, FiniteSet) else parts)
     return f"{type(answer).__name__}({', '.join(parts)})"
+
+
+def _multiplied_out(part: Any) -> Any:
+    """A formula with its sums, products and powers of numbers computed, and a symbol for any other
+    function of them; as it is where that would be large, or divides by zero.
+    """
+    from sympy import nan, zoo
+
+    if not all(size <= most for size, most in zip(_size(part), _MOST_SIZES, strict=True)):
+        return part
+    value = _computed(part)
+    return part if value.has(nan, zoo) else value
+
+
+def _computed(part: Any) -> Any:
+    from sympy import Add, Expr, Mul, Rational, Symbol, UnevaluatedExpr, expand
+
+    if not part.args:
+        return Rational(str(part)) if part.is_Float else part
+    inner = [_computed(argument) for argument in part.args]
+    if isinstance(part, UnevaluatedExpr):  # one in a hundred, of a percent sign
+        return inner[0]
+    plain = all(isinstance(argument, Expr) and argument.is_commutative for argument in inner)
+    if plain and (type(part) in (Add, Mul) or (part.is_Pow and _exponent(part) is not None)):
+        return expand(part.func(*inner))
+    return Symbol(_written(part, [_form(argument) for argument in inner]))
+
+
+def _exponent(power: Any) -> Any:
+    """The exponent of a power where it is a number of a few parts, as -1/2 is; else None."""
+    from sympy import preorder_traversal
+
+    parts = list(islice(preorder_traversal(power.exp), _PARTS + 1))
+    if len(parts) > _PARTS or not all(part.args or part.is_Rational for part in parts):
+        return None
+    exponent = _multiplied_out(power.exp)
+    return exponent if exponent.is_Rational else None
+
+
+def _size(part: Any) -> tuple[float, float, float]:
+    """At most so many terms has a part that is multiplied out, its degree, and the largest number
+    in it; infinite where they are not worth counting.
+    """
+    if not part.args:
+        return 1, 1, _largest(part)
+    terms, degrees, numbers = zip(*map(_size, part.args), strict=True)
+    if part.is_Add:
+        return sum(terms), max(degrees), max(numbers)
+    if part.is_Mul:
+        return math.prod(terms), sum(degrees), max(numbers)
+    exponent = _exponent(part) if part.is_Pow else None
+    if exponent is None:
+        return max(terms), max(degrees), max(numbers)
+    power = max(abs(exponent.p), exponent.q)
+    if power * degrees[0] > _HIGHEST_POWER or terms[0] > _MOST_TERMS:
+        return math.inf, math.inf, math.inf
+    return math.comb(power + terms[0] - 1, power), power * degrees[0], max(numbers)
+
+
+def _largest(number: Any) -> float:
+    """Of numerator and denominator; infinite for a decimal number of many zeros, 0 for a symbol."""
+    if number.is_Rational:
+        return max(abs(number.p), number.q)
+    if not number.is_Float:
+        return 0
+    return 1 if number == 0 or 1e-30 < abs(number) < 1e30 else math.inf
 
 
 @lru_cache(maxsize=64)

@@ -29,8 +29,11 @@ class _Group:
     outcomes: dict[tuple[int, int], Outcome] = field(default_factory=dict)
 
 
+# A verifier that has hung on all of its first jobs, of so many rows, hangs on all others too.
+HUNG_JOBS, HUNG_ROWS = 8, 2
 # of a job: its group, the index of its component in it, the indices of its rollouts in it
 _Place = tuple[_Group, int, Sequence[int]]
+_Asked = tuple[str, str]  # a component, and what jobs ask it for: "score", "check", "right_answer"
 
 
 class Scorer:
@@ -85,6 +88,8 @@ class Scorer:
         lanes: list[Lane] = [lane(reward, verifiers[name]) for name, reward in self._worked.items()]
         self._pool = Lanes(list(self._worked.values()), lanes, scoring)
         self._known_traits: dict[str, VerifierTraits] | None = None
+        self._heard = set[_Asked]()  # has answered once, or failed otherwise than by its time
+        self._hung: dict[_Asked, list[Prompt]] = {}  # else the prompt of each job so far
         self._next_key = 0
         self._place: dict[int, _Place] = {}  # of each job under way, by its key
         self._ready: list[ScoredGroup] = []
@@ -147,6 +152,7 @@ class Scorer:
         """The ends of one job for each prompt and each of `names` that applies to it, by the
         prompt's place and the name, in order. rollouts: what is asked (ScoreJob).
         """
+        method = "check" if rollouts is None else "right_answer"
         open_jobs: dict[int, tuple[int, str]] = {}
         jobs: list[ScoreJob] = []
         for place, prompt in enumerate(prompts):
@@ -160,7 +166,9 @@ class Scorer:
         while open_jobs:
             for end in self._pool.poll(wait=True):
                 if end.key in open_jobs:
-                    ends[open_jobs.pop(end.key)] = end
+                    place, name = open_jobs.pop(end.key)
+                    ends[place, name] = end
+                    self._notice(prompts[place], (name, method), end)
                 else:
                     self._settle(end)
         in_order = sorted(ends, key=lambda asked: (asked[0], self.names.index(asked[1])))
@@ -195,7 +203,8 @@ class Scorer:
     def completed(self, wait: bool) -> list[ScoredGroup]:
         """Groups whose scoring has ended; with `wait`, at least one while any is under way.
 
-        Raises ScoresMissing where a failed component's policy is to stop the run.
+        Raises ScoresMissing where a failed component's policy is to stop the run, or a verifier
+        has done nothing but hang.
         """
         began = time.perf_counter()
         while True:
@@ -291,11 +300,33 @@ class Scorer:
 
     def _settle(self, end: JobEnd) -> None:
         group, number, places = self._place.pop(end.key)
+        self._notice(group.prompt, (group.names[number], "score"), end)
         for place, outcome in zip(places, end.outcomes(len(places)), strict=True):
             group.outcomes[number, place] = outcome
         group.missing -= len(places)
         if not group.missing:
             self._finish(group)
+
+    def _notice(self, prompt: Prompt, asked: _Asked, end: JobEnd) -> None:
+        """Raises ScoresMissing where a component has exceeded a limit of time on all of its first
+        jobs: a large step would go on for hours until a fraction of its samples has failed.
+        """
+        if end.cause not in ("cpu_time", "wall_clock"):
+            self._heard.add(asked)
+        if asked in self._heard or self._max_failed == 1.0:
+            return
+        hung = self._hung.setdefault(asked, [])
+        hung.append(prompt)
+        if len(hung) >= HUNG_JOBS and len({(row.dataset, row.row) for row in hung}) >= HUNG_ROWS:
+            waited = end.cause == "wall_clock"
+            twice, key = (", twice", "wall_seconds") if waited else ("", "cpu_seconds")
+            raise ScoresMissing(
+                f"rewards: {asked[1]} of {asked[0]!r} has answered none of its first {len(hung)} "
+                f"calls: the last one {end.message}{twice}; one is for row {prompt.row} of "
+                f"{prompt.dataset}. "
+                "It hangs, or waits for what does not answer: call it on that row outside of a run,"
+                f" or raise its {key} if it is only slow"
+            )
 
     def _finish(self, group: _Group) -> None:
         components = {name: self._components[name] for name in group.names}

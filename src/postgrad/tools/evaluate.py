@@ -32,6 +32,7 @@ from postgrad.evaluation.results import (
     plus_minus,
 )
 from postgrad.evaluation.steps import StepEvaluator
+from postgrad.evaluation.votes import require_votes
 from postgrad.fleet.choices import Choices, choose
 from postgrad.fleet.engines import build_engine
 from postgrad.fleet.learned import learned_reward, scorer_of
@@ -210,6 +211,8 @@ def _answers(
         for _, prompts in evaluator.sets:
             check_rows(recipe.environment, prompts)
             check_answers(scorer, prompts.all(), [eval_set.data for eval_set in recipe.eval.sets])
+        every = (prompt for _, prompts in evaluator.sets for prompt in prompts.all())
+        require_votes(recipe, every, tokenizer)
         if learned is not None:
             judge = recipe.model_tables["reward_model", "model"]
             learned.role = frozen_reward_model(recipe, judge, learned.path, choices)

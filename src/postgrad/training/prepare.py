@@ -25,6 +25,7 @@ from postgrad.fleet.ranked import ClusterSession, RankedFleet, device_of
 from postgrad.learner.experts import require_mixture
 from postgrad.learner.settings import horizon, shortened_warmup
 from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.rope import require_length, unseen_length
 from postgrad.models.routers import balance_of
 from postgrad.models.settings import ROUTER
 from postgrad.models.supported import experts_of, reads_images
@@ -43,6 +44,7 @@ from postgrad.recipe.recipe import (
 from postgrad.recipe.teachers import OneTeacher
 from postgrad.training import foreseen, memory, pairs, rl, sft
 from postgrad.training.answer_ends import answer_ends
+from postgrad.training.channels import thoughts_read
 from postgrad.training.loop import Job
 from postgrad.training.peaks import Gauge, Peaks, gauges_for
 from postgrad.training.pinned import require_unchanged
@@ -64,8 +66,10 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
         path = base_model(recipe, run.directory.init)
         require_images_trained(recipe, path)
         require_mixture(load_config(path), recipe.learner.expert_parallel)
+        check_lengths(run, path)
         tell_of_experts(run, path)
         tell_of_answer_ends(run, path)
+        tell_of_thoughts(run, path)
         match recipe:
             case SFTRecipe():
                 job = sft.assemble(run, recipe, path, stack, checkpoint)
@@ -118,6 +122,25 @@ def _teachers(recipe: Recipe) -> list[OneTeacher]:
     return [recipe.teacher, *recipe.teacher.sets]
 
 
+def longest_row(recipe: Recipe) -> int:
+    """Tokens of the longest sequence that may be trained on, sampled or evaluated."""
+    return max([recipe.data.max_len, *(eval_set.max_len for eval_set in recipe.eval.sets)])
+
+
+def check_lengths(run: Run, path: str) -> None:
+    """Raises UsageError where a model that the run loads cannot compute the longest row, and warns
+    where it was never trained on rows that long.
+    """
+    longest = longest_row(run.recipe)
+    others = (model.source for model in run.recipe.loaded_models.values())
+    for source in dict.fromkeys([path, *(other for other in others if other is not None)]):
+        config = load_config(source).get_text_config()
+        require_length(config, longest, source)
+        if text := unseen_length(config, longest, source):
+            run.logs.event("unseen_length", text)
+            run.console.warn(text)
+
+
 def tell_of_experts(run: Run, path: str) -> None:
     """Warns where the routers of a mixture of experts train and nothing keeps them balanced."""
     config, model = load_config(path), run.recipe.model
@@ -141,6 +164,13 @@ def tell_of_answer_ends(run: Run, path: str) -> None:
     ends = answer_ends(run.recipe, path, load_tokenizer(path))
     for problem in dict.fromkeys(end.problem for end in ends if end.problem):
         run.logs.event("answer_end", problem)
+        run.console.warn(problem)
+
+
+def tell_of_thoughts(run: Run, path: str) -> None:
+    """Warns where verifiers read the thoughts of gpt-oss as part of its answers."""
+    if problem := thoughts_read(run.recipe, load_tokenizer(path)):
+        run.logs.event("thoughts_read", problem)
         run.console.warn(problem)
 
 

@@ -24,6 +24,7 @@ from postgrad.evaluation.answers import (
     unreadable_by,
 )
 from postgrad.evaluation.keys import keys_of
+from postgrad.evaluation.votes import require_votes
 from postgrad.learner.protocols import Changes
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.load import load_config
@@ -70,6 +71,8 @@ def evaluator(
     for _, drawn in of_policy.sets:
         check_rows(recipe.environment, drawn)
         check_answers(scorer, drawn.all(), [eval_set.data for eval_set in recipe.eval.sets])
+    every = (prompt for _, drawn in of_policy.sets for prompt in drawn.all())
+    require_votes(recipe, every, tokenizer)
     return of_policy
 
 

@@ -207,6 +207,10 @@ def test_a_template_without_a_known_format_is_refused_unless_one_is_named():
         ({"tools": ["my_environments:Echo"]}, "is no Python function"),
         ({}, "a function in `tools`, or a server in `mcp`, is wanted"),
         ({"tools": ["calculator"], "tool_fromat": "llama"}, "did you mean 'tool_format'"),
+        (
+            {"tools": ["calculator"], "tool_format": "lama"},
+            "tool_format = 'lama' of 'tools': Input should be 'auto', 'hermes', 'llama', ",
+        ),
         ({"tools": ["calculator"], "malformed_reward": 1.0}, "less than or equal to 0"),
     ],
 )

@@ -2,11 +2,15 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from helpers.hostile_models import edit
+from helpers.model_types import make_model
+from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.data.account import RowAccount
 from postgrad.data.draws import DrawnSet
@@ -15,6 +19,7 @@ from postgrad.observe.console import Console
 from postgrad.tools.dry_run.data import Sets
 from postgrad.tools.dry_run.models import PolicyBase, check_models, check_tokens
 from postgrad.tools.dry_run.outcome import RECIPE, Report
+from postgrad.training.prepare import check_lengths
 
 TEMPLATE = "{% for m in messages %}{{ m.role + ': ' + m.content + end }}{% endfor %}"
 WITH_PROMPT = TEMPLATE + "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
@@ -53,12 +58,50 @@ def test_models_of_other_roles_are_looked_at_too(
     assert [one.check for one in report.problems] == ["model of reference"]
 
 
-def test_rows_longer_than_the_models_positions_are_found(
+def test_rows_longer_than_rotary_positions_that_were_trained_are_a_warning_as_in_the_run(
     report: Report, make_recipe: Any, models: Any, tmp_path: Path
 ) -> None:
     recipe = make_recipe("sft", model={"path": models(0), "init": None}, data={"max_len": 100})
     check_models(report, recipe, tmp_path / "init")
-    assert "has 64 positions" in report.problems[0].message
+    assert report.problems == []
+    (told,) = report.warnings
+    assert told.check == "model"
+    assert "never trained on more than 64" in told.message
+    events: list[tuple[str, str]] = []
+    run: Any = SimpleNamespace(
+        recipe=recipe,
+        logs=SimpleNamespace(event=lambda kind, text: events.append((kind, text))),
+        console=SimpleNamespace(warn=lambda text: events.append(("warning", text))),
+    )
+    check_lengths(run, models(0))
+    assert events == [("unseen_length", told.message), ("warning", told.message)]
+
+
+@pytest.mark.parametrize("role", ["policy", "reference"])
+def test_rows_longer_than_a_table_of_positions_are_refused_as_in_the_run(
+    report: Report, make_recipe: Any, models: Any, tmp_path: Path, role: str
+) -> None:
+    tokenizer = Path(models(0))
+    size = len(load_tokenizer(str(tokenizer)))
+    table = make_model("gpt2", tokenizer, size, tmp_path / "gpt2")
+    other = make_model("llama", tokenizer, size, tmp_path / "llama")
+    edit("config.json", max_position_embeddings=256)(other)
+    paths = {"policy": str(other), "reference": str(other)} | {role: str(table)}
+    recipe = make_recipe(
+        "rl",
+        model={"path": paths["policy"], "init": None},
+        data={"max_len": 129},
+        algorithm={"type": "grpo", "kl_coef": 0.1},
+        reference={"model": {"path": paths["reference"]}},
+    )
+    check_models(report, recipe, tmp_path / "init")
+    (problem,) = report.problems
+    assert "a table of 128 positions" in problem.message
+    assert problem.exit_code == RECIPE
+    run: Any = SimpleNamespace(recipe=recipe)
+    with pytest.raises(UsageError) as refused:
+        check_lengths(run, paths["policy"])
+    assert str(refused.value) == problem.message
 
 
 def test_token_ids_without_an_embedding_are_found(

@@ -53,7 +53,7 @@ class Conversed(ChatEnvironment):
     waits: ClassVar[bool] = True
 
     tools: tuple[dict[str, Any], ...] = ()
-    tool_format: Literal["auto"] | ToolFormat = "auto"
+    tool_format: Literal["auto", ToolFormat] = "auto"
     env: tuple[str, ...] = ()
     rewards: bool = True
 

@@ -162,7 +162,7 @@ class Tools(ChatEnvironment):
 
     tools: tuple[str, ...] = ()
     mcp: dict[str, MCPServer] = {}
-    tool_format: Literal["auto"] | ToolFormat = "auto"
+    tool_format: Literal["auto", ToolFormat] = "auto"
     malformed_reward: float = Field(default=0.0, le=0.0)
     longest_result: int = Field(default=2000, ge=1)
     env: tuple[str, ...] = ()  # names of environment variables that the tools' processes get

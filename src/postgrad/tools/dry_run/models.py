@@ -11,11 +11,13 @@ from postgrad.models.attention import no_embedding
 from postgrad.models.files import adapter_base, is_adapter
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.load import load_config, load_tokenizer
-from postgrad.models.rope import fixed_length, max_positions
+from postgrad.models.rope import require_length, unseen_length
 from postgrad.recipe.recipe import Recipe
 from postgrad.tools.dry_run.data import Sets
 from postgrad.tools.dry_run.outcome import Check, Report
 from postgrad.training.answer_ends import answer_ends
+from postgrad.training.channels import thoughts_read
+from postgrad.training.prepare import longest_row
 from postgrad.training.rows import image_reader
 
 
@@ -40,12 +42,13 @@ def check_models(report: Report, recipe: Recipe, init: Path) -> PolicyBase | Non
         tokenizer = load_tokenizer(path)
         start = PolicyBase(path, tokenizer, image_reader(path, tokenizer))
         check.detail = _about(config, path)
-        _check_positions(report, check, recipe, config.get_text_config(), path)
+        _check_length(report, check, recipe, config.get_text_config(), path)
     for role, path in _models_of_other_roles(recipe):
         with report.check(f"model of {role}") as check:
             config = load_config(path)
             load_tokenizer(path)
             check.detail = _about(config, path)
+            _check_length(report, check, recipe, config.get_text_config(), path)
     return start
 
 
@@ -67,22 +70,12 @@ def _models_of_other_roles(recipe: Recipe) -> list[tuple[str, str]]:
     ]
 
 
-def _check_positions(report: Report, check: Check, recipe: Recipe, config: Any, path: str) -> None:
-    positions = max_positions(config)
-    longest = max([recipe.data.max_len, *(eval_set.max_len for eval_set in recipe.eval.sets)])
-    if positions is not None and longest > positions:
-        report.problem(
-            check,
-            f"rows may have {longest} tokens (data.max_len, eval.max_len), and {path} has "
-            f"{positions} positions ({_limit_of(config)}): it was never trained on longer rows; "
-            f"set data.max_len = {positions} or less",
-        )
-
-
-def _limit_of(config: Any) -> str:
-    """Where the limit of positions comes from, for a message."""
-    rotates = fixed_length(config) == max_positions(config)
-    return "its rope_type rotates by length beyond them" if rotates else "max_position_embeddings"
+def _check_length(report: Report, check: Check, recipe: Recipe, config: Any, path: str) -> None:
+    """As the run: refuses rows that the model cannot compute, warns of those it never saw."""
+    longest = longest_row(recipe)
+    require_length(config, longest, path)
+    if warning := unseen_length(config, longest, path):
+        report.warn(check, warning)
 
 
 def check_tokens(report: Report, recipe: Recipe, start: PolicyBase, sets: Sets) -> None:
@@ -98,6 +91,8 @@ def check_tokens(report: Report, recipe: Recipe, start: PolicyBase, sets: Sets) 
     if recipe.trained_role == "policy":
         with report.check("end of a turn") as check:
             _check_answer_ends(report, check, recipe, path, start.tokenizer)
+            if problem := thoughts_read(recipe, start.tokenizer):
+                report.warn(check, problem)
 
 
 def _check_answer_ends(

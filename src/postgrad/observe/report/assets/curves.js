@@ -1,7 +1,7 @@
 // The curves: a chart for each metric that moves, by what they tell.
 
 import { choice, field, h, searchBox, table } from "./dom.js";
-import { measured } from "./format.js";
+import { ENDS, measured } from "./format.js";
 import { Chart } from "./chart.js";
 import { last, moves, nearest } from "./series.js";
 
@@ -40,8 +40,7 @@ const ABOUT = {
   "sentinel/publish_difference": "engine against learner after a publish, nats",
   "sentinel/policy_moved": "how far a step moved the policy, nats",
 };
-const ELSEWHERE = /^(step|update|episodes)$|_seconds$|_(memory|reserved)_bytes$|^foreseen\//;
-const PARTS = /_(low|high)(\/|$)/;
+const ELSEWHERE = /^(step|update|episodes)$|^(?!reward\/).*(_seconds|_(memory|reserved)_bytes)$|^foreseen\//;
 const WEIGHT = 0.6; // of the moving average, unless a person chooses another
 const HEAVIEST = 0.98;
 const HINTS = [["+", "−", "0"], " zoom, ", ["←", "→"], " move, ", ["Enter"], " samples."].flatMap((part) =>
@@ -190,7 +189,7 @@ function evaluated(run) {
   const found = new Set();
   for (const line of run.evaluations) {
     for (const [key, value] of Object.entries(line)) {
-      if (typeof value === "number" && !NOT_CURVES.has(key) && !PARTS.test(key) && !key.startsWith("rows/")) {
+      if (typeof value === "number" && !NOT_CURVES.has(key) && !ENDS.test(key) && !key.startsWith("rows/")) {
         found.add(line.set === null || line.set === undefined ? `eval/${key}` : `eval/${line.set}/${key}`);
       }
     }

@@ -46,8 +46,12 @@ export function bytes(value) {
   return `${Number(value.toPrecision(3))} ${UNITS[unit]}`;
 }
 
-/** A metric's value in the unit that its name says. */
+/** The ends of an interval, "accuracy_low" or "accuracy_low/DATASET"; a reward or dataset may be called so too. */
+export const ENDS = /^([^/]+)_(low|high)(?=\/|$)/;
+
+/** A metric's value in the unit that its name says; a reward has any name and no unit. */
 export function measured(name, value) {
+  if (/(^|\/)reward\//.test(name)) return number(value);
   if (name.endsWith("_bytes")) return bytes(value);
   if (name.endsWith("_seconds")) return seconds(value);
   return number(value);

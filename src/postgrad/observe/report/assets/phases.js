@@ -6,8 +6,8 @@ import { Chart } from "./chart.js";
 import { median } from "./series.js";
 
 const PHASE = /^([a-z]+)_seconds$/;
-const PART = /^(?!foreseen\/)[a-z]+\/[a-z_]+_seconds$/;
-const MEMORY = /^(?!foreseen\/).*(memory|reserved)_bytes$/;
+const PART = /^(?!foreseen\/|reward\/)[a-z]+\/[a-z_]+_seconds$/;
+const MEMORY = /^(?!foreseen\/|reward\/).*(memory|reserved)_bytes$/;
 const HEIGHT = 120;
 const BARS = 140;
 

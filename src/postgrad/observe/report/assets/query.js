@@ -40,7 +40,7 @@ export function queryOf(view) {
     run: view.get("run"),
     state: known(STATES, "state", ""),
     finish: view.get("ended"),
-    component: view.get("score") || "total",
+    component: view.get("score"),
     low: view.number("low"),
     high: view.number("high"),
     from: view.number("from"),
@@ -52,9 +52,9 @@ export function queryOf(view) {
 /** Keys of the address that leave samples out. */
 export const FILTERS = ["find", "run", "state", "ended", "low", "high", "from", "to"];
 
-/** The score of a component, the total where it is "total"; null where there is none. */
+/** The score of a component, the total where it is ""; null where there is none. */
 export function scoreOf(row, component) {
-  const value = component === "total" ? row.total : Object.entries(row.rewards ?? {}).find(([name]) => name === component)?.[1];
+  const value = component === "" ? row.total : Object.entries(row.rewards ?? {}).find(([name]) => name === component)?.[1];
   return typeof value === "number" ? value : null;
 }
 

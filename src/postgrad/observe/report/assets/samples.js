@@ -121,7 +121,7 @@ export class Samples {
       field("State", select("state", STATES)),
       ...(finishes.length > 1 ? [field("Ended by", select("ended", [["", "any"], ...finishes.map((one) => [one, one])]))] : []),
       between("Steps", typed("from", "first step"), typed("to", "last step")),
-      field("Score", select("score", [["total", "reward"], ...components.map((one) => [one, one])], "total")),
+      field("Score", select("score", [["", "reward"], ...components.map((one) => [one, one])])),
       between("Between", typed("low", "least score"), typed("high", "highest score")),
       field("Sort", select("sort", SORTS, "step")),
     ];

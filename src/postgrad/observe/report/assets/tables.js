@@ -1,12 +1,11 @@
 // Batch numbers, evaluations, events and recipes.
 
 import { choice, field, h, searchBox, svg, table } from "./dom.js";
-import { count, fixed, plain, seconds } from "./format.js";
+import { count, ENDS, fixed, plain, seconds } from "./format.js";
 
 const LOUD = new Set(["sentinel", "warning", "failure", "failed", "error"]);
 const TOLD_APART = new Set(["data", "started", "resumed"]); // each has facts of its own
 const SHOWN = 200;
-const PARTS = /_(low|high)(\/|$)/; // the ends of intervals
 
 /** The batch: every number with its unit and formula. */
 export function batchTables(run, many) {
@@ -31,9 +30,9 @@ export function evaluationTables(run, many, runs) {
   return sets.map((set) => {
     const lines = run.evaluations.filter((line) => line.set === set);
     const keys = Object.keys(Object.assign({}, ...lines)).filter(
-      (key) => !/^(step|update|set)$|^rows\//.test(key) && !PARTS.test(key) && lines.some((line) => typeof line[key] === "number"),
+      (key) => !/^(step|update|set)$|^rows\//.test(key) && !ENDS.test(key) && lines.some((line) => typeof line[key] === "number"),
     );
-    const columns = [{ name: "step", number: true }, ...keys.map((name) => ({ name: name.replace("_seconds", ""), number: true }))];
+    const columns = [{ name: "step", number: true }, ...keys.map((name) => ({ name: name === "evaluate_seconds" ? "evaluate" : name, number: true }))];
     const ranges = scales(runs.flatMap((other) => other.evaluations).filter((line) => line.set === set));
     const rows = lines.map((line) => [count(line.step), ...keys.map((key) => cell(line, key, ranges))]);
     const name = [many ? run.name : null, set].filter((one) => one !== null && one !== undefined).join(": ");
@@ -45,8 +44,8 @@ export function evaluationTables(run, many, runs) {
 function scales(lines) {
   const ranges = new Map();
   for (const [key, end] of lines.flatMap(Object.entries)) {
-    if (!PARTS.test(key) || typeof end !== "number") continue;
-    const quantity = key.split(PARTS)[0];
+    const quantity = ENDS.exec(key)?.[1];
+    if (!quantity || typeof end !== "number") continue;
     const [low, high] = ranges.get(quantity) ?? [end, end];
     ranges.set(quantity, [Math.min(low, end), Math.max(high, end)]);
   }
@@ -59,7 +58,7 @@ function cell(line, key, ranges) {
   const [quantity, ...by] = key.split("/");
   const [low, high] = ["low", "high"].map((end) => line[[`${quantity}_${end}`, ...by].join("/")]);
   if (typeof low !== "number" || typeof high !== "number") {
-    if (key.endsWith("_seconds")) return seconds(value);
+    if (key === "evaluate_seconds") return seconds(value);
     return Number.isInteger(value) ? count(value) : fixed(value, 3);
   }
   return h("span", { className: "interval" }, bar(low, value, high, ranges.get(quantity)), fixed(value, 3), h("span", { className: "quiet" }, ` ${fixed(low, 3)}–${fixed(high, 3)}`));

@@ -1,7 +1,7 @@
 // What a person has chosen to see: zoom, filters, names of runs, the open sample. It is in the part
 // of the address after "#", as "#SECTION?KEY=VALUE&...", so that a link shows the same.
 
-const LONGEST = 200; // characters of a value
+const LONGEST = 1000; // characters of a value
 
 export class View {
   constructor() {
