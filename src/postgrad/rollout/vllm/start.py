@@ -150,14 +150,8 @@ def start(
     vllm = settings.vllm
     python = interpreter(vllm.python, images=model.reader is not None)
     cpu = device.type == "cpu"
-    if cpu and vllm.sleep:
-        raise UsageError("rollout.vllm.sleep: vLLM cannot sleep on a CPU; leave it out")
-    kind = text_config(model.skeleton).model_type
-    if cpu and kind in HALF_ON_CPUS and model.dtype != torch.bfloat16:
-        raise UsageError(
-            f'rollout.dtype: on a CPU vLLM computes the delta rules of {kind} in "bfloat16" alone, '
-            f"not in {str(model.dtype).removeprefix('torch.')}: state that"
-        )
+    if cpu:
+        _require_on_cpu(vllm.sleep, model)
     if settings.router_replay == "sampled":
         model = _recording(model, cpu=cpu)
     devices = None if cpu else _devices(vllm.engines, vllm.tensor_parallel)
@@ -182,6 +176,18 @@ def start(
         engine.ready(vllm.start_seconds)
         engine.on_close(started.pop_all())
     return engine
+
+
+def _require_on_cpu(sleep: bool | None, model: Model) -> None:
+    """Raises UsageError for what vLLM cannot do without a GPU."""
+    if sleep:
+        raise UsageError("rollout.vllm.sleep: vLLM cannot sleep on a CPU; leave it out")
+    kind = text_config(model.skeleton).model_type
+    if kind in HALF_ON_CPUS and model.dtype != torch.bfloat16:
+        raise UsageError(
+            f'rollout.dtype: on a CPU vLLM computes the delta rules of {kind} in "bfloat16" alone, '
+            f'not in "{str(model.dtype).removeprefix("torch.")}": set rollout.dtype = "bfloat16"'
+        )
 
 
 def _recording(model: Model, *, cpu: bool) -> Model:
