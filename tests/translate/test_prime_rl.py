@@ -259,7 +259,7 @@ def test_a_model_that_could_read_images_plays_its_tasks_on_text(tmp_path: Path) 
     assert found.problem is None
     assert found.recipe["cluster"] == {"type": "ray", "rollout": {"workers": 1}}
     assert found.recipe["model"]["freeze"] == ["vision", "projector"]
-    assert "vllm" not in found.recipe.get("rollout", {})
+    assert found.recipe["rollout"]["type"] == "vllm"
 
 
 def test_a_config_of_another_program_says_what_is_read(tmp_path: Path) -> None:

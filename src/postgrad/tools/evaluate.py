@@ -53,7 +53,7 @@ from postgrad.recipe.recipe import (
 from postgrad.rollout.environments.sets import check_rows
 from postgrad.tools.export import checkpoint_in, export
 from postgrad.training.pairs import implicit_rewards
-from postgrad.training.pinned import HubSource, pin, pin_model
+from postgrad.training.pinned import pin, pin_model
 from postgrad.training.rows import image_reader, print_rows
 
 SHOWN = 5  # rows where two models differ
@@ -91,7 +91,7 @@ def evaluate(
     """
     if not recipe.eval.sets:
         raise UsageError("the recipe has nothing to evaluate on: give [eval] a path")
-    recipe, read = _pinned(_with_all_answers(recipe, to))
+    recipe, read = pin(_with_all_answers(recipe, to), sections=("reward_model", "eval"))
     with _scratch() as folder:
         models = {
             name: read_from(name, folder / str(number))
@@ -117,13 +117,6 @@ def evaluate(
         "against": {"model": against, **_report(recipe, results[against])},
         "comparison": [comparison.to_json() for comparison in comparisons],
     }
-
-
-def _pinned(recipe: Recipe) -> tuple[Recipe, list[HubSource]]:
-    """`pin` of what is read. Raises UsageError for the model of a pipeline's stage too."""
-    sections = ("reward_model", "eval")
-    require_models(recipe, sections)
-    return pin(recipe, sections=sections)
 
 
 @contextmanager

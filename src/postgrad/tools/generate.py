@@ -36,7 +36,6 @@ from postgrad.models.save import model_hash
 from postgrad.observe.console import Console
 from postgrad.observe.run_dir import PACKAGES
 from postgrad.observe.sinks import fast_json
-from postgrad.recipe.load import require_models
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
@@ -45,7 +44,7 @@ from postgrad.rollout.environments.sets import as_played, check_rows, dialogues
 from postgrad.rollout.records_json import Json, group_to_json
 from postgrad.rollout.sampling import sample_groups
 from postgrad.tools.evaluate import read_from
-from postgrad.training.pinned import HubSource, pin, require_unchanged
+from postgrad.training.pinned import pin, require_unchanged
 from postgrad.training.rows import held_out, image_reader, print_rows
 
 ABOUT, SHARDS = "generate.json", "shards"
@@ -145,7 +144,8 @@ def generate(
     recorded = _recorded(to)
     if (name := model or recipe.model.path) is None:
         raise UsageError("the recipe's model is a fresh one ([model.init]): name one with --model")
-    recipe, hub_sources = _pinned(recipe, recorded, own_model=not model)
+    sections = ("data", "eval", "reward_model", *(() if model else ("model",)))
+    recipe, hub_sources = pin(recipe, recorded.get("hub_sources", ()), sections=sections)
     assert isinstance(recipe, Answering)
     with TemporaryDirectory(prefix="postgrad-") as folder, ExitStack() as stack:
         stack.enter_context(images_kept_in(to / IMAGES))
@@ -306,17 +306,6 @@ def _require_same(to: Path, recorded: Mapping[str, Any], about: Mapping[str, Any
             f"{to} was generated with {change}: choose another --to, or repeat the command as it "
             "was"
         )
-
-
-def _pinned(
-    recipe: Recipe, recorded: Mapping[str, Any], *, own_model: bool
-) -> tuple[Recipe, list[HubSource]]:
-    """`pin` of what is read. own_model: the recipe's, which may be out of reach where another is
-    named. Raises UsageError for the model or the rows of a pipeline's stage too.
-    """
-    sections = ("data", "eval", "reward_model", *(("model",) if own_model else ()))
-    require_models(recipe, sections)
-    return pin(recipe, recorded.get("hub_sources", ()), sections=sections)
 
 
 def _content(path: str) -> str:

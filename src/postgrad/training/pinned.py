@@ -4,7 +4,7 @@ A hub id is loaded at the commit that it meant when the run began, also after `m
 local files have to be the same at a resume. Commits and hashes are part of the run's choices.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -20,6 +20,7 @@ from postgrad.models.save import files_hash, model_hash
 from postgrad.models.settings import looks_local
 from postgrad.recipe.compare import covers
 from postgrad.recipe.hub_sources import RecipeSource, pinned, sources
+from postgrad.recipe.load import require_models
 from postgrad.recipe.recipe import Recipe
 
 
@@ -43,14 +44,16 @@ def pin(
     before: Sequence[Mapping[str, Any]] = (),
     allowed: Sequence[str] = (),
     *,
-    sections: Iterable[str] | None = None,
+    sections: Collection[str] | None = None,
 ) -> tuple[Recipe, list[HubSource]]:
     """The recipe with a commit in place of each revision of a hub id, and these hub ids.
 
     before: the entries of recipe.json. A source that asks for the same revision as before keeps its
     commit, unless `allowed` has its key. sections: the recipe sections to resolve, such as "eval";
-    None: all. Raises UsageError where a commit cannot be found.
+    None: all. Raises UsageError where a commit cannot be found, and for the model or the rows of a
+    pipeline's stage.
     """
+    require_models(recipe, sections)
     recorded = {entry.get("key"): entry for entry in before}
     looked_at = [
         source for source in sources(recipe) if sections is None or str(source.place[0]) in sections

@@ -34,14 +34,13 @@ _UNREAD = re.compile(
     r"phi-?[34].*(vision|multimodal)|minicpm-?[vo]|deepseek-vl|glm-4\.\d+v|kimi-vl|molmo|internvl-?[12]"
 )
 _BUILT_IN = re.compile(
-    r"(?i)smolvlm|idefics-?3|llava|pixtral|gemma-?3|mistral-small|ministral|internvl|"
-    r"qwen3-vl-\d+b-a\d+b|qwen3\.[5-9]"
+    r"(?i)smolvlm|idefics-?3|llava|pixtral|gemma-?3|mistral-small|ministral|internvl"
 )
 # Of which every checkpoint reads images, also where a run's rows are text alone.
 _READS_BOTH = re.compile(r"(?i)qwen3\.[5-9]\b")
 BUILT_IN = (
-    "the built-in engine samples: of models that read images vLLM samples Qwen2.5-VL and Qwen3-VL "
-    "without experts alone"
+    "the built-in engine samples: of models that read images vLLM samples Qwen2.5-VL, Qwen3-VL and "
+    "Qwen3.5 alone"
 )
 KEPT = "the rows have no images: what reads them stays as it is"
 ALL_TRAINED = "all of a model is trained, but for what model.freeze names"

@@ -190,7 +190,7 @@ def test_torchvision_that_is_broken_is_named_with_its_error(
 def test_models_that_vllm_does_not_sample_are_refused_by_name(
     models: Callable[[str], str],
 ) -> None:
-    for kind in ("gemma3", "qwen3_vl_moe", "qwen3_5"):
+    for kind in ("gemma3", "internvl", "llava"):
         with pytest.raises(UsageError, match=f"of type {kind}, which is not tried with images in"):
             start.read_model(models(kind), torch.float32, 60)
     with pytest.raises(UsageError, match=r'lora = "adapter": .* reads images'):

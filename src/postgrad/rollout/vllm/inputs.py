@@ -55,7 +55,8 @@ def engine_arguments(start: Start) -> dict[str, Any]:
         "distributed_executor_backend": "mp" if start.tensor_parallel > 1 else "uni",
         "enforce_eager": start.eager,
         "enable_sleep_mode": start.sleep,
-        "enable_prefix_caching": True,
+        # vLLM keeps states at the ends of a prompt's chunks: without chunks none are shared.
+        "enable_prefix_caching": not (start.states and start.whole_prompts),
         "logprobs_mode": "processed_logprobs",  # of what was drawn from: temperature and filters
         "generation_config": "vllm",  # the recipe says how samples are drawn, not the model
         "structured_outputs_config": {"backend": "guidance"},  # the built-in engine's library

@@ -49,6 +49,7 @@ class Start:
     lora_targets: tuple[str, ...] = ()  # layers that the adapter is on: "q_proj", "down_proj"
     images: bool = False  # whether the model reads images
     experts: bool = False  # whether samples come with the experts of their tokens
+    states: bool = False  # whether layers carry a state along the sequence, as delta rules do
     config: dict[str, Any] = field(default_factory=dict[str, Any])  # in place of the model's own
     more: dict[str, Any] = field(default_factory=dict[str, Any])  # further arguments of the engine
 

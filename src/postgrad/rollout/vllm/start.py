@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import mkdtemp
@@ -19,6 +19,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
 from postgrad.models.adapter_parameters import ends_of
 from postgrad.models.adapter_targets import target_layers, target_weights
+from postgrad.models.attention import text_config
 from postgrad.models.config_check import rope_tables
 from postgrad.models.end_tokens import with_ends
 from postgrad.models.headers import read_headers
@@ -34,6 +35,8 @@ from postgrad.models.load import (
 )
 from postgrad.models.routers import routed_layers
 from postgrad.models.settings import LoraSettings
+from postgrad.models.shapes import ModelShape
+from postgrad.models.states import state_mixers
 from postgrad.models.stored import mxfp4_weights
 from postgrad.models.supported import causal_class, reads_images
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
@@ -44,7 +47,11 @@ from postgrad.rollout.vllm.model import Model
 from postgrad.rollout.vllm.process import Arrived, ProcessOptions, VLLMProcess, interpreter
 from postgrad.rollout.vllm.protocol import Start
 
-IMAGE_TYPES = ("qwen2_5_vl", "qwen3_vl")  # of models that read images, those that are tested
+IMAGE_TYPES = (  # of models that read images, those that are tested
+    "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe",
+)  # fmt: skip
+# Types whose delta rules vLLM 0.32 computes on CPUs in bfloat16 alone.
+HALF_ON_CPUS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 BLOCK = (
     128  # token places of a block of vLLM's cache on CPUs; a sequence's last block is partly empty
 )
@@ -112,11 +119,13 @@ def sizes_of(
     path: str, settings: RolloutSettings, dtype: torch.dtype, *, sequences: int, max_len: int
 ) -> EngineSizes:
     """The sizes of each engine. On a GPU vLLM sizes the cache, unless the recipe states it."""
+    shape = _shape(path)
     return choose_sizes(
         settings,
         sequences=-(-sequences // settings.vllm.engines),
         max_len=max_len,
-        token_bytes=_token_bytes(path, dtype),
+        token_bytes=shape.cache_bytes_per_token(dtype.itemsize),
+        row_bytes=state_pages(shape, dtype.itemsize).row_bytes if shape.state_bytes else 0,
         free_bytes=psutil.virtual_memory().available // settings.vllm.engines,
     )
 
@@ -142,8 +151,8 @@ def start(
     vllm = settings.vllm
     python = interpreter(vllm.python, images=model.reader is not None)
     cpu = device.type == "cpu"
-    if cpu and vllm.sleep:
-        raise UsageError("rollout.vllm.sleep: vLLM cannot sleep on a CPU; leave it out")
+    if cpu:
+        _require_on_cpu(vllm.sleep, model)
     if settings.router_replay == "sampled":
         model = _recording(model, cpu=cpu)
     devices = None if cpu else _devices(vllm.engines, vllm.tensor_parallel)
@@ -168,6 +177,18 @@ def start(
         engine.ready(vllm.start_seconds)
         engine.on_close(started.pop_all())
     return engine
+
+
+def _require_on_cpu(sleep: bool | None, model: Model) -> None:
+    """Raises UsageError for what vLLM cannot do without a GPU."""
+    if sleep:
+        raise UsageError("rollout.vllm.sleep: vLLM cannot sleep on a CPU; leave it out")
+    kind = text_config(model.skeleton).model_type
+    if kind in HALF_ON_CPUS and model.dtype != torch.bfloat16:
+        raise UsageError(
+            f'rollout.dtype: on a CPU vLLM computes the delta rules of {kind} in "bfloat16" alone, '
+            f'not in "{str(model.dtype).removeprefix("torch.")}": set rollout.dtype = "bfloat16"'
+        )
 
 
 def _recording(model: Model, *, cpu: bool) -> Model:
@@ -222,6 +243,7 @@ def _start_message(
         images=model.reader is not None,
         experts=bool(model.routed),
         config=more_positions(path, model),
+        states=bool(state_mixers(model.skeleton)),
         more=vllm.engine_args,
         lora_rank=0 if lora is None else lora.rank,
         lora_targets=tuple(sorted({layer.rpartition(".")[2] for layer in adapted})),
@@ -259,9 +281,9 @@ def _log(folder: Path, number: int) -> Path:
     return folder / f"vllm-{number}.log"
 
 
-def _token_bytes(path: str, dtype: torch.dtype) -> int:
+def _shape(path: str) -> ModelShape:
     config: dict[str, Any] = load_config(path).to_dict()
-    return any_shape(config, path).cache_bytes_per_token(dtype.itemsize)
+    return any_shape(config, path)
 
 
 def _cache_bytes(
@@ -270,8 +292,57 @@ def _cache_bytes(
     """Cache bytes on one rank; None: vLLM decides. On a CPU it would take most of the memory."""
     if not cpu and settings.cache_tokens is None:
         return None
-    places = sizes.cache_tokens + (sizes.slots + 1) * BLOCK
-    return places * _token_bytes(path, dtype) // settings.vllm.tensor_parallel
+    shape = _shape(path)
+    if shape.state_bytes:
+        needed = state_pages(shape, dtype.itemsize).needed(sizes)
+    else:
+        places = sizes.cache_tokens + (sizes.slots + 1) * BLOCK
+        needed = places * shape.cache_bytes_per_token(dtype.itemsize)
+    return needed // settings.vllm.tensor_parallel
+
+
+@dataclass(frozen=True, slots=True)
+class StatePages:
+    """vLLM's cache of a model some of whose layers carry states: pages of one size, each with the
+    state of a sequence in one layer, or with one layer's keys and values of a block of tokens. vLLM
+    0.32 divides the layers into groups of as many (the last ones of a kind filled up), and gives
+    pages to a whole group.
+    """
+
+    page_bytes: int
+    page_tokens: int  # whose keys and values in one layer fill a page
+    attending: int  # layers with keys and values, filled up to whole groups
+    stateful: int  # layers with states, filled up to whole groups
+    group: int  # layers of a group
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one sequence beside the pages that its tokens fill: a last one in each attending
+        layer, and two states in each other layer, while it goes from one page to the next.
+        """
+        return self.page_bytes * (self.attending + 2 * self.stateful)
+
+    def needed(self, sizes: EngineSizes) -> int:
+        """Bytes for all tokens and rows of an engine, one more row, and the page of each group
+        that vLLM keeps empty.
+        """
+        filled = self.attending * (sizes.cache_tokens // self.page_tokens)
+        return self.page_bytes * (filled + self.group) + self.row_bytes * (sizes.slots + 1)
+
+
+def state_pages(shape: ModelShape, dtype_bytes: int) -> StatePages:
+    """The pages of a shape that has states, in a dtype of so many bytes."""
+    attending = shape.attending
+    stateful = shape.layers - attending or shape.layers  # Falcon-H1's layers do both
+    state = -(-shape.state_bytes // stateful)
+    if not attending:
+        return StatePages(state, 1, 0, stateful, group=stateful)
+    block = BLOCK * shape.cache_bytes_per_token(dtype_bytes) // attending
+    blocks = -(-state // block)
+    fewer, more = sorted((attending, stateful))
+    group = more if more < 1.5 * fewer else fewer
+    attending, stateful = (-(-layers // group) * group for layers in (attending, stateful))
+    return StatePages(blocks * block, blocks * BLOCK, attending, stateful, group)
 
 
 def _devices(engines: int, tensor_parallel: int) -> list[tuple[str, ...]]:

@@ -6,6 +6,7 @@ same torch, and their IPC handles are pickled objects. vLLM's workers import thi
 controller never does.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +21,9 @@ from vllm.distributed.weight_transfer.base import (  # pyright: ignore[reportMis
 )
 from vllm.distributed.weight_transfer.factory import (  # pyright: ignore[reportMissingImports]
     WeightTransferEngineFactory,
+)
+from vllm.model_executor.layers.fused_moe.routed_experts import (  # pyright: ignore[reportMissingImports]
+    RoutedExperts,
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import (  # pyright: ignore[reportMissingImports]
     ParallelLMHead,
@@ -74,10 +78,11 @@ class ParcelTransfer(WeightTransferEngine[Nothing, Arrival]):
         self.model.load_weights(weights)
 
     def finish_weight_update(self) -> None:
-        """Finish layers whose weights did not all come, and pack tied heads on CPUs."""
+        """Finish layers whose weights did not all come; on CPUs pack what vLLM leaves unpacked."""
         finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type == "cpu":
             pack_tied_heads(self.model)
+            pack_experts(self.model)
 
     def shutdown(self) -> None:
         """Leaves the groups that weights came by."""
@@ -96,6 +101,46 @@ def pack_tied_heads(model: torch.nn.Module) -> None:
         others = (module for module in model.modules() if module is not head)
         if any(getattr(module, "weight", None) is head.weight for module in others):
             method.process_weights_after_loading(head)
+
+
+def pack_experts(model: torch.nn.Module) -> None:
+    """Pack the weights of experts, all of which have come.
+
+    On a CPU the kernel for mixtures reads packed weights. vLLM 0.32 packs those of its first load
+    alone, and later reads plain ones as if they were packed.
+    """
+    for module in model.modules():
+        if isinstance(module, RoutedExperts):
+            experts: Any = module
+            experts.quant_method.moe_kernel.fused_experts.process_weights_after_loading(experts)
+
+
+def read_either_layout() -> None:
+    """Let vLLM read both layouts that weights of Qwen3-VL's experts have.
+
+    Checkpoints on the hub have [experts, inputs, outputs], and vLLM 0.32 takes every weight to be
+    so. But transformers 5 computes with [experts, outputs, inputs]: so are the weights of its
+    checkpoints and of every publish.
+    """
+    plain = RoutedExperts.load_weights
+
+    def load_weights(self: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
+        if self.is_fused_checkpoint_transposed:
+            hidden: int = self.moe_config.hidden_dim_unpadded
+            weights = (as_on_the_hub(*named, hidden) for named in weights)
+        return plain(self, weights)
+
+    RoutedExperts.load_weights = load_weights
+
+
+def as_on_the_hub(name: str, weight: torch.Tensor, hidden: int) -> tuple[str, torch.Tensor]:
+    """A weight of all experts as [experts, inputs, outputs], by the place of the hidden size. As in
+    transformers, one that fits both layouts is taken for transformers' own.
+    """
+    place = {"gate_up_proj": 2, "down_proj": 1}.get(name.rpartition(".")[2])
+    if weight.ndim == 3 and place is not None and weight.shape[place] == hidden:
+        return name, weight.transpose(1, 2)
+    return name, weight
 
 
 class WorkerExtension:
@@ -141,4 +186,5 @@ class WorkerExtension:
         model.compute_logits = divided
 
 
+read_either_layout()
 WeightTransferEngineFactory.register_engine("postgrad", ParcelTransfer)
