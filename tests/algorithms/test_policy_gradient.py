@@ -67,6 +67,42 @@ def test_loss_and_gradient_agree_with_numpy_in_float64(make_inputs, estimator):
     assert {k: float(v) for k, v in output.metrics.items()} == pytest.approx(wanted, rel=1e-11)
 
 
+def test_bounds_of_the_probability_drop_tokens_that_have_moved_too_far_and_a_drift_pulls_all_back(
+    make_inputs,
+):
+    logp, old, _, adv, weight, _ = drawn()
+    logprobs = leaf(logp)
+    algorithm = GRPO(clip_by="probability", clip_low=0.1, clip_high=0.2, drift_coef=0.05)
+    inputs = make_inputs(logprobs, weight, advantages=adv, old_logprobs=old)
+    output = algorithm.policy_loss(inputs)
+    output.loss.backward()
+
+    r, moved = np.exp(logp - old), np.exp(logp) - np.exp(old)
+    low, high = (adv < 0) & (moved < -0.1), (adv > 0) & (moved > 0.2)
+    free = ~(low | high)
+    assert min(low.sum(), high.sum()) > 10
+    loss = (weight * (np.where(free, -r * adv, 0) + 0.05 * (logp - old) ** 2)).sum()
+    slope = weight * (np.where(free, -r * adv, 0) + 0.1 * (logp - old))
+    assert float(output.loss.detach()) == pytest.approx(loss, rel=1e-12)
+    np.testing.assert_allclose(logprobs.grad, slope, rtol=1e-11, atol=1e-15)
+    fractions = [float(output.metrics[f"policy/clip_fraction_{side}"]) for side in ("low", "high")]
+    assert fractions == pytest.approx([low.mean(), high.mean()])
+
+
+def test_a_rare_token_is_bounded_by_its_ratio_and_a_likely_one_by_its_probability(make_inputs):
+    """0.001 to 0.002 has a ratio of 2; 0.7 to 0.95 one of 1.36."""
+    for knobs, gradients in (
+        ({"clip_high": 0.4}, [0.0, -0.95 / 0.7]),
+        ({"clip_by": "probability"}, [-2.0, 0.0]),
+    ):
+        logprobs = leaf(np.log([0.002, 0.95]))
+        inputs = make_inputs(
+            logprobs, [1.0, 1.0], advantages=[1.0, 1.0], old_logprobs=np.log([0.001, 0.7])
+        )
+        GRPO(**knobs).policy_loss(inputs).loss.backward()
+        assert logprobs.grad.tolist() == pytest.approx(gradients)
+
+
 def test_losses_and_metrics_of_layouts_add_up_to_those_of_the_update(make_inputs):
     logp, old, ref, adv, weight, _ = drawn(60)
     algorithm = GRPO(kl_coef=0.05)
@@ -157,6 +193,8 @@ def test_equal_rewards_have_no_gradient_unless_kl_or_entropy_gives_one(
     assert not plain.experience.columns["advantages"].take([0, 1, 2, 5]).values.any()
     with_entropy = kind(entropy_coef=0.01).credit(batch, None, None, None, {})
     assert with_entropy.experience.has_gradient.all()
+    with_drift = kind(drift_coef=0.01).credit(batch, None, None, None, {})
+    assert with_drift.experience.has_gradient.all()
     ref = over_responses([[-1.0] * 3] * 6)
     with_kl = kind(kl_coef=0.1, kl_in="loss").credit(batch, None, ref, None, {})
     assert with_kl.experience.has_gradient.all()
@@ -279,8 +317,8 @@ def test_a_kl_target_without_a_kl_in_the_reward_is_an_error():
 def test_settings_are_frozen_and_unknown_ones_are_refused():
     with pytest.raises(ValidationError, match="frozen"):
         GRPO().kl_coef = 1.0
-    with pytest.raises(UsageError, match="unknown key 'clip': did you mean 'clip_low'"):
-        GRPO(clip=0.2)
+    with pytest.raises(UsageError, match="unknown key 'clip_lower': did you mean 'clip_low'"):
+        GRPO(clip_lower=0.2)
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "dapo", "rloo"])

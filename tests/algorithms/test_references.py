@@ -492,6 +492,10 @@ def test_a_lower_bound_of_cispo_is_of_the_weight_alone(low: float, least: float)
     [
         ("sapo", {"clip_high": 0.28}, "clip_high: SAPO does not read it"),
         ("gpg", {"dual_clip": 3.0}, "dual_clip: GPG does not read it"),
+        *(
+            (name, {"clip_by": "probability"}, "clip_by: .* does not read it")
+            for name in ("gspo", "gmpo", "cispo", "sapo", "vespo", "gpg")
+        ),
         ("pass_at_k", {"reward_scaling": "running"}, "PassAtK does not read it"),
         ("grpo", {"kl_corrected": True}, "of a KL in the loss"),
         ("cispo", {"clip_low": 1.2}, "less than or equal to 1"),

@@ -210,31 +210,53 @@ def test_a_teacher_behind_a_server_grades_samples(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stated", "comments", "lost"),
+    ("stated", "zeros", "lost"),
     [
-        ({}, (True, True), set[str]()),  # the penalty of 0.001 that nobody states
-        ({"trainer.loss.kl_tau": 0.0}, (True, False), set[str]()),
-        ({"trainer.loss.kl_tau": 0.01}, (True, False), {"trainer.loss.kl_tau"}),
-        ({"trainer.loss.adv_tau": 2.0}, (True, True), {"trainer.loss.adv_tau"}),
-        ({"trainer.loss.adv_tau": 1.0}, (True, True), set[str]()),
-        ({"orchestrator.train.filter_zero_advantages": False}, (False, True), set[str]()),
+        ({}, True, set[str]()),
+        ({"trainer.loss.adv_tau": 2.0}, True, {"trainer.loss.adv_tau"}),
+        ({"trainer.loss.adv_tau": 1.0}, True, set[str]()),
+        ({"orchestrator.train.filter_zero_advantages": False}, False, set[str]()),
         # no advantages that could be 0; and its teacher's server is another entry
-        ({"orchestrator.algo.type": "opd"}, (False, True), set[str]()),
+        ({"orchestrator.algo.type": "opd"}, False, set[str]()),
     ],
 )
 def test_what_a_loss_does_beside_its_settings_is_told(
-    stated: dict[str, Any], comments: tuple[bool, bool], lost: set[str], tmp_path: Path
+    stated: dict[str, Any], zeros: bool, lost: set[str], tmp_path: Path
 ) -> None:
     found = of(tmp_path, max_steps=10, **{"orchestrator.group_size": 4, **stated})
-    texts = [found.draft.comments.get(("algorithm", key), "") for key in
-             ("aggregation", "old_logprobs")]  # fmt: skip
-    assert ("advantage is 0" in texts[0], "kl_tau" in texts[1]) == comments
+    comment = found.draft.comments.get(("algorithm", "aggregation"), "")
+    assert ("advantage is 0" in comment) == zeros
     assert missing(found) == lost
 
 
+@pytest.mark.parametrize(
+    ("stated", "bounds", "drift"),
+    [
+        ({}, (None, None), 0.001),
+        ({"dppo_mask_low": 0.1, "dppo_mask_high": 0.3, "kl_tau": 0.0}, (0.1, 0.3), None),
+        ({"dppo_mask_low": 5.0, "kl_tau": 0.01}, (1.0, None), 0.01),
+        ({"type": "ipo", "ipo_threshold": 0.15}, (0.15, 0.15), 0.001),
+    ],
+)
+def test_masks_and_the_penalty_of_the_loss_are_carried(
+    stated: dict[str, Any], bounds: tuple[float | None, ...], drift: float | None, tmp_path: Path
+) -> None:
+    options = {f"trainer.loss.{key}": value for key, value in stated.items()}
+    found = of(tmp_path, max_steps=10, **{"orchestrator.group_size": 4, **options})
+    assert found.problem is None
+    knobs = found.recipe["algorithm"]
+    assert (knobs["clip_by"], knobs["old_logprobs"]) == ("probability", "sampled")
+    assert (knobs.get("clip_low"), knobs.get("clip_high")) == bounds
+    assert knobs.get("drift_coef") == drift
+    assert not missing(found)
+
+
 def test_an_algorithm_and_a_loss_that_are_not_here_are_lost(tmp_path: Path) -> None:
-    options = {"orchestrator.algo.type": "rae", "trainer.loss.dppo_mask_high": 0.3}
-    assert missing(of(tmp_path, **options)) >= set(options)
+    options = {"orchestrator.algo.type": "rae", "trainer.loss.import_path": "mine.loss"}
+    options["trainer.loss.type"] = "custom"
+    found = of(tmp_path, **options)
+    assert missing(found) >= {"orchestrator.algo.type", "trainer.loss.import_path"}
+    assert "clip_by" not in found.recipe["algorithm"]
 
 
 def test_a_harness_that_is_a_program_is_lost(tmp_path: Path) -> None:

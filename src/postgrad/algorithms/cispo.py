@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, field_validator
 
@@ -22,6 +22,8 @@ class CISPO(GRPO):
     begin a new line of thought. There is no dual clip, and no lower bound unless `clip_low` is
     below 1.
     """
+
+    unread: ClassVar[tuple[str, ...]] = ("clip_by",)
 
     clip_low: float = Field(1.0, ge=0.0, le=1.0)  # 1: no bound, as no ratio is below 0
     clip_high: float = Field(0.28, ge=0.0)

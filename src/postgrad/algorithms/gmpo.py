@@ -22,7 +22,7 @@ class GMPO(GRPO):
     """
 
     level: ClassVar[LossLevel] = "sequence"
-    unread: ClassVar[tuple[str, ...]] = ("dual_clip",)
+    unread: ClassVar[tuple[str, ...]] = ("dual_clip", "clip_by")
 
     clip_low: float = Field(0.4, ge=0.0)
     clip_high: float = Field(0.4, ge=0.0)
@@ -38,8 +38,8 @@ class GMPO(GRPO):
         return -inputs.columns["advantages"] * ratio
 
     def clipped(
-        self, inputs: LossInputs, ratio: Tensor, change: Tensor
+        self, inputs: LossInputs, ratio: Tensor, old: Tensor
     ) -> tuple[Tensor, Tensor] | None:
-        advantages = inputs.columns["advantages"]
+        advantages, change = inputs.columns["advantages"], inputs.logprobs.detach() - old
         low, high = change < -self.clip_low, change > self.clip_high
         return low & (advantages < 0), high & (advantages > 0)

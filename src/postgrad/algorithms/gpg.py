@@ -23,7 +23,7 @@ class GPG(PolicyGradient):
     are divided by the share of the other samples, as if only those were in the step.
     """
 
-    unread: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "dual_clip")
+    unread: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "clip_by", "dual_clip")
 
     aggregation: Aggregation = "token"
 

@@ -24,6 +24,7 @@ class GSPO(GRPO):
     """
 
     level: ClassVar[LossLevel] = "sequence"
+    unread: ClassVar[tuple[str, ...]] = ("clip_by",)
 
     clip_low: float = Field(3e-4, ge=0.0, le=1.0)
     clip_high: float = Field(4e-4, ge=0.0)

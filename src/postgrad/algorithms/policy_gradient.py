@@ -52,6 +52,11 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
 
     clip_low: float = Field(0.2, ge=0.0, le=1.0)
     clip_high: float = Field(0.2, ge=0.0)
+    # What they bound: the ratio of a token's probability to the old one (PPO), or its difference
+    # (DPPO, arXiv:2602.04879), which lets rare tokens move.
+    clip_by: Literal["ratio", "probability"] = "ratio"
+    # Of (logp - logp_old)^2 in a token's loss (Kimi K2.5, arXiv:2602.02276); 0: off.
+    drift_coef: float = Field(0.0, ge=0.0)
     # Of the ratio that is clipped: "policy", before the step; "sampled", as the sampler drew. With
     # samples of older weights the second clips how far the policy has moved since.
     old_logprobs: Literal["policy", "sampled"] = "policy"
@@ -248,13 +253,11 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
         return columns
 
     def _moves(self, columns: Mapping[str, Ragged]) -> NDArray[np.bool_]:
-        """[S] False for samples without gradient; none where there is a critic, or a KL or entropy
-        in the loss.
-        """
+        """[S] False for samples without gradient; none where all have a term of the loss."""
         bonus = self.entropy_coef > 0
         if "entropy_coef" in columns:
             bonus = columns["entropy_coef"].values.any()
-        everywhere = self._kl_in_loss or bonus or self.needs().critic
+        everywhere = self._kl_in_loss or self.drift_coef > 0 or bonus or self.needs().critic
         moving = columns["advantages"]
         pushed = moving.values != 0
         if "selected" in columns:
@@ -309,8 +312,8 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
         return charges, state, metrics
 
     def policy_loss(self, inputs: LossInputs) -> LossOutput:
-        """surrogate * correction + kl_coef * KL - entropy_coef * entropy. Without the column
-        "old_logprobs" the current logprobs, detached, take its place.
+        """surrogate * correction + drift + kl_coef * KL - entropy_coef * entropy. Without the
+        column "old_logprobs" the current logprobs, detached, take its place.
         """
         logprobs = inputs.logprobs
         old = inputs.columns.get("old_logprobs", logprobs.detach())
@@ -326,6 +329,8 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
             token_loss = token_loss * inputs.columns["selected"]
         if self.covariance == "kl":
             token_loss = token_loss + self.penalty(inputs, old)
+        if self.drift_coef:
+            token_loss = token_loss + self.drift_coef * (logprobs - old).square()
         if self._kl_in_loss:
             d = logprobs - inputs.columns["ref_logprobs"]
             token_kl = kl.estimate(self.kl_estimator, d)
@@ -348,21 +353,28 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
         return losses.bounded_ratio(inputs.logprobs, old)
 
     def surrogate(self, inputs: LossInputs, ratio: Tensor) -> Tensor:
-        """[E] PPO's clipped loss."""
+        """[E] PPO's clipped loss, or DPPO's."""
         advantages = inputs.columns["advantages"]
-        loss = losses.ppo_clip(ratio, advantages, self.clip_low, self.clip_high)
+        if self.clip_by == "ratio":
+            loss = losses.ppo_clip(ratio, advantages, self.clip_low, self.clip_high)
+        else:
+            now = inputs.logprobs.detach()
+            moved = losses.moved(now, inputs.columns.get("old_logprobs", now))
+            loss = losses.dppo(ratio, moved, advantages, self.clip_low, self.clip_high)
         return (
             loss if self.dual_clip is None else losses.dual_clip(loss, advantages, self.dual_clip)
         )
 
     def clipped(
-        self, inputs: LossInputs, ratio: Tensor, change: Tensor
+        self, inputs: LossInputs, ratio: Tensor, old: Tensor
     ) -> tuple[Tensor, Tensor] | None:
         """True [E] where the lower and where the upper bound stop a token's gradient; None without
-        bounds. change: logp - logp_old, without gradient.
+        bounds. old: the logprobs before.
         """
         if "clip_high" in self.unread:
             return None
+        if self.clip_by == "probability":
+            ratio = losses.moved(inputs.logprobs.detach(), old)
         advantages = inputs.columns["advantages"]
         return (
             losses.clipped_low(ratio, advantages, self.clip_low),
@@ -379,7 +391,7 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
             "policy/kl_old": (weight * kl.estimate("k3", -change)).sum(),
             "policy/bounded_exponents": (change.abs() > kl.MAX_EXPONENT).sum().to(weight.dtype),
         }
-        if (sides := self.clipped(inputs, ratio, change)) is not None:
+        if (sides := self.clipped(inputs, ratio, old)) is not None:
             low, high = ((weight * side).sum() for side in sides)
             metrics["policy/clip_fraction"] = low + high
             metrics["policy/clip_fraction_low"] = low

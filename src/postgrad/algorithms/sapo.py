@@ -22,7 +22,7 @@ class SAPO(GRPO):
     sampled, of which there are many.
     """
 
-    unread: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "dual_clip")
+    unread: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "clip_by", "dual_clip")
 
     gate_positive: float = Field(1.0, gt=0.0)  # the gate's temperature where A > 0
     gate_negative: float = Field(1.05, gt=0.0)  # and elsewhere

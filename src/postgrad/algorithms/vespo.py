@@ -27,7 +27,7 @@ class VESPO(GRPO):
     """
 
     level: ClassVar[LossLevel] = "sequence"
-    unread: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "dual_clip")
+    unread: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "clip_by", "dual_clip")
 
     shape_positive: float = Field(2.0, gt=0.0)  # k where A >= 0
     rate_positive: float = Field(3.0, gt=0.0)

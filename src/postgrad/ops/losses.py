@@ -56,6 +56,19 @@ def clipped_high(ratio: Tensor, advantages: Tensor, high: float) -> Tensor:
     return (ratio > 1.0 + high) & (advantages > 0)
 
 
+def moved(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
+    """1 + p - p_old: like a ratio it is 1 where nothing has moved."""
+    return 1.0 + (logprobs.exp() - old_logprobs.exp())
+
+
+def dppo(ratio: Tensor, moved: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """-r A, and 0 where `moved` has left [1 - low, 1 + high] in the direction of A (DPPO with
+    binary total variation, arXiv:2602.04879).
+    """
+    left = clipped_low(moved, advantages, low) | clipped_high(moved, advantages, high)
+    return (-ratio * advantages).where(~left, 0.0)
+
+
 def dual_clip(loss: Tensor, advantages: Tensor, bound: float) -> Tensor:
     """PPO's loss, at most bound * |A| where A < 0: a ratio that exploded there pushes no further
     (Ye et al. 2020, arXiv:1912.09729). bound > 1.

@@ -33,6 +33,9 @@ _ENGINES = places.EngineOptions(
     tensor_parallel="inference.vllm.tensor_parallel_size",
     memory="inference.vllm.gpu_memory_utilization", eager="inference.vllm.enforce_eager",
 )  # fmt: skip
+_OF_LOSS = (  # settings of trainer.loss with their defaults
+    ("dppo_mask_low", 0.2), ("dppo_mask_high", 0.2), ("ipo_threshold", 0.1), ("kl_tau", 0.001),
+)  # fmt: skip
 _ADVANTAGES = {
     "dr_grpo": "rewards minus the group's mean",
     "on_policy_distillation": "the teacher's logprob minus the sampler's; there minus that of the "
@@ -138,6 +141,7 @@ def _algorithm(draft: Draft, options: Options) -> None:
     zeros = kept and name != "on_policy_distillation"  # which has no advantages there
     draft.put("algorithm.aggregation", "token", "over all tokens of the step: also those whose "
               "advantage is 0, which are left out there" if zeros else "")  # fmt: skip
+    _loss(draft, options, taught=name == "on_policy_distillation")
     teacher = "orchestrator.algo.teacher."
     place, served = options.take(f"{teacher}base_url"), options.take(f"{teacher}name")
     if name == "on_policy_distillation":
@@ -145,6 +149,29 @@ def _algorithm(draft: Draft, options: Options) -> None:
         draft.put("teacher.server.model", served)
     elif place or served:
         draft.miss("orchestrator.algo.teacher", served or place, "of an algorithm that is not here")
+
+
+def _loss(draft: Draft, options: Options, *, taught: bool) -> None:
+    """The ratio to the sampler, what bounds it, and the penalty on its logarithm."""
+    place = "trainer.loss."
+    kind = str(options.take(f"{place}type", "default"))
+    low, high, threshold, drift = (
+        decimal(options.take(f"{place}{key}", default)) for key, default in _OF_LOSS
+    )
+    draft.put("algorithm.old_logprobs", "sampled", "as there")
+    if kind == "custom" and not taught:
+        return
+    comment = "DPPO's mask"
+    if taught:  # a loss of its own, without settings
+        low, high, drift = 0.2, 1.0, 0.001
+        comment = "a token that moved down by more than 0.2 is dropped there whatever its advantage"
+    elif kind == "ipo":
+        low = high = threshold
+        comment = "there a token that moved far against its advantage is dropped too"
+    draft.put("algorithm.clip_by", "probability", comment)
+    draft.put("algorithm.clip_low", None if low == 0.2 else min(low, 1.0))
+    draft.put("algorithm.clip_high", None if high == 0.2 else high)
+    draft.put("algorithm.drift_coef", drift or None, "kl_tau")
 
 
 def _placed(draft: Draft, options: Options, source: SourceCommand) -> None:
@@ -200,10 +227,6 @@ def _sampling(draft: Draft, options: Options) -> None:
     default = "" if options.states(bound) else ", prime-rl's default"
     draft.put("rollout.max_staleness", options.number(bound),
               f"max_off_policy_steps{default}; nothing is dropped here")  # fmt: skip
-    stated = options.states("trainer.loss.kl_tau")  # then it is told or not by its value
-    penalty = "" if stated else "; its penalty kl_tau of 0.001 on that ratio is lost"
-    draft.put("algorithm.old_logprobs", "sampled", "as there. Its DPPO mask bounds how far a "
-              f"probability moves, the clip here how far its ratio does{penalty}")  # fmt: skip
 
 
 def _learner(draft: Draft, options: Options) -> None:

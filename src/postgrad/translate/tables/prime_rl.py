@@ -38,10 +38,6 @@ DEFAULTS: dict[str, Any] = {
 }
 LORA_DEFAULTS: dict[str, Any] = {"trainer.model.lora.rank": 16, "trainer.model.lora.alpha": 32}
 
-_DPPO = (
-    "its mask bounds how far a token's probability moves; algorithm.clip_low and clip_high bound "
-    "its ratio"
-)
 _EXPERTS = "experts compute as torch has them; learner.expert_parallel sends tokens to their ranks"
 _HARNESS = (
     "the package's own conversation plays a task; a program as harness is an agent: "
@@ -156,14 +152,6 @@ RULES: dict[str, Rule] = {
     "trainer.enable_router_replay": common.router_replay,
     "trainer.dist_timeout_seconds": to("cluster.limit_seconds"),
     "trainer.matmul_precision": missing("float32 products are float32"),
-    **family(
-        "trainer.",
-        "loss.type loss.dppo_mask_low loss.dppo_mask_high loss.ipo_threshold",
-        missing(_DPPO),
-    ),
-    "trainer.loss.kl_tau": missing(
-        "no penalty on the distance from the sampler; algorithm.kl_coef is to a reference"
-    ),
     "trainer.loss.adv_tau": missing_but(("1.0", "1"), "advantages have no factor here"),
     **family(
         "trainer.loss.",
