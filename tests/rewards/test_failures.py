@@ -188,11 +188,12 @@ def test_a_hostile_verifier_is_recorded_by_policy_and_never_a_silent_zero(
 
 
 def test_closing_leaves_no_process_behind(make_scorer, make_prompt, make_rollouts, obeying):
-    before = {child.pid for child in psutil.Process(os.getpid()).children(recursive=True)}
+    before = {*psutil.Process(os.getpid()).children(recursive=True)}
     scorer = make_scorer(obeying(cpu_seconds=60.0), workers=2)
     scorer.check([])  # until a worker is ready
     scorer.submit(make_prompt(), make_rollouts(["spin in child", "sleep", "crash"]))
     scorer.completed(wait=False)
     scorer.close()
-    after = {child.pid for child in psutil.Process(os.getpid()).children(recursive=True)}
-    assert after <= before
+    after = {*psutil.Process(os.getpid()).children(recursive=True)} - before
+    _, alive = psutil.wait_procs(after, timeout=20)  # what is killed takes a moment to end
+    assert alive == []
