@@ -2,8 +2,6 @@
 every publish.
 """
 
-import os
-import subprocess
 from pathlib import Path
 from string import ascii_letters
 from typing import Any
@@ -13,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from helpers.image_directories import write_model
 from helpers.runs import lines
+from helpers.torchvision_of_vllm import require_torchvision
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
-from postgrad.rollout.vllm.process import VARIABLE
 from postgrad.training.start import train
 from rollout.vllm.test_images import recipe
 
@@ -36,12 +34,7 @@ ROUNDING = {"float32": (1e-4, 1e-4), "bfloat16": (0.03, 3e-4)}
 @pytest.fixture(autouse=True)
 def torchvision() -> None:
     """Skips where vLLM's environment has none that can be imported."""
-    python = os.environ.get(VARIABLE, "")
-    ended = subprocess.run(
-        [python, "-I", "-c", "import torchvision"], capture_output=True, check=False
-    )
-    if ended.returncode:
-        pytest.skip(f"{python} imports no torchvision: {ended.stderr.decode()[-200:]}")
+    require_torchvision()
 
 
 def widened(config: Any) -> None:

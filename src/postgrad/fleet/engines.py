@@ -64,7 +64,7 @@ def require_images_sampled(recipe: Recipe, path: str) -> None:
         return
     vllm.require_images_sampled(load_config(path), path, adapter=settings.sends_adapter)
     if not recipe.cluster.engines(recipe.learner.ranks):  # else they start on other machines
-        interpreter(settings.vllm.python, images=True)
+        interpreter(settings.vllm.python, torchvision=True)
 
 
 def require_trainable(settings: RolloutSettings) -> None:

@@ -122,3 +122,16 @@ def test_positions_of_yarn_end_with_its_factor() -> None:
     assert more_positions("m", model) == {"max_position_embeddings": 128}
     with pytest.raises(UsageError, match=r"vLLM has 128 positions for m, and .* 129 tokens"):
         more_positions("m", replace(model, max_len=129))
+
+
+def test_text_models_of_a_module_with_images_need_torchvision_too(tmp_path: Path) -> None:
+    python = Path(fake_vllm(tmp_path))
+    python.write_text(python.read_text().replace('behaviour == "without_vllm"', "2"))
+    settings = RolloutSettings.model_validate({"type": "vllm", "vllm": {"python": str(python)}})
+    place = {"device": torch.device("cpu"), "threads": 1, "logs": tmp_path}
+    config = SimpleNamespace(model_type="qwen3_5_text")
+    config.get_text_config = lambda: config
+    skeleton: Any = SimpleNamespace(config=config)
+    model = Model(skeleton, None, (1,), torch.bfloat16, 40)
+    with pytest.raises(UsageError, match="no package torchvision, without which vLLM cannot"):
+        start.start("m", settings, model, EngineSizes(4, 800), **place)

@@ -109,12 +109,11 @@ class Arrived:
     message: dict[str, Any] | None  # None: its pipe has closed
 
 
-def interpreter(stated: str | None, *, images: bool = False) -> str:
+def interpreter(stated: str | None, *, torchvision: bool = False) -> str:
     """The Python of vLLM's environment. stated: rollout.vllm.python; None: $POSTGRAD_VLLM_PYTHON.
-    images: vLLM is to sample a model that reads them.
+    torchvision: vLLM is to sample a model whose module imports it.
 
-    Raises UsageError where none is named, it does not start, or it has no package vllm; for images
-    also where it has no torchvision.
+    Raises UsageError where none is named, it does not start, or it lacks one of these packages.
     """
     python = stated or os.environ.get(VARIABLE)
     where = "rollout.vllm.python" if stated else VARIABLE
@@ -123,7 +122,7 @@ def interpreter(stated: str | None, *, images: bool = False) -> str:
             'rollout.type = "vllm" needs the Python of an environment that has vLLM: name it in '
             f"rollout.vllm.python or in the environment variable {VARIABLE} (docs/vllm.md)"
         )
-    wanted = ("vllm", "torchvision") if images else ("vllm",)
+    wanted = ("vllm", "torchvision") if torchvision else ("vllm",)
     look = (
         "import importlib.util, sys\n"
         f"missing = [importlib.util.find_spec(name) is None for name in {wanted}]\n"
@@ -138,7 +137,7 @@ def interpreter(stated: str | None, *, images: bool = False) -> str:
     if ended.returncode == NO_TORCHVISION:
         raise UsageError(
             f"{where} = {python} has no package torchvision, without which vLLM cannot import a "
-            "model that reads images: install the build that belongs to its torch (docs/vllm.md)"
+            "model of this type: install the build that belongs to its torch (docs/vllm.md)"
         )
     if ended.returncode:
         raise UsageError(f"{where} = {python} has no package vllm: install it there (docs/vllm.md)")

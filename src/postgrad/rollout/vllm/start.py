@@ -52,6 +52,8 @@ IMAGE_TYPES = (  # of models that read images, those that are tested
 )  # fmt: skip
 # Types whose delta rules vLLM 0.32 computes on CPUs in bfloat16 alone.
 HALF_ON_CPUS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+# Types on text alone that vLLM has in one module with those that read images.
+OF_IMAGE_MODELS = ("qwen3_5_text", "qwen3_5_moe_text")
 BLOCK = (
     128  # token places of a block of vLLM's cache on CPUs; a sequence's last block is partly empty
 )
@@ -149,7 +151,8 @@ def start(
     of the log where vLLM does not start.
     """
     vllm = settings.vllm
-    python = interpreter(vllm.python, images=model.reader is not None)
+    shared = text_config(model.skeleton).model_type in OF_IMAGE_MODELS
+    python = interpreter(vllm.python, torchvision=shared or model.reader is not None)
     cpu = device.type == "cpu"
     if cpu:
         _require_on_cpu(vllm.sleep, model)
