@@ -23,6 +23,13 @@ class Known:
     within: float = np.inf  # the greatest relative difference of the gradient
 
 
+OF_SUM = Known(  # gdpo, of twenty samples
+    "the sum's deviation is of a sample (n - 1) there, of all samples (n) here",
+    "the sum's deviation",
+    within=0.026,
+)
+
+
 @dataclass(frozen=True)
 class Case:
     """One objective of a peer: its options, and what its own functions compute with them."""

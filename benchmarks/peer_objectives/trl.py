@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.peer_objectives.comparing import Case, Known
+from benchmarks.peer_objectives.comparing import OF_SUM, Case, Known
 from benchmarks.peer_objectives.loading import statements
 from benchmarks.peer_objectives.ours import Outcome, outcome_of
 from benchmarks.peer_objectives.samples import LONGEST, Samples, drawn
@@ -187,11 +187,6 @@ ENTROPY = Known("an entropy bonus is a mean over tokens there, and divided as th
 MASKED = Known("masked responses stay in the denominator there", "masked responses leave the mean")
 CORRECTED = Known("the KL is multiplied by the response's ratio there, by each token's here",
                   "by each token's ratio; there by the response's")  # fmt: skip
-SAMPLES = Known(
-    "the sum's deviation is of a sample (n - 1) there, of all samples (n) here",
-    "the sum's deviation",
-    within=0.026,
-)  # of twenty samples
 ROUNDED = Known("as many tokens as a quantile leaves there; the fraction is rounded down here",
                 "rounded down here")  # fmt: skip
 BOUND = Known("VESPO's ratio is to the sampler here, without a bound of the sampler's weights",
@@ -222,7 +217,7 @@ GRPO_CASES: tuple[tuple[str, dict[str, Any], Known | None], ...] = (
     ("beta 0.04, use_bias_correction_kl, sequences", {
         "beta": 0.04, "use_bias_correction_kl": True, "loss_type": "grpo",
         "importance_sampling_level": "sequence"}, CORRECTED),
-    ("normalize_then_sum", {"multi_objective_aggregation": "normalize_then_sum"}, SAMPLES),
+    ("normalize_then_sum", {"multi_objective_aggregation": "normalize_then_sum"}, OF_SUM),
     ("entropy_coef 0.01, dapo", {"entropy_coef": 0.01}, None),
     *((f"entropy_coef 0.01, {kind}", {"entropy_coef": 0.01, "loss_type": kind}, known)
       for kind, known in (("grpo", ENTROPY), ("dr_grpo", ENTROPY), ("vespo", None))),

@@ -187,6 +187,9 @@ def test_rewards_that_are_scaled_have_weights_and_offsets_cancel_in_their_groups
     stopped = (f"{shaping}.enabled=true", f"{shaping}.stop_properly_penalty_coef=0.2")
     assert "grpo.reward_scaling.target_min" in missing(of(*scaled, *stopped))
     assert "grpo.reward_scaling.source_max" in missing(of(*scaled, f"{scaling}.source_max=0.5"))
+    empty = of(*scaled, f"{scaling}.source_min=1.0")
+    assert "grpo.reward_scaling.source_max" in missing(empty)
+    assert "weight" not in empty.recipe["rewards"][0]
     off = of(f"{scaling}.enabled=false", f"{scaling}.target_min=-1.0").recipe["rewards"]
     assert "weight" not in off[0]
 

@@ -79,10 +79,9 @@ def resolve(name: str, registered: Mapping[str, str], kind: str) -> Any:
     module_name, colon, attribute = target.partition(":")
     if not colon:
         close = nearest(name, registered)
-        hint = (
-            f"did you mean {close!r}? Y" if close else f"known: {', '.join(sorted(registered))}; y"
-        )
-        raise UsageError(f"no {kind} is called {name!r}: {hint}our own is 'package.module:Name'")
+        listed = ", ".join(sorted(registered))
+        hint = f"did you mean {close!r}? Your" if close else f"known: {listed}; your"
+        raise UsageError(f"no {kind} is called {name!r}: {hint} own is 'package.module:Name'")
     require_module(target, kind)
     try:
         module = importlib.import_module(module_name)

@@ -103,19 +103,15 @@ def require_models(recipe: Recipe, sections: Collection[str] | None = None) -> N
     (`@NAME`). sections: those that are read, such as "eval"; None: all.
     """
 
-    def read(key: str) -> bool:
-        return sections is None or key.partition(".")[0] in sections
+    def read(used: tuple[str, str]) -> bool:
+        return sections is None or used[0].partition(".")[0] in sections
 
-    for key, name in names_used(recipe):
-        if not read(key):
-            continue
+    for key, name in filter(read, names_used(recipe)):
         raise UsageError(
             f"{key} = '@{name}' is the model of an earlier recipe of a pipeline: name the folder "
             f"with pipeline.toml, or give --{key} DIR"
         )
-    for key, name in rows_used(recipe):
-        if not read(key):
-            continue
+    for key, name in filter(read, rows_used(recipe)):
         raise UsageError(
             f"{key} = '@{name}' are rows that an earlier recipe of a pipeline generates: name the "
             f"folder with pipeline.toml, or give --{key} FILE"

@@ -7,6 +7,7 @@ from postgrad.core.hub import HUB_ID
 from postgrad.data.files import SUFFIXES
 from postgrad.models import named_templates
 from postgrad.models.known_shapes import in_table
+from postgrad.rollout.settings import SamplingSettings, TokenFilters
 from postgrad.rollout.vllm.settings import refused_argument
 from postgrad.translate.draft import Draft
 from postgrad.translate.images import BUILT_IN, ON_LANGUAGE, freeze, no_images, vllm_samples
@@ -267,13 +268,13 @@ def held_out(draft: Draft, sets: Sequence[dict[str, Any]]) -> None:
 
 def sampled_as_trained(draft: Draft) -> None:
     """[eval] samples as [rollout] does, where the source has no other setting for it."""
-    defaults = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     evaluates = any(place[0] == "eval" for place in draft.values)
     if draft.job != "rl" or not (evaluates or draft.get("data.eval_fraction")):
         return
-    for key, default in defaults.items():
-        trained = draft.get(f"rollout.{key}")
-        if trained is not None and trained != default and draft.get(f"eval.{key}") is None:
+    for key in ("temperature", *TokenFilters.model_fields):
+        default = SamplingSettings.model_fields[key].default
+        trained = draft.get(f"rollout.{key}", default)
+        if trained != default and draft.get(f"eval.{key}") is None:
             draft.put(f"eval.{key}", trained, "as in training, there")
 
 

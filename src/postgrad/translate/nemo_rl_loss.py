@@ -204,6 +204,9 @@ def _scaling(draft: Draft, options: Options) -> None:
         [decimal(options.take(f"{place}{side}_{end}", default)) for end, default in _ENDS]
         for side in ("source", "target")
     )
+    if high <= low:
+        draft.miss(f"{place}source_max", high, "a range ends above source_min")
+        return
     if options.states("grpo.reward_shaping.stop_properly_penalty_coef") and least != 0.0:
         draft.miss(f"{place}target_min", least, "a reward has no offset, and here a factor follows")
     kinds = [str(draft.get(f"rewards.{number}.type")) for number in range(draft.rewards)]

@@ -9,8 +9,8 @@ from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, decimal, flag
 from postgrad.translate.tables.trl import FUNCTIONS, LOSSES
 
-# Tokens of a prompt, which TRL no longer bounds.
 _BY_TOKEN = ("dapo", "bnpo", "cispo", "vespo")  # losses that are means over tokens
+# Tokens of a prompt, which TRL no longer bounds.
 _PROMPT_ROOM, _ROOM_FOR_IMAGES = 512, 2048
 
 _COLOCATED = places.EngineOptions(

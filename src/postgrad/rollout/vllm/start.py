@@ -269,7 +269,8 @@ def more_positions(path: str, model: Model) -> dict[str, Any]:
     for table in rope_tables(getattr(text, "rope_parameters", None)):
         if "yarn" not in str(table.get("rope_type")):
             continue
-        places = int(table.get("original_max_position_embeddings", stated) * table["factor"])
+        original = table.get("original_max_position_embeddings") or stated
+        places = int(original * table["factor"])
         if model.max_len > places:
             raise UsageError(
                 f'rollout.type = "vllm": with rope_type {table["rope_type"]!r} vLLM has {places} '
