@@ -48,6 +48,19 @@ def test_a_token_s_advantage_is_the_teacher_s_logprob_minus_the_student_s_beside
     assert result.metrics["teacher/logprob"] == pytest.approx(sum(grades) / sum(LENGTHS))
 
 
+def test_a_difference_beyond_its_bound_counts_as_the_bound(
+    make_batch: Any, over_responses: Any
+) -> None:
+    batch = make_batch([0, 1], [0.0, 0.0], [2, 1])
+    old, teacher = over_responses([[-1.0, -2.0], [-9.0]]), over_responses([[-31.0, -2.5], [-1.0]])
+    algorithm = OnPolicyDistillation(teacher_coef=0.5, teacher_clip=4.0)
+    result = credit_of(algorithm, batch, old=old, teacher=teacher)
+    first, second = result.experience.columns["advantages"]
+    assert (first.tolist(), second.tolist()) == ([0.0, 0.0, -2.0, -0.25], [0.0, 0.0, 2.0])
+    assert result.metrics["teacher/clipped_fraction"] == pytest.approx(2 / 3)
+    assert result.metrics["teacher/reverse_kl"] == pytest.approx((30.0 + 0.5 - 8.0) / 3)  # before
+
+
 def test_a_teacher_like_the_student_moves_nothing(make_batch: Any, over_responses: Any) -> None:
     batch, same = make_batch(GROUP, REWARDS, LENGTHS), over_responses(random_rows(1))
     result = credit_of(OnPolicyDistillation(), batch, old=same, teacher=same)

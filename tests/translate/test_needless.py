@@ -261,12 +261,12 @@ REASONS = {
         reward.reward_model.ulysses_sequence_parallel_size
         reward.reward_model.use_dynamic_bsz reward.reward_model.use_reward_loop""",
     "a teacher reads a step's samples once, without gradients": """
-        distillation.distillation_loss.clip_ratio
-        distillation.distillation_loss.clip_ratio_high
-        distillation.distillation_loss.clip_ratio_low
-        distillation.distillation_loss.policy_loss_mode distillation.distillation_loss.topk
         distillation.n_gpus_per_node distillation.nnodes distillation.teacher_key
         distillation.teacher_models.*""",
+    "what verl's forward_kl_topk alone reads, which is lost, and the one value that its teachers "
+    "accept": """
+        distillation.distillation_loss.log_prob_min_clamp
+        distillation.distillation_loss.policy_loss_mode distillation.distillation_loss.topk""",
     "how verl's processes are started": """
         config-name config-path config_path hydra.* model_engine ray_init.* ray_kwargs.*
         rollout.name transfer_queue.*""",

@@ -290,15 +290,32 @@ def test_a_teacher_grades_the_students_tokens() -> None:
         f"{place}distillation_loss.loss_mode=k1",
         f"{place}distillation_loss.use_policy_gradient=True",
         f"{place}distillation_loss.use_task_rewards=False",
+        f"{place}distillation_loss.distillation_loss_coef=0.5",  # of a sum with rewards alone
+        f"{place}distillation_loss.loss_max_clamp=10.0",
+        f"{place}distillation_loss.log_prob_min_clamp=-10.0",
         f"{place}n_gpus_per_node=4",
         f"{place}nnodes=1",
     )
     assert found.problem is None
     assert found.recipe["algorithm"]["type"] == "on_policy_distillation"
+    assert found.recipe["algorithm"]["teacher_clip"] == 10.0
+    assert "teacher_coef" not in found.recipe["algorithm"]
     assert found.recipe["teacher"]["model"]["path"] == "Qwen/Qwen3-32B"
     assert found.recipe["cluster"]["teacher"] == {"ranks": 4}
     assert "reward_coef" not in found.recipe["algorithm"]
     assert missing(found) <= {f"{ROLLOUT}tensor_model_parallel_size"}
+
+
+def test_what_a_teacher_grades_has_a_clip_of_its_own() -> None:
+    loss = "distillation.distillation_loss."
+    clips = (f"{ACTOR}clip_ratio_high=0.28", f"{loss}clip_ratio_high=0.3", f"{loss}loss_mode=k1")
+    taught = of("distillation.enabled=True", *clips)
+    assert taught.recipe["algorithm"]["clip_low"] == 0.2
+    assert taught.recipe["algorithm"]["clip_high"] == 0.3
+    assert f"{ACTOR}clip_ratio_high" in missing(taught)
+    alone = of(*clips)
+    assert alone.recipe["algorithm"]["clip_high"] == 0.28
+    assert not any("clip_ratio" in name or "distillation" in name for name in missing(alone))
 
 
 def test_engines_one_step_ahead_have_gpus_of_their_own() -> None:

@@ -34,6 +34,9 @@ class OnPolicyDistillation(GRPO):
     unread: ClassVar[tuple[str, ...]] = ("covariance", "kl_in")
 
     teacher_coef: float = Field(1.0, gt=0.0)
+    # log p_teacher - log p_student of a token lies within +-this; None: a token that the teacher
+    # all but rules out may weigh as much as hundreds of others.
+    teacher_clip: float | None = Field(None, gt=0.0)
     reward_coef: float = Field(0.0, ge=0.0)
     aggregation: Aggregation = "token"
 
@@ -65,13 +68,14 @@ class OnPolicyDistillation(GRPO):
         grades = required(teacher, "'teacher' logprobs").take(credit.rows).values
         mask = sequences.loss_mask.values
         gap = (grades.astype(np.float64) - before) * mask
-        advantages = columns["advantages"]
+        advantages, metrics = columns["advantages"], dict(credit.metrics)
+        tokens = max(1, int(mask.sum()))
+        metrics["teacher/reverse_kl"] = -float(gap.sum()) / tokens
+        metrics["teacher/logprob"] = float((grades * mask).sum(dtype=np.float64)) / tokens
+        if self.teacher_clip is not None:
+            free, gap = gap, gap.clip(-self.teacher_clip, self.teacher_clip)
+            metrics["teacher/clipped_fraction"] = float((free != gap).sum()) / tokens
         taught = advantages.values + self.teacher_coef * gap
         columns["advantages"] = advantages.like(taught.astype(np.float32))
         experience = Experience(sequences, columns, self._moves(columns))
-        tokens = max(1, int(mask.sum()))
-        metrics = {
-            "teacher/reverse_kl": -float(gap.sum()) / tokens,
-            "teacher/logprob": float((grades * mask).sum(dtype=np.float64)) / tokens,
-        }
-        return replace(credit, experience=experience, metrics={**credit.metrics, **metrics})
+        return replace(credit, experience=experience, metrics=metrics)

@@ -9,6 +9,7 @@ from postgrad.translate.tables.verl import ACTOR, AGGREGATIONS, ESTIMATORS, KLS,
 from postgrad.translate.verl_rl import Ahead, home
 
 _CORRECTION = "algorithm.rollout_correction."
+_DISTILLED = "distillation.distillation_loss."
 _SCALES = {  # comments on types whose advantages differ by a factor
     "gpg": "advantages are scaled there by samples / rewards that are not 0; here by samples / "
     "those whose group has a gradient",
@@ -100,10 +101,15 @@ def _aggregation(draft: Draft, options: Options, name: str) -> None:
 
 
 def _clip(draft: Draft, options: Options, name: str, loss: str) -> None:
-    both, low, high = (options.take(f"{ACTOR}clip_ratio{key}") for key in ("", "_low", "_high"))
+    place = _DISTILLED if name == "on_policy_distillation" else ACTOR
+    both, low, high = (options.take(f"{place}clip_ratio{key}") for key in ("", "_low", "_high"))
     if both is not None and (low is None or high is None):
         why = "clip_ratio_low and clip_ratio_high win there, and have a default of 0.2"
-        draft.skip(f"{ACTOR}clip_ratio", both, why)
+        draft.skip(f"{place}clip_ratio", both, why)
+    for key in ("", "_low", "_high") if place == _DISTILLED else ():
+        if (own := options.take(f"{ACTOR}clip_ratio{key}")) is not None:
+            why = f"what the teacher grades has {_DISTILLED}clip_ratio there; one clip is for both"
+            draft.miss(f"{ACTOR}clip_ratio{key}", own, why)
     low, high = (0.2 if bound is None else decimal(bound) for bound in (low, high))
     if name not in ("sapo", "gpg"):
         # a weight of CISPO is never below 0: a lower bound of 10 is none
@@ -243,6 +249,9 @@ def _rejection(draft: Draft, kind: str, bounds: str, *, alone: bool) -> None:
 def _teacher(draft: Draft, options: Options) -> bool:
     """[teacher] of on-policy distillation. Returns whether there is one."""
     if not flag(options.take("distillation.enabled", False)):
+        for name in [name for name in options.stated if name.startswith("distillation.")]:
+            if (value := options.take(name)) is not None:
+                draft.skip(name, value, "of a teacher, which distillation.enabled leaves out")
         return False
     place = re.compile(r"distillation\.teacher_models\.\w+\.model_path")
     models = [options.take(name) for name in options.stated if place.fullmatch(name)]
@@ -255,13 +264,15 @@ def _teacher(draft: Draft, options: Options) -> bool:
                    "for each dataset")  # fmt: skip
     for name in keys:
         options.take(name)
-    loss = "distillation.distillation_loss."
+    loss = _DISTILLED
     kind = str(options.take(f"{loss}loss_mode", "k3"))
     if kind not in ("k1", "kl"):
         draft.miss(f"{loss}loss_mode", kind, "a token's advantage is the teacher's logprob minus "
                    "its own: k1")  # fmt: skip
+    if (most := options.take(f"{loss}loss_max_clamp")) is not None:
+        draft.put("algorithm.teacher_clip", decimal(most))
     coefficient = decimal(options.take(f"{loss}distillation_loss_coef", 1.0))
-    draft.put("algorithm.teacher_coef", coefficient if coefficient != 1.0 else None)
-    if flag(options.take(f"{loss}use_task_rewards", True)):
+    if flag(options.take(f"{loss}use_task_rewards", True)):  # the coefficient is read only here
+        draft.put("algorithm.teacher_coef", coefficient if coefficient != 1.0 else None)
         draft.put("algorithm.reward_coef", 1.0)
     return True

@@ -321,8 +321,7 @@ RULES: dict[str, Rule] = {
     **family(
         "distillation.",
         "n_gpus_per_node nnodes teacher_key distillation_loss.topk "
-        "distillation_loss.policy_loss_mode distillation_loss.clip_ratio "
-        "distillation_loss.clip_ratio_low distillation_loss.clip_ratio_high",
+        "distillation_loss.policy_loss_mode",
         needless("the teacher reads samples on the ranks; cluster.teacher places it"),
     ),
     "distillation.teacher_models.*": needless(
@@ -330,6 +329,9 @@ RULES: dict[str, Rule] = {
     ),
     "distillation.distillation_loss.use_policy_gradient": missing_but(
         ON, "the teacher's logprobs are advantages of tokens"
+    ),
+    "distillation.distillation_loss.log_prob_min_clamp": needless(
+        "it bounds the most likely tokens of forward_kl_topk, which is lost, and no k1"
     ),
     "distillation.distillation_loss.*": missing(_TEACHER),
     "distillation.*": missing(_TEACHER),
