@@ -75,6 +75,9 @@ def _add_chat(commands: Commands) -> None:
     parser.add_argument(
         "--temperature", type=float, default=1.0, help="0: always the most likely token"
     )
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1: off")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0: off")
+    parser.add_argument("--min-p", type=float, default=0.0, metavar="P", help="0: off")
     parser.add_argument(
         "--max-new-tokens", type=int, default=512, metavar="N", help="of one answer"
     )
@@ -171,6 +174,9 @@ def _chat(args: argparse.Namespace, rest: list[str]) -> Any:
         f"{flag} {value}: {wanted}"
         for flag, value, right, wanted in (
             ("--temperature", args.temperature, args.temperature >= 0, "0 or more is expected"),
+            ("--top-p", args.top_p, 0 < args.top_p <= 1, "above 0 and at most 1 is expected"),
+            ("--top-k", args.top_k, args.top_k >= 0, "0 or more is expected"),
+            ("--min-p", args.min_p, 0 <= args.min_p < 1, "0 or more and below 1 is expected"),
             ("--max-new-tokens", args.max_new_tokens, args.max_new_tokens > 0, "1 or more"),
             ("--max-len", args.max_len, args.max_len > 1, "2 or more"),
             ("--seed", args.seed, args.seed >= 0, "0 or more is expected"),
@@ -189,7 +195,13 @@ def _chat(args: argparse.Namespace, rest: list[str]) -> Any:
         checkpoint=args.checkpoint,
         dtype=args.dtype,
         system=args.system,
-        sampling=SamplingSettings(temperature=args.temperature, max_new_tokens=args.max_new_tokens),
+        sampling=SamplingSettings(
+            temperature=args.temperature,
+            top_p=args.top_p,
+            top_k=args.top_k,
+            min_p=args.min_p,
+            max_new_tokens=args.max_new_tokens,
+        ),
         seed=args.seed,
         max_len=args.max_len,
         as_json=args.json,

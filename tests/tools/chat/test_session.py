@@ -58,12 +58,25 @@ def test_json_has_what_was_said(piped, models: Models) -> None:
     assert one["text"] in error  # where people read
 
 
+def test_filters_leave_the_likeliest_token(piped, models: Models) -> None:
+    hot = ("--max-new-tokens", "4", "--temperature", "9")
+    _, greedy, _ = piped(b"a\n", models(0), *FLAGS)
+    for said, words in ((b"/top_k 1\na\n", ()), (b"a\n", ("--top-k", "1")),
+                        (b"a\n", ("--top-p", "1e-9")), (b"/min_p 0.999999\na\n", ())):  # fmt: skip
+        assert piped(said, models(0), *hot, *words)[:2] == (0, greedy)
+    assert piped(b"a\n", models(0), *hot)[1] != greedy
+
+
 @pytest.mark.parametrize(
     ("said", "words", "problem"),
     [
         (b"/no\n", (), "/no is no command"),
         (b"/seed x\n", (), "/seed x: a whole number"),
-        (b"/temperature nan\n", (), "/temperature nan: a number"),
+        (b"/temperature nan\n", (), "/temperature nan: a number from 0 on is expected"),
+        (b"/top_p 0\n", (), "/top_p 0: a number above 0 and at most 1 is expected"),
+        (b"/top_k 1.5\n", (), "/top_k 1.5: a whole number"),
+        (b"/min_p\n", (), "/min_p : a number"),
+        (b"", ("--top-p", "0", "--min-p", "1"), "--top-p 0.0: above 0"),
         (b"ok\n\xff\n", (), "line 2 of standard input is not UTF-8"),
         (b"", ("--temperature", "-1"), "--temperature -1.0: 0 or more"),
         (b"", ("--max-new-tokens", "0"), "--max-new-tokens 0: 1 or more"),

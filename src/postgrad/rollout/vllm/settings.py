@@ -90,12 +90,15 @@ class VLLMSettings(Settings):
     @field_validator("engine_args")
     @classmethod
     def _left_to_recipes(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        problems: list[str] = []
         for name, value in arguments.items():
             if "-" in name:
                 spelled = name.lstrip("-").replace("-", "_")
-                raise ValueError(f"{name!r}: here vLLM's arguments have underscores: {spelled!r}")
-            if why := refused_argument(name, value):
-                raise ValueError(f"{name!r} of vLLM is not for engine_args: {why}")
+                problems.append(f"{name!r}: here vLLM's arguments have underscores: {spelled!r}")
+            elif why := refused_argument(name, value):
+                problems.append(f"{name!r} of vLLM is not for engine_args: {why}")
+        if problems:
+            raise ValueError("; ".join(problems))
         return arguments
 
     @property

@@ -20,8 +20,17 @@ COMMANDS = {
     "/reset": "start the conversation over",
     "/seed N": "draw other answers",
     "/temperature T": "0 always takes the most likely token",
+    "/top_p P": "draw of the fewest tokens that have this probability together; 1: of all",
+    "/top_k K": "draw of the K likeliest tokens; 0: of all",
+    "/min_p P": "draw of tokens with at least this share of the likeliest one's; 0: of all",
     "/help": "these lines",
     "/quit": "end; so does Ctrl-D",
+}
+SAMPLING = {  # commands that set a number, and what they accept
+    "/temperature": "a number from 0 on",
+    "/top_p": "a number above 0 and at most 1",
+    "/top_k": "a whole number from 0 on",
+    "/min_p": "a number from 0 on, and below 1",
 }
 PROMPT = "> "
 
@@ -174,8 +183,8 @@ def _run_command(line: str, session: Session, console: Console) -> bool:
             talker.reset()
     elif name == "/seed":
         session.seed = _seed(value)
-    elif name == "/temperature":
-        session.sampling = session.sampling.model_copy(update={"temperature": _temperature(value)})
+    elif name in SAMPLING:
+        session.sampling = _sampling(session.sampling, name, value)
     elif name == "/help":
         console.table("", ("", ""), list(COMMANDS.items()))
     else:
@@ -192,14 +201,14 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-def _temperature(text: str) -> float:
+def _sampling(before: SamplingSettings, name: str, text: str) -> SamplingSettings:
+    """The settings with that of a command, such as "/top_p 0.9"."""
+    key = name.removeprefix("/")
     try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value < float("inf"):
-        raise UsageError(f"/temperature {text}: a number from 0 on is expected")
-    return value
+        settings = {**before.model_dump(), key: int(text) if key == "top_k" else float(text)}
+        return SamplingSettings.model_validate(settings)
+    except ValueError as error:
+        raise UsageError(f"{name} {text}: {SAMPLING[name]} is expected") from error
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
