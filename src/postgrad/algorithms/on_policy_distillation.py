@@ -34,9 +34,7 @@ class OnPolicyDistillation(GRPO):
     unread: ClassVar[tuple[str, ...]] = ("covariance", "kl_in")
 
     teacher_coef: float = Field(1.0, gt=0.0)
-    # log p_teacher - log p_student of a token lies within +-this; None: a token that the teacher
-    # all but rules out may weigh as much as hundreds of others.
-    teacher_clip: float | None = Field(None, gt=0.0)
+    teacher_clip: float | None = Field(None, gt=0.0)  # bounds a token's difference of the two
     reward_coef: float = Field(0.0, ge=0.0)
     aggregation: Aggregation = "token"
 
@@ -69,9 +67,9 @@ class OnPolicyDistillation(GRPO):
         mask = sequences.loss_mask.values
         gap = (grades.astype(np.float64) - before) * mask
         advantages, metrics = columns["advantages"], dict(credit.metrics)
-        tokens = max(1, int(mask.sum()))
-        metrics["teacher/reverse_kl"] = -float(gap.sum()) / tokens
-        metrics["teacher/logprob"] = float((grades * mask).sum(dtype=np.float64)) / tokens
+        tokens, total = max(1, int(mask.sum())), (grades * mask).sum(dtype=np.float64)
+        means = {"teacher/reverse_kl": -float(gap.sum()), "teacher/logprob": float(total)}
+        metrics |= {name: value / tokens for name, value in means.items()}
         if self.teacher_clip is not None:
             free, gap = gap, gap.clip(-self.teacher_clip, self.teacher_clip)
             metrics["teacher/clipped_fraction"] = float((free != gap).sum()) / tokens

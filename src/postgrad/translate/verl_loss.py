@@ -107,9 +107,9 @@ def _clip(draft: Draft, options: Options, name: str, loss: str) -> None:
         why = "clip_ratio_low and clip_ratio_high win there, and have a default of 0.2"
         draft.skip(f"{place}clip_ratio", both, why)
     for key in ("", "_low", "_high") if place == _DISTILLED else ():
-        if (own := options.take(f"{ACTOR}clip_ratio{key}")) is not None:
+        if (bound := options.take(f"{ACTOR}clip_ratio{key}")) is not None:
             why = f"what the teacher grades has {_DISTILLED}clip_ratio there; one clip is for both"
-            draft.miss(f"{ACTOR}clip_ratio{key}", own, why)
+            draft.miss(f"{ACTOR}clip_ratio{key}", bound, why)
     low, high = (0.2 if bound is None else decimal(bound) for bound in (low, high))
     if name not in ("sapo", "gpg"):
         # a weight of CISPO is never below 0: a lower bound of 10 is none
