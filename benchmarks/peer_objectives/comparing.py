@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from benchmarks.peer_objectives.ours import Outcome, outcome
-from benchmarks.peer_objectives.samples import Samples
+from postgrad.core.errors import UsageError
 from postgrad.translate.translate import Translation, translate
 
 EQUAL = 1e-5  # relative: advantages and weights are float32 here
@@ -36,10 +36,20 @@ class Case:
 
     name: str
     words: Sequence[str]  # the options, as `postgrad translate` reads them
-    peer: Callable[[Samples], Outcome]
-    samples: Callable[[int], Samples]
+    peer: Callable[[Any], Outcome]  # of what `samples` draws
+    samples: Callable[[int], Any]
     known: Known | None = None
     knobs: Mapping[str, Any] = field(default_factory=dict)  # settings that replace the recipe's
+    ours: Callable[[Mapping[str, Any], Any], Outcome] = outcome  # of [algorithm] and the samples
+
+
+@dataclass(frozen=True)
+class Lost:
+    """An objective that no recipe has: `translate` refuses it, or names the option as lost."""
+
+    name: str
+    words: Sequence[str]
+    option: str  # that the recipe names as lost, or a part of the message that refuses
 
 
 @dataclass(frozen=True)
@@ -48,16 +58,16 @@ class Row:
 
     objective: str
     settings: Mapping[str, Any]  # the recipe's [algorithm]
-    ours: float  # the loss of the first draw
-    theirs: float
-    loss: float
-    gradient: float
-    verdict: str
+    ours: float | None  # the loss of the first draw; None: no recipe has the objective
+    theirs: float | None
+    loss: float | None
+    gradient: float | None
+    verdict: str  # "equal", "told", "known", "lost" or "differs"
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The entry of the results."""
-        return {name: value for name, value in asdict(self).items() if name != "why" or value}
+        return {name: value for name, value in asdict(self).items() if value not in (None, "")}
 
 
 def difference(theirs: Outcome, ours: Outcome) -> tuple[float, float]:
@@ -75,14 +85,16 @@ def difference(theirs: Outcome, ours: Outcome) -> tuple[float, float]:
     return loss, gradient
 
 
-def compared(system: str, case: Case, draws: int) -> Row:
+def compared(system: str, case: Case | Lost, draws: int) -> Row:
     """The row of a case over `draws` draws of samples. An error of either side names the case."""
+    if isinstance(case, Lost):
+        return _lost(system, case)
     torch.manual_seed(0)  # verl's clip_cov draws tokens
     try:
-        translation = translate(system, case.words, devices=1)
+        translation = _valid(system, case)
         table = dict(translation.recipe["algorithm"]) | dict(case.knobs)
         samples = [case.samples(seed) for seed in range(draws)]
-        pairs = [(case.peer(one), outcome(table, one)) for one in samples]
+        pairs = [(case.peer(one), case.ours(table, one)) for one in samples]
     except Exception as error:
         error.add_note(f"in the case {case.name!r} of {system}")
         raise
@@ -92,6 +104,29 @@ def compared(system: str, case: Case, draws: int) -> Row:
         case.name, table, ours.loss, theirs.loss, loss, gradient,
         *verdict(case.known, loss, gradient, translation),
     )  # fmt: skip
+
+
+def _valid(system: str, case: Case | Lost) -> Translation:
+    """The case's recipe. Raises RuntimeError for one whose [algorithm] cannot be read."""
+    translation = translate(system, case.words, devices=1)
+    problem = translation.problem or ""
+    if "algorithm." in problem or "algorithm:" in problem:
+        raise RuntimeError(f"the recipe is none: {translation.problem}")
+    return translation
+
+
+def _lost(system: str, case: Lost) -> Row:
+    """The verdict is "lost" where the user is told so, else "differs"."""
+    try:
+        translation = _valid(system, case)
+    except UsageError as error:
+        why = f"refused: {error}"
+        told = case.option in str(error)
+    else:
+        whys = [option.why for option in translation.draft.missing if option.name == case.option]
+        why = f"{case.option}: {'; '.join(whys) or 'the recipe does not name it'}"
+        told = bool(whys)
+    return Row(case.name, {}, None, None, None, None, "lost" if told else "differs", why)
 
 
 def verdict(
@@ -115,8 +150,8 @@ def shown(rows: Sequence[Row]) -> str:
     """The table, and below it why rows differ."""
     lines = ["verdict  our loss    their loss  differs by  gradient by  objective"]
     lines += [
-        f"{row.verdict:8} {row.ours:10.6f}  {row.theirs:10.6f}  {row.loss:10.1e}  "
-        f"{row.gradient:11.1e}  {row.objective}"
+        f"{row.verdict:8} {_number(row.ours, '10.6f')}  {_number(row.theirs, '10.6f')}  "
+        f"{_number(row.loss, '10.1e')}  {_number(row.gradient, '11.1e')}  {row.objective}"
         for row in rows
     ]
     reasons: dict[str, list[str]] = {}
@@ -124,3 +159,7 @@ def shown(rows: Sequence[Row]) -> str:
         if row.why:
             reasons.setdefault(f"{row.verdict}: {row.why}", []).append(row.objective)
     return "\n".join([*lines, *(f"{why} [{'; '.join(names)}]" for why, names in reasons.items())])
+
+
+def _number(value: float | None, form: str) -> str:
+    return format("-", f">{form.split('.')[0]}") if value is None else format(value, form)

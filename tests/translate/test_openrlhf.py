@@ -205,3 +205,19 @@ def test_evaluations_have_their_own_temperature_and_the_filters_of_training() ->
         "--eval.dataset", "e.jsonl", "--rollout.top_p", "0.9", "--rollout.temperature", "0.8"
     )
     assert (found.recipe["eval"]["temperature"], found.recipe["eval"]["top_p"]) == (0.6, 0.9)
+
+
+def test_ipo_sums_log_ratios_and_reads_no_smoothing() -> None:
+    words = ["dpo", "--model.model_name_or_path", "m", "--data.dataset", "d", "--model.ipo_enable"]
+    found = translate("openrlhf", [*words, "--model.label_smoothing", "0.1"])
+    assert found.problem is None
+    assert found.recipe["algorithm"] == {"type": "ipo", "length_normalised": False}
+    assert "model.label_smoothing" in {one.name for one in found.draft.needless}
+
+
+def test_logexp_reads_no_margin() -> None:
+    words = ["rm", "--model.model_name_or_path", "m", "--data.dataset", "d"]
+    found = translate("openrlhf", [*words, "--model.loss_type", "logexp",
+                                   "--model.margin_loss_enable"])  # fmt: skip
+    assert found.problem is None
+    assert found.recipe["algorithm"] == {"type": "bradley_terry", "loss": "log_exp"}

@@ -116,7 +116,9 @@ RULES: dict[str, Rule] = {
     "adam_epsilon": to("learner.eps", read=decimal),
     "seed": to("seed", read=non_negative),
     "beta": to("algorithm.beta", read=decimal),
-    "label_smoothing": to("algorithm.label_smoothing", read=decimal),
+    **family("", "label_smoothing use_weighting loss_weights f_divergence_type "
+             "f_alpha_divergence_coef discopop_tau cpo_alpha simpo_gamma alpha",
+             missing("not a setting of this trainer")),
     "desirable_weight": to("algorithm.desirable_weight", read=decimal),
     "undesirable_weight": to("algorithm.undesirable_weight", read=decimal),
     "center_rewards_coefficient": to("algorithm.centre_coef", read=decimal),
@@ -157,14 +159,6 @@ RULES: dict[str, Rule] = {
     "vespo_k_neg": to("algorithm.shape_negative", read=decimal),
     "vespo_lambda_neg": to("algorithm.rate_negative", read=decimal),
     "ld_alpha": missing("the loss counts every token of an answer"),
-    "f_divergence_type": choice(
-        "algorithm.divergence",
-        {"reverse_kl": None, "forward_kl": "forward_kl", "js_divergence": "js",
-         "alpha_divergence": "alpha"},
-    ),
-    "f_alpha_divergence_coef": to("algorithm.divergence_alpha", "1 - the value there",
-                                  lambda value: 1.0 - decimal(value)),
-    "discopop_tau": to("algorithm.discopop_tau", read=decimal),
     "stop_token": missing_but(("eos",), "an answer ends with its turn; rollout.stop has texts that "
                                         "end it"),
     **family("", "streaming dataset_streaming",
@@ -178,6 +172,8 @@ RULES: dict[str, Rule] = {
     "packing": needless(common.PACKED),
     **family("", "padding_free pad_to_multiple_of packing_strategy eval_packing pad_token "
              "group_by_length", needless(common.PACKED)),
+    "label_smoothing_factor": missing("the loss is the NLL of the tokens as they are"),
+    "neftune_noise_alpha": missing("no noise is added to embeddings"),
     **family("", "vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout "
              "vllm_group_port", needless("the run starts its engines and knows where they are")),
     "vllm_max_model_length": needless("data.max_len, which bounds prompt and answer"),
