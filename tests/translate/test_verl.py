@@ -301,6 +301,19 @@ def test_a_teacher_grades_the_students_tokens() -> None:
     assert missing(found) <= {f"{ROLLOUT}tensor_model_parallel_size"}
 
 
+def test_a_teacher_s_coefficient_is_read_with_rewards_and_its_clip_without() -> None:
+    place = "distillation.distillation_loss."
+    words = ["distillation.enabled=True", f"{place}loss_mode=k1",
+             f"{place}distillation_loss_coef=0.5", f"{place}clip_ratio_high=0.28"]  # fmt: skip
+    alone = of(*words, f"{place}use_task_rewards=False")
+    assert "teacher_coef" not in alone.recipe["algorithm"]
+    assert alone.recipe["algorithm"]["clip_high"] == 0.28
+    both = of(*words)
+    assert both.recipe["algorithm"]["teacher_coef"] == 0.5
+    assert both.recipe["algorithm"]["clip_high"] == 0.2
+    assert f"{place}clip_ratio_high" in missing(both)
+
+
 def test_engines_one_step_ahead_have_gpus_of_their_own() -> None:
     found = translate("verl", [
         "one_step_off", *BASE, "trainer.n_gpus_per_node=4", "rollout.n_gpus_per_node=4",

@@ -1,6 +1,7 @@
 """What verl's configs optimise: advantages, losses, KL, corrections of the sampler, teachers."""
 
 import re
+from typing import Any
 
 from postgrad.translate import common
 from postgrad.translate.draft import Draft
@@ -12,6 +13,8 @@ _CORRECTION = "algorithm.rollout_correction."
 _SCALES = {  # comments on types whose advantages differ by a factor
     "gpg": "advantages are scaled there by samples / rewards that are not 0; here by samples / "
     "those whose group has a gradient",
+    "on_policy_distillation": "a token's advantage is the teacher's logprob minus that of the policy "
+    "before the step; there minus that of the policy in the update",
     "gdpo": "the sum of components is whitened over tokens there, over samples here",
 }
 _NO_CLIP = 1e9  # clip_high: no ratio here is above exp(20) = 4.9e8
@@ -35,7 +38,8 @@ def algorithm(draft: Draft, options: Options, ahead: Ahead | None) -> None:
     name = _gpg(draft, estimator, loss, name)
     if _teacher(draft, options):
         name = "on_policy_distillation"
-    draft.put("algorithm.type", name, estimator if name != estimator else _SCALES.get(name, ""))
+    why = _SCALES.get(name, estimator if name != estimator else "")
+    draft.put("algorithm.type", name, why)
     for key in ("gamma", "lam"):
         value = decimal(options.take(f"algorithm.{key}", 1.0))
         if name == "ppo":
@@ -104,6 +108,8 @@ def _clip(draft: Draft, options: Options, name: str, loss: str) -> None:
     if both is not None and (low is None or high is None):
         why = "clip_ratio_low and clip_ratio_high win there, and have a default of 0.2"
         draft.skip(f"{ACTOR}clip_ratio", both, why)
+    if name == "on_policy_distillation":
+        low, high = _taught_clip(draft, options, low, high)
     low, high = (0.2 if bound is None else decimal(bound) for bound in (low, high))
     if name not in ("sapo", "gpg"):
         # a weight of CISPO is never below 0: a lower bound of 10 is none
@@ -261,7 +267,22 @@ def _teacher(draft: Draft, options: Options) -> bool:
         draft.miss(f"{loss}loss_mode", kind, "a token's advantage is the teacher's logprob minus "
                    "its own: k1")  # fmt: skip
     coefficient = decimal(options.take(f"{loss}distillation_loss_coef", 1.0))
-    draft.put("algorithm.teacher_coef", coefficient if coefficient != 1.0 else None)
     if flag(options.take(f"{loss}use_task_rewards", True)):
+        draft.put("algorithm.teacher_coef", coefficient if coefficient != 1.0 else None)
         draft.put("algorithm.reward_coef", 1.0)
+    elif coefficient != 1.0:
+        draft.skip(f"{loss}distillation_loss_coef", coefficient, "it is read with rewards alone")
     return True
+
+
+def _taught_clip(draft: Draft, options: Options, low: Any, high: Any) -> tuple[Any, Any]:
+    """The bounds of the teacher's loss, where it is the only one; low, high: of the policy's."""
+    loss = "distillation.distillation_loss."
+    alone = draft.get("algorithm.reward_coef") is None
+    for side in ("low", "high"):
+        bound = options.take(f"{loss}clip_ratio_{side}")
+        if not alone and options.states(f"{loss}clip_ratio_{side}"):
+            draft.miss(f"{loss}clip_ratio_{side}", bound, "rewards and teacher have one clip here")
+        elif alone:
+            low, high = (bound, high) if side == "low" else (low, bound)
+    return low, high

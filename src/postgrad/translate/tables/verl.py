@@ -321,8 +321,7 @@ RULES: dict[str, Rule] = {
     **family(
         "distillation.",
         "n_gpus_per_node nnodes teacher_key distillation_loss.topk "
-        "distillation_loss.policy_loss_mode distillation_loss.clip_ratio "
-        "distillation_loss.clip_ratio_low distillation_loss.clip_ratio_high",
+        "distillation_loss.policy_loss_mode distillation_loss.clip_ratio",
         needless("the teacher reads samples on the ranks; cluster.teacher places it"),
     ),
     "distillation.teacher_models.*": needless(
