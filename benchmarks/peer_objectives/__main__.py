@@ -9,7 +9,8 @@ of one token, a group of equal rewards, answers that were cut off, tokens of an 
 beyond every clip. Losses of pairs, of labels, of SFT and of reward models run on an update of two
 micro-batches of texts with answers of one token. All logprobs are float64. Each case is one
 objective, on one update of all samples of a step; shown are the greatest relative differences of
-loss and gradient over the draws:
+loss and gradient over the draws. Of a reward shown are the mean scores of collected answers, and
+the share of answers whose score is another:
 
 - equal: to 1e-5, as advantages and weights are float32 here;
 - told: the recipe has a comment, or a lost option, that says what is computed there;
@@ -17,7 +18,8 @@ loss and gradient over the draws:
 - lost: no recipe has the objective, and `translate` refuses it or names the option as lost;
 - differs: none of these. The exit code is 1.
 
-TRL's trainers need the package `accelerate`; nothing of the other systems has to be installed.
+TRL's trainers need the package `accelerate`, and Open-Instruct's verifier of formulas
+antlr4-python3-runtime 4.11; nothing of the other systems has to be installed.
 """
 
 import argparse
@@ -32,10 +34,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peer_objectives.comparing import Case, Lost, Row, compared, shown
+from benchmarks.peer_objectives.comparing import Comparable, Row, compared, shown
 from postgrad.translate.translate import SYSTEMS
 
-KINDS = ("_pairs", "_online", "_supervised")  # of objectives, in modules of their own
+KINDS = ("_pairs", "_online", "_supervised", "_rewards")  # of objectives, in modules of their own
 
 
 def commit_of(checkout: Path) -> str:
@@ -45,7 +47,7 @@ def commit_of(checkout: Path) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def cases(system: str, checkout: Path) -> Iterator[Case | Lost]:
+def cases(system: str, checkout: Path) -> Iterator[Comparable]:
     """All cases of a system: of its module, and of those for other kinds of objectives."""
     for kind in ("", *KINDS):
         name = f"benchmarks.peer_objectives.{SYSTEMS[system]}{kind}"

@@ -65,7 +65,7 @@ def test_thoughts_do_not_count_where_they_do_not_there() -> None:
 
 def test_think_format_reward_wants_one_beginning_of_thoughts_as_there() -> None:
     """The function of TRL 1.16 gives 0, 0, 1, 1, 0."""
-    kind, settings = FUNCTIONS["think_format_reward"]
+    kind, settings, _ = FUNCTIONS["think_format_reward"]
     verifier = build(RewardSettings.model_validate({"type": kind, **settings}))
     texts = ["<think>a<think>b</think>c", "<think>a</think><think>b</think>", "<think>a</think>c",
              "<think>\n</think>\nc</think>\n", "c<think>a</think>"]  # fmt: skip

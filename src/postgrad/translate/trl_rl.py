@@ -337,8 +337,8 @@ def _rewards(draft: Draft, options: Options, functions: Sequence[str]) -> None:
     names = [*(["reward_model"] if model else []), *(options.texts("reward_funcs") or functions)]
     draft.put("reward_model.model.path", model)
     for place, name in enumerate(names):
-        kind, settings = FUNCTIONS.get(name, (name, {}))
-        comment = name if name in FUNCTIONS else ""
+        kind, settings, other = FUNCTIONS.get(name, (name, {}, ""))
+        comment = (f"{name}: {other}" if other else name) if name in FUNCTIONS else ""
         if "." in kind:
             module, _, function = kind.rpartition(".")
             kind = f"{module}:{function}"

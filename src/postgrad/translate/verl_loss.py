@@ -13,8 +13,8 @@ _CORRECTION = "algorithm.rollout_correction."
 _SCALES = {  # comments on types whose advantages differ by a factor
     "gpg": "advantages are scaled there by samples / rewards that are not 0; here by samples / "
     "those whose group has a gradient",
-    "on_policy_distillation": "a token's advantage is the teacher's logprob minus that of the policy "
-    "before the step; there minus that of the policy in the update",
+    "on_policy_distillation": "a token's advantage is the teacher's logprob minus that of the "
+    "policy before the step; there minus that of the policy in the update",
     "gdpo": "the sum of components is whitened over tokens there, over samples here",
 }
 _NO_CLIP = 1e9  # clip_high: no ratio here is above exp(20) = 4.9e8

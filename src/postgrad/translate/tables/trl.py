@@ -225,9 +225,11 @@ LOSSES: dict[str, tuple[str, str | None]] = {  # -> type, aggregation
 OWN_ROWS = "lmms-lab/multimodal-open-r1-8k-verified"  # of the scripts grpo_vlm, rloo_vlm ...
 OWN_REWARDS = ("think_format_reward", "accuracy_reward")  # of the same
 UNZIPPED = "FanqingM/MMIU-Benchmark"  # whose images sft_vlm_gemma3 unzips
-FUNCTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "accuracy_reward": ("math", {}),
-    "reasoning_accuracy_reward": ("math", {"name": "reasoning_accuracy", "after": "</think>"}),
-    "think_format_reward": ("format", {"pattern": "<think>(?!.*<think>).*</think>.*"}),
-    "get_soft_overlong_punishment": ("overlong", {"max_new_tokens": 1280, "buffer": 256}),
-}
+LATEX = "well-formed LaTeX alone counts there, plain expressions here too"
+FUNCTIONS: dict[str, tuple[str, dict[str, Any], str]] = {  # -> type, settings, what differs
+    "accuracy_reward": ("math", {}, LATEX),
+    "reasoning_accuracy_reward": ("math", {"name": "reasoning_accuracy", "after": "</think>"},
+                                  LATEX),
+    "think_format_reward": ("format", {"pattern": "<think>(?!.*<think>).*</think>.*"}, ""),
+    "get_soft_overlong_punishment": ("overlong", {"max_new_tokens": 1280, "buffer": 256}, ""),
+}  # fmt: skip

@@ -145,18 +145,21 @@ KLS = {
 # What rows are, by the names of their files: the values of their column data_source, and how
 # verl scores them: type, settings and comment of each entry of [[rewards]].
 SOURCES: tuple[tuple[str, str, tuple[tuple[str, dict[str, Any], str], ...]], ...] = (
-    (r"gsm8k", "openai/gsm8k", (("gsm8k", {}, "the number behind ####, as there"),)),
+    (r"gsm8k", "openai/gsm8k", (("gsm8k", {}, "the number behind ####; there in the last 300 "
+      "characters, and written as the reference is"),)),
     (
         r"geo3k|geometry3k",
         "hiyouga/geometry3k",
         (
-            ("math", {"weight": 0.9}, ""),
+            ("math", {"weight": 0.9, "boxed_only": True}, ""),
             ("regex", {"weight": 0.1, "dot_all": True,
                        "pattern": r"^<think>.*</think>.*\\boxed\{.*\}.*$"}, "thoughts and a box"),
         ),
     ),
-    (r"dapo|aime", "math_dapo", (("math", {}, "1 or 0; there 1 or -1"),)),
-    (r"math", "DigitalLearningGmbH/MATH-lighteval", (("math", {}, ""),)),
+    (r"dapo|aime", "math_dapo", (("math", {"weight": 2.0}, "2 or 0, there 1 or -1; there the text "
+      "behind Answer: or in the last box, compared as text"),)),
+    (r"math", "DigitalLearningGmbH/MATH-lighteval",
+     (("math", {"boxed_only": True}, "boxes as formulas; there the last box, compared as text"),)),
 )  # fmt: skip
 
 _TOOLS = 'write tools as Python functions, and [environment] type = "tools" (docs/environments.md)'
