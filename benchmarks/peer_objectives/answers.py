@@ -50,10 +50,11 @@ class Scored:
         ours = [scores(rewards, answer, translation) for answer in self.answers]
         other = [answer.name for answer, a, b in zip(self.answers, theirs, ours, strict=True)
                  if (a is None) != (b is None) or abs((a or 0.0) - (b or 0.0)) > CLOSE]  # fmt: skip
-        means = [sum(side or 0.0 for side in both) / len(both) for both in (ours, theirs)]
-        share = len(other) / len(self.answers)
         verdict, why = self._verdict(other, translation)
-        return Row(self.name, {"rewards": rewards}, *means, share, None, verdict, why)
+        return Row(
+            self.name, {"rewards": rewards}, _mean(ours), _mean(theirs),
+            len(other) / len(self.answers), None, verdict, why,
+        )  # fmt: skip
 
     def _verdict(self, other: Sequence[str], translation: Translation) -> tuple[str, str]:
         if unknown := [name for name in other if not {name, ""} & self.differing.keys()]:
@@ -71,6 +72,11 @@ class Scored:
             why = self.differing.get(name) or self.differing[""]
             reasons.setdefault(why, []).append(name)
         return "told", "; ".join(f"{why} ({', '.join(names)})" for why, names in reasons.items())
+
+
+def _mean(scores: Sequence[float | None]) -> float:
+    """Of scores; 0 for rows that are skipped."""
+    return sum(score or 0.0 for score in scores) / len(scores)
 
 
 def scores(

@@ -1,6 +1,7 @@
 """TRL's reward functions."""
 
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ OF_LATEX = because({
 def cases(checkout: Path) -> Iterator[Scored]:
     """The functions that have a verifier here."""
     TRL(checkout)  # puts the checkout on the path
-    from trl import rewards
+    rewards: Any = import_module("trl.rewards")
 
     def of(function: Any) -> Any:
         return lambda answer: function([[{"content": answer.text}]], solution=[answer.reference])[0]
