@@ -221,3 +221,15 @@ def test_logexp_reads_no_margin() -> None:
                                    "--model.margin_loss_enable"])  # fmt: skip
     assert found.problem is None
     assert found.recipe["algorithm"] == {"type": "bradley_terry", "loss": "log_exp"}
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("sft", "before it over each micro-batch's"), ("kd", "there over each micro-batch's"),
+     ("prm", "there over each micro-batch's"), ("kto", "there over a micro-batch"), ("dpo", "")],
+)  # fmt: skip
+def test_means_of_a_micro_batch_there_are_told(program: str, said: str) -> None:
+    words = [program, "--model.model_name_or_path", "m", "--data.dataset", "d"]
+    comment = translate("openrlhf", words).draft.comments.get(("algorithm", "type"), "")
+    assert said in comment
+    assert bool(comment) is bool(said)

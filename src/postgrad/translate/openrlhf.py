@@ -35,6 +35,13 @@ _OF_OPTIMIZER = {  # option after "actor." or "critic." -> key of [critic.learne
 }
 
 
+_MEANS = {  # what is averaged over something else there
+    "sft": "a mean over an update's tokens, as since 0.11; before it over each micro-batch's",
+    "distillation": "a mean over an update's tokens; there over each micro-batch's",
+    "process_reward": "a mean over an update's steps; there over each micro-batch's",
+    "kto": "its reference point z is a mean over an update; there over a micro-batch of all GPUs",
+}
+
 config_of = config_table
 flags_of = flags
 
@@ -69,7 +76,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
     else:
         draft.put("epochs", options.take("train.max_epochs"))
         ipo = flag(options.take("model.ipo_enable", False))
-        draft.put("algorithm.type", "ipo" if ipo else name)
+        draft.put("algorithm.type", "ipo" if ipo else name, _MEANS.get(name, ""))
         if ipo:
             draft.put("algorithm.length_normalised", False, "log-ratios are sums, as there")
         _unread(draft, options, ipo)
