@@ -6,15 +6,20 @@
 CHECKOUT: a working tree of one of the systems. Its own functions for advantages and losses, loaded
 as single files, and the recipe that its options become run on the same samples: groups with answers
 of one token, a group of equal rewards, answers that were cut off, tokens of an environment, ratios
-beyond every clip. All logprobs are float64. Each case is one objective, on one update of all
-samples of a step; shown are the greatest relative differences of loss and gradient over the draws:
+beyond every clip. Losses of pairs, of labels, of SFT and of reward models run on an update of two
+micro-batches of texts with answers of one token. All logprobs are float64. Each case is one
+objective, on one update of all samples of a step; shown are the greatest relative differences of
+loss and gradient over the draws. Of a reward shown are the mean scores of collected answers, and
+the share of answers whose score is another:
 
 - equal: to 1e-5, as advantages and weights are float32 here;
 - told: the recipe has a comment, or a lost option, that says what is computed there;
 - known: the difference is small or of a run that the recipe does not have; the table says why;
+- lost: no recipe has the objective, and `translate` refuses it or names the option as lost;
 - differs: none of these. The exit code is 1.
 
-TRL's trainers need the package `accelerate`; nothing of the other systems has to be installed.
+TRL's trainers need the package `accelerate`, and Open-Instruct's verifier of formulas
+antlr4-python3-runtime 4.11; nothing of the other systems has to be installed.
 """
 
 import argparse
@@ -23,13 +28,16 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peer_objectives.comparing import Row, compared, shown
+from benchmarks.peer_objectives.comparing import Comparable, Row, compared, shown
 from postgrad.translate.translate import SYSTEMS
+
+KINDS = ("_pairs", "_online", "_supervised", "_rewards")  # of objectives, in modules of their own
 
 
 def commit_of(checkout: Path) -> str:
@@ -37,6 +45,14 @@ def commit_of(checkout: Path) -> str:
     words = ["git", "-C", str(checkout), "rev-parse", "--short=12", "HEAD"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def cases(system: str, checkout: Path) -> Iterator[Comparable]:
+    """All cases of a system: of its module, and of those for other kinds of objectives."""
+    for kind in ("", *KINDS):
+        name = f"benchmarks.peer_objectives.{SYSTEMS[system]}{kind}"
+        if not kind or find_spec(name) is not None:
+            yield from import_module(name).cases(checkout)
 
 
 def record(path: Path, system: str, entry: dict[str, Any], rows: Sequence[Row]) -> None:
@@ -61,8 +77,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--to", type=Path, help="a JSON file; entries of other systems stay")
     parser.add_argument("--commit", help="of a checkout that is no git repository")
     args = parser.parse_args(words)
-    module = import_module(f"benchmarks.peer_objectives.{SYSTEMS[args.system]}")
-    rows = [compared(args.system, case, args.draws) for case in module.cases(args.checkout)]
+    rows = [compared(args.system, case, args.draws) for case in cases(args.system, args.checkout)]
     print(shown(rows))
     if args.to is not None:
         command = ["python", "-m", "benchmarks.peer_objectives", args.system, "CHECKOUT"]

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from benchmarks.peer_objectives.ours import Outcome, outcome
-from benchmarks.peer_objectives.samples import Samples
+from postgrad.core.errors import UsageError
 from postgrad.translate.translate import Translation, translate
 
 EQUAL = 1e-5  # relative: advantages and weights are float32 here
@@ -31,33 +31,71 @@ OF_SUM = Known(  # gdpo, of twenty samples
 
 
 @dataclass(frozen=True)
+class Row:
+    """What a case showed. loss, gradient: the greatest relative differences over all draws."""
+
+    objective: str
+    settings: Mapping[str, Any]  # the recipe's [algorithm], or its [[rewards]]
+    ours: float | None  # the loss of the first draw, or the mean score of answers; None: no recipe
+    theirs: float | None
+    loss: float | None  # of scores: the share of answers whose score is another
+    gradient: float | None
+    verdict: str  # "equal", "told", "known", "lost" or "differs"
+    why: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of the results."""
+        return {name: value for name, value in asdict(self).items() if value not in (None, "")}
+
+
+@dataclass(frozen=True)
 class Case:
     """One objective of a peer: its options, and what its own functions compute with them."""
 
     name: str
     words: Sequence[str]  # the options, as `postgrad translate` reads them
-    peer: Callable[[Samples], Outcome]
-    samples: Callable[[int], Samples]
+    peer: Callable[[Any], Outcome]  # of what `samples` draws
+    samples: Callable[[int], Any]
     known: Known | None = None
     knobs: Mapping[str, Any] = field(default_factory=dict)  # settings that replace the recipe's
+    ours: Callable[[Mapping[str, Any], Any], Outcome] = outcome  # of [algorithm] and the samples
+
+    def compared(self, system: str, draws: int) -> Row:
+        """Its row: the losses of the first draw, the greatest differences of all."""
+        translation = translated(system, self.words)
+        table = dict(translation.recipe["algorithm"]) | dict(self.knobs)
+        samples = [self.samples(seed) for seed in range(draws)]
+        pairs = [(self.peer(one), self.ours(table, one)) for one in samples]
+        loss, gradient = np.max([difference(*pair) for pair in pairs], axis=0).tolist()
+        theirs, ours = pairs[0]
+        return Row(
+            self.name, table, ours.loss, theirs.loss, loss, gradient,
+            *verdict(self.known, loss, gradient, translation),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Row:
-    """What a case showed. loss, gradient: the greatest relative differences over all draws."""
+class Lost:
+    """An objective that no recipe has: `translate` refuses it, or names the option as lost."""
 
-    objective: str
-    settings: Mapping[str, Any]  # the recipe's [algorithm]
-    ours: float  # the loss of the first draw
-    theirs: float
-    loss: float
-    gradient: float
-    verdict: str
-    why: str = ""
+    name: str
+    words: Sequence[str]
+    option: str  # that the recipe names as lost, or a part of the message that refuses
 
-    def to_json(self) -> dict[str, Any]:
-        """The entry of the results."""
-        return {name: value for name, value in asdict(self).items() if name != "why" or value}
+    def compared(self, system: str, draws: int) -> Row:
+        """Its row, without numbers: "lost" where the user is told so, else "differs"."""
+        del draws
+        try:
+            translation = translated(system, self.words)
+        except UsageError as error:
+            why = f"refused: {error}"
+            told = self.option in str(error)
+        else:
+            listed = translation.draft.missing
+            whys = [option.why for option in listed if option.name == self.option]
+            why = f"{self.option}: {'; '.join(whys) or 'the recipe does not name it'}"
+            told = bool(whys)
+        return Row(self.name, {}, None, None, None, None, "lost" if told else "differs", why)
 
 
 def difference(theirs: Outcome, ours: Outcome) -> tuple[float, float]:
@@ -75,23 +113,36 @@ def difference(theirs: Outcome, ours: Outcome) -> tuple[float, float]:
     return loss, gradient
 
 
-def compared(system: str, case: Case, draws: int) -> Row:
+class Comparable(Protocol):
+    """A case that compares itself."""
+
+    @property
+    def name(self) -> str:
+        """Of the objective, in tables."""
+        ...
+
+    def compared(self, system: str, draws: int) -> Row:
+        """Its row over `draws` draws of samples."""
+        ...
+
+
+def compared(system: str, case: Comparable, draws: int) -> Row:
     """The row of a case over `draws` draws of samples. An error of either side names the case."""
     torch.manual_seed(0)  # verl's clip_cov draws tokens
     try:
-        translation = translate(system, case.words, devices=1)
-        table = dict(translation.recipe["algorithm"]) | dict(case.knobs)
-        samples = [case.samples(seed) for seed in range(draws)]
-        pairs = [(case.peer(one), outcome(table, one)) for one in samples]
+        return case.compared(system, draws)
     except Exception as error:
         error.add_note(f"in the case {case.name!r} of {system}")
         raise
-    loss, gradient = np.max([difference(*pair) for pair in pairs], axis=0).tolist()
-    theirs, ours = pairs[0]
-    return Row(
-        case.name, table, ours.loss, theirs.loss, loss, gradient,
-        *verdict(case.known, loss, gradient, translation),
-    )  # fmt: skip
+
+
+def translated(system: str, words: Sequence[str]) -> Translation:
+    """The recipe of options. Raises RuntimeError for one whose [algorithm] cannot be read."""
+    translation = translate(system, words, devices=1)
+    problem = translation.problem or ""
+    if "algorithm." in problem or "algorithm:" in problem:
+        raise RuntimeError(f"the recipe is none: {translation.problem}")
+    return translation
 
 
 def verdict(
@@ -115,8 +166,8 @@ def shown(rows: Sequence[Row]) -> str:
     """The table, and below it why rows differ."""
     lines = ["verdict  our loss    their loss  differs by  gradient by  objective"]
     lines += [
-        f"{row.verdict:8} {row.ours:10.6f}  {row.theirs:10.6f}  {row.loss:10.1e}  "
-        f"{row.gradient:11.1e}  {row.objective}"
+        f"{row.verdict:8} {_number(row.ours, '10.6f')}  {_number(row.theirs, '10.6f')}  "
+        f"{_number(row.loss, '10.1e')}  {_number(row.gradient, '11.1e')}  {row.objective}"
         for row in rows
     ]
     reasons: dict[str, list[str]] = {}
@@ -124,3 +175,7 @@ def shown(rows: Sequence[Row]) -> str:
         if row.why:
             reasons.setdefault(f"{row.verdict}: {row.why}", []).append(row.objective)
     return "\n".join([*lines, *(f"{why} [{'; '.join(names)}]" for why, names in reasons.items())])
+
+
+def _number(value: float | None, form: str) -> str:
+    return format("-", f">{form.split('.')[0]}") if value is None else format(value, form)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.peer_objectives.comparing import OF_SUM, Case, Known
+from benchmarks.peer_objectives.comparing import OF_SUM, Case, Known, Lost
 from benchmarks.peer_objectives.loading import Checkout
 from benchmarks.peer_objectives.ours import Outcome, outcome_of
 from benchmarks.peer_objectives.samples import LONGEST, Samples, drawn
@@ -64,8 +64,10 @@ class NeMoRL:
         return outcome_of(loss, {"logprobs": leaf, "entropy": zeros, "values": zeros}, samples)
 
 
-def cases(checkout: Path) -> Iterator[Case]:
-    """All that is compared."""
+def cases(checkout: Path) -> Iterator[Case | Lost]:
+    """All that is compared, and the programs that no recipe comes from."""
+    for program, told in OTHERS.items():
+        yield Lost(program, [program, "policy.model_name=m"], told)
     nemo = NeMoRL(checkout)
     for name, options, known in CASES:
         stated = {**BASE, **options}
@@ -104,6 +106,8 @@ SAMPLER = Known("the KL's factor is the ratio to the sampler there, to the polic
 KEPT = Known("the tokens of a response that stays have their weights there, and 1 here",
              "have their weights there, and 1 here")  # fmt: skip
 UNBOUNDED = Known("weights have no bound there, and tis's 2 here", "there without a bound")
+OTHERS = {"sft": 'job = "sft"', "dpo": "docs/preferences.md", "rm": "docs/preferences.md",
+          "distillation": "on_policy_distillation.md"}  # fmt: skip
 NO_KL = {f"{LOSS}reference_policy_kl_penalty": 0.0}
 IS = {**NO_KL, f"{LOSS}use_importance_sampling_correction": True}
 TIS = f"{LOSS}truncated_importance_sampling_"

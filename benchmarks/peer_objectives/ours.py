@@ -54,10 +54,12 @@ def outcome(table: Mapping[str, Any], samples: Samples) -> Outcome:
     experience, rows = credit.experience, credit.rows
     sequences = experience.sequences
     weight = algorithm.entry_weights(sequences, np.arange(len(rows))).values
+    weight = weight * experience.has_gradient[sequences.loss_mask.rows]  # others are not computed
     leaves = {name: samples.padded(getattr(samples, name)).requires_grad_()
               for name in ("logprobs", "entropy", "values")}  # fmt: skip
     given = dict(experience.columns)
-    before = samples.sampled if algorithm.old_logprobs == "sampled" else samples.old
+    of_sampler = getattr(algorithm, "old_logprobs", "") == "sampled"
+    before = samples.sampled if of_sampler else samples.old
     exact = {"old": before, "ref": samples.ref, "sampled": samples.sampled}
     for name, logprobs in exact.items():
         if f"{name}_logprobs" in given:

@@ -24,7 +24,9 @@ KNOBS = [
     ("dpo", {}),
     ("dpo", {"beta": 0.5, "label_smoothing": 0.2, "nll_coef": 0.3}),
     ("ipo", {"nll_coef": 0.3}),
+    ("ipo", {"length_normalised": False}),
     ("simpo", {}),
+    ("simpo", {"label_smoothing": 0.2}),
     ("simpo", {"beta": 1.5, "gamma": 0.2, "nll_coef": 0.3}),
     ("orpo", {}),
     ("orpo", {"odds_coef": 0.7, "nll_coef": 0.3}),
@@ -148,9 +150,11 @@ def of_pair(name: str, k: Any, chosen: Any, rejected: Any) -> float:
         x, e = k.beta * (pc - pr), k.label_smoothing
         found = -(1 - e) * math.log(sigmoid(x)) - e * math.log(sigmoid(-x))
     elif name == "ipo":
-        found = (hc / nc - hr / nr - 1 / (2 * k.beta)) ** 2
+        h = hc / nc - hr / nr if k.length_normalised else hc - hr
+        found = (h - 1 / (2 * k.beta)) ** 2
     elif name == "simpo":
-        found = -math.log(sigmoid(k.beta / nc * pc - k.beta / nr * pr - k.gamma))
+        x, e = k.beta / nc * pc - k.beta / nr * pr - k.gamma, k.label_smoothing
+        found = -(1 - e) * math.log(sigmoid(x)) - e * math.log(sigmoid(-x))
     else:
         odds = [math.exp(p / n) / (1 - math.exp(p / n)) for p, n in ((pc, nc), (pr, nr))]
         found = -k.odds_coef * math.log(sigmoid(math.log(odds[0] / odds[1])))

@@ -113,6 +113,7 @@ def test_the_command_fails_where_a_case_differs_and_keeps_others_entries(
     cases = [case(grpo), replace(case(lambda samples: grpo(samples, 0.5)), name="half added")]
     peer = SimpleNamespace(cases=lambda checkout: cases[: len(list(checkout.iterdir()))])
     monkeypatch.setitem(sys.modules, "benchmarks.peer_objectives.trl", peer)
+    monkeypatch.setattr("benchmarks.peer_objectives.__main__.KINDS", ())  # which read a checkout
     checkout, results = tmp_path / "trl", tmp_path / "results.json"
     checkout.mkdir()
     results.write_text('{"verl": {}}', "utf-8")

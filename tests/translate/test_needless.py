@@ -263,8 +263,9 @@ REASONS = {
     "a teacher reads a step's samples once, without gradients": """
         distillation.n_gpus_per_node distillation.nnodes distillation.teacher_key
         distillation.teacher_models.*""",
-    "what verl's forward_kl_topk alone reads, which is lost, and the one value that its teachers "
-    "accept": """
+    "what verl's forward_kl_topk alone reads, which is lost, a clip that two others override, and "
+    "the one value that its teachers accept": """
+        distillation.distillation_loss.clip_ratio
         distillation.distillation_loss.log_prob_min_clamp
         distillation.distillation_loss.policy_loss_mode distillation.distillation_loss.topk""",
     "how verl's processes are started": """

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from postgrad.rollout.environments.guess_number import rows
 from postgrad.translate.translate import Translation, translate
 
@@ -229,3 +231,11 @@ def test_evaluations_are_sampled_as_training_where_nothing_else_is_said() -> Non
     sampled = of(*held_out, "--vllm_top_p", "0.9", "--eval_top_p", "1.0").recipe["eval"]
     assert (sampled["temperature"], sampled["top_p"]) == (0.7, 1.0)
     assert [option.name for option in of("--eval_top_p", "0.9").draft.missing] == ["eval_top_p"]
+
+
+@pytest.mark.parametrize("name", ["ai2-adapt-dev/rlvr_ifeval", "allenai/RLVR-IF"])
+def test_instructions_count_by_the_share_that_is_followed(name: str) -> None:
+    flags = ["--model_name_or_path", "m", "--dataset_mixer_list", name, "1.0"]
+    found = translate("open-instruct", ["grpo", *flags])
+    assert found.recipe["rewards"][0] == {"type": "ifeval", "weight": 10.0, "credit": "fraction"}
+    assert "instruction_id_list" in found.draft.comments["rewards", 0, "type"]

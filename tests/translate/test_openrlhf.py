@@ -205,3 +205,31 @@ def test_evaluations_have_their_own_temperature_and_the_filters_of_training() ->
         "--eval.dataset", "e.jsonl", "--rollout.top_p", "0.9", "--rollout.temperature", "0.8"
     )
     assert (found.recipe["eval"]["temperature"], found.recipe["eval"]["top_p"]) == (0.6, 0.9)
+
+
+def test_ipo_sums_log_ratios_and_reads_no_smoothing() -> None:
+    words = ["dpo", "--model.model_name_or_path", "m", "--data.dataset", "d", "--model.ipo_enable"]
+    found = translate("openrlhf", [*words, "--model.label_smoothing", "0.1"])
+    assert found.problem is None
+    assert found.recipe["algorithm"] == {"type": "ipo", "length_normalised": False}
+    assert "model.label_smoothing" in {one.name for one in found.draft.needless}
+
+
+def test_logexp_reads_no_margin() -> None:
+    words = ["rm", "--model.model_name_or_path", "m", "--data.dataset", "d"]
+    found = translate("openrlhf", [*words, "--model.loss_type", "logexp",
+                                   "--model.margin_loss_enable"])  # fmt: skip
+    assert found.problem is None
+    assert found.recipe["algorithm"] == {"type": "bradley_terry", "loss": "log_exp"}
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("sft", "before it over each micro-batch's"), ("kd", "there over each micro-batch's"),
+     ("prm", "there over each micro-batch's"), ("kto", "there over a micro-batch"), ("dpo", "")],
+)  # fmt: skip
+def test_means_of_a_micro_batch_there_are_told(program: str, said: str) -> None:
+    words = [program, "--model.model_name_or_path", "m", "--data.dataset", "d"]
+    comment = translate("openrlhf", words).draft.comments.get(("algorithm", "type"), "")
+    assert said in comment
+    assert bool(comment) is bool(said)

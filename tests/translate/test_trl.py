@@ -4,6 +4,7 @@ from typing import Any, cast
 
 import pytest
 
+from postgrad.core.errors import UsageError
 from postgrad.recipe.load import parse_recipe
 from postgrad.rewards.registry import build
 from postgrad.rewards.settings import RewardSettings
@@ -64,7 +65,7 @@ def test_thoughts_do_not_count_where_they_do_not_there() -> None:
 
 def test_think_format_reward_wants_one_beginning_of_thoughts_as_there() -> None:
     """The function of TRL 1.16 gives 0, 0, 1, 1, 0."""
-    kind, settings = FUNCTIONS["think_format_reward"]
+    kind, settings, _ = FUNCTIONS["think_format_reward"]
     verifier = build(RewardSettings.model_validate({"type": kind, **settings}))
     texts = ["<think>a<think>b</think>c", "<think>a</think><think>b</think>", "<think>a</think>c",
              "<think>\n</think>\nc</think>\n", "c<think>a</think>"]  # fmt: skip
@@ -333,3 +334,27 @@ def test_a_bound_of_the_prompt_alone_is_missing_where_answers_are_given() -> Non
                               "--max_prompt_length", "128"])  # fmt: skip
     (lost,) = (one for one in found.draft.missing if one.name == "max_prompt_length")
     assert lost.why == "data.max_len bounds prompt and answer together"
+
+
+def test_tokens_and_rows_that_a_loss_reads_only_there_are_told() -> None:
+    words = ["--model_name_or_path", "m", "--dataset_name", "d"]
+    place = ("algorithm", "type")
+    assert "there all tokens" in translate("trl", ["sft", *words]).draft.comments[place]
+    alike = translate("trl", ["sft", *words, "--assistant_only_loss", "true"])
+    assert place not in alike.draft.comments
+    assert "column margin" in translate("trl", ["reward", *words]).draft.comments[place]
+
+
+def test_online_dpo_tells_its_temperature_and_its_ties() -> None:
+    words = ["online_dpo", "--model_name_or_path", "m", "--dataset_name", "d"]
+    comments = translate("trl", words).draft.comments  # its temperature is 0.9
+    assert comments["rollout", "temperature"] == "of the policy's logprobs too; there at 1"
+    assert "pairs of equal rewards have no gradient" in comments["algorithm", "type"]
+    even = translate("trl", [*words, "--temperature", "1"]).draft.comments
+    assert ("rollout", "temperature") not in even
+
+
+@pytest.mark.parametrize(("program", "told"), [("gkd", "on_policy"), ("prm", "process_reward")])
+def test_a_trainer_without_a_recipe_says_what_to_write(program: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        translate("trl", [program, "--model_name_or_path", "m"])

@@ -306,16 +306,24 @@ def test_a_teacher_grades_the_students_tokens() -> None:
     assert missing(found) <= {f"{ROLLOUT}tensor_model_parallel_size"}
 
 
-def test_what_a_teacher_grades_has_a_clip_of_its_own() -> None:
-    loss = "distillation.distillation_loss."
-    clips = (f"{ACTOR}clip_ratio_high=0.28", f"{loss}clip_ratio_high=0.3", f"{loss}loss_mode=k1")
-    taught = of("distillation.enabled=True", *clips)
-    assert taught.recipe["algorithm"]["clip_low"] == 0.2
-    assert taught.recipe["algorithm"]["clip_high"] == 0.3
-    assert f"{ACTOR}clip_ratio_high" in missing(taught)
-    alone = of(*clips)
+def test_a_teacher_s_coefficient_is_read_with_rewards_and_its_clip_without() -> None:
+    place = "distillation.distillation_loss."
+    words = ["distillation.enabled=True", f"{place}loss_mode=k1",
+             f"{place}distillation_loss_coef=0.5", f"{place}clip_ratio_high=0.28"]  # fmt: skip
+    alone = of(*words, f"{place}use_task_rewards=False")
+    assert "teacher_coef" not in alone.recipe["algorithm"]
     assert alone.recipe["algorithm"]["clip_high"] == 0.28
-    assert not any("clip_ratio" in name or "distillation" in name for name in missing(alone))
+    both = of(*words)
+    assert both.recipe["algorithm"]["teacher_coef"] == 0.5
+    assert both.recipe["algorithm"]["clip_high"] == 0.2
+    assert f"{place}clip_ratio_high" in missing(both)
+
+
+def test_settings_of_a_teacher_that_is_off_are_not_needed() -> None:
+    loss = "distillation.distillation_loss."
+    alone = of(f"{ACTOR}clip_ratio_high=0.28", f"{loss}clip_ratio_high=0.3", f"{loss}loss_mode=k3")
+    assert alone.recipe["algorithm"]["clip_high"] == 0.28
+    assert not any("distillation" in name for name in missing(alone))
 
 
 def test_engines_one_step_ahead_have_gpus_of_their_own() -> None:

@@ -22,9 +22,10 @@ class SimPO(PairPreference):
 
     beta: float = Field(2.0, gt=0.0)
     gamma: float = Field(1.0, ge=0.0)
+    label_smoothing: float = Field(0.0, ge=0.0, lt=0.5)
 
     def reward(self, answers: AnswerSums) -> Tensor:
         return self.beta * answers.logprob / answers.tokens
 
     def pair_loss(self, chosen: Tensor, rejected: Tensor) -> Tensor:
-        return logistic(chosen - rejected - self.gamma)
+        return logistic(chosen - rejected - self.gamma, self.label_smoothing)

@@ -107,6 +107,13 @@ def warmup(draft: Draft, share: float, role: str = "learner", comment: str = "")
         draft.put(f"{role}.warmup_ratio", share, comment)
 
 
+def overlong(draft: Draft, buffer: int, factor: float, most: int) -> None:
+    """DAPO's punishment of long answers, which other systems have without a bound."""
+    longer = most < int(draft.get("rollout.max_new_tokens") or 0)
+    why = f"at most {factor:g}; there it grows on beyond {most} tokens" if longer else ""
+    draft.reward("overlong", why, buffer=buffer, factor=factor, max_new_tokens=most)
+
+
 def cut_off(draft: Draft, value: float, comment: str) -> None:
     """A reward that replaces all others of a sample that the token limit cut off."""
     draft.reward("stop_properly", comment, gate=True, gate_at=0.0, gate_value=value)

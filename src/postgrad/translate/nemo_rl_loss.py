@@ -233,6 +233,4 @@ def _shaping(draft: Draft, options: Options) -> None:
         draft.reward("stop_properly", penalty=decimal(coefficient), stopped=1.0, multiply=True)
     elif buffer is not None:
         most = int(longest or draft.get("rollout.max_new_tokens"))
-        draft.reward(
-            "overlong", buffer=int(buffer), factor=decimal(penalty or 1.0), max_new_tokens=most
-        )
+        common.overlong(draft, int(buffer), decimal(penalty or 1.0), most)

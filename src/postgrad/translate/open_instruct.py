@@ -24,6 +24,8 @@ from postgrad.translate.tables.open_instruct import (
     OTHERS as OTHERS,
 )
 
+_MEANS = "a mean over an update's tokens; over those of each micro-batch, which count alike there"
+
 config_of = config_table
 flags_of = flags
 
@@ -57,7 +59,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
     options = Options(stated, DEFAULTS[program])
     name = options.stated.get("exp_name") or options.stated.get("run_name")
     common.run_dir(draft, options.take("output_dir", f"runs/{name}" if name else None))
-    draft.put("algorithm.type", algorithm)
+    draft.put("algorithm.type", algorithm, _MEANS if algorithm == "sft" else "")
     draft.put("model.dtype", "bfloat16")
     _data(draft, options)
     _system(draft, options, source.folder)

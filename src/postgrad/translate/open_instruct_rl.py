@@ -224,16 +224,17 @@ def _rewards(draft: Draft, options: Options, program: str) -> None:
         for place, value in draft.values.items()
         if place[0] == "data" and place[-1] == "path"
     ]
-    verifiers = [kind for word, kind in VERIFIERS.items() if word in _parts(" ".join(paths))]
+    parts = _parts(" ".join(paths))
+    verifiers = [kind for words, kind in VERIFIERS.items() if parts & {*words.split("|")}]
     if len(verifiers) < 2:
-        _, type, settings = verifiers[0] if verifiers else VERIFIERS["math"]
+        _, type, settings, other = verifiers[0] if verifiers else VERIFIERS["math"]
         comment = (
             "as the dataset's name says" if verifiers else "which one the rows want is not said"
         )
-        draft.reward(type, comment, weight=weight, **settings)
+        draft.reward(type, comment + other, weight=weight, **settings)
         return
-    for column, type, settings in verifiers:
-        draft.reward(type, "rows say their verifier in the column dataset", weight=weight,
+    for column, type, settings, other in verifiers:
+        draft.reward(type, f"rows say their verifier in the column dataset{other}", weight=weight,
                     when={"dataset": column}, **settings)  # fmt: skip
 
 

@@ -35,6 +35,13 @@ _OF_OPTIMIZER = {  # option after "actor." or "critic." -> key of [critic.learne
 }
 
 
+_MEANS = {  # what is averaged over something else there
+    "sft": "a mean over an update's tokens, as since 0.11; before it over each micro-batch's",
+    "distillation": "a mean over an update's tokens; there over each micro-batch's",
+    "process_reward": "a mean over an update's steps; there over each micro-batch's",
+    "kto": "its reference point z is a mean over an update; there over a micro-batch of all GPUs",
+}
+
 config_of = config_table
 flags_of = flags
 
@@ -69,8 +76,10 @@ def draft_recipe(source: SourceCommand) -> Draft:
     else:
         draft.put("epochs", options.take("train.max_epochs"))
         ipo = flag(options.take("model.ipo_enable", False))
-        summed = "log-ratios are averaged over an answer's tokens; there summed" if ipo else ""
-        draft.put("algorithm.type", "ipo" if ipo else name, summed)
+        draft.put("algorithm.type", "ipo" if ipo else name, _MEANS.get(name, ""))
+        if ipo:
+            draft.put("algorithm.length_normalised", False, "log-ratios are sums, as there")
+        _unread(draft, options, ipo)
         if name == "distillation":
             taught = round(float(options.take("kd.coef")), 9)
             draft.put("algorithm.teacher_coef", taught, "forward KL: its cross-entropy, but for "
@@ -89,6 +98,16 @@ def draft_recipe(source: SourceCommand) -> Draft:
     apply(RULES, options, draft)
     common.sampled_as_trained(draft)
     return draft
+
+
+def _unread(draft: Draft, options: Options, ipo: bool) -> None:
+    """Options that the chosen loss does not read."""
+    unread = {"model.label_smoothing": "IPO"} if ipo else {}
+    if options.stated.get("model.loss_type") == "logexp":
+        unread["model.margin_loss_enable"] = "logexp"
+    for name, loss in unread.items():
+        if options.states(name):
+            draft.skip(name, options.take(name), f"{loss} does not read it there")
 
 
 def _ranks(draft: Draft, options: Options) -> None:

@@ -6,12 +6,12 @@ Its steps are updates.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.translate import common, places, trl_rl
+from postgrad.translate import common, places, trl_pairs, trl_rl
 from postgrad.translate.draft import Draft
 from postgrad.translate.files import config_table
 from postgrad.translate.launch import flags
@@ -31,23 +31,6 @@ from postgrad.translate.tables.trl import (
     OTHERS as OTHERS,
 )
 
-# DPOTrainer's losses, as algorithm.loss.
-_PAIR_LOSSES = {
-    "sigmoid": "sigmoid",
-    "hinge": "hinge",
-    "robust": "robust",
-    "exo_pair": "exo",
-    "discopop": "discopop",
-    "nca_pair": "nca",
-    "bco_pair": "bco",
-    "sppo_hard": "sppo",
-    "apo_zero": "apo_zero",
-    "apo_down": "apo_down",
-    "sigmoid_norm": "sigmoid",
-}
-_SMOOTHED = ("robust", "exo_pair", "aot", "aot_unpaired")
-
-
 config_of = config_table
 flags_of = flags
 
@@ -55,7 +38,8 @@ flags_of = flags
 def program_of(word: str, after: str | None) -> str | None:
     """sft of `trl sft`, of trl/scripts/sft.py, trl.scripts.sft or examples/scripts/sft.py."""
     if after is None:
-        return word if word in JOBS else None
+        is_program = word in JOBS or any(re.fullmatch(pattern, word) for pattern in OTHERS)
+        return word if is_program else None
     if word == "trl" and re.fullmatch(r"[a-z][\w-]*", after):
         return after
     match = re.search(r"(?:^|[./])scripts[./](?:ppo/)?(\w+?)(?:\.py)?$", word)
@@ -227,69 +211,32 @@ def _batch(draft: Draft, options: Options, devices: int) -> None:
 def _loss(draft: Draft, options: Options, program: str) -> None:
     losses = options.texts("loss_type")
     trl_rl.followed(draft, options)
-    if flag(options.take("use_weighting", False)):
-        draft.put("algorithm.type", "wpo")
-    if program == "dpo" and losses:
-        _smoothing(draft, options, losses)
-        _pair_losses(draft, losses, options.numbers("loss_weights"))
+    if program == "sft":
+        _turns(draft, options)
+    elif program == "reward":
+        why = "rows with a column margin are trained with it there: algorithm.margin, data.margin"
+        draft.put("algorithm.type", "bradley_terry", why)
+    if program == "dpo":
+        trl_pairs.pair_losses(draft, options)
     elif program == "cpo":
-        _cpo_loss(draft, options, losses[0])
-    elif losses == ["apo_zero_unpaired"] or losses == ["dft"]:
-        draft.put("algorithm.loss", "dft" if program == "sft" else "apo_zero")
-    elif losses and losses[0] not in ("nll", "kto", "sigmoid", "chunked_nll"):
+        trl_pairs.cpo_loss(draft, options)
+    elif program == "kto":
+        trl_pairs.kto_loss(draft, "".join(losses))
+    elif program == "orpo":
+        trl_pairs.orpo_loss(draft, options)
+    elif losses == ["dft"]:
+        draft.put("algorithm.loss", "dft")
+    elif losses and losses[0] not in ("nll", "chunked_nll"):
         draft.miss("loss_type", losses[0], f"{program} does not have this loss here")
-    if program == "orpo":
-        draft.put("algorithm.odds_coef", decimal(options.take("beta")), "beta there")
 
 
-def _smoothing(draft: Draft, options: Options, losses: Sequence[str]) -> None:
-    """label_smoothing, which DPOTrainer has not read in "sigmoid" since its version 1."""
-    smoothing = decimal(options.take("label_smoothing", 0.0))
-    if any(loss in _SMOOTHED for loss in losses):
-        draft.put("algorithm.label_smoothing", smoothing or None)
-    elif smoothing:
-        why = f"{', '.join(losses)} does not read it; cDPO is algorithm.label_smoothing"
-        draft.miss("label_smoothing", smoothing, why)
-
-
-def _pair_losses(draft: Draft, losses: Sequence[str], weights: Sequence[float]) -> None:
-    """algorithm.loss of DPO: one loss, or several with their weights; "sft" is the NLL term."""
-    if losses in (["aot"], ["aot_unpaired"]):
-        draft.put("algorithm.type", "aot")
-        draft.put("algorithm.paired", None if losses == ["aot"] else False)
-        return
-    weighted = dict(zip(losses, weights or [1.0] * len(losses), strict=False))
-    nll = weighted.pop("sft", None)
-    draft.put("algorithm.nll_coef", nll, "sft there, over all chosen tokens")
-    if list(weighted) == ["ipo"]:
-        draft.put("algorithm.type", "ipo")
-        return
-    if lost := [loss for loss in weighted if loss not in _PAIR_LOSSES]:
-        draft.miss("loss_type", ", ".join(lost), f"here are {', '.join(_PAIR_LOSSES)}")
-    if "sigmoid_norm" in weighted and len(weighted) > 1:
-        draft.miss("loss_type", "sigmoid_norm", "lengths are normalised in all losses or in none")
-    elif "sigmoid_norm" in weighted:
-        draft.put("algorithm.length_normalised", True, "sigmoid_norm there")
-    kept = {_PAIR_LOSSES[loss]: weight for loss, weight in weighted.items() if loss in _PAIR_LOSSES}
-    if list(kept.values()) == [1.0]:
-        (name,) = kept
-        draft.put("algorithm.loss", None if name == "sigmoid" else name)
-    elif kept:
-        draft.put("algorithm.loss", kept)
-
-
-def _cpo_loss(draft: Draft, options: Options, loss: str) -> None:
-    """CPOTrainer: sigmoid and simpo are algorithms here."""
-    if loss in ("simpo", "alphapo"):
-        draft.put("algorithm.type", "simpo", f"loss_type {loss}")
-        ratio = decimal(options.take("simpo_gamma", 0.5))
-        draft.put("algorithm.gamma", ratio, "simpo_gamma there")
-    elif loss != "sigmoid":
-        draft.miss("loss_type", loss, "of its losses sigmoid and simpo are here")
-    nll = 0.0 if loss == "alphapo" else decimal(options.take("cpo_alpha", 1.0))
-    draft.put("algorithm.nll_coef", nll, "cpo_alpha there, over all chosen tokens")
-    if decimal(options.take("alpha", 0.0)) != 0.0 or loss == "alphapo":
-        draft.miss("alpha", options.take("alpha", 0.0), "rewards are logprobs, not AlphaPO's")
+def _turns(draft: Draft, options: Options) -> None:
+    """That the loss is on the assistant's turns; there on all of a conversation, unless an option
+    says otherwise.
+    """
+    if not flag(options.stated.get("assistant_only_loss") or False):
+        why = "of messages only the assistant's turns are trained on; there all tokens"
+        draft.put("algorithm.type", "sft", why)
 
 
 def _length(draft: Draft, options: Options) -> None:

@@ -129,6 +129,11 @@ def _sampled_pairs(draft: Draft, options: Options, devices: int, functions: Sequ
               f"per device {micro} * accumulation {accumulation} * devices {devices}")  # fmt: skip
     draft.put("batch.n_samples_per_prompt", 2)
     common.micro_batch(draft, 2 * micro, "completions")
+    temperature = decimal(options.take("temperature"))
+    draft.put("rollout.temperature", temperature,
+              "" if temperature == 1.0 else "of the policy's logprobs too; there at 1")  # fmt: skip
+    draft.put("algorithm.type", "online_dpo", "pairs of equal rewards have no gradient; of equal "
+              "rewards there the first answer is the better one")  # fmt: skip
     betas = options.numbers("beta")
     draft.put("algorithm.beta", betas[0])
     if len(betas) > 1:
@@ -332,8 +337,8 @@ def _rewards(draft: Draft, options: Options, functions: Sequence[str]) -> None:
     names = [*(["reward_model"] if model else []), *(options.texts("reward_funcs") or functions)]
     draft.put("reward_model.model.path", model)
     for place, name in enumerate(names):
-        kind, settings = FUNCTIONS.get(name, (name, {}))
-        comment = name if name in FUNCTIONS else ""
+        kind, settings, other = FUNCTIONS.get(name, (name, {}, ""))
+        comment = (f"{name}: {other}" if other else name) if name in FUNCTIONS else ""
         if "." in kind:
             module, _, function = kind.rpartition(".")
             kind = f"{module}:{function}"

@@ -1,6 +1,7 @@
 """What verl's configs optimise: advantages, losses, KL, corrections of the sampler, teachers."""
 
 import re
+from typing import Any
 
 from postgrad.translate import common
 from postgrad.translate.draft import Draft
@@ -13,6 +14,8 @@ _DISTILLED = "distillation.distillation_loss."
 _SCALES = {  # comments on types whose advantages differ by a factor
     "gpg": "advantages are scaled there by samples / rewards that are not 0; here by samples / "
     "those whose group has a gradient",
+    "on_policy_distillation": "a token's advantage is the teacher's logprob minus that of the "
+    "policy before the step; there minus that of the policy in the update",
     "gdpo": "the sum of components is whitened over tokens there, over samples here",
 }
 _NO_CLIP = 1e9  # clip_high: no ratio here is above exp(20) = 4.9e8
@@ -36,7 +39,8 @@ def algorithm(draft: Draft, options: Options, ahead: Ahead | None) -> None:
     name = _gpg(draft, estimator, loss, name)
     if _teacher(draft, options):
         name = "on_policy_distillation"
-    draft.put("algorithm.type", name, estimator if name != estimator else _SCALES.get(name, ""))
+    why = _SCALES.get(name, estimator if name != estimator else "")
+    draft.put("algorithm.type", name, why)
     for key in ("gamma", "lam"):
         value = decimal(options.take(f"algorithm.{key}", 1.0))
         if name == "ppo":
@@ -101,15 +105,12 @@ def _aggregation(draft: Draft, options: Options, name: str) -> None:
 
 
 def _clip(draft: Draft, options: Options, name: str, loss: str) -> None:
-    place = _DISTILLED if name == "on_policy_distillation" else ACTOR
-    both, low, high = (options.take(f"{place}clip_ratio{key}") for key in ("", "_low", "_high"))
+    both, low, high = (options.take(f"{ACTOR}clip_ratio{key}") for key in ("", "_low", "_high"))
     if both is not None and (low is None or high is None):
         why = "clip_ratio_low and clip_ratio_high win there, and have a default of 0.2"
-        draft.skip(f"{place}clip_ratio", both, why)
-    for key in ("", "_low", "_high") if place == _DISTILLED else ():
-        if (bound := options.take(f"{ACTOR}clip_ratio{key}")) is not None:
-            why = f"what the teacher grades has {_DISTILLED}clip_ratio there; one clip is for both"
-            draft.miss(f"{ACTOR}clip_ratio{key}", bound, why)
+        draft.skip(f"{ACTOR}clip_ratio", both, why)
+    if name == "on_policy_distillation":
+        low, high = _taught_clip(draft, options, low, high)
     low, high = (0.2 if bound is None else decimal(bound) for bound in (low, high))
     if name not in ("sapo", "gpg"):
         # a weight of CISPO is never below 0: a lower bound of 10 is none
@@ -272,7 +273,23 @@ def _teacher(draft: Draft, options: Options) -> bool:
     if (most := options.take(f"{loss}loss_max_clamp")) is not None:
         draft.put("algorithm.teacher_clip", decimal(most))
     coefficient = decimal(options.take(f"{loss}distillation_loss_coef", 1.0))
-    if flag(options.take(f"{loss}use_task_rewards", True)):  # the coefficient is read only here
+    if flag(options.take(f"{loss}use_task_rewards", True)):
         draft.put("algorithm.teacher_coef", coefficient if coefficient != 1.0 else None)
         draft.put("algorithm.reward_coef", 1.0)
+    elif coefficient != 1.0:
+        draft.skip(f"{loss}distillation_loss_coef", coefficient, "it is read with rewards alone")
     return True
+
+
+def _taught_clip(draft: Draft, options: Options, low: Any, high: Any) -> tuple[Any, Any]:
+    """The bounds of the teacher's loss, where it is the only one; low, high: of the policy's."""
+    alone = draft.get("algorithm.reward_coef") is None
+    for side in ("low", "high"):
+        bound = options.take(f"{_DISTILLED}clip_ratio_{side}")
+        if not alone and options.states(f"{_DISTILLED}clip_ratio_{side}"):
+            draft.miss(
+                f"{_DISTILLED}clip_ratio_{side}", bound, "rewards and teacher have one clip here"
+            )
+        elif alone:
+            low, high = (bound, high) if side == "low" else (low, bound)
+    return low, high

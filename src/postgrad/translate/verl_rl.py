@@ -204,5 +204,4 @@ def _shaping(draft: Draft, options: Options) -> None:
     if not flag(options.take(f"{buffer}enable", False)) or not length:
         return
     most = int(decimal(longest or draft.get("rollout.max_new_tokens")))
-    draft.reward("overlong", buffer=int(decimal(length)), factor=decimal(factor or 1.0),
-                 max_new_tokens=most)  # fmt: skip
+    common.overlong(draft, int(decimal(length)), decimal(factor or 1.0), most)

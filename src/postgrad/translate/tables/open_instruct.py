@@ -192,8 +192,15 @@ RULES: dict[str, Rule] = {
 
 
 KL_ESTIMATORS = {0: "k1", 1: "k2", 2: "k3", "kl1": "k1", "kl2": "k2", "kl3": "k3"}
-VERIFIERS: dict[str, tuple[list[str], str, dict[str, Any]]] = {  # in a name -> column, type
-    "gsm": (["gsm8k"], "gsm8k", {"flexible": True}),
-    "math": (["math", "MATH"], "math", {}),
-    "if": (["ifeval"], "ifeval", {}),
+# words of a name -> column, type, settings, what differs
+VERIFIERS: dict[str, tuple[list[str], str, dict[str, Any], str]] = {
+    "gsm": (["gsm8k"], "gsm8k", {"flexible": True}, "; numbers are compared as text there"),
+    "math": (["math", "MATH"], "math", {}, "; there the last box, else a final answer"),
+    "if|ifeval": (
+        ["ifeval"],
+        "ifeval",
+        {"credit": "fraction"},
+        "; write its columns instruction_id_list "
+        "and kwargs with data.map; what is behind </think> is judged there",
+    ),
 }

@@ -116,7 +116,9 @@ RULES: dict[str, Rule] = {
     "adam_epsilon": to("learner.eps", read=decimal),
     "seed": to("seed", read=non_negative),
     "beta": to("algorithm.beta", read=decimal),
-    "label_smoothing": to("algorithm.label_smoothing", read=decimal),
+    **family("", "label_smoothing use_weighting loss_weights f_divergence_type "
+             "f_alpha_divergence_coef discopop_tau cpo_alpha simpo_gamma alpha",
+             missing("not a setting of this trainer")),
     "desirable_weight": to("algorithm.desirable_weight", read=decimal),
     "undesirable_weight": to("algorithm.undesirable_weight", read=decimal),
     "center_rewards_coefficient": to("algorithm.centre_coef", read=decimal),
@@ -157,14 +159,6 @@ RULES: dict[str, Rule] = {
     "vespo_k_neg": to("algorithm.shape_negative", read=decimal),
     "vespo_lambda_neg": to("algorithm.rate_negative", read=decimal),
     "ld_alpha": missing("the loss counts every token of an answer"),
-    "f_divergence_type": choice(
-        "algorithm.divergence",
-        {"reverse_kl": None, "forward_kl": "forward_kl", "js_divergence": "js",
-         "alpha_divergence": "alpha"},
-    ),
-    "f_alpha_divergence_coef": to("algorithm.divergence_alpha", "1 - the value there",
-                                  lambda value: 1.0 - decimal(value)),
-    "discopop_tau": to("algorithm.discopop_tau", read=decimal),
     "stop_token": missing_but(("eos",), "an answer ends with its turn; rollout.stop has texts that "
                                         "end it"),
     **family("", "streaming dataset_streaming",
@@ -178,6 +172,8 @@ RULES: dict[str, Rule] = {
     "packing": needless(common.PACKED),
     **family("", "padding_free pad_to_multiple_of packing_strategy eval_packing pad_token "
              "group_by_length", needless(common.PACKED)),
+    "label_smoothing_factor": missing("the loss is the NLL of the tokens as they are"),
+    "neftune_noise_alpha": missing("no noise is added to embeddings"),
     **family("", "vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout "
              "vllm_group_port", needless("the run starts its engines and knows where they are")),
     "vllm_max_model_length": needless("data.max_len, which bounds prompt and answer"),
@@ -229,9 +225,11 @@ LOSSES: dict[str, tuple[str, str | None]] = {  # -> type, aggregation
 OWN_ROWS = "lmms-lab/multimodal-open-r1-8k-verified"  # of the scripts grpo_vlm, rloo_vlm ...
 OWN_REWARDS = ("think_format_reward", "accuracy_reward")  # of the same
 UNZIPPED = "FanqingM/MMIU-Benchmark"  # whose images sft_vlm_gemma3 unzips
-FUNCTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "accuracy_reward": ("math", {}),
-    "reasoning_accuracy_reward": ("math", {"name": "reasoning_accuracy", "after": "</think>"}),
-    "think_format_reward": ("format", {"pattern": "<think>(?!.*<think>).*</think>.*"}),
-    "get_soft_overlong_punishment": ("overlong", {"max_new_tokens": 1280, "buffer": 256}),
-}
+LATEX = "well-formed LaTeX alone counts there, plain expressions here too"
+FUNCTIONS: dict[str, tuple[str, dict[str, Any], str]] = {  # -> type, settings, what differs
+    "accuracy_reward": ("math", {}, LATEX),
+    "reasoning_accuracy_reward": ("math", {"name": "reasoning_accuracy", "after": "</think>"},
+                                  LATEX),
+    "think_format_reward": ("format", {"pattern": "<think>(?!.*<think>).*</think>.*"}, ""),
+    "get_soft_overlong_punishment": ("overlong", {"max_new_tokens": 1280, "buffer": 256}, ""),
+}  # fmt: skip

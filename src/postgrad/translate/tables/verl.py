@@ -145,18 +145,21 @@ KLS = {
 # What rows are, by the names of their files: the values of their column data_source, and how
 # verl scores them: type, settings and comment of each entry of [[rewards]].
 SOURCES: tuple[tuple[str, str, tuple[tuple[str, dict[str, Any], str], ...]], ...] = (
-    (r"gsm8k", "openai/gsm8k", (("gsm8k", {}, "the number behind ####, as there"),)),
+    (r"gsm8k", "openai/gsm8k", (("gsm8k", {}, "the number behind ####; there in the last 300 "
+      "characters, and written as the reference is"),)),
     (
         r"geo3k|geometry3k",
         "hiyouga/geometry3k",
         (
-            ("math", {"weight": 0.9}, ""),
+            ("math", {"weight": 0.9, "boxed_only": True}, ""),
             ("regex", {"weight": 0.1, "dot_all": True,
                        "pattern": r"^<think>.*</think>.*\\boxed\{.*\}.*$"}, "thoughts and a box"),
         ),
     ),
-    (r"dapo|aime", "math_dapo", (("math", {}, "1 or 0; there 1 or -1"),)),
-    (r"math", "DigitalLearningGmbH/MATH-lighteval", (("math", {}, ""),)),
+    (r"dapo|aime", "math_dapo", (("math", {"weight": 2.0}, "2 or 0, there 1 or -1; there the text "
+      "behind Answer: or in the last box, compared as text"),)),
+    (r"math", "DigitalLearningGmbH/MATH-lighteval",
+     (("math", {"boxed_only": True}, "boxes as formulas; there the last box, compared as text"),)),
 )  # fmt: skip
 
 _TOOLS = 'write tools as Python functions, and [environment] type = "tools" (docs/environments.md)'
@@ -321,7 +324,7 @@ RULES: dict[str, Rule] = {
     **family(
         "distillation.",
         "n_gpus_per_node nnodes teacher_key distillation_loss.topk "
-        "distillation_loss.policy_loss_mode",
+        "distillation_loss.policy_loss_mode distillation_loss.clip_ratio",
         needless("the teacher reads samples on the ranks; cluster.teacher places it"),
     ),
     "distillation.teacher_models.*": needless(
@@ -331,7 +334,7 @@ RULES: dict[str, Rule] = {
         ON, "the teacher's logprobs are advantages of tokens"
     ),
     "distillation.distillation_loss.log_prob_min_clamp": needless(
-        "it bounds the most likely tokens of forward_kl_topk, which is lost, and no k1"
+        "it bounds the most likely tokens of forward_kl_topk, which is lost, and not k1"
     ),
     "distillation.distillation_loss.*": missing(_TEACHER),
     "distillation.*": missing(_TEACHER),

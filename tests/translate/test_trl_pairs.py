@@ -1,0 +1,110 @@
+"""TRL's preference losses: what their trainers read, and what a recipe has instead."""
+
+from typing import Any
+
+import pytest
+
+from postgrad.translate.translate import Translation, translate
+
+
+def of(program: str, *flags: str) -> Translation:
+    """The translation of a run, whose recipe has to be whole."""
+    found = translate("trl", [program, "--model_name_or_path", "m", "--dataset_name", "d", *flags])
+    assert found.problem is None
+    return found
+
+
+def why(found: Translation, name: str) -> str:
+    """What is said of a lost option; "" where it is not lost."""
+    return next((one.why for one in found.draft.missing if one.name == name), "")
+
+
+def comment(found: Translation, key: str) -> str:
+    return found.draft.comments.get(("algorithm", key), "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "settings"),
+    [
+        (["--f_divergence_type", "alpha_divergence"],
+         {"divergence": "alpha", "divergence_alpha": 0.5}),  # the coefficient's default
+        (["--f_divergence_type", "alpha_divergence", "--f_alpha_divergence_coef", "0.3"],
+         {"divergence": "alpha", "divergence_alpha": 0.7}),
+        (["--f_divergence_type", "alpha_divergence", "--f_alpha_divergence_coef", "0"],
+         {"divergence": "forward_kl"}),
+        (["--f_divergence_type", "alpha_divergence", "--f_alpha_divergence_coef", "1"], {}),
+        (["--f_alpha_divergence_coef", "0.3"], {}),
+        (["--f_divergence_type", "js_divergence", "--loss_type", "apo_zero"],
+         {"loss": "apo_zero"}),
+        (["--discopop_tau", "0.2"], {}),
+        (["--discopop_tau", "0.2", "--loss_type", "discopop"],
+         {"loss": "discopop", "discopop_tau": 0.2}),
+    ],
+)  # fmt: skip
+def test_an_option_that_a_loss_does_not_read_is_not_in_its_recipe(
+    flags: list[str], settings: dict[str, Any]
+) -> None:
+    found = of("dpo", *flags)
+    assert found.recipe["algorithm"] == {"type": "dpo", **settings}
+    assert found.draft.missing == []
+
+
+@pytest.mark.parametrize("loss", ["nca_pair", "bco_pair", "sppo_hard", "ipo", "apo_down"])
+def test_a_divergence_beside_a_loss_that_has_none_here_is_lost(loss: str) -> None:
+    found = of("dpo", "--f_divergence_type", "js_divergence", "--loss_type", loss)
+    assert f"{loss} has reverse_kl here" in why(found, "f_divergence_type")
+    assert "divergence" not in found.recipe["algorithm"]
+
+
+def test_weights_of_pairs_are_no_setting_of_ipo() -> None:
+    found = of("dpo", "--use_weighting", "true", "--loss_type", "ipo")
+    assert found.recipe["algorithm"] == {"type": "ipo"}
+    assert "ipo is none" in why(found, "use_weighting")
+    assert "there without a bound" in comment(of("dpo", "--use_weighting", "true"), "type")
+
+
+def test_the_weight_of_ipo_is_lost_and_its_nll_keeps_its_share() -> None:
+    found = of("dpo", "--loss_type", "ipo", "sft", "--loss_weights", "0.5", "0.25")
+    assert found.recipe["algorithm"] == {"type": "ipo", "nll_coef": 0.5}
+    assert "weight 1 here" in why(found, "loss_weights")
+
+
+def test_sorted_pairs_can_have_an_nll() -> None:
+    found = of("dpo", "--loss_type", "aot_unpaired", "sft")
+    assert found.recipe["algorithm"] == {"type": "aot", "paired": False, "nll_coef": 1.0}
+    assert "there those of a micro-batch" in comment(found, "type")
+
+
+def test_sft_alone_is_no_preference() -> None:
+    assert 'job = "sft"' in why(of("dpo", "--loss_type", "sft"), "loss_type")
+
+
+def test_smoothing_beside_sigmoid_is_told() -> None:
+    both = of("dpo", "--loss_type", "sigmoid", "robust", "--label_smoothing", "0.1")
+    assert "sigmoid reads it here too" in comment(both, "label_smoothing")
+    alone = of("dpo", "--loss_type", "robust", "--label_smoothing", "0.1")
+    assert comment(alone, "label_smoothing") == ""
+
+
+def test_simpo_and_alphapo_of_cpo_are_one_algorithm() -> None:
+    smoothed = ("--loss_type", "simpo", "--label_smoothing", "0.1", "--cpo_alpha", "0")
+    assert of("cpo", *smoothed).recipe["algorithm"] == {
+        "type": "simpo", "beta": 0.1, "gamma": 0.5, "label_smoothing": 0.1, "nll_coef": 0.0,
+    }  # fmt: skip
+    found = of("cpo", "--loss_type", "alphapo", "--alpha", "0.2")
+    assert found.recipe["algorithm"]["nll_coef"] == 0.0
+    assert "AlphaPO" in why(found, "alpha")
+    assert why(of("cpo", "--loss_type", "alphapo"), "alpha") == ""  # 0: rewards are logprobs
+
+
+def test_what_is_a_mean_over_something_else_there_is_told() -> None:
+    assert "over all chosen tokens" in comment(of("cpo"), "nll_coef")
+    assert "over prompts too" in comment(of("orpo"), "nll_coef")
+    assert "there over a micro-batch" in comment(of("kto"), "type")
+    assert comment(of("kto", "--loss_type", "apo_zero_unpaired"), "type") == ""
+
+
+def test_an_option_of_another_trainer_is_lost_and_in_no_recipe() -> None:
+    found = of("kto", "--label_smoothing", "0.1", "--use_weighting", "true")
+    assert found.recipe["algorithm"] == {"type": "kto"}
+    assert {one.name for one in found.draft.missing} == {"label_smoothing", "use_weighting"}
