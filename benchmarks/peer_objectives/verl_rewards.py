@@ -75,12 +75,11 @@ OF_BOXES = because({
         "factored; other order; bare word; root as a decimal",
     "boxes of one paragraph are a set here": "last box right",
     "a box that is not closed is read here": "box not closed",
-    "12% is 12 there, 0.12 here": "percent sign",
 })  # fmt: skip
 OF_DAPO = because({
     "the box is compared as text there, by its value here":
         "dfrac; short fraction; slash; decimal; no leading zero; spaces; unit; unit without space; "
-        "name before; dollar sign; decimals; degrees; sum; text around; bold; "
+        "name before; dollar sign; decimals; percent sign; degrees; sum; text around; bold; "
         "thousands; thousands in LaTeX; factored; other order; spaces in a sum; bare word; "
         "tuple with a space; left and right; root without braces; root as a decimal",
     "only a box and what follows Answer: are read there":

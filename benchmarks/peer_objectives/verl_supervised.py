@@ -38,7 +38,7 @@ def cases(checkout: Path) -> Iterator[Case | Lost]:
 
         yield Case(f"distillation, {name}", words, taught, draw, known)
     for name, value in (("loss_mode", "k3"), ("loss_mode", "forward_kl_topk"),
-                        ("loss_max_clamp", 10.0), ("use_policy_gradient", False)):  # fmt: skip
+                        ("use_policy_gradient", False)):  # fmt: skip
         words = (*TAUGHT, f"{LOSS}{name}={value}")
         yield Lost(f"distillation, {name} {value}", words, f"{LOSS}{name}")
 
@@ -146,6 +146,7 @@ CASES: tuple[tuple[str, tuple[str, ...], Any, Known | None], ...] = (
     ("first update", ("use_task_rewards=False",), first, None),
     ("first update, a coefficient, which it does not read",
      ("use_task_rewards=False", "distillation_loss_coef=0.5"), first, None),
+    ("first update, a bound of 0.5", ("use_task_rewards=False", "loss_max_clamp=0.5"), first, None),
     ("task rewards, first update", (), first, None),
     ("task rewards, coefficient 0.5, first update", ("distillation_loss_coef=0.5",), first, None),
     ("later updates", ("use_task_rewards=False",), drawn, LATER),
