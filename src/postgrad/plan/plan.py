@@ -18,6 +18,7 @@ from postgrad.plan.hardware import Device, Efficiency, Hardware, efficiency_of
 from postgrad.plan.held import MemoryPhase
 from postgrad.plan.lengths import RowLengths, is_generated, longest
 from postgrad.plan.memory import FRAMEWORK, Memory, memory
+from postgrad.plan.resting import left_at_start
 from postgrad.plan.roles import Find, PlannedRole, planned_roles
 from postgrad.plan.sizes import Sharing, Sizes, longest_sampled, planned_ranks
 from postgrad.plan.timing import REWARD, Timing, timing
@@ -196,6 +197,7 @@ def _free_bytes(
     cpu = device.is_cpu
     if places.shared_cards:
         before = memory(recipe, roles, Sizes(0, 0), sharing, device, lengths).at("load")
+        before -= 0 if cpu else left_at_start(recipe, roles, sharing, places)
     else:
         before = FRAMEWORK["cpu" if cpu else "gpu"]
     shared = shares_weights(recipe, roles[0], cpu=cpu)

@@ -11,11 +11,12 @@ from typing import Any
 
 from postgrad.core.batch import BatchGeometry
 from postgrad.models.towers import ImageCost
-from postgrad.plan.costs import HOST_MEMORY, CostModel
+from postgrad.plan.costs import CostModel
 from postgrad.plan.engines import EnginePlaces
 from postgrad.plan.exchange import exchanged_bytes, lacking, sent_bytes, update_passes
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.publishing import PlannedPublish, planned_publish
+from postgrad.plan.resting import HostShare, host_share
 from postgrad.plan.roles import PlannedRole, adapter_flops, beside_student
 from postgrad.plan.sampling import EngineCosts
 from postgrad.plan.sizes import PlannedRanks, Sizes, width
@@ -41,6 +42,7 @@ class Timing:
     publish: PlannedPublish | None = None  # of the job that samples; before a calibration
     on_host: float = 0.0  # seconds of "update" in which optimizers step in the host's memory
     exchanged: float = 0.0  # bytes of tokens that a rank sends to those that share its experts
+    resting: HostShare | None = None  # of learners that leave their cards to an engine
 
     @property
     def step_seconds(self) -> float:
@@ -73,15 +75,6 @@ class Timing:
         if self.steps is None:
             return None
         return (self.steps * self.step_seconds + sum(self.once.values())) / 3600
-
-    @property
-    def offload_note(self) -> str:
-        """What a plan assumes of optimizers that step in the host's memory."""
-        return (
-            f"learner.offload: optimizers step in the host's memory, {self.on_host:.2f} s of a "
-            f"step; estimated, with {HOST_MEMORY / 1e9:g} GB/s for each rank, "
-            "which no vendor states"
-        )
 
     def to_json(self) -> dict[str, Any]:
         """The value of "time" in plan.json: seconds, hours and device-hours."""
@@ -147,10 +140,15 @@ def timing(
         return geometry.updates_per_step * costs.steps(_moved(role, costs)) if there else 0.0
 
     step["update"] = _at_once(ranks, costs, updating)
+    resting = None
+    if "publish" in step and not costs.device.is_cpu:
+        resting = host_share(recipe, ranks[0].roles, costs, places)
+        step["publish"] += resting.seconds / 2  # to the host; back before an update
+        step["update"] += resting.seconds / 2
     exchanged = _exchanged(recipe, geometry, ranks[0], samples.tokens, costs)
     return Timing(
         step, geometry.steps, once, devices, overlaps(recipe), staleness, longest, publish,
-        _at_once(ranks, costs, on_host), exchanged,
+        _at_once(ranks, costs, on_host), exchanged, resting,
     )  # fmt: skip
 
 
