@@ -61,7 +61,7 @@ def on_device(one: Learner[Any]) -> dict[str, int]:
     return {
         "computing": held(one.backbone.lm.parameters()),
         "masters": held(one.optimizer.master.values()),
-        "moments": held(one.optimizer.moments().values()),
+        "moments": held(one.optimizer.held()),
         "average": held(one.average.weights.values() if one.average else ()),
     }
 

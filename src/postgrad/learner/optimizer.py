@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -271,19 +271,18 @@ class MasterOptimizer:
         NAME.exp_avg and NAME.exp_avg_sq, of eight bits with NAME.exp_avg_scale and
         NAME.exp_avg_sq_scale, Muon's as NAME.momentum_buffer.
         """
-        numbers = {UPDATES: torch.tensor(self.updates)} | (self.scale.state() if self.scale else {})
-        return numbers | (self.moments() if self.updates else {})
-
-    def moments(self) -> dict[str, Tensor]:
-        """The moments that there are, named as in `state`: on a GPU zeros before any update."""
+        state = {UPDATES: torch.tensor(self.updates)} | (self.scale.state() if self.scale else {})
         by_name = {name: self._adamw.state.get(master, {}) for name, master in self.master.items()}
         by_name |= {name: {MUON[0]: tensor} for name, tensor in self._muon.momentum.items()}
-        return {
-            f"{name}.{moment}": state[moment]
-            for name, state in (by_name | self._eight_bits.state).items()
-            for moment in self._moments[name]
-            if moment in state
-        }
+        for name, kept in (by_name | self._eight_bits.state).items() if self.updates else ():
+            state |= {f"{name}.{moment}": kept[moment] for moment in self._moments[name]}
+        return state
+
+    def held(self) -> Iterator[Tensor]:
+        """The moments that there are, on a GPU before the first update too, and AdamW's steps."""
+        yield from self._muon.momentum.values()
+        for kept in (*self._adamw.state.values(), *self._eight_bits.state.values()):
+            yield from kept.values()
 
     @property
     def scale_pieces(self) -> dict[str, TensorPiece]:

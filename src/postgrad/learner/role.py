@@ -317,7 +317,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
 
     def _read_by_updates(self) -> Iterator[Tensor]:
         """State that nothing but an update reads: moments and moving average."""
-        yield from self.optimizer.moments().values()
+        yield from self.optimizer.held()
         yield from () if self.average is None else self.average.weights.values()
 
     def state_bytes(self) -> int:

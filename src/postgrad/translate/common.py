@@ -179,6 +179,24 @@ def offload(draft: Draft, name: str, value: Any, _: str) -> None:
         draft.miss(name, value, "state that is not divided over ranks stays on its device")
 
 
+def engine_beside(draft: Draft) -> bool:
+    """Whether an engine samples on the devices of the learner, so that it may leave them."""
+    if draft.job != "rl":
+        return False
+    apart = draft.get("cluster.rollout.workers") and not draft.get("cluster.policy.colocate")
+    return not apart
+
+
+def rests(draft: Draft, name: str, value: Any, _: str) -> None:
+    """A rule: weights, or optimizer state, are in the host's memory but for updates."""
+    if not flag(value):
+        return
+    if not engine_beside(draft):
+        draft.skip(name, value, "no engine samples on the learner's devices")
+    elif draft.get("learner.offload") is not True:  # for the whole run
+        draft.put("learner.offload", "sampling", "weights and optimizer state, while it samples")
+
+
 def compiled(draft: Draft, name: str, value: Any, _: str) -> None:
     """A rule: whether the model's layers are compiled."""
     if not flag(value):
