@@ -59,7 +59,7 @@ def rested(
         phases: tuple[MemoryPhase, ...] = ("load", "update")
         if line.purpose in COMPUTING:
             phases = (*computing, "rollout") if asked else computing
-        yield replace(line, bytes={phase: line.bytes.get(phase, 0) for phase in phases})
+        yield replace(line, bytes={p: line.bytes[p] for p in phases if p in line.bytes})
 
 
 def publishing(lines: Sequence[MemoryLine], purposes: frozenset[str], weights: int) -> MemoryLine:
