@@ -107,7 +107,7 @@ def test_the_learner_gives_back_before_each_time_that_the_engine_takes() -> None
         "the learner gives back and keeps nothing",
         "the engine wakes for its cache",
         "the engine scores",
-        "the learner gives back",
+        "the learner gives back and keeps nothing",
     ]
 
 

@@ -82,7 +82,7 @@ class Publisher:
         handover = WeightHandover(weights, partial(self._give_back, "nothing"))
         sent = self._engine.load_weights(handover, version)
         before, self._before = self._before, self._engines()
-        self._give_back()
+        self._give_back("nothing")  # also after an engine that reads the weights where they are
         return probed(before, self._before, list(learner)) | self._account(sent)
 
     def _account(self, sent: Sent | None) -> dict[str, float]:
