@@ -20,7 +20,7 @@ from postgrad.learner import resting
 from postgrad.learner.resting import Resting
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Recipe
-from postgrad.training import run as runs
+from postgrad.training.run import Run
 from postgrad.training.start import resume, train
 
 __all__ = ["fake_ranks"]
@@ -54,8 +54,8 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
     monkeypatch.setattr(Resting, "leave", noted)
     monkeypatch.setattr(local, "_backbone", allocated)
-    for module in (resting, runs):
-        monkeypatch.setattr(module, "frees", lambda device: True)
+    monkeypatch.setattr(resting, "frees", lambda device: True)
+    monkeypatch.setattr(Run, "give_back", lambda self, stays="all": self.fleet.rest(stays))
     return found
 
 

@@ -179,8 +179,8 @@ class LocalFleet:
         self.rest()
 
     def rest(self, stays: Stays = "all") -> None:
-        for name, role in self.roles.items():
-            if isinstance(role, Learner) and stays != "all":  # a publish reads the policy alone
+        for name, role in self.roles.items() if stays != "all" else ():
+            if isinstance(role, Learner) and role.resting:  # a publish reads the policy alone
                 role.resting.leave(self._staying(stays) if name == "policy" else "nothing")
         give_back(torch.device(self._site.choices.device))
 
@@ -299,7 +299,7 @@ class LocalFleet:
     def _rested(self, frozen: Frozen, role: str) -> Frozen:
         """A frozen role, which rests between its passes where the recipe says so."""
         if self._site.recipe.learner.sharding != "zero3" and self._offloads(role):
-            rest_on_host(frozen)
+            rest_on_host(frozen.backbone)
         return frozen
 
     def _divide(

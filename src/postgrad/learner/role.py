@@ -22,7 +22,7 @@ from postgrad.layout.layout import Layout, ReadPosition
 from postgrad.learner.backbone import Backbone, Outputs
 from postgrad.learner.loss_scale import LossScale
 from postgrad.learner.optimizer import MasterOptimizer
-from postgrad.learner.resting import Resting
+from postgrad.learner.resting import resting_of
 from postgrad.learner.settings import LearnerSettings, learning_rate
 from postgrad.learner.update import FlatColumns, Routing, Update, chosen_experts, replaying
 from postgrad.parallel.sharding import TensorPiece, assembled, whole_tensor
@@ -150,10 +150,8 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         self.optimizer = MasterOptimizer(trained, settings, backbone.ranks, scale)
         weights = self.optimizer.weights()
         self.average = MovingAverage(weights, settings.ema_decay) if settings.ema_decay else None
-        masters = self.optimizer.master.values()
-        asked = settings.offload == "sampling"
-        self.resting = Resting(asked, lm, backbone.device, masters, self._read_by_updates)
-        backbone.bring = self.resting.bring_computing
+        averaged = {} if self.average is None else self.average.weights
+        self.resting = resting_of(settings, backbone, self.optimizer, averaged)
 
     @abstractmethod
     def _weights(self, update: Update, algorithm: AnyAlgorithm) -> Ragged:
@@ -174,7 +172,8 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         divided by the denominators of the whole update.
         """
         with self.backbone.ranks.doing(f"{self.name} update {self.optimizer.updates}"):
-            self.resting.bring_all()
+            if self.resting is not None:
+                self.resting.bring_all()
             return done(self._update(update, algorithm))
 
     def _update(self, update: Update, algorithm: AnyAlgorithm) -> UpdateResult:
@@ -273,14 +272,16 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         """This rank's parts of the trained weights, float32, by hub name, or by PEFT's name where
         they are an adapter.
         """
-        self.resting.bring_weights()
+        if self.resting is not None:
+            self.resting.bring_weights()
         return self.optimizer.weights()
 
     def hub_weights(self) -> Iterator[tuple[str, Tensor]]:
         """All weights of the model, whole, by hub name, frozen ones too; an adapter is merged one
         matrix at a time. All ranks have to iterate over all of them together.
         """
-        self.resting.bring_weights()
+        if self.resting is not None:
+            self.resting.bring_weights()
         adapter, named = self.backbone.adapter, self.backbone.lm.named_parameters()
         if adapter is None:
             yield from self._whole_weights()
@@ -312,13 +313,10 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         }
         if self.average is not None:
             saved[f"{self.name}.ema"] = self.average.weights
+        if self.resting is None:
+            return saved
         here = self.resting.copies.here
         return {stem: {n: here(t) for n, t in named.items()} for stem, named in saved.items()}
-
-    def _read_by_updates(self) -> Iterator[Tensor]:
-        """State that nothing but an update reads: moments and moving average."""
-        yield from self.optimizer.held()
-        yield from () if self.average is None else self.average.weights.values()
 
     def state_bytes(self) -> int:
         """Bytes of `tensors` after the first update; of parts that several ranks hold, only on the
@@ -334,7 +332,8 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         """Takes over the state of a checkpoint. `read` gives the tensors of a file stem. Missing
         tensors, or those of another model, are a RunError, see MasterOptimizer.load.
         """
-        self.resting.bring_all()
+        if self.resting is not None:
+            self.resting.bring_all()
         self.optimizer.load(read(f"{self.name}.weights"), read(f"{self.name}.optimizer"))
         if self.average is not None:
             saved = read(f"{self.name}.ema")

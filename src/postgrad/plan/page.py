@@ -7,7 +7,6 @@ from typing import Any
 from postgrad.plan.batches import batch_json, batch_rows
 from postgrad.plan.cards import CardGroup, card_numbers, total_bytes
 from postgrad.plan.change import Advice, digits, gigabytes, long_as
-from postgrad.plan.costs import CostModel
 from postgrad.plan.engines import FULLEST, EnginePlaces, dealt
 from postgrad.plan.exchange import expert_notes
 from postgrad.plan.held import PHASES
@@ -227,10 +226,7 @@ class Page:
             )
         if outlook.timing.publish and (way := _publish(outlook.timing.publish)):
             yield way
-        if outlook.timing.on_host:
-            yield CostModel.note_on_host(outlook.timing.on_host)
-        if (resting := outlook.timing.resting) and resting.bytes:
-            yield resting.note
+        yield from outlook.timing.offload_notes
         if note := _no_place(outlook):
             yield note
         if self.advice and not self.advice[-1].after.fits:

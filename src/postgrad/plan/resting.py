@@ -2,7 +2,7 @@
 purpose of the lines of `plan.held`, in bytes and in seconds of copies.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -89,13 +89,20 @@ class HostShare:
     bytes: int = 0
     seconds: float = 0.0  # of the copies of a step, both ways; frozen weights go one way
 
+    def added_to(self, step: Mapping[str, float]) -> dict[str, float]:
+        """Seconds of a step by phase with the copies: to the host in the publish, back before an
+        update. Without a publish in it there are none.
+        """
+        added = dict.fromkeys(("publish", "update"), self.seconds / 2) if "publish" in step else {}
+        return {phase: seconds + added.get(phase, 0.0) for phase, seconds in step.items()}
+
     @property
     def note(self) -> str:
         """For people: the memory and the time."""
         return (
             f'learner.offload = "sampling": {self.bytes / 1e9:.1f} GB of each rank are in the '
             "host's memory while the engine samples (pinned, for which torch takes up to twice as "
-            f"much); the copies take {self.seconds:.2f} s of a step"
+            f"much); the copies take {self.seconds:.2f} s for each publish"
         )
 
 

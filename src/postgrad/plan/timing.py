@@ -16,7 +16,7 @@ from postgrad.plan.engines import EnginePlaces
 from postgrad.plan.exchange import exchanged_bytes, lacking, sent_bytes, update_passes
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.publishing import PlannedPublish, planned_publish
-from postgrad.plan.resting import HostShare, host_share
+from postgrad.plan.resting import HostShare
 from postgrad.plan.roles import PlannedRole, adapter_flops, beside_student
 from postgrad.plan.sampling import EngineCosts
 from postgrad.plan.sizes import PlannedRanks, Sizes, width
@@ -75,6 +75,14 @@ class Timing:
         if self.steps is None:
             return None
         return (self.steps * self.step_seconds + sum(self.once.values())) / 3600
+
+    @property
+    def offload_notes(self) -> Iterator[str]:
+        """What is in the host's memory for the whole run, or while an engine samples."""
+        if self.on_host:
+            yield CostModel.note_on_host(self.on_host)
+        if self.resting is not None and self.resting.bytes:
+            yield self.resting.note
 
     def to_json(self) -> dict[str, Any]:
         """The value of "time" in plan.json: seconds, hours and device-hours."""
@@ -140,15 +148,10 @@ def timing(
         return geometry.updates_per_step * costs.steps(_moved(role, costs)) if there else 0.0
 
     step["update"] = _at_once(ranks, costs, updating)
-    resting = None
-    if "publish" in step and not costs.device.is_cpu:
-        resting = host_share(recipe, ranks[0].roles, costs, places)
-        step["publish"] += resting.seconds / 2  # to the host; back before an update
-        step["update"] += resting.seconds / 2
     exchanged = _exchanged(recipe, geometry, ranks[0], samples.tokens, costs)
     return Timing(
         step, geometry.steps, once, devices, overlaps(recipe), staleness, longest, publish,
-        _at_once(ranks, costs, on_host), exchanged, resting,
+        _at_once(ranks, costs, on_host), exchanged,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from postgrad.core.errors import RunError
 from postgrad.core.process import trim_heap
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.fleet import Fleet
-from postgrad.learner.resting import Stays, frees
+from postgrad.learner.resting import Stays
 from postgrad.observe.console import Console, Phase
 from postgrad.observe.loggers.all import Loggers
 from postgrad.observe.run_dir import RunDirectory
@@ -238,7 +238,7 @@ class Run:
 
     def give_back(self, stays: Stays = "all") -> None:
         """Where a phase ends, on GPUs: what the models' devices keep beside them (`Fleet.rest`)."""
-        if frees(torch.device(self.choices.device)):
+        if self.choices.device == "cuda":
             self.fleet.rest(stays)
 
     def trim(self) -> None:

@@ -11,7 +11,7 @@ from postgrad.rollout.settings import SamplingSettings, TokenFilters
 from postgrad.rollout.vllm.settings import refused_argument
 from postgrad.translate.draft import Draft
 from postgrad.translate.images import BUILT_IN, ON_LANGUAGE, freeze, no_images, vllm_samples
-from postgrad.translate.places import replicas
+from postgrad.translate.places import engine_beside, replicas
 from postgrad.translate.rules import Options, Rule, decimal, flag
 
 LOGGING = "metrics.jsonl is always written; observe.loggers names wandb, tensorboard and others"
@@ -177,14 +177,6 @@ def offload(draft: Draft, name: str, value: Any, _: str) -> None:
         draft.put("learner.offload", True, "weights, gradients and optimizer state")
     else:
         draft.miss(name, value, "state that is not divided over ranks stays on its device")
-
-
-def engine_beside(draft: Draft) -> bool:
-    """Whether an engine samples on the devices of the learner, so that it may leave them."""
-    if draft.job != "rl":
-        return False
-    apart = draft.get("cluster.rollout.workers") and not draft.get("cluster.policy.colocate")
-    return not apart
 
 
 def rests(draft: Draft, name: str, value: Any, _: str) -> None:

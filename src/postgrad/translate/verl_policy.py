@@ -268,7 +268,7 @@ def critic(draft: Draft, options: Options) -> None:
         elif stated is None:
             draft.put(f"critic.learner.{key}", default)
     offload = [options.take(f"critic.fsdp.{key}_offload") for key in ("param", "optimizer")]
-    if offload != [None, None] and common.engine_beside(draft):
+    if offload != [None, None] and places.engine_beside(draft):
         moved = any(value is not None and flag(value) for value in offload)
         comment = "weights and optimizer state, while it samples"
         draft.put("critic.learner.offload", "sampling" if moved else False, comment * moved)
