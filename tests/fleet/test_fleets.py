@@ -300,7 +300,7 @@ def test_offloaded_weights_are_on_the_device_only_while_their_role_computes(
         return column(*arguments, **how)
 
     role.backbone.column = seen
-    rest_on_host(role)
+    rest_on_host(role.backbone)
     assert not any(there())
     assert role.logprobs(some_sequences()).result().values.tobytes() == expected
     assert inside == held

@@ -93,8 +93,9 @@ class HostShare:
         """Seconds of a step by phase with the copies: to the host in the publish, back before an
         update. Without a publish in it there are none.
         """
-        added = dict.fromkeys(("publish", "update"), self.seconds / 2) if "publish" in step else {}
-        return {phase: seconds + added.get(phase, 0.0) for phase, seconds in step.items()}
+        half = self.seconds / 2 if "publish" in step else 0.0
+        copied = ("publish", "update")
+        return {name: value + half * (name in copied) for name, value in step.items()}
 
     @property
     def note(self) -> str:
