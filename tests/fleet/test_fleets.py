@@ -17,11 +17,12 @@ from postgrad.core.errors import RunError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.fleet.fleet import Fleet
-from postgrad.fleet.local import LocalFleet, frozen_hash, rest_on_host
+from postgrad.fleet.local import LocalFleet, frozen_hash
 from postgrad.fleet.ranked import RankedFleet, RankedRole, recipe_on
 from postgrad.learner import protocols
 from postgrad.learner.distilled import ReadingTeacher
 from postgrad.learner.reference import MovingReference
+from postgrad.learner.resting import rest_on_host
 from postgrad.learner.role import Policy, PolicyLearner
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.models.decoder import joined
@@ -254,7 +255,7 @@ def test_roles_on_ranks_of_their_own_compute_the_bits_of_roles_beside_the_policy
     assert groups["critic"].local.roles.keys() == {"critic", "frozen_reward_model"}
     assert groups["reference"].local.roles.keys() == {"reference"}
     spread.rest()
-    assert all(group.calls[-1] == ("rest",) for group in (policy, *groups.values()))
+    assert all(group.calls[-1] == ("rest", "all") for group in (policy, *groups.values()))
     spread.release("reference")
     assert "reference" not in groups["reference"].local.roles
 
@@ -280,24 +281,31 @@ def test_ranks_of_another_role_share_neither_matrices_nor_sequences(
 def test_offloaded_weights_are_on_the_device_only_while_their_role_computes(
     site: FakeSite, models: Callable[[int], str]
 ) -> None:
-    """As on a GPU: inside, the weights are copies, and nothing is left of them afterwards."""
+    """Inside the weights have memory there, and nothing is left of it afterwards."""
     fleet = LocalFleet(site)
     role = fleet.frozen_policy(models(0))
     expected = role.logprobs(some_sequences()).result().values.tobytes()
     parameters, inside = list(role.backbone.lm.parameters()), list[int]()
-    held = [parameter.data_ptr() for parameter in parameters]
+    for parameter in parameters:
+        parameter.data = parameter.data.clone()  # out of the file, as on a GPU
+
+    def there() -> list[int]:
+        return [parameter.untyped_storage().nbytes() for parameter in parameters]
+
+    held = there()
     column = role.backbone.column
 
     def seen(*arguments: Any, **how: Any) -> Any:
-        inside.extend(parameter.data_ptr() for parameter in parameters)
+        inside.extend(there())
         return column(*arguments, **how)
 
     role.backbone.column = seen
-    rest_on_host(role)
+    rest_on_host(role.backbone)
+    assert not any(there())
     assert role.logprobs(some_sequences()).result().values.tobytes() == expected
-    assert len(inside) == len(held)
-    assert not set(inside) & set(held)
-    assert [parameter.data_ptr() for parameter in parameters] == held
+    assert inside == held
+    assert all(held)
+    assert not any(there())
 
 
 def test_a_teacher_on_a_rank_reads_rows_as_one_here_does_and_is_freed(

@@ -527,6 +527,43 @@ def test_groups_and_offload_need_state_that_is_divided_evenly(
         load_recipe(write(), (*RANKS, *flags))
 
 
+SAMPLING = ("--learner.offload", "sampling")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        (*RANKS, "--cluster.policy.colocate", "rollout"),
+        (*RANKS, "--learner.sharding", "none", "--cluster.policy.colocate", "rollout"),
+        ("--cluster.type", "ray"),  # a CPU's engine is in the first process
+    ],
+)
+def test_a_learner_may_leave_its_device_to_an_engine_that_samples_there(
+    write: Write, flags: tuple[str, ...]
+) -> None:
+    assert load_recipe(write(), (*flags, *SAMPLING)).learner.offload == "sampling"
+
+
+@pytest.mark.parametrize("section", ["learner", "critic.learner"])
+def test_it_is_refused_where_the_engines_have_gpus_of_their_own(write: Write, section: str) -> None:
+    flags = (*RANKS, "--cluster.rollout.workers", "2", "--algorithm.type", "ppo")
+    told = rf"{section}\.offload.*GPUs of their own.*leave it out"
+    with pytest.raises(UsageError, match=told):
+        load_recipe(write(), (*flags, f"--{section}.offload", "sampling"))
+
+
+def test_it_is_refused_where_nothing_is_sampled(write: Write) -> None:
+    with pytest.raises(UsageError, match=r"learner\.offload: \"sampling\": .*samples nothing"):
+        load_recipe(ROOT / "recipes" / "hh_reward.toml", SAMPLING)
+
+
+def test_ranks_of_another_role_stay_where_they_are(write: Write) -> None:
+    recipe = load_recipe(write(), SAMPLING)
+    assert recipe.learner.on_ranks(1).offload is False
+    assert recipe.learner.on_ranks(2).offload is False
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [

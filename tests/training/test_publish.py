@@ -71,8 +71,9 @@ class Written:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def give_back(self) -> None:
-        self.asked.append("the learner gives back")
+    def give_back(self, stays: str = "all") -> None:
+        kept = {"all": "", "weights": " and keeps weights", "nothing": " and keeps nothing"}
+        self.asked.append(f"the learner gives back{kept[stays]}")
 
     def hub_weights(self) -> Any:
         self.asked.append("weights are gathered")
@@ -99,14 +100,14 @@ def test_the_learner_gives_back_before_each_time_that_the_engine_takes() -> None
     both.asked.clear()
     publish(3)
     assert both.asked == [
-        "the learner gives back",
+        "the learner scores",
+        "the learner gives back and keeps weights",
         "the engine wakes for weights",
         "weights are gathered",
-        "the learner gives back",
+        "the learner gives back and keeps nothing",
         "the engine wakes for its cache",
         "the engine scores",
-        "the learner scores",
-        "the learner gives back",
+        "the learner gives back and keeps nothing",
     ]
 
 

@@ -60,7 +60,7 @@ REASONS = {
         local_rollout_forward_batch_size per_device_eval_batch_size eval_batch_size
         precompute_ref_batch_size rollout.micro_batch_size rollout.max_tokens_per_gpu
         policy.generation_batch_size policy.logprob_batch_size policy.logprob_chunk_size
-        policy.offload_optimizer_for_logprob grpo.val_batch_size""",
+        grpo.val_batch_size""",
     "an address or a limit: cards and engines are counted elsewhere": """
         vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout
         vllm_group_port vllm_max_model_length backend_timeout timeout ddp_timeout num_nodes

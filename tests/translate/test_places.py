@@ -282,3 +282,70 @@ def test_a_zero_stage_counts_as_lost_until_the_devices_are_known(tmp_path: Path)
     assert missing(known) == set()
     assert known.recipe["learner"]["sharding"] == "zero3"
     assert known.recipe["learner"]["offload"] is True
+
+
+def offload_of(found: Translation, section: str = "learner") -> Any:
+    table: Any = found.recipe
+    for key in section.split("."):
+        table = table.get(key, {})
+    return table.get("offload")
+
+
+def test_a_learner_that_sleeps_while_engines_sample_on_its_gpus_does_so_here() -> None:
+    sleeps = "--actor.num_gpus_per_node 4 --vllm.num_engines 4 --ds.enable_sleep"
+    found = openrlhf(f"{sleeps} --train.colocate_all")
+    assert offload_of(found) == "sampling"
+    assert missing(found) == set()
+    parse_recipe(found.recipe)
+
+
+def test_one_whose_engines_have_gpus_of_their_own_has_nobody_to_leave_its_gpu_to() -> None:
+    found = openrlhf("--actor.num_gpus_per_node 4 --vllm.num_engines 4 --ds.enable_sleep")
+    assert offload_of(found) is None
+    (told,) = [option.why for option in found.draft.needless if option.name == "ds.enable_sleep"]
+    assert told == "no engine samples on the learner's devices"
+    parse_recipe(found.recipe)
+
+
+VERL = (
+    "python3 -m verl.trainer.main_ppo data.train_files=a.parquet data.val_files=b.parquet "
+    "actor_rollout_ref.model.path=m actor_rollout_ref.rollout.name=vllm trainer.total_epochs=1 "
+    "trainer.n_gpus_per_node=8 actor_rollout_ref.rollout.n=4 "
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "offload"),
+    [
+        ("actor_rollout_ref.actor.fsdp_config.optimizer_offload=True", "sampling"),
+        (
+            "model_engine=megatron actor_rollout_ref.actor.megatron.param_offload=True "
+            "actor_rollout_ref.actor.megatron.grad_offload=True",
+            "sampling",
+        ),
+        ("actor_rollout_ref.actor.fsdp_config.offload_policy=True", True),
+        (
+            "actor_rollout_ref.actor.fsdp_config.param_offload=True "
+            "actor_rollout_ref.actor.fsdp_config.offload_policy=True",
+            True,
+        ),
+        ("actor_rollout_ref.actor.fsdp_config.param_offload=False", None),
+    ],
+)
+def test_verls_offload_is_of_idle_phases_or_of_the_whole_run(
+    flags: str, offload: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"{VERL} algorithm.adv_estimator=grpo {flags}", "utf-8")
+    found = translate("verl", [str(path)])
+    assert found.problem is None
+    assert offload_of(found) == offload
+
+
+def test_verls_critic_leaves_its_gpu_by_its_own_flags(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    flags = "critic.model.path=m critic.fsdp.param_offload=True"
+    path.write_text(f"{VERL} algorithm.adv_estimator=gae {flags}", "utf-8")
+    found = translate("verl", [str(path)])
+    assert offload_of(found, "critic.learner") == "sampling"
+    assert offload_of(found) is None

@@ -17,6 +17,7 @@ from postgrad.learner.protocols import (
     Scores,
     ScoringRole,
 )
+from postgrad.learner.resting import Stays
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.engine import Engine
 
@@ -91,9 +92,10 @@ class Fleet(Protocol):
         """Frees a frozen role, by its method's name, that is not asked again."""
         ...
 
-    def rest(self) -> None:
+    def rest(self, stays: Stays = "all") -> None:
         """Gives back what the devices of all roles keep beside weights and states: where a phase
-        ends, before an engine on the same devices takes its own.
+        ends, before an engine on the same devices takes its own. stays: what is left there of
+        learners with `offload = "sampling"`; of others than the policy all or nothing.
         """
         ...
 

@@ -19,7 +19,8 @@ from postgrad.fleet.engines import build_engine, require_trainable
 from postgrad.fleet.fleet import Site, teacher_name
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.reference import MovingReference
-from postgrad.learner.role import Policy, PolicyLearner
+from postgrad.learner.resting import Stays, rest_on_host
+from postgrad.learner.role import Learner, Policy, PolicyLearner
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.learner.settings import LearnerSettings, horizon
 from postgrad.learner.tensor import require_divisible
@@ -33,7 +34,7 @@ from postgrad.models.routers import routers_of
 from postgrad.models.save import model_hash
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelSettings
-from postgrad.parallel.device import HostWeights, compute_dtype, give_back
+from postgrad.parallel.device import compute_dtype, give_back
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.recipe.lines import KeyPath
 from postgrad.recipe.recipe import PreferenceRecipe, Recipe, RLRecipe, SFTRecipe
@@ -59,18 +60,6 @@ def base_model(recipe: Recipe, init: Path) -> str:
             init,
         )
     return str(init)
-
-
-def rest_on_host(role: Policy | ScoreRole) -> None:
-    """From now on the role's weights are on its device only while it computes."""
-    weights, backbone = HostWeights(role.backbone.lm), role.backbone
-    column = backbone.column
-
-    def computed(*arguments: Any, **how: Any) -> Any:
-        with weights:
-            return column(*arguments, **how)
-
-    backbone.column = computed
 
 
 class LocalFleet:
@@ -167,15 +156,15 @@ class LocalFleet:
 
     def frozen_policy(self, path: str) -> Policy:
         policy = Policy(self._frozen_backbone("reference", path))
-        self.roles["frozen_policy"] = self._rested(policy, "reference")
-        return self.roles["frozen_policy"]
+        self.roles["frozen_policy"] = policy = self._rested(policy, "reference")
+        return policy
 
     def teacher(self, path: str, number: int | None = None) -> Policy:
         temperature, name = self._site.recipe.logprob_temperature, teacher_name(number)
         table = ("teacher", "model") if number is None else ("teacher", "sets", number, "model")
         teacher = Policy(self._frozen_backbone("teacher", path, table, name), temperature)
-        self.roles[name] = self._rested(teacher, "teacher")
-        return self.roles[name]
+        self.roles[name] = teacher = self._rested(teacher, "teacher")
+        return teacher
 
     def reading_teacher(self, path: str, vocabulary: int) -> "ReadingTeacher":
         from postgrad.learner.distilled import ReadingTeacher  # few runs have a teacher
@@ -189,8 +178,23 @@ class LocalFleet:
         gc.collect()  # FSDP2's hooks and modules refer to each other: nothing else frees them
         self.rest()
 
-    def rest(self) -> None:
+    def rest(self, stays: Stays = "all") -> None:
+        for name, role in self.roles.items() if stays != "all" else ():
+            if isinstance(role, Learner) and role.resting:  # a publish reads the policy alone
+                role.resting.leave(self._staying(stays) if name == "policy" else "nothing")
         give_back(torch.device(self._site.choices.device))
+
+    def _staying(self, stays: Stays) -> Stays:
+        """What of the policy stays where the built-in engine in this process reads its tensors: in
+        float32 those that the optimizer moves (WeightIntake).
+        """
+        recipe, dtype = self._site.recipe, self._site.choices.rollout_dtype
+        rollout = recipe.rollout_settings
+        if rollout is None or (rollout.type, recipe.cluster.type) != ("local", "local"):
+            return stays
+        assert dtype is not None  # of every job that answers
+        wide = compute_dtype(dtype, torch.device(self._site.choices.device)) == torch.float32
+        return "weights" if wide or stays == "weights" else "computing weights"
 
     def engine(self, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:
         """Fleet.engine: it borrows the weights of the policy, which is in this process too; those
@@ -233,8 +237,8 @@ class LocalFleet:
         *,
         replays: bool = False,
     ) -> Backbone:
-        """With an adapter where the settings say so: the weights under it never change. replays:
-        its routers use experts again that were chosen elsewhere.
+        """With an adapter where the settings say so. replays: its routers use experts again that
+        were chosen elsewhere.
         """
         recipe = self._site.recipe
         backbone = load(recipe, settings, path, self._site.choices, self._ranks)
@@ -268,8 +272,8 @@ class LocalFleet:
     def _frozen_backbone(
         self, role: str, path: str, table: KeyPath | None = None, name: str | None = None
     ) -> Backbone:
-        """Weights of their own that never change, with the settings of the role's [model], or of
-        another table. name: in the run's choices, where it is not the role's.
+        """Weights of their own that never change, as the role's [model] or another table says.
+        name: in the run's choices, where it is not the role's.
         """
         recipe = self._site.recipe
         require_unchanged(self._site, name or role, path)
@@ -279,9 +283,7 @@ class LocalFleet:
         return backbone
 
     def _freeze(self, backbone: Backbone, role: str) -> None:
-        """Weights that never change need no optimizer: they are divided only where computing
-        weights are. role: its table in [cluster].
-        """
+        """Weights without an optimizer are divided where computing ones are. role: in [cluster]."""
         backbone.lm.requires_grad_(False)
         learner = self._site.recipe.learner
         divided = learner.sharding == "zero3"
@@ -295,15 +297,15 @@ class LocalFleet:
         return table is not None and table.offload and self._site.choices.device == "cuda"
 
     def _rested(self, frozen: Frozen, role: str) -> Frozen:
-        """A frozen role on weights of its own, offloaded where the recipe says so."""
+        """A frozen role, which rests between its passes where the recipe says so."""
         if self._site.recipe.learner.sharding != "zero3" and self._offloads(role):
-            rest_on_host(frozen)
+            rest_on_host(frozen.backbone)
         return frozen
 
     def _divide(
         self, backbone: Backbone, learner: LearnerSettings, stage: ShardingStage | None = None
     ) -> None:
-        backbone.divide(self._ranks, stage or learner.sharding, offload=learner.offload)
+        backbone.divide(self._ranks, stage or learner.sharding, offload=learner.offload is True)
 
 
 def frozen_policy(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices) -> Policy:
@@ -323,8 +325,8 @@ def frozen_reward_model(
 
 
 def frozen_hash(path: str) -> str:
-    """What names a frozen base in a checkpoint: the hash of a local directory, or the hub id. Of an
-    adapter's directory the hash covers its base.
+    """What names a frozen base in a checkpoint: its hub id, or the hash of a directory (also of an
+    adapter's base).
     """
     return model_hash(Path(path)) if Path(path).is_dir() else path
 

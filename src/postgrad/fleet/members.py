@@ -89,6 +89,11 @@ class EngineSite:
         alone = rollout is not None and rollout.sends_adapter
         return policy.adapter_weights() if alone else policy.hub_weights()
 
+    def rest(self) -> None:
+        """The policy leaves GPUs on which engines sample: after its weights were sent once more."""
+        if self.policy is not None:
+            self.policy.rest()
+
 
 @dataclass(slots=True)
 class SharedStats(EngineStats):

@@ -20,6 +20,7 @@ from postgrad.fleet.fleet import Site, teacher_name
 from postgrad.fleet.members import ROLLOUT, EngineSite
 from postgrad.fleet.remote import RankCalls, RankedRole
 from postgrad.fleet.shared import SharedEngine
+from postgrad.learner.resting import Stays
 from postgrad.models.settings import LoraSettings
 from postgrad.observe.console import Console
 from postgrad.observe.sinks import Logs
@@ -126,8 +127,8 @@ class RankedFleet:
         tables = {"frozen_reward_model": "reward_model", "reading_teacher": "teacher"}
         self._home(tables.get(role, "reference")).call("release", role).result()
 
-    def rest(self) -> None:
-        for handle in [group.call("rest") for group in self._groups.values()]:
+    def rest(self, stays: Stays = "all") -> None:
+        for handle in [group.call("rest", stays) for group in self._groups.values()]:
             handle.result()
 
     def engine(self, path: str, stack: ExitStack, *, sequences: int, max_len: int) -> Engine:

@@ -96,6 +96,10 @@ class RankedRole:
         """Learns.adapter_weights, on the ranks as those of `hub_weights`."""
         return RankedWeights(self._group, self._role, adapter=True)
 
+    def rest(self) -> None:
+        """Fleet.rest of its ranks alone, where nothing stays."""
+        self._group.call("rest", "nothing").result()
+
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """Changes.tensors: they stay on the ranks until one is asked for."""
         described = self._group.call("describe", self._role).result()

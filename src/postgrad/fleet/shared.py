@@ -327,7 +327,7 @@ class SharedEngine:
             if weights is None:
                 self._wait_for_weights(member)
             else:
-                self._send([member], WeightHandover(weights), self._version)
+                self._send([member], WeightHandover(weights, self._site.rest), self._version)
         if not member.serves:
             return
         try:

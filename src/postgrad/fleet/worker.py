@@ -26,6 +26,7 @@ from postgrad.fleet.local import LocalFleet
 from postgrad.fleet.sending import RankSender
 from postgrad.learner.loss_scale import NUMBERS
 from postgrad.learner.optimizer import UPDATES
+from postgrad.learner.resting import Stays
 from postgrad.learner.tensor import grid_of
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import WHOLE, TensorPiece, whole_tensor
@@ -88,8 +89,8 @@ class RankWorker:
     def release(self, role: str) -> None:
         self._fleet.release(role)
 
-    def rest(self) -> None:
-        self._fleet.rest()
+    def rest(self, stays: Stays = "all") -> None:
+        self._fleet.rest(stays)
 
     def start(self, role: str, name: str) -> None:
         """Calls a policy before its first update `name`, as a role of its own."""

@@ -125,8 +125,7 @@ class Backbone:
     CUDA). adapter: the adapter on `lm`, whose own weights are frozen then. compiler: the backend of
     torch.compile for decoder layers and output head (models/compiled.py); None: without.
 
-    On several ranks (`divide`) every rank gets the same sequences, runs its share of them, and
-    has the results of all afterwards.
+    On several ranks (`divide`) each gets all sequences, runs its share and has all results.
     """
 
     def __init__(
@@ -146,6 +145,7 @@ class Backbone:
         self.tower: ImageTower | None = None  # of a model that reads images
         self.ranks = ALONE
         self.sharding: Sharding | None = None
+        self.bring: Callable[[], None] = lambda: None  # weights that rest (learner.resting)
         self._forward = PackedForward(lm)
         self._flex = attention == "flex" or (attention == "auto" and device.type == "cuda")
         self._windows = windows_of(lm) if self._flex else ()
@@ -319,6 +319,7 @@ class Backbone:
     def _run(
         self, layout: Layout, rank_rows: RankRows | None, read: Callable[[nn.Module, Tensor], Out]
     ) -> Out:
+        self.bring()
         require_embedded(self.lm, layout.token_ids)
         if self.compiler is not None:
             self._compile_mode(self.compiler)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -151,9 +151,8 @@ class MasterOptimizer:
             if self._moments[name] == MUON:
                 self._muon.momentum[name] = torch.zeros_like(master)
             elif self._moments[name] == ADAMW:
-                step = torch.zeros((), device=master.device)
                 zeros = {moment: torch.zeros_like(master) for moment in ADAMW}
-                self._adamw.state[master] = {"step": step, **zeros}
+                self._adamw.state[master] = zeros | {"step": torch.zeros((), device=master.device)}
 
     @staticmethod
     def _master_of(working: nn.Parameter) -> nn.Parameter:
@@ -272,23 +271,23 @@ class MasterOptimizer:
         NAME.exp_avg and NAME.exp_avg_sq, of eight bits with NAME.exp_avg_scale and
         NAME.exp_avg_sq_scale, Muon's as NAME.momentum_buffer.
         """
-        tensors = {UPDATES: torch.tensor(self.updates)}
-        tensors |= {} if self.scale is None else self.scale.state()
-        for name, master in self.master.items() if self.updates else ():
-            if self._moments[name] == MUON:
-                tensors[f"{name}.{MUON[0]}"] = self._muon.momentum[name]
-            elif self._moments[name] == eight_bits.STATE:
-                state = self._eight_bits.state[name]
-                tensors |= {f"{name}.{part}": state[part] for part in eight_bits.STATE}
-            else:
-                moments = self._adamw.state[master]
-                tensors |= {f"{name}.{moment}": moments[moment] for moment in ADAMW}
-        return tensors
+        state = {UPDATES: torch.tensor(self.updates)} | (self.scale.state() if self.scale else {})
+        by_name = {name: self._adamw.state.get(master, {}) for name, master in self.master.items()}
+        by_name |= {name: {MUON[0]: tensor} for name, tensor in self._muon.momentum.items()}
+        for name, kept in (by_name | self._eight_bits.state).items() if self.updates else ():
+            state |= {f"{name}.{moment}": kept[moment] for moment in self._moments[name]}
+        return state
+
+    def held(self) -> Iterator[Tensor]:
+        """The moments that there are, on a GPU before the first update too, and AdamW's steps."""
+        yield from self._muon.momentum.values()
+        for kept in (*self._adamw.state.values(), *self._eight_bits.state.values()):
+            yield from kept.values()
 
     @property
     def scale_pieces(self) -> dict[str, TensorPiece]:
-        """Where this rank's parts of the scales of moments in eight bits lie, by their names in
-        `state`. The parts of other moments lie as those of their weights do.
+        """Where this rank's parts of the scales of moments in eight bits lie, by name in `state`.
+        Those of other moments lie as their weights' do.
         """
         return {
             f"{name}.{part}": eight_bits.piece_of_state(part, self.pieces[name])

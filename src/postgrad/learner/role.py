@@ -22,6 +22,7 @@ from postgrad.layout.layout import Layout, ReadPosition
 from postgrad.learner.backbone import Backbone, Outputs
 from postgrad.learner.loss_scale import LossScale
 from postgrad.learner.optimizer import MasterOptimizer
+from postgrad.learner.resting import resting_of
 from postgrad.learner.settings import LearnerSettings, learning_rate
 from postgrad.learner.update import FlatColumns, Routing, Update, chosen_experts, replaying
 from postgrad.parallel.sharding import TensorPiece, assembled, whole_tensor
@@ -147,9 +148,10 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         self._sums = _layer_sums(trained, backbone.compiler)  # before the optimizer
         scale = LossScale() if backbone.half else None
         self.optimizer = MasterOptimizer(trained, settings, backbone.ranks, scale)
-        self.average = (
-            MovingAverage(self.weights(), settings.ema_decay) if settings.ema_decay else None
-        )
+        weights = self.optimizer.weights()
+        self.average = MovingAverage(weights, settings.ema_decay) if settings.ema_decay else None
+        averaged = {} if self.average is None else self.average.weights
+        self.resting = resting_of(settings, backbone, self.optimizer, averaged)
 
     @abstractmethod
     def _weights(self, update: Update, algorithm: AnyAlgorithm) -> Ragged:
@@ -170,6 +172,8 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         divided by the denominators of the whole update.
         """
         with self.backbone.ranks.doing(f"{self.name} update {self.optimizer.updates}"):
+            if self.resting is not None:
+                self.resting.bring_all()
             return done(self._update(update, algorithm))
 
     def _update(self, update: Update, algorithm: AnyAlgorithm) -> UpdateResult:
@@ -268,12 +272,16 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         """This rank's parts of the trained weights, float32, by hub name, or by PEFT's name where
         they are an adapter.
         """
+        if self.resting is not None:
+            self.resting.bring_weights()
         return self.optimizer.weights()
 
     def hub_weights(self) -> Iterator[tuple[str, Tensor]]:
         """All weights of the model, whole, by hub name, frozen ones too; an adapter is merged one
         matrix at a time. All ranks have to iterate over all of them together.
         """
+        if self.resting is not None:
+            self.resting.bring_weights()
         adapter, named = self.backbone.adapter, self.backbone.lm.named_parameters()
         if adapter is None:
             yield from self._whole_weights()
@@ -296,14 +304,19 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         return ((name, whole_tensor(part, pieces[name])) for name, part in self.weights().items())
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        """All state that a checkpoint has to hold, by file stem: "policy.weights"."""
+        """All state that a checkpoint has to hold, by file stem: "policy.weights". What rests in
+        the host's memory is given from there, until it comes back.
+        """
         saved: dict[str, Mapping[str, Tensor]] = {
-            f"{self.name}.weights": self.weights(),
+            f"{self.name}.weights": self.optimizer.weights(),
             f"{self.name}.optimizer": self.optimizer.state(),
         }
         if self.average is not None:
             saved[f"{self.name}.ema"] = self.average.weights
-        return saved
+        if self.resting is None:
+            return saved
+        here = self.resting.copies.here
+        return {stem: {n: here(t) for n, t in named.items()} for stem, named in saved.items()}
 
     def state_bytes(self) -> int:
         """Bytes of `tensors` after the first update; of parts that several ranks hold, only on the
@@ -311,13 +324,16 @@ class Learner(ABC, Generic[AnyAlgorithm]):
         """
         average = 0
         if self.average is not None:
-            average = sum(w.nbytes for n, w in self.weights().items() if self.pieces[n].first)
+            weights = self.optimizer.weights().items()
+            average = sum(w.nbytes for n, w in weights if self.pieces[n].first)
         return self.optimizer.state_bytes() + average
 
     def load(self, read: Callable[[str], Mapping[str, Tensor]]) -> None:
         """Takes over the state of a checkpoint. `read` gives the tensors of a file stem. Missing
         tensors, or those of another model, are a RunError, see MasterOptimizer.load.
         """
+        if self.resting is not None:
+            self.resting.bring_all()
         self.optimizer.load(read(f"{self.name}.weights"), read(f"{self.name}.optimizer"))
         if self.average is not None:
             saved = read(f"{self.name}.ema")

@@ -54,7 +54,9 @@ class LearnerSettings(Settings):
     ema_decay: float = Field(default=0.0, ge=0.0, lt=1.0)  # 0: no moving average of the weights
     # How weights, gradients and optimizer state are divided over ranks (docs/distributed.md).
     sharding: ShardingStage = "none"
-    offload: bool = False  # hold divided state in the host's memory, copied to the GPU to compute
+    # What lies in the host's memory: divided state, copied layer by layer to the GPU that computes
+    # (true); or all that the engine has no use for, while it samples on this GPU ("sampling").
+    offload: bool | Literal["sampling"] = False
     # HSDP: so many groups of ranks hold a whole copy each, divided within the group; one a node.
     shard_groups: int = Field(default=1, ge=1)
     ranks: int = Field(default=1, ge=1)  # processes that train
@@ -102,6 +104,8 @@ class LearnerSettings(Settings):
         those of a role beside the policy. One rank divides nothing.
         """
         changes: dict[str, Any] = {"ranks": ranks, "expert_parallel": 1}
+        if self.offload == "sampling":  # no engine samples on their GPUs
+            changes["offload"] = False
         changes |= {"tensor_parallel": 1, "context_parallel": 1, "shard_groups": 1}
         if ranks == 1:
             changes |= {"sharding": "none", "offload": False}

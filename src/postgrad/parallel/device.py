@@ -203,25 +203,3 @@ def _medians(works: list[Callable[[], object]], clock: Callable[[], float]) -> l
             work()
             seconds.append(clock() - start)
     return [statistics.median(seconds) for seconds in took]
-
-
-class HostWeights:
-    """Weights that never change, in the host's memory: on the device inside `with`.
-
-    Copies go one way, to the device; pinned where there is CUDA.
-    """
-
-    def __init__(self, lm: nn.Module) -> None:
-        self._device = next(lm.parameters()).device
-        self._tensors = [*lm.parameters(), *lm.buffers()]
-        pin = self._device.type == "cuda"
-        self._host = [t.detach().cpu().pin_memory() if pin else t.data for t in self._tensors]
-        self.__exit__()  # off the device
-
-    def __enter__(self) -> None:
-        for tensor, held in zip(self._tensors, self._host, strict=True):
-            tensor.data = held.to(self._device, copy=True, non_blocking=True)
-
-    def __exit__(self, *error: object) -> None:
-        for tensor, held in zip(self._tensors, self._host, strict=True):
-            tensor.data = held

@@ -66,6 +66,15 @@ class CostModel:
         """Seconds in which an optimizer step reads or writes `count` bytes of a rank's state."""
         return count / HOST_MEMORY if self.steps_on_host else self.reads(count)
 
+    @staticmethod
+    def note_on_host(seconds: float) -> str:
+        """What a plan assumes of optimizers that step there. seconds: of a step."""
+        return (
+            f"learner.offload: optimizers step in the host's memory, {seconds:.2f} s of a "
+            f"step; estimated, with {HOST_MEMORY / 1e9:g} GB/s for each rank, "
+            "which no vendor states"
+        )
+
     def sends(self, count: float) -> float:
         """Seconds in which every rank sends `count` bytes."""
         link = self.device.link_bytes_per_second * self.efficiency.link

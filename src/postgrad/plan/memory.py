@@ -12,7 +12,7 @@ from postgrad.core.process import TRIM_BYTES
 from postgrad.models.towers import KEPT_BYTES
 from postgrad.plan import reserved
 from postgrad.plan.activations import FLOAT32
-from postgrad.plan.engines import ENGINE, EnginePlaces, engine_lines
+from postgrad.plan.engines import ENGINE, EnginePlaces, engine_lines, vllm_share
 from postgrad.plan.exchange import buffers
 from postgrad.plan.hardware import Device
 from postgrad.plan.held import (
@@ -30,6 +30,7 @@ from postgrad.plan.held import (
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.passes import Bytes, Passes
 from postgrad.plan.publishing import publish_lines
+from postgrad.plan.resting import leaving, publishing, rested
 from postgrad.plan.roles import PlannedRole, beside_student, stored_bytes
 from postgrad.plan.sizes import ALONE, Sharing, Sizes, ahead_bytes, width
 from postgrad.recipe.recipe import Answering, Recipe
@@ -134,14 +135,14 @@ def memory(
     """
     cpu = device.is_cpu
     lines = [MemoryLine("run", FRAME, always(FRAMEWORK["cpu" if cpu else "gpu"]))]
-    for role in roles:
-        lines += held(role, width(role.model.dtype, cpu=cpu), sharing, cpu=cpu)
     passes = Passes(recipe, sizes, lengths, cpu=cpu)
     sampling = list[MemoryLine]()
     if engine is not None:
         if engine.apart and not cpu:  # its process stays when it sleeps
             lines.append(MemoryLine(ENGINE, FRAME, always(FRAMEWORK["gpu"])))
         sampling += engine_lines(recipe, roles[0], passes, device, engine, shared=True)
+    for role in roles:
+        lines += _held(recipe, roles, role, sharing, device, sampling, engine)
     read = max(loading(role, width(role.model.dtype, cpu=cpu), sharing) for role in roles)
     read -= sum(line.bytes.get("load", 0) for line in sampling)  # the engine comes after the roles
     lines += [MemoryLine("run", "tensors as they are read", {"load": max(0, read)}), *sampling]
@@ -154,6 +155,28 @@ def memory(
         lines.append(MemoryLine("run", "objects and buffers", always(OBJECTS)))
         lines.append(MemoryLine("run", "kept by the allocator", _kept_back(recipe, roles, passes)))
     return Memory(tuple(line for line in lines if any(line.bytes.values())), device.memory_bytes)
+
+
+def _held(
+    recipe: Recipe,
+    roles: Sequence[PlannedRole],
+    role: PlannedRole,
+    sharing: Sharing,
+    device: Device,
+    sampling: Sequence[MemoryLine],
+    engine: EnginePlaces | None,
+) -> Iterator[MemoryLine]:
+    """What a role holds; of a learner that leaves its card to an engine when it needs it.
+    sampling: what the engine takes.
+    """
+    cpu = device.is_cpu
+    lines = list(held(role, width(role.model.dtype, cpu=cpu), sharing, cpu=cpu))
+    gone = frozenset[str]() if cpu else leaving(recipe, role, engine)
+    asked = any(other.on == role.name and other.judges for other in roles)
+    yield from rested(lines, gone, asked=asked)
+    if gone and role.name == "policy":
+        share = vllm_share(recipe, role, device, engine, 0) if engine is not None else None
+        yield publishing([*lines, *sampling], gone, share.weights if share else 0)
 
 
 def engine_memory(

@@ -226,8 +226,7 @@ class Page:
             )
         if outlook.timing.publish and (way := _publish(outlook.timing.publish)):
             yield way
-        if outlook.timing.on_host:
-            yield outlook.timing.offload_note
+        yield from outlook.timing.offload_notes
         if note := _no_place(outlook):
             yield note
         if self.advice and not self.advice[-1].after.fits:

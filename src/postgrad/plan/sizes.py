@@ -48,7 +48,7 @@ class Sharing:
             divided=divided,
             scatters=stage >= 2,
             gathers=stage >= 3 and divided > 1,
-            offloads=learner.offload and divided > 1,
+            offloads=learner.offload is True and divided > 1,
             expert=learner.expert_parallel,
         )
 

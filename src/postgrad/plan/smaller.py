@@ -54,10 +54,14 @@ def smaller(now: Outlook) -> Iterator[Change]:
         yield flags("model.gradient_checkpointing", True), text
     gathers_cross_host = now.hardware.device.link == "pcie"
     yield from _sharded(now, last="zero2" if gathers_cross_host else "zero3")
+    sampling = now.memory.peak in ("rollout", "save") and now.places.shared_cards > 0
+    if sampling and not recipe.learner.offload and not now.hardware.device.is_cpu:
+        text = "the learner leaves the card to the engine while it samples"
+        yield flags("learner.offload", "sampling"), text
     yield from _fewer_places(now, least=FEW)
     yield from _fewer_bits(recipe)
     yield from _fewer_places(now, least=1)
-    if recipe.learner.sharding != "none" and not recipe.learner.offload:
+    if recipe.learner.sharding != "none" and recipe.learner.offload is not True:
         text = "what is divided is kept in the host's memory"
         yield flags("learner.offload", True), text
     if recipe.data.max_len >= 512:

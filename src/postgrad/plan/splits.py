@@ -43,7 +43,7 @@ def ranked(recipe: Recipe, count: int, stage: str) -> Overrides:
         return (
             *flags("learner.ranks", 1),
             *flags("learner.sharding", "none"),
-            *flags("learner.offload", False),
+            *(() if recipe.learner.offload == "sampling" else flags("learner.offload", False)),
             *flags("cluster.type", "local"),
             *(flags("cluster.policy", "{}") if _places_policy(recipe) else ()),
         )
@@ -61,7 +61,7 @@ def _learner(recipe: Recipe, count: int, stage: str) -> Overrides:
         *flags("learner.ranks", count),
         *flags("cluster.type", "ray"),
         *flags("learner.sharding", "none" if alone else stage),
-        *(flags("learner.offload", False) if alone and recipe.learner.offload else ()),
+        *(flags("learner.offload", False) if alone and recipe.learner.offload is True else ()),
     )
 
 
@@ -137,6 +137,8 @@ def _apart(recipe: Recipe, ranks: int, workers: int, stage: str) -> Overrides:
         *_learner(recipe, ranks, stage),
         *(flags("cluster.policy", "{}") if _places_policy(recipe) else ()),
         *flags("cluster.rollout", f"{{ workers = {workers} }}"),
+        # which is of no use to engines elsewhere
+        *(flags("learner.offload", False) if recipe.learner.offload == "sampling" else ()),
         *_share(recipe, least=FULLEST),
     )
 

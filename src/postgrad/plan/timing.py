@@ -11,11 +11,12 @@ from typing import Any
 
 from postgrad.core.batch import BatchGeometry
 from postgrad.models.towers import ImageCost
-from postgrad.plan.costs import HOST_MEMORY, CostModel
+from postgrad.plan.costs import CostModel
 from postgrad.plan.engines import EnginePlaces
 from postgrad.plan.exchange import exchanged_bytes, lacking, sent_bytes, update_passes
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.publishing import PlannedPublish, planned_publish
+from postgrad.plan.resting import HostShare
 from postgrad.plan.roles import PlannedRole, adapter_flops, beside_student
 from postgrad.plan.sampling import EngineCosts
 from postgrad.plan.sizes import PlannedRanks, Sizes, width
@@ -41,6 +42,7 @@ class Timing:
     publish: PlannedPublish | None = None  # of the job that samples; before a calibration
     on_host: float = 0.0  # seconds of "update" in which optimizers step in the host's memory
     exchanged: float = 0.0  # bytes of tokens that a rank sends to those that share its experts
+    resting: HostShare | None = None  # of learners that leave their cards to an engine
 
     @property
     def step_seconds(self) -> float:
@@ -75,13 +77,12 @@ class Timing:
         return (self.steps * self.step_seconds + sum(self.once.values())) / 3600
 
     @property
-    def offload_note(self) -> str:
-        """What a plan assumes of optimizers that step in the host's memory."""
-        return (
-            f"learner.offload: optimizers step in the host's memory, {self.on_host:.2f} s of a "
-            f"step; estimated, with {HOST_MEMORY / 1e9:g} GB/s for each rank, "
-            "which no vendor states"
-        )
+    def offload_notes(self) -> Iterator[str]:
+        """What is in the host's memory for the whole run, or while an engine samples."""
+        if self.on_host:
+            yield CostModel.note_on_host(self.on_host)
+        if self.resting is not None and self.resting.bytes:
+            yield self.resting.note
 
     def to_json(self) -> dict[str, Any]:
         """The value of "time" in plan.json: seconds, hours and device-hours."""

@@ -34,6 +34,11 @@ def rank_problems(recipe: CommonSections) -> Iterator[RecipeProblem]:
             '"none", which holds them whole on each',
         )
     yield from _arranged(learner, quantized, recipe.model.compile is True)
+    for place, table in recipe.learner_tables.items():
+        if table.offload != "sampling":
+            continue
+        if (why := _never_rests(recipe)) is not None:
+            yield (*place, "offload"), f'"sampling": {why}: leave it out'
     if learner.expert_parallel > 1:
         targets = [t for m in recipe.trained_models.values() if m.lora for t in m.lora.targets]
         yield from _sharing_experts(learner, quantized, targets)
@@ -54,6 +59,20 @@ def rank_problems(recipe: CommonSections) -> Iterator[RecipeProblem]:
             ("learner", "sharding"),
             f'"{learner.sharding}" divides state over ranks, and there is one: use "none"',
         )
+
+
+def _never_rests(recipe: CommonSections) -> str | None:
+    """Why a learner has no engine beside it to leave its GPU to; None where it may have one."""
+    if not recipe.samples_answers:
+        return "this job samples nothing, so that no engine waits for the memory"
+    cluster = recipe.cluster
+    apart = cluster.type != "local" and cluster.policy.colocate is None
+    if apart and cluster.engines(recipe.learner.ranks):
+        return (
+            "the rollout engines have GPUs of their own (cluster.rollout), and no use for the "
+            "memory of the learner's"
+        )
+    return None
 
 
 def _arranged(learner: LearnerSettings, quantized: bool, compiled: bool) -> Iterator[RecipeProblem]:
@@ -81,9 +100,9 @@ def _arranged(learner: LearnerSettings, quantized: bool, compiled: bool) -> Iter
                 f"{groups} groups of equally many replicas cannot be formed from {replicas} "
                 "(ranks / (tensor_parallel * context_parallel)): it has to divide that number",
             )
-    for key in ("shard_groups", "offload"):
+    for key, default in (("shard_groups", 1), ("offload", False)):
         value = getattr(learner, key)
-        if learner.sharding == "none" and value != type(learner).model_fields[key].default:
+        if learner.sharding == "none" and value not in (default, "sampling"):
             yield (
                 ("learner", key),
                 f"{str(value).lower()} is about state that is divided over ranks: set sharding to "

@@ -46,7 +46,9 @@ from postgrad.training.run import Run
 REFUSALS = ("can't allocate memory", "not enough memory", "DefaultCPUAllocator")
 LESS = 0.8  # of the peak that was foreseen has to do: it was too much
 # What a run that has begun can change: neither its data nor what is in its checkpoints.
-CHANGEABLE = ("--batch.micro_", "--model.gradient_checkpointing", "--rollout.slots")
+CHANGEABLE = (
+    "--batch.micro_", "--model.gradient_checkpointing", "--rollout.slots", "--learner.offload",
+)  # fmt: skip
 SAMPLING = ("sample", "publish", "evaluate")  # phases in which the engine works
 GENERAL = "a smaller batch.micro_train_tokens, model.gradient_checkpointing = true"
 
@@ -291,6 +293,8 @@ def _try_learning(learner: Learner[Any], tokens: int, longest: int, run: Run) ->
     """Runs two passes, the second beside the gradients of the first. Raises MemoryError where a
     CPU's free memory could not hold both these passes and the optimizer's moments.
     """
+    if learner.resting is not None:
+        learner.resting.bring_all()
     backbone = learner.backbone
     before = backbone.micro
     moments = _moments_to_come(learner)

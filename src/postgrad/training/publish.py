@@ -6,6 +6,7 @@ after each one.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +30,8 @@ class Publisher:
     """Sends the policy's weights to the engine and probes them.
 
     Both may work on one GPU, so each gives its memory back before the other takes its own: the
-    learner before the engine wakes for weights, again before it wakes for its cache, and after the
-    probe; the engine when it rests.
+    learner, after its part of the probe, before the engine wakes for weights, again before it wakes
+    for its cache, and after the engine's part; the engine when it rests.
 
     The probe's sequences are the newest samples where there are any (`show`), else prompts. The
     engine scores them before the policy learns: weights that it borrows change with the update.
@@ -41,7 +42,7 @@ class Publisher:
         policy: PolicyRole,
         engine: Engine,
         prompts: Sequence[Prompt | Conversation],
-        give_back: Callable[[], None],
+        give_back: Callable[..., None],
         warn: Callable[[str], None] = lambda text: None,
         *,
         event: Callable[..., None] = unlogged,
@@ -73,14 +74,15 @@ class Publisher:
         """Publishes the weights as `version`, the number of steps that made them. Returns the
         probe's metrics for the sentinel, and those of the way that the weights went.
         """
-        self._give_back()
-        # when all were handed over, what gathering them took is given back
         policy = self._policy
+        learner = policy.logprobs(self._probe).result()  # while the engine takes nothing
+        self._give_back("weights")
         weights = policy.adapter_weights() if self._adapter else policy.hub_weights()
-        sent = self._engine.load_weights(WeightHandover(weights, self._give_back), version)
+        # when all were handed over, what gathering them took is given back, and what only learns
+        handover = WeightHandover(weights, partial(self._give_back, "nothing"))
+        sent = self._engine.load_weights(handover, version)
         before, self._before = self._before, self._engines()
-        learner = self._policy.logprobs(self._probe).result()
-        self._give_back()
+        self._give_back("nothing")  # also after an engine that reads the weights where they are
         return probed(before, self._before, list(learner)) | self._account(sent)
 
     def _account(self, sent: Sent | None) -> dict[str, float]:

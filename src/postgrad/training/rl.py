@@ -130,10 +130,10 @@ class RLJob:
             step=state.step, dropout=parts.roles.policy.drops,
         )  # fmt: skip
         paused, spent = self._pause()
+        if parts.roles.follows is not None:  # before its weights may leave their GPU
+            parts.roles.follows.after_step(number, parts.roles.policy)
         with run.phase("publish"):
             published = parts.publish(number)
-        if parts.roles.follows is not None:
-            parts.roles.follows.after_step(number, parts.roles.policy)
         with run.phase("log"):
             shown = parts.tokenizer.decode, batch, credit, learned, run.recipe.observe.samples
             run.logs.samples(step_samples(sampled.all, sampled.reasons, number, *shown))
@@ -301,7 +301,7 @@ def assemble(
     roles = replace(roles, teachers=load_teachers(run.fleet, run, recipe, tokenizer, first, stack))
     if learned is not None:
         learned.role = run.fleet.frozen_reward_model(learned.path)
-    run.give_back()  # what loading took, before an engine looks how much is free
+    run.give_back("nothing")  # what loading took, before an engine looks how much is free
     engine = memory.engine(
         run, path, stack,
         sequences=max(run.geometry.samples_per_step, evaluator.sequences if evaluator else 0),

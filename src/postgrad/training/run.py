@@ -19,6 +19,7 @@ from postgrad.core.errors import RunError
 from postgrad.core.process import trim_heap
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.fleet import Fleet
+from postgrad.learner.resting import Stays
 from postgrad.observe.console import Console, Phase
 from postgrad.observe.loggers.all import Loggers
 from postgrad.observe.run_dir import RunDirectory
@@ -235,10 +236,10 @@ class Run:
         give_back(torch.device(self.choices.device))
         self.clock.peaks.set_baseline()
 
-    def give_back(self) -> None:
+    def give_back(self, stays: Stays = "all") -> None:
         """Where a phase ends, on GPUs: what the models' devices keep beside them (`Fleet.rest`)."""
         if self.choices.device == "cuda":
-            self.fleet.rest()
+            self.fleet.rest(stays)
 
     def trim(self) -> None:
         """Gives back what an update took: else it is measured as what the phases after it take."""

@@ -211,7 +211,7 @@ def assemble(
     rows.restore(policy, checkpoint)
     engine = publish = None
     if evaluator is not None or own_answers is not None:
-        run.give_back()  # what loading took, before an engine looks how much is free
+        run.give_back("nothing")  # what loading took, before an engine looks how much is free
         engine = memory.engine(run, path, stack, **_engine_needs(run, evaluator, own_answers))
         probe = (
             evaluator.probe(PROBES)

@@ -11,7 +11,7 @@ from postgrad.rollout.settings import SamplingSettings, TokenFilters
 from postgrad.rollout.vllm.settings import refused_argument
 from postgrad.translate.draft import Draft
 from postgrad.translate.images import BUILT_IN, ON_LANGUAGE, freeze, no_images, vllm_samples
-from postgrad.translate.places import replicas
+from postgrad.translate.places import engine_beside, replicas
 from postgrad.translate.rules import Options, Rule, decimal, flag
 
 LOGGING = "metrics.jsonl is always written; observe.loggers names wandb, tensorboard and others"
@@ -184,6 +184,16 @@ def offload(draft: Draft, name: str, value: Any, _: str) -> None:
         draft.put("learner.offload", True, "weights, gradients and optimizer state")
     else:
         draft.miss(name, value, "state that is not divided over ranks stays on its device")
+
+
+def rests(draft: Draft, name: str, value: Any, _: str) -> None:
+    """A rule: weights, or optimizer state, are in the host's memory but for updates."""
+    if not flag(value):
+        return
+    if not engine_beside(draft):
+        draft.skip(name, value, "no engine samples on the learner's devices")
+    elif draft.get("learner.offload") is not True:  # for the whole run
+        draft.put("learner.offload", "sampling", "weights and optimizer state, while it samples")
 
 
 def compiled(draft: Draft, name: str, value: Any, _: str) -> None:

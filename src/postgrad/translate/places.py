@@ -147,6 +147,14 @@ def _on_the_ranks(draft: Draft, names: EngineOptions, count: int, tensor: int, r
         draft.miss(names.tensor_parallel, tensor, why)
 
 
+def engine_beside(draft: Draft) -> bool:
+    """Whether an engine samples on the devices of the learner, so that it may leave them."""
+    if draft.job != "rl":
+        return False
+    apart = draft.get("cluster.rollout.workers") and not draft.get("cluster.policy.colocate")
+    return not apart
+
+
 def _integer(options: Options, name: str) -> int:
     return max(1, options.number(name, 1)) if name else 1
 

@@ -268,9 +268,10 @@ def critic(draft: Draft, options: Options) -> None:
         elif stated is None:
             draft.put(f"critic.learner.{key}", default)
     offload = [options.take(f"critic.fsdp.{key}_offload") for key in ("param", "optimizer")]
-    if offload != [None, None] and draft.get("learner.sharding"):
+    if offload != [None, None] and places.engine_beside(draft):
         moved = any(value is not None and flag(value) for value in offload)
-        draft.put("critic.learner.offload", moved, "weights, gradients and optimizer state")
+        comment = "weights and optimizer state, while it samples"
+        draft.put("critic.learner.offload", "sampling" if moved else False, comment * moved)
     again = options.take("critic.model.enable_gradient_checkpointing", True)
     if flag(again) != bool(draft.get("model.gradient_checkpointing")):
         draft.put("critic.model.gradient_checkpointing", flag(again))

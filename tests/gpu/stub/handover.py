@@ -1,8 +1,9 @@
-"""A run whose learner and engine are two processes on one card: `handover.py FOLDER SIZE [keep]`.
+"""A run whose learner and engine are two processes on one card: `handover.py FOLDER SIZE [WORD]`.
 
 This process is the loop and the only rank, a second one is the rollout worker, and what Ray would
-carry goes through a pipe. With `keep` nobody gives memory back. Prints, as JSON, what each process
-had allocated and reserved after it gave back, or the error that ended the run.
+carry goes through a pipe. With `keep` nobody gives memory back, with `sampling` the learner leaves
+the card while the engine samples. Prints, as JSON, what each process had allocated and reserved
+after it gave back, or the error that ended the run.
 """
 
 import json
@@ -64,6 +65,7 @@ def recipe(folder: Path, size: str) -> Any:
             "rewards": [{"type": "helpers.by_sample:by_sample"}],
             "scoring": {"workers": 1},
             "algorithm": {"type": "grpo"},
+            "learner": {"offload": "sampling" if "sampling" in sys.argv else False},
             "batch": {
                 "rollout_batch_size": sizes["prompts"],
                 "n_samples_per_prompt": 2,

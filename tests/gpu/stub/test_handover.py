@@ -39,6 +39,33 @@ def test_both_survive_and_give_back_what_they_do_not_hold(
     results.keep("hand-over on 24 GB", last, size)
 
 
+# The first process does most between two updates without the learner's state, and this is what of
+# a card it has then: workspaces of cuBLAS, of forward passes and of autograd.
+WORKSPACES = 2 * 32 * 2**20
+LEFT_IN_PAGES = 6 * 20 * 2**20  # of segments in which a workspace lies
+
+
+@pytest.mark.parametrize("size", STEPS)
+def test_a_learner_that_leaves_the_card_has_nothing_on_it_while_the_engine_samples(
+    stub: Stub, results: Results, size: str, tmp_path: Path
+) -> None:
+    found = run(stub, tmp_path, size, "sampling")
+    assert found["error"] is None
+    turns = [turn for turn in found["turns"] if turn[0] == "learner"]
+    # of the start: loaded, before the engine is built; then the publish
+    assert turns[0][1] < 2**20
+    steps = [turns[2 + 3 + 4 * step : 2 + 3 + 4 * (step + 1)] for step in range(STEPS[size])]
+    for trained, sending, sent, probed in steps:
+        updating = trained[1] - WORKSPACES
+        # 8 of 14 bytes a weight leave before the publish, the others after the last was sent
+        assert sending[1] - WORKSPACES == pytest.approx(updating * 6 / 14, rel=0.02)
+        for _, allocated, reserved in (sent, probed):
+            assert allocated == pytest.approx(WORKSPACES, abs=2**20)
+            assert reserved <= WORKSPACES + LEFT_IN_PAGES
+    last = {"update": steps[-1][0][1:], "publish": steps[-1][1][1:], "sample": steps[-1][3][1:]}
+    results.keep("learner off a card of 24 GB", last, size)
+
+
 def test_without_giving_back_they_run_out_of_memory(stub: Stub, tmp_path: Path) -> None:
     found = run(stub, tmp_path, "small", "keep")
     assert "out of memory" in found["error"]

@@ -40,8 +40,8 @@ def router_replay(draft: Draft, name: str, value: Any, _: str) -> None:
 
 
 TORCH: dict[str, Rule] = {  # after fsdp_config., veomni., torchtitan. or engine.
-    **family("", "param_offload optimizer_offload offload_policy", common.offload),
-    **family("", "fsdp_offload enable_fsdp_offload", common.offload),
+    **family("", "param_offload optimizer_offload", common.rests),
+    **family("", "offload_policy fsdp_offload enable_fsdp_offload", common.offload),
     **family(
         "",
         "forward_prefetch use_orig_params wrap_policy wrap_policy.* full_determinism strategy "
@@ -79,11 +79,11 @@ TORCH: dict[str, Rule] = {  # after fsdp_config., veomni., torchtitan. or engine
     "router_replay.mode": router_replay,
     "vpp": missing_above_1(_PIPELINE),
     **family("", "qat qat.* override_config override_config.*", missing(_EIGHT)),
-    "grad_offload": common.offload,
+    "grad_offload": common.rests,
 }  # fmt: skip
 
 MEGATRON: dict[str, Rule] = {  # after megatron., or engine.
-    **family("", "param_offload optimizer_offload grad_offload", common.offload),
+    **family("", "param_offload optimizer_offload grad_offload", common.rests),
     "pipeline_model_parallel_size": missing_above_1(_PIPELINE),
     "expert_tensor_parallel_size": missing_above_1("an expert is on one rank as a whole"),
     "sequence_parallel": needless("learner.tensor_parallel divides norms and residuals as well"),

@@ -1,0 +1,93 @@
+"""Weights and optimizer state that lie in the host's memory while nobody computes with them: those
+of a learner while an engine samples on its GPU, those of a frozen role between its passes.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from postgrad.learner.backbone import Backbone
+from postgrad.learner.optimizer import MasterOptimizer
+from postgrad.learner.settings import LearnerSettings
+from postgrad.parallel.host import HostCopies, HostWeights
+
+# What of a learner stays on its device: all; what a publish reads, so without moments and moving
+# average; what a forward pass reads, so without master weights that only an update reads; nothing.
+Stays = Literal["all", "weights", "computing weights", "nothing"]
+
+
+def frees(device: torch.device) -> bool:
+    """Whether leaving the device frees memory that an engine can use: a CPU's is the host's."""
+    return device.type == "cuda"
+
+
+class Resting:
+    """Where a learner's tensors are: on its device, or in the host's memory until they are needed.
+
+    average: its moving averages by name, which only an update reads, as the optimizer's state.
+    """
+
+    def __init__(
+        self, backbone: Backbone, optimizer: MasterOptimizer, average: Mapping[str, Tensor]
+    ) -> None:
+        self._lm = backbone.lm
+        self._optimizer = optimizer
+        self._average = average
+        self.copies = HostCopies(backbone.device)
+        backbone.bring = self.bring_computing
+
+    def leave(self, stays: Stays) -> None:
+        """Frees the device memory of all but what `stays`."""
+        if stays == "all":
+            return
+        self.copies.leave((*self._optimizer.held(), *self._average.values()))
+        if stays == "nothing":
+            weights = list(self._lm.parameters())
+            self.copies.leave(w for w in weights if w.requires_grad)
+            self.copies.leave(self._lm.buffers())
+            self.copies.leave((w for w in weights if not w.requires_grad), frozen=True)
+            self.copies.leave(self._optimizer.master.values())
+        elif stays == "computing weights":
+            self.copies.leave(self._optimizer.master.values(), beside=self._computing())
+
+    def bring_computing(self) -> None:
+        """What a forward pass reads is on the device."""
+        self.copies.come_back(self._computing())
+
+    def bring_weights(self) -> None:
+        """What a publish reads is on the device: master weights too."""
+        self.bring_computing()
+        self.copies.come_back(self._optimizer.master.values())
+
+    def bring_all(self) -> None:
+        """All that an update reads."""
+        self.copies.come_back()
+
+    def _computing(self) -> Iterator[Tensor]:
+        return chain(self._lm.parameters(), self._lm.buffers())
+
+
+def resting_of(
+    settings: LearnerSettings,
+    backbone: Backbone,
+    optimizer: MasterOptimizer,
+    average: Mapping[str, Tensor],
+) -> Resting | None:
+    """For a learner that is to leave its device while an engine samples; None where it stays."""
+    if settings.offload != "sampling" or not frees(backbone.device):
+        return None
+    return Resting(backbone, optimizer, average)
+
+
+def rest_on_host(backbone: Backbone) -> None:
+    """From now on frozen weights are on their device only while a column is computed."""
+    weights, column = HostWeights(backbone.lm), backbone.column
+
+    def computed(*arguments: Any, **how: Any) -> Any:
+        with weights:
+            return column(*arguments, **how)
+
+    backbone.column = computed
