@@ -25,8 +25,8 @@ from postgrad.models.adapter_layers import AdaptedLinear
 from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME, windows_of
 from postgrad.models.compiled import LayerSums, head_kernels
+from postgrad.models.recompute import recompute_activations
 from postgrad.models.settings import LoraSettings
-from postgrad.models.supported import checkpoint_activations
 from postgrad.parallel.ranks import ALONE
 
 CPU = torch.device("cpu")
@@ -161,7 +161,7 @@ def test_soft_caps_and_windows_are_compiled() -> None:
 def checkpointed(attention: str = "flex", compiler: str | None = EAGER) -> Backbone:
     """A model in training whose layers compute their activations again."""
     lm = model_of("qwen3")
-    checkpoint_activations(lm)
+    recompute_activations(lm, True)
     lm.train()
     return Backbone(lm, CPU, MicroBatch(), attention, compiler=compiler)
 

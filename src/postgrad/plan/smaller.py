@@ -55,6 +55,9 @@ def smaller(now: Outlook) -> Iterator[Change]:
     gathers_cross_host = now.hardware.device.link == "pcie"
     yield from _sharded(now, last="zero2" if gathers_cross_host else "zero3")
     yield from _fewer_places(now, least=FEW)
+    if recipe.model.gradient_checkpointing is True and not now.hardware.device.is_cpu:
+        text = "what layers read is kept in the host's memory"
+        yield flags("model.gradient_checkpointing", "offload"), text
     yield from _fewer_bits(recipe)
     yield from _fewer_places(now, least=1)
     if recipe.learner.sharding != "none" and not recipe.learner.offload:
