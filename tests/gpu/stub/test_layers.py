@@ -1,5 +1,6 @@
 """Compiled layers and flex attention on every kind of card, and what a micro-batch asks of it."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,9 @@ def test_a_compiled_layer_keeps_what_a_plan_counts(stub: Stub, results: Results)
 
 
 @pytest.fixture(scope="module")
-def recomputed(stub: Stub, results: Results) -> dict[str, Any]:
+def recomputed(stub: Stub, results_of: Callable[[Stub], Results]) -> dict[str, Any]:
     told = stub.ask(SCRIPT, "recomputed")
-    results.keep("activations", told)
+    results_of(stub).keep("activations", told)
     return told
 
 
