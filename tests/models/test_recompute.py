@@ -37,13 +37,13 @@ Held = list[Any]
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     """All inputs of layers that were brought to the host's memory."""
     inputs: Held = []
-    begin = recompute._Held.__init__
+    begin = recompute._KeptInput.__init__
 
     def noted(self: Any, *arguments: Any) -> None:
         inputs.append(self)
         begin(self, *arguments)
 
-    monkeypatch.setattr(recompute._Held, "__init__", noted)
+    monkeypatch.setattr(recompute._KeptInput, "__init__", noted)
     return inputs
 
 

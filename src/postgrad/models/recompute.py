@@ -49,10 +49,10 @@ def recompute_activations(lm: Any, how: Recompute) -> None:
                 setattr(module, HOST_INPUTS, inputs)
 
 
-class _Held:
+class _KeptInput:
     """The input of a layer between forward and backward pass. before: that of the layer before."""
 
-    def __init__(self, tensor: Tensor, before: "_Held | None") -> None:
+    def __init__(self, tensor: Tensor, before: "_KeptInput | None") -> None:
         self.here: Tensor | None = tensor  # on the device; None: it is not there
         self.host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
         self.device = tensor.device
@@ -72,7 +72,7 @@ class HostInputs:
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None  # of a GPU
-        self._newest: weakref.ref[_Held] | None = None
+        self._newest: weakref.ref[_KeptInput] | None = None
 
     def keeping(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         """`compute`, called as compute(layer, input, ...), which saves the input for its backward
@@ -90,8 +90,8 @@ class HostInputs:
         return run
 
     def _leave(self, kept: tuple[int, torch.Size], tensor: Tensor) -> Any:
-        """What autograd keeps in place of a tensor: a _Held of the layer's input, which has that
-        address and shape; other tensors (weights, positions) as they are.
+        """What autograd keeps in place of a tensor: a _KeptInput of the layer's input, which has
+        that address and shape; other tensors (weights, positions) as they are.
         """
         if (tensor.data_ptr(), tensor.shape) != kept:
             return tensor
@@ -99,13 +99,13 @@ class HostInputs:
         if before is not None:
             self._wait_for(before)
             before.here = None
-        held = _Held(tensor, before)
+        held = _KeptInput(tensor, before)
         self._copy(held, held.host, tensor)
         self._newest = weakref.ref(held)
         return held
 
     def _return(self, kept: Any) -> Tensor:
-        if not isinstance(kept, _Held):
+        if not isinstance(kept, _KeptInput):
             return kept
         tensor = self._fetched(kept)
         self._wait_for(kept)
@@ -115,13 +115,13 @@ class HostInputs:
             self._fetched(before)
         return tensor
 
-    def _fetched(self, held: _Held) -> Tensor:
+    def _fetched(self, held: _KeptInput) -> Tensor:
         if held.here is None:
             held.here = torch.empty_like(held.host, device=held.device)
             self._copy(held, held.here, held.host)
         return held.here
 
-    def _copy(self, held: _Held, to: Tensor, source: Tensor) -> None:
+    def _copy(self, held: _KeptInput, to: Tensor, source: Tensor) -> None:
         """Copies behind all that the current stream was asked for: memory that is written to may
         have been in use until then.
         """
@@ -136,6 +136,6 @@ class HostInputs:
             held.copied = torch.cuda.Event()
             held.copied.record(self._stream)
 
-    def _wait_for(self, held: _Held) -> None:
+    def _wait_for(self, held: _KeptInput) -> None:
         if held.copied is not None:
             torch.cuda.current_stream(held.device).wait_event(held.copied)

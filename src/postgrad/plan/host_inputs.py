@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from postgrad.plan.activations import in_host_memory
 from postgrad.plan.costs import CostModel
+from postgrad.plan.hardware import Device
 from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import Sizes, width
 
@@ -41,12 +42,12 @@ def waited_seconds(
     return max(0.0, copied - forward) + max(0.0, copied - backward * forward)
 
 
-def host_input_notes(roles: Sequence[PlannedRole], sizes: Sizes, *, cpu: bool) -> Iterator[str]:
+def host_input_notes(roles: Sequence[PlannedRole], sizes: Sizes, device: Device) -> Iterator[str]:
     """A sentence on that memory, where a run takes any."""
     offloads = any(
         role.learner and role.model.gradient_checkpointing == "offload" for role in roles
     )
-    if cpu and offloads:
+    if device.is_cpu and offloads:
         yield (
             'model.gradient_checkpointing = "offload" saves nothing on a CPU, whose memory is the '
             "host's: true does the same without copies"

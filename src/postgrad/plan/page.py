@@ -229,8 +229,7 @@ class Page:
             yield way
         if outlook.timing.on_host:
             yield outlook.timing.offload_note
-        cpu = outlook.hardware.device.is_cpu
-        yield from host_input_notes(outlook.roles, outlook.sizes, cpu=cpu)
+        yield from host_input_notes(outlook.roles, outlook.sizes, outlook.hardware.device)
         if note := _no_place(outlook):
             yield note
         if self.advice and not self.advice[-1].after.fits:
