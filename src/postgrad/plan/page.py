@@ -227,8 +227,7 @@ class Page:
             )
         if outlook.timing.publish and (way := _publish(outlook.timing.publish)):
             yield way
-        if outlook.timing.on_host:
-            yield outlook.timing.offload_note
+        yield from [outlook.timing.offload_note] * (outlook.timing.on_host > 0)
         yield from host_input_notes(outlook.roles, outlook.sizes, outlook.hardware.device)
         if note := _no_place(outlook):
             yield note
