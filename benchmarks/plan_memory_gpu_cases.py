@@ -49,6 +49,8 @@ class Case:
             settings["compile"] = "auto"
         if "checkpointing" in words:
             settings["gradient_checkpointing"] = True
+        if "offload" in words:
+            settings["gradient_checkpointing"] = "offload"
         recipe: dict[str, Any] = {
             "job": JOBS.get(self.job, self.job),
             "steps": 2,
@@ -117,6 +119,16 @@ def cases() -> Iterator[Case]:
     yield Case("ppo", "1.7B", ("checkpointing",))
     yield Case("preference", "0.6B", ("checkpointing",))
     yield from compiled_cases()
+    yield from offloaded_cases()
+
+
+def offloaded_cases() -> Iterator[Case]:
+    """Those whose layers are computed again from inputs in the host's memory."""
+    yield Case("sft", "0.6B", ("offload",))
+    yield Case("sft", "0.6B", ("compiled", "offload"))
+    yield Case("sft", "8B", ("adapter", "offload"))
+    yield Case("sft", "8B", ("adapter", "offload"), 16384)
+    yield Case("sft", "8B", ("zero3", "offload"), 16384)
 
 
 def compiled_cases() -> Iterator[Case]:

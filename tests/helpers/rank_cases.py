@@ -28,11 +28,11 @@ from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.frozen_parts import freeze_parts
 from postgrad.models.linear import speed_up
+from postgrad.models.recompute import recompute_activations
 from postgrad.models.routers import Routers
 from postgrad.models.score import _draw, in_float32
-from postgrad.models.settings import LoraSettings, ModelSettings
+from postgrad.models.settings import LoraSettings, ModelSettings, Recompute
 from postgrad.models.states import carry_states
-from postgrad.models.supported import checkpoint_activations
 from postgrad.parallel.ranks import Grid, Ranks
 from postgrad.parallel.sharding import whole_tensor
 
@@ -51,7 +51,7 @@ class Case(NamedTuple):
     stage: str
     kind: str = "grpo"
     lora: bool = False
-    checkpointing: bool = False
+    checkpointing: Recompute = False
     tied: bool = True
     dtype: str = "float32"
     groups: int = 3
@@ -104,7 +104,7 @@ def model(case: Case, **changes: int) -> Any:
     if not case.compiled:  # as on CUDA
         speed_up(lm, torch.device("cpu"))
     if case.checkpointing:
-        checkpoint_activations(lm)
+        recompute_activations(lm, case.checkpointing)
         lm.train()
     else:
         lm.eval()

@@ -26,7 +26,7 @@ TWO = [
     Case("none", kind="reward", dtype="bfloat16"),
     Case("zero1", checkpointing=True),
     Case("zero2", tied=False),
-    Case("zero3", kind="sft", checkpointing=True),
+    Case("zero3", kind="sft", checkpointing="offload"),
     Case("zero3", kind="gspo", tied=False, groups=1),
     Case("zero3", kind="reward", checkpointing=True),
     Case("zero2", lora=True, checkpointing=True),

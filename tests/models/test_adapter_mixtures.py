@@ -12,8 +12,8 @@ from helpers.model_types import config_of
 from postgrad.core.errors import UsageError
 from postgrad.models.adapter_mixtures import ChangedWeight
 from postgrad.models.adapters import add_adapter
+from postgrad.models.recompute import recompute_activations
 from postgrad.models.settings import LoraSettings
-from postgrad.models.supported import checkpoint_activations
 
 KINDS = ("qwen3_moe", "mixtral", "olmoe", "gpt_oss")  # gpt_oss: inputs before outputs
 IDS = torch.tensor([[5, 17, 33, 8, 26, 23, 9, 31], [1, 2, 3, 30, 31, 32, 7, 7]])
@@ -117,7 +117,7 @@ def test_checkpointed_activations_give_the_same_gradients() -> None:
     for checkpointing in (False, True):
         lm = mixture("qwen3_moe").train()
         if checkpointing:
-            checkpoint_activations(lm)
+            recompute_activations(lm, True)
         adapter = moved(add_adapter(lm, BOTH, seed=0))
         lm(IDS).logits.square().mean().backward()
         gradients.append([parameter.grad for parameter in adapter.parameters().values()])

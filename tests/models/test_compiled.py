@@ -23,10 +23,10 @@ from postgrad.learner.update import Update
 from postgrad.models import linear, tree
 from postgrad.models.adapter_layers import AdaptedLinear
 from postgrad.models.adapters import add_adapter
-from postgrad.models.attention import ATTENTION_NAME, windows_of
+from postgrad.models.attention import ATTENTION_NAME, layers_of, windows_of
 from postgrad.models.compiled import LayerSums, head_kernels
-from postgrad.models.settings import LoraSettings
-from postgrad.models.supported import checkpoint_activations
+from postgrad.models.recompute import HOST_INPUTS, recompute_activations
+from postgrad.models.settings import LoraSettings, Recompute
 from postgrad.parallel.ranks import ALONE
 
 CPU = torch.device("cpu")
@@ -158,10 +158,12 @@ def test_soft_caps_and_windows_are_compiled() -> None:
     assert not counters["graph_break"]
 
 
-def checkpointed(attention: str = "flex", compiler: str | None = EAGER) -> Backbone:
+def checkpointed(
+    attention: str = "flex", compiler: str | None = EAGER, how: Recompute = True
+) -> Backbone:
     """A model in training whose layers compute their activations again."""
     lm = model_of("qwen3")
-    checkpoint_activations(lm)
+    recompute_activations(lm, how)
     lm.train()
     return Backbone(lm, CPU, MicroBatch(), attention, compiler=compiler)
 
@@ -172,6 +174,26 @@ def test_checkpointed_layers_keep_their_inputs_alone() -> None:
     assert bytes_kept(backbone, 1) < bytes_kept(whole, 1) / 2
     require_same(backbone, plain, range(1, 3))
     assert not counters["graph_break"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapted", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_inputs_in_the_hosts_memory_change_no_bit_and_add_no_graph(adapted: bool) -> None:
+    outcomes: list[tuple[Tensor, Tensor]] = []
+    made: list[int] = []
+    for how in (True, "offload"):
+        torch._dynamo.reset()
+        counters.clear()
+        head_kernels.cache_clear()
+        backbone = checkpointed(how=how)
+        if adapted:
+            give_adapters(backbone)
+        outcomes.append(outcome(backbone, 1))
+        made.append(graphs())
+        on_host = [hasattr(layer, HOST_INPUTS) for layer in layers_of(backbone.lm)]
+        assert on_host == [how == "offload"] * LAYERS
+    assert all(torch.equal(*pair) for pair in zip(*outcomes, strict=True))
+    assert made[0] == made[1]
 
 
 @pytest.mark.slow

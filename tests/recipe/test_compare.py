@@ -131,3 +131,15 @@ def test_a_model_that_takes_nothing_over_is_allowed_by_its_own_name_alone(write:
     after = load_recipe(write(text=text.replace("some/model", "another/model")))
     with pytest.raises(UsageError, match=r"--allow-change reward_model\.model\.path"):
         compare(before, after, ["model"], RUN)
+
+
+def test_inputs_of_layers_may_move_to_the_hosts_memory_and_back(write: Write) -> None:
+    """Layers are computed again with and without: the bits are the same."""
+    whole = load_recipe(write())
+    key = "model.gradient_checkpointing"
+    there, elsewhere = (with_overrides(whole, [f"--{key}", way]) for way in ("true", "offload"))
+    assert compare(there, elsewhere, [], RUN)[0] == key
+    assert compare(elsewhere, there, [], RUN)[0] == key
+    for kept, again in ((whole, there), (whole, elsewhere), (elsewhere, whole)):
+        with pytest.raises(UsageError, match=f"--allow-change {key}"):
+            compare(kept, again, [], RUN)

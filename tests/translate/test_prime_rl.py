@@ -292,3 +292,12 @@ def test_a_config_of_another_program_says_what_is_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match='sft: write a recipe of job = "sft"'):
         translate("prime-rl", ["sft", str(path)])
     assert sources("prime-rl", ["rl", str(path)]).commands[0].options == {"max_steps": 3}
+
+
+def test_offloaded_activations_are_inputs_of_layers_in_the_hosts_memory(tmp_path: Path) -> None:
+    group = {"orchestrator.group_size": 4}
+    for offloading in ({}, {"max_inflight_activations": 5}):
+        found = of(tmp_path, max_steps=10, **group, **{"trainer.model.ac_offloading": offloading})
+        assert found.recipe["model"]["gradient_checkpointing"] == "offload"
+        assert missing(found) == set()
+    assert of(tmp_path, max_steps=10, **group).recipe["model"]["gradient_checkpointing"] is True

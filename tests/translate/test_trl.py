@@ -152,7 +152,8 @@ def test_what_is_faster_or_smaller_there_is_lost_or_has_its_key() -> None:
                "--activation_offloading", "--router_aux_loss_coef", "0.001")  # fmt: skip
     assert found.recipe["model"]["compile"] is True
     assert found.recipe["model"]["router_aux_loss_coef"] == 0.001
-    assert missing(found) == {"use_liger_kernel", "dtype", "tf32", "activation_offloading"}
+    assert found.recipe["model"]["gradient_checkpointing"] == "offload"
+    assert missing(found) == {"use_liger_kernel", "dtype", "tf32"}
     assert missing(of("--dtype", "float32")) == set()
 
 

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from postgrad.models.attention import AttentionContext, layers_of
+from postgrad.models.recompute import HOST_INPUTS, HostInputs
 
 Shaped = tuple[float | None, float | None, float | None]  # what models.head.shaped_by gives
 
@@ -89,7 +90,9 @@ def compile_layers(lm: nn.Module, backend: str = "inductor") -> None:
         kind = type(layer), checkpointed, adapted
         if kind not in compiled:
             compiled[kind] = _compiled(type(layer).forward, checkpointed, adapted, backend)
-        layer.forward = partial(compiled[kind], layer)
+        inputs: HostInputs | None = getattr(layer, HOST_INPUTS, None)
+        run = compiled[kind] if inputs is None else inputs.keeping(compiled[kind])
+        layer.forward = partial(run, layer)
 
 
 def _compiled(forward: Callable[..., Any], checkpointed: bool, adapted: bool, backend: str) -> Any:

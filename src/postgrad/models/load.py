@@ -35,8 +35,9 @@ from postgrad.models.four_bits import Quantize, loading_arguments
 from postgrad.models.headers import read_headers, require_fit, require_whole
 from postgrad.models.linear import fuse_norms, speed_up
 from postgrad.models.probe import require_same_outputs
+from postgrad.models.recompute import recompute_activations
 from postgrad.models.rope import hold_frequencies
-from postgrad.models.settings import looks_local
+from postgrad.models.settings import Recompute, looks_local
 from postgrad.models.stored import (
     mxfp4_weights,
     of_tensors,
@@ -47,7 +48,6 @@ from postgrad.models.stored import (
 )
 from postgrad.models.supported import (
     causal_class,
-    checkpoint_activations,
     give_score_class,
     is_tested,
     may_carry_states,
@@ -94,7 +94,7 @@ def load_model(
     *,
     dtype: torch.dtype,
     device: torch.device | None = None,
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: Recompute = False,
     quantize: Quantize = "none",
     together: bool = False,
     ranks: Ranks = ALONE,
@@ -125,7 +125,7 @@ def load_model(
     return LoadedModel(lm, tokenizer, config, path)
 
 
-def place(lm: Any, path: str, how: "Loading", *, gradient_checkpointing: bool) -> None:
+def place(lm: Any, path: str, how: "Loading", *, gradient_checkpointing: Recompute) -> None:
     """Moves a model to its device, swaps in our faster layers, and sets its mode as load_model
     says. A model of an untested type is probed there (models.probe), by the first rank alone.
     """
@@ -150,7 +150,7 @@ def place(lm: Any, path: str, how: "Loading", *, gradient_checkpointing: bool) -
     if how.ranks.rank == 0 and not is_tested(lm.config):
         require_same_outputs(lm, path)
     if gradient_checkpointing:
-        checkpoint_activations(lm.train())
+        recompute_activations(lm.train(), gradient_checkpointing)
 
 
 def load_config(path: str) -> Any:

@@ -32,6 +32,7 @@ from postgrad.models.load import (
     read_weights,
     skeleton,
 )
+from postgrad.models.settings import Recompute
 from postgrad.models.stored import real, realise
 from postgrad.models.supported import require_text_model
 from postgrad.parallel.ranks import ALONE, Ranks
@@ -56,7 +57,7 @@ def load_score_model(
     *,
     dtype: torch.dtype,
     device: torch.device | None = None,
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: Recompute = False,
     seed: int = 0,
     fresh_head: bool = True,
     quantize: Quantize = "none",

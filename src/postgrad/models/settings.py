@@ -47,6 +47,7 @@ TOWERS = {
 }
 # Parts that `freeze` names, and what is said of a model that does not have one.
 ModelPart = Literal["vision", "projector", "router"]
+Recompute = bool | Literal["offload"]  # model.gradient_checkpointing
 _LACKS: dict[str, str] = {
     "vision": "reads text alone, and has no tower",
     "projector": "reads text alone, and has no projector",
@@ -155,7 +156,9 @@ class ModelSettings(Settings):
     # Decoder layers by torch.compile: true on CUDA only; "auto" is true there with flex attention,
     # for the tested types. One graph for all layers and lengths, compiled in the first step.
     compile: bool | Literal["auto"] = False
-    gradient_checkpointing: bool = False  # compute activations again in the backward pass
+    # Compute activations again in the backward pass, layer by layer; "offload" also keeps what each
+    # layer reads in the host's memory meanwhile. On a CPU that is one copy more and saves nothing.
+    gradient_checkpointing: Recompute = False
     # Of a mixture of experts: the weight of its balance loss; left out, that of the model's config,
     # or 0 where its routers are frozen.
     router_aux_loss_coef: float | None = Field(default=None, ge=0.0)

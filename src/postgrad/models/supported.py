@@ -36,7 +36,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from postgrad.core.errors import UsageError
 from postgrad.core.text import nearest
-from postgrad.models.attention import CARRIER, carries_states, layers_of
+from postgrad.models.attention import layers_of
 from postgrad.models.config_check import REMEDY, rope_tables
 from postgrad.models.files import CONFIG
 from postgrad.models.settings import IMAGE_TYPES, TOWERS, ModelType
@@ -253,25 +253,6 @@ def give_score_class(config: Any, auto: Any) -> None:
     auto.register(kind, model_class, exist_ok=True)
     if kind not in score_classes:  # transformers 5.17 passes over them in any case
         score_classes._extra_content[kind] = model_class
-
-
-def checkpoint_activations(lm: Any) -> None:
-    """Turns gradient checkpointing on. Raises UsageError where a type has none in transformers."""
-    # transformers 5.23 renamed it; the old name goes on to work in the versions before
-    enable = (
-        getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
-    )
-    if not lm.supports_gradient_checkpointing:
-        raise UsageError(
-            f"model.gradient_checkpointing: transformers does not support it for a "
-            f"{lm.config.model_type} model; leave it out"
-        )
-    try:
-        enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    except TypeError:
-        enable()
-    if carries_states(lm):
-        getattr(lm, CARRIER).keep_when_recomputed(lm)
 
 
 def experts_of(config: Any) -> int:

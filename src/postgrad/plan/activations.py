@@ -7,7 +7,7 @@ computes in. The output head is `Head`, attention's geometry `Blocks`.
 
 from dataclasses import dataclass
 
-from postgrad.models.settings import LLAMA_TYPES, LoraSettings
+from postgrad.models.settings import LLAMA_TYPES, LoraSettings, Recompute
 from postgrad.models.shapes import ModelShape
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.roles import adapted_layers, adapted_stacks, adapter_inputs
@@ -129,19 +129,22 @@ def kept(
     lora: LoraSettings | None,
     blocks: Blocks,
     *,
-    checkpointing: bool,
+    checkpointing: Recompute,
     cpu: bool,
     compiled: bool = False,
 ) -> int:
     """Bytes a token that a forward pass keeps until its backward pass: all that every layer keeps,
-    or with checkpointing only its input; attention's masks, once; the last norm; the head's input.
+    or with checkpointing only its input, which a GPU may have of the last layer alone; attention's
+    masks, once; the last norm; the head's input.
     """
-    layer = shape.hidden_size * width
+    layer, layers = shape.hidden_size * width, shape.layers
     if not checkpointing:
         layer = kept_by_layer(shape, width, lora, blocks, cpu=cpu, compiled=compiled)
+    if in_host_memory(checkpointing, cpu=cpu):
+        layers = 1
     read = width if lora is None else 0  # by the head, for its gradient
     last = shape.hidden_size * (_kept_by_norm(shape, width, lora, cpu=cpu) + read)
-    return shape.layers * layer + _masks(shape, FLOAT32 if cpu else width, blocks) + last
+    return layers * layer + _masks(shape, FLOAT32 if cpu else width, blocks) + last
 
 
 def backward_of_layer(
@@ -150,17 +153,25 @@ def backward_of_layer(
     lora: LoraSettings | None,
     blocks: Blocks,
     *,
-    checkpointing: bool,
+    checkpointing: Recompute,
     cpu: bool,
     compiled: bool = False,
 ) -> int:
     """Bytes a token of the backward pass of one layer beside what was kept: gradients, and with
-    checkpointing all that the layer computes and keeps anew.
+    checkpointing all that the layer computes and keeps anew; and the input of the layer before,
+    where it comes back from the host's memory.
     """
     gradients = (2 * shape.intermediate_size + 2 * shape.hidden_size) * width
     if not checkpointing:
         return gradients
+    if in_host_memory(checkpointing, cpu=cpu):
+        gradients += shape.hidden_size * width
     return gradients + kept_by_layer(shape, width, lora, blocks, cpu=cpu, compiled=compiled)
+
+
+def in_host_memory(checkpointing: Recompute, *, cpu: bool) -> bool:
+    """Whether the inputs of layers are elsewhere than on the device between the passes."""
+    return checkpointing == "offload" and not cpu
 
 
 def forward_only(shape: ModelShape, width: int, blocks: Blocks, *, cpu: bool) -> int:

@@ -88,6 +88,8 @@ def faster(start: Outlook) -> Iterator[Change]:
     learner = recipe.learner
     if recipe.model.gradient_checkpointing:
         yield flags("model.gradient_checkpointing", False), "there is room without"
+    if recipe.model.gradient_checkpointing == "offload":
+        yield flags("model.gradient_checkpointing", True), "there is room on the device"
     if learner.offload:
         yield flags("learner.offload", False), "there is room on the device"
     if learner.sharding == "zero3":

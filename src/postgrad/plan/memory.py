@@ -332,7 +332,7 @@ def _kept_back(
     after_update = 0
     for role in roles:
         if role.learner is not None:
-            kind = role.model.lora is not None, role.model.gradient_checkpointing
+            kind = role.model.lora is not None, bool(role.model.gradient_checkpointing)
             after_update += int(KEPT_BACK[kind] * passes.allocated(role))
             after_update += int(KEPT_BACK[False, False] * passes.encoded_frozen(role))
     later = min(after_update, TRIM_BYTES) if recipe.trains_on_rollouts else after_update

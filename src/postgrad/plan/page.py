@@ -10,6 +10,7 @@ from postgrad.plan.change import Advice, digits, gigabytes, long_as
 from postgrad.plan.engines import FULLEST, EnginePlaces, dealt
 from postgrad.plan.exchange import expert_notes
 from postgrad.plan.held import PHASES
+from postgrad.plan.host_inputs import host_input_notes
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.memory import Memory
 from postgrad.plan.plan import Outlook, full_logits_bytes
@@ -227,6 +228,7 @@ class Page:
         if outlook.timing.publish and (way := _publish(outlook.timing.publish)):
             yield way
         yield from outlook.timing.offload_notes
+        yield from host_input_notes(outlook.roles, outlook.sizes, outlook.hardware.device)
         if note := _no_place(outlook):
             yield note
         if self.advice and not self.advice[-1].after.fits:

@@ -159,7 +159,7 @@ class Passes:
         working = towers.working(tower, cost, b, role)
         return {
             **decoder,
-            "activations of the tower": towers.kept(tower, cost, b, role),
+            "activations of the tower": towers.kept(tower, cost, b, role, cpu=self.cpu),
             "work on images": max(0, working - sum(decoder.values())),
         }
 

@@ -59,6 +59,9 @@ def smaller(now: Outlook) -> Iterator[Change]:
         text = "the learner leaves the card to the engine while it samples"
         yield flags("learner.offload", "sampling"), text
     yield from _fewer_places(now, least=FEW)
+    if recipe.model.gradient_checkpointing is True and not now.hardware.device.is_cpu:
+        text = "what layers read is kept in the host's memory"
+        yield flags("model.gradient_checkpointing", "offload"), text
     yield from _fewer_bits(recipe)
     yield from _fewer_places(now, least=1)
     if recipe.learner.sharding != "none" and recipe.learner.offload is not True:

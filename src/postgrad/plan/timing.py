@@ -14,6 +14,7 @@ from postgrad.models.towers import ImageCost
 from postgrad.plan.costs import CostModel
 from postgrad.plan.engines import EnginePlaces
 from postgrad.plan.exchange import exchanged_bytes, lacking, sent_bytes, update_passes
+from postgrad.plan.host_inputs import waited_seconds
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.publishing import PlannedPublish, planned_publish
 from postgrad.plan.resting import HostShare
@@ -354,12 +355,12 @@ def _updating(
     adapter, which itself costs two. With checkpointing the forward pass is computed twice. The
     balance loss of a mixture of experts counts choices in a forward pass of its own.
     """
-    b = width(role.model.dtype, cpu=costs.device.is_cpu)
-    model = role.model
+    b, model = width(role.model.dtype, cpu=costs.device.is_cpu), role.model
     counts = 1 if role.balances else 0
     times = (2 if model.lora else 3) + (1 if model.gradient_checkpointing else 0) + counts
     passes = _passes(samples, sizes, costs)
     seconds = _computing(role, samples, times, costs)
+    seconds += waited_seconds(role, samples.tokens, seconds / times, times - 1 - counts, costs)
     seconds += costs.products(samples.tokens * adapter_flops(role.shape, model.lora), b)
     seconds += tower_seconds(role, samples.images, b, costs, updating=True, passes=passes)
     seconds += passes * (2 + counts) * (costs.overhead(role.shape) + _gathering(role, b, costs))

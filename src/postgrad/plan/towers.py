@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from postgrad.models.image_sizes import image_sizes
 from postgrad.models.towers import AT_ONCE, ImageCost, TowerShape
+from postgrad.plan.activations import in_host_memory
 from postgrad.plan.costs import MOVES, CostModel
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.roles import PlannedRole
@@ -43,18 +44,23 @@ def kept_by_layer(tower: TowerShape, b: int) -> int:
     return norms + inputs + attention + feedforward
 
 
-def kept(tower: TowerShape, cost: ImageCost, b: int, role: PlannedRole) -> int:
+def kept(
+    tower: TowerShape, cost: ImageCost, b: int, role: PlannedRole, *, cpu: bool = False
+) -> int:
     """Bytes that a forward pass over images keeps until its backward pass: of a tower that trains
-    its pixels and what layers keep, or with checkpointing only their inputs; of a projector, also
-    of a frozen one behind a tower that trains, what its products read. A frozen tower keeps none.
+    its pixels and what layers keep, or with checkpointing only their inputs (of all layers, or
+    where these are in the host's memory of one); of a projector, also of a frozen one behind a
+    tower that trains, what its products read. A frozen tower keeps none.
     """
     encoder, projector = encodes(role)
     size = 0.0
     if encoder:
-        layer = tower.hidden_size * b
+        layer, layers = tower.hidden_size * b, tower.layers
         if not role.model.gradient_checkpointing:
             layer = kept_by_layer(tower, b)
-        size += cost.patches * tower.patch_values * b + tower.encoded(cost) * tower.layers * layer
+        if in_host_memory(role.model.gradient_checkpointing, cpu=cpu):
+            layers = 1
+        size += cost.patches * tower.patch_values * b + tower.encoded(cost) * layers * layer
     if encoder or projector:
         size += kept_by_projector(tower, cost, b)
     return int(size)

@@ -39,6 +39,9 @@ ALLOWED = (
     "rollout.transport",
 )
 
+# Where the inputs of layers are between the passes: neither bits nor a checkpoint depend on it.
+_SAME_BITS = {"model.gradient_checkpointing": (True, "offload")}
+
 # Keys that sections take from another where the file states none of its own: `recipe/resolve.py`.
 _TAKEN_OVER = {
     re.compile(r"(?:eval|data)\.sets\.\d+\.(?P<key>.+)"): "data",
@@ -84,6 +87,7 @@ def compare(
         stated[key]
         for key in changed
         if not any(covers(above, name) for above in may_change for name in (key, stated[key]))
+        and not _same_bits(key, old, new)
     )
     if refused:
         lines = [
@@ -150,6 +154,12 @@ def _keys(node: Any, place: tuple[str, ...] = ()) -> Iterator[str]:
 def covers(allowed: str, key: str) -> bool:
     """Whether `--allow-change allowed` allows `key`: itself and everything below it."""
     return key == allowed or key.startswith(f"{allowed}.")
+
+
+def _same_bits(key: str, old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether a key has changed between two values that compute the same, in any role's section."""
+    alike = (values for end, values in _SAME_BITS.items() if f".{key}".endswith(f".{end}"))
+    return any(value_at(old, key) in values and value_at(new, key) in values for values in alike)
 
 
 def _stated(key: str, changed: Sequence[str], old: dict[str, Any], new: dict[str, Any]) -> str:

@@ -196,6 +196,19 @@ def rests(draft: Draft, name: str, value: Any, _: str) -> None:
         draft.put("learner.offload", "sampling", "weights and optimizer state, while it samples")
 
 
+def recomputed(draft: Draft, _: str, value: Any, comment: str) -> None:
+    """A rule: whether layers are computed again, beside an option of `host_inputs`."""
+    if draft.get("model.gradient_checkpointing") != "offload":
+        draft.put("model.gradient_checkpointing", flag(value), comment)
+
+
+def host_inputs(draft: Draft, name: str, value: Any, _: str) -> None:
+    """A rule: activations in the host's memory between forward and backward pass."""
+    if flag(value):
+        why = f"{name}: what layers read; the rest is computed again"
+        draft.put("model.gradient_checkpointing", "offload", why)
+
+
 def compiled(draft: Draft, name: str, value: Any, _: str) -> None:
     """A rule: whether the model's layers are compiled."""
     if not flag(value):

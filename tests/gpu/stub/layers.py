@@ -5,18 +5,27 @@ layers.py types          every tested model type, one forward and backward throu
 layers.py heads          flex attention alone, for heads of several widths
 layers.py micro-batches  Qwen3-0.6B: launches, waits and copies of micro-batches, graphs of 50
 layers.py kept           bytes a token that a compiled layer keeps, beside the plan's
+layers.py recomputed     Qwen3-0.6B: bytes that are kept and the peak, launches and copies, where
+                         activations are kept, or computed again, all of them or the cheap ones
 layers.py updates        the same of a micro-batch within an update: head, loss, sum of gradients;
                          copies of a fresh adapter
 """
 
 import json
 import sys
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 from transformers import AutoConfig, AutoModelForCausalLM
 from update import experience
 
@@ -29,10 +38,11 @@ from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.role import PolicyLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
+from postgrad.models import compiled
 from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.load import Loading, place
-from postgrad.models.settings import LoraSettings
+from postgrad.models.settings import LoraSettings, Recompute
 from postgrad.models.shapes import shape_of
 from postgrad.models.tree import FlexAttention
 from postgrad.parallel.device import Placement, apply
@@ -190,6 +200,59 @@ def updates() -> dict[str, dict[str, int]]:
     return told
 
 
+def keeps_products(_: Any, operation: Any, *args: Any, **named: Any) -> CheckpointPolicy:
+    """The cheap operations of a layer are computed again: norms, rotations, activations."""
+    dear = ("aten.mm.", "flex_attention")
+    keeps = any(name in str(operation) for name in dear)
+    return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def passed(way: Recompute | str, compiler: str | None) -> dict[str, Any]:
+    """Bytes beside weights and gradients after a forward pass and at most, and what it asked of the
+    device with its backward pass. way: as in a recipe; "selective": torch's policy for operations.
+    """
+    torch._dynamo.reset()
+    lm = model_of("qwen3", **QWEN3)
+    how: Recompute = True if way == "selective" else way  # type: ignore[assignment]
+    place(lm, "a model", Loading(torch.bfloat16, CUDA), gradient_checkpointing=how)
+    selecting: dict[str, Any] = {}
+    if way == "selective":
+        contexts = partial(create_selective_checkpoint_contexts, keeps_products)
+        selecting = {"context_fn": contexts, "preserve_rng_state": False, "use_reentrant": False}
+        for module in lm.modules():
+            if hasattr(module, "_gradient_checkpointing_func"):
+                module._gradient_checkpointing_func = partial(checkpoint, **selecting)
+    backbone = Backbone(lm, CUDA, MicroBatch(8 * LENGTH), compiler=compiler)
+    rows = Ragged.of([np.arange(LENGTH) % 90 + row for row in range(8)], np.int32)
+    mask = rows.like(np.tile(np.arange(LENGTH) > 0, 8))
+    sequences = Sequences(rows, mask, np.arange(8))
+    (layout,) = backbone.micro_batches(sequences, np.arange(8))
+    told: dict[str, Any] = {}
+    with patch.object(compiled, "checkpoint", partial(checkpoint, **selecting)):
+        for _ in range(3):  # gradients are there from the first on, graphs too
+            before, _ = torch.cuda.memory_allocated(), torch.cuda.reset_peak_memory_stats()
+            reset()
+            hidden = backbone._run(layout, None, lambda _, states: states)
+            told["kept"] = torch.cuda.memory_allocated() - before
+            hidden.sum().backward()
+            del hidden
+            told |= {name: counts()[name] for name in LAUNCHES}
+            told["peak"] = torch.cuda.max_memory_allocated() - before
+    return told
+
+
+def recomputed() -> dict[str, Any]:
+    ways: dict[str, Recompute | str] = {
+        "kept": False, "computed again": True, "inputs on the host": "offload",
+        "products kept": "selective",
+    }  # fmt: skip
+    return {
+        f"{name}{', compiled' * (compiler is not None)}": passed(way, compiler)
+        for compiler in (None, "inductor")
+        for name, way in ways.items()
+    }
+
+
 def kept_bytes(name: str, layers: int, *, lora: bool) -> tuple[float, int]:
     """Bytes a token that compiled layers keep for a backward pass, and those of one as planned."""
     sizes: dict[str, Any] = {**QWEN3, "vocab_size": 512, "num_hidden_layers": layers, **TYPES[name]}
@@ -249,7 +312,8 @@ def told_of(kind: str) -> dict[str, Any]:
             for width in HEADS
             for dtype in (torch.bfloat16, torch.float32)
         }
-    return updates() if kind == "updates" else micro_batches()
+    kinds = {"updates": updates, "recomputed": recomputed, "micro-batches": micro_batches}
+    return kinds[kind]()
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ VARIANTS = {  # job and what is set beside it
     "heads of 8 numbers": ("sft", ["--model.init.hidden_size", "16"]),
     "attention in blocks": ("grpo with kl", ["--model.attention", "sdpa"]),
     "float32": ("grpo with kl", ["--model.dtype", "float32"]),
+    "inputs on the host": ("grpo with kl", ["--model.gradient_checkpointing", "offload"]),
     "gradient checkpointing": ("grpo with kl", ["--model.gradient_checkpointing", "true"]),
     "muon": ("sft", ["--learner.optimizer", "muon"]),
     "filters": ("grpo with kl", FILTERS),

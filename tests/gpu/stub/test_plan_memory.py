@@ -13,6 +13,7 @@ from helpers.gpu_stub import ROOT, Stub
 pytestmark = pytest.mark.gpu_stub
 CASES = (
     "sft 0.6B checkpointing 8192",
+    "sft 0.6B offload 8192",
     "sft 8B zero3 checkpointing 8192",
     "sft 8B compiled zero3 checkpointing 8192",
     "grpo 0.6B 8192",

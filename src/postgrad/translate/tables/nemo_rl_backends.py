@@ -53,7 +53,7 @@ MEGATRON: dict[str, Rule] = {  # after policy.megatron_cfg.
     **family(
         "",
         "fine_grained_activation_offloading offload_modules",
-        missing("activations stay on the device"),
+        missing('model.gradient_checkpointing = "offload" moves what layers read, no more'),
     ),
     "freeze_moe_router": common.frozen_routers,
     **family(

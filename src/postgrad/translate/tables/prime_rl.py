@@ -79,6 +79,12 @@ def _checkpointing(draft: Draft, name: str, value: Any, _: str) -> None:
         draft.miss(name, value, "activations of whole layers are kept or computed again, no others")
 
 
+def _offloading(draft: Draft, name: str, value: Any, default: str) -> None:
+    """A setting of ac_offloading, whose table alone turns it on."""
+    common.host_inputs(draft, "trainer.model.ac_offloading", True, default)
+    draft.skip(name, value, "inputs of two layers are on the device, pinned memory has the others")
+
+
 def _resumed(draft: Draft, name: str, value: Any, _: str) -> None:
     if value in ({}, None, True):
         draft.skip(name, value, common.SO_HERE)
@@ -106,11 +112,8 @@ RULES: dict[str, Rule] = {
     "trainer.model.ac.freq": _checkpointing,
     "trainer.model.ac.mode": _checkpointing,
     "trainer.model.ac.targets": missing("whole layers are computed again"),
-    **family(
-        "trainer.model.",
-        "ac_offloading ac_offloading.pin_memory ac_offloading.max_inflight_activations",
-        missing("activations stay on the device"),
-    ),
+    "trainer.model.ac_offloading": common.host_inputs,
+    **family("trainer.model.ac_offloading.", "pin_memory max_inflight_activations", _offloading),
     **family("trainer.model.", "optim_cpu_offload full_offload fsdp_cpu_offload", common.offload),
     "trainer.model.full_offload.*": missing(
         "learner.offload moves weights, gradients and optimizer"

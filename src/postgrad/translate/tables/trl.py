@@ -109,7 +109,7 @@ _PREPARED = "rows are prepared in this process, and cached"
 
 RULES: dict[str, Rule] = {
     "model_name_or_path": to("model.path"),
-    "gradient_checkpointing": to("model.gradient_checkpointing", read=flag),
+    "gradient_checkpointing": common.recomputed,
     "learning_rate": to("learner.lr", read=decimal),
     "weight_decay": to("learner.weight_decay", read=decimal),
     "max_grad_norm": to("learner.max_grad_norm", read=decimal),
@@ -202,8 +202,7 @@ RULES: dict[str, Rule] = {
     **family("", "use_liger_kernel use_liger_loss", missing(common.KERNELS)),
     **family("", "dtype torch_dtype", missing_but(("float32", "auto"), _MASTER)),
     "tf32": missing("float32 products are not rounded; model.dtype = \"bfloat16\" is faster"),
-    "activation_offloading": missing("activations stay on their device; "
-                                     "model.gradient_checkpointing computes them again"),
+    "activation_offloading": common.host_inputs,
     "router_aux_loss_coef": to("model.router_aux_loss_coef", read=decimal),
     "torch_compile": common.compiled,
     **family("", "ignore_bias_buffers bf16 gradient_checkpointing_kwargs ddp_timeout deepspeed "

@@ -14,6 +14,7 @@ from postgrad.translate.rules import (
     ON,
     Rule,
     family,
+    flag,
     missing,
     missing_but,
     needless,
@@ -214,7 +215,7 @@ RULES: dict[str, Rule] = {
     **family("model.", "use_remove_padding use_shm external_lib strategy", needless(common.PACKED)),
     **family("model.", "use_liger use_fused_kernels", missing(common.KERNELS)),
     f"{MODEL}tokenizer_path": missing("the tokenizer is read from model.path"),
-    f"{MODEL}enable_activation_offload": missing("activations stay on the device"),
+    f"{MODEL}enable_activation_offload": common.host_inputs,
     f"{MODEL}exclude_modules": missing("model.lora.targets names the layers that have an adapter"),
     f"{MODEL}lora_adapter_path": missing(
         "model.path reads a folder that PEFT has written, and model.lora trains on from there"
@@ -305,7 +306,9 @@ RULES: dict[str, Rule] = {
         needless("the critic is computed as the policy is"),
     ),
     "critic.loss_agg_mode": missing_but(("token-mean",), "a critic's loss is a mean of tokens"),
-    "critic.model.enable_activation_offload": missing("activations stay on the device"),
+    "critic.model.enable_activation_offload": to(
+        "critic.model.gradient_checkpointing", read=lambda value: "offload" if flag(value) else None
+    ),
     "reward.num_workers": to("scoring.workers", read=int),
     **family("reward.sandbox_fusion.", "url max_concurrent memory_limit_mb",
              needless("programs run in a sandbox of this machine: docs/sandbox.md")),
