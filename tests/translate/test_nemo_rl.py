@@ -149,6 +149,7 @@ def test_the_bound_of_a_token_s_kl_is_kl_max(
     [
         ("Qwen/Qwen3-30B-A3B", "true", ["router"]),
         ("Qwen/Qwen3-30B-A3B", "false", None),
+        ("Qwen/Qwen3.6-35B-A3B", "true", ["router", "vision", "projector"]),
         ("Qwen/Qwen3-8B", "true", None),  # a dense model inherits the switch
     ],
 )
@@ -384,3 +385,13 @@ def test_ranks_share_experts_unless_they_share_matrices() -> None:
     found = of(f"{size}=4")  # beside tensor_parallel_size = 2
     assert missing(found) == {size}
     assert "expert_parallel" not in found.recipe["learner"]
+
+
+def test_ranks_share_the_experts_of_a_model_that_reads_images() -> None:
+    size, one = (
+        "policy.dtensor_cfg.expert_parallel_size",
+        "policy.dtensor_cfg.tensor_parallel_size=1",
+    )
+    found = of("policy.model_name=Qwen/Qwen3.6-35B-A3B", f"{size}=4", one)
+    assert found.problem is None
+    assert found.recipe["learner"]["expert_parallel"] == 4

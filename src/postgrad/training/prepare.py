@@ -102,7 +102,6 @@ def require_images_trained(recipe: Recipe, path: str) -> None:
         **dict.fromkeys(blind, True),
         "learner.tensor_parallel": learner.tensor_parallel > 1,
         "learner.context_parallel": learner.context_parallel > 1,
-        "learner.expert_parallel": learner.expert_parallel > 1,
         "model.quantize": recipe.model.quantize != "none",
         "model.compile": recipe.model.compile is True,
     }

@@ -49,7 +49,7 @@ def divided(draft: Draft, stage: tuple[str, Any], shares: Mapping[str, tuple[str
     ranks = int(draft.get("learner.ranks") or 1)
     for key, (name, size) in shares.items():
         size = int(size or 1)
-        if size > 1 and draft.images is not None:
+        if size > 1 and draft.images is not None and key != "expert_parallel":
             draft.miss(name, size, no_images(f"learner.{key}"))
         elif size > 1 and key == "expert_parallel" and draft.get("learner.tensor_parallel"):
             draft.miss(name, size, "ranks share experts or matrices, not both")
