@@ -37,7 +37,7 @@ class Case(NamedTuple):
         return "-".join(map(str, (self.kind, self.stage, *astuple(self.grid))))
 
 
-EXPERTS = Grid(expert=2)
+EXPERTS, MATRICES, ROWS = Grid(expert=2), Grid(tensor=2), Grid(context=2)
 CASES = [
     Case("gemma3", "none"),
     Case("llava_next", "zero1"),
@@ -47,6 +47,14 @@ CASES = [
     Case("qwen3_5", "zero3"),
     Case("qwen3_vl_moe", "none", EXPERTS),
     Case("qwen3_5_moe", "zero3", EXPERTS),
+    Case("qwen2_5_vl", "none", MATRICES),
+    Case("gemma3", "zero3", MATRICES),
+    Case("llava", "zero1", MATRICES),
+    Case("qwen3_vl", "zero2", MATRICES),
+    Case("qwen3_vl_moe", "zero3", Grid(tensor=2, expert=2)),
+    Case("qwen3_vl", "none", ROWS),
+    Case("gemma3", "zero3", ROWS),
+    Case("mistral3", "zero2", ROWS),
 ]
 UPDATES = (np.arange(4), np.array([2, 3]), np.array([3]), np.arange(4))
 

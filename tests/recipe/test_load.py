@@ -530,7 +530,6 @@ def test_groups_and_offload_need_state_that_is_divided_evenly(
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (("--learner.tensor_parallel", "2"), "2 beside tensor_parallel = 2: ranks share experts"),
         (
             ("--model.lora.rank", "4", "--model.lora.targets", '["q_proj", "experts"]'),
             r"adapter of experts that model.lora.targets names \('experts'\) is not divided",
@@ -551,6 +550,7 @@ def test_what_does_not_go_with_shared_experts_is_named(
 ) -> None:
     sharing = (*RANKS, "--learner.expert_parallel", "2")
     require_runnable(load_recipe(write(), sharing))
+    require_runnable(load_recipe(write(), (*sharing, "--learner.tensor_parallel", "2")))
     with pytest.raises(UsageError, match=rf"learner\.expert_parallel.*{told}"):
         load_recipe(write(), (*sharing, *flags))
 
