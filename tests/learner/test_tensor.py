@@ -14,9 +14,11 @@ from helpers.rank_cases import Case, backbone_of, model
 from postgrad.core.errors import UsageError
 from postgrad.learner.context import require_heads
 from postgrad.learner.settings import LearnerSettings
-from postgrad.learner.tensor import require_divisible, require_matrices
+from postgrad.learner.tensor import cut_matrices, require_divisible, require_matrices
 from postgrad.models.adapter_dropout import CounterDropout, RowMasks
+from postgrad.models.adapters import add_adapter
 from postgrad.models.images import image_part
+from postgrad.models.settings import LoraSettings
 from postgrad.parallel.ranks import Grid
 from postgrad.parallel.sharding import cut_dim
 
@@ -118,6 +120,21 @@ def test_a_part_of_an_adapters_inputs_drops_what_the_whole_would_there() -> None
         assert torch.equal(second(x[:, 8:]), whole[:, 8:])
     with pytest.raises(UsageError, match=r"14 inputs that tensor_parallel cuts in 2.*dropout = 0"):
         CounterDropout(masks, "o_proj", 14, x.device).cut(0, 2)
+
+
+def test_dropout_of_adapters_on_what_is_not_cut_is_refused() -> None:
+    """Its masks have keys of the rows of all ranks, and a shared expert reads those of one."""
+    ranks: Any = SimpleNamespace(
+        grid=Grid(tensor=2), tensor_rank=0, groups=SimpleNamespace(tensor=None)
+    )
+    for targets, told in ((("q_proj",), None), (("q_proj", "up_proj"), "shared_expert.up_proj")):
+        lm = model(Case("none", type="qwen2_moe"))
+        add_adapter(lm, LoraSettings(rank=2, alpha=2, dropout=0.5, targets=targets), seed=1)
+        if told is None:
+            cut_matrices(lm, ranks)
+        else:
+            with pytest.raises(UsageError, match=rf"model\.lora\.dropout on .*{told}.* use 0"):
+                cut_matrices(lm, ranks)
 
 
 @pytest.mark.parametrize("grid", [Grid(context=2), Grid(tensor=2)])
