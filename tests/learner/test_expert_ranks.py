@@ -19,6 +19,7 @@ from helpers.part_cases import save
 from helpers.rank_cases import (
     Case,
     algorithm,
+    backbone_of,
     distance,
     experience,
     gathered,
@@ -29,8 +30,12 @@ from helpers.rank_cases import (
 from helpers.ranks import run_ranks
 from postgrad.checkpoint.parts import Reader
 from postgrad.core.errors import UsageError
+from postgrad.layout.layout import lay_out
 from postgrad.learner.experts import cut_experts
+from postgrad.learner.tensor import require_shareable
 from postgrad.learner.update import Update
+from postgrad.models.attention import ATTENTION_NAME, carries_states
+from postgrad.models.states import carry_states
 from postgrad.models.supported import experts_of, refused_types
 from postgrad.parallel.ranks import Grid, Ranks
 from postgrad.parallel.sharding import local
@@ -51,6 +56,14 @@ CASES = [
     MIXTURE._replace(stage="zero3", frozen=True, beside=True),
     MIXTURE._replace(stage="zero2", grid=Grid(), frozen=True),
     MIXTURE._replace(stage="zero1", grid=Grid(), frozen=True, dtype="bfloat16"),
+    # matrices of attention are shared too
+    MIXTURE._replace(grid=Grid(tensor=2, expert=2)),
+    MIXTURE._replace(stage="zero3", grid=Grid(tensor=2, expert=4), checkpointing=True),
+    MIXTURE._replace(stage="zero2", grid=Grid(tensor=2, expert=2, groups=2), type="qwen2_moe"),
+    MIXTURE._replace(stage="zero1", grid=Grid(tensor=2, context=2, expert=4), optimizer="muon"),
+    MIXTURE._replace(stage="zero3", grid=Grid(tensor=2, expert=2), lora=True),
+    MIXTURE._replace(stage="zero3", grid=Grid(tensor=2), lora=True, targets="q_proj+experts"),
+    MIXTURE._replace(stage="zero3", grid=Grid(tensor=2), groups=1),
 ]
 # [T, k] of each rank: one has no token, and no token is sent to the experts of the last.
 CHOICES = [[[0, 5], [1, 0], [5, 2]], [], [[3, 4]], [[5, 4], [4, 0], [2, 3], [0, 1], [1, 5]]]
@@ -159,6 +172,43 @@ def by_type(ranks: Ranks, folder: Path) -> None:
     (folder / f"{ranks.rank}.json").write_text(json.dumps(told))
 
 
+def both_by_type(ranks: Ranks, folder: Path) -> None:
+    """Every type with experts whose attention is split over the two ranks that share the experts:
+    logprobs, and gradients of the embeddings, to those of one process.
+    """
+    told: dict[str, Any] = {}
+    sequences = experience(MIXTURE, 1).sequences
+    layout = lay_out(sequences, np.arange(len(sequences)))
+    for kind in refused_types()["works"]:
+        config = config_of(kind, 64)
+        if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or not experts_of(config):
+            continue
+        if kind in REFUSED:
+            continue
+        torch.manual_seed(0)
+        lm: Any = AutoModelForCausalLM.from_config(config).eval()
+        lm.set_attn_implementation(ATTENTION_NAME)
+        carry_states(lm)
+        backbone: Any = backbone_of(MIXTURE, lm)
+        weight: Any = lm.get_input_embeddings().weight
+        try:
+            require_shareable(config, ranks.grid, compiled=False, stateful=carries_states(lm))
+        except UsageError as error:
+            told[kind] = str(error)
+            continue
+        expected = backbone.logprobs(layout, 1.0)[0]
+        expected.sum().backward()
+        whole = weight.grad.clone()
+        lm.zero_grad()
+        backbone.divide(ranks, "none")
+        found = backbone.logprobs(layout, 1.0)[0]
+        found.sum().backward()
+        ranks.sum_([weight.grad])
+        apart = float((weight.grad - whole).norm() / whole.norm())
+        told[kind] = [float((found - expected).abs().max()), apart]
+    (folder / f"{ranks.rank}.json").write_text(json.dumps(told))
+
+
 def everything(ranks: Ranks, folder: Path) -> None:
     for kind in ("eager", "grouped_mm"):
         exchanged(ranks, folder, kind)
@@ -263,3 +313,18 @@ def test_experts_of_every_type_are_shared_or_it_is_refused(tmp_path: Path) -> No
     assert refused.keys() == REFUSED
     assert all("has no experts that ranks can share" in told for told in refused.values())
     assert len(first) - len(refused) >= 35
+
+
+@pytest.mark.long
+def test_attention_of_every_type_is_split_beside_experts_or_it_is_refused(tmp_path: Path) -> None:
+    run_ranks(2, both_by_type, tmp_path, grid=Grid(tensor=2, expert=2))
+    told = json.loads((tmp_path / "0.json").read_text())
+    split = {kind: numbers for kind, numbers in told.items() if not isinstance(numbers, str)}
+    assert set(split) == {
+        "aria_text", "cohere2_moe", "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe", "hy_v3",
+        "kolibri1", "mellum", "mixtral", "qwen2_moe", "qwen3_moe", "sarvam_moe",
+        "solar_open",
+    }  # fmt: skip
+    for kind, (logprobs, gradient) in split.items():
+        assert logprobs < 1e-4, kind
+        assert gradient < 1e-4, kind

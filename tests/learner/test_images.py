@@ -223,6 +223,40 @@ def test_samples_with_other_images_do_not_share_their_prompt() -> None:
     torch.testing.assert_close(ours[np.argsort(layout.column)], theirs, rtol=1e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("border", [5, 12, 27])
+def test_a_rank_encodes_the_images_of_its_own_rows_and_has_their_features_alone(
+    border: int,
+) -> None:
+    """Of two ranks. The first image has rows 4 to 9: it is encoded by both, by the first, or, with
+    the second image, by the first alone.
+    """
+    scene = Scene("qwen3_vl")
+    layout = lay_out(scene.sequences, np.arange(1))
+    first, second = (image.digest for image in layout.images)
+    asked: list[str] = []
+
+    def pixels(digest: str) -> Pixels:
+        asked.append(digest)
+        return scene.pixels[digest]
+
+    tower = ImageTower(fresh("qwen3_vl"), pixels)
+    whole, encoded = tower.pictures(layout), []
+    assert whole is not None
+    runs, parts = (range(border), range(border, layout.n_tokens)), []
+    for run in runs:
+        asked.clear()
+        parts.append(tower.pictures(layout, run=run))
+        encoded.append(list(asked))
+    assert encoded == {
+        5: [[first], [first, second]], 12: [[first], [second]], 27: [[first, second], []],
+    }[border]  # fmt: skip
+    here = [(run, part) for run, part in zip(runs, parts, strict=True) if part is not None]
+    assert torch.equal(torch.cat([part.rows + run.start for run, part in here]), whole.rows)
+    for number, features in enumerate((whole.features, *whole.deeper)):
+        joined = torch.cat([(part.features, *part.deeper)[number] for _, part in here])
+        torch.testing.assert_close(joined, features, rtol=1e-5, atol=1e-6)
+
+
 def test_an_image_of_another_size_or_without_a_tower_is_an_error() -> None:
     scene = Scene("qwen2_5_vl")
     backbone = learner("qwen2_5_vl", scene)

@@ -1,6 +1,7 @@
 """Which models' matrices can be cut, and what is said of the others."""
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,11 +9,16 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from helpers.image_models import IMAGE_MODELS, fresh
 from helpers.rank_cases import Case, backbone_of, model
 from postgrad.core.errors import UsageError
 from postgrad.learner.context import require_heads
-from postgrad.learner.tensor import require_matrices
+from postgrad.learner.settings import LearnerSettings
+from postgrad.learner.tensor import cut_matrices, require_divisible, require_matrices
 from postgrad.models.adapter_dropout import CounterDropout, RowMasks
+from postgrad.models.adapters import add_adapter
+from postgrad.models.images import image_part
+from postgrad.models.settings import LoraSettings
 from postgrad.parallel.ranks import Grid
 from postgrad.parallel.sharding import cut_dim
 
@@ -41,10 +47,47 @@ def test_features_that_do_not_divide_are_named() -> None:
         require_matrices(config("llama", intermediate_size=71), 2)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "gpt2"])
+@pytest.mark.parametrize("kind", ["olmoe", "gpt_oss", "deepseek_v3", "gemma3n_text", "gpt2"])
 def test_a_model_with_other_matrices_is_refused(kind: str) -> None:
     with pytest.raises(UsageError, match=f"a {kind} model has no plan for it, or one with other"):
         require_matrices(AutoConfig.for_model(kind), 2)
+
+
+@pytest.mark.parametrize(("kind", "inner"), [("qwen3_moe", True), ("mixtral", False)])
+def test_of_a_mixture_attention_is_cut_and_an_mlp_where_it_may_have_one(
+    kind: str, inner: bool
+) -> None:
+    require_matrices(config(kind), 3)
+    odd = config(kind, intermediate_size=71)
+    if inner:
+        with pytest.raises(UsageError, match=r"71 inner features \(intermediate_size\)"):
+            require_matrices(odd, 2)
+    else:
+        require_matrices(odd, 2)
+    with pytest.raises(UsageError, match=r"6 key heads .* what works: 1, 2, 3, 6"):
+        require_matrices(config(kind), 4)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
+def test_rows_and_matrices_of_layers_that_carry_a_state_are_not_shared(
+    kind: str, tmp_path: Path
+) -> None:
+    IMAGE_MODELS[kind].config().save_pretrained(tmp_path)
+    for key in ("tensor_parallel", "context_parallel"):
+        learner = LearnerSettings.model_validate({"ranks": 2, key: 2})
+        with pytest.raises(UsageError, match=f"a {kind} model carries a state along each sequence"):
+            require_divisible(learner, str(tmp_path))
+    require_divisible(LearnerSettings(ranks=2, sharding="zero3"), str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", [k for k in IMAGE_MODELS if not k.startswith("qwen3_5")])
+def test_of_a_model_that_reads_images_the_decoder_alone_is_cut(kind: str, tmp_path: Path) -> None:
+    lm = fresh(kind)
+    lm.config.save_pretrained(tmp_path)
+    require_divisible(LearnerSettings(ranks=2, tensor_parallel=2), str(tmp_path))
+    names = {name for name, _ in lm.named_parameters() if cut_dim(name) is not None}
+    assert names
+    assert not [name for name in names if image_part(name) is not None]
 
 
 @pytest.mark.parametrize("key", ["attention_bias", "mlp_bias"])
@@ -77,6 +120,21 @@ def test_a_part_of_an_adapters_inputs_drops_what_the_whole_would_there() -> None
         assert torch.equal(second(x[:, 8:]), whole[:, 8:])
     with pytest.raises(UsageError, match=r"14 inputs that tensor_parallel cuts in 2.*dropout = 0"):
         CounterDropout(masks, "o_proj", 14, x.device).cut(0, 2)
+
+
+def test_dropout_of_adapters_on_what_is_not_cut_is_refused() -> None:
+    """Its masks have keys of the rows of all ranks, and a shared expert reads those of one."""
+    ranks: Any = SimpleNamespace(
+        grid=Grid(tensor=2), tensor_rank=0, groups=SimpleNamespace(tensor=None)
+    )
+    for targets, told in ((("q_proj",), None), (("q_proj", "up_proj"), "shared_expert.up_proj")):
+        lm = model(Case("none", type="qwen2_moe"))
+        add_adapter(lm, LoraSettings(rank=2, alpha=2, dropout=0.5, targets=targets), seed=1)
+        if told is None:
+            cut_matrices(lm, ranks)
+        else:
+            with pytest.raises(UsageError, match=rf"model\.lora\.dropout on .*{told}.* use 0"):
+                cut_matrices(lm, ranks)
 
 
 @pytest.mark.parametrize("grid", [Grid(context=2), Grid(tensor=2)])

@@ -113,6 +113,33 @@ def test_whole_weights_of_a_rank_are_those_of_its_experts_and_shards_stay_as_lar
     assert layer_weights(role, Sharing.of(plain.recipe.learner)) == MIXTRAL.layer_parameters
 
 
+def test_matrices_of_attention_are_divided_beside_experts() -> None:
+    """Attention has 4 matrices of a layer: queries and outputs of 4096, keys and values of 1024. On
+    eight ranks experts are sharded over all of them, other weights over four.
+    """
+    every, attention = MIXTRAL.parameters(), LAYERS * 2 * HIDDEN * (HIDDEN + 1024)
+    both: dict[str, Any] = {"tensor_parallel": 2, "expert_parallel": 4}
+    whole = planned(sharding="none", **both)
+    left = every - attention / 2 - EXPERTS * 3 / 4
+    for purpose, each in (("weights", 2), ("optimizer", 8), ("gradients", 4)):
+        assert of_policy(whole, purpose) == pytest.approx(each * left, rel=1e-6)
+    sharded, alone = planned(sharding="zero3", **both), planned(sharding="zero3", tensor_parallel=2)
+    shard = (every - attention / 2 - EXPERTS / 2) / 4
+    assert of_policy(sharded, "weights") == pytest.approx(4 * shard, rel=1e-6)
+    assert of_policy(alone, "weights") == pytest.approx(every - attention / 2, rel=1e-6)
+    rows = TOKENS / 8 * 2 * LAYERS * HIDDEN * 2 * 3 / 4  # of each rank, as without
+    assert sharded.timing.exchanged == pytest.approx(4 * rows)
+    assert of_policy(sharded, "tokens that ranks exchange") == 4 * 1024 * 2 * HIDDEN * 2
+
+
+def test_ranks_do_not_share_rows_or_matrices_of_layers_that_carry_a_state() -> None:
+    hybrid = any_shape(config_of("qwen3_next", 37).to_dict(), "hybrid")
+    planned(shape=hybrid)
+    for key in ("tensor_parallel", "context_parallel"):
+        with pytest.raises(UsageError, match="a qwen3_next model carries a state"):
+            planned(None, hybrid, **{key: 2})
+
+
 def test_ranks_cannot_share_what_does_not_divide_or_is_not_there() -> None:
     with pytest.raises(UsageError, match=r"8 experts of this mixtral .* what works: 1, 2, 4, 8"):
         planned(expert_parallel=16, ranks=16)

@@ -1,5 +1,6 @@
 """Time that a plan foresees grows as that of runs does: with tokens, squared lengths, passes."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from postgrad.plan.hardware import Hardware, catalogue
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.page import Page
 from postgrad.plan.plan import Facts, outlook
-from postgrad.plan.timing import Timing
+from postgrad.plan.sizes import Sharing, Sizes
+from postgrad.plan.timing import Samples, Timing, _passes
 from postgrad.recipe.load import parse_recipe
 
 # CPU seconds of one thread of an AMD EPYC, November 2026: benchmarks.growth, a fresh 6M Qwen2.
@@ -118,3 +120,13 @@ def test_prompts_of_a_model_with_states_are_counted_as_its_learner_computes_them
     assert batch_json(of)["tokens_per_step"] == 4 * (copies * prompt + 8 * 200)
     (note,) = (note for note in Page(of, ()).notes() if "carry a state" in note)
     assert note.endswith(f"computes a prompt {'once' if copies == 1 else '8 times'}")
+
+
+def test_ranks_that_share_sequences_make_a_micro_batch_together() -> None:
+    """16 384 tokens on two replicas in micro-batches of 2 048, of which each of 4 ranks has 512."""
+    sharing = Sharing(
+        replicas=2, tensor=1, context=4, divided=8, scatters=True, gathers=True
+    )  # of a ZeRO-3 run, which gathers all weights in each of these passes
+    samples = Samples(tokens=16_384, squares=0.0, learned=0.0)
+    costs: Any = SimpleNamespace(sharing=sharing)
+    assert _passes(samples, Sizes(512, 2048), costs) == 4

@@ -23,10 +23,12 @@ from postgrad.models.load import load_config, load_tokenizer
 from postgrad.models.settings import LoraSettings, ModelSettings
 from postgrad.models.towers import ImageCost
 from postgrad.plan import towers
-from postgrad.plan.hardware import parse_hardware
+from postgrad.plan.costs import CostModel
+from postgrad.plan.hardware import efficiency_of, parse_hardware
 from postgrad.plan.lengths import row_lengths
 from postgrad.plan.plan import Facts, Outlook, outlook
 from postgrad.plan.roles import PlannedRole
+from postgrad.plan.sizes import Sharing
 from postgrad.recipe.load import parse_recipe
 
 __all__ = ["models"]
@@ -169,6 +171,46 @@ def test_a_tower_takes_memory_and_time(make: Make, kind: str) -> None:
     assert tower is not None
     kept_back = with_images.roles[0].trained - frozen.roles[0].trained
     assert kept_back == tower.parameters
+
+
+@pytest.mark.parametrize("key", ["tensor_parallel", "context_parallel"])
+def test_one_of_the_ranks_that_share_rows_may_encode_all_images_of_a_row(
+    make: Make, key: str
+) -> None:
+    """Two rows of an image each in a micro-batch: each of two ranks has those of one, of four too.
+    Images take as long on four ranks as on two, since two of the four have none.
+    """
+    rows = [row(seed, "yes") for seed in range(2)]
+
+    def plan(ranks: int) -> Outlook:
+        learner = {"threads": 1, "ranks": ranks, key: ranks}
+        batch = {"train_batch_size": 2}
+        table = {"learner": learner, "batch": batch, "cluster": {"type": "ray"}}
+        return planned(make("qwen2_5_vl", rows, **(table if ranks > 1 else {"batch": batch})))
+
+    def kept(of: Outlook) -> int:
+        lines = {line.purpose: line.bytes for line in of.memory.lines}
+        return lines["activations of the tower"]["update"]
+
+    one, two, four = map(plan, (1, 2, 4))
+    assert kept(one) == pytest.approx(2 * kept(two), rel=0.01)
+    assert kept(two) == kept(four)
+    device = one.hardware.device
+    changed = {"overhead": 0.0, "between": 1e12}
+    products = efficiency_of(device).model_copy(update=changed)  # and nothing else
+    images = ImageCost(2, 48, 12, 2 * 24**2, 2 * (16**2 + 8**2))
+    seconds = [
+        towers.tower_seconds(
+            of.roles[0],
+            images,
+            4,
+            CostModel(device, products, Sharing.of(of.recipe.learner)),
+            updating=False,
+            passes=1,
+        )
+        for of in (one, two, four)
+    ]
+    assert seconds == pytest.approx([2 * seconds[1], seconds[1], seconds[1]], rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3"])

@@ -567,7 +567,6 @@ def test_ranks_of_another_role_stay_where_they_are(write: Write) -> None:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (("--learner.tensor_parallel", "2"), "2 beside tensor_parallel = 2: ranks share experts"),
         (
             ("--model.lora.rank", "4", "--model.lora.targets", '["q_proj", "experts"]'),
             r"adapter of experts that model.lora.targets names \('experts'\) is not divided",
@@ -588,6 +587,7 @@ def test_what_does_not_go_with_shared_experts_is_named(
 ) -> None:
     sharing = (*RANKS, "--learner.expert_parallel", "2")
     require_runnable(load_recipe(write(), sharing))
+    require_runnable(load_recipe(write(), (*sharing, "--learner.tensor_parallel", "2")))
     with pytest.raises(UsageError, match=rf"learner\.expert_parallel.*{told}"):
         load_recipe(write(), (*sharing, *flags))
 

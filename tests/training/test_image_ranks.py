@@ -18,6 +18,7 @@ from helpers.runs import lines, timeless
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.store import CheckpointStore
 from postgrad.fleet.shared import SharedEngine
+from postgrad.models.images import image_part
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.training.start import resume, train
@@ -28,12 +29,22 @@ __all__ = ["models"]
 
 CLUSTER = {"type": "ray", "start_seconds": 600.0}
 BATCH = 4
+SHARED = {"expert_parallel", "tensor_parallel", "context_parallel"}
+DIVIDED: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": {"sharding": "zero2"},
+    "qwen3_5_moe": {"sharding": "zero3", "expert_parallel": 2},
+    "qwen3_vl_moe": {"sharding": "zero3", "expert_parallel": 2, "tensor_parallel": 2},
+    "gemma3": {"context_parallel": 2},
+}
 
 
+@pytest.mark.parametrize(("kind", "divided"), DIVIDED.items())
 def test_two_ranks_have_the_weights_of_one_process(
-    tmp_path: Path, models: Callable[[str], str]
+    kind: str, divided: dict[str, Any], tmp_path: Path, models: Callable[[str], str]
 ) -> None:
-    """Preferences with a reference; of the rows two have no image."""
+    """Preferences with a reference; of the rows two have no image. After two steps one process goes
+    on from what the ranks have saved.
+    """
     text = {"prompt": "Ready?", "chosen": "yes", "rejected": "no"}
     rows = [*map(vision_pair, (1, 2)), text, {**text, "prompt": "Once more?"}]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
@@ -43,20 +54,29 @@ def test_two_ranks_have_the_weights_of_one_process(
             "job": "preference",
             "run_dir": str(tmp_path / name),
             "steps": 3,
-            "model": {"path": models("qwen2_5_vl"), "dtype": "float32"},
+            "model": {"path": models(kind), "dtype": "float32"},
             "data": {"path": str(tmp_path / "rows.jsonl"), "max_len": 200, "cache": False},
             "batch": {"train_batch_size": len(rows)},
             "learner": {"lr": 1e-2, "eps": 1e-6, "threads": 1, **learner},
-            "checkpoint": {"save_steps": 0, "save_hf": True},
+            "checkpoint": {"save_steps": 2, "save_hf": True},
             "cluster": CLUSTER if learner else {},
         }
-        train(parse_recipe(raw), Console())
+        recipe = parse_recipe(raw)
+        if not learner:
+            train(recipe, Console())
+        else:
+            train(recipe.model_copy(update={"steps": 2}), Console())
+            alone = {"ranks": 1, "sharding": "none"} | dict.fromkeys(SHARED & learner.keys(), 1)
+            flags = [f"--learner.{key}={value}" for key, value in alone.items()]
+            resume(tmp_path / name, ["--steps=3", "--cluster.type=local", *flags], (), Console())
         return load_file(tmp_path / name / "model" / "model.safetensors")
 
-    alone, ranked = exported("alone"), exported("ranked", ranks=2, sharding="zero2")
+    alone, ranked = exported("alone"), exported("ranked", ranks=2, **divided)
     assert distance("", ranked, alone) < 1e-4
-    start = load_file(Path(models("qwen2_5_vl")) / "model.safetensors")
-    assert distance("visual", ranked, start) > 1e-2  # the tower has learned
+    start = load_file(Path(models(kind)) / "model.safetensors")
+    both = ranked, start
+    towers = ({n: t for n, t in model.items() if image_part(f".{n}")} for model in both)
+    assert distance("", *towers) > 1e-2  # the tower has learned
 
 
 @pytest.fixture

@@ -149,6 +149,7 @@ def test_the_bound_of_a_token_s_kl_is_kl_max(
     [
         ("Qwen/Qwen3-30B-A3B", "true", ["router"]),
         ("Qwen/Qwen3-30B-A3B", "false", None),
+        ("Qwen/Qwen3.6-35B-A3B", "true", ["router", "vision", "projector"]),
         ("Qwen/Qwen3-8B", "true", None),  # a dense model inherits the switch
     ],
 )
@@ -376,11 +377,30 @@ def test_a_dataset_whose_reader_splits_nothing_has_no_held_out_rows() -> None:
     assert share in {option.name for option in found.draft.needless}
 
 
-def test_ranks_share_experts_unless_they_share_matrices() -> None:
+def test_ranks_share_experts_and_matrices() -> None:
     size = "policy.dtensor_cfg.expert_parallel_size"
-    found = of(f"{size}=4", "policy.dtensor_cfg.tensor_parallel_size=1")
+    for more, tensor in (("policy.dtensor_cfg.tensor_parallel_size=1",), None), ((), 2):
+        found = of(f"{size}=4", *more)
+        assert found.problem is None
+        assert found.recipe["learner"]["expert_parallel"] == 4
+        assert found.recipe["learner"].get("tensor_parallel") == tensor
+        assert size not in missing(found)
+
+
+def test_ranks_do_not_share_rows_or_matrices_of_layers_that_carry_a_state() -> None:
+    sizes = "policy.dtensor_cfg.tensor_parallel_size", "policy.dtensor_cfg.context_parallel_size"
+    for model, lost in (("Qwen/Qwen3.5-9B", {*sizes}), ("Qwen/Qwen3-VL-8B-Instruct", set[str]())):
+        found = of(f"policy.model_name={model}", *(f"{size}=2" for size in sizes))
+        assert found.problem is None
+        assert missing(found) & {*sizes} == lost
+        assert ("tensor_parallel" in found.recipe["learner"]) is not lost
+
+
+def test_ranks_share_the_experts_of_a_model_that_reads_images() -> None:
+    size, one = (
+        "policy.dtensor_cfg.expert_parallel_size",
+        "policy.dtensor_cfg.tensor_parallel_size=1",
+    )
+    found = of("policy.model_name=Qwen/Qwen3.6-35B-A3B", f"{size}=4", one)
     assert found.problem is None
     assert found.recipe["learner"]["expert_parallel"] == 4
-    found = of(f"{size}=4")  # beside tensor_parallel_size = 2
-    assert missing(found) == {size}
-    assert "expert_parallel" not in found.recipe["learner"]

@@ -199,11 +199,7 @@ class Backbone:
         """
         ranks = self.ranks
         shares = share(
-            sequences,
-            rows,
-            ranks.replicas,
-            whole_groups=whole_groups,
-            min_shared=self.min_shared,
+            sequences, rows, ranks.replicas, whole_groups=whole_groups, min_shared=self.min_shared
         )
         runs = cut(
             sequences,
@@ -324,12 +320,15 @@ class Backbone:
         if self.compiler is not None:
             self._compile_mode(self.compiler)
         arrays = layout.token_ids, layout.rotary_positions, layout.hidden_row
-        context = self._context(layout)
+        context, run = self._context(layout), None
         if rank_rows is not None:
             arrays = rank_rows.inputs(layout)
             context = SharedAttention(context, layout.n_tokens, self.ranks)
+            run = rank_rows.run(layout, self.ranks)
         tensors = (to_device(array, self.device) for array in arrays)
-        encode = encoder_of(layout, self.tower, self.ranks) if self.tower or layout.images else None
+        encode = None
+        if self.tower or layout.images:
+            encode = encoder_of(layout, self.tower, on_ranks=self.ranks.size > 1, run=run)
         return self._forward(*tensors, context, read, encode)
 
     def _compile_mode(self, compiler: str) -> None:

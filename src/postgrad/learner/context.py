@@ -46,17 +46,24 @@ class RankRows:
         return cls(outer, inner, hidden, entries)
 
     def inputs(self, layout: Layout) -> tuple[NDArray[np.int64], ...]:
-        """Token ids [L], positions [tensor_parallel * L] and hidden rows [e + 1] of this rank."""
-        return layout.token_ids[self.rows], layout.positions[self.inner], self.hidden_row
+        """Token ids [L], rotary positions [tensor_parallel * L] or [3, tensor_parallel * L] and
+        hidden rows [e + 1] of this rank.
+        """
+        positions = layout.rotary_positions[..., self.inner]
+        return layout.token_ids[self.rows], positions, self.hidden_row
 
     def targets(self, layout: Layout) -> NDArray[np.int64]:
         """[e + 1] token ids that the entries predict; 0 for the extra entry."""
         return np.append(layout.target[self.entries], 0)
 
+    def run(self, layout: Layout, ranks: Ranks) -> range:
+        """`rows` without those that repeat the first."""
+        start = min(ranks.sharer * len(self.rows), layout.n_tokens)
+        return range(start, min(start + len(self.rows), layout.n_tokens))
+
     def copies(self, layout: Layout, ranks: Ranks) -> NDArray[np.float32]:
         """[L] Layout.copies of this rank's rows, 0 of padding."""
-        start = ranks.sharer * len(self.rows)
-        there = np.arange(start, start + len(self.rows)) < layout.n_tokens
+        there = np.arange(len(self.rows)) < len(self.run(layout, ranks))
         return np.where(there, layout.copies[self.rows], np.float32(0.0))
 
     def outputs(self, rank_outputs: Tensor, layout: Layout, ranks: Ranks) -> Tensor:

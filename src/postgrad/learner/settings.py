@@ -179,3 +179,14 @@ def learning_rate(settings: LearnerSettings, update: int, total_updates: int) ->
     else:
         left = 0.5 * (1.0 + math.cos(math.pi * progress))
     return settings.lr * (settings.min_lr_ratio + (1.0 - settings.min_lr_ratio) * left)
+
+
+def require_no_sharers(kind: str, sharers: int) -> None:
+    """Raises UsageError where `sharers` ranks, more than one, would share the rows or matrices of
+    layers of a `kind` model, which carry a state along each sequence.
+    """
+    if sharers > 1:
+        raise UsageError(
+            f"a {kind} model carries a state along each sequence, whose rows and matrices ranks "
+            "cannot share: use learner.tensor_parallel = 1 and learner.context_parallel = 1"
+        )

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from postgrad.core.errors import RunError
-from postgrad.layout.layout import Layout
+from postgrad.layout.layout import ImageRows, Layout
 from postgrad.models.attention import Pictures, to_device
 from postgrad.models.linear import multiply
 from postgrad.models.towers import AT_ONCE
-from postgrad.parallel.ranks import Ranks
 
 # In the names of weights: what brings the tower's outputs to the decoder's width, and the tower.
 PROJECTOR = re.compile(
@@ -98,29 +97,42 @@ class ImageTower:
         self._pixels = pixels
 
     def pictures(
-        self, layout: Layout, *, on_ranks: bool = False, at_once: int = AT_ONCE
+        self,
+        layout: Layout,
+        *,
+        on_ranks: bool = False,
+        run: range | None = None,
+        at_once: int = AT_ONCE,
     ) -> Pictures | None:
         """The features of a layout's images, with gradients; None where it has none, and
-        nothing is learned on several ranks. at_once: numbers of pixels in one call of the tower; 0
-        encodes each image alone, so that its bits do not depend on the others. Raises RunError
-        where the tower gives an image another number of tokens than it has.
+        nothing is learned on several ranks. run: the rows that this rank computes, where ranks
+        share the layout: images that have none there are not encoded, and rows count from its
+        start. at_once: numbers of pixels in one call of the tower; 0 encodes each image alone, so
+        that its bits do not depend on the others. Raises RunError where the tower gives an image
+        another number of tokens than it has.
         """
         used = self._used() if on_ranks and torch.is_grad_enabled() else None
-        if not layout.images:
+        images = [image for image in layout.images if run is None or _inside(image, run).any()]
+        if not images:
             return None if used is None else _no_pictures(self._lm, used)
         encoded: dict[str, tuple[Tensor, ...]] = {}
-        for images in self._calls(dict.fromkeys(image.digest for image in layout.images), at_once):
-            encoded |= self.encoded(images)
-        for image in layout.images:
+        for together in self._calls(dict.fromkeys(image.digest for image in images), at_once):
+            encoded |= self.encoded(together)
+        for image in images:
             if len(encoded[image.digest][0]) != len(image.rows):
                 raise RunError(
                     f"image {image.digest}: the model gives it {len(encoded[image.digest][0])} "
                     f"tokens, and its sequence has {len(image.rows)}: its image processor is of "
                     "another model"
                 )
-        rows = np.concatenate([image.rows for image in layout.images])
-        columns = zip(*(encoded[image.digest] for image in layout.images), strict=True)
+        rows = np.concatenate([image.rows for image in images])
+        columns = zip(*(encoded[image.digest] for image in images), strict=True)
         features, *deeper = [torch.cat(parts) for parts in columns]
+        if run is not None:
+            inside = np.concatenate([_inside(image, run) for image in images])
+            here = to_device(np.flatnonzero(inside), features.device)
+            features, *deeper = [each.index_select(0, here) for each in (features, *deeper)]
+            rows = rows[inside] - run.start
         if used is not None:
             features = features + used
         return Pictures(to_device(rows, features.device), features, tuple(deeper))
@@ -182,18 +194,20 @@ def _no_pictures(lm: Any, used: Tensor) -> Pictures:
     return Pictures(rows, used.expand(0, lm.config.get_text_config().hidden_size))
 
 
+def _inside(image: ImageRows, run: range) -> NDArray[np.bool_]:
+    """[tokens] which of an image's tokens lie in a run of rows."""
+    return (image.rows >= run.start) & (image.rows < run.stop)
+
+
 def encoder_of(
-    layout: Layout, tower: ImageTower | None, ranks: Ranks
+    layout: Layout, tower: ImageTower | None, *, on_ranks: bool, run: range | None = None
 ) -> Callable[[], Pictures | None]:
     """Computes the features of a layout's images when it is called, which is within the forward
-    pass. Raises RunError where the model reads none, and where ranks share the layout's rows.
+    pass; on_ranks, run: see ImageTower.pictures. Raises RunError where the model reads none.
     """
-    if tower is None or ranks.grid.sharers > 1:
-        raise RunError(
-            "a sequence has an image, which this model does not read, or whose rows several "
-            "ranks share (learner.tensor_parallel, learner.context_parallel): use 1 for both"
-        )
-    return partial(tower.pictures, layout, on_ranks=ranks.size > 1)
+    if tower is None:
+        raise RunError("a sequence has an image, which this model does not read")
+    return partial(tower.pictures, layout, on_ranks=on_ranks, run=run)
 
 
 def _of_each(features: Any, sizes: Sequence[int]) -> list[Tensor]:

@@ -55,11 +55,6 @@ class Grid:
 
     def require_ranks(self, size: int) -> None:
         """Raises UsageError where `size` ranks cannot be arranged so."""
-        if self.expert > 1 and self.tensor > 1:
-            raise UsageError(
-                f"learner.expert_parallel = {self.expert} beside tensor_parallel = {self.tensor}: "
-                "ranks share experts or matrices, not both: use 1 for one of the two"
-            )
         if self.expert > 1 and size % (self.expert * self.groups):
             raise UsageError(
                 f"{size} ranks cannot be arranged in {self.groups} groups (shard_groups) of copies "

@@ -36,8 +36,9 @@ from postgrad.parallel.ranks import Ranks
 BY_OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 BY_INPUTS = ("o_proj", "down_proj")
 MANAGED = "_is_fsdp_managed_module"  # by which torch's compiler knows a module of FSDP2
+# Of a decoder: a tower's are behind encoder.layers, where they have such names.
 _MATRIX = re.compile(
-    r"(?:^|\.)layers\.\d+\.(?:self_attn|mlp)\.(\w+_proj)\.(?:base_layer\.)?(lora_[AB])?.*(weight|bias)$"
+    r"(?:^|(?<!encoder)\.)layers\.\d+\.(?:self_attn|mlp)\.(\w+_proj)\.(?:base_layer\.)?(lora_[AB])?.*(weight|bias)$"
 )
 # A weight of all experts of a layer [experts, ...], as transformers' mixtures have it.
 _EXPERTS = re.compile(r"(?:^|\.)layers\.\d+\.(?:\w+\.)*experts\.\w+$")

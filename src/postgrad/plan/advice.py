@@ -95,8 +95,8 @@ def faster(start: Outlook) -> Iterator[Change]:
     if learner.sharding == "zero3":
         yield flags("learner.sharding", "zero2"), "weights need not be gathered"
     if recipe.batch.micro_train_batch_size is None:
-        tokens = flags("batch.micro_train_tokens", 2 * start.sizes.micro_tokens)
-        yield tokens, "fewer, larger forward passes"
+        tokens = 2 * start.sizes.micro_tokens * learner.context_parallel
+        yield flags("batch.micro_train_tokens", tokens), "fewer, larger forward passes"
 
 
 def _sampled_together(now: Outlook, facts: Facts) -> Iterator[Change]:

@@ -1,5 +1,5 @@
-"""What ranks that share the experts of a mixture have of it, and the tokens that they exchange
-(learner.experts): bytes, and seconds.
+"""What ranks that share matrices or the experts of a mixture have of them (learner.tensor,
+learner.experts), and the tokens that they exchange for experts: bytes, and seconds.
 
 A layer sends the hidden state of each token to each expert that its router chooses, and its output
 comes back: two exchanges a forward pass, and two of gradients a backward pass. Experts are taken to
@@ -9,7 +9,11 @@ be chosen alike often, so that of n ranks each sends 1 - 1 / n of its rows to ot
 from collections.abc import Collection, Iterator, Sequence
 
 from postgrad.core.batch import BatchGeometry
-from postgrad.learner.settings import LearnerSettings, require_shared_experts
+from postgrad.learner.settings import (
+    LearnerSettings,
+    require_no_sharers,
+    require_shared_experts,
+)
 from postgrad.plan.roles import PlannedRole, mixture_notes
 from postgrad.plan.sizes import PlannedRanks, Sharing, width
 
@@ -20,11 +24,14 @@ THERE_AND_BACK = 2
 
 
 def require_shareable(roles: Sequence[PlannedRole], sharing: Sharing) -> None:
-    """Raises UsageError where the policy has no experts for ranks to share, or those of a role do
-    not divide. The policy comes first.
+    """Raises UsageError where the policy has no experts for ranks to share, those of a role do not
+    divide, or its layers carry a state and ranks would share rows or matrices. The policy comes
+    first.
     """
     for role in roles:
         experts = 0 if role.shape.counted is None else role.shape.counted.experts
+        if role.shape.state_bytes:
+            require_no_sharers(role.shape.model_type, sharing.tensor * sharing.context)
         if role is roles[0] or experts:
             require_shared_experts(role.shape.model_type, experts, sharing.expert)
 
@@ -41,10 +48,46 @@ def lacking(role: PlannedRole, sharing: Sharing) -> int:
     return routed - routed // sharing.expert
 
 
+def lacking_matrices(role: PlannedRole, sharing: Sharing) -> int:
+    """Weights of the matrices that tensor parallelism divides which are on other ranks of a tensor
+    group: those of layers, and of a mixture's layers those of attention.
+    """
+    shape, counted = role.shape, role.shape.counted
+    layer = shape.layer_parameters
+    if counted is not None and counted.routed:
+        layer = sum(m * n for name, m, n in counted.linears if name.startswith("self_attn."))
+    return shape.layers * (layer - layer // sharing.tensor)
+
+
 def layer_weights(role: PlannedRole, sharing: Sharing) -> int:
     """Weights of a decoder layer that a rank computes with when they are gathered."""
-    layer = role.shape.layer_parameters - lacking(role, sharing) // role.shape.layers
-    return layer // sharing.tensor
+    others = lacking(role, sharing) + lacking_matrices(role, sharing)
+    return role.shape.layer_parameters - others // role.shape.layers
+
+
+def tensor_share(role: PlannedRole, sharing: Sharing) -> float:
+    """The share of the weights that a rank has under tensor parallelism, before they are sharded:
+    it divides no embeddings and no head.
+    """
+    return 1 - lacking_matrices(role, sharing) / role.parameters
+
+
+def share(role: PlannedRole, sharing: Sharing, shards: int) -> float:
+    """The share of the weights that `shards` ranks divide. Experts that ranks share are sharded
+    over fewer ranks, and over those of a tensor group too, so that a shard of them is as large as
+    if all ranks divided them.
+    """
+    there, cut = tensor_share(role, sharing), cut_weights(role, sharing)
+    if shards > 1:
+        return there - (cut - cut // sharing.tensor) / role.parameters
+    return there - lacking(role, sharing) / role.parameters
+
+
+def trained_share(role: PlannedRole, sharing: Sharing) -> float:
+    """The same of what trains, and of its gradients and moments."""
+    if role.model.lora is not None:  # no experts
+        return tensor_share(role, sharing)
+    return share(role, sharing, sharing.divided)
 
 
 def rows_bytes(role: PlannedRole, tokens: float, b: int) -> float:
@@ -56,10 +99,12 @@ def rows_bytes(role: PlannedRole, tokens: float, b: int) -> float:
 
 
 def buffers(role: PlannedRole, tokens: int, b: int, sharing: Sharing) -> int:
-    """Bytes of the rows that a layer exchanges in a forward pass over `tokens` tokens of a rank."""
+    """Bytes of the rows that a layer exchanges in a forward pass over `tokens` tokens, which the
+    ranks of a tensor group share.
+    """
     if not cut_weights(role, sharing):
         return 0
-    return int(BUFFERS * rows_bytes(role, tokens, b) / role.shape.layers)
+    return int(BUFFERS * rows_bytes(role, tokens, b) / role.shape.layers / sharing.tensor)
 
 
 def sent_bytes(
@@ -70,7 +115,7 @@ def sent_bytes(
     """
     if not cut_weights(role, sharing):
         return 0.0
-    of_rank = tokens / (sharing.replicas * sharing.context)
+    of_rank = tokens / sharing.ranks
     leaving = 1 - 1 / sharing.expert
     return passes * THERE_AND_BACK * rows_bytes(role, of_rank, b) * leaving
 

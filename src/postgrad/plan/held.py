@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from postgrad.plan.activations import FLOAT32
-from postgrad.plan.exchange import lacking, layer_weights
+from postgrad.plan.exchange import layer_weights, share, trained_share
 from postgrad.plan.roles import (
     PlannedRole,
     adapted_layers,
@@ -51,7 +51,7 @@ def always(value: int) -> dict[MemoryPhase, int]:
 
 def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[MemoryLine]:
     """Memory that the role takes in every phase. b: bytes of a number that the role computes in."""
-    shards, share = _shards(role, sharing), _trained_share(role, sharing)
+    shards, trained_part = _shards(role, sharing), trained_share(role, sharing)
     offloaded = sharing.offloads and not cpu  # sharded state lies in the host's memory
 
     def line(purpose: str, size: float, shards: int) -> MemoryLine:
@@ -60,19 +60,19 @@ def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[
 
     if role.on is None:
         width = FLOAT32 if _shards_masters(role, sharing) else b
-        weights = line("weights", _weights(role, width) * _share(role, sharing, shards), shards)
+        weights = line("weights", _weights(role, width) * share(role, sharing, shards), shards)
         if role.freed:
             weights = replace(weights, bytes={p: weights.bytes[p] for p in ("load", "score")})
         yield _resting(role, weights, divided=shards > 1) if role.rests and not cpu else weights
     if role.follows:  # sharded as the policy
         yield line(
             "average",
-            FLOAT32 * role.parameters * _share(role, sharing, sharing.divided),
+            FLOAT32 * role.parameters * share(role, sharing, sharing.divided),
             sharing.divided,
         )
     if role.learner is None:
         return
-    trained = FLOAT32 * role.trained * share
+    trained = FLOAT32 * role.trained * trained_part
     if role.model.lora is not None:
         yield line("adapter", trained, sharing.divided)
         if role.copied:  # what computes, beside its float32 master, or where that is divided
@@ -80,7 +80,7 @@ def held(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> Iterator[
             yield line("trained copies", copies, 1)
     elif b != FLOAT32 and sharing.divided == 1:
         yield line("master weights", trained, 1)
-    moments = line("optimizer", moment_bytes(role) * share, sharing.divided)
+    moments = line("optimizer", moment_bytes(role) * trained_part, sharing.divided)
     yield replace(moments, bytes={phase: moments.bytes[phase] for phase in PHASES[1:]})
     if role.learner.ema_decay:
         yield line("moving average", trained, sharing.divided)
@@ -132,15 +132,15 @@ def gradients(role: PlannedRole, b: int, sharing: Sharing, *, cpu: bool) -> int:
     over ranks. Where every micro-batch sums them (ZeRO-2), only one layer's are unsharded at a
     time: as they are computed, in b bytes, and as they are sent.
     """
-    divided = int(FLOAT32 * role.trained * _trained_share(role, sharing))
-    unsharded = int(FLOAT32 * role.trained * _trained_share(role, replace(sharing, divided=1)))
+    divided = int(FLOAT32 * role.trained * trained_share(role, sharing))
+    unsharded = int(FLOAT32 * role.trained * trained_share(role, replace(sharing, divided=1)))
     if sharing.divided == 1:
         return unsharded
     sharded = 0 if sharing.offloads and not cpu else divided // sharing.divided
     if not sharing.scatters:
         return unsharded + sharded
-    trained_share = role.trained / role.parameters
-    layer = layer_weights(role, sharing) * trained_share * (FLOAT32 + b)
+    trains = role.trained / role.parameters
+    layer = layer_weights(role, sharing) * trains * (FLOAT32 + b)
     return sharded + int(layer)
 
 
@@ -222,29 +222,6 @@ def _shards(role: PlannedRole, sharing: Sharing) -> int:
     frozen = role.learner is None and not role.follows
     unsharded = frozen or (under_adapter and not sharing.offloads)
     return sharing.divided if sharing.gathers or not unsharded else 1
-
-
-def _tensor_share(role: PlannedRole, sharing: Sharing) -> float:
-    """The share of the weights that a rank has under tensor parallelism, before they are sharded:
-    it divides the matrices of layers, not embeddings and head.
-    """
-    cut = role.shape.layers * role.shape.layer_parameters * (1 - 1 / sharing.tensor)
-    return 1 - cut / role.parameters
-
-
-def _share(role: PlannedRole, sharing: Sharing, shards: int) -> float:
-    """The share of the weights that `shards` ranks divide. Experts that ranks share are sharded
-    over fewer ranks, so that a shard of them is as large as without.
-    """
-    tensor = _tensor_share(role, sharing)
-    return tensor if shards > 1 else tensor - lacking(role, sharing) / role.parameters
-
-
-def _trained_share(role: PlannedRole, sharing: Sharing) -> float:
-    """The same of what trains, and of its gradients and moments."""
-    if role.model.lora is not None:  # no experts
-        return _tensor_share(role, sharing)
-    return _share(role, sharing, sharing.divided)
 
 
 def outside(role: PlannedRole) -> int:

@@ -135,7 +135,7 @@ def memory(
     """
     cpu = device.is_cpu
     lines = [MemoryLine("run", FRAME, always(FRAMEWORK["cpu" if cpu else "gpu"]))]
-    passes = Passes(recipe, sizes, lengths, cpu=cpu)
+    passes = Passes(recipe, sizes, lengths, cpu=cpu, sharing=sharing)
     sampling = list[MemoryLine]()
     if engine is not None:
         if engine.apart and not cpu:  # its process stays when it sleeps
@@ -216,7 +216,7 @@ def _passing(
             "tokens that ranks exchange": buffers(role, passes.sizes.micro_tokens, b, sharing),
         }
         phase = judging if role.judges else reading
-        phase[role.name] = copies | _divided(passes.reading(role), sharing)
+        phase[role.name] = copies | dict(passes.reading(role))
         if role.learner is not None:
             summed = copies | {"gradients": gradients(role, b, sharing, cpu=passes.cpu)}
             if beside_student(passes.recipe):
@@ -229,7 +229,7 @@ def _passing(
                 places = 2 if passes.cpu else 1  # on a CPU the step's own beside the update's
                 tokens = samples * passes.lengths.computed(1)
                 summed["the teacher's tokens of an update"] = int(places * each * tokens)
-            learning[role.name] = summed | _divided(passes.learning(role), sharing)
+            learning[role.name] = summed | dict(passes.learning(role))
     phases: tuple[tuple[MemoryPhase, dict[str, Bytes]], ...] = (
         ("rollout", judging),
         ("score", reading),
@@ -261,11 +261,6 @@ def _of_gpu(
     yield from reserved.pages(sharing)
     yield from reserved.holes(passing, roles)
     yield from reserved.communication(sharing, device)
-
-
-def _divided(passing: Bytes, sharing: Sharing) -> dict[str, int]:
-    """The bytes that are left of a pass where tensor parallelism divides it."""
-    return {purpose: count // sharing.tensor for purpose, count in passing.items()}
 
 
 def _processed(roles: Sequence[PlannedRole], lengths: RowLengths) -> int:

@@ -13,7 +13,7 @@ from postgrad.plan import activations, towers
 from postgrad.plan.activations import FLOAT32, Blocks
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.roles import PlannedRole, beside_student
-from postgrad.plan.sizes import Sharing, Sizes, width
+from postgrad.plan.sizes import ALONE, Sharing, Sizes, width
 from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.grammar import KINDS
 from postgrad.rollout.local.budget import LANES, align
@@ -140,18 +140,19 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """The passes of a run's roles on one device, before tensor parallelism divides them."""
+    """The passes of a run's roles on one device."""
 
     recipe: Recipe
     sizes: Sizes
     lengths: RowLengths  # mean lengths of the training data
     cpu: bool  # whether the device is a CPU
+    sharing: Sharing = ALONE  # the arrangement of the ranks that the device is of
 
     def learning(self, role: PlannedRole) -> Bytes:
         """Bytes of one forward and backward pass. The tower encodes before the layers compute, and
         its backward pass comes when theirs is over.
         """
-        decoder = self._decoder_learning(role)
+        decoder = self._of_rank(self._decoder_learning(role))
         tower, cost = role.shape.tower, self._images()
         if tower is None or cost is None:
             return decoder
@@ -163,16 +164,24 @@ class Passes:
             "work on images": max(0, working - sum(decoder.values())),
         }
 
+    def _of_rank(self, passing: Bytes) -> Bytes:
+        """The bytes that are left of a pass of a decoder where tensor parallelism divides it."""
+        return {purpose: count // self.sharing.tensor for purpose, count in passing.items()}
+
     def _images(self) -> ImageCost | None:
-        """Of a micro-batch, which has complete rows; None: rows have none."""
+        """Of a rank in a micro-batch, which has complete rows; None: rows have none. Ranks that
+        share them encode the images whose tokens they have: of one row one rank may have them all.
+        """
         images, lengths = self.lengths.images, self.lengths
         if images is None:
             return None
         samples = self.recipe.geometry(lengths.rows).train_batch_size
         answers = self._answers if self.recipe.trains_on_rollouts else 1
-        most = samples / answers / Sharing.of(self.recipe.learner).replicas
-        rows = self.sizes.micro_tokens / max(1.0, lengths.computed(self._answers))
-        return images.times(max(1.0, min(rows, most)))
+        sharing = self.sharing
+        most = samples / answers / sharing.replicas
+        tokens = self.sizes.micro_tokens * sharing.context
+        rows = min(tokens / max(1.0, lengths.computed(self._answers)), most)
+        return images.times(max(1.0, rows / (sharing.tensor * sharing.context)))
 
     def _decoder_learning(self, role: PlannedRole) -> Bytes:
         kept, layer = self._of_layers(role)
@@ -197,12 +206,11 @@ class Passes:
         """Bytes that all layers keep, and that the backward pass of one layer takes beside them."""
         b, tokens = width(role.model.dtype, cpu=self.cpu), self.sizes.micro_tokens
         model = role.shape, b, role.model.lora, self._blocks(role)
-        how = {
-            "checkpointing": role.model.gradient_checkpointing,
-            "cpu": self.cpu,
-            "compiled": self._compiled(role),
-        }
-        kept, layer = activations.kept(*model, **how), activations.backward_of_layer(*model, **how)
+        how, compiled = role.model.gradient_checkpointing, self._compiled(role)
+        kept, layer = (
+            count(*model, checkpointing=how, cpu=self.cpu, compiled=compiled)
+            for count in (activations.kept, activations.backward_of_layer)
+        )
         return tokens * kept, tokens * layer
 
     def _compiled(self, role: PlannedRole) -> bool:
@@ -237,7 +245,7 @@ class Passes:
 
     def reading(self, role: PlannedRole) -> Bytes:
         """Bytes of one forward pass without gradients."""
-        decoder = self._decoder_reading(role)
+        decoder = self._of_rank(self._decoder_reading(role))
         tower, cost = role.shape.tower, self._images()
         if tower is None or cost is None:
             return decoder

@@ -113,9 +113,12 @@ def _larger_share(now: Outlook) -> Iterator[Change]:
 def _smaller_forward(now: Outlook) -> Iterator[Change]:
     """Half of the tokens, or the next divisor of the samples, of one forward pass."""
     recipe, samples = now.recipe, now.recipe.batch.micro_train_batch_size
-    least = recipe.min_micro_tokens
-    if samples is None and now.sizes.micro_tokens > least:
-        tokens = max(least, now.sizes.micro_tokens // 2)
+    least, tokens = (
+        recipe.min_micro_tokens,
+        now.sizes.micro_tokens * recipe.learner.context_parallel,
+    )
+    if samples is None and tokens > least:
+        tokens = max(least, tokens // 2)
         yield flags("batch.micro_train_tokens", tokens), "a smaller forward pass"
     elif samples is not None and samples > 1:
         size = max(n for n in range(1, samples) if samples % n == 0)

@@ -11,9 +11,9 @@ from typing import Any
 
 from postgrad.core.batch import BatchGeometry
 from postgrad.models.towers import ImageCost
+from postgrad.plan import exchange
 from postgrad.plan.costs import CostModel
 from postgrad.plan.engines import EnginePlaces
-from postgrad.plan.exchange import exchanged_bytes, lacking, sent_bytes, update_passes
 from postgrad.plan.host_inputs import waited_seconds
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.publishing import PlannedPublish, planned_publish
@@ -162,7 +162,7 @@ def _exchanged(
     """Bytes that each rank sends in a step to those that share its experts."""
     reading = _readers(recipe, geometry, ranks.roles) if isinstance(recipe, RLRecipe) else ()
     readers = (*reading, "teacher") if beside_student(recipe) else tuple(reading)
-    return exchanged_bytes(ranks, readers, tokens, geometry, cpu=costs.device.is_cpu)
+    return exchange.exchanged_bytes(ranks, readers, tokens, geometry, cpu=costs.device.is_cpu)
 
 
 def _answered_rows(recipe: Recipe, geometry: BatchGeometry) -> int:
@@ -309,7 +309,7 @@ def _forward(role: PlannedRole, samples: Samples, sizes: Sizes, costs: CostModel
     b = width(role.model.dtype, cpu=costs.device.is_cpu)
     passes = _passes(samples, sizes, costs)
     seconds = _computing(role, samples, 1, costs)
-    seconds += costs.sends(sent_bytes(role, samples.tokens, b, costs.sharing))
+    seconds += costs.sends(exchange.sent_bytes(role, samples.tokens, b, costs.sharing))
     seconds += tower_seconds(role, samples.images, b, costs, updating=False, passes=passes)
     if role.rests and not costs.sharing.gathers:
         seconds += costs.copies(samples.calls * role.parameters * b)
@@ -321,9 +321,9 @@ def _passes(samples: Samples, sizes: Sizes, costs: CostModel) -> float:
     batches are cut by samples, short rows make as many micro-batches as long ones, and each gathers
     all weights under ZeRO-3.
     """
-    if samples.micro_batches is not None:
-        return max(samples.calls, samples.micro_batches / costs.sharing.replicas)
-    return max(samples.calls, samples.tokens / costs.sharing.replicas / sizes.micro_tokens)
+    if (count := samples.micro_batches) is None:
+        count = samples.tokens / (sizes.micro_tokens * costs.sharing.context)
+    return max(samples.calls, count / costs.sharing.replicas)
 
 
 def _gathering(role: PlannedRole, b: int, costs: CostModel) -> float:
@@ -335,10 +335,10 @@ def _all_gather(role: PlannedRole, b: int, costs: CostModel) -> float:
     """Seconds of one all-gather of the weights; frozen ones are sharded under ZeRO-3 alone."""
     sharing = costs.sharing
     count = role.parameters if sharing.gathers else role.trained
-    size = count * b / sharing.tensor
+    size = count * b * exchange.tensor_share(role, sharing)
     offloads = sharing.offloads or role.rests
     from_host = costs.copies(size / sharing.divided) if offloads else 0.0
-    others = lacking(role, sharing) * b if count == role.parameters else 0.0  # are not gathered
+    others = exchange.lacking(role, sharing) * b if count == role.parameters else 0.0
     return from_host + costs.sends(size * (1 - 1 / sharing.divided) - others)
 
 
@@ -364,29 +364,29 @@ def _updating(
     seconds += costs.products(samples.tokens * adapter_flops(role.shape, model.lora), b)
     seconds += tower_seconds(role, samples.images, b, costs, updating=True, passes=passes)
     seconds += passes * (2 + counts) * (costs.overhead(role.shape) + _gathering(role, b, costs))
-    seconds += costs.sends(sent_bytes(role, samples.tokens, b, costs.sharing, update_passes(role)))
+    sending = exchange.update_passes(role)
+    seconds += costs.sends(exchange.sent_bytes(role, samples.tokens, b, costs.sharing, sending))
     seconds *= geometry.epochs_per_rollout
     micro_batches = passes * geometry.epochs_per_rollout / geometry.updates_per_step
     return seconds + geometry.updates_per_step * _stepping(role, micro_batches, costs)
 
 
 def _stepping(role: PlannedRole, micro_batches: float, costs: CostModel) -> float:
-    """Seconds of one optimizer step: gradients are summed over ranks; weights and moments are read
-    and written.
-    """
+    """Seconds of one optimizer step: sums of gradients over ranks, reads, writes."""
     sharing, trained = costs.sharing, role.trained
     seconds = costs.steps(_moved(role, costs))
     together = sharing.replicas * sharing.context
     if together == 1:
         return seconds
-    others = 0 if role.model.lora else lacking(role, sharing)  # whose gradients others add
-    summed = trained / sharing.tensor * (1 - 1 / together) - others
+    others = 0 if role.model.lora else exchange.lacking(role, sharing)  # others add these
+    part = exchange.tensor_share(role, sharing)
+    summed = trained * part * (1 - 1 / together) - others
     gradients = costs.sends(summed * GRADIENT)
     if sharing.divided == 1:  # all-reduce: gradients are summed and sent back to all ranks
         return seconds + 2 * gradients
     scattered = micro_batches if sharing.scatters else 1.0
     if sharing.offloads:
-        gradients += costs.copies(trained * GRADIENT / sharing.tensor / sharing.divided)
+        gradients += costs.copies(trained * GRADIENT * part / sharing.divided)
     b = width(role.model.dtype, cpu=costs.device.is_cpu)
     weights = 0.0 if sharing.gathers else _all_gather(role, b, costs)
     return seconds + scattered * gradients + weights
@@ -395,6 +395,5 @@ def _stepping(role: PlannedRole, micro_batches: float, costs: CostModel) -> floa
 def _moved(role: PlannedRole, costs: CostModel) -> float:
     """Bytes that an optimizer step of one rank reads and writes: weights and moments, gradients."""
     sharing = costs.sharing
-    unsharded = sharing.divided == 1 and role.model.lora is None
-    trained = role.trained - (lacking(role, sharing) if unsharded else 0)
-    return trained * (3 * 4 + 4 * 4) / sharing.tensor / sharing.divided
+    trained = role.trained * exchange.trained_share(role, sharing)
+    return trained * (3 * 4 + 4 * 4) / sharing.divided

@@ -6,6 +6,7 @@ pass.
 """
 
 from dataclasses import replace
+from math import ceil
 
 from postgrad.models.image_sizes import image_sizes
 from postgrad.models.towers import AT_ONCE, ImageCost, TowerShape
@@ -13,6 +14,7 @@ from postgrad.plan.activations import in_host_memory
 from postgrad.plan.costs import MOVES, CostModel
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.roles import PlannedRole
+from postgrad.plan.sizes import Sharing
 
 FLOAT32 = 4
 # Pixels of a picture that no row says anything of: the side.
@@ -111,6 +113,17 @@ def allocated(tower: TowerShape, cost: ImageCost, b: int) -> int:
     return int(tower.encoded(cost) * tower.layers * kept_by_layer(tower, b))
 
 
+def _unevenly(cost: ImageCost, sharing: Sharing, passes: float | None) -> float:
+    """How many times as long images take as if each rank had alike many: ranks that share rows wait
+    for the one that encodes most of a micro-batch.
+    """
+    sharers = sharing.tensor * sharing.context
+    if passes is None or sharers == 1:
+        return 1.0
+    together = max(1.0, cost.images / sharing.replicas / max(1.0, passes))
+    return ceil(together / sharers) * sharers / together
+
+
 def tower_seconds(
     role: PlannedRole,
     cost: ImageCost | None,
@@ -133,6 +146,7 @@ def tower_seconds(
     projected = 3 if encoder or projector else 1
     flops = encoded * costs.as_products(tower.encoding(cost))
     flops += projected * tower.projecting(cost)
+    flops *= _unevenly(cost, costs.sharing, passes)
     inner = (4 if tower.gated else 2) * tower.intermediate_size
     numbers = cost.patches * tower.layers * (9 * tower.hidden_size + inner)
     moved = MOVES * encoded * numbers * b

@@ -117,12 +117,6 @@ def _sharing_experts(
     is seen when its config is read. targets: of the adapters of all roles.
     """
     place, size = ("learner", "expert_parallel"), learner.expert_parallel
-    if learner.tensor_parallel > 1:
-        yield (
-            place,
-            f"{size} beside tensor_parallel = {learner.tensor_parallel}: ranks share experts or "
-            "matrices, not both: use 1 for one of the two",
-        )
     if quantized:
         yield (
             place,

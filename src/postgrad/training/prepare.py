@@ -24,6 +24,7 @@ from postgrad.fleet.local import LocalFleet, base_model
 from postgrad.fleet.ranked import ClusterSession, RankedFleet, device_of
 from postgrad.learner.experts import require_mixture
 from postgrad.learner.settings import horizon, shortened_warmup
+from postgrad.learner.tensor import require_divisible
 from postgrad.models.load import load_config, load_tokenizer
 from postgrad.models.rope import require_length, unseen_length
 from postgrad.models.routers import balance_of
@@ -66,6 +67,7 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
         path = base_model(recipe, run.directory.init)
         require_images_trained(recipe, path)
         require_mixture(load_config(path), recipe.learner.expert_parallel)
+        require_divisible(recipe.learner, path)
         check_lengths(run, path)
         tell_of_experts(run, path)
         tell_of_answer_ends(run, path)
@@ -89,7 +91,7 @@ def require_images_trained(recipe: Recipe, path: str) -> None:
     """
     if not reads_images(load_config(path)):
         return
-    learner, needs = recipe.learner, recipe.algorithm.needs()
+    needs = recipe.algorithm.needs()
     others = [(place[0], model.source) for place, model in recipe.loaded_models.items()]
     blind = [
         f"[{role}.model] {source}, which reads text alone,"
@@ -100,9 +102,6 @@ def require_images_trained(recipe: Recipe, path: str) -> None:
         "teacher.server": needs.teacher
         and any(teacher.server.base_url is not None for teacher in _teachers(recipe)),
         **dict.fromkeys(blind, True),
-        "learner.tensor_parallel": learner.tensor_parallel > 1,
-        "learner.context_parallel": learner.context_parallel > 1,
-        "learner.expert_parallel": learner.expert_parallel > 1,
         "model.quantize": recipe.model.quantize != "none",
         "model.compile": recipe.model.compile is True,
     }

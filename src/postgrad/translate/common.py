@@ -1,4 +1,4 @@
-"""What the systems have in common: micro-batches, schedules, warm-up, adapters, data."""
+"""What the systems have in common: micro-batches, checkpoints, engines, data."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -6,12 +6,11 @@ from typing import Any, cast
 from postgrad.core.hub import HUB_ID
 from postgrad.data.files import SUFFIXES
 from postgrad.models import named_templates
-from postgrad.models.known_shapes import in_table
 from postgrad.rollout.settings import SamplingSettings, TokenFilters
 from postgrad.rollout.vllm.settings import refused_argument
 from postgrad.translate.draft import Draft
-from postgrad.translate.images import BUILT_IN, ON_LANGUAGE, freeze, no_images, vllm_samples
-from postgrad.translate.places import engine_beside, replicas
+from postgrad.translate.images import BUILT_IN, vllm_samples
+from postgrad.translate.places import replicas
 from postgrad.translate.rules import Options, Rule, decimal, flag
 
 LOGGING = "metrics.jsonl is always written; observe.loggers names wandb, tensorboard and others"
@@ -24,19 +23,6 @@ KERNELS = "Liger's fused kernels are not here: layers are torch's, or compiled (
 ROUTER = "set model.router_aux_loss_coef; left out, the model's config has it"
 PACKED = "padding is never computed here"
 LAUNCH = "how processes are launched"
-# transformers' names, also after "paged_", which lets moments swap to the host
-ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_32bit")
-EIGHT_BITS = ("adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit")
-
-# transformers' name -> schedule here, share of the rate at the end (None: it stays constant)
-_SCHEDULES = {
-    "constant": ("constant", None),
-    "constant_with_warmup": ("constant", None),
-    "linear": ("linear", 0.0),
-    "cosine": ("cosine", 0.0),
-    "cosine_with_min_lr": ("cosine", 0.1),
-    "cosine_warmup_with_min_lr": ("cosine", 0.1),
-}
 
 
 def positive(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,29 +70,6 @@ def update_size(draft: Draft, samples: int, comment: str) -> None:
     draft.put("batch.train_batch_size", fitting, comment)
 
 
-def schedule(
-    draft: Draft, scheduler: Any, least: Any = None, role: str = "learner", comment: str = ""
-) -> None:
-    """The learning rate's schedule. scheduler: transformers' name. least: the share of the rate
-    that is left at the end. role: the place of its [learner] table.
-    """
-    counterpart = _SCHEDULES.get(str(scheduler).removeprefix("SchedulerType.").lower())
-    if counterpart is None:
-        draft.miss("lr_scheduler", scheduler, f"{role}.schedule knows constant, linear, cosine")
-        return
-    name, final_ratio = counterpart
-    draft.put(f"{role}.schedule", name, comment)
-    share = final_ratio if least is None or not final_ratio else float(least)
-    if share:
-        draft.put(f"{role}.min_lr_ratio", share)
-
-
-def warmup(draft: Draft, share: float, role: str = "learner", comment: str = "") -> None:
-    """The share of all updates in which the rate warms up, rounded up as transformers does."""
-    if share or role != "learner":
-        draft.put(f"{role}.warmup_ratio", share, comment)
-
-
 def overlong(draft: Draft, buffer: int, factor: float, most: int) -> None:
     """DAPO's punishment of long answers, which other systems have without a bound."""
     longer = most < int(draft.get("rollout.max_new_tokens") or 0)
@@ -152,75 +115,6 @@ def per_step(draft: Draft) -> tuple[int, int]:
     return samples, parts * int(draft.get("batch.epochs_per_rollout") or 1)
 
 
-def adapter(draft: Draft, options: Options, names: Sequence[str], four_bits: str) -> None:
-    """[model.lora] and model.quantize. names: of the options for rank, alpha, dropout and target
-    modules. four_bits: of the option for weights in four bits.
-    """
-    rank, alpha, dropout, targets = names
-    value = options.number(rank, 0)
-    layers = options.texts(targets)
-    alphas, drops = options.number(alpha, 16), float(options.take(dropout, 0.0))
-    quantize = options.take(four_bits)
-    if value:
-        draft.put("model.lora.rank", value, ON_LANGUAGE if draft.images else "")
-        draft.put("model.lora.alpha", alphas)
-        if drops:
-            draft.put("model.lora.dropout", drops)
-        if layers and layers != ["all-linear"]:
-            draft.put("model.lora.targets", layers)
-    if quantize and draft.images is not None:
-        draft.miss(four_bits, quantize, no_images("model.quantize"))
-    elif quantize and value:
-        draft.put("model.quantize", "4bit")
-    elif quantize:
-        draft.miss(four_bits, quantize, "weights in four bits are frozen: they need an adapter")
-
-
-def offload(draft: Draft, name: str, value: Any, _: str) -> None:
-    """A rule: optimizer state, or weights, in the host's memory."""
-    if not flag(value):
-        return
-    if draft.get("learner.sharding"):
-        draft.put("learner.offload", True, "weights, gradients and optimizer state")
-    else:
-        draft.miss(name, value, "state that is not divided over ranks stays on its device")
-
-
-def rests(draft: Draft, name: str, value: Any, _: str) -> None:
-    """A rule: weights, or optimizer state, are in the host's memory but for updates."""
-    if not flag(value):
-        return
-    if not engine_beside(draft):
-        draft.skip(name, value, "no engine samples on the learner's devices")
-    elif draft.get("learner.offload") is not True:  # for the whole run
-        draft.put("learner.offload", "sampling", "weights and optimizer state, while it samples")
-
-
-def recomputed(draft: Draft, _: str, value: Any, comment: str) -> None:
-    """A rule: whether layers are computed again, beside an option of `host_inputs`."""
-    if draft.get("model.gradient_checkpointing") != "offload":
-        draft.put("model.gradient_checkpointing", flag(value), comment)
-
-
-def host_inputs(draft: Draft, name: str, value: Any, _: str) -> None:
-    """A rule: activations in the host's memory between forward and backward pass."""
-    if flag(value):
-        why = f"{name}: what layers read; the rest is computed again"
-        draft.put("model.gradient_checkpointing", "offload", why)
-
-
-def compiled(draft: Draft, name: str, value: Any, _: str) -> None:
-    """A rule: whether the model's layers are compiled."""
-    if not flag(value):
-        return
-    if any(draft.get(f"learner.{key}_parallel") for key in ("tensor", "context", "expert")):
-        draft.miss(name, value, "layers of which ranks share rows or weights are not compiled")
-    elif draft.images is not None:
-        draft.miss(name, value, no_images("model.compile"))
-    else:
-        draft.put("model.compile", True)
-
-
 def engine_argument(prefix: str) -> Rule:
     """A rule: vLLM gets the argument as it is, if recipes may add it. prefix: before its name."""
 
@@ -249,28 +143,6 @@ def shuffle(draft: Draft, name: str, value: Any, _: str) -> None:
     draft.put("data.shuffle", None if flag(value) else False)
     if flag(value):
         draft.skip(name, value, "as here")
-
-
-def frozen_routers(draft: Draft, name: str, value: Any, _: str) -> None:
-    """A rule: whether the routers of a mixture of experts are kept from training. Configs state it
-    of dense models too, where it does nothing there, and is refused here.
-    """
-    if flag(value) and not in_table(str(draft.get("model.path"))):
-        freeze(draft, "router", comment="of a mixture of experts; leave it out of a dense model")
-    else:
-        draft.skip(name, value, "routers train unless model.freeze names them; a dense model "
-                   "has none")  # fmt: skip
-
-
-def optimizer(draft: Draft, name: str, value: Any, default: str) -> None:
-    """transformers' name of an optimizer: AdamW, with moments in float32 or in eight bits."""
-    spelling = str(value).lower()
-    if spelling.removeprefix("paged_") in EIGHT_BITS:
-        draft.put("learner.optimizer_state", "8bit", "blocks end with each row of a matrix")
-    if spelling.removeprefix("paged_") in (*EIGHT_BITS, *ADAMW):
-        draft.put("learner.optimizer", "adamw", default)
-    else:
-        draft.miss(name, value, f"learner.optimizer knows {', '.join((*ADAMW, *EIGHT_BITS))}")
 
 
 def sources(draft: Draft, entries: Sequence[dict[str, Any]], section: str = "data") -> None:

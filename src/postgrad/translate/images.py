@@ -36,8 +36,10 @@ _UNREAD = re.compile(
 _BUILT_IN = re.compile(
     r"(?i)smolvlm|idefics-?3|llava|pixtral|gemma-?3|mistral-small|ministral|internvl"
 )
-# Of which every checkpoint reads images, also where a run's rows are text alone.
+# Of which every checkpoint reads images, also where a run's rows are text alone. Most of their
+# layers are gated delta rules.
 _READS_BOTH = re.compile(r"(?i)qwen3\.[5-9]\b")
+STATES = "its layers carry a state along each sequence, whose rows and matrices ranks cannot share"
 BUILT_IN = (
     "the built-in engine samples: of models that read images vLLM samples Qwen2.5-VL, Qwen3-VL and "
     "Qwen3.5 alone"
@@ -93,6 +95,11 @@ def _needed(program: str, options: Mapping[str, Any]) -> str | None:
 def no_images(key: str) -> str:
     """Why a key of the recipe is left out of a run with images."""
     return f"{key} does not support models that read images yet"
+
+
+def carries_states(draft: Draft) -> bool:
+    """Whether the run's model is known to have layers that carry a state."""
+    return draft.images is not None and bool(_READS_BOTH.search(draft.images.model))
 
 
 def vllm_samples(run: ImageRun | None) -> bool:

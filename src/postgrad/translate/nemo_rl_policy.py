@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from postgrad.translate import common, places
+from postgrad.translate import common, learning, places
 from postgrad.translate.draft import Draft
 from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, Rule, decimal, flag, needless
@@ -20,6 +20,7 @@ _ENGINES = places.EngineOptions(
     eager="policy.generation.vllm_cfg.enforce_eager",
 )  # fmt: skip
 _ADAMW = ("torch.optim.AdamW", "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam")
+_MIXTURE = re.compile(r"(?i)-A\d+B\b|moe")  # in the names of models with experts
 _OTHER = "the other backend trains"
 _SCHEDULERS = "torch.optim.lr_scheduler."
 
@@ -53,8 +54,9 @@ def policy(draft: Draft, options: Options, source: SourceCommand) -> None:
         draft.put(f"data.chat_template_kwargs.{name.removeprefix(kwargs)}", options.take(name))
     _placed(draft, options, source)
     of_experts = re.compile(r"policy\.megatron_cfg\.(freeze_)?moe_\w+")
-    for name in [name for name in options.stated if draft.images and of_experts.fullmatch(name)]:
-        draft.skip(name, options.take(name), "no model that reads images here has experts")
+    dense = draft.images is not None and not _MIXTURE.search(draft.images.model)
+    for name in [name for name in options.stated if dense and of_experts.fullmatch(name)]:
+        draft.skip(name, options.take(name), "the run's model has no experts")
     if _megatron(options):
         _of_megatron(draft, options)
     else:
@@ -106,7 +108,7 @@ def _adapter(draft: Draft, options: Options, section: str) -> None:
     if flag(options.take(f"{section}enabled", False)):
         if flag(every if every is not None else False):
             options.stated.pop(names[3], None)
-        common.adapter(draft, options, names, "")
+        learning.adapter(draft, options, names, "")
         return
     for name in [name for name in options.stated if name.startswith(section)]:
         options.take(name)

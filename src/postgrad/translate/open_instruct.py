@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.translate import common, open_instruct_rl, places
+from postgrad.translate import common, learning, open_instruct_rl, places
 from postgrad.translate.common import mixture
 from postgrad.translate.draft import Draft
 from postgrad.translate.files import config_table, prompt_text
@@ -173,7 +173,7 @@ def _loss(draft: Draft, options: Options) -> None:
 def _adapter(draft: Draft, options: Options) -> None:
     names = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
     if flag(options.take("use_lora", False)) or flag(options.take("use_qlora", False)):
-        common.adapter(draft, options, names, "use_qlora")
+        learning.adapter(draft, options, names, "use_qlora")
     else:
         for name in names:
             options.take(name)
@@ -181,11 +181,11 @@ def _adapter(draft: Draft, options: Options) -> None:
 
 def _learner(draft: Draft, options: Options) -> None:
     final = options.take("final_lr_ratio")
-    common.schedule(draft, options.take("lr_scheduler_type"))
+    learning.schedule(draft, options.take("lr_scheduler_type"))
     if final is not None and draft.get("learner.schedule") == "linear":
         draft.put("learner.min_lr_ratio", decimal(final) or None)
     share, count = float(options.take("warmup_ratio", 0.0)), options.number("warm_up_steps", 0)
     if share:
-        common.warmup(draft, share, comment="rounded up; down there")
+        learning.warmup(draft, share, comment="rounded up; down there")
     elif count:
         draft.put("learner.warmup_updates", count)

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.translate import common, openrlhf_rl, places
+from postgrad.translate import common, learning, openrlhf_rl, places
 from postgrad.translate.draft import Draft
 from postgrad.translate.files import config_table
 from postgrad.translate.launch import flags
@@ -94,7 +94,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
         _critic_learner(draft, options, source)
     _evaluation(draft, options)
     lora = ("ds.lora.rank", "ds.lora.alpha", "ds.lora.dropout", "ds.lora.target_modules")
-    common.adapter(draft, options, lora, "ds.load_in_4bit")
+    learning.adapter(draft, options, lora, "ds.load_in_4bit")
     apply(RULES, options, draft)
     common.sampled_as_trained(draft)
     return draft
@@ -224,8 +224,8 @@ def _batch(draft: Draft, options: Options) -> None:
 
 def _learner(draft: Draft, options: Options) -> None:
     least, share = options.take("min_lr_ratio"), float(options.take("lr_warmup_ratio", 0.0))
-    common.schedule(draft, options.take("lr_scheduler"), least)
-    common.warmup(draft, share)
+    learning.schedule(draft, options.take("lr_scheduler"), least)
+    learning.warmup(draft, share)
     if flag(options.take("train.enable_ema", False)):
         draft.put("learner.ema_decay", decimal(options.take("train.ema_beta", 0.992)))
 
@@ -255,9 +255,9 @@ def _critic_learner(draft: Draft, options: Options, source: SourceCommand) -> No
     if stated.keys() & {"lr_scheduler", "min_lr_ratio"}:
         kind = stated.get("lr_scheduler", options.take("lr_scheduler"))
         least = stated.get("min_lr_ratio", options.take("min_lr_ratio"))
-        common.schedule(draft, kind, least, role)
+        learning.schedule(draft, kind, least, role)
     if "lr_warmup_ratio" in stated:
-        common.warmup(draft, float(stated["lr_warmup_ratio"]), role)
+        learning.warmup(draft, float(stated["lr_warmup_ratio"]), role)
     for key in ("schedule", "min_lr_ratio", "warmup_ratio"):
         if draft.get(f"{role}.{key}") == draft.get(f"learner.{key}"):
             draft.drop(f"{role}.{key}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from postgrad.translate.draft import Draft
-from postgrad.translate.images import BUILT_IN, no_images, vllm_samples
+from postgrad.translate.images import BUILT_IN, STATES, carries_states, vllm_samples
 from postgrad.translate.rules import Options, decimal, flag
 
 ONE_RANK = "ranks share the work, and one trains here: give --devices N where there are more"
@@ -43,16 +43,13 @@ def processes(draft: Draft, name: str, devices: int | None, machines: int | None
 
 def divided(draft: Draft, stage: tuple[str, Any], shares: Mapping[str, tuple[str, Any]]) -> None:
     """[learner] sharding and parallelism. stage: the option's name and the ZeRO stage. shares: by
-    key of [learner], the option's name and how many ranks share a sequence, a matrix or experts;
-    experts last.
+    key of [learner], the option's name and how many ranks share a sequence, a matrix or experts.
     """
     ranks = int(draft.get("learner.ranks") or 1)
     for key, (name, size) in shares.items():
         size = int(size or 1)
-        if size > 1 and draft.images is not None:
-            draft.miss(name, size, no_images(f"learner.{key}"))
-        elif size > 1 and key == "expert_parallel" and draft.get("learner.tensor_parallel"):
-            draft.miss(name, size, "ranks share experts or matrices, not both")
+        if size > 1 and key != "expert_parallel" and carries_states(draft):
+            draft.miss(name, size, STATES)
         elif size > 1 and ranks % size == 0:
             draft.put(f"learner.{key}", size)
         elif size > 1 and ranks == 1:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.translate import common, launch, places
+from postgrad.translate import common, launch, learning, places
 from postgrad.translate.draft import Draft
 from postgrad.translate.files import config_table
 from postgrad.translate.nested import flattened
@@ -124,7 +124,7 @@ def _named(draft: Draft, options: Options) -> None:
     names = tuple(
         f"trainer.model.lora.{key}" for key in ("rank", "alpha", "dropout", "target_modules")
     )
-    common.adapter(draft, options, names, "")
+    learning.adapter(draft, options, names, "")
 
 
 def _algorithm(draft: Draft, options: Options) -> None:

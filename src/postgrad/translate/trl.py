@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.translate import common, places, trl_pairs, trl_rl
+from postgrad.translate import common, learning, places, trl_pairs, trl_rl
 from postgrad.translate.draft import Draft
 from postgrad.translate.files import config_table
 from postgrad.translate.launch import flags
@@ -115,7 +115,7 @@ def _model(draft: Draft, options: Options) -> None:
     names = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
     saved = options.texts("lora_modules_to_save")
     if flag(options.take("use_peft", False)):
-        common.adapter(draft, options, names, "load_in_4bit")
+        learning.adapter(draft, options, names, "load_in_4bit")
         draft.put("model.lora.modules_to_save", saved or None)
     else:
         for name in names:
@@ -256,7 +256,7 @@ def _learner(draft: Draft, options: Options) -> None:
     least = more.get("min_lr_rate")
     if least is None and more.get("min_lr") is not None:
         least = decimal(more["min_lr"]) / decimal(options.take("learning_rate"))
-    common.schedule(draft, options.take("lr_scheduler_type"), least)
+    learning.schedule(draft, options.take("lr_scheduler_type"), least)
     betas = [float(options.take("adam_beta1", 0.9)), float(options.take("adam_beta2", 0.999))]
     if betas != [0.9, 0.999]:
         draft.put("learner.betas", betas)
@@ -264,7 +264,7 @@ def _learner(draft: Draft, options: Options) -> None:
     if count >= 1:
         draft.put("learner.warmup_updates", int(count))
     else:
-        common.warmup(draft, count or share, comment="" if share else "warmup_steps there")
+        learning.warmup(draft, count or share, comment="" if share else "warmup_steps there")
 
 
 def _times(draft: Draft, options: Options) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from postgrad.translate import common, places
+from postgrad.translate import learning, places
 from postgrad.translate.draft import Draft
 from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, Rule, decimal, flag, needless
@@ -177,7 +177,7 @@ def _adapter(draft: Draft, options: Options, prefix: str) -> None:
             if options.states(name):
                 draft.skip(name, options.take(name), "of an adapter that the run does not have")
         return
-    common.adapter(draft, options, (rank, alpha, dropout, targets), "")
+    learning.adapter(draft, options, (rank, alpha, dropout, targets), "")
 
 
 def optimizer(draft: Draft, options: Options, prefix: str, role: str) -> None:

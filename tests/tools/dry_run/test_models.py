@@ -58,6 +58,19 @@ def test_models_of_other_roles_are_looked_at_too(
     assert [one.check for one in report.problems] == ["model of reference"]
 
 
+def test_layers_that_ranks_cannot_share_are_named_before_weights_are_loaded(
+    report: Report, make_recipe: Any, models: Any, tmp_path: Path
+) -> None:
+    learner, cluster = {"ranks": 4, "tensor_parallel": 4}, {"type": "ray"}
+    recipe = make_recipe(
+        "sft", model={"path": models(0), "init": None}, learner=learner, cluster=cluster
+    )
+    check_models(report, recipe, tmp_path / "init")
+    (one,) = report.problems
+    assert (one.check, one.exit_code) == ("model", RECIPE)
+    assert "learner.tensor_parallel = 4" in one.message
+
+
 def test_rows_longer_than_rotary_positions_that_were_trained_are_a_warning_as_in_the_run(
     report: Report, make_recipe: Any, models: Any, tmp_path: Path
 ) -> None:

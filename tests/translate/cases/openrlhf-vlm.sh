@@ -1,4 +1,4 @@
-# The tower and the projector stay as they are. Ranks do not share sequences of images.
+# The tower and the projector stay as they are. Ranks share sequences of images.
 python3 -m openrlhf.cli.train_ppo_ray \
    --actor.num_nodes 1 \
    --actor.num_gpus_per_node 4 \

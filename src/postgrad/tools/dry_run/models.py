@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.fleet.local import base_model
+from postgrad.learner.tensor import require_divisible
 from postgrad.models.attention import no_embedding
 from postgrad.models.files import adapter_base, is_adapter
 from postgrad.models.image_reader import ImageReader
@@ -42,6 +43,7 @@ def check_models(report: Report, recipe: Recipe, init: Path) -> PolicyBase | Non
         tokenizer = load_tokenizer(path)
         start = PolicyBase(path, tokenizer, image_reader(path, tokenizer))
         check.detail = _about(config, path)
+        require_divisible(recipe.learner, path)
         _check_length(report, check, recipe, config.get_text_config(), path)
     for role, path in _models_of_other_roles(recipe):
         with report.check(f"model of {role}") as check:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from postgrad.translate import common, places
+from postgrad.translate import common, learning, places
 from postgrad.translate.draft import Draft
 from postgrad.translate.rules import (
     OFF,
@@ -191,7 +191,7 @@ RULES: dict[str, Rule] = {
         "generation_batch_size logprob_batch_size logprob_chunk_size",
         needless(common.CUT_BY_TOKENS),
     ),
-    "policy.offload_optimizer_for_logprob": common.rests,
+    "policy.offload_optimizer_for_logprob": learning.rests,
     "policy.make_sequence_length_divisible_by": needless(common.PACKED),
     "policy.refit_buffer_size_gb": needless(places.WAY),
     **family(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from postgrad.translate import common, images
+from postgrad.translate import common, images, learning
 from postgrad.translate.draft import Draft
 from postgrad.translate.rules import (
     ON,
@@ -55,7 +55,7 @@ MEGATRON: dict[str, Rule] = {  # after policy.megatron_cfg.
         "fine_grained_activation_offloading offload_modules",
         missing('model.gradient_checkpointing = "offload" moves what layers read, no more'),
     ),
-    "freeze_moe_router": common.frozen_routers,
+    "freeze_moe_router": learning.frozen_routers,
     **family(
         "",
         "moe_router_dtype moe_router_load_balancing_type moe_router_bias_update_rate "
@@ -123,7 +123,7 @@ MEGATRON: dict[str, Rule] = {  # after policy.megatron_cfg.
     "optimizer.use_precision_aware_optimizer": missing(
         "learner.optimizer_state has float32 and 8bit"
     ),
-    "optimizer.optimizer_cpu_offload": common.offload,
+    "optimizer.optimizer_cpu_offload": learning.offload,
     **family(
         "optimizer.",
         "optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d",
@@ -150,7 +150,7 @@ MEGATRON: dict[str, Rule] = {  # after policy.megatron_cfg.
 
 DTENSOR: dict[str, Rule] = {  # after policy.dtensor_cfg.
     "_v2": needless(common.SO_HERE),
-    "cpu_offload": common.offload,
+    "cpu_offload": learning.offload,
     "sequence_parallel": needless("learner.tensor_parallel divides norms and residuals as well"),
     "activation_checkpointing": to("model.gradient_checkpointing", read=on),
     "custom_parallel_plan": missing(

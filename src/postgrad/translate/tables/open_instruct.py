@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from postgrad.translate import common, places
+from postgrad.translate import common, learning, places
 from postgrad.translate.rules import (
     OFF,
     ON,
@@ -144,7 +144,7 @@ RULES: dict[str, Rule] = {
     "max_train_steps": missing("total_episodes says how long a run is"),
     "max_train_samples": to("data.limit", read=non_negative),
     **family("", "deepspeed_offload_param deepspeed_offload_optimizer offload_optimizer "
-             "offload_param", common.offload),
+             "offload_param", learning.offload),
     **family("", "max_steps tool_parser_type tool_configs tool_call_names pool_size "
              "per_turn_max_tokens pass_tools_to_chat_template max_tool_calls search_api_endpoint "
              "code_tool_api_endpoint only_reward_good_outputs",
@@ -158,7 +158,7 @@ RULES: dict[str, Rule] = {
     **family("", "packing padding_free", needless(common.PACKED)),
     **family("", "use_flash_attn attn_implementation", missing(common.ATTENTION)),
     "use_liger_kernel": missing(common.KERNELS),
-    "compile_model": common.compiled,
+    "compile_model": learning.compiled,
     **family("", "activation_memory_budget activation_checkpointing_mode",
              missing("model.gradient_checkpointing keeps the activations of whole layers or none")),
     **family("", "deepspeed_zpg zero_hpz_partition_size", missing_above_1(common.HPZ)),

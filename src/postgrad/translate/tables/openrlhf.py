@@ -8,7 +8,7 @@ all trainers.
 from collections.abc import Mapping
 from typing import Any
 
-from postgrad.translate import common, images, places
+from postgrad.translate import common, images, learning, places
 from postgrad.translate.draft import Draft
 from postgrad.translate.rules import (
     ON,
@@ -215,8 +215,8 @@ RULES: dict[str, Rule] = {
     "ckpt.best_metric_key": missing('say checkpoint.best_metric, such as "eval/accuracy"'),
     "data.dataset_probs": missing("say how much of an epoch a set is: weight in [[data.sets]]"),
     "data.prompt_data_probs": missing("say how much of an epoch a set is: weight in [[data.sets]]"),
-    "ds.adam_offload": common.offload,
-    "ds.deepcompile": common.compiled,
+    "ds.adam_offload": learning.offload,
+    "ds.deepcompile": learning.compiled,
     **family("", "ref.offload reward.offload ref_reward_offload",
              needless("its logprobs are computed once, before the first update; then it is freed")),
     **family("ds.", "packing_samples", needless(common.PACKED)),
@@ -226,7 +226,7 @@ RULES: dict[str, Rule] = {
     "ds.zpg": missing_above_1(common.HPZ),
     "ds.overlap_comm": missing("torch's FSDP decides which transfers overlap with computing"),
     "ds.grad_accum_dtype": missing("gradients are summed in float32"),
-    "ds.enable_sleep": common.rests,
+    "ds.enable_sleep": learning.rests,
     "ds.ring_attn_head_stride": missing("ranks of learner.context_parallel exchange keys and "
                                         "values in one way"),
     **family("ds.", "use_universal_ckpt value_head_prefix", needless("DeepSpeed's own")),

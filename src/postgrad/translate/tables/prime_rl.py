@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from postgrad.translate import common, places
+from postgrad.translate import common, learning, places
 from postgrad.translate.draft import Draft
 from postgrad.translate.rules import (
     OFF,
@@ -69,7 +69,7 @@ def _section(draft: Draft, name: str, value: Any, _: str) -> None:
 
 
 def _compiled(draft: Draft, name: str, value: Any, default: str) -> None:
-    common.compiled(draft, name, True if value == {} else value, default)
+    learning.compiled(draft, name, True if value == {} else value, default)
 
 
 def _checkpointing(draft: Draft, name: str, value: Any, _: str) -> None:
@@ -81,7 +81,7 @@ def _checkpointing(draft: Draft, name: str, value: Any, _: str) -> None:
 
 def _offloading(draft: Draft, name: str, value: Any, default: str) -> None:
     """A setting of ac_offloading, whose table alone turns it on."""
-    common.host_inputs(draft, "trainer.model.ac_offloading", True, default)
+    learning.host_inputs(draft, "trainer.model.ac_offloading", True, default)
     draft.skip(name, value, "inputs of two layers are on the device, pinned memory has the others")
 
 
@@ -112,9 +112,9 @@ RULES: dict[str, Rule] = {
     "trainer.model.ac.freq": _checkpointing,
     "trainer.model.ac.mode": _checkpointing,
     "trainer.model.ac.targets": missing("whole layers are computed again"),
-    "trainer.model.ac_offloading": common.host_inputs,
+    "trainer.model.ac_offloading": learning.host_inputs,
     **family("trainer.model.ac_offloading.", "pin_memory max_inflight_activations", _offloading),
-    **family("trainer.model.", "optim_cpu_offload full_offload fsdp_cpu_offload", common.offload),
+    **family("trainer.model.", "optim_cpu_offload full_offload fsdp_cpu_offload", learning.offload),
     "trainer.model.full_offload.*": missing(
         "learner.offload moves weights, gradients and optimizer"
     ),
@@ -128,7 +128,7 @@ RULES: dict[str, Rule] = {
         missing(_EXPERTS),
     ),
     "trainer.model.moe_router_dtype": missing("routers compute as the other weights do"),
-    "trainer.model.freeze_moe_router": common.frozen_routers,
+    "trainer.model.freeze_moe_router": learning.frozen_routers,
     "trainer.model.index_cache.*": missing("sparse attention is not here"),
     "trainer.model.dp_replicate": missing_above_1(
         "copies of the whole state; learner.shard_groups is near"

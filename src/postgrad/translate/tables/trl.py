@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from postgrad.translate import common
+from postgrad.translate import common, learning
 from postgrad.translate.draft import Draft
 from postgrad.translate.rules import (
     OFF,
@@ -109,7 +109,7 @@ _PREPARED = "rows are prepared in this process, and cached"
 
 RULES: dict[str, Rule] = {
     "model_name_or_path": to("model.path"),
-    "gradient_checkpointing": common.recomputed,
+    "gradient_checkpointing": learning.recomputed,
     "learning_rate": to("learner.lr", read=decimal),
     "weight_decay": to("learner.weight_decay", read=decimal),
     "max_grad_norm": to("learner.max_grad_norm", read=decimal),
@@ -136,7 +136,7 @@ RULES: dict[str, Rule] = {
     "shuffle_dataset": to("data.shuffle", read=flag),
     "resume_from_checkpoint": to("checkpoint.load_checkpoint", read=on),
     "save_total_limit": common.kept_checkpoints,
-    "optim": common.optimizer,
+    "optim": learning.optimizer,
     "gamma": to("algorithm.gamma", read=decimal),
     "lam": to("algorithm.lam", read=decimal),
     "whiten_rewards": to("algorithm.whiten_rewards", read=on),
@@ -202,9 +202,9 @@ RULES: dict[str, Rule] = {
     **family("", "use_liger_kernel use_liger_loss", missing(common.KERNELS)),
     **family("", "dtype torch_dtype", missing_but(("float32", "auto"), _MASTER)),
     "tf32": missing("float32 products are not rounded; model.dtype = \"bfloat16\" is faster"),
-    "activation_offloading": common.host_inputs,
+    "activation_offloading": learning.host_inputs,
     "router_aux_loss_coef": to("model.router_aux_loss_coef", read=decimal),
-    "torch_compile": common.compiled,
+    "torch_compile": learning.compiled,
     **family("", "ignore_bias_buffers bf16 gradient_checkpointing_kwargs ddp_timeout deepspeed "
              "fsdp accelerate_config lora_task_type bnb_4bit_quant_type use_bnb_nested_quant "
              "disable_dropout model_adapter_name env", needless(_OWN_LOOP)),

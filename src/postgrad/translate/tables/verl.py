@@ -8,7 +8,7 @@ asked is in verl_backends.py.
 from collections.abc import Mapping
 from typing import Any
 
-from postgrad.translate import common, images
+from postgrad.translate import common, images, learning
 from postgrad.translate.rules import (
     OFF,
     ON,
@@ -215,7 +215,7 @@ RULES: dict[str, Rule] = {
     **family("model.", "use_remove_padding use_shm external_lib strategy", needless(common.PACKED)),
     **family("model.", "use_liger use_fused_kernels", missing(common.KERNELS)),
     f"{MODEL}tokenizer_path": missing("the tokenizer is read from model.path"),
-    f"{MODEL}enable_activation_offload": common.host_inputs,
+    f"{MODEL}enable_activation_offload": learning.host_inputs,
     f"{MODEL}exclude_modules": missing("model.lora.targets names the layers that have an adapter"),
     f"{MODEL}lora_adapter_path": missing(
         "model.path reads a folder that PEFT has written, and model.lora trains on from there"

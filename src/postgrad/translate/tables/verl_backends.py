@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from postgrad.translate import common, images, places
+from postgrad.translate import common, images, learning, places
 from postgrad.translate.draft import Draft
 from postgrad.translate.rules import (
     OFF,
@@ -40,8 +40,8 @@ def router_replay(draft: Draft, name: str, value: Any, _: str) -> None:
 
 
 TORCH: dict[str, Rule] = {  # after fsdp_config., veomni., torchtitan. or engine.
-    **family("", "param_offload optimizer_offload", common.rests),
-    **family("", "offload_policy fsdp_offload enable_fsdp_offload", common.offload),
+    **family("", "param_offload optimizer_offload", learning.rests),
+    **family("", "offload_policy fsdp_offload enable_fsdp_offload", learning.offload),
     **family(
         "",
         "forward_prefetch use_orig_params wrap_policy wrap_policy.* full_determinism strategy "
@@ -79,11 +79,11 @@ TORCH: dict[str, Rule] = {  # after fsdp_config., veomni., torchtitan. or engine
     "router_replay.mode": router_replay,
     "vpp": missing_above_1(_PIPELINE),
     **family("", "qat qat.* override_config override_config.*", missing(_EIGHT)),
-    "grad_offload": common.rests,
+    "grad_offload": learning.rests,
 }  # fmt: skip
 
 MEGATRON: dict[str, Rule] = {  # after megatron., or engine.
-    **family("", "param_offload optimizer_offload grad_offload", common.rests),
+    **family("", "param_offload optimizer_offload grad_offload", learning.rests),
     "pipeline_model_parallel_size": missing_above_1(_PIPELINE),
     "expert_tensor_parallel_size": missing_above_1("an expert is on one rank as a whole"),
     "sequence_parallel": needless("learner.tensor_parallel divides norms and residuals as well"),
@@ -174,7 +174,7 @@ OPTIMIZER: dict[str, Rule] = {  # after optim.
         "override_optimizer_config.bf16_stochastic_round",
         missing("learner.optimizer_state has float32 and 8bit; master weights are float32"),
     ),
-    "override_optimizer_config.optimizer_cpu_offload": common.offload,
+    "override_optimizer_config.optimizer_cpu_offload": learning.offload,
     **family(
         "override_optimizer_config.",
         "optimizer_offload_fraction offload_fraction overlap_cpu_optimizer_d2h_h2d "
