@@ -96,6 +96,8 @@ def _placed(draft: Draft, options: Options, source: SourceCommand) -> None:
     if backend != "vllm":
         draft.miss("policy.generation.backend", backend, "engines are vLLM's here")
     places.engines(draft, options, _ENGINES, shared=shared, fill=True)
+    if shared and draft.get("learner.offload") is None:
+        draft.put("learner.offload", "sampling", "as there, where engines share the GPUs")
     if not shared:
         size = int(draft.get("rollout.vllm.tensor_parallel") or 1)
         draft.put("cluster.rollout.workers", max(1, infer // size),
