@@ -36,7 +36,11 @@ class FakePolicy:
 
     def __init__(self, weights: list[tuple[str, torch.Tensor]]) -> None:
         self.updates = 0
+        self.rests = 0  # how often it left its devices once more
         self.weights = weights
+
+    def rest(self) -> None:
+        self.rests += 1
 
     def hub_weights(self) -> RankedWeights:
         return RankedWeights(SendingRanks(self.weights), "policy")
@@ -524,6 +528,7 @@ def test_a_process_that_waits_for_a_publish_is_called_in_where_the_last_other_ha
     (left,), (joined,) = growing.logs.of("engine_left"), growing.logs.of("engine_joined")
     assert (left["engine"], left["returns"], joined["engine"]) == (0, False, 1)
     assert (joined["version"], joined["serving"]) == (3, 1)
+    assert growing.site.policy.rests == 1  # when the one that joined had its weights
     assert growing.engine.stats.by_engine()["engine/1/response_tokens"] > 0.0
 
 
