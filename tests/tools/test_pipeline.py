@@ -86,6 +86,7 @@ def test_the_questions_at_the_end_are_of_the_part_that_is_held_out(
     assert not trained & set(asked)
 
 
+@pytest.mark.slow
 def test_what_is_held_out_is_never_trained_on(ended: Ended) -> None:
     held_out = {one["question"].casefold() for one in ended.summary["answers"]}
     seen = [
@@ -96,11 +97,13 @@ def test_what_is_held_out_is_never_trained_on(ended: Ended) -> None:
     assert not held_out & set(seen)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_exported_without_the_run(ended: Ended, tmp_path: Path) -> None:
     to = export(ended.left / "rl", "latest", tmp_path / "model")
     assert directory_hash(to) == directory_hash(ended.left / "rl" / "model")
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_after_a_kill(ended: Ended) -> None:
     metrics = (ended.left / "rl" / "metrics.jsonl").read_bytes()
     again = quickstart(ended.run)
@@ -108,6 +111,7 @@ def test_the_same_command_goes_on_after_a_kill(ended: Ended) -> None:
     assert (ended.run / "rl" / "metrics.jsonl").read_bytes() == metrics
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_has_ended_does_nothing(ended: Ended) -> None:
     quickstart(ended.run)
     files = [path for path in ended.run.rglob("*") if path.is_file()]
