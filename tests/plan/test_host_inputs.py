@@ -65,6 +65,9 @@ def test_the_host_pins_pieces_of_powers_of_two() -> None:
     assert INPUT * TOKENS == 81_920_000
     assert pinned_bytes(plan.roles, plan.sizes) == LAYERS * 2**27
     assert pinned_bytes(planned(True).roles, plan.sizes) == 0
+    ranks = {"learner": {"ranks": 2, "tensor_parallel": 2}, "cluster": {"type": "ray"}}
+    halves = planned("offload", "2xH100", **ranks)  # each rank has half of the rows
+    assert pinned_bytes(halves.roles, halves.sizes) == LAYERS * 2**26
     notes = " ".join(Page(plan, ()).notes())
     assert "inputs of layers take 4.83 GB of the host's memory on each rank" in notes
 

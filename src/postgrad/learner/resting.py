@@ -46,10 +46,10 @@ class Resting:
         self.copies.leave((*self._optimizer.held(), *self._average.values()))
         if stays == "nothing":
             weights = list(self._lm.parameters())
-            self.copies.leave(w for w in weights if w.requires_grad)
-            self.copies.leave(self._lm.buffers())
+            trained = [weight for weight in weights if weight.requires_grad]
+            masters = self._optimizer.master.values()
+            self.copies.leave((*trained, *self._lm.buffers(), *masters))
             self.copies.leave((w for w in weights if not w.requires_grad), frozen=True)
-            self.copies.leave(self._optimizer.master.values())
         elif stays == "computing weights":
             self.copies.leave(self._optimizer.master.values(), beside=self._computing())
 

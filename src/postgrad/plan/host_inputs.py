@@ -13,14 +13,16 @@ from postgrad.plan.sizes import Sizes, width
 
 def pinned_bytes(roles: Sequence[PlannedRole], sizes: Sizes) -> int:
     """Bytes of the host's memory that a rank of GPUs pins. Roles compute one after the other, and
-    use pieces of one size again; torch takes each piece as large as the next power of two.
+    use pieces of one size again; torch takes each piece as large as the next power of two. Ranks of
+    a tensor group have a run each of the rows that a layer reads.
     """
     pieces: dict[int, int] = {}
     for role in roles:
         model = role.model
         if role.learner is None or not in_host_memory(model.gradient_checkpointing, cpu=False):
             continue
-        each = sizes.micro_tokens * role.shape.hidden_size * width(model.dtype, cpu=False)
+        rows = -(-sizes.micro_tokens // role.learner.tensor_parallel)
+        each = rows * role.shape.hidden_size * width(model.dtype, cpu=False)
         piece = 1 << max(0, each - 1).bit_length()
         pieces[piece] = max(pieces.get(piece, 0), role.shape.layers)
     return sum(piece * count for piece, count in pieces.items())
@@ -36,8 +38,7 @@ def waited_seconds(
     """
     if not in_host_memory(role.model.gradient_checkpointing, cpu=costs.device.is_cpu):
         return 0.0
-    of_rank = tokens / (costs.sharing.replicas * costs.sharing.context)
-    numbers = of_rank * role.shape.layers * role.shape.hidden_size
+    numbers = tokens / costs.sharing.ranks * role.shape.layers * role.shape.hidden_size
     copied = costs.copies(numbers * width(role.model.dtype, cpu=False))
     return max(0.0, copied - forward) + max(0.0, copied - backward * forward)
 
