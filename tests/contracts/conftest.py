@@ -67,6 +67,7 @@ def _local(slots: int, cache_tokens: int) -> Engine:
 
 # What only the built-in engine promises; the rest of vLLM's side is in tests/rollout/vllm.
 LOCAL_ALONE = {
+    "test_a_halted_engine_decodes_nothing": "its process decodes by itself",
     "test_the_past_of_an_engine_leaves_no_trace_in_its_bits": "its batches round differently",
     "test_a_request_that_can_never_fit_is_refused_at_once": "it counts tokens, not places",
     "test_weights_that_come_while_samples_are_decoded_are_named_span_by_span": "it does not wait",

@@ -352,13 +352,22 @@ def test_a_cut_stops_all_samples_and_returns_requests_that_continue_them(make_en
     assert engine.cut() == []
 
 
-def test_an_engine_that_is_halted_returns_and_goes_on_as_if_it_had_not(make_engine):
-    whole = tokens(generate(make_engine(5, 5 * 32), requests()))
+def test_an_engine_that_is_halted_returns_what_there_is_and_goes_on_as_if_it_had_not(make_engine):
+    whole = generate(make_engine(5, 5 * 32), requests())
     engine = make_engine(5, 5 * 32)
     for request in requests():
         engine.submit(request)
+    early = engine.completed(halt=lambda: True)  # [], except where samples end in a process
+    late = generate(engine, [])
+    assert len(early) + len(late) == len(whole)
+    assert tokens([*early, *late]) == tokens(whole)
+
+
+def test_a_halted_engine_decodes_nothing(make_engine):
+    engine = make_engine(5, 5 * 32)
+    engine.submit(requests(1)[0])
     assert engine.completed(halt=lambda: True) == []
-    assert tokens(generate(engine, [])) == whole
+    assert engine.stats.response_tokens == 0
 
 
 def test_a_sample_that_was_cut_goes_on_to_a_whole_completion(make_engine):
