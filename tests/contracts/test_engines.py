@@ -453,13 +453,16 @@ def all_of(engine, done=()):
 
 def test_a_cut_before_anything_was_waited_for_loses_no_sample(make_engine):
     engine = make_engine(8, 8 * 32)
-    for request in requests(20):
-        engine.submit(request)
-    done, left = cut_after(engine, [], 0)
+    for _ in range(20):  # vLLM is another process: its cut may find every sample ended
+        for request in requests(20):
+            engine.submit(request)
+        done, left = cut_after(engine, [], 0)
+        for request in left:
+            engine.submit(request)
+        all_of(engine, done)
+        if left:
+            break
     assert left
-    for request in left:
-        engine.submit(request)
-    all_of(engine, done)
 
 
 def test_tokens_are_scored_while_samples_are_in_flight_and_neither_disturbs_the_other(make_engine):
