@@ -482,16 +482,20 @@ def test_tokens_are_scored_while_samples_are_in_flight_and_neither_disturbs_the_
 
 
 def test_weights_that_come_while_samples_are_in_flight_name_their_spans(make_engine, other_weights):
-    engine = make_engine(8, 8 * 32)
     asked = requests(20)
-    for request in asked:
-        engine.submit(request)
-    done = engine.completed()
-    engine.load_weights(other_weights, 1)
-    ended = all_of(engine, done)
-    assert {tuple(v for v, _ in c.versions) for c in ended} <= {(0,), (0, 1), (1,)}
-    assert {v for c in ended for v, _ in c.versions} == {0, 1}
-    new = [c for c in ended if c.versions[0][0] == 1]
+    new = []
+    for _ in range(20):  # vLLM is another process: every sample may have ended before they come
+        engine = make_engine(8, 8 * 32)
+        for request in asked:
+            engine.submit(request)
+        done = engine.completed()
+        engine.load_weights(other_weights, 1)
+        ended = all_of(engine, done)
+        assert {tuple(v for v, _ in c.versions) for c in ended} <= {(0,), (0, 1), (1,)}
+        assert {c.versions for c in done} == {((0, len(c.token_ids)),) for c in done}
+        new = [c for c in ended if c.versions[0][0] == 1]
+        if new:
+            break
     assert new
     whole = [np.concatenate([asked[c.ticket].token_ids, c.token_ids]) for c in new]
     for c, scored in zip(new, engine.logprobs(whole, 1.0), strict=True):
