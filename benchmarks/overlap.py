@@ -53,8 +53,9 @@ from postgrad.recipe.load import parse_recipe
 from postgrad.rollout.engine import Completion, Request
 from postgrad.rollout.local.budget import MAX_SLOTS
 from postgrad.rollout.stats import SUMMED
-from postgrad.training import rl
 from postgrad.training.prepare import prepare
+from postgrad.training.rl import RLJob
+from postgrad.training.rl_parts import source_of
 from postgrad.training.run import Run
 
 RECIPE = """
@@ -139,7 +140,7 @@ class Drawn:
 class Side:
     """Steps of one kind, and what they took."""
 
-    def __init__(self, job: rl.RLJob, run: Run, state: RunState, engine: Drawn) -> None:
+    def __init__(self, job: RLJob, run: Run, state: RunState, engine: Drawn) -> None:
         self._job = job
         self.engine = engine
         self._run = run
@@ -252,12 +253,13 @@ def sides(
     for name, keys in KINDS[options.of].items():
         engine: Any = Drawn(parts.engine, lengths)
         rollout = recipe.rollout.model_copy(update=keys)
-        source = rl._source(
-            run, recipe.model_copy(update={"rollout": rollout}), live._prompts, engine,
-            parts.scorer, parts.tokenizer, thread if rollout.max_staleness else None, stack,
+        other = recipe.model_copy(update={"rollout": rollout})
+        source = source_of(
+            run, other, live._prompts, engine, parts.scorer, parts.tokenizer, None,
+            thread if rollout.max_staleness else None, stack,
         )  # fmt: skip
-        own = replace(parts, source=source, sampling=rollout)
-        made[name] = Side(rl.RLJob(run, own), run, state, engine)
+        own = replace(parts, source=source, recipe=other)
+        made[name] = Side(RLJob(run, own), run, state, engine)
     return made
 
 

@@ -43,12 +43,13 @@ from postgrad.recipe.recipe import (
     SFTRecipe,
 )
 from postgrad.recipe.teachers import OneTeacher
-from postgrad.training import foreseen, memory, pairs, rl, sft
+from postgrad.training import foreseen, memory, pairs, sft
 from postgrad.training.answer_ends import answer_ends
 from postgrad.training.channels import thoughts_read
 from postgrad.training.loop import Job
 from postgrad.training.peaks import Gauge, Peaks, gauges_for
 from postgrad.training.pinned import require_unchanged
+from postgrad.training.rl_parts import assemble_rl
 from postgrad.training.run import Clock, Run, StopSignals
 from postgrad.training.saving import store_of
 
@@ -80,7 +81,7 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
             case PreferenceRecipe():
                 job = pairs.preference(run, recipe, path, checkpoint)
             case RLRecipe():
-                job = rl.assemble(run, recipe, path, stack, checkpoint)
+                job = assemble_rl(run, recipe, path, stack, checkpoint)
         run.fleet.rest()  # holes that loading left would stay for the whole run
     return job, path
 

@@ -2,10 +2,8 @@
 
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -13,15 +11,12 @@ from torch import Tensor
 from postgrad.algorithms.base import RolloutAlgorithm, adapted
 from postgrad.algorithms.critic import Critic
 from postgrad.checkpoint.state import RunState
-from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.process import Handle
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Prompt, RolloutBatch
-from postgrad.data.draws import Draws
-from postgrad.evaluation.answers import Evaluator, check_answers
+from postgrad.evaluation.answers import Evaluator
 from postgrad.evaluation.results import Result
-from postgrad.fleet.learned import learned_reward, scorer_of
-from postgrad.fleet.teachers import Graded, Teachers, check_teachers, load_teachers
+from postgrad.fleet.teachers import Graded, Teachers
 from postgrad.learner.protocols import (
     Changes,
     Follows,
@@ -32,21 +27,14 @@ from postgrad.learner.protocols import (
 )
 from postgrad.learner.role import UpdateResult
 from postgrad.learner.update import Update, replayed, updates
-from postgrad.models.image_reader import ImageReader
-from postgrad.models.load import load_tokenizer, require_same_tokens
 from postgrad.observe.samples import step_samples
 from postgrad.recipe.recipe import RLRecipe
 from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rewards.scorer import Scorer
-from postgrad.rollout.ahead import OverlappedSource, Progress, sampling_thread
 from postgrad.rollout.engine import Engine
-from postgrad.rollout.environments.sets import check_rows
-from postgrad.rollout.free import FreeEngine, FreeSource, Recorded
-from postgrad.rollout.replay import ReplaySource
-from postgrad.rollout.source import LiveSource, Paused, Sampled, Source
+from postgrad.rollout.source import Paused, Sampled, Source
 from postgrad.rollout.stats import EngineStats, named
-from postgrad.training import memory, rows
-from postgrad.training.publish import PROBES, Publisher
+from postgrad.training.publish import Publisher
 from postgrad.training.rl_metrics import (
     compared_logprobs,
     idle_shares,
@@ -56,7 +44,6 @@ from postgrad.training.rl_metrics import (
     step_metrics,
 )
 from postgrad.training.run import Run
-from postgrad.training.saving import foresee_disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,10 +227,15 @@ class RLJob:
         size = algorithm.trained_samples(geometry.train_batch_size, each)
         cut = list(
             updates(
-                experience, size, per_pass, geometry.epochs_per_rollout, run.recipe.seed, step,
+                experience,
+                size,
+                per_pass,
+                geometry.epochs_per_rollout,
+                run.recipe.seed,
+                step,
                 whole_groups=algorithm.level in ("group", "pair"),
             )
-        )  # fmt: skip
+        )
         planned = algorithm.trained_samples(geometry.samples_per_step, each)
         n, sizes = len(experience), sizes_of(cut)
         if per_pass > 1 and n != planned:
@@ -278,122 +270,3 @@ class RLJob:
         every = (result.metrics for of_role in results.values() for result in of_role)
         run.tell_skipped(every, state.step + 1)
         return results
-
-
-def assemble(
-    run: Run, recipe: RLRecipe, path: str, stack: ExitStack, checkpoint: Checkpoint | None
-) -> RLJob:
-    """The job, from a checkpoint where there is one. See train.prepare.assemble."""
-    tokenizer = load_tokenizer(path)
-    _check_tokens(recipe, path, tokenizer)
-    learned = learned_reward(recipe, tokenizer)
-    scorer = stack.enter_context(scorer_of(recipe, tokenizer, learned))  # starts meanwhile
-    thread = sampling_thread(stack, scorer.halt) if recipe.samples_while_learning else None
-    reader = rows.image_reader(path, tokenizer)
-    prompts = rows.prompts(recipe, tokenizer, reader, scorer)
-    rows.show_training(run, recipe, prompts, reader)
-    check_rows(recipe.environment, prompts)
-    check_answers(scorer, prompts.all(), recipe.data.sources)
-    evaluator = rows.evaluator(run, recipe, tokenizer, scorer, reader) if recipe.eval.sets else None
-    run.count_rows(len(prompts))
-    first = [prompts.draw(ticket, recipe.seed) for ticket in range(PROBES)]
-    roles = _roles(run, recipe, path, checkpoint)
-    roles = replace(roles, teachers=load_teachers(run.fleet, run, recipe, tokenizer, first, stack))
-    if learned is not None:
-        learned.role = run.fleet.frozen_reward_model(learned.path)
-    run.give_back("nothing")  # what loading took, before an engine looks how much is free
-    engine = memory.engine(
-        run, path, stack,
-        sequences=max(run.geometry.samples_per_step, evaluator.sequences if evaluator else 0),
-        max_len=max(recipe.data.max_len, evaluator.max_len if evaluator else 0),
-    )  # fmt: skip
-    publish = Publisher(
-        roles.policy, engine, first, run.give_back, run.console.warn,
-        event=run.logs.event, adapter=recipe.rollout.sends_adapter)  # fmt: skip
-    engine.rest()  # as it does while the policy learns
-    graders = roles.teachers.roles if roles.teachers else ()
-    memory.try_tokens(run, roles.learners, [roles.reference, *graders, learned and learned.role])
-    run.sentinels.at_once(0, publish(checkpoint.step if checkpoint else 0))  # also after a resume
-    source = _source(run, recipe, prompts, engine, scorer, tokenizer, reader, thread, stack)
-    algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens, recipe.reward_weights)
-    parts = Parts(
-        roles=roles,
-        algorithm=algorithm,
-        engine=engine,
-        publish=publish,
-        source=source,
-        scorer=scorer,
-        evaluator=evaluator,
-        tokenizer=tokenizer,
-        recipe=recipe,
-    )
-    return RLJob(run, parts)
-
-
-def _check_tokens(recipe: RLRecipe, path: str, tokenizer: object) -> None:
-    """Whoever reads the policy's tokens has its tokenizer."""
-    for role in ("critic", "reference"):
-        model = recipe.loaded_models.get((role, "model"))
-        if model is not None and model.source not in (None, path):
-            require_same_tokens(model.source, f"{role}.model.path", tokenizer)
-    check_teachers(recipe, tokenizer)
-
-
-def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None) -> Roles:
-    """What learns and what is measured from, from a checkpoint where there is one."""
-    policy = run.fleet.policy(path, recipe.rollout.temperature)
-    needs, follows = recipe.algorithm.needs(), None
-    critic = run.fleet.critic(path) if needs.critic else None
-    if needs.reference and recipe.reference.moves:
-        reference = follows = run.fleet.moving_reference(path)
-    else:
-        reference = run.fleet.reference(path) if needs.reference else None
-    roles = Roles(policy, critic, reference, follows)
-    foresee_disk(run, sum(role.state_bytes() for role in roles.changing))
-    if checkpoint is not None:
-        for role in roles.changing:
-            role.load(checkpoint.tensors)
-    return roles
-
-
-def _source(
-    run: Run,
-    recipe: RLRecipe,
-    prompts: Draws[Prompt],
-    engine: Engine,
-    scorer: Scorer,
-    tokenizer: object,
-    reader: ImageReader | None,
-    thread: ThreadPoolExecutor | None,
-    stack: ExitStack,
-) -> Source:
-    """Where the groups of each step come from. thread: samples while the policy learns, where the
-    recipe overlaps the two. stack: ends the environment's processes.
-    """
-    if recipe.rollout.source == "replay":
-        assert recipe.rollout.replay_path is not None  # a recipe without it is refused
-        return ReplaySource(recipe.rollout.replay_path)
-    progress = None if thread is None else Progress(run.advance)
-    live = LiveSource(
-        engine,
-        prompts,
-        scorer,
-        seed=recipe.seed,
-        prompts_per_step=recipe.batch.rollout_batch_size,
-        samples_per_prompt=recipe.batch.n_samples_per_prompt,
-        sampling=recipe.rollout,
-        tokenizer=tokenizer,
-        environments=rows.environments(run, recipe, tokenizer, stack, reader),
-        max_len=recipe.data.max_len,
-        correctness=recipe.eval.component,
-        greedy=recipe.algorithm.needs().greedy,
-        scores_ahead=not recipe.asks_reward_model,  # they are asked of the learner's ranks
-        on_done=run.advance if progress is None else progress.count,
-    )
-    if thread is None or progress is None:
-        return live
-    if recipe.rollout.schedule == "fixed":
-        return OverlappedSource(live, thread, progress)
-    path = recipe.rollout.schedule_path
-    recorded = None if path is None else Recorded(path)
-    return FreeSource(live, thread, progress, cast(FreeEngine, engine), recorded)
