@@ -37,7 +37,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from postgrad.data.pairs import Pair, load_pairs, training_pairs
-from postgrad.fleet.local import base_model
+from postgrad.fleet.loading import base_model
 from postgrad.models.export import export_hf
 from postgrad.models.score import RewardScale, load_score_model
 from postgrad.observe.console import Console

@@ -17,7 +17,8 @@ from postgrad.core.errors import RunError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.fleet.fleet import Fleet
-from postgrad.fleet.local import LocalFleet, frozen_hash
+from postgrad.fleet.loading import frozen_hash
+from postgrad.fleet.local import LocalFleet
 from postgrad.fleet.ranked import RankedFleet, RankedRole, recipe_on
 from postgrad.learner import protocols
 from postgrad.learner.distilled import ReadingTeacher

@@ -16,7 +16,8 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.fleet.choices import choose
-from postgrad.fleet.local import LocalFleet, frozen_reward_model
+from postgrad.fleet.loading import frozen_reward_model
+from postgrad.fleet.local import LocalFleet
 from postgrad.learner.backbone import Backbone
 from postgrad.learner.role import Policy
 from postgrad.learner.score import ScoreRole

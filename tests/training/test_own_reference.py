@@ -14,7 +14,7 @@ from helpers.fake_ranks import FakeGroup, fake_ranks
 from helpers.runs import lines, tensors
 from helpers.tiny_runs import MakeRecipe
 from postgrad.checkpoint.state import RunState
-from postgrad.fleet import engines, local
+from postgrad.fleet import engines, loading
 from postgrad.fleet.local import LocalFleet
 from postgrad.learner.reference import ReferenceLogprobs
 from postgrad.learner.role import Policy
@@ -57,13 +57,13 @@ def test_on_ranks_the_controller_loads_no_model(
     fake_ranks: list[FakeGroup],
 ) -> None:
     loads: list[tuple[str, bool]] = []
-    load = local.load_model
+    load = loading.load_model
 
     def watched(path: str, **settings: Any) -> Any:
         loads.append((path, fake_ranks[0].working))
         return load(path, **settings)
 
-    monkeypatch.setattr(local, "load_model", watched)
+    monkeypatch.setattr(loading, "load_model", watched)
     monkeypatch.setattr(engines, "load_model", watched)
     train(make_preference("run", **RANKS), console)
     assert loads == [(models(1), True), (models(2), True)]
@@ -183,5 +183,5 @@ def test_the_cache_key_names_the_reference_and_not_the_policy(
     other = {"reference": {"model": {"path": models(3)}}}
     train(make_preference("two", steps=1, **other), console)
     one, two = cache_keys
-    assert one["model"] == local.frozen_hash(models(2))
-    assert two == {**one, "model": local.frozen_hash(models(3))}
+    assert one["model"] == loading.frozen_hash(models(2))
+    assert two == {**one, "model": loading.frozen_hash(models(3))}

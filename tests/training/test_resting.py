@@ -15,7 +15,7 @@ from helpers.runs import lines
 from helpers.tiny_runs import MakeRecipe
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.store import CheckpointStore
-from postgrad.fleet import local
+from postgrad.fleet import loading
 from postgrad.learner import resting
 from postgrad.learner.resting import Resting
 from postgrad.observe.console import Console
@@ -40,7 +40,7 @@ FOLLOWED = {
 def left(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Makes a CPU count as a device. (what stays, bytes that are away) of every leave."""
     found: list[tuple[str, int]] = []
-    leave, made = Resting.leave, local._backbone
+    leave, made = Resting.leave, loading._backbone
 
     def noted(self: Resting, stays: Any) -> None:
         leave(self, stays)
@@ -53,7 +53,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         return made(model, *rest)
 
     monkeypatch.setattr(Resting, "leave", noted)
-    monkeypatch.setattr(local, "_backbone", allocated)
+    monkeypatch.setattr(loading, "_backbone", allocated)
     monkeypatch.setattr(resting, "frees", lambda device: True)
     monkeypatch.setattr(Run, "give_back", lambda self, stays="all": self.fleet.rest(stays))
     return found

@@ -18,7 +18,7 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.fleet.choices import Choices
-from postgrad.fleet.local import frozen_hash, frozen_policy
+from postgrad.fleet.loading import frozen_hash, frozen_policy
 from postgrad.fleet.teachers import teacher_numbers
 from postgrad.learner.role import Policy
 from postgrad.models.fresh import make_fresh

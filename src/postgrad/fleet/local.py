@@ -3,36 +3,26 @@
 import gc
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from postgrad.core.errors import RunError
 from postgrad.core.seeds import integer
 from postgrad.core.settings import ShardingStage
-from postgrad.data.mixture import dataset_texts
-from postgrad.fleet.choices import Choices, runs_compiled
+from postgrad.fleet import loading
+from postgrad.fleet.choices import Choices
 from postgrad.fleet.engines import build_engine, require_trainable
 from postgrad.fleet.fleet import Site, teacher_name
-from postgrad.learner.backbone import Backbone, MicroBatch
+from postgrad.learner.backbone import Backbone
 from postgrad.learner.reference import MovingReference
 from postgrad.learner.resting import Stays, rest_on_host
 from postgrad.learner.role import Learner, Policy, PolicyLearner
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.learner.settings import LearnerSettings, horizon
-from postgrad.learner.tensor import require_divisible
 from postgrad.models.adapters import add_adapter
-from postgrad.models.fresh import make_fresh
 from postgrad.models.frozen_parts import freeze_parts
-from postgrad.models.image_reader import tower_of
-from postgrad.models.load import LoadedModel, load_model
-from postgrad.models.rope import require_length
 from postgrad.models.routers import routers_of
-from postgrad.models.save import model_hash
-from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelSettings
 from postgrad.parallel.device import compute_dtype, give_back
 from postgrad.parallel.ranks import ALONE, Ranks
@@ -45,21 +35,6 @@ if TYPE_CHECKING:
 
 Load = Callable[[Recipe, ModelSettings, str, Choices, Ranks], Backbone]
 Frozen = TypeVar("Frozen", Policy, ScoreRole)
-
-
-def base_model(recipe: Recipe, init: Path) -> str:
-    """Where the policy starts from: the recipe's path, or a fresh model, made once in `init`."""
-    if recipe.model.source is not None:
-        return recipe.model.source
-    assert recipe.model.init is not None  # a recipe without either is refused
-    if not init.exists():
-        make_fresh(
-            recipe.model.init,
-            chain.from_iterable(map(dataset_texts, recipe.data.sources)),
-            integer(recipe.seed, "init"),
-            init,
-        )
-    return str(init)
 
 
 class LocalFleet:
@@ -81,7 +56,7 @@ class LocalFleet:
         rollout = recipe.rollout_settings if isinstance(recipe, RLRecipe) else None
         replays = rollout is not None and rollout.router_replay != "off"
         backbone = self._trained(
-            "policy", recipe.model, recipe.learner, path, _causal, replays=replays
+            "policy", recipe.model, recipe.learner, path, loading.causal, replays=replays
         )
         updates = horizon(recipe.algorithm, self._site.geometry)
         assert updates is not None  # known once the data is read
@@ -94,7 +69,9 @@ class LocalFleet:
 
     def reward_model(self, path: str) -> ScoreLearner:
         recipe = self._site.recipe
-        backbone = self._trained("reward_model", recipe.model, recipe.learner, path, _scoring)
+        backbone = self._trained(
+            "reward_model", recipe.model, recipe.learner, path, loading.scoring
+        )
         model = ScoreLearner("reward_model", backbone, "at", recipe.learner, self._updates)
         self.roles["reward_model"] = model
         return model
@@ -102,7 +79,7 @@ class LocalFleet:
     def critic(self, path: str) -> ScoreLearner:
         settings = self._rl_recipe.critic
         start = settings.model.source or path
-        backbone = self._trained("critic", settings.model, settings.learner, start, _scoring)
+        backbone = self._trained("critic", settings.model, settings.learner, start, loading.scoring)
         critic = ScoreLearner("critic", backbone, "before", settings.learner, self._updates)
         self.roles["critic"] = critic
         return critic
@@ -111,7 +88,7 @@ class LocalFleet:
         recipe = self._rl_recipe
         policy: PolicyLearner | None = self.roles.get("policy")  # elsewhere, if the recipe says so
         start = recipe.reference.model.source or path
-        require_unchanged(self._site, "reference", start)
+        loading.require_unchanged(self._site, "reference", start)
         reference = policy.under_adapter() if policy is not None and start == path else None
         if reference is None:
             backbone = self._frozen_backbone("reference", start)
@@ -124,9 +101,9 @@ class LocalFleet:
         recipe, policy = self._site.recipe, self._policy
         assert isinstance(recipe, RLRecipe | PreferenceRecipe)
         start = recipe.reference.model.source or path
-        require_unchanged(self._site, "reference", start)
+        loading.require_unchanged(self._site, "reference", start)
         choices = self._site.choices
-        backbone = _causal(recipe, recipe.reference.model, start, choices, self._ranks)
+        backbone = loading.causal(recipe, recipe.reference.model, start, choices, self._ranks)
         backbone.lm.requires_grad_(False)
         self._divide(backbone, recipe.learner)  # as the policy's, row for row
         reference = MovingReference(
@@ -141,14 +118,16 @@ class LocalFleet:
 
     def frozen_reward_model(self, path: str) -> ScoreRole:
         recipe = self._rl_recipe
-        require_unchanged(self._site, "reward_model", path)
+        loading.require_unchanged(self._site, "reward_model", path)
         critic: ScoreLearner | None = self.roles.get("critic")
         frozen = self._site.choices.frozen  # has the critic's base where that is under an adapter
         if critic is not None and frozen.get("critic") == frozen["reward_model"]:
             model = critic.under_adapter()
         else:
             settings, choices = recipe.reward_model.model, self._site.choices
-            backbone = _scoring(recipe, settings, path, choices, self._ranks, fresh_head=False)
+            backbone = loading.scoring(
+                recipe, settings, path, choices, self._ranks, fresh_head=False
+            )
             self._freeze(backbone, "reward_model")
             model = self._rested(ScoreRole(backbone, "at"), "reward_model")
         self.roles["frozen_reward_model"] = model
@@ -248,7 +227,7 @@ class LocalFleet:
             key = "critic.model.freeze" if role == "critic" else "model.freeze"
             freeze_parts(backbone.lm, settings, key)
         if settings.freeze or settings.lora is not None:
-            require_unchanged(self._site, role, path)
+            loading.require_unchanged(self._site, role, path)
         if settings.lora is not None:
             seed = integer(recipe.seed, "adapter")
             backbone.adapter = add_adapter(backbone.lm, settings.lora, seed=seed, name=role)
@@ -276,9 +255,9 @@ class LocalFleet:
         name: in the run's choices, where it is not the role's.
         """
         recipe = self._site.recipe
-        require_unchanged(self._site, name or role, path)
+        loading.require_unchanged(self._site, name or role, path)
         settings = recipe.model_tables[table or (role, "model")]
-        backbone = _causal(recipe, settings, path, self._site.choices, self._ranks)
+        backbone = loading.causal(recipe, settings, path, self._site.choices, self._ranks)
         self._freeze(backbone, role)
         return backbone
 
@@ -306,94 +285,3 @@ class LocalFleet:
         self, backbone: Backbone, learner: LearnerSettings, stage: ShardingStage | None = None
     ) -> None:
         backbone.divide(self._ranks, stage or learner.sharding, offload=learner.offload is True)
-
-
-def frozen_policy(recipe: Recipe, settings: ModelSettings, path: str, choices: Choices) -> Policy:
-    """A policy that only scores, at a temperature of 1."""
-    backbone = _causal(recipe, settings, path, choices)
-    backbone.lm.requires_grad_(False)
-    return Policy(backbone)
-
-
-def frozen_reward_model(
-    recipe: Recipe, settings: ModelSettings, path: str, choices: Choices
-) -> ScoreRole:
-    """A reward model that only scores."""
-    backbone = _scoring(recipe, settings, path, choices, fresh_head=False)
-    backbone.lm.requires_grad_(False)
-    return ScoreRole(backbone, "at")
-
-
-def frozen_hash(path: str) -> str:
-    """What names a frozen base in a checkpoint: its hub id, or the hash of a directory (also of an
-    adapter's base).
-    """
-    return model_hash(Path(path)) if Path(path).is_dir() else path
-
-
-def require_unchanged(site: Site, role: str, path: str) -> None:
-    """Frozen weights are named in checkpoints, not copied: a run goes on from the same ones only.
-
-    Raises RunError where those of `role` are not what the run was started with.
-    """
-    digest = frozen_hash(path)
-    if site.choices.frozen.get(role, digest) != digest:
-        raise RunError(
-            f"the frozen model {path} ({role}) is not the one that this run was started with: its "
-            "files have changed; put them back, or start a new run"
-        )
-    site.choices = replace(site.choices, frozen={**site.choices.frozen, role: digest})
-
-
-def _causal(
-    recipe: Recipe, settings: ModelSettings, path: str, choices: Choices, ranks: Ranks = ALONE
-) -> Backbone:
-    model = load_model(path, **_how(recipe, settings, path, choices, ranks))
-    return _backbone(model, recipe, settings, choices)
-
-
-def _scoring(
-    recipe: Recipe,
-    settings: ModelSettings,
-    path: str,
-    choices: Choices,
-    ranks: Ranks = ALONE,
-    *,
-    fresh_head: bool = True,
-) -> Backbone:
-    how = _how(recipe, settings, path, choices, ranks)
-    model = load_score_model(path, **how, seed=recipe.seed, fresh_head=fresh_head)
-    return _backbone(model, recipe, settings, choices)
-
-
-def _how(
-    recipe: Recipe, settings: ModelSettings, path: str, choices: Choices, ranks: Ranks
-) -> dict[str, Any]:
-    """How a model is loaded: arguments of load_model and load_score_model."""
-    require_divisible(recipe.learner, path)
-    device = torch.device(choices.device)
-    return {
-        "dtype": compute_dtype(choices.dtype, device),
-        "device": device,
-        "gradient_checkpointing": settings.gradient_checkpointing,
-        "quantize": settings.quantize,
-        "together": choices.compiled and settings.lora is not None,  # Adapter.join_frozen
-        "ranks": ranks,
-        "images": True,
-    }
-
-
-def _backbone(
-    model: LoadedModel, recipe: Recipe, settings: ModelSettings, choices: Choices
-) -> Backbone:
-    require_length(model.config.get_text_config(), recipe.data.max_len, model.source)
-    compiler = "inductor" if runs_compiled(choices, settings, model.config) else None
-    device, micro = torch.device(choices.device), _micro(recipe, choices)
-    backbone = Backbone(model.lm, device, micro, settings.attention, compiler=compiler)
-    backbone.tower = tower_of(model)
-    return backbone
-
-
-def _micro(recipe: Recipe, choices: Choices) -> MicroBatch:
-    samples = recipe.batch.micro_train_batch_size
-    return MicroBatch(choices.micro_train_tokens, samples and samples * recipe.sequences_per_sample)

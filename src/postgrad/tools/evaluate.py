@@ -36,7 +36,7 @@ from postgrad.evaluation.votes import require_votes
 from postgrad.fleet.choices import Choices, choose
 from postgrad.fleet.engines import build_engine
 from postgrad.fleet.learned import learned_reward, scorer_of
-from postgrad.fleet.local import frozen_policy, frozen_reward_model
+from postgrad.fleet.loading import frozen_policy, frozen_reward_model
 from postgrad.learner.score import last_scores, step_scores
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console

@@ -29,7 +29,7 @@ from postgrad.evaluation.answers import (
 from postgrad.fleet.choices import Choices, choose
 from postgrad.fleet.engines import build_engine
 from postgrad.fleet.learned import learned_reward, scorer_of
-from postgrad.fleet.local import frozen_reward_model
+from postgrad.fleet.loading import frozen_reward_model
 from postgrad.models.load import load_tokenizer
 from postgrad.models.rendering import in_parts
 from postgrad.models.save import model_hash

@@ -26,7 +26,7 @@ from postgrad.evaluation.pairs import PairEvaluator, sequences_of
 from postgrad.evaluation.results import Result
 from postgrad.evaluation.steps import StepEvaluator
 from postgrad.evaluation.steps import sequences_of as steps_as_sequences
-from postgrad.fleet.local import require_unchanged
+from postgrad.fleet.loading import require_unchanged
 from postgrad.learner.protocols import Follows, PolicyRole, ScoringRole
 from postgrad.learner.reference import ReferenceLogprobs
 from postgrad.learner.role import UpdateResult

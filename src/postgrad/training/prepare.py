@@ -20,7 +20,8 @@ from postgrad.core.progress import reported_to
 from postgrad.fleet.choices import Choices, choose
 from postgrad.fleet.engines import require_images_sampled, require_startable
 from postgrad.fleet.fleet import Fleet
-from postgrad.fleet.local import LocalFleet, base_model
+from postgrad.fleet.loading import base_model
+from postgrad.fleet.local import LocalFleet
 from postgrad.fleet.ranked import ClusterSession, RankedFleet, device_of
 from postgrad.learner.experts import require_mixture
 from postgrad.learner.settings import horizon, shortened_warmup

@@ -14,7 +14,7 @@ import pytest
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.fleet.choices import Choices
-from postgrad.fleet.local import frozen_policy
+from postgrad.fleet.loading import frozen_policy
 from postgrad.fleet.teachers import spread_tokens
 from postgrad.models.fresh import make_fresh
 from postgrad.models.load import load_tokenizer

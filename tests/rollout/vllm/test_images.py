@@ -228,7 +228,7 @@ def test_an_environment_without_torchvision_is_refused_before_weights_are_read(
     tmp_path: Path, models: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = list[str]()
-    monkeypatch.setattr("postgrad.fleet.local.load_model", lambda *_, **__: read.append("model"))
+    monkeypatch.setattr("postgrad.fleet.loading.load_model", lambda *_, **__: read.append("model"))
     python = Path(fake_vllm(tmp_path))
     python.write_text(python.read_text().replace('behaviour == "without_vllm"', "2"))
     vllm = {"python": str(python)}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from postgrad.fleet.local import base_model
+from postgrad.fleet.loading import base_model
 from postgrad.learner.tensor import require_divisible
 from postgrad.models.attention import no_embedding
 from postgrad.models.files import adapter_base, is_adapter
