@@ -13,10 +13,10 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from torch import nn
+from transformers import PretrainedConfig
 
 from postgrad.models.head import target_logprobs
 
@@ -29,7 +29,7 @@ class Head(nn.Module):
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
-        self.config = SimpleNamespace(vocab_size=vocabulary)
+        self.config = PretrainedConfig(vocab_size=vocabulary)
         self.head = nn.Linear(HIDDEN, vocabulary, bias=False)
 
     def get_output_embeddings(self) -> nn.Linear:

@@ -24,6 +24,7 @@ import torch
 
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.store import CheckpointStore
+from postgrad.models.stored import real
 from postgrad.observe.console import Console
 from postgrad.recipe.load import load_recipe
 from postgrad.training.start import train
@@ -100,7 +101,10 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     store = CheckpointStore(folder / "run" / "checkpoints", CheckpointSettings())
     newest = store.load()
     stems = ("policy.weights", "policy.optimizer")
-    tensors: dict[str, Any] = {stem: newest.tensors(stem) for stem in stems}
+    tensors: dict[str, dict[str, torch.Tensor]] = {
+        stem: {name: real(tensor) for name, tensor in newest.tensors(stem).items()}
+        for stem in stems
+    }
     copy = timed(lambda: [t.clone() for named in tensors.values() for t in named.values()], 5)
     pause = statistics.median(one["pause_seconds"] for one in behind)
     step = statistics.median(steps[0::2])  # the steps behind which no save is written
