@@ -117,9 +117,9 @@ def watch_calls() -> Spent:
         (Loggers, "log"),
         (Console, "step"),
         (LiveBlock, "draw"),
-        (rl, "of_samples"),
-        (rl, "ratio_distance"),
-        (rl, "differences"),
+        (rl, "step_samples"),
+        (rl, "learner_logprobs"),
+        (rl, "compared_logprobs"),
     ):
         spent.count(owner, name)
     return spent
