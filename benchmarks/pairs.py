@@ -194,7 +194,7 @@ def lora(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, more in {"full": {}, "lora": LORA}.items():
         recipe: Any = parse_recipe({**PREFERENCE, "model": {"path": str(folder), **more}})
-        geometry = SimpleNamespace(total_updates=1)
+        geometry = SimpleNamespace(total_updates=1, updates_per_step=1)
         run: Any = SimpleNamespace(
             recipe=recipe, choices=choose(recipe, {}), geometry=geometry, clock=Clock()
         )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+ANSWERS = {"chosen": "some miles", "rejected": "I do not know"}
 SCRIPTS = sorted(
     path.stem
     for path in (ROOT / "benchmarks").glob("*.py")
@@ -80,6 +81,17 @@ def test_programs_and_verifiers_are_scored_inside_the_sandbox_and_outside(tmp_pa
 def test_observing_is_timed_in_pairs_of_runs(tmp_path: Path) -> None:
     small = ["--pairs", "1", "--steps", "5", "--hidden", "32", "--prompts", "4"]
     assert result("observing", tmp_path, *small)
+
+
+@pytest.mark.slow
+def test_pairs_share_their_opening_and_an_adapter_its_base(tmp_path: Path) -> None:
+    said = "\n\nHuman: how far is place {0}?\n\nAssistant: "
+    rows = [{side: said.format(n) + answer for side, answer in ANSWERS.items()} for n in range(40)]
+    data = tmp_path / "pairs.jsonl"
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+    found = result("pairs", tmp_path, str(data))
+    assert found["sharing"]["tokens"]["shared"] < found["sharing"]["tokens"]["whole"]
+    assert found["lora"]["lora"]["trained_bytes"] < found["lora"]["full"]["trained_bytes"] / 10
 
 
 @pytest.mark.ranks
