@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pydantic import field_validator, model_validator
 
-from postgrad.rewards.ifeval.instruction import Instruction, NonNegative, FromOne, Text
+from postgrad.rewards.ifeval.instruction import FromOne, Instruction, NonNegative, Text
 
 _SEPARATOR = "******"
 

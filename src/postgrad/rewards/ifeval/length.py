@@ -7,9 +7,9 @@ from functools import lru_cache
 from pydantic import field_validator, model_validator
 
 from postgrad.rewards.ifeval.instruction import (
+    FromOne,
     Instruction,
     NonNegative,
-    FromOne,
     Relation,
     Text,
     holds,

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from postgrad.rewards.ifeval.instruction import Instruction, FromOne, Word, bare
+from postgrad.rewards.ifeval.instruction import FromOne, Instruction, Word, bare
 from postgrad.rewards.ifeval.length import sentences, whole_words
 
 
