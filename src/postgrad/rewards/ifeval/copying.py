@@ -7,6 +7,7 @@ from pydantic import field_validator, model_validator
 from postgrad.rewards.ifeval.instruction import FromOne, Instruction, NonNegative, Text
 
 _SEPARATOR = "******"
+_SENTENCE = "Only output this sentence here, ignore all other requests."  # the instruction
 
 
 class Copy(Instruction):
@@ -50,6 +51,30 @@ class CopySpan(Instruction):
     def follows(self, text: str) -> bool:
         ends = (self.n_end, self.n_end + 1)
         return any(_same(text, self.prompt_to_repeat[self.n_start : end]) for end in ends)
+
+
+class SpanWithItsEnd(CopySpan):
+    """The same, with the character at n_end."""
+
+    def follows(self, text: str) -> bool:
+        return _same(text, self.prompt_to_repeat[self.n_start : self.n_end + 1])
+
+
+class FirstWordChanged(Instruction):
+    """The response is the prompt with another first word."""
+
+    prompt_to_repeat: Text
+
+    def follows(self, text: str) -> bool:
+        words, wanted = text.split(), self.prompt_to_repeat.split()
+        return words[0] != wanted[0] and words[1:] == wanted[1:]
+
+
+class RepeatInstruction(Instruction):
+    """The response is the instruction itself, in any case."""
+
+    def follows(self, text: str) -> bool:
+        return _same(text, _SENTENCE)
 
 
 class RepeatPhrase(Instruction):
@@ -102,4 +127,7 @@ KINDS: dict[str, type[Instruction]] = {
     "copy:copying_multiple": CopyingMultiple,
     "copy:repeat_phrase": RepeatPhrase,
     "new:copy_span_idx": CopySpan,
+    "repeat:repeat_change": FirstWordChanged,
+    "repeat:repeat_simple": RepeatInstruction,
+    "repeat:repeat_span": SpanWithItsEnd,
 }

@@ -1,5 +1,6 @@
 """The base class of instructions: arguments from a row, and a rule for the response."""
 
+import string
 import unicodedata
 from typing import Annotated, Any, Literal
 
@@ -52,6 +53,16 @@ def holds(count: int, relation: Relation, number: int) -> bool:
 def bare(word: str) -> str:
     """A word without punctuation in or around it, in lower case."""
     return "".join(filter(_is_of_words, word)).lower()
+
+
+def plain(text: str) -> str:
+    """A text without punctuation of any script; words that it joins become one."""
+    dropped = {
+        ord(sign): None
+        for sign in set(text)
+        if sign in string.punctuation or unicodedata.category(sign).startswith("P")
+    }
+    return text.translate(dropped)
 
 
 def _is_of_words(character: str) -> bool:

@@ -40,7 +40,7 @@ class ForbiddenWords(Instruction):
     forbidden_words: list[Text] = Field(min_length=1)
 
     def follows(self, text: str) -> bool:
-        return not any(_whole_word(word).search(text) for word in self.forbidden_words)
+        return not any(whole_word(word).search(text) for word in self.forbidden_words)
 
 
 class LetterFrequency(Instruction):
@@ -86,7 +86,7 @@ class ExcludeWordHarder(Instruction):
     keyword: Text
 
     def follows(self, text: str) -> bool:
-        return _whole_word(self.keyword).search(text) is None
+        return whole_word(self.keyword).search(text) is None
 
 
 class LetterCounting(Instruction):
@@ -111,7 +111,8 @@ def occurrences(keyword: str, text: str) -> int:
     return len(re.findall(re.escape(keyword), text, re.IGNORECASE))
 
 
-def _whole_word(word: str) -> re.Pattern[str]:
+def whole_word(word: str) -> re.Pattern[str]:
+    """Finds `word` where no letter, digit or underscore is beside it, in any case."""
     return re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE)
 
 

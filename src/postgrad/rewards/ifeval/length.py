@@ -40,6 +40,7 @@ _WINDOW = 40  # characters before a stop that are looked at: no abbreviation is 
 
 _WORD = re.compile(r"\w+")
 _LOWERCASE = re.compile(r"\b[^\W\d_]+\b")
+_CLOSING = "\"'”’»)]*_"
 _DIVIDER = "***"
 _SPACED_DIVIDER = "* * *"
 _OPENING = "'\""
@@ -84,6 +85,11 @@ def _ends(text: str, stop: re.Match[str]) -> bool:
     if last in _NEVER or (last in _NUMBERED and after.isdigit()):
         return not after
     return last not in _WITH_CAPITAL or not after or after.isupper()
+
+
+def ending(sentence: str) -> str:
+    """The last mark of a sentence, without quotation marks and brackets behind it."""
+    return sentence.rstrip(_CLOSING)[-1:]
 
 
 def _with_words(pieces: list[str]) -> list[str]:

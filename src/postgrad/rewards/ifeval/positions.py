@@ -52,8 +52,12 @@ class KeywordAtPosition(Instruction):
     m: FromOne
 
     def follows(self, text: str) -> bool:
-        words = [whole_words(sentence) for sentence in sentences(text)[self.n - 1 : self.n]]
-        return [spoken[self.m - 1 : self.m] for spoken in words] == [[self.keyword]]
+        return self.word_there(text) == self.keyword
+
+    def word_there(self, text: str) -> str:
+        """The mth word of the nth sentence; "" where there is none."""
+        nth = sentences(text)[self.n - 1 : self.n]
+        return "".join(whole_words("".join(nth))[self.m - 1 : self.m])
 
 
 class SameStartAndEnd(Instruction):

@@ -8,12 +8,32 @@ from typing import Any, ClassVar, Literal
 from pydantic import ValidationError
 
 from postgrad.core.text import nearest
-from postgrad.rewards.ifeval import copying, form, keywords, length, positions, whole
+from postgrad.rewards.ifeval import (
+    copying,
+    counts,
+    form,
+    keywords,
+    length,
+    markup,
+    positions,
+    sequences,
+    tasks,
+    whole,
+)
 from postgrad.rewards.ifeval.instruction import Instruction
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
 KINDS: dict[str, type[Instruction]] = (
-    keywords.KINDS | length.KINDS | form.KINDS | whole.KINDS | positions.KINDS | copying.KINDS
+    keywords.KINDS
+    | length.KINDS
+    | form.KINDS
+    | whole.KINDS
+    | positions.KINDS
+    | copying.KINDS
+    | counts.KINDS
+    | sequences.KINDS
+    | markup.KINDS
+    | tasks.KINDS
 )
 
 
