@@ -127,7 +127,6 @@ def test_rows_of_open_instruct_have_both_in_their_reference_answer(text):
         (repr({"kwargs": []}), "there is no 'instruction_id' in"),
         (repr(ASKED | {"kwargs": [None]}), "2 instructions in 'answer', 1 sets of values in 'answ"),
         (repr(ASKED | {"instruction_id": NO_COMMA}), "a list is expected, not 'punctuation:no_com"),
-        ('{"func_name": "validate_title", "N": null}', "older verifier, 'validate_title'; rows wi"),
         (None, "the reference answer: a list is expected, not None"),
         ("12", "the reference answer: a list is expected, not 12"),
     ],

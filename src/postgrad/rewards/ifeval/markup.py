@@ -80,12 +80,12 @@ class OneOfOptions(Instruction):
     @field_validator("options")
     @classmethod
     def _are_several(cls, options: str) -> str:
-        if len(_divided(options)) < 2:
+        if len(divided(options)) < 2:
             raise ValueError("two options or more are expected, divided by `/`, `or` or commas")
         return options
 
     def follows(self, text: str) -> bool:
-        options = _divided(self.options)
+        options = divided(self.options)
         if all(len(bare(option)) == 1 for option in options):
             return text.strip() in options
         return _edged(text) in map(_edged, options)
@@ -198,7 +198,8 @@ class NoWhitespace(Instruction):
         return not any(map(str.isspace, text))
 
 
-def _divided(options: str) -> list[str]:
+def divided(options: str) -> list[str]:
+    """Options that `/`, else the word `or`, else commas divide."""
     if "/" in options:
         parts = options.split("/")
     else:

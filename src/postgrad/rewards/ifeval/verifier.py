@@ -12,6 +12,7 @@ from postgrad.rewards.ifeval import (
     copying,
     counts,
     form,
+    functions,
     keywords,
     length,
     markup,
@@ -34,6 +35,7 @@ KINDS: dict[str, type[Instruction]] = (
     | sequences.KINDS
     | markup.KINDS
     | tasks.KINDS
+    | functions.KINDS
 )
 
 
@@ -46,8 +48,8 @@ class IFEval(Verifier):
 
     highest: ClassVar[float | None] = 1.0
 
-    # Column with a list of ids, or with both as Open-Instruct writes them: a mapping of
-    # `instruction_id` and `kwargs`. May be the text of it. "answer": the reference answer.
+    # Column with a list of ids, or with both as Open-Instruct writes them: a mapping with
+    # `instruction_id` and `kwargs`, or `func_name`. May be text. "answer": the reference answer.
     instructions: str = "instruction_id_list"
     kwargs: str = "kwargs"  # column with a mapping of arguments for each id; null means absent
     credit: Literal["all", "fraction"] = "all"  # "fraction": the share of instructions followed
@@ -107,7 +109,10 @@ def instruction(name: Any, values: Any) -> Instruction:
         raise ValueError(f"no instruction is called {name!r}; {hint}")
     if not isinstance(values, Mapping | None):
         raise ValueError(f"values of {name}: a mapping is expected, not {values!r:.80}")
-    arguments = {key: value for key, value in (values or {}).items() if value is not None}
+    renamed = functions.RENAMED.get(name, {})
+    arguments = {
+        renamed.get(key, key): value for key, value in (values or {}).items() if value is not None
+    }
     try:
         return KINDS[name].model_validate(arguments)
     except ValidationError as error:
@@ -163,11 +168,9 @@ def _holds_more(value: Any) -> bool:
 
 def _both(mapping: Mapping[str, Any], column: str) -> tuple[Any, Any]:
     """Ids and values of one mapping."""
-    if "func_name" in mapping:
-        raise ValueError(
-            f"{_place(column)} names a function of Open-Instruct's older verifier, "
-            f"{mapping['func_name']!r}; rows with `instruction_id` are read"
-        )
+    if "func_name" in mapping:  # a row of the older verifier: one function, its values beside it
+        values = {key: value for key, value in mapping.items() if key != "func_name"}
+        return [mapping["func_name"]], [values]
     if missing := [key for key in ("instruction_id", "kwargs") if key not in mapping]:
         raise ValueError(f"{_place(column)}: there is no {missing[0]!r} in {dict(mapping)!r:.80}")
     return mapping["instruction_id"], mapping["kwargs"]
