@@ -8,7 +8,7 @@ not compared.
 import ast
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -247,10 +247,14 @@ def instruction_cases(checkout: Path) -> Iterator[Scored]:
         ):
             continue
         row = repr([{"instruction_id": [kind], "kwargs": [values or None]}])
-        named = ANY | {text.replace("\n", " / "): text for text in texts}
-        answers = [Answer(name, text, row) for name, text in named.items()]
+        answers = [Answer(name, text, row) for name, text in named(texts).items()]
         differing = because(DIFFERING.get(kind, {}))
         yield Scored(f"IFEvalVerifier, {kind}", words, peer, answers, differing, "rewards.md")
+
+
+def named(texts: Sequence[str]) -> dict[str, str]:
+    """Responses by their names."""
+    return ANY | {text.replace("\n", " / "): text for text in texts}
 
 
 def _score(verifier: Any, answer: Answer) -> float:

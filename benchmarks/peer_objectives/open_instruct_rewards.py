@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.peer_objectives.answers import FORMULAS, NUMBERS, Answer, Scored, because
 from benchmarks.peer_objectives.loading import statements
 from benchmarks.peer_objectives.open_instruct import OpenInstruct, words_of
+from benchmarks.peer_objectives.open_instruct_functions import function_cases
 from benchmarks.peer_objectives.open_instruct_instructions import instruction_cases
 
 OF_NUMBERS = because({
@@ -35,6 +36,7 @@ def cases(checkout: Path) -> Iterator[Scored]:
     """Those that a data set's name chooses."""
     yield from _ground_truths(checkout)
     yield from instruction_cases(checkout)
+    yield from function_cases(checkout)
 
 
 def _ground_truths(checkout: Path) -> Iterator[Scored]:

@@ -1,4 +1,7 @@
-"""IFEval (Zhou et al., 2023, arXiv:2311.07911): are the instructions of a row followed?"""
+"""IFEval (Zhou et al., 2023, arXiv:2311.07911): are the instructions of a row followed?
+
+With the kinds of IF-RLVR and IFBench (Pyatkin et al., 2025, arXiv:2507.02833).
+"""
 
 import ast
 import json
