@@ -18,8 +18,9 @@ the share of answers whose score is another:
 - lost: no recipe has the objective, and `translate` refuses it or names the option as lost;
 - differs: none of these. The exit code is 1.
 
-TRL's trainers need the package `accelerate`, and Open-Instruct's verifier of formulas
-antlr4-python3-runtime 4.11; nothing of the other systems has to be installed.
+TRL's trainers need the package `accelerate`, and Open-Instruct's verifiers
+antlr4-python3-runtime 4.11 for formulas and langdetect for instructions about languages, which are
+left out without it; nothing of the other systems has to be installed.
 """
 
 import argparse

@@ -71,6 +71,12 @@ class OpenInstruct:
         return outcome_of(loss, {"logprobs": leaf, "entropy": zeros, "values": zeros}, samples)
 
 
+def words_of(data: str) -> list[str]:
+    """A command with a data set."""
+    stated = BASE | {"dataset_mixer_list": [data, "1.0"]}
+    return ["grpo", *(word for key, value in stated.items() for word in flag(key, value))]
+
+
 def cases(checkout: Path) -> Iterator[Case]:
     """All that is compared."""
     peer = OpenInstruct(checkout)

@@ -1,8 +1,5 @@
 """Open-Instruct's verifiers of ground truths."""
 
-import ast
-import json
-import logging
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -10,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peer_objectives.answers import FORMULAS, NUMBERS, Answer, Scored, because
-from benchmarks.peer_objectives.loading import Checkout, statements
-from benchmarks.peer_objectives.open_instruct import BASE, OpenInstruct, flag
+from benchmarks.peer_objectives.loading import statements
+from benchmarks.peer_objectives.open_instruct import OpenInstruct, words_of
+from benchmarks.peer_objectives.open_instruct_functions import function_cases
+from benchmarks.peer_objectives.open_instruct_instructions import instruction_cases
 
 OF_NUMBERS = because({
     "a number is compared as text there": "decimals; plus; last number, decimals",
@@ -33,60 +32,11 @@ VERIFIERS = {  # class -> a data set's name, answers, what differs, what is told
 }
 
 
-TASKS = {
-    "punctuation:no_comma": {}, "detectable_format:title": {},
-    "length_constraints:number_words": {"relation": "less than", "num_words": 8},
-    "keywords:existence": {"keywords": ["sun", "sea"]},
-    "detectable_format:number_bullet_lists": {"num_bullets": 2},
-    "startend:end_checker": {"end_phrase": "The end."},
-}  # fmt: skip
-COLUMNS = {"instruction_id_list": list(TASKS), "kwargs": list(TASKS.values())}
-TEXTS = {
-    "all but bullets": "<<A day>>\nThe sun and the sea. The end.",
-    "all": "<<Day>>\n* Sun\n* sea\nThe end.", "no title": "* Sun\n* sea\nThe end.",
-    "comma": "<<Day>>\n* Sun, \n* sea\nThe end.", "too long": "<<Day>>\n* Sun\n* sea\n" + "a " * 9,
-    "other end": "<<Day>>\n* Sun\n* sea\nThe end!", "other case": "<<DAY>>\n* SUN\n* SEA\nTHE END.",
-    "quoted end": '<<Day>>\n* Sun\n* sea\n"The end."', "dashes": "<<Day>>\n- Sun\n- sea\nThe end.",
-    "nothing": "", "spaces": "  ",
-    "thoughts": "<think>a, b, c</think><<Day>>\n* Sun\n* sea\nThe end.",
-    "answer tags": "<answer><<Day>>\n* Sun\n* sea\nThe end.</answer>",
-}  # fmt: skip
-OF_TAGS = because({"what is behind </think> and within <answer> is judged there":
-                   "thoughts; answer tags"})  # fmt: skip
-
-
 def cases(checkout: Path) -> Iterator[Scored]:
     """Those that a data set's name chooses."""
     yield from _ground_truths(checkout)
-    yield _instructions(checkout)
-
-
-def _instructions(checkout: Path) -> Scored:
-    """IFEvalVerifier."""
-    files = Checkout(checkout / "open_instruct", ["langdetect", "absl", "immutabledict"])
-    space: dict[str, Any] = {
-        "ast": ast, "json": json, "VerifierFunction": object, "VerifierConfig": Any,
-        "VerificationResult": lambda score: score, "logger": logging.getLogger("peer"),
-        "instructions_registry": files.module("open_instruct.IFEvalG.instructions_registry"),
-    }  # fmt: skip
-    path = checkout / "open_instruct" / "ground_truth_utils.py"
-    for name in ("def remove_thinking_section", "class IFEvalVerifier("):
-        statements(path, name)(space)
-    verifier = space["IFEvalVerifier"].__new__(space["IFEvalVerifier"])
-
-    def peer(answer: Answer) -> float:
-        asked = {"instruction_id": list(TASKS), "kwargs": list(TASKS.values())}
-        return 10.0 * verifier([], answer.text, repr([json.dumps(asked)]))
-
-    answers = [Answer(name, text, "", columns=COLUMNS) for name, text in TEXTS.items()]
-    return Scored("IFEvalVerifier", words_of("ai2-adapt-dev/rlvr_ifeval"), peer, answers, OF_TAGS,
-                  "behind </think>")  # fmt: skip
-
-
-def words_of(data: str) -> list[str]:
-    """A command with a data set."""
-    stated = BASE | {"dataset_mixer_list": [data, "1.0"]}
-    return ["grpo", *(word for key, value in stated.items() for word in flag(key, value))]
+    yield from instruction_cases(checkout)
+    yield from function_cases(checkout)
 
 
 def _ground_truths(checkout: Path) -> Iterator[Scored]:

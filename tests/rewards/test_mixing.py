@@ -152,6 +152,8 @@ def test_settings_that_would_mean_nothing_are_refused(settings, message):
         ({"when": {"kind": "sum", "level": 3}}, True),
         ({"when": {"kind": "sum", "level": 2}}, False),
         ({"when": {"missing": "sum"}}, False),
+        ({"when": {"list": (2, 1)}}, True),
+        ({"when": {"list": 2}}, False),
         ({"datasets": ("other",), "when": {"kind": "sum"}}, False),
     ],
 )

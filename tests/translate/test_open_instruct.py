@@ -233,9 +233,17 @@ def test_evaluations_are_sampled_as_training_where_nothing_else_is_said() -> Non
     assert [option.name for option in of("--eval_top_p", "0.9").draft.missing] == ["eval_top_p"]
 
 
-@pytest.mark.parametrize("name", ["ai2-adapt-dev/rlvr_ifeval", "allenai/RLVR-IF"])
+@pytest.mark.parametrize(
+    "name", ["ai2-adapt-dev/rlvr_ifeval", "allenai/IF_multi_constraints_upto5"]
+)
 def test_instructions_count_by_the_share_that_is_followed(name: str) -> None:
     flags = ["--model_name_or_path", "m", "--dataset_mixer_list", name, "1.0"]
     found = translate("open-instruct", ["grpo", *flags])
-    assert found.recipe["rewards"][0] == {"type": "ifeval", "weight": 10.0, "credit": "fraction"}
-    assert "instruction_id_list" in found.draft.comments["rewards", 0, "type"]
+    assert found.recipe["rewards"][0] == {
+        "type": "ifeval",
+        "weight": 10.0,
+        "credit": "fraction",
+        "instructions": "answer",
+    }
+    assert found.recipe["data"]["answer"] == "ground_truth"
+    assert "docs/rewards.md#instructions" in found.draft.comments["rewards", 0, "type"]

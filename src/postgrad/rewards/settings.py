@@ -1,6 +1,6 @@
 """The settings of rewards in a recipe: [[rewards]] and [scoring]."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -79,14 +79,21 @@ class RewardSettings(Settings):
         return rest if mark else ""
 
     def applies(self, dataset: str, metadata: Mapping[str, Any]) -> bool:
-        """Whether it scores samples of a row of `dataset` with the columns `metadata`."""
+        """Whether it scores samples of a row of `dataset` with the columns `metadata`.
+
+        A column with a list, as Open-Instruct writes, has each of its values.
+        """
         if self.datasets is not None and dataset not in self.datasets:
             return False
         return all(
             column in metadata
-            and metadata[column] in (wanted if isinstance(wanted, tuple) else (wanted,))
+            and any(value in _listed(wanted) for value in _listed(metadata[column]))
             for column, wanted in self.when.items()
         )
+
+
+def _listed(value: Any) -> Collection[Any]:
+    return value if isinstance(value, tuple | list) else (value,)
 
 
 class ScoringSettings(Settings):

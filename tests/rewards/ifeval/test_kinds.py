@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from postgrad.rewards.ifeval import copying, form, keywords, length, positions, whole
 from postgrad.rewards.ifeval.verifier import KINDS, instruction
 
 TEXTS = st.text(alphabet="abAB.,!?*#<>[]{}\"'-1 \n_é", max_size=60)
@@ -104,6 +105,96 @@ CASES = [
     ("change_case:english_lowercase", {}, "das ist nicht mein haus.", False),
     ("punctuation:no_comma", {}, "No; none.", True),
     ("punctuation:no_comma", {}, "Yes, one.", False),
+    ("punctuation:punctuation_dot", {}, "Yes! No…", True),
+    ("punctuation:punctuation_dot", {}, "3.5 of it", False),
+    ("punctuation:punctuation_exclamation", {}, "Yes.", True),
+    ("punctuation:punctuation_exclamation", {}, "Yes!", False),
+    ("keywords:word_once", {"keyword": "sun"}, "The SUN.", True),
+    ("keywords:word_once", {"keyword": "sun"}, "Sunny sun.", False),
+    ("keywords:word_once", {"keyword": "C++"}, "I like c++.", True),
+    ("keywords:word_count_different_numbers", ("war", 2, "at least"), "War and toward.", True),
+    ("keywords:word_count_different_numbers", ("war", 2, "less than"), "War and toward.", False),
+    ("keywords:exclude_word_harder", {"keyword": "to"}, "Tomorrow at noon", True),
+    ("keywords:exclude_word_harder", {"keyword": "to"}, "Whom? To whom", False),
+    ("keywords:exclude_word_harder", {"keyword": "world?"}, "Worlds. The end of the world?", False),
+    ("keywords:palindrome", {}, "It is at night: Ah!", False),
+    ("keywords:palindrome", {}, "A level floor", True),
+    ("keywords:palindrome", {}, "I ate a pie - 11", False),
+    ("keywords:palindrome", {}, "Hi \"Race-car\".", True),
+    ("keywords:keyword_specific_position", ("tea", 2, 3), "Hello. I like, tea too.", True),
+    ("keywords:keyword_specific_position", ("tea", 2, 3), "Hello. I like Tea too.", False),
+    ("keywords:keyword_specific_position", (["don't"], 1, 2), "I don't.", True),
+    ("keywords:keyword_specific_position", ("tea", 3, 1), "Tea. tea.", False),
+    ("keywords:start_end", {}, "Don't, I beg you, don't", True),
+    ("keywords:start_end", {}, "Tea, I like tea.", False),
+    ("keywords:start_end", {}, "**Tea** I like tea", False),
+    ("keywords:start_end", {}, "Tea", False),
+    ("keywords:no_adjacent_consecutive", {}, "apple cat Bear", True),
+    ("keywords:no_adjacent_consecutive", {}, "apple Bear", False),
+    ("keywords:no_adjacent_consecutive", {}, "İstanbul kalın", True),
+    ("keywords:no_adjacent_consecutive", {}, "habitat İstanbul", False),
+    ("letters:letter_counting", (4, "at least"), "né 12, ok", True),
+    ("letters:letter_counting", (4, "less than"), "né 12, ok", False),
+    ("letters:letter_counting2", ("t", 2, "at least"), "The cat", True),
+    ("letters:letter_counting2", ("t", 2, "less than"), "The cat", False),
+    ("count:count_increment_word", ("sun", "sea"), "Sea, Sun and sea.", True),
+    ("count:count_increment_word", ("sun", "sea"), "Sea and sun.", False),
+    ("count:count_increment_word", ("sun", "sea"), "Sea, sun, sun and sea.", False),
+    ("count:lowercase_counting", {"N": 2}, "THE cat IS 1st, é", True),
+    ("count:lowercase_counting", {"N": 2}, "I don't go", False),  # don, t, go
+    ("count:lowercase_counting", {"N": 0}, "ALL", True),
+    ("count:count_unique", {}, "No. Not now. Never, friend.", True),
+    ("count:count_unique", {}, "The sun and the sea", False),
+    ("count:count_unique", {}, "हि हा", True),
+    ("count:counting_composition", (2, 2), "Go on. Go!\n***\na b. c d.\n* * *\ne f. g h.", False),
+    ("count:counting_composition", (2, 2), "Go on. Do go!\n***\na b. c d.\n* * *\ne f. g h.", True),
+    ("count:counting_composition", (1, 2), "***\nDon't go.\n***\na b.\n***\nc d.\n***", True),
+    ("count:counting_composition", (1, 2), "a b.\n***\nc d.", False),
+    ("count:counting_composition", (1, 2), "a b.\n***\n***\nc d.", False),
+    ("paragraphs:paragraphs", {}, "***\na\n\nb\n***\nc", True),
+    ("paragraphs:paragraphs", {}, "a\n***\nb\n***\nc", False),
+    ("paragraphs:paragraphs2", {}, "a\nb\n\n\nc", True),
+    ("paragraphs:paragraphs2", {}, "a\n\nb\n\nc", False),
+    ("paragraphs:paragraphs2", {}, "a\n\n\n\nc", False),
+    ("first_word:first_word_sent", {"first_word": "well"}, "Well, yes. Well now.", True),
+    ("first_word:first_word_sent", {"first_word": "well"}, "Well, yes. No.", False),
+    ("first_word:first_word_sent", {"first_word": ["Well"]}, "well", True),
+    ("first_word:first_word_sent", {"first_word": "well"}, "...", False),
+    ("last_word:last_word_sent", {"last_word": "well"}, "...", False),
+    ("first_word:first_word_answer", {"first_word": "well"}, "**Well**. No.", True),
+    ("first_word:first_word_answer", {"first_word": "well"}, "Wells. Well.", False),
+    ("first_word:first_word_answer", {"first_word": "don't"}, "Don't.", True),
+    ("last_word:last_word_sent", {"last_word": "tea"}, "I like tea! More \"tea\".", True),
+    ("last_word:last_word_sent", {"last_word": "tea"}, "I like tea. More.", False),
+    ("last_word:last_word_answer", {"last_word": "tea"}, "More. I like TEA...", True),
+    ("last_word:last_word_answer", {"last_word": "tea"}, "I like tea. More.", False),
+    ("copy:copy", {"prompt_to_repeat": "Say it. "}, "\nSAY IT.", True),
+    ("copy:copy", {"prompt_to_repeat": "Say it."}, "Say it. It.", False),
+    ("copy:copying_simple", {"prompt_to_repeat": "Say it."}, "say it.", True),
+    ("copy:copying_simple", {"prompt_to_repeat": "Say it."}, "Say it", False),
+    ("copy:copying_multiple", ("Say it.", 2), "Say it.\n******\nsay it.", True),
+    ("copy:copying_multiple", ("Say it.", 2), "Say it.\n******\nsay it.\n******", False),
+    ("copy:copying_multiple", ("Say it.", 2), "Say it.\n******\nSaid it.", False),
+    ("copy:repeat_phrase", ("To be or not", 2), "To be and not. So: To see or not!", True),
+    ("copy:repeat_phrase", ("To be or not", 2), "To be and not. To be or not.", False),
+    ("copy:repeat_phrase", ("To be or not", 2), "To be and not.", False),
+    ("copy:repeat_phrase", ("To be or not", 1), "To see and not.", False),
+    ("copy:repeat_phrase", ("To be or not", 1), "To be and so not.", False),
+    ("copy:repeat_phrase", ("Is it (a) it?", 1), "Is it (the) it?", True),
+    ("new:copy_span_idx", ("Say it now.", 4, 6), " IT\n", True),
+    ("new:copy_span_idx", ("Say it now.", 0, 2), "Say", True),
+    ("new:copy_span_idx", ("Say it now.", 0, 2), "Sa", True),
+    ("new:copy_span_idx", ("Say it now.", 4, 6), "Say it", False),
+    ("detectable_format:sentence_hyphens", {}, "One here.-Two here.-Three", True),
+    ("detectable_format:sentence_hyphens", {}, "One here. Two here.", False),
+    ("detectable_format:sentence_hyphens", {}, "One here.- Two here.", False),
+    ("detectable_format:sentence_hyphens", {}, "A well-known one.-Two here.", False),
+    ("detectable_format:sentence_hyphens", {}, "\nOne here.-Two here.\n", True),
+    ("detectable_format:square_brackets", {}, "[All]\n[of,] [it.]", True),
+    ("detectable_format:square_brackets", {}, "[All of] [it]", False),
+    ("detectable_format:square_brackets", {}, "[All] [of it].", False),
+    ("detectable_format:bigram_wrapping", {}, "<<I am>> <<at home>> now", True),
+    ("detectable_format:bigram_wrapping", {}, "<<I am>> at home", False),
 ]  # fmt: skip
 
 
@@ -119,10 +210,12 @@ def test_a_response_follows_an_instruction_or_does_not(name, values, text, expec
     assert follows(name, values, text) is expected
 
 
-def test_every_kind_of_the_paper_is_there_and_has_a_case_of_both_sorts():
-    assert len(KINDS) == 25
+def test_every_kind_of_ifeval_and_of_open_instruct_is_there_and_has_a_case_of_both_sorts():
+    kinds = keywords.KINDS | length.KINDS | form.KINDS | whole.KINDS | positions.KINDS
+    kinds |= {name: kind for name, kind in copying.KINDS.items() if name[:7] != "repeat:"}
+    assert len(kinds) == 25 + 29
     assert {(name, expected) for name, _, _, expected in CASES} == {
-        (name, expected) for name in KINDS for expected in (True, False)
+        (name, expected) for name in kinds for expected in (True, False)
     }
 
 
@@ -175,10 +268,14 @@ def test_what_is_wrapped_or_ended_or_written_as_json_follows_whatever_it_is(text
     assert follows("punctuation:no_comma", {}, text.replace(",", ""))
 
 
-@pytest.mark.parametrize("one", ["[", "<<", "*", "** ", "\n", ".", ". ", "a", "A.", '"', "\n* "])
+ONES = ["[", "<<", "*", "** ", "\n", ".", ". ", "a", "A.", '"', "\n* ", "-", "a.-", "To ", "To x "]
+
+
+@pytest.mark.parametrize("one", ONES)
 def test_long_runs_of_one_thing_take_no_quadratic_time(one):
-    for name, values, _, _ in CASES[::2]:
-        assert follows(name, values, one * 50_000) in (True, False)
+    text = one * 50_000 + ("" if one.strip() else "a")
+    for name, values in {name: values for name, values, _, _ in CASES}.items():
+        assert follows(name, values, text) in (True, False)
 
 
 def test_json_that_is_nested_too_deep_is_not_json():

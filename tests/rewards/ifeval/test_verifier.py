@@ -87,8 +87,52 @@ def test_columns_may_hold_json_text_and_have_other_names():
     assert (
         IFEval(**settings)
         .check(prompt(ids="[", values="[]"))
-        .startswith("column 'ids' is text that is no JSON: ")
+        .startswith("column 'ids' is text that is neither JSON nor a Python literal: ")
     )
+
+
+ASKED = {
+    "instruction_id": [NO_COMMA, WORDS],
+    "kwargs": [None, {"num_words": 2, "relation": "at least"}],
+}
+WRITTEN = {
+    "Python in a list": repr([ASKED]), "JSON in a list": json.dumps([ASKED]),
+    "JSON in a Python list": repr([json.dumps(ASKED)]),
+    "Python in a JSON list": json.dumps([repr([ASKED])]),
+    "a mapping": repr(ASKED), "a mapping as JSON": json.dumps(ASKED),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", WRITTEN.values(), ids=WRITTEN)
+def test_rows_of_open_instruct_have_both_in_their_reference_answer(text):
+    verifier = IFEval(instructions="answer", credit="fraction")
+    row = PromptView("?", text, {})
+    assert verifier.check(row) is None
+    assert verifier.score(row, RolloutView("No, no")).value == 0.5
+    assert verifier.score(row, RolloutView("One")).value == 0.5
+    assert verifier.score(row, RolloutView("One two")).value == 1.0
+    in_a_column = PromptView("?", None, {"ground_truth": text})
+    verifier = IFEval(instructions="ground_truth")
+    assert verifier.score(in_a_column, RolloutView("One two")).value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("[{'instruction_id': ['a']", "the reference answer is text that is neither JSON nor"),
+        ("__import__('os')", "the reference answer is text that is neither JSON nor"),
+        ("(" * 100_000, "the reference answer is text that is neither JSON nor"),
+        (repr([ASKED, ASKED]), "the reference answer has 2 sets of instructions; one is expected"),
+        (repr([{"instruction_id": [NO_COMMA]}]), "there is no 'kwargs' in"),
+        (repr({"kwargs": []}), "there is no 'instruction_id' in"),
+        (repr(ASKED | {"kwargs": [None]}), "2 instructions in 'answer', 1 sets of values in 'answ"),
+        (repr(ASKED | {"instruction_id": NO_COMMA}), "a list is expected, not 'punctuation:no_com"),
+        (None, "the reference answer: a list is expected, not None"),
+        ("12", "the reference answer: a list is expected, not 12"),
+    ],
+)  # fmt: skip
+def test_check_says_what_is_wrong_with_a_row_of_open_instruct(value, message):
+    assert message in IFEval(instructions="answer").check(PromptView("?", value, {}))
 
 
 def test_check_names_the_column_that_is_missing_or_wrong():
@@ -137,6 +181,17 @@ def test_check_names_an_unknown_instruction_with_the_nearest_one():
             {"num_paragraphs": 2, "nth_paragraph": 3, "first_word": "elm"},
             "there is no paragraph 3 of 2",
         ),
+        ("copy:copying_multiple", {"prompt_to_repeat": "Say", "N": 0}, "N = 0: Input should be"),
+        ("copy:repeat_phrase", {"phrase": "Say it", "small_n": 2}, "phrase = 'Say it': three wor"),
+        (
+            "new:copy_span_idx",
+            {"prompt_to_repeat": "Say", "n_start": 2, "n_end": 2},
+            "a prompt of 3 characters has no span from 2 to 2",
+        ),
+        ("new:copy_span_idx", {"prompt_to_repeat": "Say", "n_start": 3, "n_end": 5}, "has no span"),
+        ("first_word:first_word_sent", {"first_word": ["a", "b"]}, "first_word = ['a', 'b']: Inp"),
+        ("first_word:first_word_answer", {"first_word": "a b"}, "first_word = 'a b': one word is"),
+        ("last_word:last_word_answer", {"last_word": "..."}, "last_word = '...': one word is expe"),
         (
             "length_constraints:nth_paragraph_first_word",
             {"num_paragraphs": 2, "nth_paragraph": 1, "first_word": "don't"},

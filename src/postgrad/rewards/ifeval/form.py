@@ -1,9 +1,11 @@
-"""Instructions about the form: placeholders, postscript, bullets, sections, JSON, title."""
+"""Instructions about the form: placeholders, bullets, sections, JSON, title, brackets, hyphens."""
 
 import json
 import re
+from operator import eq
 
 from postgrad.rewards.ifeval.instruction import Instruction, NonNegative, Text
+from postgrad.rewards.ifeval.length import sentences
 
 # Expressions that also match where nothing closes: each character is then looked at once, and a
 # response of a hundred thousand brackets takes no quadratic time.
@@ -94,6 +96,33 @@ class Title(Instruction):
         return any(map(_has_title, text.split("\n")))
 
 
+class SentenceHyphens(Instruction):
+    """Sentences with a hyphen and no space between them, and no other hyphen."""
+
+    def follows(self, text: str) -> bool:
+        expected = sentences(text.replace("-", " "))
+        parts = text.strip().split("-")
+        return all(map(eq, parts, expected))
+
+
+class SquareBrackets(Instruction):
+    """Every word, between white space, is in square brackets of its own."""
+
+    def follows(self, text: str) -> bool:
+        return all(word[0] == "[" and word[-1] == "]" for word in text.split())
+
+
+class BigramWrapping(Instruction):
+    """Every two words are wrapped, as in `<<two words>> <<and two>>`; a last one may be left."""
+
+    def follows(self, text: str) -> bool:
+        words = text.split()
+        return all(
+            first.startswith("<<") and second.endswith(">>")
+            for first, second in zip(words[::2], words[1::2], strict=False)
+        )
+
+
 def _is_bullet(line: str) -> bool:
     line = line.lstrip()
     return line.startswith("-") or (line[:1] == "*" and line[1:2] not in ("", "*"))
@@ -113,4 +142,7 @@ KINDS: dict[str, type[Instruction]] = {
     "detectable_format:multiple_sections": MultipleSections,
     "detectable_format:json_format": JsonFormat,
     "detectable_format:title": Title,
+    "detectable_format:sentence_hyphens": SentenceHyphens,
+    "detectable_format:square_brackets": SquareBrackets,
+    "detectable_format:bigram_wrapping": BigramWrapping,
 }

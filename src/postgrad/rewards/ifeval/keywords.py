@@ -4,7 +4,14 @@ import re
 
 from pydantic import Field, field_validator
 
-from postgrad.rewards.ifeval.instruction import Instruction, NonNegative, Relation, Text, holds
+from postgrad.rewards.ifeval.instruction import (
+    Instruction,
+    NonNegative,
+    Relation,
+    Text,
+    bare,
+    holds,
+)
 
 
 class Existence(Instruction):
@@ -33,7 +40,7 @@ class ForbiddenWords(Instruction):
     forbidden_words: list[Text] = Field(min_length=1)
 
     def follows(self, text: str) -> bool:
-        return not any(_whole_word(word).search(text) for word in self.forbidden_words)
+        return not any(whole_word(word).search(text) for word in self.forbidden_words)
 
 
 class LetterFrequency(Instruction):
@@ -54,12 +61,58 @@ class LetterFrequency(Instruction):
         return holds(text.lower().count(self.letter), self.let_relation, self.let_frequency)
 
 
+class WordOnce(Instruction):
+    """The keyword occurs exactly once, in any case, also inside a longer word."""
+
+    keyword: Text
+
+    def follows(self, text: str) -> bool:
+        return occurrences(self.keyword, text) == 1
+
+
+class CountIncrementWord(Instruction):
+    """The first keyword occurs once and the second twice, in any case, also in longer words."""
+
+    keyword1: Text
+    keyword2: Text
+
+    def follows(self, text: str) -> bool:
+        return occurrences(self.keyword1, text) == 1 and occurrences(self.keyword2, text) == 2
+
+
+class ExcludeWordHarder(Instruction):
+    """The keyword does not occur as a whole word, in any case."""
+
+    keyword: Text
+
+    def follows(self, text: str) -> bool:
+        return whole_word(self.keyword).search(text) is None
+
+
+class LetterCounting(Instruction):
+    """At least, or less than, so many letters of any script."""
+
+    N: NonNegative
+    relation: Relation
+
+    def follows(self, text: str) -> bool:
+        return holds(sum(map(str.isalpha, text)), self.relation, self.N)
+
+
+class Palindrome(Instruction):
+    """A word of three or more letters reads the same backwards, in any case."""
+
+    def follows(self, text: str) -> bool:
+        return any(len(word) > 2 and word == word[::-1] for word in map(bare, text.split()))
+
+
 def occurrences(keyword: str, text: str) -> int:
     """How often `keyword` stands in `text`, in any case, counted without overlaps."""
     return len(re.findall(re.escape(keyword), text, re.IGNORECASE))
 
 
-def _whole_word(word: str) -> re.Pattern[str]:
+def whole_word(word: str) -> re.Pattern[str]:
+    """Finds `word` where no letter, digit or underscore is beside it, in any case."""
     return re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE)
 
 
@@ -68,4 +121,11 @@ KINDS: dict[str, type[Instruction]] = {
     "keywords:frequency": Frequency,
     "keywords:forbidden_words": ForbiddenWords,
     "keywords:letter_frequency": LetterFrequency,
+    "keywords:word_once": WordOnce,
+    "keywords:word_count_different_numbers": Frequency,
+    "keywords:exclude_word_harder": ExcludeWordHarder,
+    "keywords:palindrome": Palindrome,
+    "letters:letter_counting": LetterCounting,
+    "letters:letter_counting2": LetterFrequency,
+    "count:count_increment_word": CountIncrementWord,
 }

@@ -2,10 +2,18 @@
 
 import re
 import unicodedata
+from functools import lru_cache
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
-from postgrad.rewards.ifeval.instruction import Instruction, NonNegative, Relation, Text, holds
+from postgrad.rewards.ifeval.instruction import (
+    FromOne,
+    Instruction,
+    NonNegative,
+    Relation,
+    Text,
+    holds,
+)
 
 # A stop is a run of marks with what closes after it, before white space or the end. The mark of a
 # script without spaces ends its sentence at once. No run is entered in its middle: a text of dots
@@ -31,7 +39,10 @@ _NEVER, _NUMBERED, _WITH_CAPITAL = (
 _WINDOW = 40  # characters before a stop that are looked at: no abbreviation is longer
 
 _WORD = re.compile(r"\w+")
+_LOWERCASE = re.compile(r"\b[^\W\d_]+\b")
+_CLOSING = "\"'”’»)]*_"
 _DIVIDER = "***"
+_SPACED_DIVIDER = "* * *"
 _OPENING = "'\""
 _WORD_END = re.compile(r"[.,?!'\"]")
 
@@ -76,6 +87,11 @@ def _ends(text: str, stop: re.Match[str]) -> bool:
     return last not in _WITH_CAPITAL or not after or after.isupper()
 
 
+def ending(sentence: str) -> str:
+    """The last mark of a sentence, without quotation marks and brackets behind it."""
+    return sentence.rstrip(_CLOSING)[-1:]
+
+
 def _with_words(pieces: list[str]) -> list[str]:
     """Pieces without a letter or digit joined to the one before, or to the one after the start."""
     joined: list[str] = []
@@ -101,6 +117,28 @@ def words(text: str) -> list[str]:
         if unicodedata.category(character).startswith("M")
     }
     return _WORD.findall(text.translate(marks))
+
+
+def whole_words(text: str) -> list[str]:
+    """Words with their hyphens, apostrophes and inner dots: state-of-the-art, don't, U.S."""
+    marks = {mark for mark in set(text) if unicodedata.category(mark).startswith("M")}
+    return _pattern_of_whole_words("".join(sorted(marks))).findall(text)
+
+
+@lru_cache(maxsize=64)
+def _pattern_of_whole_words(marks: str) -> re.Pattern[str]:
+    """With the combining marks that a text has: to Python's \\w they are no part of a word."""
+    run = rf"[\w{re.escape(marks)}]++"
+    return re.compile(rf"{run}(?:[-'’./&]{run})*+")
+
+
+def paragraphs(text: str, divider: str) -> list[str] | None:
+    """The parts between dividers, one of which may also begin or end the text. None where two
+    stand with nothing between them.
+    """
+    parts = text.split(divider)
+    filled = [part for part in parts if part.strip()]
+    return filled if all(part.strip() for part in parts[1:-1]) else None
 
 
 class NumberSentences(Instruction):
@@ -129,15 +167,14 @@ class NumberParagraphs(Instruction):
     num_paragraphs: NonNegative
 
     def follows(self, text: str) -> bool:
-        blank = [not part.strip() for part in text.split(_DIVIDER)]
-        return not any(blank[1:-1]) and blank.count(False) == self.num_paragraphs
+        return _are(paragraphs(text, _DIVIDER), self.num_paragraphs)
 
 
 class NthParagraphFirstWord(Instruction):
     """Exactly so many paragraphs with a blank line between them, the nth of which starts so."""
 
-    num_paragraphs: int = Field(ge=1)
-    nth_paragraph: int = Field(ge=1)
+    num_paragraphs: FromOne
+    nth_paragraph: FromOne
     first_word: Text
 
     @field_validator("first_word")
@@ -166,9 +203,66 @@ def _first_word(paragraph: str) -> str:
     return _WORD_END.split(word)[0].lower()
 
 
+class TwoParagraphs(Instruction):
+    """Two paragraphs with `***` between them; a divider may also begin or end it."""
+
+    def follows(self, text: str) -> bool:
+        return _are(paragraphs(text, _DIVIDER), 2)
+
+
+class TwoParagraphsByBlankLine(Instruction):
+    """Two paragraphs with one blank line between them; one may also begin or end it."""
+
+    def follows(self, text: str) -> bool:
+        return _are(paragraphs(text, "\n\n"), 2)
+
+
+class CountingComposition(Instruction):
+    """Three paragraphs with `***` or `* * *` between them, each of `n_sent` sentences of `n_words`
+    words.
+    """
+
+    n_sent: FromOne
+    n_words: FromOne
+
+    def follows(self, text: str) -> bool:
+        parts = paragraphs(text.replace(_SPACED_DIVIDER, _DIVIDER), _DIVIDER)
+        return parts is not None and len(parts) == 3 and all(map(self._is_composed, parts))
+
+    def _is_composed(self, paragraph: str) -> bool:
+        counts = [len(whole_words(sentence)) for sentence in sentences(paragraph)]
+        return counts == [self.n_words] * self.n_sent
+
+
+class LowercaseCounting(Instruction):
+    """At most N words in lower case: runs of letters."""
+
+    N: NonNegative
+
+    def follows(self, text: str) -> bool:
+        return sum(map(str.islower, _LOWERCASE.findall(text))) <= self.N
+
+
+class CountUnique(Instruction):
+    """No word occurs twice, in any case."""
+
+    def follows(self, text: str) -> bool:
+        words = [word.casefold() for word in whole_words(text)]
+        return len(words) == len(set(words))
+
+
+def _are(parts: list[str] | None, number: int) -> bool:
+    return parts is not None and len(parts) == number
+
+
 KINDS: dict[str, type[Instruction]] = {
     "length_constraints:number_sentences": NumberSentences,
     "length_constraints:number_paragraphs": NumberParagraphs,
     "length_constraints:number_words": NumberWords,
     "length_constraints:nth_paragraph_first_word": NthParagraphFirstWord,
+    "paragraphs:paragraphs": TwoParagraphs,
+    "paragraphs:paragraphs2": TwoParagraphsByBlankLine,
+    "count:counting_composition": CountingComposition,
+    "count:lowercase_counting": LowercaseCounting,
+    "count:count_unique": CountUnique,
 }

@@ -1,5 +1,9 @@
-"""IFEval (Zhou et al., 2023, arXiv:2311.07911): are the instructions of a row followed?"""
+"""IFEval (Zhou et al., 2023, arXiv:2311.07911): are the instructions of a row followed?
 
+With the kinds of IF-RLVR and IFBench (Pyatkin et al., 2025, arXiv:2507.02833).
+"""
+
+import ast
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
@@ -7,11 +11,35 @@ from typing import Any, ClassVar, Literal
 from pydantic import ValidationError
 
 from postgrad.core.text import nearest
-from postgrad.rewards.ifeval import form, keywords, length, whole
+from postgrad.rewards.ifeval import (
+    copying,
+    counts,
+    form,
+    functions,
+    keywords,
+    length,
+    markup,
+    positions,
+    sequences,
+    tasks,
+    whole,
+)
 from postgrad.rewards.ifeval.instruction import Instruction
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
-KINDS: dict[str, type[Instruction]] = keywords.KINDS | length.KINDS | form.KINDS | whole.KINDS
+KINDS: dict[str, type[Instruction]] = (
+    keywords.KINDS
+    | length.KINDS
+    | form.KINDS
+    | whole.KINDS
+    | positions.KINDS
+    | copying.KINDS
+    | counts.KINDS
+    | sequences.KINDS
+    | markup.KINDS
+    | tasks.KINDS
+    | functions.KINDS
+)
 
 
 class IFEval(Verifier):
@@ -23,7 +51,9 @@ class IFEval(Verifier):
 
     highest: ClassVar[float | None] = 1.0
 
-    instructions: str = "instruction_id_list"  # column with a list of ids, or JSON text of one
+    # Column with a list of ids, or with both as Open-Instruct writes them: a mapping with
+    # `instruction_id` and `kwargs`, or `func_name`. May be text. "answer": the reference answer.
+    instructions: str = "instruction_id_list"
     kwargs: str = "kwargs"  # column with a mapping of arguments for each id; null means absent
     credit: Literal["all", "fraction"] = "all"  # "fraction": the share of instructions followed
     loose: bool = False
@@ -49,14 +79,21 @@ class IFEval(Verifier):
 
     def _read(self, prompt: PromptView) -> list[tuple[str, Instruction]]:
         """The instructions of a row; ValueError where they cannot be read."""
-        names = _column(prompt.metadata, self.instructions, "instructions")
-        values = _column(prompt.metadata, self.kwargs, "kwargs")
+        place = self.instructions
+        names = _column(prompt, place, "instructions")
+        while isinstance(names, list) and len(names) == 1 and _holds_more(names[0]):
+            names = _decoded(names[0], place)
+        if isinstance(names, Mapping):
+            names, values = (_listed(value, place) for value in _both(names, place))
+        else:
+            names, place = _listed(names, place), self.kwargs
+            values = _listed(_column(prompt, place, "kwargs"), place)
         if not names:
-            raise ValueError(f"column {self.instructions!r} names no instruction")
+            raise ValueError(f"{_place(self.instructions)} names no instruction")
         if len(names) != len(values):
             raise ValueError(
                 f"{len(names)} instructions in {self.instructions!r}, {len(values)} sets of values "
-                f"in {self.kwargs!r}: one for each is expected"
+                f"in {place!r}: one for each is expected"
             )
         return [
             (name, instruction(name, arguments))
@@ -69,13 +106,16 @@ def instruction(name: Any, values: Any) -> Instruction:
 
     Raises ValueError where the id is unknown or the arguments are wrong.
     """
-    if name not in KINDS:
+    if not isinstance(name, str) or name not in KINDS:
         close = nearest(str(name), KINDS)
         hint = f"did you mean {close!r}?" if close else f"known: {', '.join(KINDS)}"
         raise ValueError(f"no instruction is called {name!r}; {hint}")
     if not isinstance(values, Mapping | None):
         raise ValueError(f"values of {name}: a mapping is expected, not {values!r:.80}")
-    arguments = {key: value for key, value in (values or {}).items() if value is not None}
+    renamed = functions.RENAMED.get(name, {})
+    arguments = {
+        renamed.get(key, key): value for key, value in (values or {}).items() if value is not None
+    }
     try:
         return KINDS[name].model_validate(arguments)
     except ValidationError as error:
@@ -91,20 +131,64 @@ def variants(text: str) -> Iterator[str]:
         yield joined.replace("*", "")
 
 
-def _column(metadata: Mapping[str, Any], column: str, setting: str) -> list[Any]:
-    if column not in metadata:
+def _column(prompt: PromptView, column: str, setting: str) -> Any:
+    """The value of a column, decoded where it is text."""
+    metadata = prompt.metadata
+    if column == "answer":
+        value = prompt.answer
+    elif column in metadata:
+        value = metadata[column]
+    else:
         close = nearest(column, metadata)
         hint = f"the nearest is {close!r}" if close else f"there are: {', '.join(metadata)}"
         raise ValueError(f"no column {column!r} ({hint}); name it with the setting `{setting}`")
-    value = metadata[column]
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"column {column!r} is text that is no JSON: {error}") from error
+    return _decoded(value, column)
+
+
+def _decoded(value: Any, column: str) -> Any:
+    """The value that a text stands for, as JSON or as Python writes it: Open-Instruct has both."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        problem = f"{error!s:.200}"
+        raise ValueError(
+            f"{_place(column)} is text that is neither JSON nor a Python literal: {problem}"
+        ) from error
+
+
+def _holds_more(value: Any) -> bool:
+    """Whether a list of this alone is a list around a mapping, or around the text of one."""
+    return isinstance(value, Mapping) or (
+        isinstance(value, str) and value.lstrip().startswith(("[", "{"))
+    )
+
+
+def _both(mapping: Mapping[str, Any], column: str) -> tuple[Any, Any]:
+    """Ids and values of one mapping."""
+    if "func_name" in mapping:  # a row of the older verifier: one function, its values beside it
+        values = {key: value for key, value in mapping.items() if key != "func_name"}
+        return [mapping["func_name"]], [values]
+    if missing := [key for key in ("instruction_id", "kwargs") if key not in mapping]:
+        raise ValueError(f"{_place(column)}: there is no {missing[0]!r} in {dict(mapping)!r:.80}")
+    return mapping["instruction_id"], mapping["kwargs"]
+
+
+def _listed(value: Any, column: str) -> list[Any]:
     if not isinstance(value, list):
-        raise ValueError(f"column {column!r}: a list is expected, not {value!r:.80}")
+        raise ValueError(f"{_place(column)}: a list is expected, not {value!r:.80}")
+    if len(value) > 1 and all(isinstance(item, Mapping) and "kwargs" in item for item in value):
+        raise ValueError(f"{_place(column)} has {len(value)} sets of instructions; one is expected")
     return value
+
+
+def _place(column: str) -> str:
+    return "the reference answer" if column == "answer" else f"column {column!r}"
 
 
 def _problem(error: ValidationError) -> str:

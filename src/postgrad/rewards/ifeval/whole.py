@@ -10,6 +10,7 @@ from pydantic import field_validator
 from postgrad.core.text import composed, nearest
 from postgrad.rewards.ifeval.commonest import COMMONEST, LETTERS
 from postgrad.rewards.ifeval.instruction import Instruction, NonNegative, Relation, Text, holds
+from postgrad.rewards.ifeval.length import whole_words
 
 # The first word of a letter's Unicode name, and the languages that are written with it. Where there
 # is one language, the script decides; else the commonest words do. The first language is what a
@@ -44,8 +45,6 @@ _WORD = re.compile(
 )
 
 _SEPARATOR = "******"
-# A word is one with its hyphens, apostrophes and inner dots: STATE-OF-THE-ART, DON'T, U.S.
-_HYPHENATED_WORD = re.compile(r"\w+(?:[-'’./&]\w+)*+")
 
 
 def base_code(code: str) -> str:
@@ -143,7 +142,7 @@ class CapitalWordFrequency(Instruction):
     capital_relation: Relation
 
     def follows(self, text: str) -> bool:
-        capitals = sum(word.isupper() for word in _HYPHENATED_WORD.findall(text))
+        capitals = sum(map(str.isupper, whole_words(text)))
         return holds(capitals, self.capital_relation, self.capital_frequency)
 
 
@@ -166,6 +165,20 @@ class NoComma(Instruction):
 
     def follows(self, text: str) -> bool:
         return "," not in text
+
+
+class PunctuationDot(Instruction):
+    """The response has no full stop, as punctuation or elsewhere."""
+
+    def follows(self, text: str) -> bool:
+        return "." not in text
+
+
+class PunctuationExclamation(Instruction):
+    """The response has no exclamation mark."""
+
+    def follows(self, text: str) -> bool:
+        return "!" not in text
 
 
 class ResponseLanguage(Instruction):
@@ -195,5 +208,7 @@ KINDS: dict[str, type[Instruction]] = {
     "change_case:english_capital": EnglishCapital,
     "change_case:english_lowercase": EnglishLowercase,
     "punctuation:no_comma": NoComma,
+    "punctuation:punctuation_dot": PunctuationDot,
+    "punctuation:punctuation_exclamation": PunctuationExclamation,
     "language:response_language": ResponseLanguage,
 }

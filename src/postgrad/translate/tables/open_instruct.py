@@ -199,8 +199,8 @@ VERIFIERS: dict[str, tuple[list[str], str, dict[str, Any], str]] = {
     "if|ifeval": (
         ["ifeval"],
         "ifeval",
-        {"credit": "fraction"},
-        "; write its columns instruction_id_list "
-        "and kwargs with data.map; what is behind </think> is judged there",
+        {"credit": "fraction", "instructions": "answer"},
+        "; what is behind </think> is judged there, and some kinds have other rules: "
+        "docs/rewards.md#instructions",
     ),
 }
