@@ -37,7 +37,8 @@ from typing import Any
 from benchmarks.peer_objectives.comparing import Comparable, Row, compared, shown
 from postgrad.translate.translate import SYSTEMS
 
-KINDS = ("_pairs", "_online", "_supervised", "_rewards")  # of objectives, in modules of their own
+# of objectives, in modules of their own
+KINDS = ("_pairs", "_online", "_supervised", "_rewards", "_learning")
 
 
 def commit_of(checkout: Path) -> str:

@@ -224,8 +224,10 @@ def _batch(draft: Draft, options: Options) -> None:
 
 def _learner(draft: Draft, options: Options) -> None:
     least, share = options.take("min_lr_ratio"), float(options.take("lr_warmup_ratio", 0.0))
-    learning.schedule(draft, options.take("lr_scheduler"), least)
-    learning.warmup(draft, share)
+    kind = options.take("lr_scheduler")
+    learning.schedule(draft, kind, least)
+    if not learning.unwarmed(draft, options, kind, ("lr_warmup_ratio",)):
+        learning.warmup(draft, share)
     if flag(options.take("train.enable_ema", False)):
         draft.put("learner.ema_decay", decimal(options.take("train.ema_beta", 0.992)))
 
@@ -256,10 +258,14 @@ def _critic_learner(draft: Draft, options: Options, source: SourceCommand) -> No
         kind = stated.get("lr_scheduler", options.take("lr_scheduler"))
         least = stated.get("min_lr_ratio", options.take("min_lr_ratio"))
         learning.schedule(draft, kind, least, role)
-    if "lr_warmup_ratio" in stated:
-        learning.warmup(draft, float(stated["lr_warmup_ratio"]), role)
+    kind = stated.get("lr_scheduler", options.take("lr_scheduler"))
+    if learning.unwarmed(draft, options, kind, ("critic.lr_warmup_ratio",)):
+        learning.warmup(draft, 0.0, role)
+    elif stated.keys() & {"lr_warmup_ratio", "lr_scheduler"}:
+        share = stated.get("lr_warmup_ratio", options.take("lr_warmup_ratio", 0.0))
+        learning.warmup(draft, float(share), role)
     for key in ("schedule", "min_lr_ratio", "warmup_ratio"):
-        if draft.get(f"{role}.{key}") == draft.get(f"learner.{key}"):
+        if (draft.get(f"{role}.{key}") or None) == draft.get(f"learner.{key}"):
             draft.drop(f"{role}.{key}")
 
 

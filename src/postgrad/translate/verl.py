@@ -104,6 +104,7 @@ def _rl(draft: Draft, options: Options, source: SourceCommand, program: str) -> 
     verl_rl.sampling(draft, options)
     verl_loss.algorithm(draft, options, ahead)
     verl_policy.critic(draft, options)
+    verl_policy.counted(draft, options, ahead)
     files = verl_rl.rows(draft, options)
     verl_rl.rewards(draft, options, files)
     verl_policy.frozen(draft, options)

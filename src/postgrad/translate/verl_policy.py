@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from postgrad.translate import learning, places
+from postgrad.translate import common, learning, places
 from postgrad.translate.draft import Draft
 from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, Rule, decimal, flag, needless
@@ -37,6 +37,7 @@ _SHARES = {
     "torchtitan": ("tensor_parallel_size", "context_parallel_size", "expert_parallel_size"),
     "engine": ("tp", "cp", "ep"),
 }  # fmt: skip
+_DECAY_ALL = ("fsdp_config", "torchtitan", "automodel")  # which have no groups of weights
 _SHORT = {  # of engines that only SFT has
     "automodel": ("tp_size", "cp_size", "ep_size"),
     "mlite": ("tp", "cp", "ep"),
@@ -192,8 +193,10 @@ def optimizer(draft: Draft, options: Options, prefix: str, role: str) -> None:
     rate = decimal(options.take(f"{prefix}lr"))
     draft.put(f"{role}.lr", rate, "" if options.states(f"{prefix}lr") else "verl's default")
     decay = decimal(options.take(f"{prefix}weight_decay"))
-    draft.put(f"{role}.weight_decay", decay or None,
-              "" if options.states(f"{prefix}weight_decay") else "verl's default")  # fmt: skip
+    default = "" if options.states(f"{prefix}weight_decay") else "verl's default, "
+    of_all = _backend(options, draft.job) in _DECAY_ALL
+    comment = f"{default}{learning.ALL_DECAY}" if of_all else default.removesuffix(", ")
+    draft.put(f"{role}.weight_decay", decay or None, comment)
     betas = options.numbers(f"{prefix}betas")
     draft.put(f"{role}.betas", betas if betas and betas != [0.9, 0.999] else None)
     clip = options.take(f"{prefix}clip_grad")
@@ -205,7 +208,8 @@ def _schedule(draft: Draft, options: Options, prefix: str, role: str, rate: floa
     kinds = [options.take(f"{prefix}{key}") for key in ("lr_scheduler_type", "lr_decay_style")]
     kind = str(next((kind for kind in kinds if kind is not None), "constant"))
     least = options.take(f"{prefix}min_lr_ratio")
-    floor = options.take(f"{prefix}min_lr")
+    floors = [options.take(f"{prefix}{key}") for key in ("min_lr", "lr_min")]
+    floor = next((floor for floor in floors if floor is not None), None)
     if floor is not None and rate and least is None:
         least = round(decimal(floor) / rate, 12)
     over = options.take(f"{prefix}lr_decay_steps")
@@ -222,6 +226,14 @@ def _schedule(draft: Draft, options: Options, prefix: str, role: str, rate: floa
         draft.put(f"{role}.warmup_updates", int(decimal(updates)))
     elif share:
         draft.put(f"{role}.warmup_ratio", share, "rounded up; down there")
+
+
+def counted(draft: Draft, options: Options, ahead: Ahead | None) -> None:
+    """A rate there is that of all updates of a batch."""
+    updates = common.per_step(draft)[1]
+    if ahead is not None and ahead.updates:
+        updates = options.number("async_training.require_batches", 1)
+    learning.counted_in_steps(draft, updates, ("learner", "critic.learner"))
 
 
 def frozen(draft: Draft, options: Options) -> None:

@@ -215,7 +215,7 @@ RULES: dict[str, Rule] = {
     "policy.tokenizer.use_fastokens": needless(common.SO_HERE),
     "policy.tokenizer.*": missing("the tokenizer is read from model.path"),
     **family("policy.", "sequence_packing.* dynamic_batching.*", needless(common.PACKED)),
-    "policy.optimizer.kwargs.weight_decay": to("learner.weight_decay", read=decimal),
+    "policy.optimizer.kwargs.weight_decay": to("learner.weight_decay", learning.ALL_DECAY, decimal),
     "policy.optimizer.kwargs.eps": to("learner.eps", read=decimal),
     **family("policy.optimizer.kwargs.", "foreach fused", needless(common.SO_HERE)),
     "policy.optimizer.kwargs.*": missing(

@@ -27,15 +27,19 @@ JOBS = {
     "reward": ("reward", "bradley_terry"),
     "grpo": ("rl", "grpo"),
     "ppo": ("rl", "ppo"),
+    "olmo_core_finetune": ("sft", "sft"),
+    "olmo_core_dpo": ("preference", "dpo"),
+    "olmo_core_grpo": ("rl", "grpo"),
 }
-SCRIPTS = {
+OF_OLMO_CORE = {"olmo_core_finetune": "sft", "olmo_core_dpo": "dpo", "olmo_core_grpo": "grpo"}
+SCRIPTS = {  # files -> programs
     "finetune": "sft",
-    "olmo_core_finetune": "sft",
-    "dpo": "dpo",
+    "olmo_core_finetune": "olmo_core_finetune",
+    "dpo": "olmo_core_dpo",
     "dpo_tune": "dpo",
     "dpo_tune_cache": "dpo",
     "reward_modeling": "reward",
-    "grpo": "grpo",
+    "grpo": "olmo_core_grpo",
     "grpo_fast": "grpo",
     "grpo_vllm_thread_ray_gtrl": "grpo",
     "ppo_fast": "ppo",
@@ -64,7 +68,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "dpo": {**_TRAINED, "num_epochs": 1, "warmup_ratio": 0.1, "max_seq_length": 4096, "beta": 5.0,
             "loss_type": "dpo_norm"},
     "reward": {**_TRAINED, "seed": 1, "per_device_train_batch_size": 1, "num_epochs": 1,
-               "gradient_accumulation_steps": 8, "max_seq_length": 512, "eps": 1e-5},
+               "gradient_accumulation_steps": 8, "max_seq_length": 512, "eps": 1e-5,
+               "weight_decay": 0.01},
     "grpo": {**_SAMPLED, "seed": 42, "num_epochs": 1, "num_mini_batches": 1, "clip_lower": 0.2,
              "clip_higher": 0.272, "kl_estimator": 2, "num_samples_per_prompt_rollout": 4,
              "num_unique_prompts_rollout": 16, "response_length": 256, "pack_length": 512,
@@ -77,6 +82,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
             "per_device_train_batch_size": 1, "gamma": 1.0, "lam": 0.95, "eps": 1e-5,
             "whiten_rewards": False},
 }  # fmt: skip
+DEFAULTS |= {name: DEFAULTS[same] for name, same in OF_OLMO_CORE.items()}
+DEFAULTS["olmo_core_finetune"] = DEFAULTS["sft"] | {"num_epochs": 3, "learning_rate": 8e-5}
 RENAMED = {  # names that changed, or differ from program to program
     "num_train_epochs": "num_epochs", "mixer_list": "dataset_mixer_list",
     "mixer_list_splits": "dataset_mixer_list_splits", "max_token_length": "max_seq_length",
@@ -96,10 +103,7 @@ RULES: dict[str, Rule] = {
     "model_name_or_path": to("model.path"),
     "gradient_checkpointing": to("model.gradient_checkpointing", read=flag),
     "learning_rate": to("learner.lr", read=decimal),
-    "weight_decay": to("learner.weight_decay", read=decimal),
     "eps": to("learner.eps", read=decimal),
-    "clip_grad_norm": to("learner.max_grad_norm",
-                         read=lambda norm: max(0.0, float(norm))),
     "seed": to("seed", read=non_negative),
     "beta": to("algorithm.beta", read=decimal),
     "label_smoothing": to("algorithm.label_smoothing", read=decimal),
