@@ -10,7 +10,8 @@ OPENRLHF = ["sft", "--pretrain", "m", "--dataset", "d"]
 TRL = ["sft", "--model_name_or_path", "m", "--dataset_name", "d"]
 OPEN = ["--model_name_or_path", "m", "--dataset_mixer_list", "d", "1.0"]
 VERL = ["ppo", "actor_rollout_ref.model.path=m", "data.train_files=d",
-        "algorithm.adv_estimator=gae", "data.train_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+        "algorithm.adv_estimator=gae", "data.train_batch_size=64",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=16",
         "trainer.n_gpus_per_node=1"]  # fmt: skip
 NEMO = ["grpo", "policy.model_name=m", "grpo.num_prompts_per_step=8",
         "grpo.num_generations_per_prompt=4", "policy.train_global_batch_size=16",

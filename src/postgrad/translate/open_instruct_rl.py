@@ -123,9 +123,15 @@ def _grpo(draft: Draft, options: Options) -> None:
     filtered = flag(options.take("filter_zero_std_samples"))
     if flag(options.take("active_sampling", False)):
         draft.put("rollout.dynamic_sampling", True, "active_sampling: in up to max_rounds here")
+        draft.put("rollout.filter_on", "total", "scores are of all verifiers and penalties")
     elif not filtered:
         why = "groups without gradient stay in the denominator"
         draft.skip("filter_zero_std_samples", False, why)
+    else:
+        stay = ("groups of equal scores stay in the denominator, which filter_zero_std_samples "
+                "leaves out there")  # fmt: skip
+        said = draft.comments.get(("algorithm", "type"))
+        draft.put("algorithm.type", name, f"{said}; {stay}" if said else stay)
 
 
 def _kl(draft: Draft, options: Options, where: str) -> None:

@@ -38,9 +38,17 @@ _OF_OPTIMIZER = {  # option after "actor." or "critic." -> key of [critic.learne
 _MEANS = {  # what is averaged over something else there
     "sft": "a mean over an update's tokens, as since 0.11; before it over each micro-batch's",
     "distillation": "a mean over an update's tokens; there over each micro-batch's",
-    "process_reward": "a mean over an update's steps; there over each micro-batch's",
+    "process_reward": "a head with two labels; there the logits of their tokens, of all tokens "
+    "where no data.reward_tokens are named. A mean over an update's steps; there over each "
+    "micro-batch's",
     "kto": "its reference point z is a mean over an update; there over a micro-batch of all GPUs",
 }
+
+_TAUGHT = (
+    "forward KL: its cross-entropy, but for the teacher's own entropy, which has no gradient. At "
+    "the tokens that predict the answer; there one token later: not before its first, but at its "
+    "last"
+)
 
 config_of = config_table
 flags_of = flags
@@ -72,7 +80,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
     options = Options(stated, {**SHARED, **DEFAULTS[program]})
     common.run_dir(draft, options.take("ckpt.output_dir", "./ckpt"))
     if job == "rl":
-        _answers(draft, options)
+        _answers(draft, options, older=not any("." in name for name in source.options))
     else:
         draft.put("epochs", options.take("train.max_epochs"))
         ipo = flag(options.take("model.ipo_enable", False))
@@ -82,8 +90,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
         _unread(draft, options, ipo)
         if name == "distillation":
             taught = round(float(options.take("kd.coef")), 9)
-            draft.put("algorithm.teacher_coef", taught, "forward KL: its cross-entropy, but for "
-                      "the teacher's own entropy, which has no gradient")  # fmt: skip
+            draft.put("algorithm.teacher_coef", taught, _TAUGHT)
             draft.put("algorithm.nll_coef", round(1.0 - taught, 9))
         places.processes(draft, "GPUs", source.devices, source.machines)
     _ranks(draft, options)
@@ -188,8 +195,10 @@ def _plain(template: str) -> str:
     )
 
 
-def _answers(draft: Draft, options: Options) -> None:
-    """Everything of an RL job but data and learner: rollout, batch, algorithm and rewards."""
+def _answers(draft: Draft, options: Options, *, older: bool) -> None:
+    """Everything of an RL job but data and learner: rollout, batch, algorithm and rewards. older:
+    options have the names of before 0.11.
+    """
     prompt, new = options.take("prompt_max_len"), options.take("rollout.max_new_tokens")
     total = options.number("data.max_len")
     if prompt is not None:
@@ -203,6 +212,8 @@ def _answers(draft: Draft, options: Options) -> None:
     draft.put("batch.epochs_per_rollout", options.number("train.max_epochs"))
     openrlhf_rl.layout(draft, options)
     openrlhf_rl.algorithm(draft, options)
+    if older:
+        openrlhf_rl.as_before(draft)
     openrlhf_rl.rewards(draft, options)
     openrlhf_rl.roles(draft, options)
 

@@ -10,6 +10,7 @@ from postgrad.translate.rules import (
     Rule,
     decimal,
     family,
+    flag,
     missing,
     missing_above_1,
     missing_but,
@@ -109,11 +110,20 @@ def _rollout_turns(draft: Draft, name: str, value: Any, _: str) -> None:
         draft.skip(name, value, "an answer is one turn")
 
 
+def _filtered(draft: Draft, _: str, value: Any, __: str) -> None:
+    """Whether groups of equal scores are replaced."""
+    alone = "; there a sample whose siblings have equal scores is left out too, alone"
+    comment = "by the first reward's score"
+    if flag(value):
+        whole = not draft.get("algorithm.leave_one_out")
+        draft.put("rollout.dynamic_sampling", True, comment if whole else f"{comment}{alone}")
+
+
 RULES: dict[str, Rule] = {
     "grpo.seed": to("seed"),
     "grpo.max_rollout_turns": _rollout_turns,
     "grpo.overlong_filtering": to("algorithm.mask_truncated_completions", read=on),
-    "grpo.use_dynamic_sampling": to("rollout.dynamic_sampling", "by the first reward's score", on),
+    "grpo.use_dynamic_sampling": _filtered,
     **family(
         "grpo.", "advantage_clip_low advantage_clip_high", missing("advantages are not bounded")
     ),
