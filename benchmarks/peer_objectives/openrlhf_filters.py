@@ -32,7 +32,7 @@ def of_version(
         return test(space) == keeps
 
     for limits in ((0.0, 1.0), (0.2, 0.8)):
-        options = base | {switch: True, bounds: limits, "reward.remote_url": "./rewards.py"}
+        options = base | {switch: True, bounds: limits}
         yield Filters(f"dynamic filtering, {limits[0]} to {limits[1]}", words_of("ppo", options),
                       partial(peer, limits), known=EQUAL)  # fmt: skip
 
@@ -40,4 +40,4 @@ def of_version(
 def cases(checkout: Path) -> Iterator[Filters]:
     """All that is compared."""
     base = {name: value for name, value in BASE.items() if name != "reward.model_name_or_path"}
-    yield from of_version(checkout, base, SINCE)
+    yield from of_version(checkout, base | {"reward.remote_url": "./rewards.py"}, SINCE)

@@ -165,3 +165,20 @@ def test_open_instruct_s_grpo_without_groups_of_weights_decays_by_torch_s_defaul
     assert learner("open-instruct", *words)["weight_decay"] == 0.1
     off = ["--set_weight_decay_on_bias_and_norm", "False"]
     assert learner("open-instruct", *words, *off)["weight_decay"] == 0.01
+
+
+def test_a_mixture_of_experts_has_the_balance_loss_of_its_source() -> None:
+    key, moe = "router_aux_loss_coef", "Qwen/Qwen3-30B-A3B"
+    named = {
+        "openrlhf": ["sft", "--pretrain", moe, "--dataset", "d"],
+        "open-instruct": ["sft", "--model_name_or_path", moe, "--dataset_mixer_list", "d", "1.0"],
+        "verl": [word.replace("=m", f"={moe}") for word in VERL],
+        "trl": ["reward", "--model_name_or_path", moe, "--dataset_name", "d"],
+    }
+    for system, words in named.items():  # without the key the model's config has one
+        assert translate(system, words, devices=1).recipe["model"][key] == 0.0, system
+    trl = ["sft", "--model_name_or_path", moe, "--dataset_name", "d"]
+    assert translate("trl", trl).recipe["model"][key] == 0.001  # TRL's default
+    stated = [*named["openrlhf"], "--aux_loss_coef", "0.01"]
+    assert translate("openrlhf", stated).recipe["model"][key] == 0.01
+    assert key not in translate("openrlhf", OPENRLHF).recipe["model"]  # no name of a mixture

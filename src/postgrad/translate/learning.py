@@ -1,5 +1,6 @@
 """How a model learns, as several systems state it: schedules, adapters, optimizers, memory."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from postgrad.translate.rules import Options, flag
 # transformers' names, also after "paged_", which lets moments swap to the host
 ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_32bit")
 EIGHT_BITS = ("adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit")
+# in the names of mixtures of experts
+_MIXTURE = re.compile(r"(?i)-A\d+(\.\d+)?B\b|moe|mixtral|gpt-oss|deepseek-v[23]")
 ALL_DECAY = "of matrices; there of norms and biases too"
 
 # transformers' name -> schedule here, share of the rate at the end (None: it stays constant)
@@ -148,6 +151,16 @@ def compiled(draft: Draft, name: str, value: Any, _: str) -> None:
         draft.miss(name, value, no_images("model.compile"))
     else:
         draft.put("model.compile", True)
+
+
+def balanced(draft: Draft, coefficient: float = 0.0) -> None:
+    """The balance loss of a mixture of experts whose source states none. Where a recipe says
+    nothing, the model's config does.
+    """
+    key = "model.router_aux_loss_coef"
+    if draft.get(key) is None and _MIXTURE.search(str(draft.get("model.path"))):
+        none = "no balance loss there, whatever the model's config says"
+        draft.put(key, coefficient, f"{draft.system}'s default" if coefficient else none)
 
 
 def frozen_routers(draft: Draft, name: str, value: Any, _: str) -> None:

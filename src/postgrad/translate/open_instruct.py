@@ -81,6 +81,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
     draft.put("model.path", options.take("model_name_or_path"))
     common.tokenizer(draft, options, "tokenizer_name", "tokenizer_revision")
     apply(RULES, options, draft)
+    learning.balanced(draft)
     common.sampled_as_trained(draft)
     return draft
 

@@ -55,7 +55,8 @@ def _ahead(draft: Draft, options: Options) -> None:
     if steps < 1:
         return
     top_p = decimal(options.stated.get("vllm_top_p", 1.0))
-    common.samples_ahead(draft, steps, "async_steps; nothing is dropped here", top_p)
+    default = "" if options.states("async_steps") else ", Open-Instruct's default"
+    common.samples_ahead(draft, steps, f"async_steps{default}; nothing is dropped here", top_p)
     if not in_flight:
         draft.put("rollout.in_flight_updates", False)
 

@@ -103,6 +103,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
     lora = ("ds.lora.rank", "ds.lora.alpha", "ds.lora.dropout", "ds.lora.target_modules")
     learning.adapter(draft, options, lora, "ds.load_in_4bit")
     apply(RULES, options, draft)
+    learning.balanced(draft)
     common.sampled_as_trained(draft)
     return draft
 
@@ -204,6 +205,9 @@ def _answers(draft: Draft, options: Options, *, older: bool) -> None:
     if prompt is not None:
         total = int(prompt) + int(new or 1024)
         options.stated["data.max_len"] = total
+        draft.notes.append(
+            f"Prompts of more than {int(prompt)} tokens are dropped; there their end is cut off."
+        )
     comment = "" if new else "half of data.max_len; there what the prompt leaves of it"
     draft.put("rollout.max_new_tokens", int(new) if new else total // 2, comment)
     draft.put("epochs", options.number("train.num_episodes"), "passes over the prompts: episodes")

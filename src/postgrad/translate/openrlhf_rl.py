@@ -197,8 +197,7 @@ def _kl(draft: Draft, options: Options) -> None:
         why = "adapts a KL in the reward; the one in the loss keeps its coefficient"
         draft.miss("algo.kl.target", target, why)
     elif target is not None:
-        draft.put("algorithm.kl_target", decimal(target), f"of the mean k1 of a step's tokens; there "
-                  f"of {estimator} averaged over responses")  # fmt: skip
+        draft.put("algorithm.kl_target", decimal(target), common.ADAPTED)
         draft.put("algorithm.kl_horizon", horizon)
 
 

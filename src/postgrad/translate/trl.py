@@ -18,6 +18,7 @@ from postgrad.translate.launch import flags
 from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, apply, decimal, flag
 from postgrad.translate.tables.trl import (
+    BALANCED,
     DEFAULTS,
     JOBS,
     OWN_REWARDS,
@@ -87,6 +88,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
     _learner(draft, options)
     _times(draft, options)
     apply(RULES, options, draft)
+    learning.balanced(draft, 0.001 if program in BALANCED else 0.0)
     if program == "grpo":
         trl_rl.means(draft, options)
     common.sampled_as_trained(draft)
