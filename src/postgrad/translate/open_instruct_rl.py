@@ -52,7 +52,8 @@ def _ahead(draft: Draft, options: Options) -> None:
     """Samples ahead of the policy, where the source says how far."""
     steps = options.number("async_steps", 0) if flag(options.take("async_mode", True)) else 0
     in_flight = flag(options.take("inflight_updates", False))
-    if steps < 1:
+    former = options.states("local_rollout_batch_size") and not options.states("async_steps")
+    if steps < 1 or former:  # the former programs had no such option
         return
     top_p = decimal(options.stated.get("vllm_top_p", 1.0))
     default = "" if options.states("async_steps") else ", Open-Instruct's default"
