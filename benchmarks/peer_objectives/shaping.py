@@ -62,11 +62,9 @@ def alike(seed: int) -> Samples:
     def wide(rows: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         return [np.resize(row, LONGEST) for row in rows]
 
-    return Samples(
-        one.group, one.rewards, *map(wide, (
-            one.mask, one.logprobs, one.old, one.sampled, one.ref, one.entropy, one.values,
-            one.old_values)), one.cut, one.components,
-    )  # fmt: skip
+    names = ("mask", "logprobs", "old", "sampled", "ref", "entropy", "values", "old_values")
+    rows: dict[str, Any] = {name: wide(getattr(one, name)) for name in names}
+    return replace(one, **rows)
 
 
 def responses(samples: Samples, kl: Any) -> float:

@@ -132,8 +132,8 @@ def _grpo(draft: Draft, options: Options) -> None:
     else:
         stay = ("groups of equal scores stay in the denominator, which filter_zero_std_samples "
                 "leaves out there")  # fmt: skip
-        said = draft.comments.get(("algorithm", "type"))
-        draft.put("algorithm.type", name, f"{said}; {stay}" if said else stay)
+        comment = draft.comments.get(("algorithm", "type"))
+        draft.put("algorithm.type", name, f"{comment}; {stay}" if comment else stay)
 
 
 def _kl(draft: Draft, options: Options, where: str) -> None:

@@ -96,9 +96,10 @@ def sampling(draft: Draft, options: Options) -> None:
     rounds = options.number("algorithm.filter_groups.max_num_gen_batches", 0)
     metric = str(options.stated.get("algorithm.filter_groups.metric"))
     if flag(options.take("algorithm.filter_groups.enable", False)):
-        whole = metric in ("seq_reward", "seq_final_reward")
-        draft.put("rollout.dynamic_sampling", True, "" if whole else "by the first reward's score")
-        draft.put("rollout.filter_on", "total" if whole else None, metric)
+        of_total = metric in ("seq_reward", "seq_final_reward")
+        comment = "" if of_total else "by the first reward's score"
+        draft.put("rollout.dynamic_sampling", True, comment)
+        draft.put("rollout.filter_on", "total" if of_total else None, metric)
         draft.put("rollout.max_rounds", rounds if rounds > 0 else None)
 
 

@@ -115,8 +115,9 @@ def _filtered(draft: Draft, _: str, value: Any, __: str) -> None:
     alone = "; there a sample whose siblings have equal scores is left out too, alone"
     comment = "by the first reward's score"
     if flag(value):
-        whole = not draft.get("algorithm.leave_one_out")
-        draft.put("rollout.dynamic_sampling", True, comment if whole else f"{comment}{alone}")
+        if draft.get("algorithm.leave_one_out"):
+            comment += alone
+        draft.put("rollout.dynamic_sampling", True, comment)
 
 
 RULES: dict[str, Rule] = {
