@@ -179,6 +179,15 @@ def test_a_mixture_of_experts_has_the_balance_loss_of_its_source() -> None:
         assert translate(system, words, devices=1).recipe["model"][key] == 0.0, system
     trl = ["sft", "--model_name_or_path", moe, "--dataset_name", "d"]
     assert translate("trl", trl).recipe["model"][key] == 0.001  # TRL's default
+    own = [*named["verl"], "model_engine=veomni"]  # whose loss is not known
+    assert key not in translate("verl", own, devices=1).recipe["model"]
     stated = [*named["openrlhf"], "--aux_loss_coef", "0.01"]
     assert translate("openrlhf", stated).recipe["model"][key] == 0.01
     assert key not in translate("openrlhf", OPENRLHF).recipe["model"]  # no name of a mixture
+
+
+def test_verl_s_sft_on_automodel_has_that_engine_s_schedule() -> None:
+    words = ["sft", "model.path=m", "data.train_files=d", "trainer.n_gpus_per_node=1"]
+    plain, own = learner("verl", *words), learner("verl", *words, "engine@engine=automodel")
+    assert (plain["lr"], plain.get("schedule")) == (1e-3, None)
+    assert (own["lr"], own["schedule"], own["min_lr_ratio"]) == (1e-5, "cosine", 0.01)

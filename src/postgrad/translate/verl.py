@@ -86,7 +86,8 @@ def draft_recipe(source: SourceCommand) -> Draft:
         _sft(draft, options, source)
     _checkpoints(draft, options)
     apply({**RULES, **verl_policy.rules(options, job)}, options, draft)
-    learning.balanced(draft)
+    if verl_policy.trains_on_fsdp_or_megatron(options, job):  # without a balance loss
+        learning.balanced(draft)
     return draft
 
 

@@ -25,6 +25,11 @@ _OF_CRITIC: dict[str, Any] = {  # keys of a learner -> what holds where verl sta
     "warmup_updates": 0,
     "warmup_ratio": 0.0,
 }
+_OF_AUTOMODEL = {  # its own defaults
+    "optim.lr": 1e-5,
+    "optim.lr_scheduler_type": "cosine",
+    "optim.min_lr_ratio": 0.01,
+}
 _OTHER = "of a backend that does not train here"
 # section of a backend -> names of the options there that say how ranks share the work: matrices,
 # sequences, experts
@@ -57,6 +62,11 @@ def _backend(options: Options, job: str) -> str:
         return "engine"
     sections = (name for name in (*_SHARES, *_SHORT) if any(name in text for text in stated))
     return next(sections, "fsdp_config")
+
+
+def trains_on_fsdp_or_megatron(options: Options, job: str) -> bool:
+    """Whether one of verl's two most used backends trains."""
+    return _backend(options, job) in ("fsdp_config", "megatron")
 
 
 def rules(options: Options, job: str) -> dict[str, Rule]:
@@ -103,6 +113,8 @@ def trained(draft: Draft, options: Options, source: SourceCommand) -> None:
     places.processes(draft, "GPUs", count, source.machines or nodes)
     _divided(draft, options, section, "engine.")
     _adapter(draft, options, "model.")
+    if section == "automodel":
+        options.defaults |= _OF_AUTOMODEL
     optimizer(draft, options, "optim.", "learner")
 
 
