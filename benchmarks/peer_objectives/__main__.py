@@ -12,6 +12,9 @@ objective, on one update of all samples of a step; shown are the greatest relati
 loss and gradient over the draws. Of a reward shown are the mean scores of collected answers, and
 the share of answers whose score is another:
 
+Learning rates are compared update by update over 50 steps, optimizers on the weights of a small
+model, filters on collected groups of scores, and coefficients of a KL that adapts over 20 steps.
+
 - equal: to 1e-5, as advantages and weights are float32 here;
 - told: the recipe has a comment, or a lost option, that says what is computed there;
 - known: the difference is small or of a run that the recipe does not have; the table says why;
@@ -38,7 +41,8 @@ from typing import Any
 from benchmarks.peer_objectives.comparing import Comparable, Row, compared, shown
 from postgrad.translate.translate import SYSTEMS
 
-KINDS = ("_pairs", "_online", "_supervised", "_rewards")  # of objectives, in modules of their own
+# of objectives, in modules of their own
+KINDS = ("_pairs", "_online", "_supervised", "_rewards", "_learning", "_filters", "_shaping")
 
 
 def commit_of(checkout: Path) -> str:
@@ -48,10 +52,18 @@ def commit_of(checkout: Path) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
+def version_of(system: str, checkout: Path) -> str:
+    """ "_0_8" for a checkout of OpenRLHF from before 0.11, whose modules are others; else ""."""
+    file = checkout / "version.txt"
+    before = system == "openrlhf" and file.exists()
+    numbers = [int(part) for part in file.read_text("utf-8").split(".")[:2]] if before else [0, 11]
+    return "_0_8" if numbers < [0, 11] else ""
+
+
 def cases(system: str, checkout: Path) -> Iterator[Comparable]:
     """All cases of a system: of its module, and of those for other kinds of objectives."""
     for kind in ("", *KINDS):
-        name = f"benchmarks.peer_objectives.{SYSTEMS[system]}{kind}"
+        name = f"benchmarks.peer_objectives.{SYSTEMS[system]}{version_of(system, checkout)}{kind}"
         if not kind or find_spec(name) is not None:
             yield from import_module(name).cases(checkout)
 
@@ -84,7 +96,8 @@ def main(words: Sequence[str]) -> int:
         command = ["python", "-m", "benchmarks.peer_objectives", args.system, "CHECKOUT"]
         command += ["--draws", str(args.draws)]
         entry = {"command": shlex.join(command), "commit": args.commit or commit_of(args.checkout)}
-        record(args.to, args.system, entry, rows)
+        version = " 0.8" if version_of(args.system, args.checkout) else ""
+        record(args.to, f"{args.system}{version}", entry, rows)
     return int(any(row.verdict == "differs" for row in rows))
 
 

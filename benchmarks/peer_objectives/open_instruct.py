@@ -16,7 +16,7 @@ from benchmarks.peer_objectives.samples import LONGEST, Samples, drawn
 BASE: dict[str, Any] = {
     "model_name_or_path": "m", "dataset_mixer_list": ["d", "1.0"], "response_length": LONGEST,
     "num_samples_per_prompt_rollout": 4, "num_unique_prompts_rollout": 5, "beta": 0.0,
-    "use_rho_correction": False,
+    "use_rho_correction": False, "filter_zero_std_samples": False, "async_steps": 0,
 }  # fmt: skip
 
 
@@ -58,6 +58,10 @@ class OpenInstruct:
         }  # fmt: skip
         self.of_groups(space)
         mask = samples.padded_mask
+        if options.get("filter_zero_std_samples"):
+            for group in np.unique(samples.group):
+                rows = samples.group == group
+                mask[torch.from_numpy(rows)] *= float(np.std(samples.rewards[rows]) > 0)
         advantages = torch.from_numpy(space["advantages"])[:, None].expand(mask.shape)
         leaf = samples.padded(samples.logprobs).requires_grad_()
         old, sampled = samples.padded(samples.old), samples.padded(samples.sampled)
@@ -105,9 +109,16 @@ KEPT = Known("the tokens of a response that stays have its mean ratio there, and
              "there its mean ratio")  # fmt: skip
 CAPPED = Known("tokens that are not dropped have a ratio of rho_clamp_upper_bound at most there",
                "a token that is not dropped keeps its weight")  # fmt: skip
+FILTERED = Known("groups of equal scores leave the denominator there, and stay here",
+                 "which filter_zero_std_samples leaves out there")  # fmt: skip
+AHEAD = Known("without rho the ratio of samples from older weights is to the policy before the "
+              "step there, to the sampler here",
+              "older samples need one of two corrections")  # fmt: skip
 ON = {"use_rho_correction": True}
 CASES: tuple[tuple[str, dict[str, Any], Known | None], ...] = (
     ("centered", {}, None),
+    ("centered, filter_zero_std_samples, the default", {"filter_zero_std_samples": True}, FILTERED),
+    ("centered, async_steps 8, the default", {"async_steps": 8}, AHEAD),
     ("standard", {"advantage_normalization_type": "standard"}, OF_GROUP),
     ("clip 0.1 and 0.4", {"clip_lower": 0.1, "clip_higher": 0.4}, None),
     ("cispo", {"loss_fn": "cispo"}, None),

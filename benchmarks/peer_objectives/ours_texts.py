@@ -1,6 +1,7 @@
 """What the recipe that `postgrad translate` writes computes from pairs, labels and rows of SFT."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -107,3 +108,51 @@ def _inputs(
                for name, values in given.items()}  # fmt: skip
     share = torch.full_like(weight, 1.0 / len(entries))
     return LossInputs(logprobs, None, columns, sequence, len(sequences), weight, share)
+
+
+def distilled_outcome(table: Mapping[str, Any], texts: Texts) -> Outcome:
+    """Of an SFT job with a teacher, which is the texts' reference. The divergence is taken as the
+    cross-entropy that a peer has: the teacher's own entropy, without gradient, is added.
+    """
+    algorithm, leaf, teacher = _algorithm(table), texts.leaf(), texts.ref_logits()
+    experience = algorithm.experience(texts.sequences(pairs=False))
+    inputs = _inputs(algorithm, experience, {}, leaf, texts.ids)
+    sequence, place = inputs.sequence, _places(experience.sequences)
+    at = place - 1  # logits of the token before
+    logits = leaf[sequence, at], teacher[sequence, at]
+    apart = algorithm.compared.of(*logits)
+    log_p = logits[1].log_softmax(-1)
+    apart = apart - (log_p.exp() * log_p).sum(-1)
+    inputs = replace(inputs, columns={**inputs.columns, "divergence": apart})
+    return logits_outcome(algorithm.policy_loss(inputs).loss, leaf, texts)
+
+
+def steps_outcome(
+    table: Mapping[str, Any], texts: Texts, steps: Tensor, labels: NDArray[np.float32],
+    tokens: tuple[int, int],
+) -> Outcome:  # fmt: skip
+    """Of a reward job on steps. steps, labels: [S, longest]; tokens: right and wrong, the
+    difference of whose logits at a step's end is its score.
+    """
+    algorithm, leaf = _algorithm(table), texts.leaf()
+    whole = texts.sequences(pairs=False)
+    flat = steps.float()
+    mask = whole.tokens.like(_column(flat, texts) > 0)
+    targets = _column(torch.from_numpy(labels), texts)
+    experience = algorithm.experience(replace(whole, loss_mask=mask), targets)
+    entries, sequence, weight = _entries(algorithm, experience.sequences)
+    place = _places(experience.sequences)
+    logits = leaf[sequence, place]
+    columns = {name: torch.from_numpy(column.values[entries].astype(np.float64))
+               for name, column in experience.columns.items()}  # fmt: skip
+    share = torch.full_like(weight, 1.0 / len(entries))
+    scores = logits[:, tokens[0]] - logits[:, tokens[1]]
+    inputs = ScoreInputs(scores, columns, sequence, len(texts), weight, share)
+    return logits_outcome(algorithm.score_loss(inputs).loss, leaf, texts)
+
+
+def _places(sequences: Sequences) -> Tensor:
+    """Of each loss entry, where in its sequence it lies."""
+    lengths = sequences.tokens.lengths
+    at = np.concatenate([np.arange(n) for n in lengths])
+    return torch.from_numpy(at[np.flatnonzero(sequences.loss_mask.values)])

@@ -119,7 +119,7 @@ REASONS = {
     "it names weights or formats": """
         lora_task_type config_name ds.use_universal_ckpt ds.value_head_prefix""",
     "a layer of zeros and ones at most": "disable_dropout",
-    "it belongs to a mode that is off": "train.async_queue_size",
+    "it belongs to a mode that is off": "train.async_queue_size ptx_coef",
     "weights are read once, and then come from the learner": """
         inference.vllm.safetensors_load_strategy policy.generation.vllm_cfg.load_format""",
     "frozen models are computed once and then freed; there is one way of sending weights, which is "

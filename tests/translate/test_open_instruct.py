@@ -151,9 +151,19 @@ def test_steps_that_samples_are_ahead_are_the_bound_on_their_age() -> None:
     assert found.recipe["rollout"]["max_staleness"] == 4
     assert "in_flight_updates" not in found.recipe["rollout"]
     assert found.recipe["algorithm"]["correction"] == "tis"
-    still = of("--async_steps", "1", "--truncated_importance_sampling_ratio_cap", "0.0")
+    still = of(
+        "--async_steps",
+        "1",
+        "--inflight_updates",
+        "False",
+        "--truncated_importance_sampling_ratio_cap",
+        "0.0",
+    )
     assert still.recipe["rollout"]["in_flight_updates"] is False
     assert still.recipe["algorithm"]["old_logprobs"] == "sampled"
+    unsaid = of()
+    assert unsaid.recipe["rollout"]["max_staleness"] == 8  # its default, with updates in flight
+    assert "in_flight_updates" not in unsaid.recipe["rollout"]
     synchronous = of("--async_steps", "0", "--inflight_updates", "False")
     assert "max_staleness" not in synchronous.recipe["rollout"]
     assert "in_flight_updates" not in synchronous.recipe["rollout"]

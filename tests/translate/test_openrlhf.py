@@ -85,10 +85,10 @@ def test_the_critic_has_a_schedule_of_its_own() -> None:
 
 
 def test_what_is_said_of_the_actor_alone_is_not_taken_over_by_the_critic() -> None:
-    found = of("--actor.lr_scheduler", "constant", "--actor.lr_warmup_ratio", "0.1")
+    found = of("--actor.lr_scheduler", "linear", "--actor.lr_warmup_ratio", "0.1")
     assert found.problem is None
     assert (found.recipe["learner"]["schedule"], found.recipe["learner"]["warmup_ratio"]) == (
-        "constant", 0.1,
+        "linear", 0.1,
     )  # fmt: skip
     critic = found.recipe["critic"]["learner"]
     assert critic == {"lr": 9e-6, "schedule": "cosine", "min_lr_ratio": 0.1, "warmup_ratio": 0.03}

@@ -21,6 +21,7 @@ POSITIONS = "rotary positions go on behind it here, and a run warns of rows that
 SO_HERE = "a run here does so, or has no such part"
 KERNELS = "Liger's fused kernels are not here: layers are torch's, or compiled (model.compile)"
 ROUTER = "set model.router_aux_loss_coef; left out, the model's config has it"
+ADAPTED = "of the mean k1 of a step's tokens; there of its estimator, averaged over responses"
 PACKED = "padding is never computed here"
 LAUNCH = "how processes are launched"
 

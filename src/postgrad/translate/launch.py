@@ -179,8 +179,8 @@ def _visible(launcher: Sequence[str]) -> int | None:
 
 
 def zero_stage(launcher: Sequence[str], options: Mapping[str, Any]) -> int | None:
-    """The ZeRO stage of the launcher's or the trainer's config, from its contents or its name; FSDP
-    counts as stage 3. None where no config tells.
+    """The ZeRO stage of the launcher's or the trainer's config, from its contents or its name, else
+    of accelerate's `--use_deepspeed`; FSDP counts as stage 3. None where nothing tells.
     """
     launch = flags(launcher)
     configs = (
@@ -200,6 +200,9 @@ def zero_stage(launcher: Sequence[str], options: Mapping[str, Any]) -> int | Non
             return int(match[1])
         if re.match(r"fsdp|full_shard", path.stem):
             return 3
+    if "--use_deepspeed" in launcher:
+        stated = str(launch.get("zero_stage"))
+        return int(stated) if re.fullmatch(r"[0-3]", stated) else 2  # accelerate's default
     return None
 
 

@@ -1,5 +1,6 @@
 """How a model learns, as several systems state it: schedules, adapters, optimizers, memory."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ from postgrad.translate.rules import Options, flag
 # transformers' names, also after "paged_", which lets moments swap to the host
 ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_32bit")
 EIGHT_BITS = ("adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit")
+# in the names of mixtures of experts
+_MIXTURE = re.compile(r"(?i)-A\d+(\.\d+)?B\b|moe|mixtral|gpt-oss|deepseek-v[23]")
+ALL_DECAY = "of matrices; there of norms and biases too"
 
 # transformers' name -> schedule here, share of the rate at the end (None: it stays constant)
 _SCHEDULES = {
@@ -30,7 +34,7 @@ def schedule(
     """The learning rate's schedule. scheduler: transformers' name. least: the share of the rate
     that is left at the end. role: the place of its [learner] table.
     """
-    counterpart = _SCHEDULES.get(str(scheduler).removeprefix("SchedulerType.").lower())
+    counterpart = _SCHEDULES.get(_bare(scheduler))
     if counterpart is None:
         draft.miss("lr_scheduler", scheduler, f"{role}.schedule knows constant, linear, cosine")
         return
@@ -39,6 +43,39 @@ def schedule(
     share = final_ratio if least is None or not final_ratio else float(least)
     if share:
         draft.put(f"{role}.min_lr_ratio", share)
+
+
+def _bare(scheduler: Any) -> str:
+    """transformers' name of a schedule, without that of its enumeration."""
+    return str(scheduler).removeprefix("SchedulerType.").lower()
+
+
+def unwarmed(draft: Draft, options: Options, scheduler: Any, names: Sequence[str]) -> bool:
+    """Whether the rate of transformers' schedule begins at its full height, whatever the options
+    for a warm-up say: that of "constant", which is not "constant_with_warmup".
+    """
+    if _bare(scheduler) != "constant":
+        return False
+    for name in names:
+        if options.take(name) and options.states(name):
+            why = f"the schedule {scheduler} has no warm-up; constant_with_warmup has one"
+            draft.skip(name, options.take(name), why)
+    return True
+
+
+def counted_in_steps(draft: Draft, updates: int, roles: Sequence[str] = ("learner",)) -> None:
+    """Warm-ups and schedules of a system that sets the rate once for all `updates` of a step."""
+    for role in roles if updates > 1 else ():
+        if steps := draft.get(f"{role}.warmup_updates"):
+            comment = draft.comments.get((*role.split("."), "warmup_updates"), "")
+            of_steps = f"{steps} steps of {updates} updates"
+            draft.put(f"{role}.warmup_updates", steps * updates,
+                      f"{of_steps}; {comment}" if comment else of_steps)  # fmt: skip
+        if draft.get(f"{role}.schedule", "constant") != "constant":
+            comment = draft.comments.get((*role.split("."), "schedule"), "")
+            falls = f"falls with each update; there with each step of {updates} updates"
+            draft.put(f"{role}.schedule", draft.get(f"{role}.schedule"),
+                      f"{falls}, {comment}" if comment else falls)  # fmt: skip
 
 
 def warmup(draft: Draft, share: float, role: str = "learner", comment: str = "") -> None:
@@ -114,6 +151,16 @@ def compiled(draft: Draft, name: str, value: Any, _: str) -> None:
         draft.miss(name, value, no_images("model.compile"))
     else:
         draft.put("model.compile", True)
+
+
+def balanced(draft: Draft, coefficient: float = 0.0) -> None:
+    """The balance loss of a mixture of experts whose source states none. Where a recipe says
+    nothing, the model's config does.
+    """
+    key = "model.router_aux_loss_coef"
+    if draft.get(key) is None and _MIXTURE.search(str(draft.get("model.path"))):
+        none = "no balance loss there, whatever the model's config says"
+        draft.put(key, coefficient, f"{draft.system}'s default" if coefficient else none)
 
 
 def frozen_routers(draft: Draft, name: str, value: Any, _: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from postgrad.core.errors import UsageError
-from postgrad.translate import common, nemo_rl_data, nemo_rl_loss, nemo_rl_policy
+from postgrad.translate import common, learning, nemo_rl_data, nemo_rl_loss, nemo_rl_policy
 from postgrad.translate.draft import Draft
 from postgrad.translate.files import config_table
 from postgrad.translate.nested import flattened, overrides, resolved
@@ -97,6 +97,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
     _length(draft, options)
     nemo_rl_policy.policy(draft, options, source)
     _batch(draft, options)
+    learning.counted_in_steps(draft, common.per_step(draft)[1])
     _sampling(draft, options)
     nemo_rl_loss.algorithm(draft, options)
     nemo_rl_loss.ahead(draft, options)

@@ -126,6 +126,8 @@ def _of_torch(draft: Draft, options: Options) -> None:
     draft.put("learner.betas", betas if betas and betas != [0.9, 0.999] else None)
     rate = decimal(options.take("policy.optimizer.kwargs.lr", 0.0))
     draft.put("learner.lr", rate or None)
+    if name == _ADAMW[0] and not options.states("policy.optimizer.kwargs.weight_decay"):
+        draft.put("learner.weight_decay", 0.01, f"torch's default, {learning.ALL_DECAY}")
     parts: dict[str, dict[str, Any]] = {}
     for option in [option for option in options.stated if option.startswith("policy.scheduler.")]:
         number, _, key = option.removeprefix("policy.scheduler.").partition(".")

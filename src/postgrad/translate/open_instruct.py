@@ -16,6 +16,7 @@ from postgrad.translate.rules import Options, apply, decimal, flag
 from postgrad.translate.tables.open_instruct import (
     DEFAULTS,
     JOBS,
+    OF_OLMO_CORE,
     RENAMED,
     RULES,
     SCRIPTS,
@@ -33,7 +34,7 @@ flags_of = flags
 def program_of(word: str, after: str | None) -> str | None:
     """ "dpo" of open_instruct/dpo_tune_cache.py, and of "dpo" itself where it is the first word."""
     if after is None and word in (*JOBS, *SCRIPTS):
-        return SCRIPTS.get(word, word)
+        return word if word in JOBS else SCRIPTS[word]
     match = re.search(r"(?:^|/)open_instruct[./](\w+?)(?:\.py)?$", word)
     return SCRIPTS.get(match[1], match[1]) if match else None
 
@@ -57,6 +58,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
     job, algorithm = JOBS[program]
     draft = Draft(job, "Open-Instruct", source.images)
     options = Options(stated, DEFAULTS[program])
+    in_olmo_core, program = program in OF_OLMO_CORE, OF_OLMO_CORE.get(program, program)
     name = options.stated.get("exp_name") or options.stated.get("run_name")
     common.run_dir(draft, options.take("output_dir", f"runs/{name}" if name else None))
     draft.put("algorithm.type", algorithm, _MEANS if algorithm == "sft" else "")
@@ -71,12 +73,15 @@ def draft_recipe(source: SourceCommand) -> Draft:
             _loss(draft, options)
         _adapter(draft, options)
         _held_out(draft, options)
-    _learner(draft, options)
+    _learner(draft, options, in_olmo_core=in_olmo_core)
+    _optimizer(draft, options, program, in_olmo_core=in_olmo_core)
+    _clipping(draft, options, program, deepspeed=source.stage is not None and not in_olmo_core)
     draft.put("checkpoint.save_hf", True)
     _on_hub(draft, options)
     draft.put("model.path", options.take("model_name_or_path"))
     common.tokenizer(draft, options, "tokenizer_name", "tokenizer_revision")
     apply(RULES, options, draft)
+    learning.balanced(draft)
     common.sampled_as_trained(draft)
     return draft
 
@@ -179,13 +184,55 @@ def _adapter(draft: Draft, options: Options) -> None:
             options.take(name)
 
 
-def _learner(draft: Draft, options: Options) -> None:
-    final = options.take("final_lr_ratio")
-    learning.schedule(draft, options.take("lr_scheduler_type"))
+def _learner(draft: Draft, options: Options, *, in_olmo_core: bool) -> None:
+    final, kind = options.take("final_lr_ratio"), options.take("lr_scheduler_type")
+    falls_to = 0.1 if in_olmo_core and kind == "cosine" else None
+    learning.schedule(draft, kind, comment="to a tenth, as OLMo-core has it" if falls_to else "")
+    draft.put("learner.min_lr_ratio", falls_to)
     if final is not None and draft.get("learner.schedule") == "linear":
         draft.put("learner.min_lr_ratio", decimal(final) or None)
     share, count = float(options.take("warmup_ratio", 0.0)), options.number("warm_up_steps", 0)
+    names = ("warmup_ratio", "warm_up_steps")
+    if not in_olmo_core and learning.unwarmed(draft, options, kind, names):
+        return
     if share:
         learning.warmup(draft, share, comment="rounded up; down there")
     elif count:
         draft.put("learner.warmup_updates", count)
+
+
+def _optimizer(draft: Draft, options: Options, program: str, *, in_olmo_core: bool) -> None:
+    """AdamW's weight decay, and what it is of; some of its programs do not pass the option on."""
+    name, decay = "weight_decay", decimal(options.take("weight_decay", 0.0))
+    if program == "sft" and in_olmo_core:
+        draft.put("learner.betas", [0.9, 0.95], "of OLMo-core's SkipStepAdamW, which also skips "
+                  "updates whose loss or gradient is an outlier; none is skipped here")  # fmt: skip
+    grouped = flag(options.take("set_weight_decay_on_bias_and_norm", True))
+    if program == "reward":
+        draft.put("learner.weight_decay", decay, f"torch's default; {learning.ALL_DECAY}")
+    elif program == "grpo" and not grouped and not in_olmo_core:
+        draft.put("learner.weight_decay", 0.01, f"torch's default, as {name} is not read there "
+                  f"without groups; {learning.ALL_DECAY}")  # fmt: skip
+    elif decay or options.states(name):
+        of_all = in_olmo_core and decay
+        draft.put("learner.weight_decay", decay, learning.ALL_DECAY if of_all else "")
+
+
+def _clipping(draft: Draft, options: Options, program: str, *, deepspeed: bool) -> None:
+    """The bound of a gradient's norm: 1 where DeepSpeed trains, whose "auto" accelerate fills in;
+    else none but the one that is stated. GRPO and PPO have one of 1.
+    """
+    bound = options.take("clip_grad_norm", 1.0 if draft.job == "rl" else 0.0)
+    norm = max(0.0, decimal(bound)) if str(bound) != "None" else 0.0
+    if deepspeed and draft.job != "rl":
+        if options.states("clip_grad_norm") and norm != 1.0:
+            why = 'DeepSpeed clips at 1, what accelerate makes of "auto"'
+            draft.skip("clip_grad_norm", bound, why)
+        norm, comment = 1.0, 'of DeepSpeed there, whose "auto" is 1'
+    elif program == "reward" and options.states("clip_grad_norm"):
+        draft.skip("clip_grad_norm", bound, "reward_modeling.py does not clip")
+        norm, comment = 0.0, ""
+    else:
+        comment = "" if options.states("clip_grad_norm") else "none there without DeepSpeed"
+    if norm != 1.0 or options.states("clip_grad_norm"):
+        draft.put("learner.max_grad_norm", norm, comment)

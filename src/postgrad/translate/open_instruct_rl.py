@@ -52,10 +52,12 @@ def _ahead(draft: Draft, options: Options) -> None:
     """Samples ahead of the policy, where the source says how far."""
     steps = options.number("async_steps", 0) if flag(options.take("async_mode", True)) else 0
     in_flight = flag(options.take("inflight_updates", False))
-    if steps < 1:
+    former = options.states("local_rollout_batch_size") and not options.states("async_steps")
+    if steps < 1 or former:  # the former programs had no such option
         return
     top_p = decimal(options.stated.get("vllm_top_p", 1.0))
-    common.samples_ahead(draft, steps, "async_steps; nothing is dropped here", top_p)
+    default = "" if options.states("async_steps") else ", Open-Instruct's default"
+    common.samples_ahead(draft, steps, f"async_steps{default}; nothing is dropped here", top_p)
     if not in_flight:
         draft.put("rollout.in_flight_updates", False)
 
@@ -123,9 +125,15 @@ def _grpo(draft: Draft, options: Options) -> None:
     filtered = flag(options.take("filter_zero_std_samples"))
     if flag(options.take("active_sampling", False)):
         draft.put("rollout.dynamic_sampling", True, "active_sampling: in up to max_rounds here")
+        draft.put("rollout.filter_on", "total", "scores are of all verifiers and penalties")
     elif not filtered:
         why = "groups without gradient stay in the denominator"
         draft.skip("filter_zero_std_samples", False, why)
+    else:
+        stay = ("groups of equal scores stay in the denominator, which filter_zero_std_samples "
+                "leaves out there")  # fmt: skip
+        comment = draft.comments.get(("algorithm", "type"))
+        draft.put("algorithm.type", name, f"{comment}; {stay}" if comment else stay)
 
 
 def _kl(draft: Draft, options: Options, where: str) -> None:

@@ -38,9 +38,17 @@ _OF_OPTIMIZER = {  # option after "actor." or "critic." -> key of [critic.learne
 _MEANS = {  # what is averaged over something else there
     "sft": "a mean over an update's tokens, as since 0.11; before it over each micro-batch's",
     "distillation": "a mean over an update's tokens; there over each micro-batch's",
-    "process_reward": "a mean over an update's steps; there over each micro-batch's",
+    "process_reward": "a head with two labels; there the logits of their tokens, of all tokens "
+    "where no data.reward_tokens are named. A mean over an update's steps; there over each "
+    "micro-batch's",
     "kto": "its reference point z is a mean over an update; there over a micro-batch of all GPUs",
 }
+
+_TAUGHT = (
+    "forward KL: its cross-entropy, but for the teacher's own entropy, which has no gradient. At "
+    "the tokens that predict the answer; there one token later: not before its first, but at its "
+    "last"
+)
 
 config_of = config_table
 flags_of = flags
@@ -72,7 +80,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
     options = Options(stated, {**SHARED, **DEFAULTS[program]})
     common.run_dir(draft, options.take("ckpt.output_dir", "./ckpt"))
     if job == "rl":
-        _answers(draft, options)
+        _answers(draft, options, older=not any("." in name for name in source.options))
     else:
         draft.put("epochs", options.take("train.max_epochs"))
         ipo = flag(options.take("model.ipo_enable", False))
@@ -82,8 +90,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
         _unread(draft, options, ipo)
         if name == "distillation":
             taught = round(float(options.take("kd.coef")), 9)
-            draft.put("algorithm.teacher_coef", taught, "forward KL: its cross-entropy, but for "
-                      "the teacher's own entropy, which has no gradient")  # fmt: skip
+            draft.put("algorithm.teacher_coef", taught, _TAUGHT)
             draft.put("algorithm.nll_coef", round(1.0 - taught, 9))
         places.processes(draft, "GPUs", source.devices, source.machines)
     _ranks(draft, options)
@@ -96,6 +103,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
     lora = ("ds.lora.rank", "ds.lora.alpha", "ds.lora.dropout", "ds.lora.target_modules")
     learning.adapter(draft, options, lora, "ds.load_in_4bit")
     apply(RULES, options, draft)
+    learning.balanced(draft)
     common.sampled_as_trained(draft)
     return draft
 
@@ -188,13 +196,18 @@ def _plain(template: str) -> str:
     )
 
 
-def _answers(draft: Draft, options: Options) -> None:
-    """Everything of an RL job but data and learner: rollout, batch, algorithm and rewards."""
+def _answers(draft: Draft, options: Options, *, older: bool) -> None:
+    """Everything of an RL job but data and learner: rollout, batch, algorithm and rewards. older:
+    options have the names of before 0.11.
+    """
     prompt, new = options.take("prompt_max_len"), options.take("rollout.max_new_tokens")
     total = options.number("data.max_len")
     if prompt is not None:
         total = int(prompt) + int(new or 1024)
         options.stated["data.max_len"] = total
+        draft.notes.append(
+            f"Prompts of more than {int(prompt)} tokens are dropped; there their end is cut off."
+        )
     comment = "" if new else "half of data.max_len; there what the prompt leaves of it"
     draft.put("rollout.max_new_tokens", int(new) if new else total // 2, comment)
     draft.put("epochs", options.number("train.num_episodes"), "passes over the prompts: episodes")
@@ -203,6 +216,8 @@ def _answers(draft: Draft, options: Options) -> None:
     draft.put("batch.epochs_per_rollout", options.number("train.max_epochs"))
     openrlhf_rl.layout(draft, options)
     openrlhf_rl.algorithm(draft, options)
+    if older:
+        openrlhf_rl.as_before(draft)
     openrlhf_rl.rewards(draft, options)
     openrlhf_rl.roles(draft, options)
 
@@ -224,8 +239,10 @@ def _batch(draft: Draft, options: Options) -> None:
 
 def _learner(draft: Draft, options: Options) -> None:
     least, share = options.take("min_lr_ratio"), float(options.take("lr_warmup_ratio", 0.0))
-    learning.schedule(draft, options.take("lr_scheduler"), least)
-    learning.warmup(draft, share)
+    kind = options.take("lr_scheduler")
+    learning.schedule(draft, kind, least)
+    if not learning.unwarmed(draft, options, kind, ("lr_warmup_ratio",)):
+        learning.warmup(draft, share)
     if flag(options.take("train.enable_ema", False)):
         draft.put("learner.ema_decay", decimal(options.take("train.ema_beta", 0.992)))
 
@@ -256,10 +273,14 @@ def _critic_learner(draft: Draft, options: Options, source: SourceCommand) -> No
         kind = stated.get("lr_scheduler", options.take("lr_scheduler"))
         least = stated.get("min_lr_ratio", options.take("min_lr_ratio"))
         learning.schedule(draft, kind, least, role)
-    if "lr_warmup_ratio" in stated:
-        learning.warmup(draft, float(stated["lr_warmup_ratio"]), role)
+    kind = stated.get("lr_scheduler", options.take("lr_scheduler"))
+    if learning.unwarmed(draft, options, kind, ("critic.lr_warmup_ratio",)):
+        learning.warmup(draft, 0.0, role)
+    elif stated.keys() & {"lr_warmup_ratio", "lr_scheduler"}:
+        share = stated.get("lr_warmup_ratio", options.take("lr_warmup_ratio", 0.0))
+        learning.warmup(draft, float(share), role)
     for key in ("schedule", "min_lr_ratio", "warmup_ratio"):
-        if draft.get(f"{role}.{key}") == draft.get(f"learner.{key}"):
+        if (draft.get(f"{role}.{key}") or None) == draft.get(f"learner.{key}"):
             draft.drop(f"{role}.{key}")
 
 

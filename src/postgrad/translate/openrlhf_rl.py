@@ -114,9 +114,23 @@ def algorithm(draft: Draft, options: Options) -> None:
     if flag(options.take("algo.dynamic_filtering_enable", False)):
         above, below = options.pair("algo.dynamic_filtering_range") or (0.0, 1.0)
         draft.put("rollout.dynamic_sampling", True,
-                 "by the first reward's score; in max_rounds, there until it is full")  # fmt: skip
+                 "by the first reward's score; in max_rounds, there until it is full. Here groups "
+                 "of equal scores too")  # fmt: skip
         draft.put("rollout.keep_above", decimal(above))
         draft.put("rollout.keep_below", decimal(below))
+
+
+def as_before(draft: Draft) -> None:
+    """What versions before 0.11 computed in another way, where the recipe cannot say so: their
+    options have the same names.
+    """
+    name = str(draft.get("algorithm.type"))
+    comment = f"{draft.comments[('algorithm', 'type')]}; before 0.11 within each micro-batch there"
+    if name == "rloo":
+        comment += "; before 0.8.5 whitened too: reinforce_pp_baseline has these advantages"
+    draft.put("algorithm.type", name, comment)
+    if draft.get("algorithm.kl_max") is not None:
+        draft.put("algorithm.kl_max", 10.0, "a token's KL, as there since 0.8.6")
 
 
 def _deviation(draft: Draft, options: Options, name: str, estimator: str) -> None:
@@ -179,8 +193,11 @@ def _kl(draft: Draft, options: Options) -> None:
     draft.put("algorithm.kl_in", "loss" if in_loss else "reward", "" if in_loss else late)
     draft.put("algorithm.kl_estimator", estimator)
     draft.put("algorithm.kl_max", 10.0, "a token's KL, as there")
-    if target is not None and not in_loss:
-        draft.put("algorithm.kl_target", decimal(target))
+    if target is not None and in_loss:
+        why = "adapts a KL in the reward; the one in the loss keeps its coefficient"
+        draft.miss("algo.kl.target", target, why)
+    elif target is not None:
+        draft.put("algorithm.kl_target", decimal(target), common.ADAPTED)
         draft.put("algorithm.kl_horizon", horizon)
 
 

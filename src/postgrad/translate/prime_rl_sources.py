@@ -146,6 +146,7 @@ def _limits(draft: Draft, prefix: str, source: dict[str, Any], environment: str)
         bounds = [source.get(f"{gate}{side}", 0.0) for side in ("reject_min", "reject_max")]
         if source[name] == "advantage_range" and bounds == [0.0, 0.0]:
             draft.put("rollout.dynamic_sampling", True, "advantage_range; in up to max_rounds")
+            draft.put("rollout.filter_on", "total", "advantages are of all rewards")
             for key in ("type", "reject_min", "reject_max"):
                 source.pop(f"{gate}{key}", None)
 

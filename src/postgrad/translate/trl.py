@@ -18,6 +18,7 @@ from postgrad.translate.launch import flags
 from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, apply, decimal, flag
 from postgrad.translate.tables.trl import (
+    BALANCED,
     DEFAULTS,
     JOBS,
     OWN_REWARDS,
@@ -87,6 +88,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
     _learner(draft, options)
     _times(draft, options)
     apply(RULES, options, draft)
+    learning.balanced(draft, 0.001 if program in BALANCED else 0.0)
     if program == "grpo":
         trl_rl.means(draft, options)
     common.sampled_as_trained(draft)
@@ -253,6 +255,12 @@ def _length(draft: Draft, options: Options) -> None:
 
 def _learner(draft: Draft, options: Options) -> None:
     more = options.table("lr_scheduler_kwargs")
+    unread = {
+        name: value
+        for name, value in more.items()
+        if name not in ("min_lr", "min_lr_rate") and (name, value) != ("num_cycles", 0.5)
+    }
+    draft.miss("lr_scheduler_kwargs", unread, "learner.schedule falls once, to min_lr_ratio")
     least = more.get("min_lr_rate")
     if least is None and more.get("min_lr") is not None:
         least = decimal(more["min_lr"]) / decimal(options.take("learning_rate"))
@@ -261,6 +269,9 @@ def _learner(draft: Draft, options: Options) -> None:
     if betas != [0.9, 0.999]:
         draft.put("learner.betas", betas)
     count, share = float(options.take("warmup_steps", 0)), float(options.take("warmup_ratio", 0))
+    names = ("warmup_steps", "warmup_ratio")
+    if learning.unwarmed(draft, options, options.take("lr_scheduler_type"), names):
+        return
     if count >= 1:
         draft.put("learner.warmup_updates", int(count))
     else:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.translate import common, verl_loss, verl_policy, verl_rl
+from postgrad.translate import common, learning, verl_loss, verl_policy, verl_rl
 from postgrad.translate.draft import Draft
 from postgrad.translate.files import config_table
 from postgrad.translate.nested import flattened, overrides, resolved
@@ -86,6 +86,8 @@ def draft_recipe(source: SourceCommand) -> Draft:
         _sft(draft, options, source)
     _checkpoints(draft, options)
     apply({**RULES, **verl_policy.rules(options, job)}, options, draft)
+    if verl_policy.trains_on_fsdp_or_megatron(options, job):  # without a balance loss
+        learning.balanced(draft)
     return draft
 
 
@@ -104,6 +106,7 @@ def _rl(draft: Draft, options: Options, source: SourceCommand, program: str) -> 
     verl_rl.sampling(draft, options)
     verl_loss.algorithm(draft, options, ahead)
     verl_policy.critic(draft, options)
+    verl_policy.counted(draft, options, ahead)
     files = verl_rl.rows(draft, options)
     verl_rl.rewards(draft, options, files)
     verl_policy.frozen(draft, options)
@@ -149,7 +152,8 @@ def _sft(draft: Draft, options: Options, source: SourceCommand) -> None:
     if cut == "error":
         draft.put("data.on_too_long", "error")
     else:
-        draft.put("data.on_too_long", "truncate", f"{cut} there; here the beginning is cut off")
+        same = "as there" if cut == "right" else f"{cut} there"
+        draft.put("data.on_too_long", "truncate", f"{same}: rows keep their beginning here")
     verl_rl.kwargs(draft, options)
     limit = options.number("data.train_max_samples", -1)
     draft.put("data.limit", limit if limit > 0 else None)

@@ -181,7 +181,8 @@ def _kl(draft: Draft, options: Options) -> None:
     if KLS[base] == "k3" and not through:
         draft.put("algorithm.kl_max", 10.0, "a token's KL, as there")
     if adapted and not in_loss:
-        draft.put("algorithm.kl_target", 0.1 if target is None else decimal(target))
+        bound = 0.1 if target is None else decimal(target)
+        draft.put("algorithm.kl_target", bound, common.ADAPTED)
         draft.put("algorithm.kl_horizon", None if horizon is None else int(decimal(horizon)))
 
 

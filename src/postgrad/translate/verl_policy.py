@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from postgrad.translate import learning, places
+from postgrad.translate import common, learning, places
 from postgrad.translate.draft import Draft
 from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, Rule, decimal, flag, needless
@@ -25,6 +25,11 @@ _OF_CRITIC: dict[str, Any] = {  # keys of a learner -> what holds where verl sta
     "warmup_updates": 0,
     "warmup_ratio": 0.0,
 }
+_OF_AUTOMODEL = {  # its own defaults
+    "optim.lr": 1e-5,
+    "optim.lr_scheduler_type": "cosine",
+    "optim.min_lr_ratio": 0.01,
+}
 _OTHER = "of a backend that does not train here"
 # section of a backend -> names of the options there that say how ranks share the work: matrices,
 # sequences, experts
@@ -37,6 +42,7 @@ _SHARES = {
     "torchtitan": ("tensor_parallel_size", "context_parallel_size", "expert_parallel_size"),
     "engine": ("tp", "cp", "ep"),
 }  # fmt: skip
+_DECAY_ALL = ("fsdp_config", "torchtitan", "automodel")  # which have no groups of weights
 _SHORT = {  # of engines that only SFT has
     "automodel": ("tp_size", "cp_size", "ep_size"),
     "mlite": ("tp", "cp", "ep"),
@@ -56,6 +62,11 @@ def _backend(options: Options, job: str) -> str:
         return "engine"
     sections = (name for name in (*_SHARES, *_SHORT) if any(name in text for text in stated))
     return next(sections, "fsdp_config")
+
+
+def trains_on_fsdp_or_megatron(options: Options, job: str) -> bool:
+    """Whether one of verl's two most used backends trains."""
+    return _backend(options, job) in ("fsdp_config", "megatron")
 
 
 def rules(options: Options, job: str) -> dict[str, Rule]:
@@ -102,6 +113,8 @@ def trained(draft: Draft, options: Options, source: SourceCommand) -> None:
     places.processes(draft, "GPUs", count, source.machines or nodes)
     _divided(draft, options, section, "engine.")
     _adapter(draft, options, "model.")
+    if section == "automodel":
+        options.defaults |= _OF_AUTOMODEL
     optimizer(draft, options, "optim.", "learner")
 
 
@@ -192,8 +205,10 @@ def optimizer(draft: Draft, options: Options, prefix: str, role: str) -> None:
     rate = decimal(options.take(f"{prefix}lr"))
     draft.put(f"{role}.lr", rate, "" if options.states(f"{prefix}lr") else "verl's default")
     decay = decimal(options.take(f"{prefix}weight_decay"))
-    draft.put(f"{role}.weight_decay", decay or None,
-              "" if options.states(f"{prefix}weight_decay") else "verl's default")  # fmt: skip
+    default = "" if options.states(f"{prefix}weight_decay") else "verl's default, "
+    of_all = _backend(options, draft.job) in _DECAY_ALL
+    comment = f"{default}{learning.ALL_DECAY}" if of_all else default.removesuffix(", ")
+    draft.put(f"{role}.weight_decay", decay or None, comment)
     betas = options.numbers(f"{prefix}betas")
     draft.put(f"{role}.betas", betas if betas and betas != [0.9, 0.999] else None)
     clip = options.take(f"{prefix}clip_grad")
@@ -205,7 +220,8 @@ def _schedule(draft: Draft, options: Options, prefix: str, role: str, rate: floa
     kinds = [options.take(f"{prefix}{key}") for key in ("lr_scheduler_type", "lr_decay_style")]
     kind = str(next((kind for kind in kinds if kind is not None), "constant"))
     least = options.take(f"{prefix}min_lr_ratio")
-    floor = options.take(f"{prefix}min_lr")
+    floors = [options.take(f"{prefix}{key}") for key in ("min_lr", "lr_min")]
+    floor = next((floor for floor in floors if floor is not None), None)
     if floor is not None and rate and least is None:
         least = round(decimal(floor) / rate, 12)
     over = options.take(f"{prefix}lr_decay_steps")
@@ -222,6 +238,14 @@ def _schedule(draft: Draft, options: Options, prefix: str, role: str, rate: floa
         draft.put(f"{role}.warmup_updates", int(decimal(updates)))
     elif share:
         draft.put(f"{role}.warmup_ratio", share, "rounded up; down there")
+
+
+def counted(draft: Draft, options: Options, ahead: Ahead | None) -> None:
+    """A rate there is that of all updates of a batch."""
+    updates = common.per_step(draft)[1]
+    if ahead is not None and ahead.updates:
+        updates = options.number("async_training.require_batches", 1)
+    learning.counted_in_steps(draft, updates, ("learner", "critic.learner"))
 
 
 def frozen(draft: Draft, options: Options) -> None:

@@ -94,8 +94,12 @@ def sampling(draft: Draft, options: Options) -> None:
     top_k = options.number(f"{ROLLOUT}top_k", -1)
     draft.put("rollout.top_k", top_k if top_k > 0 else None)
     rounds = options.number("algorithm.filter_groups.max_num_gen_batches", 0)
+    metric = str(options.stated.get("algorithm.filter_groups.metric"))
     if flag(options.take("algorithm.filter_groups.enable", False)):
-        draft.put("rollout.dynamic_sampling", True, "by the first reward's score")
+        of_total = metric in ("seq_reward", "seq_final_reward")
+        comment = "" if of_total else "by the first reward's score"
+        draft.put("rollout.dynamic_sampling", True, comment)
+        draft.put("rollout.filter_on", "total" if of_total else None, metric)
         draft.put("rollout.max_rounds", rounds if rounds > 0 else None)
 
 

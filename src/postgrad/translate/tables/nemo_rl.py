@@ -10,6 +10,7 @@ from postgrad.translate.rules import (
     Rule,
     decimal,
     family,
+    flag,
     missing,
     missing_above_1,
     missing_but,
@@ -109,11 +110,21 @@ def _rollout_turns(draft: Draft, name: str, value: Any, _: str) -> None:
         draft.skip(name, value, "an answer is one turn")
 
 
+def _filtered(draft: Draft, _: str, value: Any, __: str) -> None:
+    """Whether groups of equal scores are replaced."""
+    alone = "; there a sample whose siblings have equal scores is left out too, alone"
+    comment = "by the first reward's score"
+    if flag(value):
+        if draft.get("algorithm.leave_one_out"):
+            comment += alone
+        draft.put("rollout.dynamic_sampling", True, comment)
+
+
 RULES: dict[str, Rule] = {
     "grpo.seed": to("seed"),
     "grpo.max_rollout_turns": _rollout_turns,
     "grpo.overlong_filtering": to("algorithm.mask_truncated_completions", read=on),
-    "grpo.use_dynamic_sampling": to("rollout.dynamic_sampling", "by the first reward's score", on),
+    "grpo.use_dynamic_sampling": _filtered,
     **family(
         "grpo.", "advantage_clip_low advantage_clip_high", missing("advantages are not bounded")
     ),
@@ -215,7 +226,7 @@ RULES: dict[str, Rule] = {
     "policy.tokenizer.use_fastokens": needless(common.SO_HERE),
     "policy.tokenizer.*": missing("the tokenizer is read from model.path"),
     **family("policy.", "sequence_packing.* dynamic_batching.*", needless(common.PACKED)),
-    "policy.optimizer.kwargs.weight_decay": to("learner.weight_decay", read=decimal),
+    "policy.optimizer.kwargs.weight_decay": to("learner.weight_decay", learning.ALL_DECAY, decimal),
     "policy.optimizer.kwargs.eps": to("learner.eps", read=decimal),
     **family("policy.optimizer.kwargs.", "foreach fused", needless(common.SO_HERE)),
     "policy.optimizer.kwargs.*": missing(

@@ -237,6 +237,7 @@ RULES: dict[str, Rule] = {
     **family("", "local_rank actor.init_on_gpu", needless("how processes start")),
     **family("rollout.", "micro_batch_size max_tokens_per_gpu", needless(common.CUT_BY_TOKENS)),
     "rollout.vllm_generate_batch_size": missing("a round asks for the prompts that a step misses"),
+    "ptx_coef": needless("its loss is of pretrain_data, which no version since 0.8 reads"),
     "use_ms": missing("models and data come from the Hugging Face hub"),
     "critic.save_value_network": missing("postgrad export --role critic writes it"),
     **family("logger.", "logging_steps wandb.key wandb.org wandb.group wandb.project "

@@ -101,7 +101,7 @@ RULES: dict[str, Rule] = {
     "max_steps": to("steps"),
     "trainer.max_steps": to("steps"),
     "orchestrator.max_steps": to("steps"),
-    "trainer.optim.weight_decay": to("learner.weight_decay", read=decimal),
+    "trainer.optim.weight_decay": to("learner.weight_decay", learning.ALL_DECAY, decimal),
     "trainer.optim.max_norm": to("learner.max_grad_norm", read=decimal),
     "trainer.optim.mu": to("learner.muon_momentum", read=decimal),
     "trainer.optim.momentum": missing("of SGD, which is not here"),

@@ -102,6 +102,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
             "lam": 0.95, "response_length": 53, "temperature": 0.7, "max_length": None},
 }  # fmt: skip
 
+BALANCED = ("sft", "dpo", "kto", "grpo", "rloo")  # with router_aux_loss_coef 0.001
 _OWN_LOOP = "the loop is one process's own"
 _MASTER = "weights that train are float32, and cast to model.dtype to compute"
 _SAVING = "every run saves and logs into run_dir"

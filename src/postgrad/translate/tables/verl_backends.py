@@ -156,12 +156,13 @@ MEGATRON: dict[str, Rule] = {  # after megatron., or engine.
 OPTIMIZER: dict[str, Rule] = {  # after optim.
     **family(
         "",
-        "total_training_steps num_cycles zero_indexed_step optimizer_impl lr_decay_steps "
+        "total_training_steps zero_indexed_step optimizer_impl lr_decay_steps "
         "weight_decay_incr_style use_checkpoint_opt_param_scheduler lr_wsd_decay_style "
         "lr_wsd_decay_steps min_lr_factor main_grads_dtype master_weights "
-        "foreach fused lr_min",
+        "foreach fused",
         needless("a schedule ends with the run, and AdamW is torch's"),
     ),
+    "num_cycles": missing_but(("0.5",), "learner.schedule falls once, to min_lr_ratio"),
     **family(
         "",
         "lr_warmup_init init_lr_ratio",
