@@ -10,7 +10,7 @@ import pytest
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.process import done
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import PlacedImage, Prompt
+from postgrad.core.records import PlacedImage, Prompt, Sequences
 from postgrad.observe.console import Console
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.training.publish import Publisher
@@ -134,6 +134,30 @@ def test_a_probe_of_a_sample_with_images_begins_at_an_image_and_has_the_last_one
     only_early = replace(PROMPT, token_ids=ids, images=images[:1])
     Publisher(both, both, [only_early], both.give_back)
     assert seen[1][0][0][0] == 5  # longer, so that the tower is probed
+
+
+def test_a_step_without_samples_is_probed_as_a_run_that_resumes_at_it_is() -> None:
+    """With prompts: samples of steps before are in no checkpoint."""
+    seen: list[list[int]] = []
+
+    class Noting(Written):
+        def logprobs(self, sequences: Any, temperature: float | None = None) -> Any:
+            if temperature is None:
+                seen.extend(tokens.tolist() for tokens in sequences.tokens)
+            return super().logprobs(sequences, temperature)
+
+    def samples(*tokens: list[int]) -> Sequences:
+        mask = [np.arange(len(one)) > 0 for one in tokens]
+        group = np.arange(len(tokens), dtype=np.int64)
+        return Sequences(Ragged.of(tokens, np.int32), Ragged.of(mask, np.bool_), group)
+
+    both: Any = Noting()
+    publish = Publisher(both, both, [PROMPT], both.give_back)
+    for step in (samples([7, 8]), samples()):
+        publish.show(step)
+        publish(1)
+    assert seen == [[7, 8], [0, 1, 2, 3]]
+    assert both.asked.count("the engine scores") == 5  # what it had before is scored with each too
 
 
 @pytest.mark.slow

@@ -33,8 +33,9 @@ class Publisher:
     learner, after its part of the probe, before the engine wakes for weights, again before it wakes
     for its cache, and after the engine's part; the engine when it rests.
 
-    The probe's sequences are the newest samples where there are any (`show`), else prompts. The
-    engine scores them before the policy learns: weights that it borrows change with the update.
+    The probe's sequences are the samples of the step where it has any (`show`), else prompts: a run
+    that resumes has none of earlier steps. The engine scores them before the policy learns: weights
+    that it borrows change with the update.
     """
 
     def __init__(
@@ -59,15 +60,20 @@ class Publisher:
         self._engine = engine
         self._give_back = give_back
         tokens, images = zip(*((p.token_ids, p.images) for p in prompts), strict=True)
-        self._probe = _probe(tokens, images, slice(PROBE_TOKENS))
+        self._probe = self._prompts = _probe(tokens, images, slice(PROBE_TOKENS))
         self._before = self._engines()
 
     def show(self, sequences: Sequences) -> None:
-        """Probes with these sequences from now on. To be called before an update."""
+        """Probes with these sequences of a step, or with prompts where it has none. To be called
+        before an update.
+        """
+        probe = self._prompts
         if len(sequences):
-            self._probe = _probe(
+            probe = _probe(
                 list(sequences.tokens)[:PROBES], sequences.images, slice(-PROBE_TOKENS, None)
             )
+        if probe is not self._probe:
+            self._probe = probe
             self._before = self._engines()
 
     def __call__(self, version: int) -> dict[str, float]:
