@@ -123,8 +123,7 @@ def planned_roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
         if role.model.lora is not None:
             require_targets(role.shape, role.model.lora)
             _require_adaptable(role, role.model.lora)
-    rollout = recipe.rollout_settings
-    replays = rollout is not None and rollout.router_replay != "off"
+    replays = isinstance(recipe, RLRecipe) and recipe.rollout.router_replay != "off"
     if replays and not roles[0].shape.frozen(ROUTER):
         raise no_replay(roles[0].shape.model_type)
     return roles
