@@ -20,6 +20,9 @@ from postgrad.rollout.engine import Engine, Sent, WeightHandover
 
 PROBES = 4  # sequences that are scored twice after each publish
 PROBE_TOKENS = 128  # of each: enough to tell weights apart, little enough to cost nothing
+# Whatever the run samples at: weights are compared, and a low one multiplies what rounding alone
+# makes of the same weights.
+PROBE_TEMPERATURE = 1.0
 
 
 def unlogged(kind: str, message: str, **fields: object) -> None:
@@ -81,7 +84,8 @@ class Publisher:
         probe's metrics for the sentinel, and those of the way that the weights went.
         """
         policy = self._policy
-        learner = policy.logprobs(self._probe).result()  # while the engine takes nothing
+        # while the engine takes nothing
+        learner = policy.logprobs(self._probe, PROBE_TEMPERATURE).result()
         self._give_back("weights")
         weights = policy.adapter_weights() if self._adapter else policy.hub_weights()
         # when all were handed over, what gathering them took is given back, and what only learns
@@ -116,7 +120,7 @@ class Publisher:
     def _engines(self) -> list[Logprobs]:
         tokens, images = list(self._probe.tokens), self._probe.images
         shown = (images,) if images else ()
-        return self._engine.logprobs(tokens, self._policy.temperature, *shown)
+        return self._engine.logprobs(tokens, PROBE_TEMPERATURE, *shown)
 
 
 def _probe(
