@@ -18,12 +18,15 @@ from postgrad.recipe.recipe import Recipe
 from postgrad.training.start import train
 
 ADAPTER = {"rank": 2, "alpha": 4}
+ON_EXPERTS = {**ADAPTER, "targets": ["q_proj", "experts", "router"]}
 HERE = parse_hardware("1xH100")
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "z-loss": ("qwen3", {"model": {"router_z_loss_coef": 0.1}}),
     "balance loss": ("qwen3", {"model": {"router_aux_loss_coef": 0.1}}),
     "replay": ("qwen3", {"rollout": {"router_replay": "old"}}),
     "tied": ("qwen3", {"model": {"lora": {**ADAPTER, "modules_to_save": ["lm_head"]}}}),
+    "dora of experts": ("qwen3_moe", {"model": {"lora": {**ON_EXPERTS, "dora": True}}}),
+    "dropout of experts": ("qwen3_moe", {"model": {"lora": {**ON_EXPERTS, "dropout": 0.1}}}),
     "dropout": ("qwen3_next", {"model": {"lora": {**ADAPTER, "dropout": 0.1}}}),
 }
 

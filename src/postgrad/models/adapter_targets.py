@@ -12,7 +12,7 @@ from postgrad.models.adapter_mixtures import mixture_weights
 from postgrad.models.adapter_parameters import ends_of
 from postgrad.models.adapter_reader import HEAD, linear_layers
 from postgrad.models.attention import carries_states
-from postgrad.models.refusals import no_dropout, tied_apart
+from postgrad.models.refusals import no_dropout, no_part_of_mixtures, tied_apart
 from postgrad.models.settings import EXPERTS, ROUTER, LoraSettings, is_target
 
 
@@ -60,11 +60,7 @@ def target_weights(lm: Any, settings: LoraSettings) -> list[str]:
     ]
     for key in ("dropout", "dora") if names else ():
         if getattr(settings, key):
-            raise UsageError(
-                f"model.lora.{key}: adapters on experts and routers ({', '.join(ends_of(names))}) "
-                f"have none, in PEFT neither: leave {key} out, or name linear layers alone in "
-                "model.lora.targets"
-            )
+            raise no_part_of_mixtures(key, ends_of(names))
     return names
 
 

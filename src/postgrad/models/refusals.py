@@ -2,6 +2,8 @@
 model alone, and by a run that has loaded it. kind: the type of the model.
 """
 
+from collections.abc import Iterable
+
 from postgrad.core.errors import UsageError
 
 
@@ -42,6 +44,16 @@ def no_dropout(kind: str) -> UsageError:
     return UsageError(
         f"model.lora.dropout: layers of a {kind} model, which carry a state along the sequence, "
         "compute rows in another order than that of the masks: use 0"
+    )
+
+
+def no_part_of_mixtures(key: str, weights: Iterable[str]) -> UsageError:
+    """Of model.lora.KEY, dropout or dora, beside adapters on experts or routers. weights: the ends
+    of the names of what they stand on.
+    """
+    return UsageError(
+        f"model.lora.{key}: adapters on experts and routers ({', '.join(weights)}) have none, in "
+        f"PEFT neither: leave {key} out, or name linear layers alone in model.lora.targets"
     )
 
 

@@ -10,6 +10,7 @@ from postgrad.models.flops import MULTIPLY_ADD
 from postgrad.models.refusals import (
     no_balance_loss,
     no_dropout,
+    no_part_of_mixtures,
     no_replay,
     no_z_loss,
     several_matrices,
@@ -146,10 +147,14 @@ def _require_plain_matrices(shape: ModelShape, model: ModelSettings) -> None:
 
 
 def _require_adaptable(role: PlannedRole, lora: LoraSettings) -> None:
-    """Raises UsageError for dropout beside layers that carry a state, and for a tied matrix that an
-    adapter would train whole.
+    """Raises UsageError for dropout beside layers that carry a state, for dropout and DoRA on
+    experts and routers, and for a tied matrix that an adapter would train whole.
     """
     shape = role.shape
+    if stacks := [name for name, *_ in _stacks(shape, lora)]:
+        for key in ("dropout", "dora"):
+            if getattr(lora, key):
+                raise no_part_of_mixtures(key, stacks)
     if lora.dropout and shape.counted is not None and shape.counted.states:
         raise no_dropout(shape.model_type)
     if shape.tied and not role.scores and lora.modules_to_save:
@@ -271,12 +276,17 @@ def adapted_stacks(shape: ModelShape, lora: LoraSettings) -> list[tuple[int, int
     """(experts, inputs, outputs) of the weights of experts, and of routers, of 1 expert, of one
     decoder layer that are adapted.
     """
+    return [(experts, inputs, outputs) for _, experts, inputs, outputs in _stacks(shape, lora)]
+
+
+def _stacks(shape: ModelShape, lora: LoraSettings) -> list[tuple[str, int, int, int]]:
+    """The same, with their names."""
     stacks = shape.counted.stacks if shape.counted is not None else ()
     return [
-        size
-        for name, *size in stacks
-        if any(is_target(target, name, _kind(name)) for target in lora.targets)
-    ]  # pyright: ignore[reportReturnType]  # three numbers
+        stack
+        for stack in stacks
+        if any(is_target(target, stack[0], _kind(stack[0])) for target in lora.targets)
+    ]
 
 
 def _kind(name: str) -> str:
