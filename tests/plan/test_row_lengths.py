@@ -81,6 +81,11 @@ def test_the_part_that_is_held_out_is_no_part_of_an_epoch(data: Path) -> None:
     assert lengths("sft", part, eval={"every": 1, "sets": [part]}).rows == 30
 
 
+def test_a_lone_row_that_may_be_held_out_is_planned_as_trained_on(data: Path) -> None:
+    part = {"path": str(data), "limit": 1, "eval_fraction": 0.5}  # half a row, which rounds to none
+    assert lengths("sft", part, eval={"every": 1, "sets": [part]}).rows == 1
+
+
 @pytest.mark.parametrize("max_len", [1000, 110])
 def test_conversations_are_as_long_as_training_reads_them(
     max_len: int, data: Path, model: Path

@@ -10,7 +10,7 @@ import pytest
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.process import done
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import PlacedImage, Prompt
+from postgrad.core.records import PlacedImage, Prompt, Sequences
 from postgrad.observe.console import Console
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.training.publish import Publisher
@@ -66,10 +66,11 @@ PROMPT = Prompt(0, np.arange(4, dtype=np.int32), "?", None, "rows", 0)
 class Written:
     """A policy and an engine that write down what they are asked, in one list."""
 
-    updates, temperature = 3, 1.0
+    updates, temperature = 3, 0.2
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.temperatures = set[float | None]()
 
     def give_back(self, stays: str = "all") -> None:
         kept = {"all": "", "weights": " and keeps weights", "nothing": " and keeps nothing"}
@@ -85,7 +86,8 @@ class Written:
         self.asked.append("the engine wakes for its cache")
 
     def logprobs(self, sequences: Any, temperature: float | None = None) -> Any:
-        if temperature is not None:
+        self.temperatures.add(temperature)
+        if isinstance(sequences, list):
             self.asked.append("the engine scores")
             return [np.zeros(len(one), np.float32) for one in sequences]
         self.asked.append("the learner scores")
@@ -111,12 +113,26 @@ def test_the_learner_gives_back_before_each_time_that_the_engine_takes() -> None
     ]
 
 
+def test_weights_are_compared_at_temperature_one_which_multiplies_no_rounding() -> None:
+    both: Any = Written()
+    Publisher(both, both, [PROMPT], both.give_back)(3)
+    assert both.temperatures == {1.0}
+
+
+@pytest.mark.slow
+def test_a_run_that_samples_at_a_low_temperature_is_not_stopped(
+    make_recipe: Any, console: Console
+) -> None:
+    """Logits that rounding moves by 1e-7 are logprobs that it moves by 0.1 there."""
+    train(make_recipe("rl", rollout={"temperature": 1e-6}), console)
+
+
 def test_a_probe_of_a_sample_with_images_begins_at_an_image_and_has_the_last_one() -> None:
     seen: list[Any] = []
 
     class Shown(Written):
         def logprobs(self, sequences: Any, temperature: Any = None, images: Any = ()) -> Any:
-            if temperature is not None:
+            if isinstance(sequences, list):
                 seen.append((sequences, images))
             return super().logprobs(sequences, temperature)
 
@@ -134,6 +150,30 @@ def test_a_probe_of_a_sample_with_images_begins_at_an_image_and_has_the_last_one
     only_early = replace(PROMPT, token_ids=ids, images=images[:1])
     Publisher(both, both, [only_early], both.give_back)
     assert seen[1][0][0][0] == 5  # longer, so that the tower is probed
+
+
+def test_a_step_without_samples_is_probed_as_a_run_that_resumes_at_it_is() -> None:
+    """With prompts: samples of steps before are in no checkpoint."""
+    seen: list[list[int]] = []
+
+    class Noting(Written):
+        def logprobs(self, sequences: Any, temperature: float | None = None) -> Any:
+            if not isinstance(sequences, list):
+                seen.extend(tokens.tolist() for tokens in sequences.tokens)
+            return super().logprobs(sequences, temperature)
+
+    def samples(*tokens: list[int]) -> Sequences:
+        mask = [np.arange(len(one)) > 0 for one in tokens]
+        group = np.arange(len(tokens), dtype=np.int64)
+        return Sequences(Ragged.of(tokens, np.int32), Ragged.of(mask, np.bool_), group)
+
+    both: Any = Noting()
+    publish = Publisher(both, both, [PROMPT], both.give_back)
+    for step in (samples([7, 8]), samples()):
+        publish.show(step)
+        publish(1)
+    assert seen == [[7, 8], [0, 1, 2, 3]]
+    assert both.asked.count("the engine scores") == 5  # what it had before is scored with each too
 
 
 @pytest.mark.slow

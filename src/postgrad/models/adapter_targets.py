@@ -12,6 +12,7 @@ from postgrad.models.adapter_mixtures import mixture_weights
 from postgrad.models.adapter_parameters import ends_of
 from postgrad.models.adapter_reader import HEAD, linear_layers
 from postgrad.models.attention import carries_states
+from postgrad.models.refusals import no_dropout, no_part_of_mixtures, tied_apart
 from postgrad.models.settings import EXPERTS, ROUTER, LoraSettings, is_target
 
 
@@ -28,11 +29,7 @@ def target_layers(lm: nn.Module, settings: LoraSettings) -> list[str]:
         from postgrad.models.states import reads_weight
 
         if settings.dropout:
-            raise UsageError(
-                f"model.lora.dropout: layers of a {lm.config.model_type} model, which carry a "  # pyright: ignore[reportAttributeAccessIssue]
-                "state along the sequence, compute rows in another order than that of the masks: "
-                "use 0"
-            )
+            raise no_dropout(lm.config.model_type)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
         above = {name: lm.get_submodule(name.rpartition(".")[0]) for name in linear}
         linear = [n for n in linear if not reads_weight(above[n], n.rpartition(".")[2])]
     if not linear:
@@ -63,11 +60,7 @@ def target_weights(lm: Any, settings: LoraSettings) -> list[str]:
     ]
     for key in ("dropout", "dora") if names else ():
         if getattr(settings, key):
-            raise UsageError(
-                f"model.lora.{key}: adapters on experts and routers ({', '.join(ends_of(names))}) "
-                f"have none, in PEFT neither: leave {key} out, or name linear layers alone in "
-                "model.lora.targets"
-            )
+            raise no_part_of_mixtures(key, ends_of(names))
     return names
 
 
@@ -96,8 +89,7 @@ def saved_modules(lm: Any, settings: LoraSettings) -> list[str]:
     """Names of the modules that train whole beside an adapter of these settings, in the model's
     order: its embeddings and its output head where they are named, and a `score` head always.
 
-    Raises UsageError for a name of anything else, and where the model ties the two: one matrix
-    would become two, which its config, and so an export, has no place for.
+    Raises UsageError for a name of anything else, and where the model ties the two.
     """
     modules = lm.get_input_embeddings(), lm.get_output_embeddings(), getattr(lm, HEAD, None)
     names = {
@@ -118,9 +110,5 @@ def saved_modules(lm: Any, settings: LoraSettings) -> list[str]:
     weights = [names[name].weight for name in wanted]
     tied = modules[1] is not None and modules[0].weight is modules[1].weight
     if tied and any(weight is modules[0].weight for weight in weights):
-        raise UsageError(
-            "model.lora.modules_to_save: this model's output head is its embedding matrix "
-            "(tie_word_embeddings), and trained apart they would be two: leave it out, or train "
-            "the model whole, without [model.lora]"
-        )
+        raise tied_apart()
     return [name for name in names if name in wanted]

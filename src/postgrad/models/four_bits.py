@@ -19,9 +19,9 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from postgrad.core.errors import UsageError
 from postgrad.models.attention import layers_of
 from postgrad.models.linear import project
+from postgrad.models.refusals import several_matrices
 from postgrad.ops.quantization import (
     BLOCK,
     WIDE_BLOCK,
@@ -147,11 +147,7 @@ class _Quantizer(HfQuantizer):
                 if isinstance(module, nn.Conv1d):
                     continue  # of each channel alone: a few numbers
                 if any(p.ndim > 2 for p in module.parameters(recurse=False)):
-                    raise UsageError(
-                        f'model.quantize = "4bit": {type(module).__name__} of this '
-                        f"{model.config.model_type} model keeps several matrices in one weight, "
-                        'which is not quantised: use "none"'
-                    )
+                    raise several_matrices(type(module).__name__, model.config.model_type)
 
     def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
         module, name = get_module_from_name(model, param_name)

@@ -27,6 +27,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TE
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.adapter_targets import target_weights
 from postgrad.models.attention import layers_of, text_config
+from postgrad.models.refusals import no_balance_loss, no_replay, no_z_loss
 from postgrad.models.settings import ROUTER, ModelSettings
 
 # In the names of weights: what is added to a router's scores for its choice alone. It may lie
@@ -216,10 +217,7 @@ def balance_of(config: Any, settings: ModelSettings) -> float:
     text = config.get_text_config()
     if not hasattr(inspect.getmodule(_writer_of(config)), "load_balancing_loss_func"):
         if stated:
-            raise UsageError(
-                f"model.router_aux_loss_coef = {stated:g}: transformers has no balance loss for a "
-                f"{config.model_type} model; leave it out"
-            )
+            raise no_balance_loss(stated, config.model_type)
         return 0.0
     return float(getattr(text, "router_aux_loss_coef", 0.0) if stated is None else stated)
 
@@ -244,9 +242,7 @@ def routers_of(
     kind, routers = lm.config.model_type, _routers(lm)
     balance, z = balance_of(lm.config, settings), settings.router_z_loss_coef
     if z and not routers:
-        raise UsageError(
-            f"model.router_z_loss_coef = {z:g}: a {kind} model has no routers here; leave it out"
-        )
+        raise no_z_loss(z, kind)
     if compiled and (balance or z or replays):
         raise UsageError(
             "model.compile: the routers of compiled layers cannot be watched: set "
@@ -276,10 +272,7 @@ def replayable(lm: Any) -> Routers:
 
 def _required(lm: Any) -> list[tuple[nn.Module, int]]:
     if not (routers := _routers(lm)):
-        raise UsageError(
-            f"rollout.router_replay: a {lm.config.model_type} model is no mixture of experts, or "
-            "transformers does not say where its routers are: leave it out"
-        )
+        raise no_replay(lm.config.model_type)
     return routers
 
 

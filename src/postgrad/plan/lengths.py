@@ -127,7 +127,7 @@ def _measured(recipe: Recipe, model: ModelSettings, store: MeasuredImages) -> Ro
         all_read &= size <= LARGE
         chosen = rows[:: -(-len(rows) // SAMPLE)]
         samples = [s for row in chosen for s in _samples(row, settings, recipe, count, images)]
-        trained = round(len(rows) * (1 - settings.eval_fraction))
+        trained = max(1, round(len(rows) * (1 - settings.eval_fraction)))
         draws = settings.draws(trained) if isinstance(settings, Share) else trained
         counted += len(chosen)
         if any(math.isnan(sum(sample)) for sample in samples):

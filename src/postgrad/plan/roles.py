@@ -7,6 +7,15 @@ from postgrad.cluster.settings import POLICY
 from postgrad.core.errors import UsageError
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.flops import MULTIPLY_ADD
+from postgrad.models.refusals import (
+    no_balance_loss,
+    no_dropout,
+    no_part_of_mixtures,
+    no_replay,
+    no_z_loss,
+    several_matrices,
+    tied_apart,
+)
 from postgrad.models.settings import (
     EXPERTS,
     ROUTER,
@@ -99,7 +108,8 @@ class PlannedRole:
 
 def planned_roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
     """The roles of a run, the one that the job trains first. find: the shape of a [model] table.
-    Raises UsageError for parts to freeze, and for targets of adapters, that a model has none of.
+    Raises UsageError for settings of [model], and of a replay of routers, that a run would refuse
+    once it has loaded a model of this shape.
     """
     roles = _roles(recipe, find)
     for role in roles:
@@ -109,9 +119,46 @@ def planned_roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
             if not role.shape.frozen(part):
                 key = "critic.model.freeze" if role.name == "critic" else "model.freeze"
                 raise no_such_part(part, role.shape.model_type, key)
+        _require_routers(role.shape, role.model)
+        _require_plain_matrices(role.shape, role.model)
         if role.model.lora is not None:
             require_targets(role.shape, role.model.lora)
+            _require_adaptable(role, role.model.lora)
+    replays = isinstance(recipe, RLRecipe) and recipe.rollout.router_replay != "off"
+    if replays and not roles[0].shape.frozen(ROUTER):
+        raise no_replay(roles[0].shape.model_type)
     return roles
+
+
+def _require_routers(shape: ModelShape, model: ModelSettings) -> None:
+    """Raises UsageError for losses of routers that a model does not have. That transformers has no
+    balance loss for a mixture is found when it is loaded.
+    """
+    if model.router_z_loss_coef and not shape.frozen(ROUTER):
+        raise no_z_loss(model.router_z_loss_coef, shape.model_type)
+    if model.router_aux_loss_coef and shape.counted is None:  # a dense type
+        raise no_balance_loss(model.router_aux_loss_coef, shape.model_type)
+
+
+def _require_plain_matrices(shape: ModelShape, model: ModelSettings) -> None:
+    """Raises UsageError for four bits of experts that lie in one weight."""
+    if model.quantize == "4bit" and shape.counted is not None and shape.counted.routed:
+        raise several_matrices("what holds the experts", shape.model_type)
+
+
+def _require_adaptable(role: PlannedRole, lora: LoraSettings) -> None:
+    """Raises UsageError for dropout beside layers that carry a state, for dropout and DoRA on
+    experts and routers, and for a tied matrix that an adapter would train whole.
+    """
+    shape = role.shape
+    if stacks := [name for name, *_ in _stacks(shape, lora)]:
+        for key in ("dropout", "dora"):
+            if getattr(lora, key):
+                raise no_part_of_mixtures(key, stacks)
+    if lora.dropout and shape.counted is not None and shape.counted.states:
+        raise no_dropout(shape.model_type)
+    if shape.tied and not role.scores and lora.modules_to_save:
+        raise tied_apart()
 
 
 def _roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
@@ -229,12 +276,17 @@ def adapted_stacks(shape: ModelShape, lora: LoraSettings) -> list[tuple[int, int
     """(experts, inputs, outputs) of the weights of experts, and of routers, of 1 expert, of one
     decoder layer that are adapted.
     """
+    return [(experts, inputs, outputs) for _, experts, inputs, outputs in _stacks(shape, lora)]
+
+
+def _stacks(shape: ModelShape, lora: LoraSettings) -> list[tuple[str, int, int, int]]:
+    """The same, with their names."""
     stacks = shape.counted.stacks if shape.counted is not None else ()
     return [
-        size
-        for name, *size in stacks
-        if any(is_target(target, name, _kind(name)) for target in lora.targets)
-    ]  # pyright: ignore[reportReturnType]  # three numbers
+        stack
+        for stack in stacks
+        if any(is_target(target, stack[0], _kind(stack[0])) for target in lora.targets)
+    ]
 
 
 def _kind(name: str) -> str:

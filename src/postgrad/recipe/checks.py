@@ -127,13 +127,17 @@ def _measured(recipe: Sections, metric: str) -> list[str] | None:
     names = _metric_names(recipe)
     if not names:
         return None
-    open_ended = ["rows/", "environment/", "left_out@"]
-    open_ended += [f"{name}/" for name in names if name != "reward"]
+    of_answers = list[str]()
+    open_ended = ["rows/", *(f"{name}/" for name in names if name != "reward")]
+    if isinstance(recipe, AnsweringSections) and recipe.evaluates_answers:
+        at = (1, *recipe.eval.pass_at, *recipe.eval.maj_at)
+        of_answers = ["dead_end_fraction", *(f"left_out@{k}" for k in at)]
+        open_ended.append("environment/")
     measured: list[str] = []
     for eval_set in recipe.eval.sets:
         prefix = "eval/" if eval_set.name is None else f"eval/{eval_set.name}/"
         name = metric.removeprefix(prefix) if metric.startswith(prefix) else ""
-        if name in (*names, "dead_end_fraction") or name.startswith(tuple(open_ended)):
+        if name in (*names, *of_answers) or name.startswith(tuple(open_ended)):
             return None
         measured += [prefix + name for name in names]
     return measured

@@ -20,6 +20,9 @@ from postgrad.rollout.engine import Engine, Sent, WeightHandover
 
 PROBES = 4  # sequences that are scored twice after each publish
 PROBE_TOKENS = 128  # of each: enough to tell weights apart, little enough to cost nothing
+# Whatever the run samples at: weights are compared, and a low one multiplies what rounding alone
+# makes of the same weights.
+PROBE_TEMPERATURE = 1.0
 
 
 def unlogged(kind: str, message: str, **fields: object) -> None:
@@ -33,8 +36,9 @@ class Publisher:
     learner, after its part of the probe, before the engine wakes for weights, again before it wakes
     for its cache, and after the engine's part; the engine when it rests.
 
-    The probe's sequences are the newest samples where there are any (`show`), else prompts. The
-    engine scores them before the policy learns: weights that it borrows change with the update.
+    The probe's sequences are the samples of the step where it has any (`show`), else prompts: a run
+    that resumes has none of earlier steps. The engine scores them before the policy learns: weights
+    that it borrows change with the update.
     """
 
     def __init__(
@@ -59,15 +63,20 @@ class Publisher:
         self._engine = engine
         self._give_back = give_back
         tokens, images = zip(*((p.token_ids, p.images) for p in prompts), strict=True)
-        self._probe = _probe(tokens, images, slice(PROBE_TOKENS))
+        self._probe = self._prompts = _probe(tokens, images, slice(PROBE_TOKENS))
         self._before = self._engines()
 
     def show(self, sequences: Sequences) -> None:
-        """Probes with these sequences from now on. To be called before an update."""
+        """Probes with these sequences of a step, or with prompts where it has none. To be called
+        before an update.
+        """
+        probe = self._prompts
         if len(sequences):
-            self._probe = _probe(
+            probe = _probe(
                 list(sequences.tokens)[:PROBES], sequences.images, slice(-PROBE_TOKENS, None)
             )
+        if probe is not self._probe:
+            self._probe = probe
             self._before = self._engines()
 
     def __call__(self, version: int) -> dict[str, float]:
@@ -75,7 +84,8 @@ class Publisher:
         probe's metrics for the sentinel, and those of the way that the weights went.
         """
         policy = self._policy
-        learner = policy.logprobs(self._probe).result()  # while the engine takes nothing
+        # while the engine takes nothing
+        learner = policy.logprobs(self._probe, PROBE_TEMPERATURE).result()
         self._give_back("weights")
         weights = policy.adapter_weights() if self._adapter else policy.hub_weights()
         # when all were handed over, what gathering them took is given back, and what only learns
@@ -110,7 +120,7 @@ class Publisher:
     def _engines(self) -> list[Logprobs]:
         tokens, images = list(self._probe.tokens), self._probe.images
         shown = (images,) if images else ()
-        return self._engine.logprobs(tokens, self._policy.temperature, *shown)
+        return self._engine.logprobs(tokens, PROBE_TEMPERATURE, *shown)
 
 
 def _probe(

@@ -1,0 +1,68 @@
+"""What is said where a model lacks what a recipe asks of it: by a plan, which knows the shape of a
+model alone, and by a run that has loaded it. kind: the type of the model.
+"""
+
+from collections.abc import Iterable
+
+from postgrad.core.errors import UsageError
+
+
+def no_z_loss(coefficient: float, kind: str) -> UsageError:
+    """Of model.router_z_loss_coef where there are no routers."""
+    return UsageError(
+        f"model.router_z_loss_coef = {coefficient:g}: a {kind} model has no routers here; leave it "
+        "out"
+    )
+
+
+def no_balance_loss(coefficient: float, kind: str) -> UsageError:
+    """Of model.router_aux_loss_coef where transformers has no such loss."""
+    return UsageError(
+        f"model.router_aux_loss_coef = {coefficient:g}: transformers has no balance loss for a "
+        f"{kind} model; leave it out"
+    )
+
+
+def no_replay(kind: str) -> UsageError:
+    """Of rollout.router_replay where no routers are known."""
+    return UsageError(
+        f"rollout.router_replay: a {kind} model is no mixture of experts, or transformers does not "
+        "say where its routers are: leave it out"
+    )
+
+
+def several_matrices(holder: str, kind: str) -> UsageError:
+    """Of model.quantize where a weight is not one matrix. holder: what has it."""
+    return UsageError(
+        f'model.quantize = "4bit": {holder} of this {kind} model keeps several matrices in one '
+        'weight, which is not quantised: use "none"'
+    )
+
+
+def no_dropout(kind: str) -> UsageError:
+    """Of model.lora.dropout beside layers that carry a state."""
+    return UsageError(
+        f"model.lora.dropout: layers of a {kind} model, which carry a state along the sequence, "
+        "compute rows in another order than that of the masks: use 0"
+    )
+
+
+def no_part_of_mixtures(key: str, weights: Iterable[str]) -> UsageError:
+    """Of model.lora.KEY, dropout or dora, beside adapters on experts or routers. weights: the ends
+    of the names of what they stand on.
+    """
+    return UsageError(
+        f"model.lora.{key}: adapters on experts and routers ({', '.join(weights)}) have none, in "
+        f"PEFT neither: leave {key} out, or name linear layers alone in model.lora.targets"
+    )
+
+
+def tied_apart() -> UsageError:
+    """Of model.lora.modules_to_save where embeddings and output head are one matrix: one would
+    become two, which the model's config, and so an export, has no place for.
+    """
+    return UsageError(
+        "model.lora.modules_to_save: this model's output head is its embedding matrix "
+        "(tie_word_embeddings), and trained apart they would be two: leave it out, or train the "
+        "model whole, without [model.lora]"
+    )
