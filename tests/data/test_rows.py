@@ -22,7 +22,7 @@ from postgrad.core.errors import UsageError
 from postgrad.data.files import files_of, read_file
 from postgrad.data.rows import dataset_name, parse_split, read_rows, unread_keys
 from postgrad.data.settings import DataSettings, MixSettings
-from postgrad.recipe.settings import EvalSettings
+from postgrad.recipe.eval_settings import EvalSettings
 
 ROWS = [{"question": f"{i}?", "answer": str(i)} for i in range(10)]
 WriteRows = Callable[..., str]

@@ -12,7 +12,7 @@ from pydantic import Field
 from helpers.pages import ROOT
 from postgrad.core.settings import Settings
 from postgrad.data.settings import MixSettings, PairMixSettings
-from postgrad.recipe.settings import EvalSettings
+from postgrad.recipe.eval_settings import EvalSettings
 from postgrad.rewards.settings import RewardSettings, ScoringSettings
 from postgrad.rollout.settings import EnvironmentSets, EnvironmentSettings
 

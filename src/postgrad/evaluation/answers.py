@@ -37,8 +37,8 @@ from postgrad.evaluation.votes import nothing_to_vote_on
 from postgrad.models.image_reader import ImageReader
 from postgrad.observe.samples import thinned
 from postgrad.observe.settings import KeptSamples
+from postgrad.recipe.eval_settings import EvalSet, EvalSettings
 from postgrad.recipe.recipe import Answering
-from postgrad.recipe.settings import EvalSet, EvalSettings
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.environment import Drawing

@@ -11,8 +11,8 @@ from postgrad.core.errors import UsageError
 from postgrad.data.rows import shown
 from postgrad.data.settings import KEY, MixSettings, PairMixSettings
 from postgrad.recipe.checks import same_rows
+from postgrad.recipe.eval_settings import EvalSettings, PairEvalSettings
 from postgrad.recipe.resolve import TAKEN_OVER
-from postgrad.recipe.settings import EvalSettings, PairEvalSettings
 
 
 @contextmanager

@@ -12,10 +12,10 @@ from postgrad.algorithms.base import Algorithm
 from postgrad.algorithms.registry import ALGORITHMS, algorithm_class
 from postgrad.core.errors import UsageError
 from postgrad.core.text import nearest
+from postgrad.recipe.eval_settings import EvalSet, EvalSettings, PairEvalSet, PairEvalSettings
 from postgrad.recipe.lines import KeyPath, line_of
 from postgrad.recipe.overrides import Override
 from postgrad.recipe.resolve import in_file, is_inherited
-from postgrad.recipe.settings import EvalSet, EvalSettings, PairEvalSet, PairEvalSettings
 from postgrad.rollout.settings import EnvironmentSets, EnvironmentSettings
 
 # What peers call a key, by its name here.

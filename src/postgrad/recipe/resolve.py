@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from postgrad.core.settings import Settings
 from postgrad.data.settings import WHICH_ROWS, DataSettings, PairSettings
+from postgrad.recipe.eval_settings import EvalSet, PairEvalSet
 from postgrad.recipe.lines import KeyPath
-from postgrad.recipe.settings import EvalSet, PairEvalSet
 from postgrad.rollout.settings import EnvironmentSettings
 
 Table = dict[str, Any]
