@@ -3,8 +3,9 @@ anew in every epoch.
 """
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +70,22 @@ class Draws(Protocol[Drawn]):
     def all(self) -> list[Drawn]:
         """Every record once, with its position as its ticket."""
         ...
+
+
+class Records(Sequence[Drawn], ABC):
+    """Records that are made when they are asked for: their arrays and texts lie together."""
+
+    @abstractmethod
+    def record(self, place: int) -> Drawn:
+        """The record at `place`, from 0 on, with `place` as its ticket."""
+
+    @overload
+    def __getitem__(self, place: int) -> Drawn: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Drawn]: ...
+    def __getitem__(self, place: int | slice) -> Drawn | list[Drawn]:
+        places = range(len(self))[place]
+        return self.record(places) if isinstance(places, int) else [*map(self.record, places)]
 
 
 class DrawnSet(Generic[Drawn]):

@@ -3,7 +3,6 @@
 import itertools
 import json
 from collections import Counter
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -61,13 +60,40 @@ def _stated(layout: dict[str, str]) -> str:
     return ", ".join(f'data.{key} = "{name}"' for key, name in layout.items())
 
 
-def layout_notes(rows: Sequence[Row], settings: DataSettings) -> list[str]:
-    """Lines for the account that say how rows are read whose columns the recipe does not name."""
-    read = [
-        _layouts(tuple(row.values))[0] for row in rows if read_as(row, settings) is not settings
-    ]
-    counts = Counter(map(_stated, read))
-    return [f"{count} rows are read with {keys}" for keys, count in counts.items()]
+class ColumnNotes:
+    """Counts how the columns of rows are read, row after row, for the account."""
+
+    def __init__(self, settings: DataSettings) -> None:
+        self._settings = settings
+        self._layouts: Counter[str] = Counter()  # rows that are read with it
+        self._unread: Counter[str] = Counter()  # rows with a value in a column that is not read
+        self._generated = settings.path.startswith(PREFIX)  # its columns are for its scorer
+
+    def add(self, row: Row) -> None:
+        """Counts a row."""
+        settings = read_as(row, self._settings)
+        if settings is not self._settings:
+            self._layouts[_stated(_layouts(tuple(row.values))[0])] += 1
+        read = _read_columns(settings)
+        for name, value in row.values.items():
+            if name not in read and value not in EMPTY:
+                self._unread[name] += 1
+
+    def layouts(self) -> list[str]:
+        """Lines that say how rows are read whose columns the recipe does not name."""
+        return [f"{count} rows are read with {keys}" for keys, count in self._layouts.items()]
+
+    def unread(self) -> list[str]:
+        """A line for the account of training rows that names the columns which are not read, each
+        with the number of rows that have a value there; [] where all are read, and for generated
+        problems.
+        """
+        counts = self._unread
+        if not counts or self._generated:
+            return []
+        named = [f"{name!r} ({count} rows)" for name, count in counts.most_common(SHOWN)]
+        more = f" and {len(counts) - SHOWN} others" if len(counts) > SHOWN else ""
+        return [f"columns that are not trained on: {', '.join(named)}{more}"]
 
 
 def conversation_of(row: Row, settings: DataSettings) -> list[Message]:
@@ -179,27 +205,6 @@ def _answered(row: Row, settings: DataSettings) -> list[Message]:
     if isinstance(value, list):
         return chat_of(value, row, name, key, strip=settings.strip)
     return [{"role": "assistant", "content": _text(row, name, key, settings)}]
-
-
-def unread_columns(rows: Sequence[Row], settings: DataSettings) -> list[str]:
-    """A line for the account of training rows that names the columns which are not read, each with
-    the number of rows that have a value there; [] where all are read, and for generated problems,
-    whose columns are for their scorer.
-    """
-    if settings.path.startswith(PREFIX):
-        return []
-    counts = Counter(
-        name
-        for row in rows
-        for read in [_read_columns(read_as(row, settings))]
-        for name, value in row.values.items()
-        if name not in read and value not in EMPTY
-    )
-    if not counts:
-        return []
-    named = [f"{name!r} ({count} rows)" for name, count in counts.most_common(SHOWN)]
-    more = f" and {len(counts) - SHOWN} others" if len(counts) > SHOWN else ""
-    return [f"columns that are not trained on: {', '.join(named)}{more}"]
 
 
 def _read_columns(settings: DataSettings) -> set[str | None]:
