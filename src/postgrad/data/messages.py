@@ -4,6 +4,7 @@ import itertools
 import json
 from collections import Counter
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from postgrad.core.errors import UsageError
@@ -24,8 +25,8 @@ LAYOUTS: tuple[dict[str, str], ...] = (  # of common datasets: the columns by th
     {"prompt": "prompt", "answer": "completion"},
     {"text": "text"},
 )
-COLUMN_KEYS = ("prompt", "answer", "messages", "text", "input", "template")
-DEFAULTS = {key: DataSettings.model_fields[key].default for key in COLUMN_KEYS}
+_named_columns = attrgetter("prompt", "answer", "messages", "text", "input", "template")
+DEFAULTS = _named_columns(DataSettings(path=""))
 
 
 def read_as(row: Row, settings: DataSettings) -> DataSettings:
@@ -33,9 +34,7 @@ def read_as(row: Row, settings: DataSettings) -> DataSettings:
     has no column `question`, and it has one of LAYOUTS alone. Plain text has to be named: it may
     as well be a conversation that somebody has rendered.
     """
-    if settings.prompt in row.values or any(
-        getattr(settings, key) != value for key, value in DEFAULTS.items()
-    ):
+    if settings.prompt in row.values or _named_columns(settings) != DEFAULTS:
         return settings
     layouts = _layouts(tuple(row.values))
     if len(layouts) != 1 or "text" in layouts[0]:
@@ -65,18 +64,25 @@ class ColumnNotes:
 
     def __init__(self, settings: DataSettings) -> None:
         self._settings = settings
+        # by the columns of a row: the layout that it is read with, or "", and what is not read of it
+        self._ways: dict[tuple[str, ...], tuple[str, list[str]]] = {}
         self._layouts: Counter[str] = Counter()  # rows that are read with it
         self._unread: Counter[str] = Counter()  # rows with a value in a column that is not read
         self._generated = settings.path.startswith(PREFIX)  # its columns are for its scorer
 
     def add(self, row: Row) -> None:
         """Counts a row."""
-        settings = read_as(row, self._settings)
-        if settings is not self._settings:
-            self._layouts[_stated(_layouts(tuple(row.values))[0])] += 1
-        read = _read_columns(settings)
-        for name, value in row.values.items():
-            if name not in read and value not in EMPTY:
+        columns = tuple(row.values)
+        if columns not in self._ways:
+            settings = read_as(row, self._settings)
+            other = "" if settings is self._settings else _stated(_layouts(columns)[0])
+            unread = [name for name in columns if name not in _read_columns(settings)]
+            self._ways[columns] = other, unread
+        layout, unread = self._ways[columns]
+        if layout:
+            self._layouts[layout] += 1
+        for name in unread:
+            if row.values[name] not in EMPTY:
                 self._unread[name] += 1
 
     def layouts(self) -> list[str]:

@@ -11,30 +11,56 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar, overload
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from postgrad.data.rows import Row
 
 Packed = TypeVar("Packed")
-# json and not orjson, which writes 1e400 as null and refuses half a surrogate pair
-_written = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
 
 
-class PackedJson(Sequence[Packed], Generic[Packed]):
-    """JSON values, as many as there are rows, in one buffer of UTF-8: a line for each."""
+class PackedTexts:
+    """Texts in one buffer of UTF-8, a line for each."""
 
     def __init__(self) -> None:
         self.buffer = bytearray()
         self._ends = array("q")
 
-    def append(self, value: Packed) -> None:
-        """Adds a JSON value."""
-        # surrogatepass: a row of a Python function may have half a pair, and is refused later
-        self.buffer += _written(value).encode("utf-8", "surrogatepass") + b"\n"
-        self._ends.append(len(self.buffer))
-
     def __len__(self) -> int:
         return len(self._ends)
+
+    def add(self, text: bytes) -> None:
+        """Adds a text."""
+        self.buffer += text
+        self.buffer += b"\n"
+        self._ends.append(len(self.buffer))
+
+    def text(self, place: int) -> bytes:
+        """The text at `place`, from 0 on."""
+        begin = self._ends[place - 1] if place else 0
+        return bytes(self.buffer[begin : self._ends[place] - 1])
+
+
+class PackedJson(PackedTexts, Sequence[Packed], Generic[Packed]):
+    """JSON values, as many as there are rows. They are read as they were added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_json: set[int] = set()  # places of what json has written
+
+    def append(self, value: Packed) -> None:
+        """Adds a JSON value."""
+        # json takes twenty times as long; but orjson writes 1e400 as null, and refuses half a
+        # surrogate pair and integers of more than 64 bits
+        try:
+            text = orjson.dumps(value)
+            same = orjson.loads(text) == value
+        except orjson.JSONEncodeError:
+            text, same = b"", False
+        if not same:
+            self._by_json.add(len(self))
+            text = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        self.add(text)
 
     @overload
     def __getitem__(self, place: int) -> Packed: ...
@@ -44,8 +70,10 @@ class PackedJson(Sequence[Packed], Generic[Packed]):
         if isinstance(place, slice):
             return [self[i] for i in range(*place.indices(len(self)))]
         place = range(len(self))[place]
-        text = self.buffer[self._ends[place - 1] if place else 0 : self._ends[place]]
-        return json.loads(text.decode("utf-8", "surrogatepass"))
+        text = self.text(place)
+        if place in self._by_json:
+            return json.loads(text.decode("utf-8", "surrogatepass"))
+        return orjson.loads(text)
 
     def take(self, places: NDArray[np.int64]) -> "PackedJson[Packed]":
         """The values at `places`, which rise; itself where they are all."""
@@ -53,8 +81,9 @@ class PackedJson(Sequence[Packed], Generic[Packed]):
             return self
         taken: PackedJson[Packed] = PackedJson()
         for place in places.tolist():
-            taken.buffer += self.buffer[self._ends[place - 1] if place else 0 : self._ends[place]]
-            taken._ends.append(len(taken.buffer))
+            if place in self._by_json:
+                taken._by_json.add(len(taken))
+            taken.add(self.text(place))
         return taken
 
 
@@ -63,12 +92,12 @@ class PackedRows(Sequence[Row]):
 
     def __init__(self) -> None:
         self._index = array("q")
-        self._places: PackedJson[str] = PackedJson()
+        self._places = PackedTexts()
 
     def append(self, row: Row) -> None:
         """Adds a row."""
         self._index.append(row.index)
-        self._places.append(row.place)
+        self._places.add(row.place.encode("utf-8", "surrogateescape"))
 
     def __len__(self) -> int:
         return len(self._index)
@@ -80,7 +109,8 @@ class PackedRows(Sequence[Row]):
     def __getitem__(self, place: int | slice) -> Row | list[Row]:
         if isinstance(place, slice):
             return [self[i] for i in range(*place.indices(len(self)))]
-        return Row(self._index[place], {}, self._places[place])
+        where = self._places.text(place).decode("utf-8", "surrogateescape")
+        return Row(self._index[place], {}, where)
 
     @property
     def index(self) -> NDArray[np.int64]:
