@@ -52,7 +52,7 @@ def read(folder: Path, row: dict[str, Any], **settings: Any) -> tuple[Row, DataS
     file = folder / "rows.jsonl"
     file.write_text(json.dumps(row) + "\n")
     asked = DataSettings(path=str(file), **settings)
-    return list(read_rows(asked))[0], asked
+    return next(read_rows(asked)), asked
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_both_answers_of_a_pair_have_the_images_of_the_question(folder: Path) ->
     pair = {"prompt": "Red?", "chosen": "yes", "rejected": "no", "images": ["pictures/red.png"]}
     file.write_text(json.dumps(pair) + "\n")
     settings = PairSettings(path=str(file))
-    chosen, rejected = pair_of(list(read_rows(settings))[0], settings).conversations
+    chosen, rejected = pair_of(next(read_rows(settings)), settings).conversations
     assert chosen[0] == rejected[0]
     assert chosen[0]["images"] == [digest(RED)]
 

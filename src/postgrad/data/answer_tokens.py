@@ -72,7 +72,7 @@ class Answers:
         self.index = np.zeros(0, np.int64)  # [R] of each row in its dataset
 
     def add(self, preference: PreferenceRow, settings: PairSettings) -> None:
-        """Adds a row."""
+        """Adds a row that may be tokenised."""
         margin = 0.0
         try:
             margin = margin_of(preference.row, settings)

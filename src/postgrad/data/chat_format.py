@@ -142,8 +142,9 @@ def _message(value: Any, number: int, strip: bool) -> Message:
     if not isinstance(calls, list):
         raise ValueError(f"tool_calls of message {number} are no list")
     images: list[Any] = []
-    text = content
-    if not isinstance(content, str):
+    if isinstance(content, str):
+        text = content
+    else:
         empty = bool(calls) or any(value.get(key) for key in REASONING)  # content may be left out
         text = _text(content, number, empty, images)
     if images or value.get("images"):

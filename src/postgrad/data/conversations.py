@@ -106,8 +106,8 @@ def load_conversations(
     count_fates(book, fates, rows)
     kept = np.isin(texts.fate, USED) & np.isin(fates, USED)[texts.row]
     ending = list(special_ids(tokenizer))
-    whole = kept & (texts.fate == KEPT)
-    endless = int((~np.isin(ids[texts.last[whole]], ending)).sum())
+    uncut = kept & (texts.fate == KEPT)
+    endless = int((~np.isin(ids[texts.last[uncut]], ending)).sum())
     if endless and not settings.text:  # answers without an end that could be learned
         book.notes.append(_ENDLESS.format(endless))
     several = np.bincount(texts.row, minlength=len(rows)) > 1
@@ -230,8 +230,8 @@ def _cut(
         place, limit = int(texts.row[text]), settings.max_len
         if text == refused:
             break
-        own = ids[texts.begin[text] : texts.end[text]]
-        images = placed_in(rows[place], own, images_in(messages[place]), reader)
+        tokens = ids[texts.begin[text] : texts.end[text]]
+        images = placed_in(rows[place], tokens, images_in(messages[place]), reader)
         if fate[text] == TRUNCATED:
             images = tuple(image for image in images if image.at[0] < limit)
             if images and images[-1].at[-1] >= limit:  # half an image cannot be shown
@@ -252,8 +252,8 @@ def _together(texts: _Texts, rows: int) -> NDArray[np.int8]:
     if not rows:
         return np.zeros(0, np.int8)
     used = np.logical_or.reduceat(np.isin(texts.fate, USED), first)
-    whole = np.logical_and.reduceat(texts.fate == KEPT, first)
-    fates = np.where(used, np.where(whole, KEPT, TRUNCATED), texts.fate[first])
+    uncut = np.logical_and.reduceat(texts.fate == KEPT, first)
+    fates = np.where(used, np.where(uncut, KEPT, TRUNCATED), texts.fate[first])
     return fates.astype(np.int8)
 
 

@@ -11,15 +11,14 @@ def parsed_json(text: str) -> Any:
     object has twice, half a surrogate pair, and more than DEEPEST levels.
     """
     try:
-        # a decoder for all texts: json.loads makes one for each, but says what a mark is at its begin
+        # one decoder for all texts; json.loads has its own error for a byte order mark
         value = json.loads(text) if text.startswith(_MARK) else _DECODER.decode(text)
     except RecursionError:
         raise _too_deep() from None
     if text.count("[") + text.count("{") > DEEPEST:
         _check_depth(value)
-    if (
-        "\\u" in text and "\\ud" in text.lower()
-    ):  # JSON can write half a surrogate pair, tokenizers read none
+    # JSON can write half a surrogate pair, tokenizers read none
+    if "\\u" in text and "\\ud" in text.lower():
         json.dumps(value, ensure_ascii=False).encode()
     return value
 

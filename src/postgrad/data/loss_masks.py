@@ -101,11 +101,11 @@ def _marked(
     )
     for n, (conversation, text) in enumerate(zip(conversations, texts, strict=True)):
         part = slice(edges[n], edges[n + 1])
-        own, own_mask = ids[part], mask[part]
-        first = int(np.argmax(own_mask)) if bounds[n] < bounds[n + 1] else len(own)
-        begins = cut.begins(conversation.prompt, own, offsets[part], first)
+        text_ids, text_mask = ids[part], mask[part]
+        first = int(np.argmax(text_mask)) if bounds[n] < bounds[n + 1] else len(text_ids)
+        begins = cut.begins(conversation.prompt, text_ids, offsets[part], first)
         problem = _problem(conversation, text, begins)
-        yield (own, own_mask) if problem is None else Unmarkable(problem)
+        yield (text_ids, text_mask) if problem is None else Unmarkable(problem)
 
 
 def _mask(

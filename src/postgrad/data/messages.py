@@ -64,14 +64,14 @@ class ColumnNotes:
 
     def __init__(self, settings: DataSettings) -> None:
         self._settings = settings
-        # by the columns of a row: the layout that it is read with, or "", and what is not read of it
+        # by the columns of a row: the layout that it is read with ("": none), and the unread ones
         self._ways: dict[tuple[str, ...], tuple[str, list[str]]] = {}
         self._layouts: Counter[str] = Counter()  # rows that are read with it
         self._unread: Counter[str] = Counter()  # rows with a value in a column that is not read
         self._generated = settings.path.startswith(PREFIX)  # its columns are for its scorer
 
     def add(self, row: Row) -> None:
-        """Counts a row."""
+        """Counts the columns of one more row."""
         columns = tuple(row.values)
         if columns not in self._ways:
             settings = read_as(row, self._settings)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from postgrad.data.rows import Row
 
-Packed = TypeVar("Packed")
+JsonValue = TypeVar("JsonValue")
 
 
 class PackedTexts:
@@ -30,7 +30,7 @@ class PackedTexts:
         return len(self._ends)
 
     def add(self, text: bytes) -> None:
-        """Adds a text."""
+        """Adds a text without line breaks."""
         self.buffer += text
         self.buffer += b"\n"
         self._ends.append(len(self.buffer))
@@ -41,15 +41,15 @@ class PackedTexts:
         return bytes(self.buffer[begin : self._ends[place] - 1])
 
 
-class PackedJson(PackedTexts, Sequence[Packed], Generic[Packed]):
+class PackedJson(PackedTexts, Sequence[JsonValue], Generic[JsonValue]):
     """JSON values, as many as there are rows. They are read as they were added."""
 
     def __init__(self) -> None:
         super().__init__()
         self._by_json: set[int] = set()  # places of what json has written
 
-    def append(self, value: Packed) -> None:
-        """Adds a JSON value."""
+    def append(self, value: JsonValue) -> None:
+        """Adds a value behind the others."""
         # json takes twenty times as long; but orjson writes 1e400 as null, and refuses half a
         # surrogate pair and integers of more than 64 bits
         try:
@@ -63,10 +63,10 @@ class PackedJson(PackedTexts, Sequence[Packed], Generic[Packed]):
         self.add(text)
 
     @overload
-    def __getitem__(self, place: int) -> Packed: ...
+    def __getitem__(self, place: int) -> JsonValue: ...
     @overload
-    def __getitem__(self, place: slice) -> "list[Packed]": ...
-    def __getitem__(self, place: int | slice) -> "Packed | list[Packed]":
+    def __getitem__(self, place: slice) -> "list[JsonValue]": ...
+    def __getitem__(self, place: int | slice) -> "JsonValue | list[JsonValue]":
         if isinstance(place, slice):
             return [self[i] for i in range(*place.indices(len(self)))]
         place = range(len(self))[place]
@@ -75,11 +75,11 @@ class PackedJson(PackedTexts, Sequence[Packed], Generic[Packed]):
             return json.loads(text.decode("utf-8", "surrogatepass"))
         return orjson.loads(text)
 
-    def take(self, places: NDArray[np.int64]) -> "PackedJson[Packed]":
+    def take(self, places: NDArray[np.int64]) -> "PackedJson[JsonValue]":
         """The values at `places`, which rise; itself where they are all."""
         if len(places) == len(self):
             return self
-        taken: PackedJson[Packed] = PackedJson()
+        taken: PackedJson[JsonValue] = PackedJson()
         for place in places.tolist():
             if place in self._by_json:
                 taken._by_json.add(len(taken))
@@ -95,7 +95,7 @@ class PackedRows(Sequence[Row]):
         self._places = PackedTexts()
 
     def append(self, row: Row) -> None:
-        """Adds a row."""
+        """Adds a row behind the others."""
         self._index.append(row.index)
         self._places.add(row.place.encode("utf-8", "surrogateescape"))
 

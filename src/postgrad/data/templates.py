@@ -21,7 +21,7 @@ from postgrad.models.rendering import RenderRequest, Unrenderable, program_of, r
 
 CHUNK = 256  # texts that are tokenised in one call
 PROBE = "postgrad"  # an answer of plain text, to see which token ends a turn
-Item = TypeVar("Item")
+Encodable = TypeVar("Encodable")
 
 
 class Unencodable(Exception):
@@ -285,8 +285,8 @@ def encoded_texts(tokenizer: Any, texts: Iterable[str], **options: Any) -> Itera
 
 
 def encoded_ahead(
-    tokenizer: Any, items: Iterable[Item], text_of: Callable[[Item], str], **options: Any
-) -> Iterator[tuple[list[Item], Any]]:
+    tokenizer: Any, items: Iterable[Encodable], text_of: Callable[[Encodable], str], **options: Any
+) -> Iterator[tuple[list[Encodable], Any]]:
     """Items in chunks, each with what `encode` gives of their texts. Between two chunks a Ctrl-C is
     answered.
 
@@ -296,9 +296,9 @@ def encoded_ahead(
     """
     chunks = _chunks(items)
     number = 0  # of the chunk's first item
-    waiting: deque[tuple[list[Item], Future[Any]]] = deque()
+    waiting: deque[tuple[list[Encodable], Future[Any]]] = deque()
 
-    def finished() -> tuple[list[Item], Any]:
+    def finished() -> tuple[list[Encodable], Any]:
         nonlocal number
         chunk, encoded = waiting.popleft()
         try:
@@ -323,9 +323,9 @@ def encoded_ahead(
             yield finished()
 
 
-def _chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
+def _chunks(items: Iterable[Encodable]) -> Iterator[list[Encodable]]:
     """Lists of CHUNK items; an error of `items` comes behind the items before it."""
-    chunk: list[Item] = []
+    chunk: list[Encodable] = []
     try:
         for item in items:
             chunk.append(item)
