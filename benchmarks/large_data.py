@@ -173,6 +173,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS)
     parser.add_argument("--keep", type=Path, help="make the datasets here, and use those there")
+    parser.add_argument("--before", type=Path, help="the result of another version, to show beside")
     parser.add_argument("--to", type=Path)
     parser.add_argument("--one", nargs=2, metavar=("KIND", "PATH"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -203,8 +204,12 @@ def main() -> None:
                 "cached": medians(cached),
             }
             print(kind, form, json.dumps(results[f"{kind} {form}"]), file=sys.stderr)
-    command_line = shlex.join(["python", "-m", "benchmarks.large_data", *sys.argv[1:]])
-    result = {"command": command_line, "machine": machine(), "rows": options.rows, **results}
+    used = ["--rows", options.rows, "--rounds", options.rounds, "--kinds", *options.kinds]
+    used += ["--forms", *options.forms]
+    command = shlex.join(["python", "-m", "benchmarks.large_data", "DATA", *map(str, used)])
+    result = {"command": command, "machine": machine(), "rows": options.rows, **results}
+    if options.before:
+        result["before"] = json.loads(options.before.read_text("utf-8"))
     write_result(result, options.to)
 
 

@@ -67,7 +67,7 @@ class Draws(Protocol[Drawn]):
         """The record of a ticket. seed: of the run; it decides the order of every epoch."""
         ...
 
-    def all(self) -> list[Drawn]:
+    def all(self) -> Sequence[Drawn]:
         """Every record once, with its position as its ticket."""
         ...
 
@@ -110,6 +110,8 @@ class DrawnSet(Generic[Drawn]):
         """The record of a ticket, from its position in the permutation of its epoch."""
         return dataclasses.replace(self._entries[self._order.place(ticket, seed)], ticket=ticket)
 
-    def all(self) -> list[Drawn]:
-        """Every record once in the order of the rows, with its position as its ticket."""
-        return list(self._entries)
+    def all(self) -> Sequence[Drawn]:
+        """Every record once in the order of the rows, with its position as its ticket: made when it
+        is asked for.
+        """
+        return self._entries
