@@ -72,7 +72,7 @@ def test_a_function_that_fails_or_returns_something_else_is_named_with_the_row(
 ) -> None:
     path = write_rows(ROWS)
     with pytest.raises(UsageError) as refused:
-        prepared_rows(DataSettings.model_validate({"path": path, key: f"{HERE}:{name}"}))
+        list(prepared_rows(DataSettings.model_validate({"path": path, key: f"{HERE}:{name}"})))
     assert str(refused.value).startswith(f"{path}:1: data.{key} '{HERE}:{name}' ")
     assert why in str(refused.value)
 
@@ -87,13 +87,13 @@ def test_a_function_that_is_not_there_is_named(
         (f"{HERE}:NUMBER", "is int, not a function of a row"),
     ):
         with pytest.raises(UsageError) as refused:
-            prepared_rows(DataSettings(path=path, filter=name))
+            list(prepared_rows(DataSettings(path=path, filter=name)))
         assert why in str(refused.value)
         assert str(refused.value).startswith(f"data.filter {name!r}")
     (tmp_path / "breaks_when_imported.py").write_text("1 / 0\n", "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UsageError, match="module cannot be imported: ZeroDivisionError"):
-        prepared_rows(DataSettings(path=path, map="breaks_when_imported:change"))
+        list(prepared_rows(DataSettings(path=path, map="breaks_when_imported:change")))
     with pytest.raises(UsageError, match=r"a function is named as 'package\.module:function'"):
         DataSettings(path=path, map="change")
 
@@ -118,7 +118,7 @@ def test_a_column_may_lie_within_another(write_rows: WriteRows, tokenizer: Any) 
 def test_a_column_that_has_such_a_name_itself_comes_first(write_rows: WriteRows) -> None:
     rows = [{"a": {"b": 1}, "a.b": 2, "c": {"d": {"e": None}}}]
     settings = DataSettings(path=write_rows(rows), prompt="a.b", answer="c.d.e")
-    (row,) = prepared_rows(settings)
+    (row,) = list(prepared_rows(settings))
     assert (row.values["a.b"], row.values["c.d.e"]) == (2, None)
 
 
@@ -143,5 +143,5 @@ def test_a_place_that_a_column_lacks_is_an_error_with_the_keys_that_it_has(
 def test_columns_of_pairs_may_lie_within_others(write_rows: WriteRows) -> None:
     rows = [{"pair": {"good": "a", "bad": "b"}, "prompt": "q"}]
     settings = PairSettings(path=write_rows(rows), chosen="pair.good", rejected="pair.bad")
-    (row,) = prepared_rows(settings)
+    (row,) = list(prepared_rows(settings))
     assert (row.values["pair.good"], row.values["pair.bad"]) == ("a", "b")

@@ -20,7 +20,7 @@ def settings(**more: Any) -> DataSettings:
 
 @pytest.mark.slow
 def test_rows_name_what_makes_them_again() -> None:
-    for row in read_rows(settings())[:3]:
+    for row in list(read_rows(settings()))[:3]:
         made = reasoning_gym.create_dataset(row.values["task"], **row.values["parameters"])
         assert made[row.values["index"]]["question"] == row.values["question"]
         assert made[row.values["index"]]["answer"] == row.values["answer"]
@@ -29,9 +29,9 @@ def test_rows_name_what_makes_them_again() -> None:
 
 @pytest.mark.slow
 def test_the_same_settings_give_the_same_problems_and_a_smaller_size_the_first_of_them() -> None:
-    whole = [row.values["question"] for row in read_rows(settings())]
-    assert whole == [row.values["question"] for row in read_rows(settings())]
-    assert whole[:10] == [row.values["question"] for row in read_rows(settings(size=10))]
+    whole = [row.values["question"] for row in list(read_rows(settings()))]
+    assert whole == [row.values["question"] for row in list(read_rows(settings()))]
+    assert whole[:10] == [row.values["question"] for row in list(read_rows(settings(size=10)))]
 
 
 @pytest.mark.slow
@@ -48,12 +48,12 @@ def test_a_task_is_made_once_however_often_its_rows_are_read(
     monkeypatch.setattr(gym, "_ask", counted)
     monkeypatch.setattr(gym, "_cached_entries", {})
     monkeypatch.setattr(gym, "KEPT", 4)
-    first = read_rows(settings(seed=3))
-    assert read_rows(settings(seed=3)) == first
+    first = list(read_rows(settings(seed=3)))
+    assert list(read_rows(settings(seed=3))) == first
     assert len(asked) == 1
     monkeypatch.setattr(gym, "_ask", lambda request: asked.append(request) or [{"question": "?"}])
     for seed in range(4, 4 + gym.KEPT):
-        read_rows(settings(seed=seed))
+        list(read_rows(settings(seed=seed)))
     assert len(asked) == len(set(asked)) == gym.KEPT + 1
     assert len(gym._cached_entries) == gym.KEPT
 
@@ -70,7 +70,10 @@ def test_problems_do_not_depend_on_the_order_of_hashes(
         monkeypatch.setenv("PYTHONHASHSEED", order)
         monkeypatch.setattr(gym, "_cached_entries", {})
         rows.append(
-            [row.values for row in read_rows(DataSettings(path=f"reasoning-gym:{task}", size=3))]
+            [
+                row.values
+                for row in list(read_rows(DataSettings(path=f"reasoning-gym:{task}", size=3)))
+            ]
         )
     assert rows[0] == rows[1]
 
@@ -94,7 +97,7 @@ def test_near_seeds_share_no_more_than_chance() -> None:
 @pytest.mark.slow
 def test_an_unknown_task_or_parameter_names_the_nearest() -> None:
     with pytest.raises(UsageError, match="did you mean 'spell_backward'"):
-        read_rows(DataSettings(path="reasoning-gym:spell_backwards"))
+        list(read_rows(DataSettings(path="reasoning-gym:spell_backwards")))
     for parameters, reason in (
         ({"min_word_length": 5}, "did you mean 'min_word_len'"),
         ({"seed": 5}, r"say data\.seed instead"),

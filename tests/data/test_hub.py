@@ -50,7 +50,7 @@ def test_rows_come_in_order_without_their_pictures_and_bytes(folder: Path) -> No
 
 
 def test_our_own_reader_gives_the_same_rows(folder: Path) -> None:
-    ours = [row.values for row in read_rows(DataSettings(path=str(folder)))]
+    ours = [row.values for row in list(read_rows(DataSettings(path=str(folder))))]
     assert ours == [values for _, values in read_hub(str(folder), None, "train")]
 
 
@@ -67,7 +67,7 @@ def test_a_hub_that_cannot_be_reached_names_the_way_out(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     with pytest.raises(UsageError, match=r"^dataset 'some/set' .* works too: --data\.path FILE$"):
-        read_rows(DataSettings(path="some/set"))
+        list(read_rows(DataSettings(path="some/set")))
 
 
 @pytest.fixture
@@ -82,14 +82,14 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OfflineHub:
 def test_a_commit_gives_its_own_rows_and_not_the_newest_of_the_cache(
     hub: OfflineHub, commit: str, question: str
 ) -> None:
-    rows = read_rows(DataSettings(path="some/rows", revision=commit))
+    rows = list(read_rows(DataSettings(path="some/rows", revision=commit)))
     assert [row.values["question"] for row in rows] == [question]
     assert cached_datasets("some/rows") == [A, B]
 
 
 def test_a_commit_that_is_nowhere_is_refused_by_name(hub: OfflineHub) -> None:
     with pytest.raises(UsageError, match=rf"data\.revision 'c+'\).* has commit {A} of it, not c+"):
-        read_rows(DataSettings(path="some/rows", revision="c" * 40))
+        list(read_rows(DataSettings(path="some/rows", revision="c" * 40)))
 
 
 def test_rows_that_were_prepared_name_their_commit_where_the_hub_s_cache_is_gone(

@@ -52,7 +52,7 @@ def read(folder: Path, row: dict[str, Any], **settings: Any) -> tuple[Row, DataS
     file = folder / "rows.jsonl"
     file.write_text(json.dumps(row) + "\n")
     asked = DataSettings(path=str(file), **settings)
-    return read_rows(asked)[0], asked
+    return next(read_rows(asked)), asked
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_bytes_of_the_hubs_image_feature(folder: Path) -> None:
     rows = [{"question": "a", "answer": "b", "images": images}]
     pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
     settings = DataSettings(path=str(folder / "rows.parquet"))
-    (row,) = read_rows(settings)
+    (row,) = list(read_rows(settings))
     assert prompt_of(row, settings)[0]["images"] == [digest(RED), digest(DARK)]
 
 
@@ -143,7 +143,7 @@ def test_both_answers_of_a_pair_have_the_images_of_the_question(folder: Path) ->
     pair = {"prompt": "Red?", "chosen": "yes", "rejected": "no", "images": ["pictures/red.png"]}
     file.write_text(json.dumps(pair) + "\n")
     settings = PairSettings(path=str(file))
-    chosen, rejected = pair_of(read_rows(settings)[0], settings).conversations
+    chosen, rejected = pair_of(next(read_rows(settings)), settings).conversations
     assert chosen[0] == rejected[0]
     assert chosen[0]["images"] == [digest(RED)]
 
@@ -213,6 +213,6 @@ def test_a_column_of_images_that_no_row_has_is_noted(
 ) -> None:
     _, settings = read(folder, {"question": "a", "answer": "b", "pictures": []}, images=column)
     book = Bookkeeper("rows")
-    prepared_rows(settings, book)
+    list(prepared_rows(settings, book))
     note = f"no row has the column {column!r} (data.images), so none has an image of it"
     assert (note in book.notes) == noted

@@ -31,7 +31,7 @@ def settings(function: str, **more: Any) -> DataSettings:
 
 
 def test_a_function_gives_rows_for_its_size_seed_and_task() -> None:
-    rows = read_rows(settings("sums", size=3, seed=2, task={"most": 4}))
+    rows = list(read_rows(settings("sums", size=3, seed=2, task={"most": 4})))
     assert [row.values["question"] for row in rows] == ["2 + 0?", "3 + 1?", "0 + 2?"]
     assert rows[1].values["parts"] == [3, 1]
     assert rows[1].place.endswith("test_made:sums row 1")
@@ -56,7 +56,7 @@ def test_what_is_wrong_with_a_function_or_its_rows_is_told(
     function: str, task: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(UsageError, match=why):
-        read_rows(settings(function, size=2, task=task))
+        list(read_rows(settings(function, size=2, task=task)))
 
 
 def test_hub_ids_files_and_gym_tasks_are_no_functions() -> None:

@@ -105,5 +105,5 @@ def test_no_real_pair_asks_what_a_held_out_pair_asks(path: str) -> None:
     """24 end with the same words, "yes" or "go on.", after other conversations (docs/data.md)."""
     held = held_out([PairSettings(path=path, split="train[1500:]")])
     settings = PairSettings(path=path, split="train[:1500]")
-    rows = read_rows(settings)
+    rows = list(read_rows(settings))
     assert sum(held.has(pair_of(row, settings).question, row) for row in rows) == 0

@@ -29,7 +29,7 @@ WriteRows = Callable[..., str]
 
 
 def read(path: str | Path, **keys: Any) -> list[tuple[int, str]]:
-    rows = read_rows(DataSettings(path=str(path), **keys))
+    rows = list(read_rows(DataSettings(path=str(path), **keys)))
     return [(row.index, row.values["answer"]) for row in rows]
 
 
@@ -55,7 +55,7 @@ def test_arrow_files_are_read_with_or_without_an_index(new: Any, tmp_path: Path)
     with new(tmp_path / "rows.arrow", table.schema) as file:
         file.write_table(table, max_chunksize=3)
     assert read(tmp_path / "rows.arrow") == ALL
-    assert "sound" not in read_rows(DataSettings(path=str(tmp_path / "rows.arrow")))[0].values
+    assert "sound" not in next(read_rows(DataSettings(path=str(tmp_path / "rows.arrow")))).values
 
 
 def test_folders_that_datasets_has_saved_are_read_by_split_without_their_caches(
@@ -147,6 +147,31 @@ def test_a_slice_keeps_the_numbers_of_its_rows(
     split: str, wanted: list[Any], write_rows: WriteRows
 ) -> None:
     assert read(write_rows(ROWS), split=split) == wanted
+
+
+@pytest.mark.parametrize("start", ["", "0", "3", "12", "-4", "-40", "20%", "-20%"])
+@pytest.mark.parametrize("stop", ["", "0", "3", "12", "-4", "-40", "50%", "-50%"])
+def test_every_slice_has_the_rows_of_a_list(start: str, stop: str, write_rows: WriteRows) -> None:
+    def bound(text: str) -> int | None:
+        if not text.endswith("%"):
+            return int(text) if text else None
+        return {"20%": 2, "-20%": 8, "50%": 5, "-50%": 5}[text]
+
+    path, split = write_rows(ROWS), f"train[{start}:{stop}]"
+    if wanted := ALL[bound(start) : bound(stop)]:
+        assert read(path, split=split) == wanted
+        return
+    with pytest.raises(UsageError, match="leaves no row of 10"):
+        read(path, split=split)
+
+
+def test_rows_are_read_one_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"answer": "0"}\n{"answer": "1"}\nbroken\n', "utf-8")
+    rows = read_rows(DataSettings(path=str(path), split="train[:-1]"))
+    assert next(rows).values == {"answer": "0"}  # once there is another, which is held back
+    with pytest.raises(UsageError, match=r"rows.jsonl:3: not JSON"):
+        next(rows)
 
 
 def test_a_limit_takes_the_first_rows_of_a_slice(write_rows: WriteRows) -> None:
@@ -257,7 +282,7 @@ def test_every_text_that_a_spreadsheet_writes_is_read_back(
     with file.open("w", encoding="utf-8-sig", newline="") as lines:
         writer = csv.writer(lines, delimiter=delimiter, quoting=csv.QUOTE_ALL)
         writer.writerows([["question", "answer", "id"], *rows, ["q", "last", "007"]])
-    read_back = [list(row.values.values()) for row in read_rows(DataSettings(path=str(file)))]
+    read_back = [list(row.values.values()) for row in list(read_rows(DataSettings(path=str(file))))]
     assert read_back == [*rows, ["q", "last", "007"]]
 
 
@@ -328,7 +353,7 @@ def test_what_json_lacks_becomes_text_or_lists_and_bytes_are_left_out(tmp_path: 
         .append_column("large", pa.array([b"ab"], pa.large_binary()))
     )
     pq.write_table(table, tmp_path / "rows.parquet")
-    values = read_rows(DataSettings(path=str(tmp_path / "rows.parquet")))[0].values
+    values = next(read_rows(DataSettings(path=str(tmp_path / "rows.parquet")))).values
     assert values == {
         "when": "2026-01-02T03:04:05",
         "price": "1.50",
@@ -337,7 +362,7 @@ def test_what_json_lacks_becomes_text_or_lists_and_bytes_are_left_out(tmp_path: 
         "images": [{"bytes": "data:;base64,iVBORw==", "path": "a.png"}],
     }
     without = DataSettings(path=str(tmp_path / "rows.parquet"), images="")
-    assert "images" not in read_rows(without)[0].values
+    assert "images" not in next(read_rows(without)).values
 
 
 def test_keys_that_say_nothing_about_a_file_are_named_and_those_that_do_are_not(

@@ -8,12 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from postgrad.data.answer_spans import Rendered, Unmarkable
+from postgrad.data.loss_masks import tokenise
 from postgrad.data.templates import (
     CHUNK,
     Unencodable,
     render,
     render_conversation,
-    tokenise,
     turn_ends,
 )
 from postgrad.models.fresh import PRINTABLE, _tokenizer, _wrapped
@@ -60,7 +60,7 @@ def marked(
 ) -> list[str]:
     """The runs of tokens that bear loss, decoded."""
     rendered = rendered_of(tokenizer, messages, turns)
-    found = tokenise(tokenizer, [rendered])[0]
+    (found,) = tokenise(tokenizer, [rendered])
     if isinstance(found, Unmarkable):
         raise found
     ids, mask = found
@@ -234,5 +234,5 @@ def byte_pairs() -> Any:
 def test_a_character_that_the_tokenizer_lacks_is_named_by_its_place_in_all(tokenizer: Any) -> None:
     good = Rendered("ab", ((1, 2),), "a")
     with pytest.raises(Unencodable) as refused:
-        tokenise(tokenizer, [*[good] * CHUNK, Rendered("a\u4e00", ((1, 2),), "a")])
+        list(tokenise(tokenizer, [*[good] * CHUNK, Rendered("a\u4e00", ((1, 2),), "a")]))
     assert refused.value.place == CHUNK

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from typing import TypeVar
 
 Item = TypeVar("Item")
-Listener = Callable[[str, int, int], None]  # what is done, items done, items in all
+Listener = Callable[[str, int, int | None], None]  # what is done, items done, items in all
 EVERY = 256  # items between two reports
 
 _listener: ContextVar[Listener | None] = ContextVar("progress", default=None)
@@ -22,14 +22,16 @@ def reported_to(listener: Listener) -> Generator[None]:
         _listener.reset(token)
 
 
-def report(work: str, done: int, total: int) -> None:
-    """Says that `done` of `total` items are done. work: in words, "rows tokenised"."""
+def report(work: str, done: int, total: int | None) -> None:
+    """Says that `done` of `total` items are done. work: in words, "rows tokenised". total: None
+    where nobody knows it.
+    """
     listener = _listener.get()
     if listener is not None:
         listener(work, done, total)
 
 
-def tracked(work: str, items: Iterable[Item], total: int) -> Iterator[Item]:
+def tracked(work: str, items: Iterable[Item], total: int | None = None) -> Iterator[Item]:
     """The items, with a report for every EVERY of them."""
     for number, item in enumerate(items):
         if number % EVERY == 0:

@@ -126,9 +126,11 @@ class Bookkeeper:
     examples: dict[Fate, str] = field(default_factory=dict)  # place of the first row of each fate
     notes: list[str] = field(default_factory=list)
 
-    def add(self, fate: Fate, row: Row) -> None:
-        """Counts a row under its fate; the first of each fate becomes the example."""
-        self.counts[fate] += 1
+    def add(self, fate: Fate, row: Row, count: int = 1) -> None:
+        """Counts a row under its fate, or the first of `count` rows; the first of each fate becomes
+        the example.
+        """
+        self.counts[fate] += count
         self.examples.setdefault(fate, row.place)
 
     def close(self, settings: RowSettings, limit: str) -> RowAccount:

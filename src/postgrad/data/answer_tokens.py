@@ -1,33 +1,48 @@
 """Preference rows as tokens: reading, filtering, rendering and cutting to data.max_len."""
 
+from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
+from postgrad.core.progress import tracked
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage
 from postgrad.data.account import Bookkeeper, Fate, RowAccount
 from postgrad.data.answer_spans import Rendered, Unmarkable
-from postgrad.data.answers import PreferenceRow
+from postgrad.data.answers import PreferenceRow, margin_of, metadata_of
 from postgrad.data.cache import TokenCache, TokenColumns
 from postgrad.data.chat_format import Message
-from postgrad.data.conversations import marked, unmarkable
 from postgrad.data.functions import prepared_rows
 from postgrad.data.images import images_in, placed_in, with_image_texts
+from postgrad.data.loss_masks import marked, unmarkable
 from postgrad.data.overlap import Selection
+from postgrad.data.packed import PackedJson, PackedRows
 from postgrad.data.rows import Row, dataset_name
 from postgrad.data.settings import PairSettings, with_own_keys
 from postgrad.data.templates import (
+    KeysOfMessages,
     render_conversations,
     single_text,
     template_call,
     turn_ends,
-    unread_notes,
+)
+from postgrad.data.texts import (
+    DUPLICATE,
+    EQUAL,
+    NO_LOSS,
+    TOO_LONG,
+    TRUNCATED,
+    USED,
+    TokenStore,
+    columns_of,
+    count_fates,
+    fates_of_lengths,
+    last_learned,
 )
 
 if TYPE_CHECKING:
@@ -36,23 +51,61 @@ if TYPE_CHECKING:
 ReadRow = Callable[[Row, PairSettings], PreferenceRow]
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """One conversation of T tokens."""
+class Answers:
+    """[R] rows of preferences with their [S] conversations, one or two each. First all that may be
+    tokenised; `used` are those that are kept once `load_answers` is done.
+    """
 
-    ids: NDArray[np.int32]  # [T] token ids
-    mask: NDArray[np.bool_]  # [T] True at the answer's tokens
-    images: tuple[PlacedImage, ...] = ()
+    def __init__(self) -> None:
+        self.rows = PackedRows()
+        self.messages: PackedJson[list[Message]] = PackedJson()  # [S]
+        self.first_answer = array("q")  # [R] index of the message where answers begin
+        self.bounds = array("q", [0])  # [R + 1] where the conversations of each row begin and end
+        self.desirable = array("b")  # [R] the label; 1 of pairs
+        self.margin = array("d")  # [R] how much better chosen is
+        self.without_margin: dict[int, UsageError] = {}  # rows whose margin cannot be read
+        self.metadata: PackedJson[dict[str, Any]] = PackedJson()  # [R] the other columns
+        self.tokens = TokenStore.of(np.zeros(0, np.int32), np.zeros(0, np.bool_))
+        self.begin = self.end = np.zeros(0, np.int64)  # [S] places among the tokens
+        self.images: dict[int, tuple[PlacedImage, ...]] = {}  # of conversations that show some
+        self.used = np.zeros(0, np.int64)  # the rows that are kept
+        self.index = np.zeros(0, np.int64)  # [R] of each row in its dataset
 
-    def cut(self, limit: int) -> "Tokens":
-        """The conversation's first `limit` tokens, and the images that begin among them."""
-        images = tuple(image for image in self.images if image.at[0] < limit)
-        return Tokens(self.ids[:limit], self.mask[:limit], images)
+    def add(self, preference: PreferenceRow, settings: PairSettings) -> None:
+        """Adds a row that may be tokenised."""
+        margin = 0.0
+        try:
+            margin = margin_of(preference.row, settings)
+        except UsageError as error:  # it matters where the row is kept, and pairs are learned
+            self.without_margin[len(self.rows)] = error
+        self.rows.append(preference.row)
+        self.first_answer.append(preference.first)
+        self.desirable.append(preference.desirable)
+        self.margin.append(margin)
+        self.metadata.append(metadata_of(preference.row, settings))
+        for messages in preference.conversations:
+            self.messages.append(messages)
+        self.bounds.append(len(self.messages))
 
-    @property
-    def cuts_no_image(self) -> bool:
-        """Whether no image is cut: half an image cannot be shown."""
-        return not self.images or bool(self.images[-1].at[-1] < len(self.ids))
+    def conversations(self, row: int) -> range:
+        """The numbers of a row's conversations: of a pair (chosen, rejected)."""
+        return range(self.bounds[row], self.bounds[row + 1])
+
+    def part(
+        self, conversation: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.bool_], tuple[PlacedImage, ...]]:
+        """(token ids, loss mask, images) of a conversation, cut to data.max_len."""
+        place = int(self.begin[conversation]), int(self.end[conversation])
+        return *self.tokens.part(*place), self.images.get(conversation, ())
+
+    def compared(self, row: int) -> list[Message]:
+        """The messages that data.dedup compares: the label, then all conversations with marks
+        between them.
+        """
+        first, *others = [self.messages[place] for place in self.conversations(row)]
+        label = "" if others else str(bool(self.desirable[row]))
+        parted = [[{"role": "or", "content": ""}, *other] for other in others]
+        return [{"role": "label", "content": label}, *first, *(turn for p in parted for turn in p)]
 
 
 @with_own_keys
@@ -63,8 +116,8 @@ def load_answers(
     selection: Selection | None,
     cache: TokenCache | None,
     reader: "ImageReader | None" = None,
-) -> tuple[list[tuple[PreferenceRow, list[Tokens]]], RowAccount]:
-    """The rows that are kept, each with the tokens of its conversations, and the account of all.
+) -> tuple[Answers, RowAccount]:
+    """The rows that are kept, with the tokens of their conversations, and the account of all.
 
     read: pair_of or labelled_of. reader: of a model that reads images; others refuse rows with
     some. Raises UsageError that names the first row that cannot be read,
@@ -72,41 +125,26 @@ def load_answers(
     """
     selection = selection or Selection()
     book = Bookkeeper(dataset_name(settings))
-    rows = _selected(settings, read, selection, book)
-    book.notes += unread_notes(
-        tokenizer,
-        [preference.row for preference in rows],
-        [preference.messages for preference in rows],
-        template_call(settings),
-    )
-    columns = _columns(settings, tokenizer, rows, cache, book.notes, reader)
-    encoded = zip(columns["token_ids"], columns["loss_mask"], strict=True)
-    kept: list[tuple[PreferenceRow, list[Tokens]]] = []
-    for preference in rows:
-        tokens = [
-            _shown(preference.row, Tokens(*next(encoded)), messages, reader)
-            for messages in preference.conversations
-        ]
-        fate = _fate(preference.row, tokens, settings)
-        if fate == "truncated":
-            tokens = [conversation.cut(settings.max_len) for conversation in tokens]
-            if not all(conversation.cuts_no_image for conversation in tokens):
-                fate = "too_long"
-            elif not _teaches(tokens):
-                fate = "no_loss"
-        if fate in ("kept", "truncated") and selection.repeats(_compared_messages(preference)):
-            fate = "duplicate"
-        if fate in ("kept", "truncated"):
-            kept.append((preference, tokens))
-        book.add(fate, preference.row)
-    return kept, book.close(settings, f"{settings.max_len} tokens of a conversation")
+    answers = _selected(settings, read, selection, book, tokenizer)
+    columns = _columns(settings, tokenizer, answers, cache, book.notes, reader)
+    fates = _cut(answers, columns["token_ids"], columns["loss_mask"], settings, reader)
+    if selection.dedup != "none":
+        for row in np.flatnonzero(np.isin(fates, USED)).tolist():
+            if selection.repeats(answers.compared(row)):
+                fates[row] = DUPLICATE
+    answers.used = np.flatnonzero(np.isin(fates, USED))
+    answers.index = answers.rows.index
+    count_fates(book, fates, answers.rows)
+    answers.rows, answers.messages = PackedRows(), PackedJson()  # they are tokens now
+    return answers, book.close(settings, f"{settings.max_len} tokens of a conversation")
 
 
 def _selected(
-    settings: PairSettings, read: ReadRow, selection: Selection, book: Bookkeeper
-) -> list[PreferenceRow]:
+    settings: PairSettings, read: ReadRow, selection: Selection, book: Bookkeeper, tokenizer: Any
+) -> Answers:
     """The rows that may be tokenised; the others are counted in `book` with their fates."""
-    selected: list[PreferenceRow] = []
+    selected = Answers()
+    keys = KeysOfMessages()
     shapes: Counter[str] = Counter()
     inside = 0
     for row in prepared_rows(settings, book):
@@ -114,13 +152,15 @@ def _selected(
         shapes[preference.shape] += 1
         inside += preference.parts_inside_a_turn
         fate = _before_tokens(settings, preference, selection)
-        if fate is None:
-            selected.append(preference)
-        else:
+        if fate is not None:
             book.add(fate, row)
+            continue
+        selected.add(preference, settings)
+        keys.add(row, preference.messages)
     book.notes.extend(f"{count} rows are {shape}" for shape, count in shapes.items())
     if inside:
         book.notes.append(f"{inside} pairs differ within a turn: the loss covers all of that turn")
+    book.notes += keys.unread_notes(tokenizer, template_call(settings))
     return selected
 
 
@@ -141,100 +181,133 @@ def _before_tokens(
 def _columns(
     settings: PairSettings,
     tokenizer: Any,
-    rows: Sequence[PreferenceRow],
+    answers: Answers,
     cache: TokenCache | None,
     notes: list[str],
     reader: "ImageReader | None",
 ) -> TokenColumns:
     """Columns token_ids and loss_mask: an entry for each conversation, row after row."""
     call = template_call(settings)
-    conversations = [
-        (preference.row, messages, preference.first)
-        for preference in rows
-        for messages in preference.conversations
-    ]
+    messages = answers.messages
+    places = np.repeat(np.arange(len(answers.rows)), np.diff(answers.bounds))
+    firsts = np.array(answers.first_answer, np.int64)[places].tolist()
 
     def make() -> TokenColumns:
+        tracked_messages = tracked("rows tokenised", messages, len(messages))
         rendered = render_conversations(
             tokenizer,
-            [(messages, first) for _, messages, first in conversations],
+            zip(tracked_messages, firsts, strict=True),
             ends=turn_ends(tokenizer),
             turns="all",
             variables=call,
             parts=reader is not None,
         )
-        texts: list[Rendered] = []
-        for (row, messages, _), rendering in zip(
-            conversations, rendered, strict=False
-        ):  # it ends at the first refusal
-            try:
-                text = single_text(rendering)
-                texts += [text] if reader is None else with_image_texts([text], messages, reader)
-            except Unmarkable as error:
-                raise unmarkable(row, error) from error
-        tokens = [
-            _ended(ids, mask)
-            for ids, mask in marked(tokenizer, [row for row, *_ in conversations], texts)
-        ]
-        return {
-            "token_ids": Ragged.of([conversation.ids for conversation in tokens], np.int32),
-            "loss_mask": Ragged.of([conversation.mask for conversation in tokens], np.bool_),
-        }
+
+        def texts() -> Iterator[tuple[int, Rendered]]:
+            for number, rendering in enumerate(rendered):
+                row = int(places[number])
+                try:
+                    text = single_text(rendering)
+                    if reader is not None:
+                        (text,) = with_image_texts([text], messages[number], reader)
+                except Unmarkable as error:
+                    raise unmarkable(answers.rows[row], error) from error
+                yield row, text
+
+        return columns_of(_ended(*tokens) for tokens in marked(tokenizer, answers.rows, texts()))
 
     if cache is None:
         return make()
-    how = f"answers from messages {[first for *_, first in conversations]}"
+    how = f"answers from messages {firsts}"
     if reader is not None:
         how += f", images by {reader.fingerprint}"
-    return cache.columns([messages for _, messages, _ in conversations], call, how, make, notes)
+    return cache.columns(messages, call, how, make, notes)
 
 
-def _shown(
-    row: Row, tokens: Tokens, messages: Sequence[Message], reader: "ImageReader | None"
-) -> Tokens:
-    """The tokens of a conversation with its images. Behind the last answer there are none."""
-    if reader is None:
-        return tokens
-    return replace(tokens, images=placed_in(row, tokens.ids, images_in(messages), reader))
-
-
-def _ended(ids: NDArray[np.int32], mask: NDArray[np.bool_]) -> Tokens:
+def _ended(
+    ids: NDArray[np.int32], mask: NDArray[np.bool_]
+) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """The tokens up to the end of the last answer: a rollout ends there too, so what the template
     writes behind it is dropped.
     """
-    return Tokens(ids, mask).cut(int(np.flatnonzero(mask)[-1]) + 1 if mask.any() else 0)
+    end = int(np.flatnonzero(mask)[-1]) + 1 if mask.any() else 0
+    return ids[:end], mask[:end]
 
 
-def _fate(row: Row, tokens: Sequence[Tokens], settings: PairSettings) -> Fate:
-    """The fate of a tokenised row. For "truncated" the caller checks that the cut leaves an answer.
-    Raises UsageError where it is too long and data.on_too_long = "error".
+def _cut(
+    answers: Answers,
+    ids: Ragged,
+    mask: Ragged,
+    settings: PairSettings,
+    reader: "ImageReader | None",
+) -> NDArray[np.int8]:
+    """[R] the fates of the rows, whose conversations are cut to data.max_len where data.on_too_long
+    says so. Raises UsageError where that is "error".
     """
-    if len(tokens) == 2 and np.array_equal(tokens[0].ids, tokens[1].ids):
-        return "equal"  # texts that the chat template writes alike
-    longest = max(len(conversation.ids) for conversation in tokens)
-    if longest <= settings.max_len:
-        return "kept" if _teaches(tokens) else "no_loss"
-    if settings.on_too_long == "error":
-        raise UsageError(
-            f"{row.place}: a conversation of row {row.index} has {longest} tokens, data.max_len "
-            f'is {settings.max_len}; raise it, or say data.on_too_long = "drop" or "truncate"'
-        )
-    return "truncated" if settings.on_too_long == "truncate" else "too_long"
+    start = np.array(answers.bounds, np.int64)[:-1]
+    answers.begin, answers.end = ids.offsets[:-1], ids.offsets[1:]
+    answers.tokens = TokenStore.of(ids.values, mask.values)
+    if not len(start):
+        return np.zeros(0, np.int8)
+    longest = np.maximum.reduceat(ids.lengths, start)
+    fates = fates_of_lengths(longest, settings.max_len, settings.on_too_long)
+    fates[_alike(answers)] = EQUAL  # texts that the chat template writes alike
+    refused = len(start)
+    if settings.on_too_long == "error" and (fates == TOO_LONG).any():
+        refused = int(np.argmax(fates == TOO_LONG))
+    if reader is not None:
+        for row in range(min(refused + 1, len(start))):
+            _show(answers, row, fates, settings, reader)
+    if refused < len(start):
+        raise _too_long(answers.rows[refused], int(longest[refused]), settings)
+    shortened = np.repeat(fates == TRUNCATED, np.diff(answers.bounds))
+    most = np.minimum(answers.end, answers.begin + settings.max_len)
+    answers.end = np.where(shortened, most, answers.end)
+    # nothing predicts a first token
+    silent = last_learned(mask.values, answers.begin, answers.end) <= answers.begin
+    used = np.isin(fates, USED)
+    fates[used & np.logical_or.reduceat(silent, start)] = NO_LOSS
+    fates[_alike(answers) & (fates == TRUNCATED)] = NO_LOSS
+    return fates
 
 
-def _teaches(tokens: Sequence[Tokens]) -> bool:
-    """Whether there is anything to learn: every answer has a token with a token before it that
-    predicts it, and the two of a pair differ.
+def _alike(answers: Answers) -> NDArray[np.bool_]:
+    """[R] whether the two conversations of a pair have the same tokens."""
+    bounds = np.array(answers.bounds, np.int64)
+    first, last = bounds[:-1], bounds[1:] - 1
+    lengths = answers.end - answers.begin
+    alike = (first < last) & (lengths[first] == lengths[last])
+    for row in np.flatnonzero(alike).tolist():
+        (chosen, *_), (rejected, *_) = map(answers.part, answers.conversations(row))
+        alike[row] = np.array_equal(chosen, rejected)
+    return alike
+
+
+def _show(
+    answers: Answers,
+    row: int,
+    fates: NDArray[np.int8],
+    settings: PairSettings,
+    reader: "ImageReader",
+) -> None:
+    """Places the images of a row's conversations among their tokens. Behind the last answer there
+    are none. Half an image cannot be shown: the row is too long.
     """
-    same = len(tokens) == 2 and np.array_equal(tokens[0].ids, tokens[1].ids)
-    return not same and all(conversation.mask[1:].any() for conversation in tokens)
+    limit = settings.max_len
+    for number in answers.conversations(row):
+        ids, *_ = answers.part(number)
+        digests = images_in(answers.messages[number])
+        images = placed_in(answers.rows[row], ids, digests, reader)
+        if fates[row] == TRUNCATED:
+            images = tuple(image for image in images if image.at[0] < limit)
+            if images and images[-1].at[-1] >= min(limit, len(ids)):
+                fates[row] = TOO_LONG
+        if images:
+            answers.images[number] = images
 
 
-def _compared_messages(preference: PreferenceRow) -> list[Message]:
-    """The messages that data.dedup compares: the label, then all conversations with marks between
-    them.
-    """
-    label = "" if preference.is_pair else str(preference.desirable)
-    first, *others = preference.conversations
-    parted = [[{"role": "or", "content": ""}, *other] for other in others]
-    return [{"role": "label", "content": label}, *first, *(turn for p in parted for turn in p)]
+def _too_long(row: Row, tokens: int, settings: PairSettings) -> UsageError:
+    return UsageError(
+        f"{row.place}: a conversation of row {row.index} has {tokens} tokens, data.max_len "
+        f'is {settings.max_len}; raise it, or say data.on_too_long = "drop" or "truncate"'
+    )

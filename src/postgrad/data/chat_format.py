@@ -100,8 +100,10 @@ def bears_loss(message: Mapping[str, Any]) -> bool:
 
 def says_nothing(message: Mapping[str, Any]) -> bool:
     """Whether a message has no text, no reasoning and no call of a tool."""
-    texts = (message["content"], *(message.get(key) or "" for key in REASONING))
-    return not any(map(str.strip, texts)) and not message.get("tool_calls")
+    if message["content"].strip():
+        return False
+    thoughts = (message.get(key) or "" for key in REASONING)
+    return not any(map(str.strip, thoughts)) and not message.get("tool_calls")
 
 
 def texts_of(message: Mapping[str, Any]) -> Iterator[str]:
@@ -139,9 +141,12 @@ def _message(value: Any, number: int, strip: bool) -> Message:
         calls = [value["function_call"]]
     if not isinstance(calls, list):
         raise ValueError(f"tool_calls of message {number} are no list")
-    empty = bool(calls) or any(value.get(key) for key in REASONING)  # content may be left out
     images: list[Any] = []
-    text = _text(content, number, empty, images)
+    if isinstance(content, str):
+        text = content
+    else:
+        empty = bool(calls) or any(value.get(key) for key in REASONING)  # content may be left out
+        text = _text(content, number, empty, images)
     if images or value.get("images"):
         _require_places(value, text, len(images), number)
     message: Message = {
@@ -154,8 +159,10 @@ def _message(value: Any, number: int, strip: bool) -> Message:
         message["tool_calls"] = [_call(call, number) for call in calls]
     if _weight(value, role, number) == 0:
         message["weight"] = 0
-    others = {key: other for key, other in value.items() if key not in READ_HERE}
-    return message | {key: other for key, other in others.items() if other not in EMPTY}
+    for key, other in value.items():
+        if key not in READ_HERE and other not in EMPTY:
+            message[key] = other
+    return message
 
 
 def _text(content: Any, number: int, empty: bool, images: list[Any]) -> str:

@@ -1,6 +1,7 @@
 """Conversations by ticket: the training rows of SFT."""
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,40 +16,46 @@ from postgrad.data.account import Bookkeeper, Fate
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.cache import TokenCache, TokenColumns
 from postgrad.data.chat_format import Message, bears_loss, says_nothing
-from postgrad.data.draws import DrawnSet
+from postgrad.data.draws import DrawnSet, Records
 from postgrad.data.functions import prepared_rows
 from postgrad.data.images import images_in, placed_in, with_image_texts
-from postgrad.data.messages import (
-    answers_in,
-    asked_in,
-    conversation_of,
-    layout_notes,
-    unread_columns,
-)
+from postgrad.data.loss_masks import marked, unmarkable
+from postgrad.data.messages import ColumnNotes, answers_in, asked_in, conversation_of
 from postgrad.data.overlap import Selection
-from postgrad.data.prompts import unencodable
+from postgrad.data.packed import PackedJson, PackedRows
 from postgrad.data.rows import Row, dataset_name
 from postgrad.data.settings import DataSettings, with_own_keys
 from postgrad.data.templates import (
+    KeysOfMessages,
     Unencodable,
     documents,
     render_conversations,
     special_ids,
     template_call,
-    tokenise,
     turn_ends,
-    unread_notes,
+    unencodable,
+)
+from postgrad.data.texts import (
+    DUPLICATE,
+    KEPT,
+    NO_LOSS,
+    TOO_LONG,
+    TRUNCATED,
+    USED,
+    TokenStore,
+    columns_of,
+    count_fates,
+    fates_of_lengths,
+    last_learned,
 )
 
 if TYPE_CHECKING:
     from postgrad.models.image_reader import ImageReader  # imports torch
 
-COLUMNS = ("token_ids", "loss_mask", "starts")
 _ENDLESS = (
     "{} training rows end without a special token, so the policy does not learn to stop: end "
     "answers with eos_token in the chat template, and take a tokenizer that has one"
 )
-USED: tuple[Fate, ...] = ("kept", "truncated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,41 +92,71 @@ def load_conversations(
     """
     selection = selection or Selection()
     book = Bookkeeper(dataset_name(settings))
-    rows, messages = _selected(settings, selection, book)
-    if not settings.text:
-        book.notes += unread_notes(tokenizer, rows, messages, template_call(settings))
+    rows, messages, noted = _selected(settings, selection, book, tokenizer)
     columns = _columns(settings, tokenizer, rows, messages, cache, book.notes, reader)
-    entries: list[Conversation] = []
-    unrolled: list[int] = []  # training rows of each row that has several
-    ending, endless = special_ids(tokenizer), 0  # answers without an end that could be learned
-    table = zip(rows, messages, *(columns[name] for name in COLUMNS), strict=True)
-    for row, conversation, ids, mask, starts in table:
-        parts = _pieces(ids, mask, settings) or _texts(ids, mask, starts)
-        shown = images_in(conversation)
-        texts = [_fitted(row, *text, settings, reader, shown) for text in parts]
-        fate = _together([text.fate for text in texts])
-        if fate in USED and selection.repeats(conversation):
-            fate = "duplicate"
-        book.add(fate, row)
-        if fate not in USED:
-            continue
-        kept = [(n, text) for n, text in enumerate(texts) if text.fate in USED]
-        for n, text in kept:
-            number = len(entries)
-            entries.append(Conversation(number, row.index, text.ids, text.mask, text.images, n))
-        endless += sum(text.fate == "kept" and text.last not in ending for text in texts)
-        if len(texts) > 1:
-            unrolled.append(len(kept))
-    if endless and not settings.text:
+    texts = _texts_of(columns, settings)
+    ids, mask = (columns[name].values for name in ("token_ids", "loss_mask"))
+    del columns
+    _cut(texts, ids, mask, rows, messages, settings, reader)
+    fates = _together(texts, len(rows))
+    if selection.dedup != "none":
+        for place in np.flatnonzero(np.isin(fates, USED)).tolist():
+            if selection.repeats(messages[place]):
+                fates[place] = DUPLICATE
+    count_fates(book, fates, rows)
+    kept = np.isin(texts.fate, USED) & np.isin(fates, USED)[texts.row]
+    ending = list(special_ids(tokenizer))
+    uncut = kept & (texts.fate == KEPT)
+    endless = int((~np.isin(ids[texts.last[uncut]], ending)).sum())
+    if endless and not settings.text:  # answers without an end that could be learned
         book.notes.append(_ENDLESS.format(endless))
-    if unrolled:
+    several = np.bincount(texts.row, minlength=len(rows)) > 1
+    unrolled = np.bincount(texts.row[kept], minlength=len(rows))[several & np.isin(fates, USED)]
+    if len(unrolled):
         book.notes.append(_note(unrolled, settings))
-    book.notes += layout_notes(rows, settings) + unread_columns(rows, settings)
+    book.notes += noted
     account = book.close(settings, f"{settings.max_len} tokens of a conversation")
+    entries = _Conversations(TokenStore.of(ids, mask), texts, np.flatnonzero(kept), rows, settings)
     return ConversationSet(entries, account, settings.shuffle)
 
 
-def _note(unrolled: Sequence[int], settings: DataSettings) -> str:
+class _Conversations(Records[Conversation]):
+    """The texts of a set that are used."""
+
+    def __init__(
+        self,
+        tokens: TokenStore,
+        texts: "_Texts",
+        kept: NDArray[np.int64],
+        rows: PackedRows,
+        settings: DataSettings,
+    ) -> None:
+        """kept: which of the texts are used."""
+        self._tokens = tokens
+        self._begin, self._end = texts.begin[kept], texts.end[kept]
+        self._row, self._number = rows.index[texts.row[kept]], texts.number[kept].astype(np.int32)
+        self._images = {
+            place: images
+            for place, text in enumerate(kept.tolist() if texts.images else ())
+            if (images := texts.images.get(text))
+        }
+        self._split = settings.on_too_long == "split"
+
+    def __len__(self) -> int:
+        return len(self._begin)
+
+    def record(self, place: int) -> Conversation:
+        """The training row at `place`."""
+        ids, mask = self._tokens.part(int(self._begin[place]), int(self._end[place]))
+        if self._split:
+            mask[:1] = False
+        images = self._images.get(place, ())
+        return Conversation(
+            place, int(self._row[place]), ids, mask, images, int(self._number[place])
+        )
+
+
+def _note(unrolled: NDArray[np.int64], settings: DataSettings) -> str:
     """The account's note about rows that became several. unrolled: training rows of each."""
     if settings.text:
         return (
@@ -132,82 +169,101 @@ def _note(unrolled: Sequence[int], settings: DataSettings) -> str:
     )
 
 
-def _pieces(
-    ids: NDArray[np.int32], mask: NDArray[np.bool_], settings: DataSettings
-) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
-    """A text of T tokens in pieces of at most data.max_len, [] where it is not to be split.
+@dataclass(slots=True)
+class _Texts:
+    """[S] texts of [R] rows, in the order of the rows, as places among the N tokens of all."""
 
-    A piece begins with the last token of the one before, without loss: so each token is learned
-    once, and each has at least one token before it.
+    row: NDArray[np.int64]  # [S] from 0, rising
+    begin: NDArray[np.int64]  # [S]
+    end: NDArray[np.int64]  # [S]
+    number: NDArray[np.int64]  # [S] which of its row's texts
+    fate: NDArray[np.int8]  # [S] of FATES
+    last: NDArray[np.int64]  # [S] the last token that bears loss; none where not behind `begin`
+    images: dict[int, tuple[PlacedImage, ...]]  # of texts that show some
+
+
+def _texts_of(columns: TokenColumns, settings: DataSettings) -> _Texts:
+    """The texts of all rows, whole. With data.on_too_long = "split" they are pieces of at most
+    data.max_len tokens: a piece begins with the last token of the one before, without loss. So each
+    token is learned once, and each has at least one token before it.
     """
-    if settings.on_too_long != "split":
-        return []
-    step = settings.max_len - 1
-    pieces: list[tuple[NDArray[np.int32], NDArray[np.bool_]]] = []
-    for start in range(0, max(1, len(ids) - 1), step):
-        piece = slice(start, start + settings.max_len)
-        pieces.append((ids[piece], mask[piece] & (np.arange(len(ids[piece])) > 0)))
-    return pieces
+    offsets, starts = columns["token_ids"].offsets, columns["starts"].values
+    row, begin = np.arange(len(offsets) - 1), offsets[:-1]
+    inner = np.flatnonzero(starts)
+    owner = np.searchsorted(offsets, inner, side="right") - 1
+    further = inner > offsets[owner]
+    if settings.on_too_long == "split":
+        step = settings.max_len - 1
+        pieces = -(-np.maximum(1, np.diff(offsets) - 1) // step)
+        row = np.repeat(row, pieces)
+        first = np.cumsum(pieces) - pieces
+        begin = begin[row] + step * (np.arange(len(row)) - first[row])
+        end = np.minimum(begin + settings.max_len, offsets[1:][row])
+    else:
+        row, begin = np.append(row, owner[further]), np.append(begin, inner[further])
+        order = np.lexsort((begin, row))
+        row, begin = row[order], begin[order]
+        end = np.append(begin[1:], offsets[-1:])[: len(begin)]
+    number = np.arange(len(row)) - np.searchsorted(row, row)
+    empty = np.zeros(len(row), np.int8)
+    return _Texts(row, begin, end, number, empty, begin.copy(), {})
 
 
-@dataclass(frozen=True, slots=True)
-class _Text:
-    """One text of a row, cut to data.max_len, and its fate."""
-
-    ids: NDArray[np.int32]  # [T]
-    mask: NDArray[np.bool_]  # [T] True at tokens that bear loss
-    fate: Fate
-    images: tuple[PlacedImage, ...] = ()
-
-    @property
-    def last(self) -> int:
-        """The last token that bears loss."""
-        return int(self.ids[self.mask][-1])
-
-
-def _fitted(
-    row: Row,
+def _cut(
+    texts: _Texts,
     ids: NDArray[np.int32],
     mask: NDArray[np.bool_],
+    rows: PackedRows,
+    messages: PackedJson[list[Message]],
     settings: DataSettings,
     reader: "ImageReader | None",
-    digests: Sequence[str],
-) -> _Text:
-    fate = _fate(row, len(ids), settings)
-    images = () if reader is None else placed_in(row, ids, digests, reader)
-    if fate == "truncated":
-        ids, mask = ids[: settings.max_len], mask[: settings.max_len]
-        images = tuple(image for image in images if image.at[0] < len(ids))
-        if images and images[-1].at[-1] >= len(ids):  # half an image cannot be shown
-            fate = "too_long"
-    if fate != "too_long" and not mask[1:].any():  # nothing predicts a first token
-        fate = "no_loss"
-    return _Text(ids, mask, fate, images)
+) -> None:
+    """Cuts the texts to data.max_len as data.on_too_long says, and settles their fates. Raises
+    UsageError where that is "error".
+    """
+    lengths = texts.end - texts.begin
+    over = np.flatnonzero(lengths > settings.max_len)
+    refused = int(over[0]) if len(over) and settings.on_too_long == "error" else len(lengths)
+    fate = fates_of_lengths(lengths, settings.max_len, settings.on_too_long)
+    for text in range(min(refused + 1, len(lengths)) if reader is not None else 0):
+        assert reader is not None
+        place, limit = int(texts.row[text]), settings.max_len
+        if text == refused:
+            break
+        tokens = ids[texts.begin[text] : texts.end[text]]
+        images = placed_in(rows[place], tokens, images_in(messages[place]), reader)
+        if fate[text] == TRUNCATED:
+            images = tuple(image for image in images if image.at[0] < limit)
+            if images and images[-1].at[-1] >= limit:  # half an image cannot be shown
+                fate[text] = TOO_LONG
+        if images:
+            texts.images[text] = images
+    if refused < len(lengths):
+        raise _too_long(rows[int(texts.row[refused])], int(lengths[refused]), settings)
+    texts.end = np.where(fate == TRUNCATED, texts.begin + settings.max_len, texts.end)
+    texts.last = last_learned(mask, texts.begin, texts.end)
+    silent = texts.last <= texts.begin  # nothing predicts a first token
+    texts.fate = np.where((fate != TOO_LONG) & silent, NO_LOSS, fate).astype(np.int8)
 
 
-def _texts(
-    ids: NDArray[np.int32], mask: NDArray[np.bool_], starts: NDArray[np.bool_]
-) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
-    """(token ids, loss mask) of each text of a row. starts: [T] True where a text begins."""
-    edges = np.flatnonzero(starts)
-    if len(edges) < 2:
-        return [(ids, mask)]
-    return list(zip(np.split(ids, edges[1:]), np.split(mask, edges[1:]), strict=True))
-
-
-def _together(fates: Sequence[Fate]) -> Fate:
-    """The fate of a row from the fates of its texts: "truncated" where only a part is used."""
-    if not any(fate in USED for fate in fates):
-        return fates[0]
-    return "kept" if fates.count("kept") == len(fates) else "truncated"
+def _together(texts: _Texts, rows: int) -> NDArray[np.int8]:
+    """[R] the fates of rows from those of their texts: TRUNCATED where only a part is used."""
+    first = np.searchsorted(texts.row, np.arange(rows))
+    if not rows:
+        return np.zeros(0, np.int8)
+    used = np.logical_or.reduceat(np.isin(texts.fate, USED), first)
+    uncut = np.logical_and.reduceat(texts.fate == KEPT, first)
+    fates = np.where(used, np.where(uncut, KEPT, TRUNCATED), texts.fate[first])
+    return fates.astype(np.int8)
 
 
 def _selected(
-    settings: DataSettings, selection: Selection, book: Bookkeeper
-) -> tuple[list[Row], list[list[Message]]]:
-    """The rows that may be trained on, and the messages of each."""
-    rows: list[Row] = []
-    conversations: list[list[Message]] = []
+    settings: DataSettings, selection: Selection, book: Bookkeeper, tokenizer: Any
+) -> tuple[PackedRows, PackedJson[list[Message]], list[str]]:
+    """The rows that may be trained on, the messages of each, and notes for the account's end."""
+    rows = PackedRows()
+    conversations: PackedJson[list[Message]] = PackedJson()
+    keys, columns = KeysOfMessages(), ColumnNotes(settings)
     silent = 0  # rows with an answer that says nothing beside others
     for row in prepared_rows(settings, book):
         messages = conversation_of(row, settings)
@@ -226,9 +282,13 @@ def _selected(
         silent += any(map(says_nothing, learned))
         rows.append(row)
         conversations.append(messages)
+        keys.add(row, messages)
+        columns.add(row)
     if silent:
         book.notes.append(f"{silent} rows have an empty answer beside others: its end is learned")
-    return rows, conversations
+    if not settings.text:
+        book.notes += keys.unread_notes(tokenizer, template_call(settings))
+    return rows, conversations, columns.layouts() + columns.unread()
 
 
 def _can_teach(messages: Sequence[Message], answers: Sequence[str], settings: DataSettings) -> bool:
@@ -241,13 +301,13 @@ def _can_teach(messages: Sequence[Message], answers: Sequence[str], settings: Da
 def _columns(
     settings: DataSettings,
     tokenizer: Any,
-    rows: Sequence[Row],
-    messages: Sequence[Sequence[Message]],
+    rows: PackedRows,
+    messages: PackedJson[list[Message]],
     cache: TokenCache | None,
     notes: list[str],
     reader: "ImageReader | None",
 ) -> TokenColumns:
-    """COLUMNS by row: the tokens of its texts joined; `starts` is True where a text begins."""
+    """By row, the tokens of its texts joined: see _in_rows."""
     call = template_call(settings)
 
     def make() -> TokenColumns:
@@ -264,93 +324,66 @@ def _columns(
 
 
 def _documents(
-    tokenizer: Any, rows: Sequence[Row], messages: Sequence[Sequence[Message]]
+    tokenizer: Any, rows: PackedRows, messages: PackedJson[list[Message]]
 ) -> TokenColumns:
+    texts = (message["content"] for (message,) in tracked("rows tokenised", messages, len(rows)))
     try:
-        tokens = documents(tokenizer, [message["content"] for (message,) in messages])
+        return _in_rows(documents(tokenizer, texts), np.ones(len(rows), np.int64))
     except Unencodable as error:
         raise unencodable(rows[error.place], error) from error
-    return _in_rows(tokens, [1] * len(rows))
 
 
 def _tokenised(
     settings: DataSettings,
     tokenizer: Any,
-    rows: Sequence[Row],
-    messages: Sequence[Sequence[Message]],
+    rows: PackedRows,
+    messages: PackedJson[list[Message]],
     call: Mapping[str, Any],
     reader: "ImageReader | None",
 ) -> TokenColumns:
-    texts: list[Rendered] = []
-    counts: list[int] = []  # texts of each row
+    counts = array("q")  # texts of each row
     rendered = render_conversations(
         tokenizer,
-        tracked("rows rendered", ((each, 0) for each in messages), len(messages)),
+        ((each, 0) for each in tracked("rows tokenised", messages, len(messages))),
         ends=turn_ends(tokenizer),
         turns=settings.loss_turns,
         variables=call,
         parts=reader is not None,
     )
-    for row, conversation, row_texts in zip(rows, messages, rendered, strict=False):
-        if isinstance(row_texts, Unmarkable):
-            raise unmarkable(row, row_texts) from row_texts
-        if reader is not None:
-            try:
-                row_texts = with_image_texts(row_texts, conversation, reader)
-            except Unmarkable as error:
-                raise unmarkable(row, error) from error
-        texts += row_texts
-        counts.append(len(row_texts))
-    sources = [row for row, n in zip(rows, counts, strict=True) for _ in range(n)]
-    return _in_rows(marked(tokenizer, sources, texts), counts)
+
+    def texts() -> Iterator[tuple[int, Rendered]]:
+        for place, row_texts in enumerate(rendered):
+            if isinstance(row_texts, Unmarkable):
+                raise unmarkable(rows[place], row_texts) from row_texts
+            if reader is not None:
+                try:
+                    row_texts = with_image_texts(row_texts, messages[place], reader)
+                except Unmarkable as error:
+                    raise unmarkable(rows[place], error) from error
+            counts.append(len(row_texts))
+            yield from ((place, text) for text in row_texts)
+
+    return _in_rows(marked(tokenizer, rows, texts()), counts)
 
 
 def _in_rows(
-    tokens: Sequence[tuple[NDArray[np.int32], NDArray[np.bool_]]], counts: Sequence[int]
+    tokens: Iterable[tuple[NDArray[np.int32], NDArray[np.bool_]]],
+    counts: "array[int] | NDArray[np.int64]",
 ) -> TokenColumns:
-    """(ids, mask) of texts joined into COLUMNS of rows. counts: how many texts each row has."""
-    ids = Ragged.of([ids for ids, _ in tokens], np.int32)
-    mask = Ragged.of([mask for _, mask in tokens], np.bool_)
+    """(ids, mask) of texts joined into columns of rows: token_ids, loss_mask, and starts, True
+    where a text begins. counts: how many texts each row has, once all are there.
+    """
+    columns = columns_of(tokens)
+    ids, mask = columns["token_ids"], columns["loss_mask"]
     starts = np.zeros(len(ids.values), np.bool_)
     starts[ids.offsets[:-1][ids.lengths > 0]] = True
     edges = ids.offsets[np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])]
-    columns = (ids.values, mask.values, starts)
-    return {name: Ragged(values, edges) for name, values in zip(COLUMNS, columns, strict=True)}
+    values = {"token_ids": ids.values, "loss_mask": mask.values, "starts": starts}
+    return {name: Ragged(column, edges) for name, column in values.items()}
 
 
-def marked(
-    tokenizer: Any, rows: Sequence[Row], texts: Sequence[Rendered]
-) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
-    """(token ids, loss mask) of each text; rows: the row of each text, for error messages.
-
-    Raises UsageError that shows the first row whose assistant tokens cannot be marked.
-    """
-    try:
-        tokenised = tokenise(tokenizer, texts)
-    except Unencodable as error:
-        raise unencodable(rows[error.place], error) from error
-    tokens: list[tuple[NDArray[np.int32], NDArray[np.bool_]]] = []
-    for row, encoded in zip(rows, tokenised, strict=True):
-        if isinstance(encoded, Unmarkable):
-            raise unmarkable(row, encoded)
-        tokens.append(encoded)
-    return tokens
-
-
-def _fate(row: Row, tokens: int, settings: DataSettings) -> Fate:
-    if tokens <= settings.max_len:
-        return "kept"
-    if settings.on_too_long == "error":
-        raise UsageError(
-            f"{row.place}: row {row.index} has {tokens} tokens, data.max_len is "
-            f'{settings.max_len}; raise it, or say data.on_too_long = "drop" or "truncate"'
-        )
-    return "truncated" if settings.on_too_long == "truncate" else "too_long"
-
-
-def unmarkable(row: Row, error: Unmarkable) -> UsageError:
-    """The error for a row whose assistant tokens the chat template does not show."""
+def _too_long(row: Row, tokens: int, settings: DataSettings) -> UsageError:
     return UsageError(
-        f"{row.place}: the assistant's tokens of row {row.index} cannot be marked: {error}; fix "
-        "the row or the tokenizer's chat template"
+        f"{row.place}: row {row.index} has {tokens} tokens, data.max_len is "
+        f'{settings.max_len}; raise it, or say data.on_too_long = "drop" or "truncate"'
     )

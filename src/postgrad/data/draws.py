@@ -3,8 +3,9 @@ anew in every epoch.
 """
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,9 +67,25 @@ class Draws(Protocol[Drawn]):
         """The record of a ticket. seed: of the run; it decides the order of every epoch."""
         ...
 
-    def all(self) -> list[Drawn]:
+    def all(self) -> Sequence[Drawn]:
         """Every record once, with its position as its ticket."""
         ...
+
+
+class Records(Sequence[Drawn], ABC):
+    """Records that are made when they are asked for: their arrays and texts lie together."""
+
+    @abstractmethod
+    def record(self, place: int) -> Drawn:
+        """The record at `place`, from 0 on, with `place` as its ticket."""
+
+    @overload
+    def __getitem__(self, place: int) -> Drawn: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Drawn]: ...
+    def __getitem__(self, place: int | slice) -> Drawn | list[Drawn]:
+        places = range(len(self))[place]
+        return self.record(places) if isinstance(places, int) else [*map(self.record, places)]
 
 
 class DrawnSet(Generic[Drawn]):
@@ -93,6 +110,8 @@ class DrawnSet(Generic[Drawn]):
         """The record of a ticket, from its position in the permutation of its epoch."""
         return dataclasses.replace(self._entries[self._order.place(ticket, seed)], ticket=ticket)
 
-    def all(self) -> list[Drawn]:
-        """Every record once in the order of the rows, with its position as its ticket."""
-        return list(self._entries)
+    def all(self) -> Sequence[Drawn]:
+        """Every record once in the order of the rows, with its position as its ticket: made when it
+        is asked for.
+        """
+        return self._entries

@@ -1,7 +1,7 @@
 """The rows of a dataset as a recipe's Python functions leave them: data.filter, then data.map."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,48 +12,41 @@ from postgrad.core.progress import tracked
 from postgrad.core.text import resolve
 from postgrad.data.account import Bookkeeper
 from postgrad.data.rows import Row, read_rows, shown, unread_keys
-from postgrad.data.settings import RowSettings, with_own_keys
+from postgrad.data.settings import RowSettings, iterated_with_own_keys
 
 Function = Callable[[dict[str, Any]], Any]
 _ABSENT = object()
 
 
-@with_own_keys
-def prepared_rows(settings: RowSettings, book: Bookkeeper | None = None) -> list[Row]:
+@iterated_with_own_keys
+def prepared_rows(settings: RowSettings, book: Bookkeeper | None = None) -> Iterator[Row]:
     """The rows that data.filter keeps, each as data.map returns it, with the columns that the
-    recipe names within others. book: counts the filtered ones.
+    recipe names within others, one at a time. book: counts the filtered ones.
 
     Both functions get a copy of the row as a dict. Raises UsageError that names row and function
     where one raises, or returns what is no bool or no row of JSON values.
     """
     keep = _function(settings.filter, "data.filter")
     change = _function(settings.map, "data.map")
-    rows = read_rows(settings)
-    if book is not None:
-        book.read = len(rows)
-        book.notes += unread_keys(settings)
-    prepared: list[Row] = []
+    book = book or Bookkeeper("rows that nobody counts")
+    book.notes += unread_keys(settings)
     within = settings.columns_within()
-    for row in tracked("rows read", rows, len(rows)):
+    images, missing = settings.images, 0  # rows without the column of images
+    kept = 0
+    for row in tracked("rows read", read_rows(settings)):
+        book.read += 1
         if keep is not None and not _keeps(keep, row, settings.filter):
-            if book is not None:
-                book.add("filtered", row)
+            book.add("filtered", row)
             continue
         changed = row if change is None else _mapped(change, row, settings.map)
-        prepared.append(_with_columns(changed, within) if within else changed)
-    if book is not None and prepared:
-        book.notes += _no_images(prepared, settings)
-    return prepared
-
-
-def _no_images(rows: Sequence[Row], settings: RowSettings) -> list[str]:
-    """A note where the recipe names a column of images, and no row has it: a name may be wrong, or
-    [data] gives it to a set that has none.
-    """
-    stated = settings.images not in ("", type(settings).model_fields["images"].default)
-    if not stated or any(settings.images in row.values for row in rows):
-        return []
-    return [f"no row has the column {settings.images!r} (data.images), so none has an image of it"]
+        changed = _with_columns(changed, within) if within else changed
+        kept += 1
+        missing += images not in changed.values
+        yield changed
+    stated = images not in ("", type(settings).model_fields["images"].default)
+    if stated and kept and missing == kept:  # the name may be wrong, or of another set of [data]
+        note = f"no row has the column {images!r} (data.images), so none has an image of it"
+        book.notes.append(note)
 
 
 def _with_columns(row: Row, names: Sequence[str]) -> Row:

@@ -11,12 +11,14 @@ def parsed_json(text: str) -> Any:
     object has twice, half a surrogate pair, and more than DEEPEST levels.
     """
     try:
-        value = json.loads(text, parse_constant=_refuse, object_pairs_hook=_members)
+        # one decoder for all texts; json.loads has its own error for a byte order mark
+        value = json.loads(text) if text.startswith(_MARK) else _DECODER.decode(text)
     except RecursionError:
         raise _too_deep() from None
     if text.count("[") + text.count("{") > DEEPEST:
         _check_depth(value)
-    if "\\ud" in text.lower():  # JSON can write half a surrogate pair, tokenizers read none
+    # JSON can write half a surrogate pair, tokenizers read none
+    if "\\u" in text and "\\ud" in text.lower():
         json.dumps(value, ensure_ascii=False).encode()
     return value
 
@@ -55,3 +57,7 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"an object has {twice[:80]!r} twice")
     return members
+
+
+_MARK = "\ufeff"
+_DECODER = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_members)

@@ -3,8 +3,8 @@
 import itertools
 import json
 from collections import Counter
-from collections.abc import Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from postgrad.core.errors import UsageError
@@ -25,8 +25,8 @@ LAYOUTS: tuple[dict[str, str], ...] = (  # of common datasets: the columns by th
     {"prompt": "prompt", "answer": "completion"},
     {"text": "text"},
 )
-COLUMN_KEYS = ("prompt", "answer", "messages", "text", "input", "template")
-DEFAULTS = {key: DataSettings.model_fields[key].default for key in COLUMN_KEYS}
+_named_columns = attrgetter("prompt", "answer", "messages", "text", "input", "template")
+DEFAULTS = _named_columns(DataSettings(path=""))
 
 
 def read_as(row: Row, settings: DataSettings) -> DataSettings:
@@ -34,9 +34,7 @@ def read_as(row: Row, settings: DataSettings) -> DataSettings:
     has no column `question`, and it has one of LAYOUTS alone. Plain text has to be named: it may
     as well be a conversation that somebody has rendered.
     """
-    if settings.prompt in row.values or any(
-        getattr(settings, key) != value for key, value in DEFAULTS.items()
-    ):
+    if settings.prompt in row.values or _named_columns(settings) != DEFAULTS:
         return settings
     layouts = _layouts(tuple(row.values))
     if len(layouts) != 1 or "text" in layouts[0]:
@@ -61,13 +59,47 @@ def _stated(layout: dict[str, str]) -> str:
     return ", ".join(f'data.{key} = "{name}"' for key, name in layout.items())
 
 
-def layout_notes(rows: Sequence[Row], settings: DataSettings) -> list[str]:
-    """Lines for the account that say how rows are read whose columns the recipe does not name."""
-    read = [
-        _layouts(tuple(row.values))[0] for row in rows if read_as(row, settings) is not settings
-    ]
-    counts = Counter(map(_stated, read))
-    return [f"{count} rows are read with {keys}" for keys, count in counts.items()]
+class ColumnNotes:
+    """Counts how the columns of rows are read, row after row, for the account."""
+
+    def __init__(self, settings: DataSettings) -> None:
+        self._settings = settings
+        # by the columns of a row: the layout that it is read with ("": none), and the unread ones
+        self._ways: dict[tuple[str, ...], tuple[str, list[str]]] = {}
+        self._layouts: Counter[str] = Counter()  # rows that are read with it
+        self._unread: Counter[str] = Counter()  # rows with a value in a column that is not read
+        self._generated = settings.path.startswith(PREFIX)  # its columns are for its scorer
+
+    def add(self, row: Row) -> None:
+        """Counts the columns of one more row."""
+        columns = tuple(row.values)
+        if columns not in self._ways:
+            settings = read_as(row, self._settings)
+            other = "" if settings is self._settings else _stated(_layouts(columns)[0])
+            unread = [name for name in columns if name not in _read_columns(settings)]
+            self._ways[columns] = other, unread
+        layout, unread = self._ways[columns]
+        if layout:
+            self._layouts[layout] += 1
+        for name in unread:
+            if row.values[name] not in EMPTY:
+                self._unread[name] += 1
+
+    def layouts(self) -> list[str]:
+        """Lines that say how rows are read whose columns the recipe does not name."""
+        return [f"{count} rows are read with {keys}" for keys, count in self._layouts.items()]
+
+    def unread(self) -> list[str]:
+        """A line for the account of training rows that names the columns which are not read, each
+        with the number of rows that have a value there; [] where all are read, and for generated
+        problems.
+        """
+        counts = self._unread
+        if not counts or self._generated:
+            return []
+        named = [f"{name!r} ({count} rows)" for name, count in counts.most_common(SHOWN)]
+        more = f" and {len(counts) - SHOWN} others" if len(counts) > SHOWN else ""
+        return [f"columns that are not trained on: {', '.join(named)}{more}"]
 
 
 def conversation_of(row: Row, settings: DataSettings) -> list[Message]:
@@ -179,27 +211,6 @@ def _answered(row: Row, settings: DataSettings) -> list[Message]:
     if isinstance(value, list):
         return chat_of(value, row, name, key, strip=settings.strip)
     return [{"role": "assistant", "content": _text(row, name, key, settings)}]
-
-
-def unread_columns(rows: Sequence[Row], settings: DataSettings) -> list[str]:
-    """A line for the account of training rows that names the columns which are not read, each with
-    the number of rows that have a value there; [] where all are read, and for generated problems,
-    whose columns are for their scorer.
-    """
-    if settings.path.startswith(PREFIX):
-        return []
-    counts = Counter(
-        name
-        for row in rows
-        for read in [_read_columns(read_as(row, settings))]
-        for name, value in row.values.items()
-        if name not in read and value not in EMPTY
-    )
-    if not counts:
-        return []
-    named = [f"{name!r} ({count} rows)" for name, count in counts.most_common(SHOWN)]
-    more = f" and {len(counts) - SHOWN} others" if len(counts) > SHOWN else ""
-    return [f"columns that are not trained on: {', '.join(named)}{more}"]
 
 
 def _read_columns(settings: DataSettings) -> set[str | None]:

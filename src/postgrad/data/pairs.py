@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.records import PlacedImage
-from postgrad.data.answer_tokens import load_answers
-from postgrad.data.answers import labelled_of, margin_of, metadata_of, pair_of
+from postgrad.data.answer_tokens import Answers, load_answers
+from postgrad.data.answers import labelled_of, pair_of
 from postgrad.data.cache import TokenCache
-from postgrad.data.draws import DrawnSet, Draws
+from postgrad.data.draws import DrawnSet, Draws, Records
 from postgrad.data.mixture import mixture_of, selection_and_cache
 from postgrad.data.overlap import HeldOut, Selection
+from postgrad.data.packed import PackedJson
 from postgrad.data.settings import PairMixSettings, PairSettings
 
 if TYPE_CHECKING:
@@ -78,23 +79,40 @@ def load_pairs(
     an error, as settings.on_too_long says. Raises UsageError that names the row and what is wrong
     with it.
     """
-    kept, account = load_answers(settings, tokenizer, pair_of, selection, cache, reader)
-    pairs = [
-        Pair(
-            place,
-            preference.row.index,
-            chosen.ids,
-            rejected.ids,
-            chosen.mask,
-            rejected.mask,
-            margin_of(preference.row, settings),
-            metadata_of(preference.row, settings),
-            chosen.images,
-            rejected.images,
+    answers, account = load_answers(settings, tokenizer, pair_of, selection, cache, reader)
+    for row in answers.used.tolist() if answers.without_margin else ():
+        if row in answers.without_margin:
+            raise answers.without_margin[row]
+    return PairSet(_Pairs(answers), account, settings.shuffle)
+
+
+class _Pairs(Records[Pair]):
+    """The pairs of a set."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+
+    def __len__(self) -> int:
+        return len(self._answers.used)
+
+    def record(self, place: int) -> Pair:
+        """The pair at `place`."""
+        answers, row = self._answers, int(self._answers.used[place])
+        (chosen, chosen_mask, chosen_images), (rejected, rejected_mask, rejected_images) = map(
+            answers.part, answers.conversations(row)
         )
-        for place, (preference, (chosen, rejected)) in enumerate(kept)
-    ]
-    return PairSet(pairs, account, settings.shuffle)
+        return Pair(
+            place,
+            int(answers.index[row]),
+            chosen,
+            rejected,
+            chosen_mask,
+            rejected_mask,
+            answers.margin[row],
+            answers.metadata[row],
+            chosen_images,
+            rejected_images,
+        )
 
 
 def load_labelled(
@@ -106,36 +124,51 @@ def load_labelled(
     reader: "ImageReader | None" = None,
 ) -> LabelledSet:
     """load_pairs for labelled answers: rows with a label, and pairs, which give two each."""
-    kept, account = load_answers(settings, tokenizer, labelled_of, selection, cache, reader)
-    answers = [
-        (
-            preference.row.index,
-            tokens,
-            preference.desirable if not preference.is_pair else number == 0,
-        )
-        for preference, conversations in kept
-        for number, tokens in enumerate(conversations)
-    ]
-    labelled = [
-        Labelled(
-            place,
-            row,
-            tokens.ids,
-            tokens.mask,
-            desirable,
-            int(np.argmax(tokens.mask)),
-            tokens.images,
-        )
-        for place, (row, tokens, desirable) in enumerate(answers)
-    ]
-    if any(preference.is_pair for preference, _ in kept):
+    answers, account = load_answers(settings, tokenizer, labelled_of, selection, cache, reader)
+    answers.metadata = PackedJson()
+    counts = [len(answers.conversations(row)) for row in answers.used.tolist()]
+    labelled = _Labelled(answers, np.repeat(answers.used, counts))
+    if 2 in counts:
         note = 'a pair gives two answers with labels; algorithm.type = "dpo" compares the two'
         account = replace(account, notes=(*account.notes, note))
-    labels = {answer.desirable for answer in labelled}
+    labels = {labelled.desirable(place) for place in range(len(labelled))}
     if len(labels) == 1:  # what KTO learns is the difference
         note = f"all labels are {str(labels.pop()).lower()}: there is no answer of the other kind"
         account = replace(account, notes=(*account.notes, note))
     return LabelledSet(labelled, account, settings.shuffle)
+
+
+class _Labelled(Records[Labelled]):
+    """The labelled answers of a set."""
+
+    def __init__(self, answers: Answers, row: NDArray[np.int64]) -> None:
+        """row: of each answer."""
+        self._answers = answers
+        self._row = row
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def _number(self, place: int) -> int:
+        """Which of its row's answers the one at `place` is."""
+        return int(place > 0 and self._row[place - 1] == self._row[place])
+
+    def desirable(self, place: int) -> bool:
+        """The label at `place`: of a pair, whether it is the chosen one."""
+        row = int(self._row[place])
+        if len(self._answers.conversations(row)) == 2:
+            return self._number(place) == 0
+        return bool(self._answers.desirable[row])
+
+    def record(self, place: int) -> Labelled:
+        """The answer at `place`."""
+        answers, row = self._answers, int(self._row[place])
+        conversation = answers.conversations(row)[self._number(place)]
+        ids, mask, images = answers.part(conversation)
+        first = int(np.argmax(mask))
+        return Labelled(
+            place, int(answers.index[row]), ids, mask, self.desirable(place), first, images
+        )
 
 
 def training_pairs(

@@ -1,7 +1,8 @@
 """Prompts by ticket: the tokens that the policy reads, with the reference answer."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,23 +12,35 @@ from postgrad.core.errors import UsageError
 from postgrad.core.progress import tracked
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage, Prompt
-from postgrad.data.account import Bookkeeper, Fate
+from postgrad.data.account import Bookkeeper
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.cache import TokenCache, TokenColumns
 from postgrad.data.chat_format import Message
-from postgrad.data.draws import DrawnSet
+from postgrad.data.draws import DrawnSet, Records
 from postgrad.data.functions import prepared_rows
 from postgrad.data.images import images_in, placed_in, with_image_texts
-from postgrad.data.messages import answer_of, answers_in, asked_in, layout_notes, prompt_of, read_as
+from postgrad.data.messages import ColumnNotes, answer_of, answers_in, asked_in, prompt_of, read_as
 from postgrad.data.overlap import Selection
+from postgrad.data.packed import PackedJson, PackedRows
 from postgrad.data.rows import Row, dataset_name
 from postgrad.data.settings import DataSettings, template_parts, with_own_keys
 from postgrad.data.templates import (
+    KeysOfMessages,
     Unencodable,
     encoded_texts,
     prompts,
     template_call,
-    unread_notes,
+    unencodable,
+)
+from postgrad.data.texts import (
+    DUPLICATE,
+    KEPT,
+    TOO_LONG,
+    TRUNCATED,
+    UNREADABLE,
+    USED,
+    GrowingColumn,
+    count_fates,
 )
 
 if TYPE_CHECKING:
@@ -71,93 +84,160 @@ def load_prompts(
         raise _no_room(settings)
     selection = selection or Selection()
     book = Bookkeeper(dataset_name(settings))
-    selected = _selected(settings, selection, book)
-    rows, conversations = [row for row, *_ in selected], [messages for _, messages, _ in selected]
-    book.notes += unread_notes(tokenizer, rows, conversations, template_call(settings))
-    book.notes += layout_notes(rows, settings)
+    selected = _selected(settings, selection, book, tokenizer)
     tokens = _tokens(settings, tokenizer, selected, cache, book.notes, reader)
-    usable: list[tuple[Fate, Row, Prompt]] = []
-    for (row, messages, question), ids in zip(selected, tokens, strict=True):
-        fate = _fate(row, len(ids), max_prompt_tokens, settings)
-        images = _images(row, ids, messages, reader, len(ids) - max_prompt_tokens)
-        fate = "too_long" if images is None else fate
-        if fate != "too_long" and selection.repeats(messages):
-            fate = "duplicate"
-        if fate not in ("kept", "truncated"):
-            book.add(fate, row)
-            continue
-        prompt = Prompt(
-            len(usable), ids[-max_prompt_tokens:], question, answer_of(row, settings), book.name,
-            row.index, _metadata(row, settings), messages, images or (), settings.environment,
-        )  # fmt: skip
-        usable.append((fate, row, prompt))
-    entries = _readable(usable, settings, book, unreadable)
+    fates = np.zeros(len(selected.rows), np.int8)
+    images: dict[int, tuple[PlacedImage, ...]] = {}
+    for place, length in enumerate(tokens.lengths.tolist()):
+        fate = _fate(selected.rows, place, length, max_prompt_tokens, settings)
+        if reader is not None:
+            shown = _images(selected, place, tokens, reader, length - max_prompt_tokens)
+            fate = TOO_LONG if shown is None else fate
+            if shown:
+                images[place] = shown
+        if fate in USED and selection.dedup != "none":
+            fate = DUPLICATE if selection.repeats(selected.messages[place]) else fate
+        if fate in USED and place in selected.unanswered:
+            raise selected.unanswered[place]
+        fates[place] = fate
+    named = partial(_Prompts, settings.environment, book.name, max_prompt_tokens, images)
+    if settings.on_unreadable == "drop":
+        usable = np.flatnonzero(np.isin(fates, USED))
+        fates[usable[[*unreadable(named(selected, tokens, usable))]]] = UNREADABLE
+    count_fates(book, fates, selected.rows)
     account = book.close(settings, f"{max_prompt_tokens} tokens of a prompt")
+    entries = named(selected, tokens, np.flatnonzero(np.isin(fates, USED)))
     return PromptSet(entries, account, settings.shuffle)
 
 
-def _readable(
-    usable: Sequence[tuple[Fate, Row, Prompt]],
-    settings: DataSettings,
-    book: Bookkeeper,
-    unreadable: Unreadable,
-) -> list[Prompt]:
-    """The prompts that are kept, numbered anew, with every row in the account."""
-    prompts = [prompt for *_, prompt in usable]
-    dropped = unreadable(prompts) if settings.on_unreadable == "drop" else ()
-    for fate, row, prompt in usable:
-        book.add("unreadable" if prompt.ticket in dropped else fate, row)
-    kept = [prompt for prompt in prompts if prompt.ticket not in dropped]
-    return [replace(prompt, ticket=place) for place, prompt in enumerate(kept)]
+@dataclass(frozen=True, slots=True)
+class _Selected:
+    """The rows that may be sampled from."""
+
+    rows: PackedRows = field(default_factory=PackedRows)
+    messages: PackedJson[list[Message]] = field(default_factory=PackedJson[list[Message]])
+    # [question, reference answer, metadata] of each row; for the question the number of its message
+    # where it is one
+    asked: PackedJson[list[Any]] = field(default_factory=PackedJson[list[Any]])
+    # of the rows that have no reference answer: an error where they are used
+    unanswered: dict[int, UsageError] = field(default_factory=dict[int, UsageError])
+
+    def add(self, row: Row, messages: list[Message], question: str, settings: DataSettings) -> None:
+        """Adds a row. question: the last of the user."""
+        contents = [message["content"] for message in messages]
+        number = contents.index(question) if question in contents else question
+        answer = None
+        try:
+            answer = answer_of(row, settings)
+        except UsageError as error:
+            self.unanswered[len(self.rows)] = error
+        self.rows.append(row)
+        self.messages.append(messages)
+        self.asked.append([number, answer, _metadata(row, settings)])
+
+
+class _Prompts(Records[Prompt]):
+    """The rows of a set that are used."""
+
+    def __init__(
+        self,
+        environment: str | None,
+        dataset: str,
+        max_prompt_tokens: int,
+        images: Mapping[int, tuple[PlacedImage, ...]],
+        selected: _Selected,
+        tokens: Ragged,
+        used: NDArray[np.int64],
+    ) -> None:
+        """images: of selected rows that have some; used: which of the selected rows are."""
+        self._environment, self._dataset = environment, dataset
+        self._end = tokens.offsets[1:][used]
+        self._begin = np.maximum(tokens.offsets[:-1][used], self._end - max_prompt_tokens)
+        self._ids = tokens.values
+        self._row = selected.rows.index[used]
+        self._messages, self._asked = selected.messages.take(used), selected.asked.take(used)
+        shown = enumerate(used.tolist() if images else ())
+        self._images = {n: images[place] for n, place in shown if place in images}
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def record(self, place: int) -> Prompt:
+        """The prompt at `place`."""
+        messages = self._messages[place]
+        question, answer, metadata = self._asked[place]
+        return Prompt(
+            place,
+            self._ids[self._begin[place] : self._end[place]],
+            messages[question]["content"] if isinstance(question, int) else question,
+            answer,
+            self._dataset,
+            int(self._row[place]),
+            metadata,
+            messages,
+            self._images.get(place, ()),
+            self._environment,
+        )
 
 
 def _selected(
-    settings: DataSettings, selection: Selection, book: Bookkeeper
-) -> list[tuple[Row, list[Message], str]]:
-    """(row, messages, last question) of each row that may be sampled from."""
-    selected: list[tuple[Row, list[Message], str]] = []
+    settings: DataSettings, selection: Selection, book: Bookkeeper, tokenizer: Any
+) -> _Selected:
+    """The rows that may be sampled from; the others are counted in `book`."""
+    selected = _Selected()
+    keys, columns = KeysOfMessages(), ColumnNotes(settings)
     for row in prepared_rows(settings, book):
         messages = prompt_of(row, settings)
         questions = asked_in(row, messages, settings)
         fate = selection.left_out(settings, row, questions, [*questions, *answers_in(messages)])
         if fate is not None:
             book.add(fate, row)
-        else:
-            selected.append((row, messages, questions[-1] if questions else ""))
+            continue
+        selected.add(row, messages, questions[-1] if questions else "", settings)
+        keys.add(row, messages)
+        columns.add(row)
+    book.notes += keys.unread_notes(tokenizer, template_call(settings))
+    book.notes += columns.layouts()
     return selected
 
 
 def _tokens(
     settings: DataSettings,
     tokenizer: Any,
-    selected: Sequence[tuple[Row, list[Message], str]],
+    selected: _Selected,
     cache: TokenCache | None,
     notes: list[str],
     reader: "ImageReader | None",
 ) -> Ragged:
     """Token ids of each prompt, int32."""
     call = template_call(settings)
+    messages = selected.messages
 
     def make() -> TokenColumns:
         rendered = prompts(
             tokenizer,
-            tracked("rows rendered", (messages for _, messages, _ in selected), len(selected)),
+            tracked("rows tokenised", messages, len(messages)),
             variables=call,
             parts=reader is not None,
         )
-        texts = [
-            _text(row, text if reader is None else _with_images(text, messages, reader))
-            for (row, messages, _), text in zip(selected, rendered, strict=False)
-        ]
+        texts = (
+            _text(
+                selected.rows,
+                place,
+                text if reader is None else _with_images(text, messages[place], reader),
+            )
+            for place, text in enumerate(rendered)
+        )
+        ids = GrowingColumn(np.int32)
         try:
-            ids = list(encoded_texts(tokenizer, texts))
+            for encoded in encoded_texts(tokenizer, texts):
+                ids.append(np.array(encoded, np.int32))
         except Unencodable as error:
-            raise unencodable(selected[error.place][0], error) from error
-        return {"token_ids": Ragged.of(ids, np.int32)}
+            raise unencodable(selected.rows[error.place], error) from error
+        return {"token_ids": ids.column()}
 
     if cache is None:
         return make()["token_ids"]
-    messages = [messages for _, messages, _ in selected]
     how = "prompts" if reader is None else f"prompts, images by {reader.fingerprint}"
     return cache.columns(messages, call, how, make, notes)["token_ids"]
 
@@ -175,16 +255,13 @@ def _with_images(
 
 
 def _images(
-    row: Row,
-    ids: NDArray[np.int32],
-    messages: Sequence[Message],
-    reader: "ImageReader | None",
-    cut: int,
+    selected: _Selected, place: int, tokens: Ragged, reader: "ImageReader", cut: int
 ) -> tuple[PlacedImage, ...] | None:
     """The images of a prompt that loses its first `cut` tokens, if that is more than 0; None where
     half of one would be left.
     """
-    images = () if reader is None else placed_in(row, ids, images_in(messages), reader)
+    digests = images_in(selected.messages[place])
+    images = placed_in(selected.rows[place], tokens.row(place), digests, reader)
     if cut <= 0:
         return images
     left = [image for image in images if image.at[-1] >= cut]
@@ -193,18 +270,20 @@ def _images(
     return tuple(image.moved(-cut) for image in left)
 
 
-def _fate(row: Row, tokens: int, limit: int, settings: DataSettings) -> Fate:
+def _fate(rows: PackedRows, place: int, tokens: int, limit: int, settings: DataSettings) -> int:
     if tokens <= limit:
-        return "kept"
+        return KEPT
     if settings.on_too_long == "error":
-        raise _too_long(row, tokens, limit)
-    return "truncated" if settings.on_too_long == "truncate" else "too_long"
+        raise _too_long(rows[place], tokens, limit)
+    return TRUNCATED if settings.on_too_long == "truncate" else TOO_LONG
 
 
-def _text(row: Row, text: str | Unmarkable) -> str:
+def _text(rows: PackedRows, place: int, text: str | Unmarkable) -> str:
     if isinstance(text, Unmarkable):
+        row = rows[place]
         raise UsageError(f"{row.place}: row {row.index}: {text}") from text
     if not text:
+        row = rows[place]
         raise UsageError(
             f"{row.place}: row {row.index}: the chat template writes nothing for its prompt, so "
             "there is nothing to sample from; fix the row or the template"
@@ -228,14 +307,6 @@ def _metadata(row: Row, settings: DataSettings) -> dict[str, Any]:
         *(question_columns if len(question_columns) == 1 else ()),
     }
     return {key: value for key, value in row.values.items() if key not in read}
-
-
-def unencodable(row: Row, error: Unencodable) -> UsageError:
-    """The error for a row with a character that the tokenizer cannot encode."""
-    return UsageError(
-        f"{row.place}: row {row.index} has a character that the tokenizer lacks ({error}); fix "
-        'the row, or take a tokenizer that encodes every text (model.init.tokenizer.kind = "bpe")'
-    )
 
 
 def _no_room(settings: DataSettings) -> UsageError:

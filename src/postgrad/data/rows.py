@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from postgrad.core.hub import HUB_ID
 from postgrad.data.files import SUFFIXES, RowValues, files_of, read_file
 from postgrad.data.gym import PREFIX, is_function, read_function, read_gym
 from postgrad.data.hub import read_hub
-from postgrad.data.settings import RowSettings, with_own_keys
+from postgrad.data.settings import RowSettings, iterated_with_own_keys
 
 GENERATING = ("task", "size", "seed")  # keys of datasets whose rows are generated
 _SPLIT = re.compile(r"([\w.-]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?")
@@ -27,31 +28,35 @@ class Row:
     folder: Path | None = None  # of the file that it is in, for the names of files in it
 
 
-@with_own_keys
-def read_rows(settings: RowSettings) -> list[Row]:
-    """The rows that `settings` names, in the dataset's order, after the split's slice and limit.
+@iterated_with_own_keys
+def read_rows(settings: RowSettings) -> Iterator[Row]:
+    """The rows that `settings` names, in the dataset's order, after the split's slice and limit:
+    one at a time, but where a slice counts from the end or in percent.
 
     A single file or a reasoning-gym task ignores `name` and the split's name, but not its slice.
-    Raises UsageError for what is missing, broken or empty.
+    Raises UsageError for what is missing, broken or empty, when it is come to.
     """
     split, start, stop = parse_split(settings.split)
     rows = (
         Row(index, values, place, folder)
         for index, (folder, (place, values)) in enumerate(_source(settings, split))
     )
-    if start is None and stop is None:
-        kept = list(itertools.islice(rows, settings.limit))
-    else:
-        unsliced = list(rows)
-        n = len(unsliced)
-        kept = unsliced[_bound(start, n) : _bound(stop, n)][: settings.limit]
-        if unsliced and not kept:
-            raise UsageError(
-                f"data.split {settings.split!r} of {settings.path} leaves no row of {n}"
-            )
+    n = 0
+
+    def counted() -> Iterator[Row]:
+        nonlocal n
+        for row in rows:
+            n += 1
+            yield row
+
+    kept = 0
+    for row in itertools.islice(_sliced(counted(), start, stop), settings.limit):
+        kept += 1
+        yield row
+    if n and not kept:
+        raise UsageError(f"data.split {settings.split!r} of {settings.path} leaves no row of {n}")
     if not kept:
         raise UsageError(f"{settings.path} is empty: there is no row to read (data.path)")
-    return kept
 
 
 def unread_keys(settings: RowSettings) -> list[str]:
@@ -113,6 +118,26 @@ def parse_split(split: str) -> tuple[str, str | None, str | None]:
             "'train[:-500]' or 'train[90%:]'"
         )
     return match[1], match[2], match[3]
+
+
+def _sliced(rows: Iterator[Row], start: str | None, stop: str | None) -> Iterator[Row]:
+    """The rows of a slice. Held at once are as many as it leaves out at the end; where it begins by
+    counting from there, or in percent, all of them.
+    """
+    if "-" in (start or "") or "%" in f"{start}{stop}":
+        every = list(rows)
+        left = deque(every[_bound(start, len(every)) : _bound(stop, len(every))])
+        del every
+        while left:
+            yield left.popleft()
+        return
+    begin, end = int(start or 0), int(stop or 0)
+    waiting: deque[Row] = deque()
+    for row in rows:
+        if row.index >= begin and (stop is None or end < 0 or row.index < end):
+            waiting.append(row)
+        if len(waiting) > max(0, -end):
+            yield waiting.popleft()
 
 
 def _bound(text: str | None, n: int) -> int | None:

@@ -2,7 +2,8 @@
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from string import Formatter
 from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Self, TypeVar
 
@@ -183,14 +184,35 @@ def with_own_keys(
     def read_with_own_keys(
         settings: OneDataset, *args: RestOfCall.args, **kwargs: RestOfCall.kwargs
     ) -> RowsRead:
-        try:
+        with _own_keys_named(settings):
             return read(settings, *args, **kwargs)
-        except UsageError as error:
-            if (text := settings.own_keys(str(error))) == str(error):
-                raise
-            raise UsageError(text) from error.__cause__
 
     return read_with_own_keys
+
+
+def iterated_with_own_keys(
+    read: Callable[Concatenate[OneDataset, RestOfCall], Iterator[RowsRead]],
+) -> Callable[Concatenate[OneDataset, RestOfCall], Iterator[RowsRead]]:
+    """`with_own_keys` for a reader that gives its rows one at a time."""
+
+    @functools.wraps(read)
+    def iterated(
+        settings: OneDataset, *args: RestOfCall.args, **kwargs: RestOfCall.kwargs
+    ) -> Iterator[RowsRead]:
+        with _own_keys_named(settings):
+            yield from read(settings, *args, **kwargs)
+
+    return iterated
+
+
+@contextmanager
+def _own_keys_named(settings: RowSettings) -> Generator[None]:
+    try:
+        yield
+    except UsageError as error:
+        if (text := settings.own_keys(str(error))) == str(error):
+            raise
+        raise UsageError(text) from error.__cause__
 
 
 def template_parts(template: str) -> list[tuple[str, str | None]]:

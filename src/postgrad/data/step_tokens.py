@@ -17,23 +17,25 @@ from postgrad.core.records import PlacedImage
 from postgrad.data.account import Bookkeeper, Fate
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.cache import TokenCache, TokenColumns
-from postgrad.data.conversations import marked, unmarkable
+from postgrad.data.chat_format import Message
 from postgrad.data.draws import DrawnSet, Draws
 from postgrad.data.functions import prepared_rows
 from postgrad.data.images import images_in, placed_in, with_image_texts
+from postgrad.data.loss_masks import marked, unmarkable
 from postgrad.data.mixture import mixture_of, selection_and_cache
 from postgrad.data.overlap import HeldOut, Selection
+from postgrad.data.packed import PackedJson
 from postgrad.data.rows import Row, dataset_name
 from postgrad.data.settings import PairMixSettings, PairSettings, with_own_keys
 from postgrad.data.steps import StepPath, StepRow, boundaries, steps_of
 from postgrad.data.templates import (
     CHUNK,
+    KeysOfMessages,
     encode,
     render_conversations,
     single_text,
     template_call,
     turn_ends,
-    unread_notes,
 )
 
 if TYPE_CHECKING:
@@ -97,9 +99,13 @@ def load_steps(
     book = Bookkeeper(dataset_name(settings))
     rows = _selected(settings, selection, book)
     paths = [(row, path) for row in rows for path in row.paths]
-    messages = [row.messages(path, settings.separator) for row, path in paths]
+    keys = KeysOfMessages()
+    messages: PackedJson[list[Message]] = PackedJson()
+    for row, path in paths:
+        messages.append(row.messages(path, settings.separator))
+        keys.add(row.row, messages[-1])
     call = template_call(settings)
-    book.notes += unread_notes(tokenizer, [row.row for row, _ in paths], messages, call)
+    book.notes += keys.unread_notes(tokenizer, call)
 
     def make() -> TokenColumns:
         return _tokenised(settings, tokenizer, paths, messages, reader)
@@ -215,7 +221,7 @@ def _tokenised(
             texts += [text] if reader is None else with_image_texts([text], conversation, reader)
         except Unmarkable as error:
             raise unmarkable(row.row, error) from error
-    tokens = marked(tokenizer, [row.row for row, _ in paths], texts)
+    tokens = list(marked(tokenizer, [row.row for row, _ in paths], enumerate(texts)))
     offsets = [
         np.array(part, np.int64).reshape(-1, 2)
         for start in range(0, len(texts), CHUNK)

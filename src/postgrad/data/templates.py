@@ -1,21 +1,17 @@
-"""Chat templates: conversations as text and token ids, and which tokens the assistant wrote.
-
-Loss masks come from the offsets of tokens in the text, so templates need no {% generation %} marks.
-Where a mask cannot be told from the text, the conversation is refused: nothing is guessed.
-"""
+"""Chat templates: conversations as text and token ids."""
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
-from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.core.errors import UsageError
-from postgrad.core.progress import report
+from postgrad.core.errors import PostgradError, UsageError
 from postgrad.data.answer_spans import Rendered, TurnEnds, Unmarkable, answer_texts, dropped_from
 from postgrad.data.chat_format import REASONING, Message, bears_loss
 from postgrad.data.rows import Row
@@ -24,8 +20,8 @@ from postgrad.models.named_templates import template_text
 from postgrad.models.rendering import RenderRequest, Unrenderable, program_of, rendered
 
 CHUNK = 256  # texts that are tokenised in one call
-MOST_TAILS = 1000  # of prompts, whose tokens are remembered
 PROBE = "postgrad"  # an answer of plain text, to see which token ends a turn
+Encodable = TypeVar("Encodable")
 
 
 class Unencodable(Exception):
@@ -34,6 +30,14 @@ class Unencodable(Exception):
     def __init__(self, place: int, reason: str) -> None:
         super().__init__(reason)
         self.place = place
+
+
+def unencodable(row: Row, error: Unencodable) -> UsageError:
+    """The error for a row with a character that the tokenizer cannot encode."""
+    return UsageError(
+        f"{row.place}: row {row.index} has a character that the tokenizer lacks ({error}); fix "
+        'the row, or take a tokenizer that encodes every text (model.init.tokenizer.kind = "bpe")'
+    )
 
 
 def encode(tokenizer: Any, texts: Sequence[str], **options: Any) -> Any:
@@ -215,176 +219,122 @@ def _end_of_text(
     return end.group() if end else None
 
 
-def unread_notes(
-    tokenizer: Any,
-    rows: Sequence[Row],
-    conversations: Sequence[Sequence[Message]],
-    variables: Mapping[str, Any],
-) -> list[str]:
-    """Lines for the account of rows: keys of messages that the chat template does not read, and in
-    how many rows. Reasoning is not among them: an answer without its thoughts is refused.
-
-    Raises UsageError where a row has tools and the template does not read them.
+class KeysOfMessages:
+    """Counts the keys of messages, row after row, to say which of them a chat template does not
+    read.
     """
-    counts: dict[str, int] = {}
-    first_with_tools: Row | None = None
-    for row, messages in zip(rows, conversations, strict=True):
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}  # rows that have the key in a message
+        self._first_with_tools: Row | None = None
+
+    def add(self, row: Row, messages: Sequence[Message]) -> None:
+        """Counts the keys of a row."""
         keys = {key for message in messages for key in message}
         for key in keys:
-            counts[key] = counts.get(key, 0) + 1
-        if "tools" in keys and first_with_tools is None:
-            first_with_tools = row
-    try:
-        program, _ = program_of(tokenizer, variables, tools="tools" in counts)
-    except Unrenderable:  # every row will be refused for it
-        return []
-    unread = [key for key in counts if not re.search(rf"\b{re.escape(key)}\b", program)]
-    if first_with_tools is not None and "tools" in unread:
-        raise UsageError(
-            f"{first_with_tools.place}: row {first_with_tools.index} has tools, and the chat "
-            "template does not read them: the model would not see the functions that it is to "
-            'call; take a template that does (data.chat_template), or say data.tools = ""'
-        )
-    silent = {"role", "content", "weight", "tools", "tool_calls", "images", *REASONING}
-    return [
-        f"{counts[key]} rows have {key!r} in a message: the chat template does not read it"
-        for key in sorted(unread)
-        if key not in silent
-    ]
+            self._counts[key] = self._counts.get(key, 0) + 1
+        if "tools" in keys and self._first_with_tools is None:
+            self._first_with_tools = replace(row, values={})
+
+    def unread_notes(self, tokenizer: Any, variables: Mapping[str, Any]) -> list[str]:
+        """Lines for the account of rows: keys that the chat template does not read, and in how many
+        rows. Reasoning is not among them: an answer without its thoughts is refused.
+
+        Raises UsageError where a row has tools and the template does not read them.
+        """
+        counts = self._counts
+        try:
+            program, _ = program_of(tokenizer, variables, tools="tools" in counts)
+        except Unrenderable:  # every row will be refused for it
+            return []
+        unread = [key for key in counts if not re.search(rf"\b{re.escape(key)}\b", program)]
+        first = self._first_with_tools
+        if first is not None and "tools" in unread:
+            raise UsageError(
+                f"{first.place}: row {first.index} has tools, and the chat "
+                "template does not read them: the model would not see the functions that it is to "
+                'call; take a template that does (data.chat_template), or say data.tools = ""'
+            )
+        silent = {"role", "content", "weight", "tools", "tool_calls", "images", *REASONING}
+        return [
+            f"{counts[key]} rows have {key!r} in a message: the chat template does not read it"
+            for key in sorted(unread)
+            if key not in silent
+        ]
 
 
 def documents(
-    tokenizer: Any, texts: Sequence[str]
-) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
+    tokenizer: Any, texts: Iterable[str]
+) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
     """(token ids [T], loss mask [T]) of plain texts: as the tokenizer begins a text, and its end of
     text behind each. Every token but the first bears loss, since nothing predicts that one.
 
     Raises Unencodable where the tokenizer lacks a character.
     """
     end = tokenizer.eos_token_id
-    tokenised: list[tuple[NDArray[np.int32], NDArray[np.bool_]]] = []
     for text_ids in encoded_texts(tokenizer, texts, add_special_tokens=True):
         closed = text_ids if end is None or text_ids[-1:] == [end] else [*text_ids, end]
         ids = np.array(closed, np.int32)
-        tokenised.append((ids, np.arange(len(ids)) > 0))
-    return tokenised
+        yield ids, np.arange(len(ids)) > 0
 
 
-def encoded_texts(tokenizer: Any, texts: Sequence[str], **options: Any) -> Iterator[list[int]]:
-    """The ids of each text, in chunks: a Ctrl-C is answered between two. See `encode`."""
-    for start in range(0, len(texts), CHUNK):
-        report("rows tokenised", start, len(texts))
-        try:
-            yield from encode(tokenizer, texts[start : start + CHUNK], **options)["input_ids"]
-        except Unencodable as error:
-            raise Unencodable(start + error.place, str(error)) from error
+def encoded_texts(tokenizer: Any, texts: Iterable[str], **options: Any) -> Iterator[list[int]]:
+    """The ids of each text. See `encode` and `encoded_ahead`."""
+    for _, encoded in encoded_ahead(tokenizer, texts, str, **options):
+        yield from encoded["input_ids"]
 
 
-def tokenise(
-    tokenizer: Any, conversations: Sequence[Rendered]
-) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]] | Unmarkable]:
-    """(token ids [T], loss mask [T]) of each conversation, or why it cannot be marked.
+def encoded_ahead(
+    tokenizer: Any, items: Iterable[Encodable], text_of: Callable[[Encodable], str], **options: Any
+) -> Iterator[tuple[list[Encodable], Any]]:
+    """Items in chunks, each with what `encode` gives of their texts. Between two chunks a Ctrl-C is
+    answered.
 
-    Checked token by token: none may straddle the edge of a span, the tokens before the first span
-    are those of the prompt alone, and the marked tokens decode to the span's text. Raises
-    Unencodable where the tokenizer lacks a character.
+    A thread encodes a chunk while the caller works on the one before and makes the items of the
+    next: the tokenizer's library computes outside of Python, on every core. What `items` raises is
+    raised behind the chunks of the items before it. Raises Unencodable with the number of the item.
     """
-    cut = _PromptCheck(tokenizer)
-    tokenised: list[tuple[NDArray[np.int32], NDArray[np.bool_]] | Unmarkable] = []
-    for start in range(0, len(conversations), CHUNK):  # between two a Ctrl-C is answered
-        report("rows tokenised", start, len(conversations))
+    chunks = _chunks(items)
+    number = 0  # of the chunk's first item
+    waiting: deque[tuple[list[Encodable], Future[Any]]] = deque()
+
+    def finished() -> tuple[list[Encodable], Any]:
+        nonlocal number
+        chunk, encoded = waiting.popleft()
         try:
-            tokenised += _tokenised(tokenizer, conversations[start : start + CHUNK], cut)
+            result = encoded.result()
         except Unencodable as error:
-            raise Unencodable(start + error.place, str(error)) from error
-    return tokenised
+            raise Unencodable(number + error.place, str(error)) from error
+        number += len(chunk)
+        return chunk, result
+
+    with ThreadPoolExecutor(1, "tokenizer") as thread:
+        try:
+            for chunk in chunks:
+                texts = [text_of(item) for item in chunk]
+                waiting.append((chunk, thread.submit(encode, tokenizer, texts, **options)))
+                if len(waiting) > 1:
+                    yield finished()
+        except PostgradError:
+            while waiting:
+                yield finished()
+            raise
+        while waiting:
+            yield finished()
 
 
-def _tokenised(
-    tokenizer: Any, conversations: Sequence[Rendered], cut: "_PromptCheck"
-) -> list[tuple[NDArray[np.int32], NDArray[np.bool_]] | Unmarkable]:
-    texts = [conversation.text for conversation in conversations]
-    encoded = encode(
-        tokenizer,
-        texts,
-        return_offsets_mapping=True,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-    )
-    tokens: list[tuple[NDArray[np.int32], NDArray[np.bool_]]] = []
-    ends: list[NDArray[np.int64]] = []
-    for number, conversation in enumerate(conversations):
-        ids = np.array(encoded["input_ids"][number], np.int32)
-        pairs = encoded["offset_mapping"][number]  # from an iterator: in half the time of np.array
-        offsets = np.fromiter(chain.from_iterable(pairs), np.int64, 2 * len(ids)).reshape(-1, 2)
-        mask = np.zeros(len(ids), np.bool_)
-        for start, end in conversation.spans:
-            mask |= (offsets[:, 0] >= start) & (offsets[:, 1] <= end) & (offsets[:, 1] > start)
-        tokens.append((ids, mask))
-        ends.append(offsets)
-    # all at once: the library then uses every core
-    marked = tokenizer.backend_tokenizer.decode_batch(
-        [ids[mask].tolist() for ids, mask in tokens], skip_special_tokens=False
-    )
-    checked: list[tuple[NDArray[np.int32], NDArray[np.bool_]] | Unmarkable] = []
-    for conversation, (ids, mask), offsets, text in zip(
-        conversations, tokens, ends, marked, strict=True
-    ):
-        first = int(np.argmax(mask)) if mask.any() else len(ids)
-        problem = _problem(conversation, text, cut.begins(conversation.prompt, ids, offsets, first))
-        checked.append((ids, mask) if problem is None else Unmarkable(problem))
-    return checked
-
-
-def _problem(conversation: Rendered, marked: str, begins: bool) -> str | None:
-    if not begins:
-        return (
-            "its first tokens are not those of its prompt alone: a token crosses the edge between "
-            f"prompt and answer at {conversation.prompt[-20:]!r} (data.strip = true may help)"
-        )
-    expected = "".join(conversation.text[start:end] for start, end in conversation.spans)
-    if "".join(marked.split()) != "".join(expected.split()):
-        return f"its marked tokens say {marked[:60]!r}, the assistant wrote {expected[:60]!r}"
-    return None
-
-
-class _PromptCheck:
-    """Tells whether the tokens of a text begin with those of its prompt alone.
-
-    A tokenizer cuts a text at its special tokens first, and encodes what lies between them each for
-    itself. So only what follows the prompt's last special token can come out differently, and that
-    is a few words which all rows share: they are encoded once.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        added = tokenizer.added_tokens_decoder.items()
-        self._cuts = {
-            str(token): number
-            for number, token in added
-            if token.special and not (token.single_word or token.normalized or token.lstrip)
-        }
-        longest_first = sorted(self._cuts, key=lambda mark: (-len(mark), mark))
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        self._ids: dict[str, list[int]] = {}
-
-    def begins(
-        self, prompt: str, ids: NDArray[np.int32], offsets: NDArray[np.int64], first: int
-    ) -> bool:
-        """Whether ids[:first] are those of `prompt`. ids: [T] of a text that begins with it;
-        offsets: [T, 2] of its tokens.
-        """
-        marks = deque(self._pattern.finditer(prompt), maxlen=1)
-        for last in marks:
-            place = int(np.searchsorted(offsets[:, 0], last.start()))
-            if place < len(ids) and ids[place] == self._cuts[last.group()]:
-                return ids[place:first].tolist() == self._encoded(prompt[last.start() :])
-        return ids[:first].tolist() == self._encode(prompt)
-
-    def _encoded(self, text: str) -> list[int]:
-        if text not in self._ids and len(self._ids) < MOST_TAILS:
-            self._ids[text] = self._encode(text)
-        return self._ids[text] if text in self._ids else self._encode(text)
-
-    def _encode(self, text: str) -> list[int]:
-        return list(encode(self._tokenizer, [text])["input_ids"][0])
+def _chunks(items: Iterable[Encodable]) -> Iterator[list[Encodable]]:
+    """Lists of CHUNK items; an error of `items` comes behind the items before it."""
+    chunk: list[Encodable] = []
+    try:
+        for item in items:
+            chunk.append(item)
+            if len(chunk) == CHUNK:
+                yield chunk
+                chunk = []
+    except PostgradError:
+        if chunk:
+            yield chunk
+        raise
+    if chunk:
+        yield chunk

@@ -125,7 +125,7 @@ class Phase:
     def __init__(
         self,
         move: Callable[[int], None] = lambda n: None,
-        count: Callable[[str, int, int], None] = lambda work, done, total: None,
+        count: Callable[[str, int, int | None], None] = lambda work, done, total: None,
     ) -> None:
         self._move = move
         self._count = count
@@ -134,8 +134,10 @@ class Phase:
         """Counts `n` more as done."""
         self._move(n)
 
-    def count(self, work: str, done: int, total: int) -> None:
-        """Shows `done` of `total`, where the phase has no total of its own. work: "rows read"."""
+    def count(self, work: str, done: int, total: int | None) -> None:
+        """Shows `done` of `total`, where the phase has no total of its own. work: "rows read".
+        total: None where nobody knows it.
+        """
         self._count(work, done, total)
 
 
@@ -204,7 +206,7 @@ class Console:
             return
         began = spoken = time.monotonic()
 
-        def count(work: str, done: int, total: int) -> None:
+        def count(work: str, done: int, total: int | None) -> None:
             nonlocal spoken
             if time.monotonic() - spoken > SLOW_SECONDS:
                 spoken = time.monotonic()
@@ -340,9 +342,11 @@ def _cut(text: Text, width: int) -> Text:
     return Text("\n").join(lines)
 
 
-def _counted(name: str, work: str, done: int, total: int) -> str:
+def _counted(name: str, work: str, done: int, total: int | None) -> str:
     """ "load: 40,960 of 120,000 rows tokenised, 34%"."""
     things, _, verb = work.partition(" ")
+    if total is None:
+        return f"{name}: {done:,} {things} {verb}"
     return f"{name}: {done:,} of {total:,} {things} {verb}, {done / max(1, total):.0%}"
 
 

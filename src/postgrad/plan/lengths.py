@@ -123,7 +123,7 @@ def _measured(recipe: Recipe, model: ModelSettings, store: MeasuredImages) -> Ro
         size = _bytes(settings)
         if size is None:
             return None
-        rows = prepared_rows(_first_rows(settings) if size > LARGE else settings)
+        rows = list(prepared_rows(_first_rows(settings) if size > LARGE else settings))
         all_read &= size <= LARGE
         chosen = rows[:: -(-len(rows) // SAMPLE)]
         samples = [s for row in chosen for s in _samples(row, settings, recipe, count, images)]

@@ -10,8 +10,9 @@ from typing import Any
 
 from postgrad.data.answer_spans import Unmarkable
 from postgrad.data.chat_format import Message
+from postgrad.data.loss_masks import tokenise
 from postgrad.data.settings import DataSettings, RowSettings
-from postgrad.data.templates import render_conversation, template_call, tokenise, turn_ends
+from postgrad.data.templates import render_conversation, template_call, turn_ends
 from postgrad.models.end_tokens import with_ends
 from postgrad.models.load import load_generation_config
 from postgrad.recipe.recipe import Recipe, RLRecipe
@@ -102,7 +103,7 @@ def _last_token(tokenizer: Any, source: Any, turn: Message) -> int | None:
         )
     except Unmarkable:
         return None
-    tokenised = tokenise(tokenizer, [rendered])[0]
+    (tokenised,) = tokenise(tokenizer, [rendered])
     if isinstance(tokenised, Unmarkable):
         return None
     ids, mask = tokenised

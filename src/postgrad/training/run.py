@@ -268,7 +268,7 @@ class Run:
         if shown is not None:
             shown.advance(n)
 
-    def count(self, work: str, done: int, total: int) -> None:
+    def count(self, work: str, done: int, total: int | None) -> None:
         """Shows how far a phase is that has no total of its own, as `core.progress` reports it."""
         self.watchdog.beat()
         if self.shown is not None:

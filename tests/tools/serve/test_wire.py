@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.chat import HERMES, LLAMA, LLAMA_SPECIAL, chat_tokenizer
-from postgrad.data.templates import render_conversation, tokenise, turn_ends
+from postgrad.data.loss_masks import tokenise
+from postgrad.data.templates import render_conversation, turn_ends
 from postgrad.tools.serve.images import RequestImages
 from postgrad.tools.serve.wire import Encoder, Refusal, ServerLimits, parse
 

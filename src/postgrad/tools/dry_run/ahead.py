@@ -3,7 +3,7 @@
 import math
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +150,7 @@ def _of_whole_sets(recipe: Recipe, sets: Sets) -> Iterator[str]:
             rates += [f"maj@{k}" for k in recipe.eval.maj_at]
             rates += ["greedy_accuracy"] if recipe.eval.greedy else []
         part = sets.evaluation.get(place)
-        rows = part.all() if part is not None else []
+        rows: Sequence[Any] = part.all() if part is not None else ()
         names = {
             str(row.metadata[settings.by]) if settings.by else part_name(row, part) for row in rows
         }

@@ -226,5 +226,5 @@ def limit_for(settings: RowSettings, part: DrawnSet[Any], count: int) -> int:
     """How many rows of a dataset have to be read to get `count` records: some rows give none."""
     entries = part.all()
     last = entries[min(count, len(entries)) - 1].row
-    first = read_rows(settings.model_copy(update={"limit": 1}))[0].index
+    first = next(read_rows(settings.model_copy(update={"limit": 1}))).index
     return last - first + 1
