@@ -54,8 +54,8 @@ def other_old_logprobs(patch: Patch) -> None:
     """What scores before the step is not what trains: every logprob off by 0.001."""
     right = PolicyLearner.logprobs
 
-    def off(self: Any, sequences: Any) -> Any:
-        column = right(self, sequences).result()
+    def off(self: Any, sequences: Any, temperature: float | None = None) -> Any:
+        column = right(self, sequences, temperature).result()
         return done(column.like(column.values + np.float32(1e-3) * (column.values != 0)))
 
     patch.setattr(PolicyLearner, "logprobs", off)
