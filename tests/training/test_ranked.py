@@ -18,7 +18,7 @@ from postgrad.checkpoint.store import CheckpointStore
 from postgrad.cli.main import main
 from postgrad.cluster.workers import RankGroup
 from postgrad.core.errors import UsageError
-from postgrad.fleet import local, ranked
+from postgrad.fleet import loading, ranked
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Recipe
 from postgrad.tools.checkpoints import verify
@@ -159,7 +159,7 @@ def test_a_reference_with_a_model_of_its_own_lies_on_the_ranks_and_leaves_them(
 
     monkeypatch.setattr(RankGroup, "call", watched)
     monkeypatch.setattr(ranked, "RANK", "telling_rank:Telling")
-    monkeypatch.setattr(local, "load_model", refuse)
+    monkeypatch.setattr(loading, "load_model", refuse)
     train(several, console)
     assert held == [(["policy"], 1)] * 2
     assert apart(weights(alone), weights(several)) < 1e-4
