@@ -18,10 +18,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import nltk
-from nltk.tokenize.destructive import NLTKWordTokenizer
-from nltk.tokenize.punkt import PunktSentenceTokenizer
-
 from benchmarks.peer_objectives.answers import because
 from benchmarks.peer_objectives.open_instruct_instructions import ANY
 from postgrad.rewards.ifeval.verifier import instruction
@@ -175,6 +171,10 @@ def compared(kind: str, checker: Any) -> dict[str, Any]:
 
 def registry(checkout: Path) -> dict[str, Any]:
     """IFBench's own checkers, with stand-ins where nltk's models are not installed."""
+    import nltk  # IFBench needs it, and nothing else here
+    from nltk.tokenize.destructive import NLTKWordTokenizer
+    from nltk.tokenize.punkt import PunktSentenceTokenizer
+
     sys.path.insert(0, str(checkout))
     nltk.download = lambda *args, **knobs: False  # it asks for models when it is imported
     checkers = import_module("ifbench.instructions_registry").INSTRUCTION_DICT

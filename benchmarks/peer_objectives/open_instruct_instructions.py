@@ -14,10 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import nltk
-from nltk.tokenize.destructive import NLTKWordTokenizer
-from nltk.tokenize.punkt import PunktSentenceTokenizer
-
 from benchmarks.peer_objectives.answers import Answer, Scored, because
 from benchmarks.peer_objectives.loading import Checkout, statements
 from benchmarks.peer_objectives.open_instruct import words_of
@@ -281,6 +277,10 @@ def _verifier(checkout: Path) -> Any:
 
 def _without_models(util: Any) -> None:
     """Stands in for what needs nltk's models, where they are not installed."""
+    import nltk  # Open-Instruct needs it, and nothing else here
+    from nltk.tokenize.destructive import NLTKWordTokenizer
+    from nltk.tokenize.punkt import PunktSentenceTokenizer
+
     try:
         nltk.word_tokenize("One. Two.")
     except LookupError:
