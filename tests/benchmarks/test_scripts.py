@@ -95,6 +95,7 @@ def test_pairs_share_their_opening_and_an_adapter_its_base(tmp_path: Path) -> No
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["overlapped", "free"])
 def test_steps_that_overlap_are_timed_beside_steps_that_do_not(kind: str, tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2:

@@ -86,6 +86,7 @@ def test_a_wall_clock_overrun_is_tried_twice_and_then_a_failure(score):
     assert group.total[[0, 2]].tolist() == [1.0, 3.0]
 
 
+@pytest.mark.slow
 def test_a_verifier_that_hangs_on_every_call_ends_the_run_after_a_few(
     make_scorer, make_prompt, make_rollouts, obeying
 ):
