@@ -24,18 +24,14 @@ class OnPolicyDistillation(GRPO):
     """A token's advantage is how much more likely the teacher finds it than the student did:
     teacher_coef * (log p_teacher - log p_student), each token for itself, not what follows it. Its
     mean over the student's samples is minus the reverse KL to the teacher, KL(student || teacher).
+    reward_coef adds GRPO's advantage of the sample, times that.
 
-    reward_coef adds GRPO's advantage of the sample, times that: 0 leaves rewards to the metrics.
-    With the teacher alone one sample a prompt is enough.
-
-    graded_by: "policy" is self-distillation: the policy as it is before the step, which reads the
-    row's hint (data.hint) behind the prompt, grades what it wrote without it (Shenfeld et al. 2026,
-    arXiv:2601.19897). "reference" is its start, or an average of it where [reference] moves.
+    graded_by: in place of [teacher] the policy as it is before the step, or the reference, which
+    read the row's hint (data.hint): self-distillation (Shenfeld et al. 2026, arXiv:2601.19897).
     """
 
-    min_group_size: ClassVar[int] = 1
-    # Both act on advantages before the teacher's part is there.
-    unread: ClassVar[tuple[str, ...]] = ("covariance", "kl_in")
+    min_group_size: ClassVar[int] = 1  # the grades alone need no baseline
+    unread: ClassVar[tuple[str, ...]] = ("covariance", "kl_in")  # both act before grades are there
 
     graded_by: Literal["teacher", "policy", "reference"] = "teacher"
     teacher_coef: float = Field(1.0, gt=0.0)
@@ -44,17 +40,15 @@ class OnPolicyDistillation(GRPO):
     aggregation: Aggregation = "token"
 
     def needs(self) -> Needs:
-        needs = super().needs()
-        by, asks_old = self.graded_by, not needs.sampled_is_old
-        of_teacher = {"teacher": True} if by == "teacher" else {"self_graded": by}
-        return replace(needs, old_logprobs=asks_old, **of_teacher)
+        needs, by = super().needs(), self.graded_by
+        grader = {"teacher": True} if by == "teacher" else {"self_graded": by}
+        return replace(needs, old_logprobs=not needs.sampled_is_old, **grader)
 
     def advantages(
         self, rewards: NDArray[np.float64], group: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        if not self.reward_coef:
-            return np.zeros(len(rewards))
-        return self.reward_coef * super().advantages(rewards, group)
+        earned = super().advantages(rewards, group) if self.reward_coef else np.zeros(len(rewards))
+        return self.reward_coef * earned
 
     def credit(
         self,
@@ -66,23 +60,20 @@ class OnPolicyDistillation(GRPO):
         entropy: Ragged | None = None,
         teacher: Ragged | None = None,
     ) -> Credit:
-        """As PolicyGradient.credit. teacher: the grader's logprobs, float32 over the
-        batch's tokens.
-        """
+        """As PolicyGradient.credit. teacher: the grader's logprobs, float32 over the tokens."""
         credit = super().credit(batch, old, ref, values, state, entropy)
         sequences, columns = credit.experience.sequences, dict(credit.experience.columns)
         before = required(columns.get("old_logprobs"), "'old' logprobs").values
         grades = required(teacher, "'teacher' logprobs").take(credit.rows).values
-        mask = sequences.loss_mask.values
+        mask, metrics = sequences.loss_mask.values, dict(credit.metrics)
         gap = (grades.astype(np.float64) - before) * mask
-        advantages, metrics = columns["advantages"], dict(credit.metrics)
-        tokens, total = max(1, int(mask.sum())), (grades * mask).sum(dtype=np.float64)
-        means = {"teacher/reverse_kl": -float(gap.sum()), "teacher/logprob": float(total)}
-        metrics |= {name: value / tokens for name, value in means.items()}
+        tokens = max(1, int(mask.sum()))
+        metrics["teacher/reverse_kl"] = -float(gap.sum()) / tokens
+        metrics["teacher/logprob"] = float((grades * mask).sum(dtype=np.float64)) / tokens
         if self.teacher_clip is not None:
             free, gap = gap, gap.clip(-self.teacher_clip, self.teacher_clip)
             metrics["teacher/clipped_fraction"] = float((free != gap).sum()) / tokens
-        taught = advantages.values + self.teacher_coef * gap
-        columns["advantages"] = advantages.like(taught.astype(np.float32))
+        taught = columns["advantages"].values + self.teacher_coef * gap
+        columns["advantages"] = columns["advantages"].like(taught.astype(np.float32))
         experience = Experience(sequences, columns, self._moves(columns))
         return replace(credit, experience=experience, metrics=metrics)

@@ -34,7 +34,7 @@ def assemble_rl(
     """The job, from a checkpoint where there is one (prepare.assemble). Rows are read while the
     verifiers' processes start, and the engine takes its share of what the loaded roles leave free.
     """
-    tokenizer, needs = load_tokenizer(path), recipe.algorithm.needs()
+    tokenizer = load_tokenizer(path)
     _check_tokens(recipe, path, tokenizer)
     learned = learned_reward(recipe, tokenizer)
     scorer = stack.enter_context(scorer_of(recipe, tokenizer, learned))  # starts meanwhile
@@ -48,8 +48,8 @@ def assemble_rl(
     run.count_rows(len(prompts))
     first = [prompts.draw(ticket, recipe.seed) for ticket in range(PROBES)]
     roles = _roles(run, recipe, path, checkpoint)
-    self_graders = {"policy": roles.policy, "reference": roles.reference}
-    grader = self_graders.get(needs.self_graded or "")
+    by = recipe.algorithm.needs().self_graded
+    grader = {None: None, "policy": roles.policy, "reference": roles.reference}[by]
     teachers = load_teachers(run.fleet, run, recipe, tokenizer, first, stack, grader)
     roles = replace(roles, teachers=teachers)
     if learned is not None:
@@ -72,10 +72,8 @@ def assemble_rl(
         adapter=recipe.rollout.sends_adapter,
     )
     engine.rest()  # as it does while the policy learns
-    others = [roles.reference, learned and learned.role]
-    if teachers and grader is None:
-        others += teachers.roles
-    memory.try_tokens(run, roles.learners, others)
+    graders = roles.teachers.roles if roles.teachers else ()
+    memory.try_tokens(run, roles.learners, [roles.reference, *graders, learned and learned.role])
     run.sentinels.at_once(0, publish(checkpoint.step if checkpoint else 0))  # also after a resume
     source = source_of(run, recipe, prompts, engine, scorer, tokenizer, reader, thread, stack)
     algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens, recipe.reward_weights)
