@@ -178,7 +178,7 @@ def test_nothing_is_sampled_for_a_loss(make_recipe: Any, monkeypatch: pytest.Mon
     def refused(*given: Any, **more: Any) -> None:
         raise AssertionError("an engine was made")
 
-    monkeypatch.setattr("postgrad.training.memory.engine", refused)
+    monkeypatch.setattr("postgrad.training.auto_sizes.engine", refused)
     monkeypatch.setattr("postgrad.training.sft.scorer_of", refused)
     train(of_loss(make_recipe), Console("quiet"))
 

@@ -25,7 +25,7 @@ from postgrad.data.settings import PairSettings
 from postgrad.evaluation.pairs import sequences_of
 from postgrad.layout.layout import lay_out
 from postgrad.learner.backbone import Backbone, MicroBatch
-from postgrad.learner.role import PolicyLearner
+from postgrad.learner.policy import PolicyLearner
 from postgrad.learner.score import ScoreLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update

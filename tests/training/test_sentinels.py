@@ -20,7 +20,7 @@ from helpers.tiny_runs import MakeRecipe
 from postgrad.checkpoint.state import RunState
 from postgrad.core.process import done
 from postgrad.learner.optimizer import MasterOptimizer
-from postgrad.learner.role import PolicyLearner
+from postgrad.learner.policy import PolicyLearner
 from postgrad.models.fresh import PRINTABLE
 from postgrad.models.load import load_tokenizer
 from postgrad.observe.console import Console

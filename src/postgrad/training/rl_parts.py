@@ -21,7 +21,7 @@ from postgrad.rollout.environments.sets import check_rows
 from postgrad.rollout.free import FreeEngine, FreeSource, Recorded
 from postgrad.rollout.replay import ReplaySource
 from postgrad.rollout.source import LiveSource, Source
-from postgrad.training import memory, rows
+from postgrad.training import auto_sizes, rows
 from postgrad.training.publish import PROBES, Publisher
 from postgrad.training.rl import Parts, RLJob, Roles
 from postgrad.training.run import Run
@@ -52,7 +52,7 @@ def assemble_rl(
     if learned is not None:
         learned.role = run.fleet.frozen_reward_model(learned.path)
     run.give_back("nothing")  # what loading took, before an engine looks how much is free
-    engine = memory.engine(
+    engine = auto_sizes.engine(
         run,
         path,
         stack,
@@ -70,7 +70,9 @@ def assemble_rl(
     )
     engine.rest()  # as it does while the policy learns
     graders = roles.teachers.roles if roles.teachers else ()
-    memory.try_tokens(run, roles.learners, [roles.reference, *graders, learned and learned.role])
+    auto_sizes.try_tokens(
+        run, roles.learners, [roles.reference, *graders, learned and learned.role]
+    )
     run.sentinels.at_once(0, publish(checkpoint.step if checkpoint else 0))  # also after a resume
     source = source_of(run, recipe, prompts, engine, scorer, tokenizer, reader, thread, stack)
     algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens, recipe.reward_weights)
