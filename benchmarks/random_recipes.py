@@ -40,8 +40,8 @@ from helpers.runs import Killed, assert_same_run, kill_after, tensors
 from postgrad.algorithms.registry import ALGORITHMS, algorithm_class
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.models.fresh import make_fresh
-from postgrad.models.load import load_tokenizer
 from postgrad.models.settings import ModelInit
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.plan.planner import plan
 from postgrad.recipe.load import as_toml, load_recipe, parse_recipe, recipe_from_json

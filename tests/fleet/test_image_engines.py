@@ -14,9 +14,10 @@ from postgrad.core.errors import RunError
 from postgrad.core.media import image_store, images_kept_in
 from postgrad.fleet.engines import image_folders
 from postgrad.models import image_reader
+from postgrad.models.config import load_config
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.images import ImageTower, Pixels
-from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.settings import SamplingSettings
 

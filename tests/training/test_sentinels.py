@@ -22,7 +22,7 @@ from postgrad.core.process import done
 from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.policy import PolicyLearner
 from postgrad.models.fresh import PRINTABLE
-from postgrad.models.load import load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.observe.sentinels.base import SentinelStop
 from postgrad.observe.sentinels.stall import Stall

@@ -22,8 +22,8 @@ from postgrad.fleet.loading import frozen_hash, frozen_policy
 from postgrad.fleet.teachers import teacher_numbers
 from postgrad.learner.policy import Policy
 from postgrad.models.fresh import make_fresh
-from postgrad.models.load import load_tokenizer
 from postgrad.models.settings import ModelInit
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Recipe
 from postgrad.training.start import train

@@ -23,8 +23,8 @@ from postgrad.learner.policy import Policy, PolicyLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Entries, FlatColumns, Update
 from postgrad.models.attention import to_device
+from postgrad.models.config import load_config
 from postgrad.models.distilled_head import LiveTeacher, StoredTeacher, Taught, top_logprobs
-from postgrad.models.load import load_config
 from postgrad.ops.distillation import TeacherDivergence
 
 STORED = "taught"  # the column of an experience with what a StoredDistillation learns from

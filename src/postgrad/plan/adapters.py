@@ -6,13 +6,7 @@ from collections.abc import Mapping, Set
 
 from postgrad.core.errors import UsageError
 from postgrad.models.flops import MULTIPLY_ADD
-from postgrad.models.settings import (
-    EXPERTS,
-    ROUTER,
-    SIBLINGS,
-    LoraSettings,
-    is_target,
-)
+from postgrad.models.settings import EXPERTS, ROUTER, SIBLINGS, LoraSettings, is_target
 from postgrad.models.shapes import ModelShape
 
 

@@ -38,7 +38,7 @@ from postgrad.fleet.engines import build_engine
 from postgrad.fleet.learned import learned_reward, scorer_of
 from postgrad.fleet.loading import frozen_policy, frozen_reward_model
 from postgrad.learner.score import last_scores, step_scores
-from postgrad.models.load import load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.observe.sinks import fast_json
 from postgrad.recipe.load import require_models

@@ -32,8 +32,8 @@ from postgrad.learner.protocols import Follows, PolicyRole, ScoringRole
 from postgrad.learner.reference import ReferenceLogprobs
 from postgrad.learner.score import last_scores, step_scores
 from postgrad.models.image_reader import ImageReader
-from postgrad.models.load import load_tokenizer, require_same_tokens
 from postgrad.models.score import require_padding, require_step_labels, scale_of_state
+from postgrad.models.tokenizer import load_tokenizer, require_same_tokens
 from postgrad.ops.preferences import AnswerSums
 from postgrad.recipe.recipe import Comparing, PreferenceRecipe, RewardRecipe
 from postgrad.training import auto_sizes, rows

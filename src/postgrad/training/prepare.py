@@ -26,11 +26,12 @@ from postgrad.fleet.ranked import ClusterSession, RankedFleet, device_of
 from postgrad.learner.experts import require_mixture
 from postgrad.learner.settings import horizon, shortened_warmup
 from postgrad.learner.tensor import require_divisible
-from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.config import load_config
 from postgrad.models.rope import require_length, unseen_length
 from postgrad.models.routers import balance_of
 from postgrad.models.settings import ROUTER
 from postgrad.models.supported import experts_of, reads_images
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.observe.sentinels.watch import Sentinels

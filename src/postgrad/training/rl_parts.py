@@ -12,7 +12,7 @@ from postgrad.evaluation.answers import check_answers
 from postgrad.fleet.learned import learned_reward, scorer_of
 from postgrad.fleet.teachers import check_teachers, load_teachers
 from postgrad.models.image_reader import ImageReader
-from postgrad.models.load import load_tokenizer, require_same_tokens
+from postgrad.models.tokenizer import load_tokenizer, require_same_tokens
 from postgrad.recipe.recipe import RLRecipe
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.ahead import OverlappedSource, Progress, sampling_thread

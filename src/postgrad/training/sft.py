@@ -23,7 +23,8 @@ from postgrad.fleet.teachers import check_teachers
 from postgrad.learner.distilled import STORED, shared_vocabulary
 from postgrad.learner.protocols import PolicyRole
 from postgrad.learner.reference import ReferenceLogprobs
-from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.config import load_config
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.sentinels.publish import MOVED
 from postgrad.recipe.recipe import SFTRecipe
 from postgrad.rollout.engine import Completion, Engine, Request
