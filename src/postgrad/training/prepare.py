@@ -22,7 +22,8 @@ from postgrad.fleet.engines import require_images_sampled, require_startable
 from postgrad.fleet.fleet import Fleet
 from postgrad.fleet.loading import base_model
 from postgrad.fleet.local import LocalFleet
-from postgrad.fleet.ranked import ClusterSession, RankedFleet, device_of
+from postgrad.fleet.ranked import RankedFleet
+from postgrad.fleet.session import ClusterSession, device_of
 from postgrad.learner.experts import require_mixture
 from postgrad.learner.settings import horizon, shortened_warmup
 from postgrad.learner.tensor import require_divisible
