@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pytest
 
-from fleet.test_shared import Shared, bits, dies_in, tokens
 from helpers.image_directories import models, picture
+from helpers.shared_engines import Shared, bits, dies_in, tokens
 from postgrad.core.errors import RunError
 from postgrad.core.media import image_store, images_kept_in
 from postgrad.fleet.engines import image_folders
