@@ -44,7 +44,7 @@ def load_config(path: str) -> Any:
         name, at = pretrained(path)
         config: Any = AutoConfig.from_pretrained(name, trust_remote_code=False, **at)
     if (stated.get("quantization_config") or {}).get("quant_method") == "mxfp4":
-        del config.quantization_config  # weights are read as numbers (models.stored)
+        del config.quantization_config  # weights are read as numbers (models.mxfp4)
     require_supported(config, path)
     without_dropout(config)
     for key in SCALE_KEYS if is_merged else ():

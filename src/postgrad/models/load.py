@@ -25,18 +25,12 @@ from postgrad.models.decoder import move_together
 from postgrad.models.four_bits import Quantize, loading_arguments
 from postgrad.models.headers import read_headers, require_fit, require_whole
 from postgrad.models.linear import fuse_norms, speed_up
+from postgrad.models.mxfp4 import mxfp4_weights, unpacked_mxfp4
 from postgrad.models.probe import require_same_outputs
 from postgrad.models.recompute import recompute_activations
 from postgrad.models.rope import hold_frequencies
 from postgrad.models.settings import Recompute
-from postgrad.models.stored import (
-    mxfp4_weights,
-    of_tensors,
-    real,
-    realise,
-    stored_tensors,
-    unpacked_mxfp4,
-)
+from postgrad.models.stored import of_tensors, real, realise, stored_tensors
 from postgrad.models.supported import (
     causal_class,
     give_score_class,

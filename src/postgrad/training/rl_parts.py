@@ -70,9 +70,8 @@ def assemble_rl(
     )
     engine.rest()  # as it does while the policy learns
     graders = roles.teachers.roles if roles.teachers else ()
-    auto_sizes.try_tokens(
-        run, roles.learners, [roles.reference, *graders, learned and learned.role]
-    )
+    readers = [roles.reference, *graders, learned and learned.role]
+    auto_sizes.try_tokens(run, roles.learners, readers)
     run.sentinels.at_once(0, publish(checkpoint.step if checkpoint else 0))  # also after a resume
     source = source_of(run, recipe, prompts, engine, scorer, tokenizer, reader, thread, stack)
     algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens, recipe.reward_weights)

@@ -27,11 +27,11 @@ from postgrad.models.headers import read_headers
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.known_shapes import any_shape
 from postgrad.models.load import require_readable, skeleton, weight_files
+from postgrad.models.mxfp4 import mxfp4_weights
 from postgrad.models.routers import routed_layers
 from postgrad.models.settings import LoraSettings
 from postgrad.models.shapes import ModelShape
 from postgrad.models.states import state_mixers
-from postgrad.models.stored import mxfp4_weights
 from postgrad.models.supported import causal_class, reads_images
 from postgrad.models.tokenizer import load_tokenizer
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
