@@ -328,3 +328,46 @@ def test_a_cut_prompt_keeps_whole_images_and_never_half_of_one(
         assert cut.images[0].at.tolist() == (second.at - int(first.at[-1]) - 1).tolist()
         with pytest.raises(UsageError, match="dropped: over the limit"):
             prompts(left + 1)  # its last token would be left
+
+
+def test_a_grader_s_prompt_has_the_hint_behind_the_user_s_last_text(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    path = write_rows(rows_of([2, 3]))
+    prompt = load(path, tokenizer, shuffle=False, hint="{level} {{ {answer}").draw(1, seed=0)
+    text = "<|im_start|>user\nxxx\n\n1 { 1<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(prompt.hinted_ids.tolist()) == text
+    plain = load(path, tokenizer, shuffle=False).draw(1, seed=0)
+    assert plain.hinted_ids is None
+    assert prompt.token_ids.tolist() == plain.token_ids.tolist()  # the policy does not see it
+    assert (prompt.question, prompt.metadata) == (plain.question, plain.metadata)
+
+
+@pytest.mark.parametrize(("policy", "left"), [("drop", ["0"]), ("truncate", ["0", "1"])])
+def test_a_prompt_whose_hint_is_too_long_is_too_long(
+    policy: str, left: list[str], write_rows: WriteRows, tokenizer: Any
+) -> None:
+    path = write_rows([{**row, "help": "y" * 40 * n} for n, row in enumerate(rows_of([2, 3]))])
+    prompts = load(path, tokenizer, 40, hint="{help}", on_too_long=policy, max_lost_fraction=1.0)
+    assert [prompt.answer for prompt in prompts.all()] == left
+    assert all(len(prompt.hinted_ids) <= 40 for prompt in prompts.all())
+    if policy == "truncate":
+        assert tokenizer.decode(prompts.all()[1].hinted_ids.tolist()).endswith("assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("row_", "told"),
+    [
+        ({"question": "a", "answer": "b", "help": None}, r"column 'help' of row 0 .*data\.hint"),
+        ({"question": "a", "answer": "b"}, r"no column 'help'.*data\.hint"),
+        (
+            {"messages": [{"role": "system", "content": "a"}], "help": "b", "answer": "c"},
+            r"row 0 has no message of a user, and data\.hint stands behind",
+        ),
+    ],
+)
+def test_a_row_without_what_its_hint_names_is_an_error(
+    row_: dict[str, Any], told: str, write_rows: WriteRows, tokenizer: Any
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        load(write_rows([row_]), tokenizer, hint="{help}")

@@ -204,6 +204,24 @@ def test_a_teacher_that_grades_has_its_own_cards_and_its_forward_pass_is_a_score
     assert with_it.timing.step["score"] > without.timing.step["score"] == 0.0
 
 
+def test_the_policy_as_its_own_teacher_takes_a_forward_pass_more() -> None:
+    """And the reference its weights too."""
+    places = "--cluster.rollout", "{ workers = 1 }", "--data.hint", "{answer}"
+
+    def graded(by: str, *flags: str) -> Outlook:
+        kind = f"{{ type = 'on_policy_distillation', graded_by = '{by}' }}"
+        recipe = taught("rl", *places, "--algorithm", kind, *flags, teacher=False)
+        return planned(recipe, "8xH200")
+
+    by_policy, by_reference = graded("policy"), graded("reference")
+    one = planned(taught("rl", *places[:2], "--algorithm.old_logprobs", "sampled"), "8xH200")
+    assert by_policy.timing.step["score"] == pytest.approx(2 * one.timing.step["score"])
+    assert ("reference", "weights") not in lines(by_policy, 0)
+    assert lines(by_reference, 0)["reference", "weights"]["score"] > 0
+    kl = graded("reference", "--algorithm.kl_coef", "0.1")
+    assert kl.timing.step["score"] == pytest.approx(1.5 * by_reference.timing.step["score"])
+
+
 def test_a_teacher_beside_its_student_takes_memory_and_a_forward_pass_in_every_update() -> None:
     with_it, without = (planned(taught("sft", teacher=there), "8xH200") for there in (True, False))
     there = lines(with_it, 0)

@@ -209,6 +209,22 @@ def test_a_teacher_behind_a_server_grades_samples(tmp_path: Path) -> None:
     assert translation.recipe["teacher"]["server"]["model"] == "teacher"
 
 
+def test_self_distillation_has_the_policy_for_a_teacher_and_a_hint_of_the_demonstration(
+    tmp_path: Path,
+) -> None:
+    options = {"orchestrator.algo.type": "opsd", "orchestrator.algo.demo_key": "solution"}
+    translation = of(tmp_path, max_steps=10, **options)
+    assert translation.problem is None
+    assert missing(translation) == set()
+    algorithm = translation.recipe["algorithm"]
+    assert (algorithm["type"], algorithm["graded_by"]) == ("on_policy_distillation", "policy")
+    assert "<demonstration>\n{solution}\n" in translation.recipe["data"]["hint"]
+    assert "teacher" not in translation.recipe
+    stated = {"orchestrator.algo.template": "See {demonstration}."}
+    own = of(tmp_path, max_steps=10, **options, **stated)
+    assert own.recipe["data"]["hint"] == "See {solution}."
+
+
 @pytest.mark.parametrize(
     ("stated", "zeros", "lost"),
     [

@@ -54,7 +54,14 @@ class Needs:
     components: bool = False  # the rewards' components apart, each with its weight
     mismatched: bool = False  # logprobs of each prompt with another sample's answer (KTO)
     teacher: bool = False  # what the model of [teacher] says of the same tokens
+    # Who says that in its place, reading the hints of data.hint too.
+    self_graded: Literal["policy", "reference"] | None = None
     own_answers: float = 0.0  # share of SFT's rows that the policy answers itself
+
+    @property
+    def loads_reference(self) -> bool:
+        """Whether there is a reference, for its logprobs of the samples or for its grades."""
+        return self.reference or self.self_graded == "reference"
 
 
 @dataclass(frozen=True, slots=True)

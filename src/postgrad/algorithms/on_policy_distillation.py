@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +27,17 @@ class OnPolicyDistillation(GRPO):
 
     reward_coef adds GRPO's advantage of the sample, times that: 0 leaves rewards to the metrics.
     With the teacher alone one sample a prompt is enough.
+
+    graded_by: "policy" is self-distillation: the policy as it is before the step, which reads the
+    row's hint (data.hint) behind the prompt, grades what it wrote without it (Shenfeld et al. 2026,
+    arXiv:2601.19897). "reference" is its start, or an average of it where [reference] moves.
     """
 
     min_group_size: ClassVar[int] = 1
     # Both act on advantages before the teacher's part is there.
     unread: ClassVar[tuple[str, ...]] = ("covariance", "kl_in")
 
+    graded_by: Literal["teacher", "policy", "reference"] = "teacher"
     teacher_coef: float = Field(1.0, gt=0.0)
     teacher_clip: float | None = Field(None, gt=0.0)  # bounds a token's difference of the two
     reward_coef: float = Field(0.0, ge=0.0)
@@ -40,7 +45,9 @@ class OnPolicyDistillation(GRPO):
 
     def needs(self) -> Needs:
         needs = super().needs()
-        return replace(needs, teacher=True, old_logprobs=not needs.sampled_is_old)
+        by, asks_old = self.graded_by, not needs.sampled_is_old
+        of_teacher = {"teacher": True} if by == "teacher" else {"self_graded": by}
+        return replace(needs, old_logprobs=asks_old, **of_teacher)
 
     def advantages(
         self, rewards: NDArray[np.float64], group: NDArray[np.int64]
@@ -59,7 +66,9 @@ class OnPolicyDistillation(GRPO):
         entropy: Ragged | None = None,
         teacher: Ragged | None = None,
     ) -> Credit:
-        """As PolicyGradient.credit. teacher: its logprobs, float32 over the batch's tokens."""
+        """As PolicyGradient.credit. teacher: the grader's logprobs, float32 over the
+        batch's tokens.
+        """
         credit = super().credit(batch, old, ref, values, state, entropy)
         sequences, columns = credit.experience.sequences, dict(credit.experience.columns)
         before = required(columns.get("old_logprobs"), "'old' logprobs").values

@@ -49,6 +49,8 @@ class Prompt:
     messages: Sequence[Mapping[str, str]] = ()
     images: tuple["PlacedImage", ...] = ()  # among `token_ids`, in order
     environment: str | None = None  # the name of the one that plays it; None: none does
+    # What a grader reads in place of `token_ids`: the row's hint too; None: the row has none.
+    hinted_ids: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,15 @@ from postgrad.data.chat_format import Message
 from postgrad.data.draws import DrawnSet, Records
 from postgrad.data.functions import prepared_rows
 from postgrad.data.images import images_in, placed_in, with_image_texts
-from postgrad.data.messages import ColumnNotes, answer_of, answers_in, asked_in, prompt_of, read_as
+from postgrad.data.messages import (
+    ColumnNotes,
+    answer_of,
+    answers_in,
+    asked_in,
+    hinted,
+    prompt_of,
+    read_as,
+)
 from postgrad.data.overlap import Selection
 from postgrad.data.packed import PackedJson, PackedRows
 from postgrad.data.rows import Row, dataset_name
@@ -76,8 +84,8 @@ def load_prompts(
     by all sets of the run. reader: of a model that reads images; others refuse rows with some.
     unreadable: asked where settings.on_unreadable is "drop".
 
-    A prompt over `max_prompt_tokens` is dropped, cut to its last tokens, or an error, as
-    settings.on_too_long says; one that a cut would leave half an image is dropped. Raises
+    A prompt over `max_prompt_tokens`, its hint included, is dropped, cut to its last tokens, or an
+    error, as settings.on_too_long says; one that a cut would leave half an image is dropped. Raises
     UsageError that names row and column of what is wrong, and where no token is left for a prompt.
     """
     if max_prompt_tokens < 1:
@@ -85,13 +93,18 @@ def load_prompts(
     selection = selection or Selection()
     book = Bookkeeper(dataset_name(settings))
     selected = _selected(settings, selection, book, tokenizer)
-    tokens = _tokens(settings, tokenizer, selected, cache, book.notes, reader)
+    tokens = _tokens(settings, tokenizer, selected, selected.messages, cache, book.notes, reader)
+    lengths, hints = tokens.lengths, None
+    if settings.hint:
+        hints = _tokens(settings, tokenizer, selected, selected.hinted, cache, book.notes, reader)
+        lengths = np.maximum(lengths, hints.lengths)
     fates = np.zeros(len(selected.rows), np.int8)
     images: dict[int, tuple[PlacedImage, ...]] = {}
-    for place, length in enumerate(tokens.lengths.tolist()):
+    for place, length in enumerate(lengths.tolist()):
         fate = _fate(selected.rows, place, length, max_prompt_tokens, settings)
         if reader is not None:
-            shown = _images(selected, place, tokens, reader, length - max_prompt_tokens)
+            cut = int(tokens.lengths[place]) - max_prompt_tokens
+            shown = _images(selected, place, tokens, reader, cut)
             fate = TOO_LONG if shown is None else fate
             if shown:
                 images[place] = shown
@@ -100,7 +113,7 @@ def load_prompts(
         if fate in USED and place in selected.unanswered:
             raise selected.unanswered[place]
         fates[place] = fate
-    named = partial(_Prompts, settings.environment, book.name, max_prompt_tokens, images)
+    named = partial(_Prompts, settings.environment, book.name, max_prompt_tokens, images, hints)
     if settings.on_unreadable == "drop":
         usable = np.flatnonzero(np.isin(fates, USED))
         fates[usable[[*unreadable(named(selected, tokens, usable))]]] = UNREADABLE
@@ -116,6 +129,8 @@ class _Selected:
 
     rows: PackedRows = field(default_factory=PackedRows)
     messages: PackedJson[list[Message]] = field(default_factory=PackedJson[list[Message]])
+    # what graders read, where there are hints
+    hinted: PackedJson[list[Message]] = field(default_factory=PackedJson[list[Message]])
     # [question, reference answer, metadata] of each row; for the question the number of its message
     # where it is one
     asked: PackedJson[list[Any]] = field(default_factory=PackedJson[list[Any]])
@@ -133,6 +148,8 @@ class _Selected:
             self.unanswered[len(self.rows)] = error
         self.rows.append(row)
         self.messages.append(messages)
+        if settings.hint:
+            self.hinted.append(hinted(messages, row, settings))
         self.asked.append([number, answer, _metadata(row, settings)])
 
 
@@ -145,15 +162,17 @@ class _Prompts(Records[Prompt]):
         dataset: str,
         max_prompt_tokens: int,
         images: Mapping[int, tuple[PlacedImage, ...]],
+        hints: Ragged | None,
         selected: _Selected,
         tokens: Ragged,
         used: NDArray[np.int64],
     ) -> None:
-        """images: of selected rows that have some; used: which of the selected rows are."""
+        """images: of selected rows that have some; hints: tokens of what graders read of all
+        selected rows; used: which of these are.
+        """
         self._environment, self._dataset = environment, dataset
-        self._end = tokens.offsets[1:][used]
-        self._begin = np.maximum(tokens.offsets[:-1][used], self._end - max_prompt_tokens)
-        self._ids = tokens.values
+        self._tokens, self._hints, self._used = tokens, hints, used
+        self._most = max_prompt_tokens
         self._row = selected.rows.index[used]
         self._messages, self._asked = selected.messages.take(used), selected.asked.take(used)
         shown = enumerate(used.tolist() if images else ())
@@ -168,7 +187,7 @@ class _Prompts(Records[Prompt]):
         question, answer, metadata = self._asked[place]
         return Prompt(
             place,
-            self._ids[self._begin[place] : self._end[place]],
+            self._last(self._tokens, place),
             messages[question]["content"] if isinstance(question, int) else question,
             answer,
             self._dataset,
@@ -177,7 +196,12 @@ class _Prompts(Records[Prompt]):
             messages,
             self._images.get(place, ()),
             self._environment,
+            None if self._hints is None else self._last(self._hints, place),
         )
+
+    def _last(self, tokens: Ragged, place: int) -> NDArray[np.int32]:
+        """The tokens of the row at `place`, the last ones of those that are cut."""
+        return tokens.row(int(self._used[place]))[-self._most :]
 
 
 def _selected(
@@ -205,13 +229,13 @@ def _tokens(
     settings: DataSettings,
     tokenizer: Any,
     selected: _Selected,
+    messages: PackedJson[list[Message]],
     cache: TokenCache | None,
     notes: list[str],
     reader: "ImageReader | None",
 ) -> Ragged:
-    """Token ids of each prompt, int32."""
+    """Token ids of each prompt, int32. messages: of each of the selected rows."""
     call = template_call(settings)
-    messages = selected.messages
 
     def make() -> TokenColumns:
         rendered = prompts(

@@ -114,6 +114,9 @@ class DataSettings(RowSettings):
     text: str = ""  # SFT on plain text, all of it, without a chat template
     template: str = ""  # the user's message from columns: "Question: {question}\nAnswer:"
     loss_turns: Literal["all", "last"] = "all"  # assistant turns of a conversation that bear loss
+    # What who grades samples reads behind the prompt, and the policy does not, from columns: "A
+    # right solution:\n{answer}".
+    hint: str = ""
     # The one of several environments that plays these rows, by name; "none": no environment does.
     environment: str | None = None
     # What is done with rows of prompts whose reference answer a verifier cannot read.
@@ -124,7 +127,7 @@ class DataSettings(RowSettings):
     def _none_if_empty(cls, column: str | None) -> str | None:
         return column or None
 
-    @field_validator("template")
+    @field_validator("template", "hint")
     @classmethod
     def _names_columns(cls, template: str) -> str:
         if template and not any(column for _, column in template_parts(template)):
@@ -133,8 +136,9 @@ class DataSettings(RowSettings):
 
     def columns_within(self) -> list[str]:
         """The columns that the recipe names by their places within others, with dots."""
-        in_template = [name for _, name in template_parts(self.template) if name and "." in name]
-        return [*super().columns_within(), *in_template]
+        parts = [*template_parts(self.template), *template_parts(self.hint)]
+        in_texts = [name for _, name in parts if name and "." in name]
+        return [*super().columns_within(), *in_texts]
 
     @model_validator(mode="after")
     def _one_layout(self) -> Self:

@@ -1,5 +1,5 @@
-"""The teachers of a run's rollouts: one for all datasets or one for each, loaded by the fleet or
-behind servers.
+"""What grades the tokens of a run's rollouts: teachers, one for all datasets or one for each, which
+the fleet loads or servers have; or the policy or the reference. All of them read the rows' hints.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import numpy as np
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.process import Handle
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Prompt, Sequences
+from postgrad.core.records import PlacedImage, Prompt, Sequences, images_column
 from postgrad.data.rows import dataset_name
 from postgrad.fleet.fleet import Fleet, Site, teacher_name
 from postgrad.learner.protocols import LogprobRole
@@ -38,8 +38,10 @@ class Teachers:
         self._of_dataset = of_dataset
 
     def logprobs(self, sequences: Sequences, prompts: Sequence[Prompt]) -> "Graded":
-        """The teachers' logprobs of every loss token. prompts: by group of `sequences`. Raises
-        UsageError for a sample of a dataset that is not in [data] (a replay of another run).
+        """The teachers' logprobs of every loss token, behind the hints of prompts that have some.
+
+        prompts: by group of `sequences`. Raises UsageError for a sample of a dataset that is not in
+        [data] (a replay of another run).
         """
         for prompt in prompts:
             if prompt.dataset not in self._of_dataset:
@@ -47,13 +49,14 @@ class Teachers:
                     f"teacher: ticket {prompt.ticket} is of {prompt.dataset}, which [data] does "
                     f"not have ({', '.join(self._of_dataset)}): no teacher is for it"
                 )
+        read = behind_hints(sequences, prompts)
         chosen = np.array([self._of_dataset[prompt.dataset] for prompt in prompts], np.int64)
         teacher_of = chosen[sequences.group]
         parts: list[tuple[np.ndarray[Any, Any], Handle[Ragged]]] = []
         numbers: list[int] = np.unique(teacher_of).tolist()
         for number in numbers:  # all are asked before any is waited for
             rows = np.flatnonzero(teacher_of == number)
-            part = sequences if len(rows) == len(sequences) else sequences.take(rows)
+            part = read if len(rows) == len(sequences) else read.take(rows)
             parts.append((rows, self.roles[number].logprobs(part)))
         return Graded(sequences, parts)
 
@@ -68,11 +71,41 @@ class Graded:
 
     def result(self) -> Ragged:
         """Waits for all of them; float32 over the tokens, as LogprobRole.logprobs."""
-        columns: list[Any] = [None] * len(self._sequences)
+        column = np.zeros(len(self._sequences.tokens.values), np.float32)
+        graded = Ragged(column, self._sequences.tokens.offsets)
         for rows, handle in self._parts:
-            for row, column in zip(rows.tolist(), handle.result(), strict=True):
-                columns[row] = column
-        return Ragged.of(columns, np.float32)
+            for row, grades in zip(rows.tolist(), handle.result(), strict=True):
+                # a hint stands before the answer: what both end with is the same
+                of_row = graded.row(row)
+                shared = min(len(of_row), len(grades))
+                of_row[-shared:] = grades[-shared:]
+        return graded
+
+
+def behind_hints(sequences: Sequences, prompts: Sequence[Prompt]) -> Sequences:
+    """The sequences as graders read them: with the prompt's `hinted_ids` in place of its tokens.
+    prompts: by group.
+
+    Recorded experts are of the prompts that the policy read, so that a grader chooses its own.
+    """
+    if all(prompt.hinted_ids is None for prompt in prompts):
+        return sequences
+    tokens: list[Any] = []
+    masks: list[Any] = []
+    images: list[tuple[PlacedImage, ...]] = []
+    groups: list[int] = sequences.group.tolist()
+    rows = zip(groups, sequences.tokens, sequences.loss_mask, strict=True)
+    for row, (group, ids, mask) in enumerate(rows):
+        prompt = prompts[group]
+        ahead = prompt.token_ids if prompt.hinted_ids is None else prompt.hinted_ids
+        end = len(prompt.token_ids)
+        tokens.append(np.concatenate([ahead, ids[end:]]))
+        masks.append(np.concatenate([np.zeros(len(ahead), np.bool_), mask[end:]]))
+        # a prompt with a hint has no images: these are of an environment's replies
+        shown = sequences.images_of(row)
+        images.append(tuple(image.moved(len(ahead) - end) for image in shown))
+    read = Ragged.of(tokens, np.int32), Ragged.of(masks, np.bool_)
+    return Sequences(*read, sequences.group, images=images_column(images))
 
 
 def check_teachers(recipe: Answering, tokenizer: object) -> None:
@@ -82,6 +115,12 @@ def check_teachers(recipe: Answering, tokenizer: object) -> None:
             key = ".".join(map(str, (*place, "path")))
             assert model.source is not None  # of no path there is no table
             require_same_tokens(model.source, key, tokenizer, remedy=OTHER_TOKENS)
+
+
+def self_graded(recipe: RLRecipe, role: LogprobRole) -> Teachers:
+    """Grades by `role`, a model that the run has anyway, of samples of all datasets."""
+    names = [dataset_name(source) for source in recipe.data.sources]
+    return Teachers([role], dict.fromkeys(names, 0))
 
 
 def load_teachers(

@@ -6,7 +6,7 @@ comes back: two exchanges a forward pass, and two of gradients a backward pass. 
 be chosen alike often, so that of n ranks each sends 1 - 1 / n of its rows to others.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from postgrad.core.batch import BatchGeometry
 from postgrad.learner.settings import (
@@ -129,19 +129,19 @@ def update_passes(role: PlannedRole) -> int:
 
 def exchanged_bytes(
     ranks: PlannedRanks,
-    readers: Collection[str],
+    readers: Sequence[str],
     tokens: float,
     geometry: BatchGeometry,
     *,
     cpu: bool,
 ) -> float:
     """Bytes that each rank sends in a step over `tokens` tokens. readers: names of the roles that
-    read them before an update.
+    read them before an update, for each pass.
     """
     total = 0.0
     for role in ranks.roles:
         passes = geometry.epochs_per_rollout * update_passes(role) if role.learner else 0
-        passes += role.judges or role.name in readers
+        passes += 1 if role.judges else readers.count(role.name)
         b = width(role.model.dtype, cpu=cpu)
         total += sent_bytes(role, tokens, b, ranks.sharing, passes)
     return total

@@ -210,7 +210,7 @@ def _beside(recipe: RLRecipe, policy: PlannedRole, find: Find) -> list[PlannedRo
     if needs.critic:
         critic = recipe.critic
         roles.append(PlannedRole("critic", find(critic.model), critic.model, critic.learner, True))
-    if needs.reference:
+    if needs.loads_reference:
         model, moves = recipe.reference.model, recipe.reference.moves
         shared = policy.model.lora is not None and not _is_another(recipe, model)
         on = policy.name if shared else None

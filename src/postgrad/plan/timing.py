@@ -4,6 +4,7 @@ Roles on the same ranks work one after the other, those on ranks of their own at
 long a role's passes take is in plan.pass_time.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -211,7 +212,7 @@ def _reading(
     """
     roles = [role for there in ranks for role in there.roles]
     groups = replace(samples, calls=recipe.batch.rollout_batch_size)
-    readers = set(_readers(recipe, geometry, roles))
+    passes = Counter(_readers(recipe, geometry, roles))
 
     def judging(role: PlannedRole, sizes: Sizes, costs: CostModel) -> float:
         return forward_seconds(role, groups, sizes, costs) if role.judges else 0.0
@@ -220,9 +221,9 @@ def _reading(
     teachers = sum(role.name.startswith("teacher") for role in roles)
 
     def reading(role: PlannedRole, sizes: Sizes, costs: CostModel) -> float:
-        if role.name not in readers:
+        if role.name not in passes:
             return 0.0
-        seconds = forward_seconds(role, samples, sizes, costs)
+        seconds = passes[role.name] * forward_seconds(role, samples, sizes, costs)
         return seconds / teachers if role.name.startswith("teacher") else seconds
 
     judged = {REWARD: _at_once(ranks, costs, judging)} if recipe.asks_reward_model else {}
@@ -249,10 +250,17 @@ def _at_once(
 def _readers(
     recipe: RLRecipe, geometry: BatchGeometry, roles: Sequence[PlannedRole]
 ) -> Iterator[str]:
-    """The roles that compute logprobs or values of a step's samples before the update."""
+    """The roles that compute logprobs or values of a step's samples before the update, once for
+    each pass over them.
+    """
+    needs = recipe.algorithm.needs()
+    several = needs.ratio and geometry.updates_per_step > 1 and not needs.sampled_is_old
+    of_own = {
+        "policy": needs.old_logprobs or needs.old_entropy or several,
+        "reference": needs.reference,
+    }
     for role in roles:
-        needs = recipe.algorithm.needs()
-        several = needs.ratio and geometry.updates_per_step > 1 and not needs.sampled_is_old
-        needed = needs.old_logprobs or needs.old_entropy or several
-        if not role.judges and (role.name != "policy" or needed):
+        if of_own.get(role.name, not role.judges):
+            yield role.name
+        if role.name == needs.self_graded:
             yield role.name

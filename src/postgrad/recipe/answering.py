@@ -4,7 +4,7 @@
 
 from collections.abc import Iterator
 
-from postgrad.algorithms.base import RolloutAlgorithm
+from postgrad.algorithms.base import Algorithm, RolloutAlgorithm
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.core.batch import RolloutBatchSettings
 from postgrad.recipe.checks import token_budget
@@ -77,6 +77,32 @@ def _unread_answers(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     for number, eval_set in enumerate(() if recipe.evaluates_answers else recipe.eval.sets):
         if eval_set.on_unreadable == "drop":
             yield ("eval", "sets", number, "on_unreadable"), why
+
+
+def hints(recipe: AnsweringSections, algorithm: Algorithm) -> Iterator[RecipeProblem]:
+    """Hints that nothing reads, or that are missing where the policy grades itself."""
+    needs = algorithm.needs()
+    graded = recipe.trains_on_rollouts and (needs.teacher or needs.self_graded is not None)
+    for number, dataset in enumerate(recipe.data.sources):
+        place = (*(("data", "sets", number) if recipe.data.sets else ("data",)), "hint")
+        if dataset.hint and not graded:
+            yield (
+                place,
+                "is read by what grades the tokens of samples, and nothing does: take "
+                'algorithm.type = "on_policy_distillation" (job = "rl"), or leave it out',
+            )
+        elif dataset.hint and recipe.rollout.source == "replay":
+            yield place, 'is not among recorded samples: with source = "replay" leave it out'
+        elif needs.self_graded == "policy" and not dataset.hint:
+            yield (
+                place,
+                "the policy would grade its samples with its own logprobs, and every advantage "
+                'would be 0: give a text that helps, such as "A right solution:\\n{answer}"',
+            )
+    for number, eval_set in enumerate(recipe.eval.sets):
+        if eval_set.hint:
+            place = ("eval", "sets", number, "hint")
+            yield place, "is of training samples: the answers of an evaluation get no hint"
 
 
 def _held_out(recipe: AnsweringSections) -> Iterator[RecipeProblem]:

@@ -78,7 +78,7 @@ def moving_reference(
             "a reference that follows the policy needs all weights to train, and [model.lora] "
             "trains an adapter: leave one of them out",
         )
-    if not algorithm.needs().reference:
+    if not algorithm.needs().loads_reference:
         unread = "nothing reads it: "
         if isinstance(algorithm, RolloutAlgorithm):
             yield ("reference",), f"{unread}give algorithm.kl_coef above 0"

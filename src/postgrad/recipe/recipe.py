@@ -150,6 +150,7 @@ class SFTRecipe(_Recipe, AnsweringSections):
             *answering.answering(self),
             *answering.own_answers(self),
             *teacher_problems(self),
+            *answering.hints(self, self.algorithm),
         ]
         raise_problems("recipe", problems)
         return self
@@ -210,6 +211,7 @@ class RLRecipe(_Recipe, AnsweringSections):
             *scored.components_apart(self, self.algorithm),
             *scored.all_weightless(self, self.algorithm),
             *teacher_problems(self),
+            *answering.hints(self, self.algorithm),
         ]
         raise_problems("recipe", problems)
         return self
@@ -233,7 +235,7 @@ class RLRecipe(_Recipe, AnsweringSections):
         needs = self.algorithm.needs()
         used: dict[KeyPath, bool] = {
             ("model",): True,
-            ("reference", "model"): needs.reference,
+            ("reference", "model"): needs.loads_reference,
             ("critic", "model"): needs.critic,
             ("reward_model", "model"): self.asks_reward_model,
             **dict.fromkeys(self.teacher.models, needs.teacher),

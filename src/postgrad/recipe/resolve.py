@@ -85,6 +85,7 @@ def _parts(data: Table, kinds: Mapping[str | int, type[Settings]]) -> list[Table
     parts: list[Table] = []
     for table in held:
         keys = {key: table[key] for key in kinds["data"].model_fields if key in table}
+        keys.pop("hint", None)  # of what grades training samples
         part = {**keys, "subset": keys.pop("name", None)}
         part.pop("name", None)
         if len(held) > 1:

@@ -83,8 +83,8 @@ def teacher_problems(recipe: WithTeachers) -> Iterator[RecipeProblem]:
         if named:
             yield (
                 ("teacher",),
-                'this algorithm asks no teacher: take "on_policy_distillation" (RL) or '
-                '"distillation" (SFT), or leave it out',
+                'this algorithm asks no teacher: take "on_policy_distillation" (RL; graded_by = '
+                '"teacher") or "distillation" (SFT), or leave it out',
             )
         return
     if not named:

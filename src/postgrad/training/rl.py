@@ -206,7 +206,7 @@ class RLJob:
         asked: dict[str, Handle[Ragged] | Graded] = {}  # all are asked before any is waited for
         if needs.old_logprobs or (several and not needs.sampled_is_old):
             asked["old"] = roles.policy.logprobs(batch.sequences)
-        if roles.reference is not None:
+        if roles.reference is not None and needs.reference:
             asked["ref"] = roles.reference.logprobs(batch.sequences)
         if roles.teachers is not None:
             asked["teacher"] = roles.teachers.logprobs(batch.sequences, prompts)

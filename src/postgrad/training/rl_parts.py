@@ -1,16 +1,17 @@
 """What a job of reinforcement learning is made of, in the order in which it is loaded."""
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.records import Prompt
 from postgrad.data.draws import Draws
 from postgrad.evaluation.answers import check_answers
 from postgrad.fleet.learned import learned_reward, scorer_of
-from postgrad.fleet.teachers import check_teachers, load_teachers
+from postgrad.fleet.teachers import Teachers, check_teachers, load_teachers, self_graded
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.tokenizer import load_tokenizer, require_same_tokens
 from postgrad.recipe.recipe import RLRecipe
@@ -48,7 +49,7 @@ def assemble_rl(
     run.count_rows(len(prompts))
     first = [prompts.draw(ticket, recipe.seed) for ticket in range(PROBES)]
     roles = _roles(run, recipe, path, checkpoint)
-    roles = replace(roles, teachers=load_teachers(run.fleet, run, recipe, tokenizer, first, stack))
+    roles = replace(roles, teachers=_graders(run, recipe, roles, tokenizer, first, stack))
     if learned is not None:
         learned.role = run.fleet.frozen_reward_model(learned.path)
     run.give_back("nothing")  # what loading took, before an engine looks how much is free
@@ -69,9 +70,10 @@ def assemble_rl(
         adapter=recipe.rollout.sends_adapter,
     )
     engine.rest()  # as it does while the policy learns
-    graders = roles.teachers.roles if roles.teachers else ()
-    readers = [roles.reference, *graders, learned and learned.role]
-    auto_sizes.try_tokens(run, roles.learners, readers)
+    others = [roles.reference, learned and learned.role]
+    if roles.teachers and not recipe.algorithm.needs().self_graded:
+        others += roles.teachers.roles
+    auto_sizes.try_tokens(run, roles.learners, others)
     run.sentinels.at_once(0, publish(checkpoint.step if checkpoint else 0))  # also after a resume
     source = source_of(run, recipe, prompts, engine, scorer, tokenizer, reader, thread, stack)
     algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens, recipe.reward_weights)
@@ -93,16 +95,33 @@ def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None)
     policy = run.fleet.policy(path, recipe.rollout.temperature)
     needs, follows = recipe.algorithm.needs(), None
     critic = run.fleet.critic(path) if needs.critic else None
-    if needs.reference and recipe.reference.moves:
+    if needs.loads_reference and recipe.reference.moves:
         reference = follows = run.fleet.moving_reference(path)
     else:
-        reference = run.fleet.reference(path) if needs.reference else None
+        reference = run.fleet.reference(path) if needs.loads_reference else None
     roles = Roles(policy, critic, reference, follows)
     foresee_disk(run, sum(role.state_bytes() for role in roles.changing))
     if checkpoint is not None:
         for role in roles.changing:
             role.load(checkpoint.tensors)
     return roles
+
+
+def _graders(
+    run: Run,
+    recipe: RLRecipe,
+    roles: Roles,
+    tokenizer: Any,
+    first: Sequence[Prompt],
+    stack: ExitStack,
+) -> Teachers | None:
+    """What grades the tokens of samples; None where the algorithm asks for no grades."""
+    by = recipe.algorithm.needs().self_graded
+    if by is None:
+        return load_teachers(run.fleet, run, recipe, tokenizer, first, stack)
+    role = roles.policy if by == "policy" else roles.reference
+    assert role is not None  # loaded, since it is needed
+    return self_graded(recipe, role)
 
 
 def source_of(

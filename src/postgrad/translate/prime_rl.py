@@ -36,6 +36,9 @@ _ENGINES = places.EngineOptions(
 _OF_LOSS = (  # settings of trainer.loss with their defaults
     ("dppo_mask_low", 0.2), ("dppo_mask_high", 0.2), ("ipo_threshold", 0.1), ("kl_tau", 0.001),
 )  # fmt: skip
+_DEMONSTRATED = (  # the default of its template
+    "Here is an example of an expert response:\n<demonstration>\n{demonstration}\n</demonstration>"
+)
 _ADVANTAGES = {
     "dr_grpo": "rewards minus the group's mean",
     "on_policy_distillation": "the teacher's logprob minus the sampler's; there minus that of the "
@@ -142,13 +145,27 @@ def _algorithm(draft: Draft, options: Options) -> None:
     draft.put("algorithm.aggregation", "token", "over all tokens of the step: also those whose "
               "advantage is 0, which are left out there" if zeros else "")  # fmt: skip
     _loss(draft, options, taught=name == "on_policy_distillation")
+    if kind == "opsd":
+        _self_distillation(draft, options)
     teacher = "orchestrator.algo.teacher."
     place, served = options.take(f"{teacher}base_url"), options.take(f"{teacher}name")
-    if name == "on_policy_distillation":
+    if kind == "opd":
         draft.put("teacher.server.base_url", place)
         draft.put("teacher.server.model", served)
     elif place or served:
         draft.miss("orchestrator.algo.teacher", served or place, "of an algorithm that is not here")
+
+
+def _self_distillation(draft: Draft, options: Options) -> None:
+    """The policy grades itself, with a demonstration among what it reads."""
+    key = str(options.take("orchestrator.algo.demo_key", "demonstration"))
+    template = str(options.take("orchestrator.algo.template", _DEMONSTRATED))
+    draft.put("algorithm.graded_by", "policy", "as it is before the step; there as it is then")
+    draft.put(
+        "data.hint",
+        template.replace("{demonstration}", f"{{{key}}}"),
+        "a column of the rows, behind the user's last text; there a system message before it",
+    )
 
 
 def _loss(draft: Draft, options: Options, *, taught: bool) -> None:

@@ -24,7 +24,12 @@ OTHERS = {
     "eval|eval_offline": "postgrad eval RUN_DIR (docs/evaluation.md)",
     "trainer|orchestrator|inference|env_server": "`rl` starts all of them: translate its config",
 }
-ALGORITHMS = {"grpo": "dr_grpo", "max_rl": "maxrl", "opd": "on_policy_distillation"}
+ALGORITHMS = {
+    "grpo": "dr_grpo",
+    "max_rl": "maxrl",
+    "opd": "on_policy_distillation",
+    "opsd": "on_policy_distillation",
+}
 DEFAULTS: dict[str, Any] = {
     "model.name": "Qwen/Qwen3-0.6B",
     "seq_len": 2048,

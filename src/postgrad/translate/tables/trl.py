@@ -55,8 +55,11 @@ OTHERS = {
     "gkd|distillation|minillm": 'write a recipe with job = "sft", a [teacher] and algorithm.type = '
     '"distillation": GKD\'s beta, temperature and lmbda are algorithm.beta, temperature and '
     'on_policy; with rewards too, job = "rl" and "on_policy_distillation"',
-    "gold|sdft|sdpo|ssd|ssd_eval": "distillation from a teacher with other tokens, or from the "
-    "student itself, is not here",
+    "sdft": 'write a recipe with job = "rl", algorithm.type = "on_policy_distillation", data.hint, '
+    'a text with the column privileged_context, and algorithm.graded_by: "policy" is the live '
+    'teacher, "reference" base, and with reference.ema_decay ema',
+    "gold|sdpo|ssd|ssd_eval": "distillation from a teacher with other tokens, or from right "
+    "answers of the student, is not here",
     "prm": 'write a recipe with job = "reward" and algorithm.type = "process_reward": its rows are '
     "read as they are (docs/algorithms/process_reward.md)",
     "bco|tpo": "this trainer is not here: of preferences dpo, ipo, simpo, cpo, kto and orpo are",
