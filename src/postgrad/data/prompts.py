@@ -93,11 +93,10 @@ def load_prompts(
     selection = selection or Selection()
     book = Bookkeeper(dataset_name(settings))
     selected = _selected(settings, selection, book, tokenizer)
-    tokens = _tokens(settings, tokenizer, selected, selected.messages, cache, book.notes, reader)
-    lengths, hints = tokens.lengths, None
-    if settings.hint:
-        hints = _tokens(settings, tokenizer, selected, selected.hinted, cache, book.notes, reader)
-        lengths = np.maximum(lengths, hints.lengths)
+    read = partial(_tokens, settings, tokenizer, selected, cache, book.notes, reader)
+    tokens = read(selected.messages)
+    hints = read(selected.hinted) if settings.hint else None
+    lengths = tokens.lengths if hints is None else np.maximum(tokens.lengths, hints.lengths)
     fates = np.zeros(len(selected.rows), np.int8)
     images: dict[int, tuple[PlacedImage, ...]] = {}
     for place, length in enumerate(lengths.tolist()):
@@ -229,10 +228,10 @@ def _tokens(
     settings: DataSettings,
     tokenizer: Any,
     selected: _Selected,
-    messages: PackedJson[list[Message]],
     cache: TokenCache | None,
     notes: list[str],
     reader: "ImageReader | None",
+    messages: PackedJson[list[Message]],
 ) -> Ragged:
     """Token ids of each prompt, int32. messages: of each of the selected rows."""
     call = template_call(settings)

@@ -117,12 +117,6 @@ def check_teachers(recipe: Answering, tokenizer: object) -> None:
             require_same_tokens(model.source, key, tokenizer, remedy=OTHER_TOKENS)
 
 
-def self_graded(recipe: RLRecipe, role: LogprobRole) -> Teachers:
-    """Grades by `role`, a model that the run has anyway, of samples of all datasets."""
-    names = [dataset_name(source) for source in recipe.data.sources]
-    return Teachers([role], dict.fromkeys(names, 0))
-
-
 def load_teachers(
     fleet: Fleet,
     site: Site,
@@ -130,13 +124,17 @@ def load_teachers(
     tokenizer: Any,
     first: Sequence[Prompt],
     stack: ExitStack,
+    self_grader: LogprobRole | None,
 ) -> Teachers | None:
     """The teachers of a recipe; None where its algorithm has none. first: prompts, whose
-    texts servers have to read as the policy does. stack: ends what talks to servers.
+    texts servers have to read as the policy does. stack: ends what talks to servers. self_grader:
+    of the run's roles the one that grades all samples in place of teachers.
 
     Raises UsageError for a dataset without a teacher, or a server with other tokens, RunError for a
     server with another model than the run was started with.
     """
+    if self_grader is not None:
+        return Teachers([self_grader], {dataset_name(source): 0 for source in recipe.data.sources})
     if not recipe.algorithm.needs().teacher:
         return None
     settings = recipe.teacher

@@ -1,17 +1,16 @@
 """What a job of reinforcement learning is made of, in the order in which it is loaded."""
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.records import Prompt
 from postgrad.data.draws import Draws
 from postgrad.evaluation.answers import check_answers
 from postgrad.fleet.learned import learned_reward, scorer_of
-from postgrad.fleet.teachers import Teachers, check_teachers, load_teachers, self_graded
+from postgrad.fleet.teachers import check_teachers, load_teachers
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.tokenizer import load_tokenizer, require_same_tokens
 from postgrad.recipe.recipe import RLRecipe
@@ -35,7 +34,7 @@ def assemble_rl(
     """The job, from a checkpoint where there is one (prepare.assemble). Rows are read while the
     verifiers' processes start, and the engine takes its share of what the loaded roles leave free.
     """
-    tokenizer = load_tokenizer(path)
+    tokenizer, needs = load_tokenizer(path), recipe.algorithm.needs()
     _check_tokens(recipe, path, tokenizer)
     learned = learned_reward(recipe, tokenizer)
     scorer = stack.enter_context(scorer_of(recipe, tokenizer, learned))  # starts meanwhile
@@ -49,7 +48,10 @@ def assemble_rl(
     run.count_rows(len(prompts))
     first = [prompts.draw(ticket, recipe.seed) for ticket in range(PROBES)]
     roles = _roles(run, recipe, path, checkpoint)
-    roles = replace(roles, teachers=_graders(run, recipe, roles, tokenizer, first, stack))
+    self_graders = {"policy": roles.policy, "reference": roles.reference}
+    grader = self_graders.get(needs.self_graded or "")
+    teachers = load_teachers(run.fleet, run, recipe, tokenizer, first, stack, grader)
+    roles = replace(roles, teachers=teachers)
     if learned is not None:
         learned.role = run.fleet.frozen_reward_model(learned.path)
     run.give_back("nothing")  # what loading took, before an engine looks how much is free
@@ -71,8 +73,8 @@ def assemble_rl(
     )
     engine.rest()  # as it does while the policy learns
     others = [roles.reference, learned and learned.role]
-    if roles.teachers and not recipe.algorithm.needs().self_graded:
-        others += roles.teachers.roles
+    if teachers and grader is None:
+        others += teachers.roles
     auto_sizes.try_tokens(run, roles.learners, others)
     run.sentinels.at_once(0, publish(checkpoint.step if checkpoint else 0))  # also after a resume
     source = source_of(run, recipe, prompts, engine, scorer, tokenizer, reader, thread, stack)
@@ -105,23 +107,6 @@ def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None)
         for role in roles.changing:
             role.load(checkpoint.tensors)
     return roles
-
-
-def _graders(
-    run: Run,
-    recipe: RLRecipe,
-    roles: Roles,
-    tokenizer: Any,
-    first: Sequence[Prompt],
-    stack: ExitStack,
-) -> Teachers | None:
-    """What grades the tokens of samples; None where the algorithm asks for no grades."""
-    by = recipe.algorithm.needs().self_graded
-    if by is None:
-        return load_teachers(run.fleet, run, recipe, tokenizer, first, stack)
-    role = roles.policy if by == "policy" else roles.reference
-    assert role is not None  # loaded, since it is needed
-    return self_graded(recipe, role)
 
 
 def source_of(
