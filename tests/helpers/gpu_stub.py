@@ -36,6 +36,7 @@ PIPELINES = (
     "algorithms",
     "async",
     "distill",
+    "self_distill",
     "process_reward",
     "best_of_n",
     "iterative_dpo",

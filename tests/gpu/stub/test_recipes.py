@@ -62,6 +62,7 @@ DESIGN = {
     "algorithms": "B",
     "async": "A",
     "distill": "B",
+    "self_distill": "B",
     "process_reward": "A",
     "best_of_n": "B",
     "iterative_dpo": "A",
