@@ -30,7 +30,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
 from postgrad.layout.tree import NO_SHARING
 from postgrad.learner.backbone import Backbone, MicroBatch
-from postgrad.learner.role import PolicyLearner
+from postgrad.learner.policy import PolicyLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
 from postgrad.models.attention import ATTENTION_NAME

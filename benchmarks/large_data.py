@@ -101,7 +101,7 @@ def one_start(kind: str, path: str, model: str, digest: bool) -> dict[str, Any]:
     from postgrad.data.overlap import HeldOut
     from postgrad.data.pairs import training_pairs
     from postgrad.data.settings import MixSettings, PairMixSettings
-    from postgrad.models.load import load_tokenizer
+    from postgrad.models.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(model)
     shared: dict[str, Any] = {"path": path, "max_len": MAX_LEN}

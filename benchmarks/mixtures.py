@@ -26,7 +26,7 @@ from postgrad.algorithms.sft import SFT
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.learner.backbone import Backbone, MicroBatch
-from postgrad.learner.role import PolicyLearner
+from postgrad.learner.policy import PolicyLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update, chosen_experts
 from postgrad.models.attention import ATTENTION_NAME

@@ -44,9 +44,9 @@ from postgrad.learner.score import ScoreLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
 from postgrad.models.fresh import make_fresh
-from postgrad.models.load import load_tokenizer
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelInit, TokenizerInit
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.recipe.load import parse_recipe
 from postgrad.training.run import Clock
 

@@ -19,281 +19,34 @@ import argparse
 import contextlib
 import json
 import os
-import random
 import shutil
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any
 
 import pytest
 import torch
-from pydantic import BaseModel, TypeAdapter
-from pydantic.fields import FieldInfo
 from transformers import AutoModelForCausalLM
 
-from helpers.jobs import write_pairs, write_steps
-from helpers.model_types import make_model
+from benchmarks.drawn_recipes import Table, World, draw
 from helpers.runs import Killed, assert_same_run, kill_after, tensors
-from postgrad.algorithms.registry import ALGORITHMS, algorithm_class
-from postgrad.core.errors import PostgradError, UsageError
-from postgrad.models.fresh import make_fresh
-from postgrad.models.load import load_tokenizer
-from postgrad.models.settings import ModelInit
+from postgrad.core.errors import PostgradError
 from postgrad.observe.console import Console
 from postgrad.plan.planner import plan
 from postgrad.recipe.load import as_toml, load_recipe, parse_recipe, recipe_from_json
-from postgrad.recipe.recipe import JOBS, Recipe
+from postgrad.recipe.recipe import Recipe
 from postgrad.tools.export import export
 from postgrad.tools.pages import report
 from postgrad.training.rl import RLJob
 from postgrad.training.start import resume, train
 from postgrad.training.supervised import SupervisedJob
 
-Table = dict[str, Any]
-MOST_KEYS = 24  # beside those of the job, its data and its model
-# Not drawn, by section: what stands in every recipe, what needs ranks, servers or other runs, what
-# only a clock decides.
-NOT_DRAWN = {
-    "": "run_dir job steps total_episodes epochs algorithm cluster environment rewards teacher "
-    "reward_model",
-    "model": "path init revision compile attention",
-    "reference": "model",
-    "critic": "model learner",
-    "learner": "ranks threads sharding offload shard_groups tensor_parallel context_parallel "
-    "expert_parallel",
-    "rollout": "type vllm openai source replay_path schedule schedule_path",
-    "checkpoint": "ckpt_path push_to_hub push_private save_minutes",
-    "observe": "loggers",
-    "eval": "sets",
-    "sentinels": "stall",
-    "data": "path name revision split filter map sets task size seed environment template messages "
-    "text input prompt answer chosen rejected completion label completions labels",
-}
-LEFT_OUT = {f"{s}.{key}".strip(".") for s, keys in NOT_DRAWN.items() for key in keys.split()}
-# Values of keys whose types do not say enough, or allow what takes too long.
-VALUES: dict[str, tuple[Any, ...]] = {
-    "batch.micro_train_tokens": (128, 200, "auto"),
-    "batch.rollout_batch_size": (1, 2, 3),
-    "batch.train_batch_size": (1, 2, 3, 6),
-    "checkpoint.best_metric": ("eval/accuracy", "eval/loss", "eval/reward"),
-    "data.chat_template": ("chatml", "tulu", "llama3"),
-    "data.max_len": (24, 40, 64),
-    "data.system": ("", "Be brief."),
-    "eval.component": ("regex", "stop_properly"),
-    "learner.betas": ([0.0, 0.0], [0.5, 0.9]),
-    "learner.lr": (1e-7, 1e-3, 1e-2),
-    "model.eos_token": ([], "<|im_end|>"),
-    "rollout.cache_tokens": (64, 256),
-    "rollout.filter_on": ("regex", "total"),
-    "rollout.max_new_tokens": (1, 3, 6),
-    "rollout.max_staleness": (1, 2),
-    "rollout.slots": (1, 3, 16, "auto"),
-    "rollout.stop": (["a"], ["1", "."]),
-    "scoring.max_failed_fraction": (0.1, 1.0),
-    "scoring.waiting_workers": (1,),
-    "scoring.workers": (1,),
-}
-# Several keys that make a recipe together alone.
-TOGETHER: tuple[Table, ...] = (
-    {"model.lora.rank": 2, "model.lora.dora": True, "model.quantize": "4bit"},
-    {"algorithm.kl_coef": 0.1, "algorithm.kl_in": "reward", "algorithm.kl_target": 0.01},
-    {"algorithm.kl_coef": 0.1, "reference.ema_decay": 0.5},
-    {"algorithm.correction": "tis", "rollout.max_staleness": 2, "rollout.slots": 3},
-    {"rollout.dynamic_sampling": True, "rollout.keep_above": 0.1, "rollout.max_rounds": 2},
-    {"rollout.curriculum.retire_at": 0.5, "rollout.curriculum.postpone_at": 0.0},
-    {"checkpoint.best_metric": "eval/accuracy", "checkpoint.early_stop": 1, "eval.every": 1},
-    {"critic.learner.optimizer": "muon", "algorithm.critic_warmup_steps": 1},
-)
-REWARDS: tuple[Table, ...] = (
-    {"type": "regex", "pattern": "[a-m]"},
-    {"type": "stop_properly"},
-    {"type": "relative_length"},
-    {"type": "f1", "on_failure": "score"},
-)
-FRESH = ("qwen3", "qwen2", "llama", "mistral", "gemma", "gemma2", "gemma3")
-MADE = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_next", "falcon_h1", "lfm2")
-INIT: Table = {
-    **{"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2},
-    "max_position_embeddings": 128,
-    "tokenizer": {"kind": "characters", "phrases": ["spell ", "after "]},
-}
-
-
-WORDS = "cat dog sun pear tree fox owl bee ant elk yak cow".split()  # noqa: SIM905
-ANSWER = {"role": "assistant"}
-
 
 class Failed(Exception):
     """A recipe did what no recipe may do; the message says what."""
-
-
-class World:
-    """The rows and models that recipes name, in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        self.folder = folder
-        self.rows, self.held_out = self._sets("rows", 0, 9), self._sets("held", 9, 3)
-
-    def _sets(self, name: str, first: int, count: int) -> dict[str, str]:
-        """The file of each kind of rows."""
-        words = WORDS[first : first + count]
-        rows: dict[str, list[Table]] = {
-            "questions": [{"question": f"spell {word}?", "answer": word[::-1]} for word in words],
-            "messages": [
-                {"messages": [{"role": "user", "content": "say"}, {**ANSWER, "content": word}]}
-                for word in words
-            ],
-            "text": [{"text": f"{word} and {word}"} for word in words],
-        }
-        files = {kind: self.folder / f"{name}-{kind}.jsonl" for kind in (*rows, "pair", "step")}
-        for kind, lines in rows.items():
-            files[kind].write_text("".join(json.dumps(row) + "\n" for row in lines), "utf-8")
-        write_pairs(files["pair"], first, count)
-        write_steps(files["step"], first, count)
-        return {kind: str(path) for kind, path in files.items()}
-
-    def model(self, kind: str) -> str:
-        """The directory of a tiny model of a type of MADE, or a fresh one of another seed."""
-        path = self.folder / kind
-        if path.exists():
-            return str(path)
-        if kind not in MADE:
-            init = ModelInit.model_validate({**INIT, "initializer_range": 0.2})
-            return str(make_fresh(init, (), len(kind), path) or path)
-        tokenizer = Path(self.model("base"))
-        return str(make_model(kind, tokenizer, len(load_tokenizer(str(tokenizer))), path))
-
-
-def keys_of(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """The keys of a settings class and of the tables below it, but those of LEFT_OUT."""
-    for name, field in kind.model_fields.items():
-        if (key := f"{prefix}{name}") in LEFT_OUT:
-            continue
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from keys_of(field.annotation, f"{key}.")
-        else:
-            yield key, field
-
-
-def drawn(key: str, field: FieldInfo, rng: random.Random) -> Any:
-    """A value of a key; None where its type has none that could be drawn."""
-    if key in VALUES:
-        return rng.choice(VALUES[key])
-    hint: Any = Annotated[(field.annotation, field, *field.metadata)]  # pyright: ignore
-    schema = TypeAdapter[Any](hint).json_schema()
-    return _value(schema, rng, schema.get("$defs", {}))
-
-
-def _value(schema: Table, rng: random.Random, named: Table) -> Any:
-    """A value of a JSON schema, corners of its bounds among them."""
-    if "$ref" in schema:
-        return _value(named[schema["$ref"].rpartition("/")[2]], rng, named)
-    if "anyOf" in schema:
-        return _value(rng.choice(schema["anyOf"]), rng, named)
-    if "const" in schema:
-        return schema["const"]
-    if "enum" in schema:
-        return rng.choice(schema["enum"])
-    kind = schema.get("type")
-    if kind == "boolean":
-        return rng.random() < 0.5
-    if kind == "integer":
-        least = schema.get("minimum", 0)
-        return rng.choice([least, least + 1, least + 2, least + 7])
-    if kind == "number":
-        inside = {
-            "minimum": 0.0,
-            "maximum": 0.0,
-            "exclusiveMinimum": 1e-6,
-            "exclusiveMaximum": -1e-3,
-        }
-        corners = [schema[bound] + step for bound, step in inside.items() if bound in schema]
-        return float(rng.choice([*corners, 0.05, 0.3, 0.5, 0.9, 1.0, 1.5, 3.0]))
-    if kind == "array" and "prefixItems" in schema:
-        return [_value(each, rng, named) for each in schema["prefixItems"]]
-    if kind == "array":
-        return [_value(schema["items"], rng, named) for _ in range(rng.randint(0, 2))]
-    return None
-
-
-def with_key(raw: Table, key: str, value: Any) -> Table:
-    """A copy of the raw recipe with a dotted key."""
-    first, _, rest = key.partition(".")
-    below = raw.get(first)
-    table = cast(Table, below) if isinstance(below, dict) else {}
-    return {**raw, first: with_key(table, rest, value) if rest else value}
-
-
-def draw(seed: int, world: World, run_dir: str) -> Table:
-    """The raw recipe of a seed."""
-
-    def is_recipe(raw: Table) -> bool:
-        with contextlib.suppress(UsageError):  # every other error is a failure
-            return bool(parse_recipe(raw))
-        return False
-
-    rng = random.Random(seed)
-    while not is_recipe(raw := _base(rng, world, run_dir)):
-        pass
-    algorithm = algorithm_class(raw["algorithm"]["type"])
-    pool = [*keys_of(JOBS[raw["job"]])]
-    own = [*keys_of(algorithm, "algorithm.")]
-    changes: list[Table] = []
-    for _ in range(rng.randint(0, MOST_KEYS)):
-        if rng.random() < 0.15:
-            changes.append(rng.choice(TOGETHER))
-            continue
-        key, field = rng.choice(own if own and rng.random() < 0.4 else pool)
-        if (value := drawn(key, field, rng)) is not None:
-            changes.append({key: value})
-    for change in changes:
-        tried = raw
-        for key, value in change.items():
-            tried = with_key(tried, key, value)
-        raw = tried if is_recipe(tried) else raw
-    return raw
-
-
-def _base(rng: random.Random, world: World, run_dir: str) -> Table:
-    """A job, its algorithm, model, rows and batch."""
-    job = rng.choice(("sft", "rl", "rl", "reward", "preference"))
-    kind = rng.choice(tuple(ALGORITHMS))
-    of_sft = rng.choice(("questions", "messages", "text"))
-    compared = "step" if algorithm_class(kind).level == "step" else "pair"
-    rows = {"rl": "questions", "sft": of_sft}.get(job, compared)
-    column = {rows: rows} if rows in ("messages", "text") else {}
-    model: Table = {"dtype": rng.choice(("auto", "float32", "float32"))}
-    if rng.random() < 0.7:
-        fresh = {"type": rng.choice(FRESH), "num_hidden_layers": rng.choice((1, 2))}
-        spread = {"initializer_range": rng.choice((0.02, 0.2)), "num_key_value_heads": 1}
-        model["init"] = {**INIT, **fresh, **spread, "tie_word_embeddings": rng.random() < 0.5}
-    else:
-        model["path"] = world.model(rng.choice(MADE))
-    raw: Table = {
-        **{"job": job, "run_dir": run_dir, "algorithm": {"type": kind}, "model": model},
-        **{"data": {"path": world.rows[rows], "max_len": 48, **column}},
-        "learner": {"lr": 1e-2, "threads": 1},
-        "sentinels": {"truncation": "off"},
-        "checkpoint": {"save_steps": 1},
-        **rng.choice(({"steps": 2}, {"steps": 3}, {"epochs": 1.0}, {"total_episodes": 9})),
-    }
-    if job == "rl":
-        samples = {"n_samples_per_prompt": rng.choice((2, 4))}
-        raw["batch"] = {"rollout_batch_size": rng.choice((1, 3)), **samples}
-        raw["rollout"] = {"max_new_tokens": rng.choice((3, 6))}
-        raw["rewards"] = rng.sample(REWARDS, rng.choice((1, 1, 2)))
-    else:
-        raw["batch"] = {"train_batch_size": rng.choice((1, 2, 4))}
-    if kind in ("distillation", "on_policy_distillation"):
-        raw["model"] = {"path": world.model("base")}
-        raw["teacher"] = {"model": {"path": world.model("teacher")}}
-    if rng.random() < 0.5:
-        raw["eval"] = {"path": world.held_out[rows]}
-    return raw
 
 
 def attempt(what: str, call: Callable[[], Any]) -> tuple[Any, str | None]:

@@ -18,7 +18,7 @@ def write_tokens(folder: Path) -> None:
     from postgrad.data.conversations import load_conversations
     from postgrad.data.pairs import load_pairs
     from postgrad.data.settings import DataSettings, PairSettings
-    from postgrad.models.load import load_tokenizer
+    from postgrad.models.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(str(folder / "model"))
     pairs = load_pairs(PairSettings(path=str(folder / "pairs.jsonl"), **PAIRS), tokenizer).all()

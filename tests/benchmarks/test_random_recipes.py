@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from benchmarks import random_recipes
-from benchmarks.random_recipes import Failed, World, check, draw
+from benchmarks.drawn_recipes import World, draw
+from benchmarks.random_recipes import Failed, check
 from postgrad.core.errors import RunError
 
 

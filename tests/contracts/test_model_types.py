@@ -32,12 +32,13 @@ from postgrad.models.attention import min_shared_of
 from postgrad.models.export import export_hf, read_plain
 from postgrad.models.fresh import make_fresh
 from postgrad.models.known_shapes import find_shape
-from postgrad.models.load import load_model, load_tokenizer
+from postgrad.models.load import load_model
 from postgrad.models.rope import max_positions, table_length
 from postgrad.models.save import directory_hash
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import LoraSettings, ModelInit
 from postgrad.models.supported import UnsupportedModel, refused_types
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.parallel.ranks import ALONE
 from postgrad.rollout.engine import Request

@@ -18,8 +18,9 @@ from postgrad.data.overlap import HeldOut, Selection, keys, question_key
 from postgrad.data.prompts import load_prompts
 from postgrad.data.rows import Row
 from postgrad.data.settings import DataSettings
+from postgrad.models.config import load_config
 from postgrad.models.image_reader import ImageReader
-from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 
 WriteRows = Callable[..., str]
 FRAME = len("user\n") + len("assistant\n") + 4  # template tokens around a question

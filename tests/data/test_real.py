@@ -16,8 +16,8 @@ from postgrad.data.prompts import load_prompts
 from postgrad.data.rows import read_rows
 from postgrad.data.settings import DataSettings
 from postgrad.models.fresh import make_fresh
-from postgrad.models.load import load_tokenizer
 from postgrad.models.settings import ModelInit, TokenizerInit
+from postgrad.models.tokenizer import load_tokenizer
 
 DATA = os.environ.get("POSTGRAD_TEST_DATA")
 pytestmark = pytest.mark.skipif(DATA is None, reason="POSTGRAD_TEST_DATA names no folder")

@@ -22,7 +22,7 @@ from postgrad.cluster.settings import (
     RolloutPlacement,
     SidePlacement,
 )
-from postgrad.fleet.ranked import wants_of
+from postgrad.fleet.session import wants_of
 from postgrad.observe.console import Console
 from postgrad.plan.change import digits
 from postgrad.plan.planner import plan

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.placed import RL
 from postgrad.cluster.placing import Node, assign
-from postgrad.fleet.ranked import wants_of
+from postgrad.fleet.session import wants_of
 from postgrad.parallel import ranks
 from postgrad.parallel.device import ALLOCATOR
 from postgrad.parallel.ranks import Grid

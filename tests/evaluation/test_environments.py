@@ -18,7 +18,7 @@ from postgrad.fleet.choices import choose
 from postgrad.fleet.engines import build_engine
 from postgrad.fleet.exported import roles_of
 from postgrad.fleet.learned import scorer_of
-from postgrad.models.load import load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.rollout.environments.chat import dialogue
 from postgrad.rollout.environments.guess_number import GuessNumber

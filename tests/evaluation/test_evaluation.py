@@ -14,7 +14,7 @@ from postgrad.core.records import Failure, Prompt, Rollout, ScoredGroup, Turn
 from postgrad.evaluation import answers as evaluation
 from postgrad.evaluation.answers import Evaluator, sample_metrics
 from postgrad.models.fresh import make_fresh
-from postgrad.models.load import load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.ops.intervals import mean_interval
 from postgrad.rollout.settings import SamplingSettings

@@ -16,7 +16,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.evaluation.losses import LossEvaluator, read_set
-from postgrad.models.load import load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.tools.checkpoints import checkpoints
@@ -178,7 +178,7 @@ def test_nothing_is_sampled_for_a_loss(make_recipe: Any, monkeypatch: pytest.Mon
     def refused(*given: Any, **more: Any) -> None:
         raise AssertionError("an engine was made")
 
-    monkeypatch.setattr("postgrad.training.memory.engine", refused)
+    monkeypatch.setattr("postgrad.training.auto_sizes.engine", refused)
     monkeypatch.setattr("postgrad.training.sft.scorer_of", refused)
     train(of_loss(make_recipe), Console("quiet"))
 

@@ -9,7 +9,7 @@ import pytest
 from helpers.comparing import recipe_of
 from postgrad.core.errors import UsageError
 from postgrad.evaluation.keys import counted_under
-from postgrad.models.load import load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.recipe.load import parse_recipe
 from postgrad.training.pinned import require_unchanged
 from postgrad.training.rows import evaluated, held_out

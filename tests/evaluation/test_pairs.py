@@ -15,7 +15,7 @@ from postgrad.core.records import Sequences
 from postgrad.data.pairs import load_pairs
 from postgrad.data.settings import PairSettings
 from postgrad.evaluation.pairs import PairEvaluator, sequences_of
-from postgrad.models.load import load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.training.start import train
 

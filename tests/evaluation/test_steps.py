@@ -10,7 +10,7 @@ import pytest
 
 from helpers.comparing import recipe_of
 from postgrad.evaluation.steps import StepEvaluator, first_wrong
-from postgrad.models.load import load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.ops.intervals import harmonic_interval, wilson
 
 RIGHT, WRONG = math.log(3), -math.log(3)  # scores of p = 3/4 and 1/4

@@ -10,7 +10,7 @@ from postgrad.evaluation import votes
 from postgrad.evaluation.answers import Evaluator
 from postgrad.fleet.learned import scorer_of
 from postgrad.models.fresh import make_fresh
-from postgrad.models.load import load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.training.start import train
 

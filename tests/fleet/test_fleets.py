@@ -22,9 +22,9 @@ from postgrad.fleet.local import LocalFleet
 from postgrad.fleet.ranked import RankedFleet, RankedRole, recipe_on
 from postgrad.learner import protocols
 from postgrad.learner.distilled import ReadingTeacher
+from postgrad.learner.policy import Policy, PolicyLearner
 from postgrad.learner.reference import MovingReference
 from postgrad.learner.resting import rest_on_host
-from postgrad.learner.role import Policy, PolicyLearner
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.models.decoder import joined
 from postgrad.observe.console import Console

@@ -8,15 +8,16 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pytest
 
-from fleet.test_shared import Shared, bits, dies_in, tokens
 from helpers.image_directories import models, picture
+from helpers.shared_engines import Shared, bits, dies_in, tokens
 from postgrad.core.errors import RunError
 from postgrad.core.media import image_store, images_kept_in
 from postgrad.fleet.engines import image_folders
 from postgrad.models import image_reader
+from postgrad.models.config import load_config
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.images import ImageTower, Pixels
-from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.settings import SamplingSettings
 

@@ -16,7 +16,7 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.data.mixture import training_prompts
 from postgrad.data.overlap import held_out
 from postgrad.fleet.learned import LearnedReward, scorer_of
-from postgrad.models.load import load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.tools.export import export
 from postgrad.training.rl import RLJob

@@ -28,10 +28,11 @@ from postgrad.core.errors import RunError, WorkerLost
 from postgrad.core.process import Handle
 from postgrad.fleet import members, ranked, sending
 from postgrad.fleet.publishing import RankPublisher, parcel_of
-from postgrad.fleet.ranked import ClusterSession, RankedFleet
+from postgrad.fleet.ranked import RankedFleet
 from postgrad.fleet.receiving import WorkerWeights
 from postgrad.fleet.remote import RankedWeights
 from postgrad.fleet.sending import RankSender
+from postgrad.fleet.session import ClusterSession
 from postgrad.observe.console import Console
 from postgrad.rollout.engine import WeightHandover
 from postgrad.rollout.local.engine import LocalEngine

@@ -17,9 +17,9 @@ from transformers import AutoModelForImageTextToText
 
 from helpers.image_models import IMAGE_MODELS, PINPOINTS
 from postgrad.models.fresh import make_fresh
-from postgrad.models.load import load_tokenizer
 from postgrad.models.save import save_model
 from postgrad.models.settings import ModelInit
+from postgrad.models.tokenizer import load_tokenizer
 
 QWENS = [kind for kind in IMAGE_MODELS if kind.startswith("qwen")]
 MARKS = {  # what the chat template writes for an image, and the token that gets the embeddings

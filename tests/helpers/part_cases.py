@@ -13,8 +13,9 @@ from helpers.chat import chat_tokenizer
 from helpers.rank_cases import Case, algorithm, experience
 from postgrad.checkpoint.parts import Part, part_name, write_part
 from postgrad.learner.backbone import Backbone, MicroBatch
+from postgrad.learner.learner import Learner
 from postgrad.learner.optimizer import UPDATES as NUMBER
-from postgrad.learner.role import Learner, PolicyLearner
+from postgrad.learner.policy import PolicyLearner
 from postgrad.learner.score import ScoreLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update

@@ -18,8 +18,9 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
 from postgrad.layout.tree import MIN_SHARED
 from postgrad.learner.backbone import Backbone, MicroBatch
+from postgrad.learner.learner import Learner
+from postgrad.learner.policy import PolicyLearner
 from postgrad.learner.reference import MovingReference
-from postgrad.learner.role import Learner, PolicyLearner
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update

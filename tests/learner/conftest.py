@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
 from postgrad.learner.backbone import Backbone, MicroBatch
-from postgrad.learner.role import PolicyLearner
+from postgrad.learner.policy import PolicyLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.attention import ATTENTION_NAME
 

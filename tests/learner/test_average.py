@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from postgrad.core.errors import RunError
-from postgrad.learner.role import MovingAverage
+from postgrad.learner.learner import MovingAverage
 
 
 def test_it_follows_the_weights_by_its_decay() -> None:

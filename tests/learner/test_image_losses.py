@@ -25,14 +25,16 @@ from postgrad.data.settings import PairSettings
 from postgrad.evaluation.pairs import sequences_of
 from postgrad.layout.layout import lay_out
 from postgrad.learner.backbone import Backbone, MicroBatch
-from postgrad.learner.role import PolicyLearner
+from postgrad.learner.policy import PolicyLearner
 from postgrad.learner.score import ScoreLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
+from postgrad.models.config import load_config
 from postgrad.models.image_reader import ImageReader, tower_of
 from postgrad.models.images import image_part
-from postgrad.models.load import load_config, load_model, load_tokenizer
+from postgrad.models.load import load_model
 from postgrad.models.score import load_score_model
+from postgrad.models.tokenizer import load_tokenizer
 
 __all__ = ["models"]
 

@@ -15,7 +15,7 @@ from helpers.ranks import run_ranks
 from postgrad.algorithms.sft import SFT
 from postgrad.core.settings import ShardingStage
 from postgrad.learner.backbone import Backbone, MicroBatch
-from postgrad.learner.role import PolicyLearner
+from postgrad.learner.policy import PolicyLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
 from postgrad.models.frozen_parts import freeze_parts

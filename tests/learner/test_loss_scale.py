@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from helpers.rank_cases import Case, algorithm, experience, learner, model
 from postgrad.core.errors import RunError
 from postgrad.learner import loss_scale
+from postgrad.learner.learner import UpdateResult
 from postgrad.learner.loss_scale import LossScale
 from postgrad.learner.optimizer import MasterOptimizer
-from postgrad.learner.role import UpdateResult
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
 from postgrad.parallel.ranks import Ranks

@@ -11,7 +11,7 @@ import torch
 from helpers.part_cases import Parts, Watched, load, save, trained, weight_bytes, write_model
 from helpers.ranks import run_ranks
 from postgrad.checkpoint.parts import Reader
-from postgrad.learner.role import PolicyLearner
+from postgrad.learner.policy import PolicyLearner
 from postgrad.models.stored import StoredTensor
 from postgrad.parallel.ranks import Grid, Ranks
 from postgrad.parallel.sharding import local

@@ -14,7 +14,8 @@ from torch import Tensor
 from helpers.rank_cases import Case, algorithm, experience, learner
 from helpers.ranks import run_ranks
 from postgrad.learner import eight_bits, resting
-from postgrad.learner.role import Learner, PolicyLearner
+from postgrad.learner.learner import Learner
+from postgrad.learner.policy import PolicyLearner
 from postgrad.learner.update import Update
 from postgrad.parallel.ranks import Grid, Ranks
 

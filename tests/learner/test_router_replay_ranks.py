@@ -12,7 +12,7 @@ from helpers.rank_cases import Case, algorithm, distance, experience, gathered, 
 from helpers.ranks import run_ranks
 from postgrad.algorithms.grpo import GRPO
 from postgrad.core.records import Experience
-from postgrad.learner.role import PolicyLearner
+from postgrad.learner.policy import PolicyLearner
 from postgrad.learner.update import Update, chosen_experts
 from postgrad.parallel.ranks import UNDIVIDED, Grid, Ranks
 

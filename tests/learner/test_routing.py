@@ -15,7 +15,7 @@ from postgrad.algorithms.sft import SFT
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Experience
 from postgrad.learner.backbone import Backbone, MicroBatch
-from postgrad.learner.role import PolicyLearner
+from postgrad.learner.policy import PolicyLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Routing, Update
 from postgrad.models.attention import ATTENTION_NAME

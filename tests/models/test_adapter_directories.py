@@ -17,15 +17,17 @@ from helpers.hub import A, B, OfflineHub
 from postgrad.core.errors import UsageError
 from postgrad.models import files
 from postgrad.models.adapter_files import export_merged, write_adapter
+from postgrad.models.config import load_config
 from postgrad.models.export import read_plain
 from postgrad.models.files import adapter_base, is_adapter, weights_source
 from postgrad.models.fresh import make_fresh
 from postgrad.models.known_shapes import find_shape
-from postgrad.models.load import load_config, load_model, load_tokenizer
+from postgrad.models.load import load_model
 from postgrad.models.save import model_hash
 from postgrad.models.score import load_score_model, scale_of
 from postgrad.models.settings import LoraSettings, ModelInit, TokenizerInit
 from postgrad.models.stored import real
+from postgrad.models.tokenizer import load_tokenizer
 
 IDS = torch.tensor([[5, 17, 40, 8, 66, 23, 9, 31]])
 WEIGHTS = "adapter_model.safetensors"

@@ -17,8 +17,9 @@ from postgrad.core.errors import UsageError
 from postgrad.models.adapter_files import export_merged, merged_state, write_adapter
 from postgrad.models.adapter_reader import read_adapter
 from postgrad.models.adapters import Adapter, add_adapter
-from postgrad.models.load import load_model, load_tokenizer
+from postgrad.models.load import load_model
 from postgrad.models.settings import LoraSettings
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.rollout.vllm.start import read_model
 
 KINDS = ("qwen3_moe", "mixtral", "olmoe", "gpt_oss")

@@ -17,7 +17,7 @@ from postgrad.algorithms.sft import SFT
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, Sequences
 from postgrad.learner.backbone import COMPILED_TOKENS, Backbone, MicroBatch
-from postgrad.learner.role import PolicyLearner
+from postgrad.learner.policy import PolicyLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
 from postgrad.models import linear, tree

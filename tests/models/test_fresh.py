@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.fresh import PRINTABLE, make_fresh
-from postgrad.models.load import load_tokenizer
 from postgrad.models.save import directory_hash
 from postgrad.models.settings import ModelInit, ModelType, TokenizerInit
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.recipe.load import load_recipe
 
 ROOT = Path(__file__).parent.parent.parent

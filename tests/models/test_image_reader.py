@@ -23,9 +23,11 @@ from postgrad.core.media import MARK, decoded, image_store, images_kept_in
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.images import with_image_texts
 from postgrad.models import image_reader
+from postgrad.models.config import load_config
 from postgrad.models.image_reader import ImageReader, KeptPixels
 from postgrad.models.images import ImageTower
-from postgrad.models.load import load_config, load_model, load_tokenizer
+from postgrad.models.load import load_model
+from postgrad.models.tokenizer import load_tokenizer
 
 __all__ = ["models"]
 

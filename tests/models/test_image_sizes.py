@@ -8,10 +8,11 @@ from PIL import Image
 
 from helpers.image_directories import models
 from helpers.image_models import IMAGE_MODELS
+from postgrad.models.config import load_config
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.image_sizes import ImageSizes, image_sizes
 from postgrad.models.known_shapes import find_shape
-from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 
 __all__ = ["models"]
 

@@ -15,9 +15,11 @@ from helpers.tiny_runs import MODEL
 from postgrad.core.errors import UsageError
 from postgrad.models.export import export_hf
 from postgrad.models.fresh import make_fresh
-from postgrad.models.load import load_model, load_tokenizer
+from postgrad.models.load import load_model
+from postgrad.models.mxfp4 import unpacked_mxfp4
 from postgrad.models.settings import ModelInit
-from postgrad.models.stored import StoredTensor, stored_tensors, unpacked_mxfp4
+from postgrad.models.stored import StoredTensor, stored_tensors
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.ops.quantization import dequantize_mxfp4
 from postgrad.rollout.vllm.start import read_model
 

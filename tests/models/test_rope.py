@@ -18,7 +18,8 @@ from postgrad.core.records import Sequences
 from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import lay_out
 from postgrad.models.attention import hidden_states
-from postgrad.models.load import load_config, load_model
+from postgrad.models.config import load_config
+from postgrad.models.load import load_model
 from postgrad.models.rope import fixed_length, max_positions, require_length, unseen_length
 from postgrad.models.tree import TreeAttention
 from postgrad.rollout.engine import Request

@@ -18,8 +18,9 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.score import ScoreRole
+from postgrad.models.config import load_config
 from postgrad.models.export import export_hf
-from postgrad.models.load import load_config, load_model, load_tokenizer
+from postgrad.models.load import load_model
 from postgrad.models.score import (
     HEAD,
     RewardScale,
@@ -27,6 +28,7 @@ from postgrad.models.score import (
     require_padding,
     scale_of,
 )
+from postgrad.models.tokenizer import load_tokenizer
 
 Fresh = Callable[[str], Path]
 CPU = torch.device("cpu")

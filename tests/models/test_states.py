@@ -22,16 +22,17 @@ from postgrad.core.records import Experience, Sequences
 from postgrad.layout.layout import Layout, lay_out
 from postgrad.layout.tree import NO_SHARING
 from postgrad.learner.backbone import Backbone, MicroBatch
-from postgrad.learner.role import PolicyLearner
+from postgrad.learner.policy import PolicyLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
 from postgrad.models.adapter_targets import target_layers
 from postgrad.models.adapters import add_adapter
 from postgrad.models.four_bits import FourBitLinear, twin
 from postgrad.models.fresh import make_fresh
-from postgrad.models.load import load_model, load_tokenizer
+from postgrad.models.load import load_model
 from postgrad.models.settings import LoraSettings, ModelInit
 from postgrad.models.states import MixerState
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.parallel.ranks import ALONE
 from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.local.engine import LocalEngine

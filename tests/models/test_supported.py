@@ -11,9 +11,10 @@ import torch
 from helpers.hostile_models import edit
 from helpers.model_types import config_of, make_model
 from postgrad.core.errors import UsageError
-from postgrad.models.load import load_model, load_tokenizer
+from postgrad.models.load import load_model
 from postgrad.models.settings import ModelSettings
 from postgrad.models.supported import experts_of
+from postgrad.models.tokenizer import load_tokenizer
 
 Make = Callable[[str], Path]
 

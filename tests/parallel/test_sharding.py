@@ -16,7 +16,7 @@ from helpers.ranks import run_ranks
 from postgrad.checkpoint.parts import Part, Reader, part_name, write_part
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.optimizer import UPDATES
-from postgrad.learner.role import PolicyLearner
+from postgrad.learner.policy import PolicyLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.adapters import add_adapter
 from postgrad.models.export import export_hf

@@ -15,8 +15,9 @@ from postgrad.models.known_shapes import any_shape
 from postgrad.models.settings import LoraSettings, ModelInit, ModelSettings
 from postgrad.models.shapes import shape_of_init
 from postgrad.plan.activations import Blocks, kept_by_layer
+from postgrad.plan.adapters import adapter_flops, merged_sizes, require_targets
 from postgrad.plan.held import moment_bytes
-from postgrad.plan.roles import PlannedRole, adapter_flops, merged_sizes, require_targets
+from postgrad.plan.roles import PlannedRole
 
 TARGETS = [("experts", "router"), ("q_proj", "experts.down_proj"), ("mlp.experts.gate_up_proj",)]
 

@@ -14,8 +14,8 @@ from postgrad.data.conversations import load_conversations
 from postgrad.data.pairs import load_labelled, load_pairs
 from postgrad.data.prompts import load_prompts
 from postgrad.models.fresh import make_fresh
-from postgrad.models.load import load_tokenizer
 from postgrad.models.settings import ModelInit, TokenizerInit
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.plan import lengths as module
 from postgrad.plan.lengths import RowLengths, row_lengths
 from postgrad.recipe.recipe import JOBS, Recipe

@@ -16,11 +16,12 @@ from helpers.image_models import IMAGE_MODELS, KINDS
 from postgrad.core.media import images_kept_in
 from postgrad.data.conversations import load_conversations
 from postgrad.learner.settings import LearnerSettings
+from postgrad.models.config import load_config
 from postgrad.models.counted import counted_shape
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.known_shapes import shape_of_model
-from postgrad.models.load import load_config, load_tokenizer
 from postgrad.models.settings import LoraSettings, ModelSettings
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.models.towers import ImageCost
 from postgrad.plan import towers
 from postgrad.plan.costs import CostModel

@@ -13,7 +13,7 @@ from helpers.runs import lines
 from postgrad.core.errors import UsageError
 from postgrad.data.pairs import load_pairs
 from postgrad.evaluation.pairs import sequences_of
-from postgrad.models.load import load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.tools.evaluate import evaluate
 from postgrad.tools.export import export

@@ -18,7 +18,7 @@ from helpers.tiny_runs import MakeRecipe
 from postgrad.cli.main import main
 from postgrad.core.errors import UsageError
 from postgrad.core.files import finite
-from postgrad.models.load import load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.recipe.recipe import Recipe

@@ -10,8 +10,8 @@ import pytest
 
 from helpers.tiny_runs import MakeRecipe
 from postgrad.core.errors import RunError, UsageError
-from postgrad.models.load import load_tokenizer
 from postgrad.models.save import directory_hash
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.recipe.pipeline import load_pipeline

@@ -8,8 +8,8 @@ import pytest
 
 from helpers.tiny_runs import MODEL, MakeRecipe
 from postgrad.models.fresh import make_fresh
-from postgrad.models.load import load_tokenizer
 from postgrad.models.settings import ModelInit
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.training.answer_ends import answer_ends
 from postgrad.training.prepare import tell_of_answer_ends
 

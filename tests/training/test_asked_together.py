@@ -17,7 +17,7 @@ from postgrad.algorithms.on_policy_distillation import OnPolicyDistillation
 from postgrad.algorithms.ppo import PPO
 from postgrad.core.process import Handle, done
 from postgrad.core.ragged import Ragged
-from postgrad.learner.role import UpdateResult
+from postgrad.learner.learner import UpdateResult
 from postgrad.training.rl import RLJob, Roles
 
 Work = Callable[[str], Any]  # what a call such as "policy.logprobs" returns

@@ -15,8 +15,8 @@ from postgrad.fleet.choices import choose
 from postgrad.learner.backbone import Backbone
 from postgrad.observe.console import Console
 from postgrad.rollout.local.engine import LocalEngine
-from postgrad.training import foreseen, memory
-from postgrad.training.memory import largest
+from postgrad.training import auto_sizes, foreseen
+from postgrad.training.auto_sizes import largest
 from postgrad.training.start import resume, train
 
 REFUSED = "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: 9 bytes"
@@ -95,7 +95,7 @@ def test_what_runs_out_of_memory_is_halved_recorded_and_used_again(
     lowered = [one["size"] for one in events(recipe.run_dir, "size_lowered")]
     assert lowered == [2048, 1024]
     assert all(REFUSED in one["message"] for one in events(recipe.run_dir, "size_lowered"))
-    monkeypatch.setattr(memory, "_try_learning", None)  # nothing is tried again
+    monkeypatch.setattr(auto_sizes, "_try_learning", None)  # nothing is tried again
     train(make_recipe(job, steps=2, **auto), console)
     chosen = [one["micro_train_tokens"] for kind in ("started", "resumed") for one in
               events(recipe.run_dir, kind)]  # fmt: skip
@@ -128,7 +128,7 @@ def test_trying_leaves_no_trace_in_weights_gradients_or_generators(
     make_recipe: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[bool] = []
-    inside = memory._try_learning
+    inside = auto_sizes._try_learning
 
     def watched(learner: Any, *rest: Any) -> None:
         before = {name: one.clone() for name, one in learner.backbone.lm.state_dict().items()}
@@ -140,7 +140,7 @@ def test_trying_leaves_no_trace_in_weights_gradients_or_generators(
         seen.append(all(one.grad is None for one in learner.optimizer.master.values()))
         seen.append(learner.optimizer.updates == 0 and learner.backbone.micro == micro)
 
-    monkeypatch.setattr(memory, "_try_learning", watched)
+    monkeypatch.setattr(auto_sizes, "_try_learning", watched)
     for dtype in ("float32", "bfloat16"):
         auto = {"batch": {"micro_train_tokens": "auto"}, "model": {"dtype": dtype}}
         train(make_recipe("sft", dtype, steps=1, **auto), console)
@@ -150,7 +150,7 @@ def test_trying_leaves_no_trace_in_weights_gradients_or_generators(
 def test_what_would_leave_no_room_for_the_optimizer_does_not_fit(
     make_recipe: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_moments_to_come", lambda learner: 10**15)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(auto_sizes, "_moments_to_come", lambda learner: 10**15)  # pyright: ignore[reportUnknownLambdaType]
     with pytest.raises(RunError, match="no memory for one forward and backward"):
         train(make_recipe("sft", batch={"micro_train_tokens": "auto"}), console)
 

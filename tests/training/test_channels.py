@@ -9,8 +9,8 @@ import pytest
 from helpers.tiny_runs import MODEL, MakeRecipe
 from helpers.tool_templates import GPT_OSS, QWEN
 from postgrad.models.fresh import make_fresh
-from postgrad.models.load import load_tokenizer
 from postgrad.models.settings import ModelInit
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.training.channels import thoughts_read
 from postgrad.training.prepare import tell_of_thoughts
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from helpers.model_types import make_model
 from helpers.tiny_runs import MakeRecipe
-from postgrad.models.load import load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.tools.checkpoints import verify
 from postgrad.tools.export import export

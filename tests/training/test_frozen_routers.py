@@ -12,7 +12,7 @@ from helpers.model_types import make_model
 from helpers.runs import assert_same_run, lines, tensors, train_until_killed
 from helpers.tiny_runs import MakeRecipe
 from postgrad.core.errors import RunError, UsageError
-from postgrad.models.load import load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.tools.checkpoints import verify
 from postgrad.tools.export import export

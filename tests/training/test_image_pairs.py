@@ -18,12 +18,13 @@ from helpers.image_models import IMAGE_MODELS, RUNS
 from helpers.runs import lines, tensors
 from postgrad.core.errors import UsageError
 from postgrad.core.media import images_kept_in
+from postgrad.models.config import load_config
 from postgrad.models.fresh import make_fresh
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.images import image_part
-from postgrad.models.load import load_config, load_tokenizer
 from postgrad.models.score import scale_of
 from postgrad.models.settings import ModelInit
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.recipe.recipe import Recipe

@@ -19,9 +19,10 @@ from postgrad.core.media import images_kept_in
 from postgrad.data.settings import PairSettings
 from postgrad.data.step_tokens import load_steps
 from postgrad.evaluation.steps import sequences_of
+from postgrad.models.config import load_config
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.images import image_part
-from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.tools.evaluate import evaluate

@@ -19,7 +19,7 @@ from postgrad.fleet.choices import choose
 from postgrad.fleet.loading import frozen_reward_model
 from postgrad.fleet.local import LocalFleet
 from postgrad.learner.backbone import Backbone
-from postgrad.learner.role import Policy
+from postgrad.learner.policy import Policy
 from postgrad.learner.score import ScoreRole
 from postgrad.models.fresh import make_fresh
 from postgrad.models.load import load_model

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from helpers.model_types import make_model
 from helpers.runs import assert_same_run, lines, train_until_killed
 from helpers.tiny_runs import MakeRecipe
-from postgrad.models.load import load_model, load_tokenizer
+from postgrad.models.load import load_model
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.tools.export import export
 from postgrad.training.rl import RLJob

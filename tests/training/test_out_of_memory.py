@@ -13,13 +13,13 @@ from helpers.runs import assert_same_run
 from helpers.tiny_runs import MakeRecipe
 from postgrad.cli.main import main
 from postgrad.core.errors import RunError
+from postgrad.learner.learner import Learner
 from postgrad.learner.optimizer import MasterOptimizer
-from postgrad.learner.role import Learner
 from postgrad.observe.console import Console
 from postgrad.parallel.device import ALLOCATOR
 from postgrad.rollout.source import LiveSource
-from postgrad.training import memory
-from postgrad.training.memory import OutOfMemory, ran_out
+from postgrad.training import out_of_memory
+from postgrad.training.out_of_memory import OutOfMemory, ran_out
 from postgrad.training.peaks import DeviceFull
 from postgrad.training.rl import RLJob
 from postgrad.training.start import train
@@ -155,7 +155,7 @@ def test_without_a_plan_the_ways_out_are_named_in_general(
     def unknown(*_: Any) -> Any:
         raise OSError("no network")
 
-    monkeypatch.setattr(memory.foreseen, "facts_here", unknown)
+    monkeypatch.setattr(out_of_memory.foreseen, "facts_here", unknown)
     fail_at(monkeypatch, Learner, "update", 1)
     with pytest.raises(OutOfMemory, match=r"smaller batch\.micro_train_tokens"):
         train(make_recipe("sft"), console)

@@ -16,8 +16,8 @@ from helpers.tiny_runs import MakeRecipe
 from postgrad.checkpoint.state import RunState
 from postgrad.fleet import engines, loading
 from postgrad.fleet.local import LocalFleet
+from postgrad.learner.policy import Policy
 from postgrad.learner.reference import ReferenceLogprobs
-from postgrad.learner.role import Policy
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Recipe
 from postgrad.training.pairs import PreferenceJob

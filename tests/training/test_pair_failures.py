@@ -12,8 +12,8 @@ from postgrad.core.errors import UsageError
 from postgrad.core.records import Sequences
 from postgrad.evaluation.pairs import PairEvaluator
 from postgrad.models.fresh import make_fresh
-from postgrad.models.load import load_tokenizer
 from postgrad.models.settings import ModelInit, TokenizerInit
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.recipe.load import parse_recipe
 from postgrad.training.rows import evaluated
 

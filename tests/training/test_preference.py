@@ -20,7 +20,7 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage, Sequences
 from postgrad.data.overlap import held_out
 from postgrad.data.pairs import training_labelled, training_pairs
-from postgrad.models.load import load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.training.pairs import PreferenceJob, mismatched
 from postgrad.training.start import resume, train

@@ -17,8 +17,8 @@ from helpers.runs import assert_same_run, lines, tensors, train_until_killed
 from postgrad.core.errors import UsageError
 from postgrad.data.overlap import held_out
 from postgrad.data.pairs import training_pairs
-from postgrad.models.load import load_tokenizer
 from postgrad.models.score import RewardScale, load_score_model, scale_of_state
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.tools.export import export
 from postgrad.training.pairs import RewardJob

@@ -22,7 +22,7 @@ from postgrad.core.records import (
     Sequences,
     Turn,
 )
-from postgrad.learner.role import UpdateResult
+from postgrad.learner.learner import UpdateResult
 from postgrad.learner.update import Update
 from postgrad.recipe.recipe import RLRecipe
 from postgrad.rollout.settings import RolloutSettings

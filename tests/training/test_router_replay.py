@@ -11,7 +11,7 @@ import pytest
 from helpers.model_types import make_model
 from helpers.tiny_runs import MakeRecipe
 from postgrad.core.errors import UsageError
-from postgrad.models.load import load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.records_json import group_from_lines

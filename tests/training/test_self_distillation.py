@@ -13,7 +13,7 @@ from helpers.fake_ranks import FakeGroup, fake_ranks
 from helpers.runs import lines, tensors
 from helpers.tiny_runs import MakeRecipe
 from postgrad.core.errors import UsageError
-from postgrad.models.load import load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Recipe
 from postgrad.training.start import train

@@ -20,9 +20,9 @@ from helpers.tiny_runs import MakeRecipe
 from postgrad.checkpoint.state import RunState
 from postgrad.core.process import done
 from postgrad.learner.optimizer import MasterOptimizer
-from postgrad.learner.role import PolicyLearner
+from postgrad.learner.policy import PolicyLearner
 from postgrad.models.fresh import PRINTABLE
-from postgrad.models.load import load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.observe.sentinels.base import SentinelStop
 from postgrad.observe.sentinels.stall import Stall

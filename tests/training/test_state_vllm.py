@@ -16,9 +16,9 @@ from helpers.model_types import config_of
 from helpers.runs import lines
 from helpers.torchvision_of_vllm import require_torchvision
 from postgrad.models.fresh import make_fresh
-from postgrad.models.load import load_tokenizer
 from postgrad.models.save import save_model
 from postgrad.models.settings import ModelInit
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.rollout.vllm.start import OF_IMAGE_MODELS

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from helpers.tiny_runs import MakeRecipe
 from postgrad.checkpoint.store import CheckpointStore, SaveFailed
-from postgrad.learner.role import Learner
+from postgrad.learner.learner import Learner
 from postgrad.observe.console import Console
 from postgrad.training import start
 from postgrad.training.rl import RLJob

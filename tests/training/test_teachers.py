@@ -20,10 +20,10 @@ from postgrad.core.records import Sequences
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.loading import frozen_hash, frozen_policy
 from postgrad.fleet.teachers import teacher_numbers
-from postgrad.learner.role import Policy
+from postgrad.learner.policy import Policy
 from postgrad.models.fresh import make_fresh
-from postgrad.models.load import load_tokenizer
 from postgrad.models.settings import ModelInit
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import Recipe
 from postgrad.training.start import train

@@ -16,8 +16,8 @@ from postgrad.fleet.choices import choose
 from postgrad.fleet.local import LocalFleet
 from postgrad.fleet.ranked import RankedFleet
 from postgrad.observe.console import Console
-from postgrad.training import memory
-from postgrad.training.memory import SLOTS, TOKENS, planned
+from postgrad.training import auto_sizes
+from postgrad.training.auto_sizes import SLOTS, TOKENS, planned
 from postgrad.training.start import train
 
 __all__ = ["fake_ranks"]
@@ -98,7 +98,7 @@ def test_without_a_plan_trials_start_from_the_largest_sizes(
     recipe = make_recipe("rl", **AUTO)
     start = choose(recipe, {}, measure=False)
     fitting, _ = planned(recipe, start, {})
-    monkeypatch.setattr(memory, "_fitting", no_plan)
+    monkeypatch.setattr(auto_sizes, "_fitting", no_plan)
     largest, untried = planned(recipe, start, {})
     assert untried == {TOKENS, SLOTS}
     assert largest.micro_train_tokens is not None
@@ -185,7 +185,7 @@ def test_where_slots_are_not_tried_the_fleet_is_asked_once_for_an_engine(
         recipe=recipe, choices=choices, untried=untried, fleet=SimpleNamespace(engine=engine)
     )
     with ExitStack() as stack:
-        found: Any = memory.engine(run, "model", stack, sequences=16, max_len=48)
+        found: Any = auto_sizes.engine(run, "model", stack, sequences=16, max_len=48)
     assert found == "the workers'"
     assert calls == [("model", {"sequences": 16, "max_len": 48})]
     assert run.choices is choices

@@ -19,9 +19,9 @@ from helpers.runs import lines
 from postgrad.data.conversations import load_conversations
 from postgrad.data.settings import DataSettings
 from postgrad.models.fresh import make_fresh
-from postgrad.models.load import load_tokenizer
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelInit
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.rewards.sums import steps

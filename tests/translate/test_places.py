@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from postgrad.fleet.ranked import wants_of
+from postgrad.fleet.session import wants_of
 from postgrad.recipe.load import parse_recipe
 from postgrad.translate.translate import Translation, translate
 

@@ -10,7 +10,7 @@ from typing import Any
 from postgrad.core.errors import UsageError
 from postgrad.data.rows import shown
 from postgrad.data.settings import KEY, MixSettings, PairMixSettings
-from postgrad.recipe.checks import same_rows
+from postgrad.recipe.eval_checks import same_rows
 from postgrad.recipe.eval_settings import EvalSettings, PairEvalSettings
 from postgrad.recipe.resolve import TAKEN_OVER
 

@@ -10,8 +10,8 @@ import numpy as np
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt, Rollout, Turn
 from postgrad.evaluation.results import note_of_answer
-from postgrad.recipe.checks import judges
 from postgrad.recipe.recipe import Answering
+from postgrad.recipe.scored import judges
 from postgrad.rewards.registry import VERIFIERS, component_names
 from postgrad.rewards.scorer import Scorer
 from postgrad.rewards.settings import EnvironmentRewards, RewardSettings

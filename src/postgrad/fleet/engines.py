@@ -19,13 +19,15 @@ from postgrad.core.records import PlacedImage
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.receiving import WorkerWeights
 from postgrad.models.attention import text_config
+from postgrad.models.config import load_config
 from postgrad.models.end_tokens import with_ends
 from postgrad.models.files import is_adapter
 from postgrad.models.four_bits import in_four_bits, twin
 from postgrad.models.image_reader import tower_of
-from postgrad.models.load import LoadedModel, load_config, load_model, load_tokenizer
+from postgrad.models.load import LoadedModel, load_model
 from postgrad.models.rope import require_length
 from postgrad.models.settings import LoraSettings
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.parallel.device import compute_dtype
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe

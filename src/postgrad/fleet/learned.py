@@ -12,8 +12,9 @@ from postgrad.core.records import PlacedImage, Sequences, images_column
 from postgrad.data.step_tokens import step_ends
 from postgrad.learner.protocols import Scores
 from postgrad.learner.score import probabilities, score_sequences, step_scores
-from postgrad.models.load import load_config, require_same_tokens
+from postgrad.models.config import load_config
 from postgrad.models.score import judges_steps, scale_of, separator_of
+from postgrad.models.tokenizer import require_same_tokens
 from postgrad.recipe.recipe import Answering
 from postgrad.rewards.learned import REWARD_MODELS
 from postgrad.rewards.registry import component_names, for_rollout

@@ -13,7 +13,7 @@ from postgrad.data.mixture import dataset_texts
 from postgrad.fleet.choices import Choices, runs_compiled
 from postgrad.fleet.fleet import Site
 from postgrad.learner.backbone import Backbone, MicroBatch
-from postgrad.learner.role import Policy
+from postgrad.learner.policy import Policy
 from postgrad.learner.score import ScoreRole
 from postgrad.learner.tensor import require_divisible
 from postgrad.models.fresh import make_fresh

@@ -15,9 +15,10 @@ from postgrad.fleet.choices import Choices
 from postgrad.fleet.engines import build_engine, require_trainable
 from postgrad.fleet.fleet import Site, teacher_name
 from postgrad.learner.backbone import Backbone
+from postgrad.learner.learner import Learner
+from postgrad.learner.policy import Policy, PolicyLearner
 from postgrad.learner.reference import MovingReference
 from postgrad.learner.resting import Stays, rest_on_host
-from postgrad.learner.role import Learner, Policy, PolicyLearner
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.learner.settings import LearnerSettings, horizon
 from postgrad.models.adapters import add_adapter

@@ -10,8 +10,8 @@ from postgrad.checkpoint.parts import Divided
 from postgrad.core.process import Handle
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
+from postgrad.learner.learner import UpdateResult
 from postgrad.learner.protocols import PolicyRole, Read
-from postgrad.learner.role import UpdateResult
 from postgrad.learner.update import Update
 from postgrad.models.settings import LoraSettings
 

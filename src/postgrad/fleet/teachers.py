@@ -16,7 +16,7 @@ from postgrad.core.records import PlacedImage, Prompt, Sequences, images_column
 from postgrad.data.rows import dataset_name
 from postgrad.fleet.fleet import Fleet, Site, teacher_name
 from postgrad.learner.protocols import LogprobRole
-from postgrad.models.load import require_same_tokens
+from postgrad.models.tokenizer import require_same_tokens
 from postgrad.recipe.recipe import Answering, RLRecipe
 from postgrad.recipe.teachers import OneTeacher
 from postgrad.rollout.openai.prompt_logprobs import ServedTeacher

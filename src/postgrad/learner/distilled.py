@@ -18,12 +18,13 @@ from postgrad.core.records import Sequences
 from postgrad.layout.layout import Layout
 from postgrad.learner.backbone import Backbone
 from postgrad.learner.context import RankRows
-from postgrad.learner.role import Policy, PolicyLearner, UpdateResult
+from postgrad.learner.learner import UpdateResult
+from postgrad.learner.policy import Policy, PolicyLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Entries, FlatColumns, Update
 from postgrad.models.attention import to_device
+from postgrad.models.config import load_config
 from postgrad.models.distilled_head import LiveTeacher, StoredTeacher, Taught, top_logprobs
-from postgrad.models.load import load_config
 from postgrad.ops.distillation import TeacherDivergence
 
 STORED = "taught"  # the column of an experience with what a StoredDistillation learns from

@@ -8,7 +8,7 @@ from torch import Tensor
 from postgrad.core.process import Handle
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.learner.role import UpdateResult
+from postgrad.learner.learner import UpdateResult
 from postgrad.learner.update import Update
 
 Read = Callable[[str], Mapping[str, Tensor]]  # file stem ("policy.weights") -> its tensors

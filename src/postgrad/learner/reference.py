@@ -17,8 +17,9 @@ from postgrad.core.errors import RunError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Logprobs, Sequences
 from postgrad.learner.backbone import Backbone
+from postgrad.learner.learner import MovingAverage
+from postgrad.learner.policy import Policy
 from postgrad.learner.protocols import PolicyRole
-from postgrad.learner.role import MovingAverage, Policy
 from postgrad.parallel.sharding import TensorPiece, local, piece_of
 
 FIELD = "logprobs"

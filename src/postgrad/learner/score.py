@@ -15,8 +15,8 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage, Sequences, images_column
 from postgrad.layout.layout import Layout, ReadPosition
 from postgrad.learner.backbone import Backbone
+from postgrad.learner.learner import Learner
 from postgrad.learner.protocols import Scores
-from postgrad.learner.role import Learner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import FlatColumns, Update
 

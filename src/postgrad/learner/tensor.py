@@ -28,7 +28,7 @@ from postgrad.learner.experts import require_experts
 from postgrad.learner.settings import LearnerSettings, require_no_sharers
 from postgrad.models.adapter_dropout import CounterDropout
 from postgrad.models.attention import layers_of
-from postgrad.models.load import load_config
+from postgrad.models.config import load_config
 from postgrad.models.supported import LAYER_KEYS, STATE_LAYERS
 from postgrad.parallel.exchange import rows_from_sums, rows_of_all
 from postgrad.parallel.ranks import Grid, Ranks

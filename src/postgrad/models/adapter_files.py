@@ -17,24 +17,19 @@ from postgrad.models.adapter_parameters import ends_of
 from postgrad.models.adapter_reader import HEAD, HEAD_WEIGHT, last_names, read_adapter
 from postgrad.models.adapter_targets import target_layers, target_weights
 from postgrad.models.adapters import add_adapter
+from postgrad.models.config import load_config, load_generation_config
 from postgrad.models.end_tokens import with_ends
 from postgrad.models.export import PROBE, TOLERANCE, export_hf
 from postgrad.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapter
 from postgrad.models.four_bits import Quantize
-from postgrad.models.load import (
-    load_config,
-    load_generation_config,
-    load_model,
-    load_tokenizer,
-    require_readable,
-    skeleton,
-)
+from postgrad.models.load import load_model, require_readable, skeleton
 from postgrad.models.named_templates import with_template
 from postgrad.models.save import save_model
 from postgrad.models.score import RewardScale, load_score_model
 from postgrad.models.settings import LoraSettings
 from postgrad.models.stored import StoredTensor, real
 from postgrad.models.supported import causal_class
+from postgrad.models.tokenizer import load_tokenizer
 
 
 def write_adapter(

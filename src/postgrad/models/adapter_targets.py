@@ -10,10 +10,21 @@ from torch import nn
 from postgrad.core.errors import UsageError
 from postgrad.models.adapter_mixtures import mixture_weights
 from postgrad.models.adapter_parameters import ends_of
-from postgrad.models.adapter_reader import HEAD, linear_layers
+from postgrad.models.adapter_reader import HEAD
 from postgrad.models.attention import carries_states
 from postgrad.models.refusals import no_dropout, no_part_of_mixtures, tied_apart
 from postgrad.models.settings import EXPERTS, ROUTER, LoraSettings, is_target
+
+
+def linear_layers(lm: nn.Module) -> dict[str, nn.Linear]:
+    """The linear layers of a transformers model's decoder, which adapters stand on, by name."""
+    decoder: Any = lm.get_decoder()  # pyright: ignore[reportCallIssue]
+    prefix = next(name for name, module in lm.named_modules() if module is decoder)
+    return {
+        f"{prefix}.{name}": module
+        for name, module in decoder.named_modules()
+        if isinstance(module, nn.Linear)
+    }
 
 
 def target_layers(lm: nn.Module, settings: LoraSettings) -> list[str]:

@@ -18,8 +18,9 @@ from torch.distributed.tensor import DTensor
 
 from postgrad.core.errors import RunError
 from postgrad.models.adapter_dropout import RowMasks
+from postgrad.models.adapter_merge import changed_matrix
 from postgrad.models.adapter_mixtures import AdaptedWeight, attach, frozen_name, names_in_files
-from postgrad.models.adapter_reader import HEAD, PREFIX, changed_matrix
+from postgrad.models.adapter_reader import HEAD, PREFIX
 from postgrad.models.adapter_targets import saved_modules, target_layers, target_weights
 from postgrad.models.four_bits import FourBitLinear, base_weight
 from postgrad.models.settings import LoraSettings

@@ -81,7 +81,8 @@ def _count(config: Mapping[str, Any], path: str) -> ModelShape:
     # these take seconds, and a plan of a known type needs none of them
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from postgrad.models.load import reading, skeleton
+    from postgrad.models.config import reading
+    from postgrad.models.load import skeleton
     from postgrad.models.supported import causal_class, require_interface, require_supported
 
     kind = stated_type(config, path)

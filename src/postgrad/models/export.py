@@ -21,23 +21,16 @@ from transformers.core_model_loading import revert_weight_conversion
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import write_json
 from postgrad.core.hub import pretrained
-from postgrad.models.adapter_reader import merge_adapter, read_adapter
+from postgrad.models.adapter_merge import merge_adapter
+from postgrad.models.adapter_reader import read_adapter
+from postgrad.models.config import load_config, load_generation_config, reading
 from postgrad.models.end_tokens import with_ends
 from postgrad.models.files import INDEX, SUFFIX, WEIGHTS, is_adapter, weights_source
 from postgrad.models.frozen_parts import frozen_names
 from postgrad.models.headers import require_room
 from postgrad.models.image_reader import ImageReader, processor_files
 from postgrad.models.images import ImageTower
-from postgrad.models.load import (
-    Loading,
-    load_config,
-    load_generation_config,
-    load_tokenizer,
-    read_weights,
-    reading,
-    require_readable,
-    skeleton,
-)
+from postgrad.models.load import Loading, read_weights, require_readable, skeleton
 from postgrad.models.named_templates import with_template
 from postgrad.models.rendering import Unrenderable, rendered
 from postgrad.models.save import save_model
@@ -52,6 +45,7 @@ from postgrad.models.score import (
 )
 from postgrad.models.stored import DTYPES, Box, StoredTensor, of_tensors, real
 from postgrad.models.supported import causal_class, reads_images
+from postgrad.models.tokenizer import load_tokenizer
 
 PROBE = "The quick brown fox jumps over the lazy dog."
 CPU = torch.device("cpu")

@@ -25,10 +25,11 @@ from postgrad.core.errors import UsageError
 from postgrad.core.hub import pretrained
 from postgrad.core.media import ImageStore, decoded, image_store
 from postgrad.core.records import PlacedImage
+from postgrad.models.config import reading
 from postgrad.models.files import weights_source
 from postgrad.models.image_sizes import anyres_tokens
 from postgrad.models.images import ImageTower, Pixels
-from postgrad.models.load import LoadedModel, reading
+from postgrad.models.load import LoadedModel
 from postgrad.models.supported import reads_images
 from postgrad.models.towers import KEPT_BYTES, cut_of, more_tokens, most_tiles, side_of
 

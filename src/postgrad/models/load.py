@@ -1,65 +1,46 @@
 """Loads models from Hugging Face directories or the hub, with our attention, without foreign code.
 
 Every command loads through here. Files are checked before a library reads them (models.files,
-models.config_check), and any error that a library raises over them becomes one UsageError.
+models.headers), and any error that a library raises over them becomes one UsageError.
 """
 
 import copy
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    CONFIG_MAPPING,
-    AutoConfig,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-    GenerationConfig,
-)
-from transformers import __version__ as transformers_version
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 from transformers.utils.hub import cached_file, cached_files
 
-from postgrad.core.errors import PostgradError, UsageError
+from postgrad.core.errors import UsageError
 from postgrad.core.hub import pretrained
 from postgrad.models import files
-from postgrad.models.adapter_reader import HEAD, merge_adapter, read_adapter
+from postgrad.models.adapter_merge import merge_adapter
+from postgrad.models.adapter_reader import HEAD, read_adapter
 from postgrad.models.attention import carries_states, carry_context, implementation_of
-from postgrad.models.config_check import require_config
+from postgrad.models.config import load_config, reading
 from postgrad.models.decoder import move_together
 from postgrad.models.four_bits import Quantize, loading_arguments
 from postgrad.models.headers import read_headers, require_fit, require_whole
 from postgrad.models.linear import fuse_norms, speed_up
+from postgrad.models.mxfp4 import mxfp4_weights, unpacked_mxfp4
 from postgrad.models.probe import require_same_outputs
 from postgrad.models.recompute import recompute_activations
 from postgrad.models.rope import hold_frequencies
-from postgrad.models.settings import Recompute, looks_local
-from postgrad.models.stored import (
-    mxfp4_weights,
-    of_tensors,
-    real,
-    realise,
-    stored_tensors,
-    unpacked_mxfp4,
-)
+from postgrad.models.settings import Recompute
+from postgrad.models.stored import of_tensors, real, realise, stored_tensors
 from postgrad.models.supported import (
     causal_class,
     give_score_class,
     is_tested,
     may_carry_states,
     require_interface,
-    require_supported,
     require_writer,
-    without_dropout,
 )
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.parallel.ranks import ALONE, Ranks
-
-SCALE_KEYS = ("reward_mean", "reward_std")  # in config.json of a reward model
-LONGEST = 400  # characters of a library's message that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +85,7 @@ def load_model(
     """The model of a directory or hub id, computing in `dtype`, dropout off.
 
     path: also "org/name@REVISION" (core.hub), or the directory of a PEFT adapter, which is merged
-    into its base (models.adapter_reader), here and in the other functions. quantize: "4bit" holds
+    into its base (models.adapter_merge), here and in the other functions. quantize: "4bit" holds
     the matrices of the layers so, for a model that gets an adapter. together: the weights are in
     one piece of memory (models.decoder.move_together). ranks: those that will divide the model. If
     there are several, its weights stay in their files (models.stored) until Backbone.divide takes
@@ -151,95 +132,6 @@ def place(lm: Any, path: str, how: "Loading", *, gradient_checkpointing: Recompu
         require_same_outputs(lm, path)
     if gradient_checkpointing:
         recompute_activations(lm.train(), gradient_checkpointing)
-
-
-def load_config(path: str) -> Any:
-    """The model's config with every dropout at 0. Raises UsageError as load_model does, before a
-    weight is read.
-    """
-    _require_directory(path, "model")
-    is_merged, path = files.is_adapter(path), files.weights_source(path)
-    with reading(f"no model at {path}", "model.path is a directory with config.json, or a hub id"):
-        file = _config_file(path)
-        stated = files.read_object(file)
-        require_config(stated, file)
-        if stated["model_type"] not in CONFIG_MAPPING:
-            code = "; code of its own (auto_map) is never run" if "auto_map" in stated else ""
-            raise UsageError(
-                f"no model at {path}: model type {stated['model_type']} is not supported because "
-                f"transformers {transformers_version} does not have it{code}"
-            )
-        name, at = pretrained(path)
-        config: Any = AutoConfig.from_pretrained(name, trust_remote_code=False, **at)
-    if (stated.get("quantization_config") or {}).get("quant_method") == "mxfp4":
-        del config.quantization_config  # weights are read as numbers (models.stored)
-    require_supported(config, path)
-    without_dropout(config)
-    for key in SCALE_KEYS if is_merged else ():
-        config.__dict__.pop(key, None)  # of the base's scores, which the adapter changes
-    return config
-
-
-def load_tokenizer(path: str) -> Any:
-    """The tokenizer of a model, checked: an end-of-sequence token, offsets. Of an adapter its own,
-    or where its directory has none its base's.
-    """
-    _require_directory(path, "tokenizer")
-    if files.is_adapter(path) and not files.has_tokenizer(Path(path)):
-        path = files.weights_source(path)
-    wanted = "model.path is a directory with tokenizer.json, or a hub id"
-    with reading(f"no tokenizer at {path}", wanted):
-        if Path(path).is_dir():
-            files.require_tokenizer_files(Path(path))
-        name, at = pretrained(path)
-        tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **at)
-        size = len(tokenizer)
-    if not tokenizer.is_fast or not size:
-        raise UsageError(
-            f"the tokenizer at {path} gives no offsets, which loss masks need: convert it "
-            "to tokenizer.json"
-        )
-    if tokenizer.eos_token_id is None:
-        raise UsageError(
-            f"the tokenizer at {path} has no end-of-sequence token: no answer could ever end; set "
-            "eos_token in tokenizer_config.json"
-        )
-    return tokenizer
-
-
-def require_same_tokens(
-    path: str,
-    key: str,
-    policy_tokenizer: Any,
-    *,
-    remedy: str = "take a model of the same family",
-) -> None:
-    """Raises UsageError where the model at `path`, which will read the policy's token ids, has
-    another vocabulary. key: the recipe's key that names the model.
-    """
-    tokenizer = load_tokenizer(path)
-    if tokenizer.get_vocab() != policy_tokenizer.get_vocab():
-        raise UsageError(
-            f"{key}: {path} has another tokenizer than the policy ({len(tokenizer)} and "
-            f"{len(policy_tokenizer)} tokens): the policy's token ids mean other text to it; "
-            f"{remedy}"
-        )
-
-
-def load_generation_config(path: str) -> GenerationConfig | None:
-    """What generation_config.json of a model says; None where it has none. Of an adapter its own,
-    or else its base's. Raises UsageError for one that cannot be read.
-    """
-    if files.is_adapter(path) and not files.has_generation(Path(path)):
-        path = files.weights_source(path)
-    with reading(f"no generation config at {path}", f"fix {files.GENERATION}, or remove it"):
-        if Path(path).is_dir() and not files.has_generation(Path(path)):
-            return None
-        name, at = pretrained(path)
-        try:
-            return GenerationConfig.from_pretrained(name, **at)
-        except OSError:  # a hub id without one
-            return None
 
 
 def read_weights(path: str, config: Any, kind: Any, how: Loading) -> tuple[Any, list[str]]:
@@ -325,59 +217,6 @@ def skeleton(config: Any, kind: Any, path: str) -> Any:
     problem = f"transformers makes no model of {path}/{files.CONFIG}"
     with reading(problem, "take the config.json that belongs to the weights"), torch.device("meta"):
         return kind.from_config(copy.deepcopy(config))
-
-
-@contextmanager
-def reading(problem: str, remedy: str) -> Generator[None]:
-    """Turns any error of a library inside into a UsageError of problem, reason and remedy. Lack of
-    memory and our own errors pass unchanged.
-    """
-    try:
-        yield
-    except (PostgradError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except RecursionError as error:
-        raise UsageError(f"{problem}: its JSON is nested too deep; {remedy}") from error
-    except Exception as error:
-        raise UsageError(f"{problem}: {_message_of(error)}; {remedy}") from error
-    except BaseException as error:  # a panic of a library in Rust is no Exception
-        if type(error).__name__ != "PanicException":
-            raise
-        raise UsageError(f"{problem}: {_message_of(error)}; {remedy}") from error
-
-
-def _message_of(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
-    plain = isinstance(error, OSError | ValueError | ImportError)
-    return text if plain and text else f"{type(error).__name__}: {text}"
-
-
-def _require_directory(path: str, kind: str) -> None:
-    if looks_local(path) and not Path(path).is_dir():
-        hint = _written_by_a_run(Path(path).parent)
-        raise UsageError(f"no {kind} at {path}: there is no such directory (model.path){hint}")
-
-
-def _written_by_a_run(folder: Path) -> str:
-    """What to do where `folder` is that of a run, which writes its model only if it is told to."""
-    if not (folder / "checkpoints").is_dir():
-        return ""
-    export = f"postgrad export {folder} --to DIR"
-    return f"; {folder} is a run: {export} writes its model, as checkpoint.save_hf = true does"
-
-
-def _config_file(path: str) -> Path:
-    file = Path(path) / files.CONFIG
-    if not Path(path).is_dir():
-        name, at = pretrained(path)
-        file = Path(cached_file(name, files.CONFIG, **at) or file)
-    elif not file.is_symlink() and not file.exists():
-        raise UsageError(
-            f"no model at {path}: it has no {files.CONFIG}; model.path is a directory with one, or "
-            f"a hub id{_written_by_a_run(Path(path))}"
-        )
-    return file
 
 
 def weight_files(path: str) -> list[Path]:

@@ -19,22 +19,15 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from postgrad.core.errors import UsageError
 from postgrad.core.seeds import integer
+from postgrad.models.config import SCALE_KEYS, load_config
 from postgrad.models.files import weights_source
 from postgrad.models.four_bits import Quantize
 from postgrad.models.headers import require_whole
-from postgrad.models.load import (
-    SCALE_KEYS,
-    LoadedModel,
-    Loading,
-    load_config,
-    load_tokenizer,
-    place,
-    read_weights,
-    skeleton,
-)
+from postgrad.models.load import LoadedModel, Loading, place, read_weights, skeleton
 from postgrad.models.settings import Recompute
 from postgrad.models.stored import real, realise
 from postgrad.models.supported import require_text_model
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.parallel.ranks import ALONE, Ranks
 
 HEAD = "score.weight"

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from postgrad.core.errors import RunError
-from postgrad.ops.quantization import dequantize_mxfp4
 
 Box = tuple[tuple[int, int], ...]  # (first index, count) of a block, by dimension
 ReadBlock = Callable[[Box], Tensor]  # a block, in CPU memory
@@ -27,7 +26,6 @@ DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-BLOCKS, SCALES = "_blocks", "_scales"  # end the names of what a weight in MXFP4 is stored as
 aten: Any = torch.ops.aten
 NEW = (aten.new_zeros, aten.new_empty, aten.new_full, aten.new_ones, aten.zeros_like,
        aten.empty_like, aten.ones_like, aten.full_like)  # fmt: skip
@@ -124,56 +122,6 @@ def stored_tensors(files: Iterable[Path], device: torch.device) -> dict[str, Sto
                 part.get_shape(), dtype, device, _from_file(path, file, name)
             )
     return tensors
-
-
-def mxfp4_weights(names: Iterable[str]) -> list[str]:
-    """The weights of a checkpoint that are stored in MXFP4, as those of the hub's gpt_oss: `NAME`
-    where it has `NAME_blocks` and `NAME_scales`.
-    """
-    names = set(names)
-    weights = (name.removesuffix(BLOCKS) for name in names if name.endswith(BLOCKS))
-    return sorted(name for name in weights if f"{name}{SCALES}" in names)
-
-
-def unpacked_mxfp4(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The tensors of a checkpoint; in place of blocks [E, M, G, B] and scales [E, M, G] in MXFP4
-    the weight [E, 2 B G, M] itself, in bfloat16, which holds these numbers as they are. A part of
-    it is computed from the bytes that it needs.
-    """
-    weights = dict(tensors)
-    for name in mxfp4_weights(tensors):
-        blocks, scales = weights.pop(f"{name}{BLOCKS}"), weights.pop(f"{name}{SCALES}")
-        if blocks.ndim != 4 or blocks.shape[:-1] != scales.shape:
-            raise RunError(
-                f"{name}{BLOCKS} is of shape {tuple(blocks.shape)}, and its scales are of "
-                f"{tuple(scales.shape)}: the checkpoint is not one of gpt_oss in MXFP4"
-            )
-        experts, outputs, groups, size = blocks.shape
-        shape = experts, 2 * size * groups, outputs
-        read = _from_mxfp4(blocks, scales)
-        weights[name] = StoredTensor(shape, torch.bfloat16, blocks.device, read)
-    return weights
-
-
-def _from_mxfp4(blocks: StoredTensor, scales: StoredTensor) -> ReadBlock:
-    each = 2 * blocks.shape[-1]  # numbers of a group
-
-    def read(box: Box) -> Tensor:
-        experts, (first, count), outputs = box
-        group = first // each
-        groups = group, -(-(first + count) // each) - group
-        parts: list[Tensor] = []
-        for expert in range(experts[0], sum(experts)):  # a byte takes sixteen times its size
-            place = (expert, 1), outputs, groups
-            codes, exponents = (
-                blocks.block((*place, whole_box(blocks.shape)[-1])),
-                scales.block(place),
-            )
-            numbers = dequantize_mxfp4(codes, exponents, torch.bfloat16)
-            parts.append(numbers.narrow(-1, first - group * each, count).transpose(1, 2))
-        return torch.cat(parts)
-
-    return read
 
 
 def _from_file(path: Path, file: Any, name: str) -> ReadBlock:

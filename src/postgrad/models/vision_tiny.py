@@ -22,9 +22,9 @@ from postgrad.core.errors import UsageError
 from postgrad.core.files import whole_directory
 from postgrad.core.media import NEEDED
 from postgrad.models.fresh import make_fresh
-from postgrad.models.load import load_tokenizer
 from postgrad.models.save import save_model
 from postgrad.models.settings import ModelInit
+from postgrad.models.tokenizer import load_tokenizer
 
 MODEL, TRAIN, HELD_OUT = "model", "train.jsonl", "held_out.jsonl"
 SIDE, HIGHEST = 32, 8  # pixels of a picture's side; the heights are 1 to 8, of 4 pixels each

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from postgrad.models.settings import LLAMA_TYPES, LoraSettings, Recompute
 from postgrad.models.shapes import ModelShape
+from postgrad.plan.adapters import adapted_layers, adapted_stacks, adapter_inputs
 from postgrad.plan.lengths import RowLengths
-from postgrad.plan.roles import adapted_layers, adapted_stacks, adapter_inputs
 
 STACKED = 1.1  # runs are padded to the longest of their stack: up to 1.3, a tenth as measured
 QUERY_RUN = 128  # layout.blocks.QUERY_RUN, which a test holds it to

@@ -8,8 +8,8 @@ from typing import Any
 
 from postgrad.learner.settings import horizon, warmup_updates
 from postgrad.plan.held import state_bytes
+from postgrad.plan.pass_time import Samples
 from postgrad.plan.plan import Outlook
-from postgrad.plan.timing import Samples
 
 Number = int | float | None  # None: it depends on the data, which is not known
 

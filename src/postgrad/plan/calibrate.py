@@ -20,8 +20,9 @@ from postgrad.plan import calibration
 from postgrad.plan.calibration import Machine, Measured
 from postgrad.plan.hardware import Hardware, full_name, this_cpu, this_machine, with_threads
 from postgrad.plan.lengths import row_lengths
+from postgrad.plan.pass_time import Samples
 from postgrad.plan.plan import Facts, Outlook, outlook, phases_of
-from postgrad.plan.timing import REWARD, Samples, answered_tokens
+from postgrad.plan.timing import REWARD, answered_tokens
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
 

@@ -12,11 +12,12 @@ from math import ceil
 from postgrad.core.batch import BatchGeometry
 from postgrad.models.settings import LLAMA_TYPES
 from postgrad.plan.activations import FLOAT32, Blocks, forward_only
+from postgrad.plan.adapters import adapter_parameters, merged_sizes
 from postgrad.plan.hardware import Device, Hardware
 from postgrad.plan.held import MemoryLine, MemoryPhase, always, awake, expanded
 from postgrad.plan.passes import Passes
 from postgrad.plan.reserved import VLLM
-from postgrad.plan.roles import PlannedRole, adapter_parameters, merged_sizes
+from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import engine_sequences, width
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.budget import MAX_SLOTS, EngineSizes, choose_sizes, places_for

@@ -12,14 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from postgrad.plan.activations import FLOAT32
+from postgrad.plan.adapters import adapted_layers, adapted_stacks, expert_parameters, linear_layers
 from postgrad.plan.exchange import layer_weights, share, trained_share
-from postgrad.plan.roles import (
-    PlannedRole,
-    adapted_layers,
-    adapted_stacks,
-    expert_parameters,
-    linear_layers,
-)
+from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import Sharing
 
 MemoryPhase = Literal["load", "rollout", "score", "update", "save"]

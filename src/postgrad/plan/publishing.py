@@ -6,11 +6,12 @@ from math import ceil
 from typing import Any, Literal, Protocol
 
 from postgrad.plan.activations import FLOAT32
+from postgrad.plan.adapters import adapter_parameters, merged_sizes
 from postgrad.plan.engines import EnginePlaces, engine_width, shares_weights
 from postgrad.plan.exchange import lacking
 from postgrad.plan.hardware import Device
 from postgrad.plan.held import MemoryLine
-from postgrad.plan.roles import PlannedRole, adapter_parameters, merged_sizes
+from postgrad.plan.roles import PlannedRole
 from postgrad.plan.sizes import Sharing, width
 from postgrad.recipe.recipe import RLRecipe, SFTRecipe
 

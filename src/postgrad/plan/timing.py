@@ -1,7 +1,7 @@
 """Time of a step, phase by phase: sampling, scores, logprobs and values, updates, a publish.
 
 Roles on the same ranks work one after the other, those on ranks of their own at the same time. How
-long what takes, in FLOPs and bytes, is said by plan.costs.
+long a role's passes take is in plan.pass_time.
 """
 
 from collections import Counter
@@ -11,22 +11,19 @@ from math import ceil
 from typing import Any
 
 from postgrad.core.batch import BatchGeometry
-from postgrad.models.towers import ImageCost
 from postgrad.plan import exchange
 from postgrad.plan.costs import CostModel
 from postgrad.plan.engines import EnginePlaces
-from postgrad.plan.host_inputs import waited_seconds
 from postgrad.plan.lengths import RowLengths
+from postgrad.plan.pass_time import Samples, forward_seconds, optimizer_bytes, update_seconds
 from postgrad.plan.publishing import PlannedPublish, planned_publish
 from postgrad.plan.resting import HostShare
-from postgrad.plan.roles import PlannedRole, adapter_flops, beside_student
+from postgrad.plan.roles import PlannedRole, beside_student
 from postgrad.plan.sampling import EngineCosts
-from postgrad.plan.sizes import PlannedRanks, Sizes, width
-from postgrad.plan.towers import tower_seconds
+from postgrad.plan.sizes import PlannedRanks, Sizes
 from postgrad.recipe.placement import overlaps
 from postgrad.recipe.recipe import Recipe, RLRecipe, SFTRecipe
 
-GRADIENT = 4  # bytes: ranks add gradients in float32
 REWARD = "reward"  # the phase in which the reward model of [[rewards]] computes
 
 
@@ -135,19 +132,19 @@ def timing(
     elif (name := _read_once(recipe)) is not None:
         there = ranks[-1]
         on_them = replace(costs, sharing=there.sharing)
-        each = _forward(there.roles[-1], samples, there.sizes, on_them)
+        each = forward_seconds(there.roles[-1], samples, there.sizes, on_them)
         once[name] = (geometry.steps or 0) * each
 
     def updating(role: PlannedRole, sizes: Sizes, costs: CostModel) -> float:
         if role.learner:
-            return _updating(role, samples, geometry, sizes, costs)
+            return update_seconds(role, samples, geometry, sizes, costs)
         taught = role.name == "teacher" and beside_student(recipe)
-        return _forward(role, samples, sizes, costs) if taught else 0.0
+        return forward_seconds(role, samples, sizes, costs) if taught else 0.0
 
-    def on_host(role: PlannedRole, sizes: Sizes, costs: CostModel) -> float:
-        del sizes
-        there = role.learner and costs.steps_on_host
-        return geometry.updates_per_step * costs.steps(_moved(role, costs)) if there else 0.0
+    def on_host(role: PlannedRole, _: Sizes, costs: CostModel) -> float:
+        if not (role.learner and costs.steps_on_host):
+            return 0.0
+        return geometry.updates_per_step * costs.steps(optimizer_bytes(role, costs))
 
     step["update"] = _at_once(ranks, costs, updating)
     exchanged = _exchanged(recipe, geometry, ranks[0], samples.tokens, costs)
@@ -218,7 +215,7 @@ def _reading(
     passes = Counter(_readers(recipe, geometry, roles))
 
     def judging(role: PlannedRole, sizes: Sizes, costs: CostModel) -> float:
-        return _forward(role, groups, sizes, costs) if role.judges else 0.0
+        return forward_seconds(role, groups, sizes, costs) if role.judges else 0.0
 
     # each teacher reads the samples of its datasets: alike many, for want of knowing
     teachers = sum(role.name.startswith("teacher") for role in roles)
@@ -226,7 +223,7 @@ def _reading(
     def reading(role: PlannedRole, sizes: Sizes, costs: CostModel) -> float:
         if role.name not in passes:
             return 0.0
-        seconds = passes[role.name] * _forward(role, samples, sizes, costs)
+        seconds = passes[role.name] * forward_seconds(role, samples, sizes, costs)
         return seconds / teachers if role.name.startswith("teacher") else seconds
 
     judged = {REWARD: _at_once(ranks, costs, judging)} if recipe.asks_reward_model else {}
@@ -250,33 +247,6 @@ def _at_once(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """The samples of a step as a forward pass computes them, over all ranks."""
-
-    tokens: float  # computed tokens
-    squares: float  # squared tokens of sequences, to which attention's cost is proportional
-    learned: float  # tokens of answers
-    # Micro-batches of all ranks, where batches are cut by samples; None: they are cut by tokens.
-    micro_batches: float | None = None
-    calls: int = 1  # in which roles are asked for them
-    images: ImageCost | None = None  # those of all rows; None: there are none
-
-    @classmethod
-    def of(cls, recipe: Recipe, geometry: BatchGeometry, lengths: RowLengths) -> "Samples":
-        """The samples of one step. A prompt is computed once for its answers, and for a pair's."""
-        answers = recipe.answers_per_prompt
-        groups = geometry.samples_per_step / (geometry.n_samples_per_prompt or 1)
-        size = geometry.micro_train_batch_size
-        return cls(
-            groups * lengths.computed(answers),
-            groups * lengths.squares(answers),
-            groups * answers * lengths.answer,
-            None if size is None else geometry.samples_per_step / size,
-            images=None if lengths.images is None else lengths.images.times(groups),
-        )
-
-
 def _readers(
     recipe: RLRecipe, geometry: BatchGeometry, roles: Sequence[PlannedRole]
 ) -> Iterator[str]:
@@ -294,114 +264,3 @@ def _readers(
             yield role.name
         if role.name == needs.self_graded:
             yield role.name
-
-
-def _flops(role: PlannedRole, samples: Samples, costs: CostModel) -> float:
-    """FLOPs of one forward pass over a step's samples, as `CostModel.as_products` counts them."""
-    flops = role.shape.flops(samples.tokens, samples.squares, samples.learned)
-    adapted = samples.tokens * adapter_flops(role.shape, role.model.lora)
-    return costs.as_products(flops, head=not role.scores) + adapted
-
-
-def _computing(role: PlannedRole, samples: Samples, times: int, costs: CostModel) -> float:
-    """Seconds of `times` forward passes over a step's samples, communication apart."""
-    b = width(role.model.dtype, cpu=costs.device.is_cpu)
-    between = costs.between(role.shape, samples.tokens, b)
-    return times * (costs.products(_flops(role, samples, costs), b) + between)
-
-
-def _forward(role: PlannedRole, samples: Samples, sizes: Sizes, costs: CostModel) -> float:
-    """Seconds of one forward pass over a step's samples. Weights that rest in the host's memory
-    come to the device once a call.
-    """
-    b = width(role.model.dtype, cpu=costs.device.is_cpu)
-    passes = _passes(samples, sizes, costs)
-    seconds = _computing(role, samples, 1, costs)
-    seconds += costs.sends(exchange.sent_bytes(role, samples.tokens, b, costs.sharing))
-    seconds += tower_seconds(role, samples.images, b, costs, updating=False, passes=passes)
-    if role.rests and not costs.sharing.gathers:
-        seconds += costs.copies(samples.calls * role.parameters * b)
-    return seconds + passes * (costs.overhead(role.shape) + _gathering(role, b, costs))
-
-
-def _passes(samples: Samples, sizes: Sizes, costs: CostModel) -> float:
-    """Micro-batches that one rank computes of a step's samples, at least one of each call. Where
-    batches are cut by samples, short rows make as many micro-batches as long ones, and each gathers
-    all weights under ZeRO-3.
-    """
-    if (count := samples.micro_batches) is None:
-        count = samples.tokens / (sizes.micro_tokens * costs.sharing.context)
-    return max(samples.calls, count / costs.sharing.replicas)
-
-
-def _gathering(role: PlannedRole, b: int, costs: CostModel) -> float:
-    """Seconds in which sharded weights are gathered for one pass, layer by layer (ZeRO-3)."""
-    return _all_gather(role, b, costs) if costs.sharing.gathers else 0.0
-
-
-def _all_gather(role: PlannedRole, b: int, costs: CostModel) -> float:
-    """Seconds of one all-gather of the weights; frozen ones are sharded under ZeRO-3 alone."""
-    sharing = costs.sharing
-    count = role.parameters if sharing.gathers else role.trained
-    size = count * b * exchange.tensor_share(role, sharing)
-    offloads = sharing.offloads or role.rests
-    from_host = costs.copies(size / sharing.divided) if offloads else 0.0
-    others = exchange.lacking(role, sharing) * b if count == role.parameters else 0.0
-    return from_host + costs.sends(size * (1 - 1 / sharing.divided) - others)
-
-
-def _updating(
-    role: PlannedRole,
-    samples: Samples,
-    geometry: BatchGeometry,
-    sizes: Sizes,
-    costs: CostModel,
-) -> float:
-    """Seconds of all updates of a step: products, gathers, sums over ranks, the optimizer's step.
-
-    The backward pass costs two forward passes, and one where the weights are frozen under an
-    adapter, which itself costs two. With checkpointing the forward pass is computed twice. The
-    balance loss of a mixture of experts counts choices in a forward pass of its own.
-    """
-    b, model = width(role.model.dtype, cpu=costs.device.is_cpu), role.model
-    counts = 1 if role.balances else 0
-    times = (2 if model.lora else 3) + (1 if model.gradient_checkpointing else 0) + counts
-    passes = _passes(samples, sizes, costs)
-    seconds = _computing(role, samples, times, costs)
-    seconds += waited_seconds(role, samples.tokens, seconds / times, times - 1 - counts, costs)
-    seconds += costs.products(samples.tokens * adapter_flops(role.shape, model.lora), b)
-    seconds += tower_seconds(role, samples.images, b, costs, updating=True, passes=passes)
-    seconds += passes * (2 + counts) * (costs.overhead(role.shape) + _gathering(role, b, costs))
-    sending = exchange.update_passes(role)
-    seconds += costs.sends(exchange.sent_bytes(role, samples.tokens, b, costs.sharing, sending))
-    seconds *= geometry.epochs_per_rollout
-    micro_batches = passes * geometry.epochs_per_rollout / geometry.updates_per_step
-    return seconds + geometry.updates_per_step * _stepping(role, micro_batches, costs)
-
-
-def _stepping(role: PlannedRole, micro_batches: float, costs: CostModel) -> float:
-    """Seconds of one optimizer step: sums of gradients over ranks, reads, writes."""
-    sharing, trained = costs.sharing, role.trained
-    seconds = costs.steps(_moved(role, costs))
-    together = sharing.replicas * sharing.context
-    if together == 1:
-        return seconds
-    others = 0 if role.model.lora else exchange.lacking(role, sharing)  # others add these
-    part = exchange.tensor_share(role, sharing)
-    summed = trained * part * (1 - 1 / together) - others
-    gradients = costs.sends(summed * GRADIENT)
-    if sharing.divided == 1:  # all-reduce: gradients are summed and sent back to all ranks
-        return seconds + 2 * gradients
-    scattered = micro_batches if sharing.scatters else 1.0
-    if sharing.offloads:
-        gradients += costs.copies(trained * GRADIENT * part / sharing.divided)
-    b = width(role.model.dtype, cpu=costs.device.is_cpu)
-    weights = 0.0 if sharing.gathers else _all_gather(role, b, costs)
-    return seconds + scattered * gradients + weights
-
-
-def _moved(role: PlannedRole, costs: CostModel) -> float:
-    """Bytes that an optimizer step of one rank reads and writes: weights and moments, gradients."""
-    sharing = costs.sharing
-    trained = role.trained * exchange.trained_share(role, sharing)
-    return trained * (3 * 4 + 4 * 4) / sharing.divided

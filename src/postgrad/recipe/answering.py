@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from postgrad.algorithms.base import Algorithm, RolloutAlgorithm
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
 from postgrad.core.batch import RolloutBatchSettings
-from postgrad.recipe.checks import evaluation_lengths, judges, scores, token_budget
+from postgrad.recipe.checks import token_budget
+from postgrad.recipe.eval_checks import evaluation_lengths
 from postgrad.recipe.lines import RecipeProblem
 from postgrad.recipe.placement import engine_problems
-from postgrad.recipe.scored import reward_problems
+from postgrad.recipe.scored import judges, reward_problems, scores
 from postgrad.recipe.settings import AnsweringSections
 from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rewards.registry import VERIFIERS

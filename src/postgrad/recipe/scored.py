@@ -8,13 +8,13 @@ from postgrad.algorithms.base import RolloutAlgorithm
 from postgrad.core.errors import UsageError
 from postgrad.core.text import nearest, require_module
 from postgrad.data.rows import dataset_name
-from postgrad.recipe.checks import played_sets
+from postgrad.data.settings import NO_ENVIRONMENT, DataSettings
 from postgrad.recipe.lines import KeyPath, RecipeProblem
 from postgrad.recipe.settings import AnsweringSections
 from postgrad.rewards.learned import REWARD_MODELS
 from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rewards.registry import build as build_verifier
-from postgrad.rewards.registry import component_names, for_rollout
+from postgrad.rewards.registry import compares, component_names, for_rollout, highest_score
 from postgrad.rollout.environments.base import build as build_environment
 
 _ONE_TEMPLATE = "with an [environment] all sets have those of [data]: it answers through them too"
@@ -24,7 +24,7 @@ def reward_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     """Errors in [[rewards]] and [environment], of any job whose policy answers."""
     yield from _rewards(recipe)
     yield from _reward_model(recipe)
-    yield from played_sets(recipe)
+    yield from _played_sets(recipe)
     if recipe.environment is None:
         return
     for place, environment in enumerate(recipe.environment.sets):
@@ -152,3 +152,86 @@ def all_weightless(
         "nothing is learned; give one of them a weight (0 is for rewards that are only logged, "
         "beside others)",
     )
+
+
+def scores(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Rewards whose scores say nothing: of a lone sample, or of which answers are right."""
+    yield from _lone_samples(recipe)
+    yield from _out_of_reach(recipe)
+
+
+def _lone_samples(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Rewards that compare the samples of a prompt, where each prompt has only one."""
+    comparing = [n for n, reward in enumerate(recipe.rewards) if compares(reward)]
+    if recipe.trains_on_rollouts and recipe.answers_per_prompt == 1:
+        for place in comparing:
+            yield (
+                ("rewards", place, "type"),
+                f'"{recipe.rewards[place].type}" compares the samples of a prompt, and gives 0 '
+                "where there is one: raise batch.n_samples_per_prompt to at least 2, or leave it "
+                "out",
+            )
+    if not (recipe.evaluates_answers and comparing and recipe.eval.n_samples == 1):
+        return
+    for place in {*judges(recipe)} & {*comparing}:
+        name = recipe.rewards[place].name or recipe.rewards[place].type
+        yield (
+            ("eval", "component" if recipe.eval.component else "n_samples"),
+            f"{name!r} would judge which answers are right; it compares the samples of a prompt, "
+            "and gives 0 where there is one: let eval.component name another of [[rewards]], or "
+            "raise eval.n_samples",
+        )
+
+
+def _out_of_reach(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Components that judge answers of an evaluation, and cannot call any right. Where no reward
+    can and nothing is said of it, the evaluation is for their means.
+    """
+    settings, names = recipe.eval, recipe.reward_components
+    if not names:
+        return
+    best = [highest_score(reward) for reward in recipe.rewards]
+    able = [n for n, most in enumerate(best) if most is None or most >= settings.correct_at]
+    if not able and settings.component is None and settings.correct_at == 1.0:
+        return
+    for place in judges(recipe):
+        if place in able:
+            continue
+        others = ", ".join(repr(names[n]) for n in able) or "another of [[rewards]]"
+        yield (
+            ("eval", "component" if settings.component else "correct_at"),
+            f"{names[place]!r} would judge which answers are right, and its best score, "
+            f"{best[place]:g}, is below correct_at = {settings.correct_at:g}: let eval.component "
+            f"name {others}, or lower eval.correct_at",
+        )
+
+
+def judges(recipe: AnsweringSections) -> list[int]:
+    """The places of the rewards that say which answers of an evaluation are right: the one that
+    eval.component names, else the first for each dataset.
+    """
+    places: set[int] = set()
+    for dataset in {dataset_name(eval_set.data) for eval_set in recipe.eval.sets}:
+        for place, reward in enumerate(recipe.rewards):
+            name = reward.name or reward.type.rpartition(":")[2]
+            wanted = recipe.eval.component in (None, name)
+            if wanted and dataset in (reward.datasets or (dataset,)):
+                places.add(place)
+                break
+    return sorted(places)
+
+
+def _played_sets(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
+    """Datasets of which it is not clear what environment plays them."""
+    places: dict[KeyPath, DataSettings] = {("data",): recipe.data}
+    if recipe.data.sets:
+        places = {("data", "sets", n): dataset for n, dataset in enumerate(recipe.data.sets)}
+    places |= {("eval", "sets", n): held.data for n, held in enumerate(recipe.eval.sets)}
+    for place, dataset in places.items():
+        try:
+            if recipe.environment is not None:
+                recipe.environment.plays(dataset.environment)
+            elif dataset.environment not in (None, NO_ENVIRONMENT):
+                raise UsageError(f"{dataset.environment!r}: the recipe has no [environment]")
+        except UsageError as error:
+            yield (*place, "environment"), str(error)

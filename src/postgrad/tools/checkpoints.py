@@ -15,8 +15,9 @@ from postgrad.fleet.exported import ExportedRole, roles_of
 from postgrad.learner.loss_scale import NUMBERS
 from postgrad.learner.optimizer import UPDATES
 from postgrad.models.adapters import add_adapter
+from postgrad.models.config import load_config
 from postgrad.models.frozen_parts import frozen_names
-from postgrad.models.load import load_config, skeleton
+from postgrad.models.load import skeleton
 from postgrad.models.supported import causal_class
 from postgrad.observe.console import Console
 from postgrad.observe.follow import read_steps

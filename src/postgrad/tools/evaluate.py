@@ -2,7 +2,6 @@
 sampled answers, by the loss of held-out conversations, or by preferences.
 """
 
-import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,14 +21,9 @@ from postgrad.evaluation.answers import Evaluator, check_answers
 from postgrad.evaluation.losses import LossEvaluator, with_losses
 from postgrad.evaluation.pairs import PairEvaluator
 from postgrad.evaluation.results import (
-    LEFT_OUT,
-    LOSSES,
     Comparison,
-    EvaluatedProblem,
     Result,
     compare,
-    ends,
-    plus_minus,
 )
 from postgrad.evaluation.steps import StepEvaluator
 from postgrad.evaluation.votes import require_votes
@@ -38,7 +32,7 @@ from postgrad.fleet.engines import build_engine
 from postgrad.fleet.learned import learned_reward, scorer_of
 from postgrad.fleet.loading import frozen_policy, frozen_reward_model
 from postgrad.learner.score import last_scores, step_scores
-from postgrad.models.load import load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.observe.sinks import fast_json
 from postgrad.recipe.load import require_models
@@ -48,16 +42,13 @@ from postgrad.recipe.recipe import (
     PreferenceRecipe,
     Recipe,
     RewardRecipe,
-    RLRecipe,
 )
 from postgrad.rollout.environments.sets import check_rows
+from postgrad.tools.eval_results import results_json, show_differing, show_results
 from postgrad.tools.export import checkpoint_in, export
 from postgrad.training.pairs import implicit_rewards
 from postgrad.training.pinned import pin, pin_model
 from postgrad.training.rows import image_reader, print_rows
-
-SHOWN = 5  # rows where two models differ
-WIDTH = 60  # characters of a question or of the end of an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +93,11 @@ def evaluate(
             name: _results(recipe, Evaluated(name, source), console)
             for name, source in models.items()
         }
-    report = {"model": model, **_report(recipe, results[model])}
+    report = {"model": model, **results_json(recipe, results[model])}
     if resolved := [source.to_json() for source in read] + _commits(models):
         report["sources"] = resolved
     if against is None:
-        _show([results[model]], [], console)
+        show_results([results[model]], [], console)
         _write_answers(results, to)  # last: a full disk does not take what was measured
         return report
     console.note(f"model    {model}\nagainst  {against}")
@@ -114,7 +105,7 @@ def evaluate(
     _write_answers(results, to)
     return {
         **report,
-        "against": {"model": against, **_report(recipe, results[against])},
+        "against": {"model": against, **results_json(recipe, results[against])},
         "comparison": [comparison.to_json() for comparison in comparisons],
     }
 
@@ -131,9 +122,9 @@ def _comparisons(
 ) -> list[Comparison]:
     """The sets of two models compared, and shown."""
     comparisons = [compare(*pair, seed) for pair in zip(ours, theirs, strict=True)]
-    _show([ours, theirs], comparisons, console)
+    show_results([ours, theirs], comparisons, console)
     for comparison in comparisons:
-        _show_differing(comparison, console)
+        show_differing(comparison, console)
     return comparisons
 
 
@@ -220,109 +211,6 @@ def _answers(
         )
         with console.phase(f"evaluate {model.name}", evaluator.total) as shown:
             return evaluator(engine, shown.advance)
-
-
-def _report(recipe: Recipe, results: list[Result]) -> dict[str, Any]:
-    first = results[0]
-    report: dict[str, Any] = {}
-    if "accuracy" in first.metrics:
-        report["accuracy"] = first.metrics["accuracy"]
-        report |= ends("accuracy", first.intervals["accuracy"])
-    report |= {name: first.metrics[name] for name in LOSSES if name in first.metrics}
-    if "loss" in first.intervals:
-        report |= ends("loss", first.intervals["loss"])
-    report |= {"rows": first.rows, "failed": first.failed}
-    if isinstance(recipe, RLRecipe):
-        report["pass@k"] = {
-            str(k): first.metrics["accuracy" if k == 1 else f"pass@{k}"]
-            for k in recipe.eval.pass_at
-        }
-        if recipe.eval.maj_at:
-            report["maj@k"] = {str(k): first.metrics[f"maj@{k}"] for k in recipe.eval.maj_at}
-        report["left_out@k"] = {
-            str(k): int(first.metrics[f"{LEFT_OUT}{k}"])
-            for k in dict.fromkeys((*recipe.eval.pass_at, *recipe.eval.maj_at))
-        }
-    return {**report, "sets": [result.to_json() for result in results]}
-
-
-def _show(
-    by_model: Sequence[Sequence[Result]], comparisons: Sequence[Comparison], console: Console
-) -> None:
-    """Prints a row for each set and metric, with a column for each model and, for two models, their
-    difference. by_model: the results of each model, in the order of the sets.
-    """
-    columns = ["", "model", *(("against", "difference", "p") if comparisons else ())]
-    rows: list[list[str]] = []
-    for place, several in enumerate(zip(*by_model, strict=True)):
-        name = several[0].name
-        compared = comparisons[place] if comparisons else None
-        for metric in _metrics(several):
-            row = [metric if name is None else f"{name} {metric}"]
-            row += [_value(result, metric) for result in several]
-            rows.append(row + (_difference(several, metric, compared) if compared else []))
-        counts = [f"{result.rows} / {result.failed}" for result in several]
-        rows.append(["rows / failed", *counts, *[""] * (len(columns) - 1 - len(counts))])
-    console.table("evaluation", columns, rows)
-
-
-def _metrics(several: Sequence[Result]) -> list[str]:
-    """The metric names of a set's results by all models: one may lack a dataset whose rows are all
-    too long for it.
-    """
-    return list(dict.fromkeys(metric for result in several for metric in result.metrics))
-
-
-def _value(result: Result, metric: str) -> str:
-    value = result.metrics.get(metric, math.nan)
-    text = f"{value:.3f}" if metric in result.intervals else f"{value:.4g}"
-    return "–" if math.isnan(value) else text + plus_minus(value, result.intervals.get(metric))
-
-
-def _difference(several: Sequence[Result], metric: str, compared: Comparison) -> list[str]:
-    """Two table cells: the paired difference with its interval, and its p-value. Metrics that are
-    no rates have the plain difference alone.
-    """
-    difference = compared.differences.get(metric)
-    if difference is None or not difference.rows:
-        ours, theirs = (result.metrics.get(metric, math.nan) for result in several)
-        return ["–" if math.isnan(ours - theirs) else f"{ours - theirs:+.3g}", ""]
-    return [
-        f"{difference.value:+.3f}{plus_minus(difference.value, difference.interval)}",
-        f"{difference.p_value:.2g}",
-    ]
-
-
-def _show_differing(compared: Comparison, console: Console) -> None:
-    """Prints the first `SHOWN` rows where the models differ, with the answers of both."""
-    if compared.unpaired:
-        console.warn(
-            f"{compared.unpaired} rows were asked of one model only, because they are too long for "
-            "the other's tokenizer: they are in no difference; raise eval.max_len"
-        )
-    pairs = compared.differing()
-    if not pairs:
-        return
-    name = "" if compared.name is None else f"{compared.name}: "
-    metric = compared.judged_by
-    rows = [
-        [str(ours.row), _short(ours.question), _answer(ours, metric), _answer(theirs, metric)]
-        for ours, theirs in pairs[:SHOWN]
-    ]
-    title = f"{name}{len(pairs)} of {len(compared.pairs)} rows differ in {metric}"
-    console.table(title, ["row", "question", "model", "against"], rows)
-
-
-def _answer(problem: EvaluatedProblem, metric: str) -> str:
-    return f"{problem.value(metric):.3g}: {_short(problem.text)}"
-
-
-def _short(text: str) -> str:
-    """The text in one line of at most `WIDTH` characters. Long texts keep their end, where the
-    question is asked or the answer given.
-    """
-    line = " ".join(text.split())
-    return line if len(line) <= WIDTH else "…" + line[1 - WIDTH :]
 
 
 def evaluate_pairs(

@@ -30,9 +30,9 @@ from postgrad.fleet.choices import Choices, choose
 from postgrad.fleet.engines import build_engine
 from postgrad.fleet.learned import learned_reward, scorer_of
 from postgrad.fleet.loading import frozen_reward_model
-from postgrad.models.load import load_tokenizer
 from postgrad.models.rendering import in_parts
 from postgrad.models.save import model_hash
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.observe.run_dir import PACKAGES
 from postgrad.observe.sinks import fast_json

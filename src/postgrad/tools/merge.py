@@ -15,14 +15,17 @@ from postgrad._version import __version__
 from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
 from postgrad.core.progress import report
-from postgrad.models.adapter_reader import merge_adapter, read_adapter
+from postgrad.models.adapter_merge import merge_adapter
+from postgrad.models.adapter_reader import read_adapter
+from postgrad.models.config import load_config
 from postgrad.models.export import export_hf
 from postgrad.models.files import is_adapter
-from postgrad.models.load import LoadedModel, load_config, load_model, require_same_tokens
+from postgrad.models.load import LoadedModel, load_model
 from postgrad.models.save import model_hash
 from postgrad.models.score import RewardScale, load_score_model, scale_of
 from postgrad.models.settings import looks_local
 from postgrad.models.stored import real
+from postgrad.models.tokenizer import require_same_tokens
 from postgrad.observe.console import Console
 from postgrad.ops import merging
 from postgrad.tools.merge_settings import OF_DELTAS, Merge

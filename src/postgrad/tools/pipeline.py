@@ -17,9 +17,10 @@ from postgrad.core.files import finite, remove, write_json
 from postgrad.core.records import Author, Prompt
 from postgrad.core.text import fixed
 from postgrad.evaluation.answers import read_set
+from postgrad.models.config import load_config
 from postgrad.models.export import read_plain
-from postgrad.models.load import load_config, load_tokenizer
 from postgrad.models.supported import reads_images
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.observe.follow import read_object
 from postgrad.observe.run_dir import SUMMARY

@@ -13,8 +13,8 @@ from postgrad.data.chat_format import Message
 from postgrad.data.loss_masks import tokenise
 from postgrad.data.settings import DataSettings, RowSettings
 from postgrad.data.templates import render_conversation, template_call, turn_ends
+from postgrad.models.config import load_generation_config
 from postgrad.models.end_tokens import with_ends
-from postgrad.models.load import load_generation_config
 from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.environments.sets import as_played
 from postgrad.rollout.local.rows import eos_token_ids

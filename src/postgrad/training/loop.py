@@ -14,7 +14,7 @@ from postgrad.evaluation.results import Result
 from postgrad.observe.loggers.all import of_evaluation
 from postgrad.observe.sentinels.base import SentinelStop
 from postgrad.recipe.eval_settings import EvalTimes
-from postgrad.training.memory import explain, phase_of, ran_out
+from postgrad.training.out_of_memory import explain, phase_of, ran_out
 from postgrad.training.run import Run, Stop, Stopped
 from postgrad.training.saving import Saver
 

@@ -27,16 +27,16 @@ from postgrad.evaluation.results import Result
 from postgrad.evaluation.steps import StepEvaluator
 from postgrad.evaluation.steps import sequences_of as steps_as_sequences
 from postgrad.fleet.loading import require_unchanged
+from postgrad.learner.learner import UpdateResult
 from postgrad.learner.protocols import Follows, PolicyRole, ScoringRole
 from postgrad.learner.reference import ReferenceLogprobs
-from postgrad.learner.role import UpdateResult
 from postgrad.learner.score import last_scores, step_scores
 from postgrad.models.image_reader import ImageReader
-from postgrad.models.load import load_tokenizer, require_same_tokens
 from postgrad.models.score import require_padding, require_step_labels, scale_of_state
+from postgrad.models.tokenizer import load_tokenizer, require_same_tokens
 from postgrad.ops.preferences import AnswerSums
 from postgrad.recipe.recipe import Comparing, PreferenceRecipe, RewardRecipe
-from postgrad.training import memory, rows
+from postgrad.training import auto_sizes, rows
 from postgrad.training.run import Run
 from postgrad.training.saving import foresee_disk
 from postgrad.training.stored import prepared
@@ -278,7 +278,7 @@ def reward(
     run.count_rows(len(draws))
     model = run.fleet.reward_model(path)
     foresee_disk(run, model.state_bytes())
-    memory.try_tokens(run, [model])
+    auto_sizes.try_tokens(run, [model])
     rows.restore(model, checkpoint)
     kind = StepRewardJob if by_step else RewardJob
     return kind(run, recipe.algorithm, model, draws, evaluator)
@@ -307,7 +307,7 @@ def preference(
     follows = run.fleet.moving_reference(path) if recipe.reference.moves else None
     changing = [policy] if follows is None else [policy, follows]
     foresee_disk(run, sum(role.state_bytes() for role in changing))
-    memory.try_tokens(run, [policy], [follows])
+    auto_sizes.try_tokens(run, [policy], [follows])
     reference = None
     if follows is None and algorithm.needs().reference:
         wanted = _read_by_reference(recipe, draws, read, run.geometry, evaluator)

@@ -22,15 +22,17 @@ from postgrad.fleet.engines import require_images_sampled, require_startable
 from postgrad.fleet.fleet import Fleet
 from postgrad.fleet.loading import base_model
 from postgrad.fleet.local import LocalFleet
-from postgrad.fleet.ranked import ClusterSession, RankedFleet, device_of
+from postgrad.fleet.ranked import RankedFleet
+from postgrad.fleet.session import ClusterSession, device_of
 from postgrad.learner.experts import require_mixture
 from postgrad.learner.settings import horizon, shortened_warmup
 from postgrad.learner.tensor import require_divisible
-from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.config import load_config
 from postgrad.models.rope import require_length, unseen_length
 from postgrad.models.routers import balance_of
 from postgrad.models.settings import ROUTER
 from postgrad.models.supported import experts_of, reads_images
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.observe.sentinels.watch import Sentinels
@@ -44,10 +46,11 @@ from postgrad.recipe.recipe import (
     SFTRecipe,
 )
 from postgrad.recipe.teachers import OneTeacher
-from postgrad.training import foreseen, memory, pairs, sft
+from postgrad.training import auto_sizes, foreseen, pairs, sft
 from postgrad.training.answer_ends import answer_ends
 from postgrad.training.channels import thoughts_read
 from postgrad.training.loop import Job
+from postgrad.training.out_of_memory import explain, phase_of, ran_out
 from postgrad.training.peaks import Gauge, Peaks, gauges_for
 from postgrad.training.pinned import require_unchanged
 from postgrad.training.rl_parts import assemble_rl
@@ -198,7 +201,7 @@ def prepare(
     read = require_unchanged(recipe, recorded.get("sources") or {}, allow_change)
     choices = replace(choose(recipe, recorded, device=device_of(recipe, session)), sources=read)
     gauges = _set_up(recipe, choices)
-    choices, untried = memory.planned(recipe, choices, recorded)
+    choices, untried = auto_sizes.planned(recipe, choices, recorded)
     logs.rewind(checkpoint.state.log_offsets if checkpoint else {})
     suited = recipe.sentinels.for_dtypes(choices.dtype, choices.rollout_dtype)
     sentinels = Sentinels(suited, logs, console)
@@ -248,12 +251,12 @@ def _assembled(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tup
     try:
         return assemble(run, stack, checkpoint)
     except Exception as error:
-        if not memory.ran_out(error):
+        if not ran_out(error):
             raise
         standing = f"the checkpoint of step {checkpoint.step} is kept" if checkpoint else NOTHING
         step = checkpoint.step if checkpoint else 0
-        phase = memory.phase_of(run)
-        raise memory.explain(run, step, phase, error, standing) from error
+        phase = phase_of(run)
+        raise explain(run, step, phase, error, standing) from error
 
 
 def _foresee(run: Run, state: RunState) -> None:

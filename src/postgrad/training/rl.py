@@ -17,6 +17,7 @@ from postgrad.core.records import Experience, Prompt, RolloutBatch
 from postgrad.evaluation.answers import Evaluator
 from postgrad.evaluation.results import Result
 from postgrad.fleet.teachers import Graded, Teachers
+from postgrad.learner.learner import UpdateResult
 from postgrad.learner.protocols import (
     Changes,
     Follows,
@@ -25,7 +26,6 @@ from postgrad.learner.protocols import (
     PolicyRole,
     ScoringRole,
 )
-from postgrad.learner.role import UpdateResult
 from postgrad.learner.update import Update, replayed, updates
 from postgrad.observe.samples import step_samples
 from postgrad.recipe.recipe import RLRecipe

@@ -11,7 +11,7 @@ from postgrad.algorithms.base import Credit
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import RolloutBatch
 from postgrad.evaluation.answers import sample_metrics
-from postgrad.learner.role import UpdateResult
+from postgrad.learner.learner import UpdateResult
 from postgrad.learner.update import Update
 from postgrad.observe.sentinels.mismatch import DRIFT, differences, drift
 from postgrad.observe.sentinels.on_policy import ratio_distance

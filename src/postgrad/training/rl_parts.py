@@ -12,7 +12,7 @@ from postgrad.evaluation.answers import check_answers
 from postgrad.fleet.learned import learned_reward, scorer_of
 from postgrad.fleet.teachers import check_teachers, load_teachers
 from postgrad.models.image_reader import ImageReader
-from postgrad.models.load import load_tokenizer, require_same_tokens
+from postgrad.models.tokenizer import load_tokenizer, require_same_tokens
 from postgrad.recipe.recipe import RLRecipe
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.ahead import OverlappedSource, Progress, sampling_thread
@@ -21,7 +21,7 @@ from postgrad.rollout.environments.sets import check_rows
 from postgrad.rollout.free import FreeEngine, FreeSource, Recorded
 from postgrad.rollout.replay import ReplaySource
 from postgrad.rollout.source import LiveSource, Source
-from postgrad.training import memory, rows
+from postgrad.training import auto_sizes, rows
 from postgrad.training.publish import PROBES, Publisher
 from postgrad.training.rl import Parts, RLJob, Roles
 from postgrad.training.run import Run
@@ -55,7 +55,7 @@ def assemble_rl(
     if learned is not None:
         learned.role = run.fleet.frozen_reward_model(learned.path)
     run.give_back("nothing")  # what loading took, before an engine looks how much is free
-    engine = memory.engine(
+    engine = auto_sizes.engine(
         run,
         path,
         stack,
@@ -73,7 +73,9 @@ def assemble_rl(
     )
     engine.rest()  # as it does while the policy learns
     graders = roles.teachers.roles if roles.teachers else ()
-    memory.try_tokens(run, roles.learners, [roles.reference, *graders, learned and learned.role])
+    auto_sizes.try_tokens(
+        run, roles.learners, [roles.reference, *graders, learned and learned.role]
+    )
     run.sentinels.at_once(0, publish(checkpoint.step if checkpoint else 0))  # also after a resume
     source = source_of(run, recipe, prompts, engine, scorer, tokenizer, reader, thread, stack)
     algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens, recipe.reward_weights)

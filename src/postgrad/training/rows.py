@@ -26,8 +26,8 @@ from postgrad.evaluation.answers import (
 from postgrad.evaluation.keys import keys_of
 from postgrad.evaluation.votes import require_votes
 from postgrad.learner.protocols import Changes
+from postgrad.models.config import load_config
 from postgrad.models.image_reader import ImageReader
-from postgrad.models.load import load_config
 from postgrad.models.supported import reads_images
 from postgrad.observe.console import Console
 from postgrad.recipe.recipe import (

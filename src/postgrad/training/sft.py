@@ -23,12 +23,13 @@ from postgrad.fleet.teachers import check_teachers
 from postgrad.learner.distilled import STORED, shared_vocabulary
 from postgrad.learner.protocols import PolicyRole
 from postgrad.learner.reference import ReferenceLogprobs
-from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.config import load_config
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.sentinels.publish import MOVED
 from postgrad.recipe.recipe import SFTRecipe
 from postgrad.rollout.engine import Completion, Engine, Request
 from postgrad.rollout.settings import SamplingSettings
-from postgrad.training import memory, rows
+from postgrad.training import auto_sizes, rows
 from postgrad.training.publish import PROBES, Publisher
 from postgrad.training.run import Run
 from postgrad.training.saving import foresee_disk
@@ -212,7 +213,7 @@ def assemble(
     engine = publish = None
     if evaluator is not None or own_answers is not None:
         run.give_back("nothing")  # what loading took, before an engine looks how much is free
-        engine = memory.engine(run, path, stack, **_engine_needs(run, evaluator, own_answers))
+        engine = auto_sizes.engine(run, path, stack, **_engine_needs(run, evaluator, own_answers))
         probe = (
             evaluator.probe(PROBES)
             if evaluator is not None
@@ -223,7 +224,7 @@ def assemble(
             event=run.logs.event, adapter=recipe.rollout.sends_adapter,
         )  # fmt: skip
         engine.rest()
-    memory.try_tokens(run, [policy])
+    auto_sizes.try_tokens(run, [policy])
     taught = _taught(run, recipe, path, conversations)
     return SFTJob(
         run, recipe.algorithm, policy, conversations, engine, evaluator, publish, losses, taught,

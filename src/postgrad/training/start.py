@@ -14,7 +14,7 @@ from postgrad.checkpoint.state import RunState
 from postgrad.core.errors import RunError, UsageError, WorkerLost
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.exported import own_role, role_of
-from postgrad.fleet.ranked import ClusterSession
+from postgrad.fleet.session import ClusterSession
 from postgrad.learner.optimizer import UPDATES
 from postgrad.learner.settings import LearnerSettings, horizon, learning_rate
 from postgrad.observe.console import Console

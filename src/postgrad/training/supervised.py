@@ -14,8 +14,8 @@ from postgrad.checkpoint.state import RunState
 from postgrad.core.records import Experience
 from postgrad.data.draws import Drawn, Draws
 from postgrad.evaluation.results import Result
+from postgrad.learner.learner import UpdateResult
 from postgrad.learner.protocols import Learns
-from postgrad.learner.role import UpdateResult
 from postgrad.learner.update import Update
 from postgrad.training.run import Run
 

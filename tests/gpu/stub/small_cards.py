@@ -22,7 +22,7 @@ from helpers.gpu_stub import ROOT
 from postgrad.models.load import read_weights
 from postgrad.recipe.load import load_recipe, parse_recipe
 from postgrad.recipe.recipe import Recipe
-from postgrad.training.memory import OutOfMemory
+from postgrad.training.out_of_memory import OutOfMemory
 
 SAMPLES, NEW = 8, 16
 PROMPTS = {"cluster/grpo": 32}  # of a step, else 8: each rank has some

@@ -19,7 +19,7 @@ from postgrad.core.records import Experience, Sequences
 from postgrad.layout.layout import Layout
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.optimizer import MasterOptimizer
-from postgrad.learner.role import PolicyLearner
+from postgrad.learner.policy import PolicyLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
 from postgrad.models import head as of_models

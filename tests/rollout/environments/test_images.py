@@ -17,8 +17,9 @@ from postgrad.core.records import Prompt
 from postgrad.data.answer_spans import Rendered
 from postgrad.data.images import with_image_texts
 from postgrad.data.templates import prompts
+from postgrad.models.config import load_config
 from postgrad.models.image_reader import ImageReader
-from postgrad.models.load import load_config, load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.environments import chat
 from postgrad.rollout.environments import template as templates

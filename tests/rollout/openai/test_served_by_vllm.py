@@ -17,8 +17,8 @@ from postgrad.fleet.choices import Choices
 from postgrad.fleet.loading import frozen_policy
 from postgrad.fleet.teachers import spread_tokens
 from postgrad.models.fresh import make_fresh
-from postgrad.models.load import load_tokenizer
 from postgrad.models.settings import ModelInit, ModelSettings
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.recipe.load import parse_recipe
 from postgrad.rollout.openai.prompt_logprobs import ServedTeacher
 from postgrad.rollout.openai.settings import TeacherServerSettings

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from postgrad.core.records import Prompt
-from postgrad.models.load import load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.rewards.registry import build
 from postgrad.rewards.settings import RewardSettings

@@ -14,7 +14,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.data.account import RowAccount
 from postgrad.data.draws import DrawnSet
-from postgrad.models.load import load_tokenizer
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.tools.dry_run.data import Sets
 from postgrad.tools.dry_run.models import PolicyBase, check_models, check_tokens

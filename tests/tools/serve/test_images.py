@@ -15,10 +15,11 @@ from helpers.image_models import IMAGE_MODELS
 from helpers.reward_server import reward_server
 from postgrad.core.errors import UsageError
 from postgrad.core.media import decoded
+from postgrad.models.config import load_config
 from postgrad.models.export import export_hf
 from postgrad.models.image_reader import ImageReader
-from postgrad.models.load import load_config, load_tokenizer
 from postgrad.models.score import RewardScale, load_score_model
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.rewards.remote import Remote
 from postgrad.rewards.verifier import PromptView, RolloutView
 from postgrad.tools.serve.batcher import ServedModel, load_reward_model

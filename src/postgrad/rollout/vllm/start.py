@@ -20,25 +20,20 @@ from postgrad.core.hub import split_revision
 from postgrad.models.adapter_parameters import ends_of
 from postgrad.models.adapter_targets import target_layers, target_weights
 from postgrad.models.attention import text_config
+from postgrad.models.config import load_config, load_generation_config
 from postgrad.models.config_check import rope_tables
 from postgrad.models.end_tokens import with_ends
 from postgrad.models.headers import read_headers
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.known_shapes import any_shape
-from postgrad.models.load import (
-    load_config,
-    load_generation_config,
-    load_tokenizer,
-    require_readable,
-    skeleton,
-    weight_files,
-)
+from postgrad.models.load import require_readable, skeleton, weight_files
+from postgrad.models.mxfp4 import mxfp4_weights
 from postgrad.models.routers import routed_layers
 from postgrad.models.settings import LoraSettings
 from postgrad.models.shapes import ModelShape
 from postgrad.models.states import state_mixers
-from postgrad.models.stored import mxfp4_weights
 from postgrad.models.supported import causal_class, reads_images
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.local.rows import eos_token_ids
 from postgrad.rollout.settings import RolloutSettings

@@ -9,10 +9,11 @@ from typing import Any
 from postgrad.fleet.loading import base_model
 from postgrad.learner.tensor import require_divisible
 from postgrad.models.attention import no_embedding
+from postgrad.models.config import load_config
 from postgrad.models.files import adapter_base, is_adapter
 from postgrad.models.image_reader import ImageReader
-from postgrad.models.load import load_config, load_tokenizer
 from postgrad.models.rope import require_length, unseen_length
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.recipe.recipe import Recipe
 from postgrad.tools.dry_run.data import Sets
 from postgrad.tools.dry_run.outcome import Check, Report

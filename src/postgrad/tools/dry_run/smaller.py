@@ -10,7 +10,7 @@ from typing import Any
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.hub import split_revision
 from postgrad.fleet.choices import choose
-from postgrad.recipe.checks import same_rows
+from postgrad.recipe.eval_checks import same_rows
 from postgrad.recipe.lines import KeyPath
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Answering, Recipe, RLRecipe

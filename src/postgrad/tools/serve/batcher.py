@@ -23,9 +23,9 @@ from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage, Sequences, images_column
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.score import ScoreRole, probabilities, score_sequences, step_scores
+from postgrad.models.config import load_config
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.images import ImageTower
-from postgrad.models.load import load_config
 from postgrad.models.rope import max_positions
 from postgrad.models.save import model_hash
 from postgrad.models.score import judges_steps, load_score_model, scale_of, separator_of

@@ -1,16 +1,14 @@
-"""Memory of a run: sizes that fit are tried before it, and what to change is said where it ran out.
+"""Sizes that the recipe leaves "auto": planned for the free memory, then tried on the device.
 
-Sizes that the recipe leaves "auto" are planned for the free memory, then tried on the device. A
-trial does the most that a step will do: two forward and backward passes over a full micro-batch
+A trial does the most that a step will do: two forward and backward passes over a full micro-batch
 beside the optimizer's moments, or two tokens for as many sequences as there are slots. It changes
 no weight, optimizer state or random number: a recipe that states the same sizes gives the same
 bits.
 """
 
-import shlex
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +16,20 @@ import numpy as np
 import psutil
 import torch
 
-from postgrad.core.errors import PostgradError, RunError
+from postgrad.core.errors import PostgradError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.fleet.choices import Choices
 from postgrad.layout.layout import Layout
 from postgrad.learner.backbone import MicroBatch
 from postgrad.learner.distilled import DistilledLearner
+from postgrad.learner.learner import Learner
+from postgrad.learner.policy import Policy, PolicyLearner
 from postgrad.learner.protocols import Learns
-from postgrad.learner.role import Learner, Policy, PolicyLearner
 from postgrad.learner.score import ScoreLearner, ScoreRole
 from postgrad.plan.auto import AutoSizes, least_tokens
 from postgrad.plan.lengths import row_lengths
 from postgrad.plan.plan import outlook
-from postgrad.plan.smaller import less_memory
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.engine import Engine, Request
 from postgrad.rollout.local.budget import PREFILL_TOKENS, places_for
@@ -39,93 +37,14 @@ from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.stats import EngineStats
 from postgrad.training import foreseen
-from postgrad.training.peaks import DeviceFull
+from postgrad.training.out_of_memory import OutOfMemory, ran_out
 from postgrad.training.run import Run
-
-# What torch's allocator for a CPU says in a plain RuntimeError.
-REFUSALS = ("can't allocate memory", "not enough memory", "DefaultCPUAllocator")
-LESS = 0.8  # of the peak that was foreseen has to do: it was too much
-# What a run that has begun can change: neither its data nor what is in its checkpoints.
-CHANGEABLE = (
-    "--batch.micro_", "--model.gradient_checkpointing", "--rollout.slots", "--learner.offload",
-)  # fmt: skip
-SAMPLING = ("sample", "publish", "evaluate")  # phases in which the engine works
-GENERAL = "a smaller batch.micro_train_tokens, model.gradient_checkpointing = true"
 
 TOKENS, SLOTS = "micro_train_tokens", "slots"  # names of choices
 NEW_TOKENS = 2  # that each slot decodes when slots are tried
 CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 Fits = Callable[[int], bool]
-
-
-class OutOfMemory(RunError):
-    """Memory ran out; the message says where the run stands and what to change."""
-
-
-def ran_out(error: BaseException) -> bool:
-    """True where `error` means that memory ran out, on a device, a CPU or a rank."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    if type(error) is RunError and error.__cause__ is not None:  # what a rank raised
-        return ran_out(error.__cause__)
-    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in REFUSALS)
-
-
-def phase_of(run: Run) -> str:
-    """The phase, or part of one, that was under way when the run failed."""
-    return run.clock.open[-1] if run.clock.open else "start"
-
-
-def explain(run: Run, step: int, phase: str, error: BaseException, standing: str) -> OutOfMemory:
-    """The error to raise in place of `error`, with advice. standing: a sentence that names what the
-    run can go on from.
-    """
-    reason = str(error).strip().partition("\n")[0] or type(error).__name__
-    where = f"{phase} of step {step + 1}" if "plan" in run.clock.total else f"phase {phase}"
-    changes = overrides_for_less_memory(run, phase)
-    if changes:
-        keys = dict.fromkeys(flag[2:] for flag in changes if flag.startswith("--"))
-        words = [*changes, *(word for key in keys for word in ("--allow-change", key))]
-        command = shlex.join(["postgrad", "resume", str(run.directory.path), *words])
-        advice = f"to continue with less memory: {command}"
-    else:
-        advice = f"what takes less: {GENERAL}; see postgrad plan"
-    refusal = DeviceFull.of(error)
-    if refusal is not None:  # its words in place of torch's
-        reason = f"{reason.partition('. ')[0]}: {refusal.text()}"
-    run.logs.event(
-        "out_of_memory", reason, step=step, phase=phase, **(asdict(refusal) if refusal else {})
-    )
-    return OutOfMemory(f"out of memory in {where}: {reason}; {standing}; {advice}")
-
-
-def overrides_for_less_memory(run: Run, phase: str) -> tuple[str, ...]:
-    """Command-line overrides that make the run take less memory: fewer slots where the engine was
-    at work, and the plan's advice for less memory, as far as a run that has begun can follow it.
-    """
-    sizes = run.choices.sizes
-    flags: tuple[str, ...] = ()
-    if phase.startswith(SAMPLING) and sizes is not None and sizes.slots > 1:
-        slots = sizes.slots // 2
-        places = sizes.cache_tokens // sizes.slots * slots
-        flags = ("--rollout.slots", str(slots), "--rollout.cache_tokens", str(places))
-    try:
-        recipe = foreseen.as_chosen(run.recipe, run.choices)
-        facts = foreseen.facts_here(run.choices, row_lengths(recipe))
-        forecast = outlook(recipe, facts)
-        room = int(min(forecast.memory.peak_bytes, forecast.memory.capacity) * LESS)
-        device = facts.hardware.device.model_copy(update={"memory_bytes": max(1, room)})
-        hardware = facts.hardware.model_copy(update={"device": device})
-        facts = replace(facts, hardware=hardware)
-        advised = less_memory(outlook(recipe, facts), facts)
-    except Exception:  # noqa: BLE001  # plan.json says why; what failed is told first
-        return flags
-    for change in advised:
-        key = change.overrides[0]
-        if key.startswith(CHANGEABLE) and key not in flags:
-            flags += change.overrides
-    return flags
 
 
 def planned(

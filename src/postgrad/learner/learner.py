@@ -1,11 +1,10 @@
-"""Roles on a backbone: `Policy` computes logprobs, `Learner` is a role with an optimizer."""
+"""A role that learns: its updates, their metrics, and the state that a checkpoint holds."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
@@ -13,18 +12,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from postgrad.algorithms.base import Algorithm, LossInputs, LossOutput, PolicyAlgorithm
+from postgrad.algorithms.base import Algorithm, LossOutput
 from postgrad.core.errors import RunError
 from postgrad.core.process import Handle, done
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences
 from postgrad.layout.layout import Layout, ReadPosition
 from postgrad.learner.backbone import Backbone, Outputs
 from postgrad.learner.loss_scale import LossScale
 from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.resting import resting_of
 from postgrad.learner.settings import LearnerSettings, learning_rate
-from postgrad.learner.update import FlatColumns, Routing, Update, chosen_experts, replaying
+from postgrad.learner.update import FlatColumns, Routing, Update, replaying
 from postgrad.parallel.sharding import TensorPiece, assembled, whole_tensor
 
 if TYPE_CHECKING:
@@ -78,52 +76,6 @@ def _layer_sums(weights: Mapping[str, nn.Parameter], compiler: str | None) -> "L
     from postgrad.models.compiled import LayerSums  # torch's compiler takes seconds
 
     return LayerSums(weights, compiler)
-
-
-class Policy:
-    """Computes logprobs with a backbone's weights, at the sampling `temperature`. base: with the
-    frozen weights under the backbone's adapter.
-    """
-
-    def __init__(self, backbone: Backbone, temperature: float = 1.0, *, base: bool = False) -> None:
-        self.backbone = backbone
-        self.temperature = temperature
-        self._base = base
-
-    def logprobs(self, sequences: Sequences, temperature: float | None = None) -> Handle[Ragged]:
-        """The logprob of every loss token, float32; zeros elsewhere. temperature: another than the
-        sampling temperature.
-        """
-
-        def read(layout: Layout) -> Tensor:
-            return self.backbone.logprobs(layout, temperature or self.temperature)[0]
-
-        return self._column(sequences, "logprobs", read)
-
-    def entropies(self, sequences: Sequences) -> Handle[Ragged]:
-        """The entropy of the distribution at every loss token, nats, float32; zeros elsewhere."""
-
-        def read(layout: Layout) -> Tensor:
-            _, entropy = self.backbone.logprobs(layout, self.temperature, with_entropy=True)
-            assert entropy is not None
-            return entropy
-
-        return self._column(sequences, "entropies", read)
-
-    def _column(
-        self, sequences: Sequences, name: str, read: Callable[[Layout], Tensor]
-    ) -> Handle[Ragged]:
-        if self._base:  # another policy, which chooses experts itself
-            sequences = replace(sequences, experts=None)
-        with (
-            self.backbone.ranks.doing(name),
-            self.backbone.as_base() if self._base else nullcontext(),
-        ):
-            return done(self.backbone.column(sequences, partial(self._replaying, read)))
-
-    def _replaying(self, read: Callable[[Layout], Tensor], layout: Layout) -> Tensor:
-        with replaying(self.backbone, layout):
-            return read(layout)
 
 
 class Learner(ABC, Generic[AnyAlgorithm]):
@@ -355,44 +307,3 @@ def _numbers(values: Mapping[str, Tensor]) -> dict[str, float]:
     """Tensors of one number, read from their device in one copy."""
     together = torch.stack([value.double().reshape(()) for value in values.values()])
     return dict(zip(values, together.tolist(), strict=True))
-
-
-class PolicyLearner(Policy, Learner[PolicyAlgorithm]):
-    """The policy with its optimizer."""
-
-    def __init__(
-        self,
-        backbone: Backbone,
-        settings: LearnerSettings,
-        total_updates: int,
-        temperature: float = 1.0,
-    ) -> None:
-        Policy.__init__(self, backbone, temperature)
-        Learner.__init__(self, "policy", backbone, settings, total_updates)
-
-    def experts(self, sequences: Sequences) -> Handle[Ragged]:
-        """int16 [N, layers, k]: the experts that the routers choose now, for every token."""
-        with self.backbone.ranks.doing("experts"):
-            return done(chosen_experts(self.backbone, sequences))
-
-    def under_adapter(self) -> Policy | None:
-        """The frozen weights under its adapter, as a reference; None without an adapter."""
-        return None if self.backbone.adapter is None else self.start()
-
-    def start(self) -> Policy:
-        """The model as it was before any update. Without an adapter only valid until the first."""
-        return Policy(self.backbone, self.temperature, base=True)
-
-    def _weights(self, update: Update, algorithm: PolicyAlgorithm) -> Ragged:
-        return algorithm.entry_weights(update.experience.sequences, update.rows)
-
-    def _outputs(self, layout: Layout) -> Tensor:
-        return self.backbone.logprobs(layout, self.temperature)[0]
-
-    def _loss(
-        self, layout: Layout, flat: FlatColumns, algorithm: PolicyAlgorithm
-    ) -> tuple[LossOutput, Tensor]:
-        with_entropy = algorithm.needs().entropy
-        logprobs, entropy = self.backbone.logprobs(layout, self.temperature, with_entropy)
-        inputs = LossInputs(logprobs, entropy, **flat.at(layout))
-        return algorithm.policy_loss(inputs), logprobs

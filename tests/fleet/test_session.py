@@ -10,7 +10,7 @@ from helpers.placed import RL
 from postgrad.cluster import connection
 from postgrad.cluster.placing import Node
 from postgrad.core.errors import UsageError
-from postgrad.fleet.ranked import ClusterSession, device_of, wants_of
+from postgrad.fleet.session import ClusterSession, device_of, wants_of
 from postgrad.plan.advice import ranked
 from postgrad.recipe.load import parse_recipe, with_overrides
 
