@@ -36,7 +36,7 @@ from postgrad.learner.update import Update
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.states import carry_states
 
-SAMPLES, ANSWER, VOCABULARY, BUDGET = 8, 64, 1024, 4096
+SAMPLES, ANSWER, VOCABULARY = 8, 64, 1024
 SHORTEST = {"shared": 2, "copies": NO_SHARING}  # prefix that is shared, in tokens
 CONFIGS = {
     "qwen3_next": Qwen3NextConfig(
@@ -52,13 +52,13 @@ CONFIGS = {
 }  # fmt: skip
 
 
-def samples(prompt: int) -> Experience:
-    """As many prompts of about `prompt` tokens as fill a micro-batch with copies of them, each
-    with SAMPLES answers of 1 to 2 * ANSWER tokens.
+def samples(prompt: int, budget: int) -> Experience:
+    """As many prompts of about `prompt` tokens as fill a micro-batch of `budget` tokens with
+    copies of them, each with SAMPLES answers of 1 to 2 * ANSWER tokens.
     """
     rng = np.random.default_rng(0)
     tokens, masks, group, advantages = [], [], [], []
-    for number in range(max(1, round(BUDGET / SAMPLES / (prompt + ANSWER)))):
+    for number in range(max(1, round(budget / SAMPLES / (prompt + ANSWER)))):
         opening = rng.integers(3, VOCABULARY, max(2, round(prompt * rng.uniform(0.9, 1.1))))
         for _ in range(SAMPLES):
             answer = rng.integers(3, VOCABULARY, rng.integers(1, 2 * ANSWER))
@@ -74,9 +74,9 @@ def samples(prompt: int) -> Experience:
 class Side:
     """A learner whose layouts share prefixes of `shortest` tokens and more."""
 
-    def __init__(self, kind: str, shortest: int) -> None:
+    def __init__(self, kind: str, shortest: int, budget: int) -> None:
         self.lm = fresh(kind)
-        self.backbone = Backbone(self.lm, torch.device("cpu"), MicroBatch(max_tokens=BUDGET))
+        self.backbone = Backbone(self.lm, torch.device("cpu"), MicroBatch(max_tokens=budget))
         self.backbone.min_shared = shortest
         settings = LearnerSettings(lr=1e-6, eps=1e-6, max_grad_norm=0.0)
         self.learner = PolicyLearner(self.backbone, settings, 100)
@@ -109,10 +109,10 @@ def distance(one: Any, two: Any, kind: str) -> float:
     return float((a - b).norm() / b.norm())
 
 
-def measured(kind: str, prompt: int, rounds: int) -> dict[str, Any]:
+def measured(kind: str, prompt: int, rounds: int, budget: int) -> dict[str, Any]:
     """Both sides with one length of prompt."""
-    experience = samples(prompt)
-    sides = {name: Side(kind, shortest) for name, shortest in SHORTEST.items()}
+    experience = samples(prompt, budget)
+    sides = {name: Side(kind, shortest, budget) for name, shortest in SHORTEST.items()}
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for side in sides.values():  # warms up
         side.update(experience)
@@ -139,6 +139,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--prompts", type=int, nargs="+", default=[16, 64, 256, 1024])
+    parser.add_argument("--budget", type=int, default=4096, help="tokens in one forward")
     parser.add_argument("--to", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -149,8 +150,11 @@ def main() -> None:
         "machine": platform.machine(),
         "samples": SAMPLES,
         "mean_answer": ANSWER,
+        "tokens_in_one_forward": options.budget,
         "cases": [
-            measured(kind, prompt, options.rounds) for kind in CONFIGS for prompt in options.prompts
+            measured(kind, prompt, options.rounds, options.budget)
+            for kind in CONFIGS
+            for prompt in options.prompts
         ],
     }
     text = json.dumps(report, indent=2)

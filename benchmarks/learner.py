@@ -2,7 +2,7 @@
 
     python benchmarks/learner.py --rounds 5 --threads 2 --to learner.json
 
-The same fresh 6M-parameter model, samples (16 prompts x 8 responses, lengths from one seeded list),
+The same fresh 6M-parameter model, samples (--prompts x 8 responses, lengths from one seeded list),
 float32, loss and AdamW on both sides; each side in micro-batches of its own kind: postgrad packs
 trees of segments into a token budget, the padded side takes 8 samples at a time, one prompt's
 group, padded to its longest. Rounds alternate. Reported are medians of seconds, their ratio, and
@@ -34,7 +34,7 @@ from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update
 from postgrad.models.attention import ATTENTION_NAME
 
-PROMPTS, SAMPLES, VOCABULARY = 16, 8, 4096
+SAMPLES, VOCABULARY = 8, 4096
 
 
 def fresh(attention: str) -> Any:
@@ -47,16 +47,16 @@ def fresh(attention: str) -> Any:
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
 
 
-def samples(without_gradient: float) -> Experience:
+def samples(prompts: int, without_gradient: float) -> Experience:
     """GSM8K-like lengths: prompts of 80 to 240 tokens, responses of at most 128, mean 64."""
     rng = np.random.default_rng(0)
     tokens, masks, group, advantages = [], [], [], []
-    for number in range(PROMPTS):
+    for number in range(prompts):
         prompt = rng.integers(3, VOCABULARY, rng.integers(80, 240))
         for _ in range(SAMPLES):
             response = rng.integers(3, VOCABULARY, rng.integers(1, 129))
             mask = np.arange(len(prompt) + len(response)) >= len(prompt)
-            equal = number < without_gradient * PROMPTS
+            equal = number < without_gradient * prompts
             tokens.append(np.concatenate([prompt, response]))
             masks.append(mask)
             group.append(number)
@@ -107,7 +107,7 @@ def padded_update(experience: Experience) -> tuple[Callable[[], None], Any]:
 
 def distance(one: Any, two: Any) -> float:
     """Relative distance of the weights' movement from the common start."""
-    start = torch.cat([p.flatten() for p in fresh("sdpa").parameters()])
+    start = torch.cat([p.detach().flatten() for p in fresh("sdpa").parameters()])
     a, b = (torch.cat([p.detach().flatten() for p in lm.parameters()]) - start for lm in (one, two))
     return float((a - b).norm() / b.norm())
 
@@ -117,12 +117,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompts", type=int, default=16, help="of the update, 8 samples each")
     parser.add_argument("--budget", type=int, default=8192, help="tokens in one forward")
     parser.add_argument("--without-gradient", type=float, default=0.0, help="share of groups")
     parser.add_argument("--to", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    experience = samples(options.without_gradient)
+    experience = samples(options.prompts, options.without_gradient)
     sides = {
         "postgrad": postgrad_update(experience, options.budget),
         "padded": padded_update(experience),
@@ -143,7 +144,7 @@ def main() -> None:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "machine": platform.machine(),
-        "samples": PROMPTS * SAMPLES,
+        "samples": len(experience),
         "sample_tokens": len(experience.sequences.tokens.values),
         "seconds": seconds,
         "medians": medians,

@@ -36,8 +36,7 @@ from postgrad.rollout.engine import Completion, Request, generate
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.settings import SamplingSettings
 
-VOCABULARY, PROMPTS, SAMPLES, NEW = 512, 16, 4, 96
-UPDATES, SEEDS = 120, 3
+VOCABULARY, PROMPTS, SAMPLES = 512, 16, 4
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -64,20 +63,22 @@ def mixture(seed: int, dtype: torch.dtype, experts: int, each: int, layers: int)
     return lm.to(dtype)
 
 
-def policy_of(lm: Any, routers: Routers, lr: float = 1e-3) -> PolicyLearner:
+def policy_of(lm: Any, routers: Routers, updates: int = 1, lr: float = 1e-3) -> PolicyLearner:
     backbone = Backbone(lm, torch.device("cpu"), MicroBatch(max_tokens=2048))
     backbone.routers = routers
     backbone.divide(ALONE, "none")
-    return PolicyLearner(backbone, LearnerSettings(lr=lr, warmup_ratio=0.0), UPDATES)
+    return PolicyLearner(backbone, LearnerSettings(lr=lr, warmup_ratio=0.0), updates)
 
 
-def sample(dtype: torch.dtype) -> tuple[Sequences, np.ndarray]:
+def sample(dtype: torch.dtype, new_tokens: int) -> tuple[Sequences, np.ndarray]:
     """What the engine draws, with its experts; and its logprobs, over all tokens."""
     lm = mixture(0, dtype, experts=4, each=2, layers=4).eval()
-    engine = LocalEngine(lm, Numbers(), slots=16, cache_tokens=16 * 160, records_experts=True)
+    engine = LocalEngine(
+        lm, Numbers(), slots=16, cache_tokens=16 * (64 + new_tokens), records_experts=True
+    )
     rng = np.random.default_rng(0)
     prompts = [rng.integers(1, VOCABULARY - 1, 24).astype(np.int32) for _ in range(PROMPTS)]
-    sampling = SamplingSettings(max_new_tokens=NEW)
+    sampling = SamplingSettings(max_new_tokens=new_tokens)
     numbers = tuple(range(SAMPLES))
     done: list[Completion] = generate(
         engine, [Request(t, numbers, prompt, sampling) for t, prompt in enumerate(prompts)]
@@ -92,8 +93,8 @@ def sample(dtype: torch.dtype) -> tuple[Sequences, np.ndarray]:
     return sequences, logprobs
 
 
-def replay(name: str) -> dict[str, Any]:
-    sequences, sampled = sample(DTYPES[name])
+def replay(name: str, new_tokens: int) -> dict[str, Any]:
+    sequences, sampled = sample(DTYPES[name], new_tokens)
     mask = sequences.loss_mask.values
     lm = mixture(0, DTYPES[name], experts=4, each=2, layers=4)
     found: dict[str, Any] = {"tokens": int(mask.sum())}
@@ -117,13 +118,13 @@ def replay(name: str) -> dict[str, Any]:
     return found
 
 
-def balance(coefficient: float, seed: int) -> dict[str, list[float]]:
+def balance(coefficient: float, seed: int, updates: int) -> dict[str, list[float]]:
     """Rows are walks on a ring of 64 tokens, in steps that the first two tokens say."""
     lm = mixture(seed, torch.float32, experts=8, each=1, layers=2)
-    policy, sft = policy_of(lm, Routers(lm, coefficient), lr=3e-3), SFT()
+    policy, sft = policy_of(lm, Routers(lm, coefficient), updates, lr=3e-3), SFT()
     rng = np.random.default_rng(seed)
     curves: dict[str, list[float]] = {}
-    for _ in range(UPDATES):
+    for _ in range(updates):
         starts, steps = rng.integers(0, 64, 16), rng.integers(1, 8, 16)
         rows = [
             np.concatenate([[100 + step], (start + step * np.arange(24)) % 64]).astype(np.int32)
@@ -140,15 +141,20 @@ def balance(coefficient: float, seed: int) -> dict[str, list[float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=96, help="of a sampled answer")
+    parser.add_argument("--updates", type=int, default=120, help="with and without a balance loss")
+    parser.add_argument("--seeds", type=int, default=3, help="of the models with a balance loss")
     parser.add_argument("--to", type=Path, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results = {
         "command": shlex.join(["python", *sys.argv]),
         "torch": torch.__version__,
-        "replay": {name: replay(name) for name in DTYPES},
+        "replay": {name: replay(name, arguments.tokens) for name in DTYPES},
         "balance": {
-            str(coefficient): [balance(coefficient, seed) for seed in range(SEEDS)]
+            str(coefficient): [
+                balance(coefficient, seed, arguments.updates) for seed in range(arguments.seeds)
+            ]
             for coefficient in (0.0, 0.01)
         },
     }

@@ -50,7 +50,7 @@ from postgrad.models.tokenizer import load_tokenizer
 from postgrad.recipe.load import parse_recipe
 from postgrad.training.run import Clock
 
-PAIRS, ROUNDS = 32, 5
+PAIRS = 32
 NEVER = 2**31  # tokens that two conversations must have in common to share them
 VOCABULARIES = (4096, 151_936)
 INIT = ModelInit(
@@ -95,7 +95,7 @@ def without_sharing(one: ScoreLearner) -> ScoreLearner:
     return one
 
 
-def sharing(path: Path, pairs: list[Pair]) -> dict[str, Any]:
+def sharing(path: Path, pairs: list[Pair], rounds: int) -> dict[str, Any]:
     """Tokens of a pass over all pairs, and seconds of one update."""
     tokens = {"shared": 0, "whole": 0}
     for pair in pairs:
@@ -108,7 +108,7 @@ def sharing(path: Path, pairs: list[Pair]) -> dict[str, Any]:
         "whole": without_sharing(learner(path, MicroBatch(max_tokens=2048))),
     }
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(ROUNDS + 1):  # the first round warms up
+    for number in range(rounds + 1):  # the first round warms up
         for name, side in sides.items():
             began = time.process_time()
             side.update(update, BradleyTerry()).result()
@@ -218,6 +218,8 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="hh-rlhf's pairs, .jsonl or .jsonl.gz")
     parser.add_argument("--vocabulary", type=int, help="internal: one head, of --model")
     parser.add_argument("--model", type=Path)
+    parser.add_argument("--rounds", type=int, default=5, help="timed updates of each side")
+    parser.add_argument("--heads", type=int, default=3, help="measurements of each vocabulary")
     parser.add_argument("--to", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -231,12 +233,13 @@ def main() -> None:
         report: dict[str, Any] = {
             "command": shlex.join([Path(sys.executable).name, *sys.argv]),
             "torch": torch.__version__,
-            "sharing": sharing(path, pairs),
+            "sharing": sharing(path, pairs, options.rounds),
             "invariance": invariance(path, pairs),
             "head": {},
             "lora": lora(Path(parent) / "big"),
         }
-        for vocabulary in VOCABULARIES * 3:  # an allocator's peak is not the same every time
+        # an allocator's peak is not the same every time
+        for vocabulary in VOCABULARIES * options.heads:
             command = [sys.executable, __file__, str(options.data), "--model", str(path)]
             command += ["--vocabulary", str(vocabulary)]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)

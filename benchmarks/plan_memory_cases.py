@@ -7,6 +7,7 @@ from typing import Any
 
 # hidden, intermediate, layers, heads, key heads, vocabulary, and the type
 SIZES: dict[str, tuple[int, int, int, int, int, int, str]] = {
+    "0.4M": (64, 192, 2, 4, 2, 4096, "qwen2"),
     "6M": (256, 768, 6, 4, 2, 4096, "qwen2"),
     "22M": (384, 1152, 12, 6, 2, 4096, "qwen2"),
     "44M-150k": (256, 768, 6, 4, 2, 151_936, "qwen3"),

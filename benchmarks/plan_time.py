@@ -4,10 +4,11 @@
 
 DIR holds gsm8k.jsonl and hh-rlhf-harmless.jsonl.gz. Of each job one run is trained and `postgrad
 plan --calibrate` learns from it; then runs with other batches, lengths and models are trained, and
-what each of them foresaw (foreseen/NAME_seconds of its metrics) is held to its own medians. Each
-run has a process of its own, one thread, and fresh weights. Seconds are CPU seconds of the process
-(the clock of phases reads them here), so that a busy machine tells the same as an idle one, as far
-as its caches and clock allow; with --wall they are seconds.
+what each of them foresaw (foreseen/NAME_seconds of its metrics) is held to its own medians. --cases
+limits the runs that are foreseen, and --size takes one model for all. Each run has a process of its
+own, one thread, and fresh weights. Seconds are CPU seconds of the process (the clock of phases
+reads them here), so that a busy machine tells the same as an idle one, as far as its caches and
+clock allow; with --wall they are seconds.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,6 @@ from unittest.mock import patch
 from benchmarks.plan_memory_cases import GSM8K, HH, SIZES
 from benchmarks.speed.report import machine
 
-COMMAND = "python -m benchmarks.plan_time --data DIR --to benchmarks/results/plan_time.json"
 STEPS = 6
 PHASES = ("sample", "train/columns", "train/update", "train")
 
@@ -131,7 +131,8 @@ def child(value: Any) -> None:
 
     recipe = parse_recipe(value["recipe"])
     clock = time.perf_counter if value["wall"] else time.process_time
-    with patch.object(runs, "time", SimpleNamespace(perf_counter=clock, process_time=clock)):
+    clocks = SimpleNamespace(**(vars(time) | {"perf_counter": clock}))  # of the run's phases
+    with patch.object(runs, "time", clocks):
         train(recipe, Console("quiet"))
     folder = Path(recipe.run_dir)
     if value["learn"]:
@@ -140,12 +141,17 @@ def child(value: Any) -> None:
     print(json.dumps({name: phases[name] for name in PHASES if name in phases}))
 
 
-def measured(job: str, data: Path, *, wall: bool) -> Iterator[tuple[Case, Any]]:
-    """The runs of a job after the one that is learned from, with what each of them says."""
+def chosen(job: str, size: str | None, most: int | None) -> list[Case]:
+    """The run of a job that is learned from, and at most so many that are foreseen."""
     first, *others = CASES[job]
+    return [replace(case, size=size or case.size) for case in (first, *others[:most])]
+
+
+def measured(cases: list[Case], data: Path, *, wall: bool) -> Iterator[tuple[Case, Any]]:
+    """The runs after the first, which is learned from, with what each of them says."""
     with tempfile.TemporaryDirectory() as folder:
         own = {"POSTGRAD_CALIBRATION": str(Path(folder) / "calibration.toml")}
-        for number, case in enumerate((first, *others)):
+        for number, case in enumerate(cases):
             recipe = {**case.recipe(data), "run_dir": str(Path(folder) / f"run-{number}")}
             found = in_child({"recipe": recipe, "learn": not number, "wall": wall}, own)
             if number:
@@ -172,6 +178,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=os.environ.get("POSTGRAD_TEST_DATA"))
     parser.add_argument("--jobs", nargs="*", default=list(CASES))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cases", type=int, help="runs of each job that are foreseen, at most")
+    parser.add_argument("--size", choices=SIZES, help="of all models, instead of their own")
     parser.add_argument("--wall", action="store_true", help="seconds, on a machine that is idle")
     parser.add_argument("--to", type=Path)
     options = parser.parse_args()
@@ -182,7 +190,8 @@ def main() -> None:
     for job in options.jobs:
         found: dict[str, tuple[Case, list[Any]]] = {}
         for _ in range(options.rounds):
-            for case, one in measured(job, options.data, wall=options.wall):
+            cases = chosen(job, options.size, options.cases)
+            for case, one in measured(cases, options.data, wall=options.wall):
                 found.setdefault(case.name, (case, []))[1].append(one)
         for case, rounds in found.values():
             for phase in PHASES:
@@ -200,7 +209,8 @@ def main() -> None:
 def write(to: Path, rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
     """The file, with the command and machine that made it."""
     text = {
-        "command": COMMAND, "seconds": "wall" if options.wall else "of CPU, one thread",
+        "command": " ".join(["python", "-m", "benchmarks.plan_time", *sys.argv[1:]]),
+        "seconds": "wall" if options.wall else "of CPU, one thread",
         "rounds": options.rounds, "machine": machine(), "rows": rows,
     }  # fmt: skip
     to.write_text(json.dumps(text, indent=1) + "\n", "utf-8")

@@ -2,17 +2,19 @@
 
     python -m benchmarks.ranks_memory --ranks 2
 
-Each line is a group of fresh processes over gloo that train a Qwen3 of about 29M parameters in
-float32 for three updates of four micro-batches of 64 tokens. "update" is the most that rank 0 held
-during the last update, "between" what it holds after it, both above what the process held before
-it had a model, in bytes for each parameter. The C library's allocator gives freed memory back at
-once (MALLOC_MMAP_THRESHOLD_).
+Each line is a group of fresh processes over gloo that train a Qwen3 of about 29M parameters (fewer
+with --layers, --hidden and --vocabulary) in float32 for three updates of four micro-batches of 64
+tokens. "update" is the most that rank 0 held during the last update, "between" what it holds after
+it, both above what the process held before it had a model, in bytes for each parameter. The C
+library's allocator gives freed memory back at once (MALLOC_MMAP_THRESHOLD_). --only LINE measures
+lines of these names.
 """
 
 import argparse
 import json
 import multiprocessing
 import os
+import shlex
 import socket
 import sys
 import tempfile
@@ -20,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 THRESHOLD = "65536"
-LAYERS, HIDDEN, VOCABULARY = 8, 512, 8192
 SETTINGS: list[dict[str, Any]] = [
     {"stage": "none"},
     {"stage": "zero1"},
@@ -33,20 +34,36 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 def main() -> None:
-    """Prints the table."""
+    """Prints the table, and writes its figures to the file that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, default=2)
-    ranks = parser.parse_args().ranks
+    parser.add_argument("--only", nargs="+", metavar="LINE", help='for example "stage zero3"')
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--hidden", type=int, default=512, help="a multiple of 16")
+    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--to", type=Path, help="JSON file for the result")
+    options = parser.parse_args()
+    ranks, size = options.ranks, (options.layers, options.hidden, options.vocabulary)
+    lines: dict[str, dict[str, float]] = {}
     os.environ["MALLOC_MMAP_THRESHOLD_"] = os.environ["MALLOC_TRIM_THRESHOLD_"] = THRESHOLD
     os.environ["OMP_NUM_THREADS"] = "1"
     print(f"| {ranks} ranks | during an update | between updates |\n|---|---|---|")
     for settings in SETTINGS:
-        update, between = _measured(ranks, settings)
         named = ", ".join(f"{key} {value}" for key, value in settings.items())
+        if options.only and named not in options.only:
+            continue
+        update, between = _measured(ranks, settings, size)
         print(f"| {named} | {update:.1f} | {between:.1f} |", flush=True)
+        lines[named] = {"update": round(update, 2), "between": round(between, 2)}
+    if options.to:
+        command = shlex.join(["python", "-m", "benchmarks.ranks_memory", *sys.argv[1:]])
+        report = {"command": command, "bytes_per_parameter": lines}
+        options.to.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
 
 
-def _measured(ranks: int, settings: dict[str, Any]) -> tuple[float, float]:
+def _measured(
+    ranks: int, settings: dict[str, Any], model: tuple[int, int, int]
+) -> tuple[float, float]:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{held.getsockname()[1]}"
@@ -54,7 +71,7 @@ def _measured(ranks: int, settings: dict[str, Any]) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder) / "said.json"
         processes = [
-            spawn.Process(target=_rank, args=(rank, ranks, address, settings, said))
+            spawn.Process(target=_rank, args=(rank, ranks, address, settings, model, said))
             for rank in range(ranks)
         ]
         for process in processes:
@@ -67,7 +84,14 @@ def _measured(ranks: int, settings: dict[str, Any]) -> tuple[float, float]:
         return update, between
 
 
-def _rank(rank: int, size: int, address: str, settings: dict[str, Any], said: Path) -> None:
+def _rank(
+    rank: int,
+    size: int,
+    address: str,
+    settings: dict[str, Any],
+    model: tuple[int, int, int],
+    said: Path,
+) -> None:
     import numpy as np
     import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
@@ -85,9 +109,11 @@ def _rank(rank: int, size: int, address: str, settings: dict[str, Any], said: Pa
 
     torch.set_num_threads(1)
     ranks = Ranks.join(rank, size, address, grid=Grid(tensor=settings.get("tensor", 1)))
+    layers, hidden, vocabulary = model
     config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=3 * HIDDEN, head_dim=64,
-        num_hidden_layers=LAYERS, num_attention_heads=8, num_key_value_heads=4,
+        vocab_size=vocabulary, hidden_size=hidden, intermediate_size=3 * hidden,
+        head_dim=hidden // 8, num_hidden_layers=layers, num_attention_heads=8,
+        num_key_value_heads=4,
         tie_word_embeddings=True,
     )  # fmt: skip
     ranks.gathered(rank)  # what a process group takes is not the model's
@@ -99,7 +125,7 @@ def _rank(rank: int, size: int, address: str, settings: dict[str, Any], said: Pa
     backbone.divide(ranks, settings["stage"], offload=settings.get("offload", False))
     learner = PolicyLearner(backbone, LearnerSettings(), 100)
     length, count = 64, 4 * ranks.replicas
-    tokens = np.random.default_rng(0).integers(0, VOCABULARY, (count, length))
+    tokens = np.random.default_rng(0).integers(0, vocabulary, (count, length))
     mask = np.arange(length) >= 1
     sequences = Sequences(
         Ragged.of(list(tokens), np.int32), Ragged.of([mask] * count, np.bool_), np.arange(count)

@@ -30,7 +30,6 @@ from postgrad.observe.run_dir import RunDirectory
 from postgrad.recipe.load import parse_recipe
 from postgrad.rollout.environments.base import ChatEnvironment, Course, Reply
 from postgrad.rollout.environments.workers import FunctionWorkers
-from postgrad.training.prepare import prepare
 
 SECONDS = 0.2  # of a call
 SAMPLES = 16
@@ -126,6 +125,9 @@ class Play:
 
 def steps(concurrent: int, count: int, folder: Path) -> list[float]:
     """Seconds of each step's sampling and scoring, after one that does not count."""
+    # Each of the processes that call `slow` imports this file: torch would take it five seconds.
+    from postgrad.training.prepare import prepare
+
     text = RECIPE.format(
         run_dir=folder / f"run-{concurrent}",
         concurrent=concurrent,

@@ -9,9 +9,10 @@ run must have every sample of every ticket once, and the weights, optimizer, sta
 undisturbed run to the bit; the first that has not ends the soak with exit code 1.
 
 Memory is what a run's process, its verifier workers and its renderer hold for themselves (without
-the pages that a fork shares with its parent), looked at every two seconds from --settled seconds
+the pages that a fork shares with its parent), looked at every --look seconds from --settled seconds
 after a life began: medians over the time of the soak, and over the age of a life. It is flat where
-neither grows by a tenth; exit code 1 otherwise. The result is written anew after every life, so a
+neither grows to --flat times its beginning; exit code 1 otherwise, and where no life was old enough
+for a look. The result is written anew after every life, so a
 soak that was cut says how far it came. Needs Linux and a C compiler, as the fault tests do.
 """
 
@@ -42,8 +43,6 @@ from postgrad.tools.verify_resume import fingerprint
 
 JOB = "grpo of stale samples"
 TENTHS = 10
-LOOK_SECONDS = 2.0
-FLAT = 1.1  # at most so many times the memory of the beginning
 
 
 @dataclass(frozen=True)
@@ -60,16 +59,17 @@ class Memory:
     """What the processes of runs hold, over time, until it is ended."""
 
     settled: float  # a younger life is not looked at: it is still importing
+    every: float  # seconds between two looks
     looks: list[Look] = field(default_factory=list[Look])
     server: list[int] = field(default_factory=list[int])  # resident bytes of the runs' parent
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def watch(self, server: int) -> None:
-        """Looks every two seconds at the children of the process `server`: each is a run, and
-        has its verifier workers and its renderer below it.
+        """Looks again and again at the children of the process `server`: each is a run, and has
+        its verifier workers and its renderer below it.
         """
         began = time.monotonic()
-        while not self._ended.wait(LOOK_SECONDS):
+        while not self._ended.wait(self.every):
             parent = psutil.Process(server)
             runs = parent.children()
             if runs:  # before, the parent itself is still importing
@@ -115,14 +115,14 @@ def medians(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
     return {key: round(statistics.median(sizes)) for key, sizes in sorted(values.items())}
 
 
-def grown(figures: dict[str, Any]) -> list[str]:
-    """Which memory is not flat."""
+def grown(figures: dict[str, Any], flat: float) -> list[str]:
+    """Which memory grew to more than `flat` times its beginning."""
     series = {
         "over the soak": figures["median_bytes_by_tenth"],
         "with the age of a run": list(figures["median_bytes_by_age"].values()),
         "of the runs' parent": figures["parent_bytes_first_and_last"],
     }
-    return [name for name, sizes in series.items() if sizes[-1] > FLAT * sizes[0]]
+    return [name for name, sizes in series.items() if sizes[-1] > flat * sizes[0]]
 
 
 def train(disk: Machine, recipe: Path, run: Path, fault: Fault) -> int:
@@ -162,7 +162,7 @@ class Soak:
         self._options = options
         self._folder = folder
         self._disk = Machine(folder)
-        self._memory = Memory(options.settled)
+        self._memory = Memory(options.settled, options.look)
         self._recipes = {s: write(folder / str(s), s, options) for s in (1, 2, 4)}
         self._began = time.monotonic()
         self._kills = dict.fromkeys(self._recipes, 0)
@@ -188,7 +188,8 @@ class Soak:
 
     @property
     def _over(self) -> bool:
-        return time.monotonic() - self._began >= 3600 * self._options.hours
+        enough = sum(self._kills.values()) >= self._options.kills
+        return enough and time.monotonic() - self._began >= 3600 * self._options.hours
 
     def _until_it_ends(self, staleness: int, wanted: dict[str, str]) -> None:
         """One run with all its kills."""
@@ -232,18 +233,26 @@ def main() -> None:
     """Soaks, prints, and writes what was counted."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--hours", type=float, default=2.0)
+    parser.add_argument("--kills", type=int, default=0, help="no end before so many")
     parser.add_argument("--steps", type=int, default=1000, help="of a run")
     parser.add_argument("--save-steps", type=int, default=2, help="steps between checkpoints")
     parser.add_argument("--life", type=float, default=20.0, help="seconds, at most")
     parser.add_argument("--long-life", type=float, default=300.0, help="of every tenth life")
     parser.add_argument("--settled", type=float, default=10.0, help="seconds without a look")
+    parser.add_argument("--look", type=float, default=2.0, help="seconds between two looks")
+    parser.add_argument("--flat", type=float, default=1.1, help="most growth of memory, as a ratio")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--to", type=Path, help="JSON file for the result, renewed at every kill")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         result = Soak(options, Path(name)).run()
     print(json.dumps(result, indent=1))
-    if growing := grown(result["memory"]):
+    if not result["memory"]:
+        sys.exit(
+            f"no life was older than {options.settled:g} s, so nobody looked at memory: "
+            "take longer lives (--life) or a shorter --settled"
+        )
+    if growing := grown(result["memory"], options.flat):
         sys.exit(f"memory grows {', '.join(growing)}")
 
 

@@ -1,8 +1,10 @@
 """Benchmarks that no suite needs still run: each at a small size, in a process of its own."""
 
+import gzip
 import json
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks import soak
+
 ROOT = Path(__file__).parents[2]
+PAIRS = "hh-rlhf-harmless.jsonl.gz"
 ANSWERS = {"chosen": "some miles", "rejected": "I do not know"}
 SCRIPTS = sorted(
     path.stem
@@ -40,6 +45,28 @@ def result(name: str, folder: Path, *options: str) -> dict[str, Any]:
     found = json.loads(path.read_text("utf-8"))
     assert name in found["command"]
     return found
+
+
+def needs_faults() -> None:
+    """As tests/faults."""
+    if sys.platform != "linux" or shutil.which("cc") is None:
+        pytest.skip("faults are injected by a preloaded C library: Linux and a C compiler")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the two files that benchmarks read, of a few rows."""
+    folder = tmp_path_factory.mktemp("data")
+    questions = [
+        {"question": f"Ann has {n} pens and buys {n % 7}. How many?", "answer": f"#### {n + n % 7}"}
+        for n in range(64)
+    ]
+    said = "\n\nHuman: how far is place {0}?\n\nAssistant: "
+    pairs = [{side: said.format(n) + text for side, text in ANSWERS.items()} for n in range(340)]
+    for name, rows in (("gsm8k.jsonl", questions), (PAIRS, pairs)):
+        text = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+        (folder / name).write_bytes(gzip.compress(text) if name == PAIRS else text)
+    return folder
 
 
 @pytest.mark.slow
@@ -84,14 +111,144 @@ def test_observing_is_timed_in_pairs_of_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_pairs_share_their_opening_and_an_adapter_its_base(tmp_path: Path) -> None:
-    said = "\n\nHuman: how far is place {0}?\n\nAssistant: "
-    rows = [{side: said.format(n) + answer for side, answer in ANSWERS.items()} for n in range(40)]
-    data = tmp_path / "pairs.jsonl"
-    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
-    found = result("pairs", tmp_path, str(data))
+def test_pairs_share_their_opening_and_an_adapter_its_base(data: Path, tmp_path: Path) -> None:
+    found = result("pairs", tmp_path, str(data / PAIRS), "--rounds", "1", "--heads", "1")
     assert found["sharing"]["tokens"]["shared"] < found["sharing"]["tokens"]["whole"]
     assert found["lora"]["lora"]["trained_bytes"] < found["lora"]["full"]["trained_bytes"] / 10
+    assert all(other["distance"] < 1e-5 for other in found["invariance"].values())
+
+
+@pytest.mark.slow
+def test_packed_and_padded_updates_are_the_same_update(tmp_path: Path) -> None:
+    small = ["--rounds", "1", "--threads", "1", "--prompts", "2"]
+    found = result("learner", tmp_path, *small)
+    assert found["samples"] == 16
+    assert found["first_update_distance"] < 1e-3
+    assert all(len(seconds) == 1 for seconds in found["seconds"].values())
+
+
+@pytest.mark.slow
+def test_an_update_with_shared_states_is_that_with_copies_of_prompts(tmp_path: Path) -> None:
+    small = ["--rounds", "1", "--prompts", "64", "--budget", "1024"]
+    cases = result("hybrids", tmp_path, *small)["cases"]
+    assert [case["type"] for case in cases] == ["qwen3_next", "mamba2"]
+    for case in cases:
+        assert case["tokens"]["shared"] < case["tokens"]["copies"]
+        assert case["first_update_distance"] < 1e-3
+
+
+@pytest.mark.slow
+def test_replayed_experts_and_a_balance_loss_do_what_they_are_for(tmp_path: Path) -> None:
+    small = ["--tokens", "16", "--updates", "20", "--seeds", "1"]
+    found = result("mixtures", tmp_path, *small)
+    half, full = found["replay"]["bfloat16"], found["replay"]["float32"]
+    assert half["routed_apart"] > full["routed_apart"] == 0.0
+    assert half["sampled"]["kl"] < half["off"]["kl"]
+    without, balanced = (found["balance"][key][0]["router_balance"] for key in ("0.0", "0.01"))
+    assert len(without) == 20
+    assert balanced[0] == without[0]
+    assert balanced[-1] < without[-1]
+
+
+@pytest.mark.slow
+def test_sampling_is_timed_without_a_grammar_and_with_each(data: Path, tmp_path: Path) -> None:
+    small = ["--rounds", "1", "--samples", "2", "--tokens", "16"]
+    found = result("grammar", tmp_path, "--data", str(data), *small)["grammars"]
+    assert found["none"]["ratio"] == 1.0
+    assert len(found) == 4
+    assert all(one["median"] > 0 for one in found.values())
+
+
+@pytest.mark.slow
+def test_slow_calls_of_samples_wait_for_each_other_only_one_after_the_other(tmp_path: Path) -> None:
+    found = result("side_by_side", tmp_path, "--steps", "1")
+    call, samples = found["call_seconds"], found["samples"]
+    assert min(found["one_after_the_other"]["seconds"]) >= call * samples
+    assert min(found["side_by_side"]["seconds"]) >= call
+
+
+@pytest.mark.slow
+def test_longer_updates_are_foreseen_longer_and_are(data: Path, tmp_path: Path) -> None:
+    small = ["--jobs", "sft", "--rounds", "1", "--cases", "2", "--size", "0.4M"]
+    short, long = result("plan_time", tmp_path, "--data", str(data), *small)["rows"]
+    assert (short["phase"], long["phase"]) == ("train", "train")
+    assert "batch 8" in short["name"]
+    assert "batch 128" in long["name"]
+    for key in ("foreseen", "measured"):
+        assert 0 < short[key] < long[key]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("POSTGRAD_TEST_DATA" not in os.environ, reason="no real data")
+def test_the_memory_of_a_run_is_the_one_foreseen(tmp_path: Path) -> None:
+    data = os.environ["POSTGRAD_TEST_DATA"]  # rows that fill micro-batches, as a plan assumes
+    path = tmp_path / "plan_memory.json"
+    run("plan_memory", "--data", data, "--name", "sft 6M", "--to", str(path))
+    (row,) = json.loads(path.read_text("utf-8"))["rows"]
+    assert row["name"] == "sft 6M"
+    assert row["within"]
+    assert abs(row["miss"]) < 0.25
+    assert row["miss"] == pytest.approx(row["foreseen"] / row["measured"] - 1, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_reward_model_and_that_of_trl_read_the_same_tokens_and_learn_the_same(
+    data: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("trl")
+    small = ["--steps", "2", "--seeds", "1"]
+    found = result("reward_model", tmp_path, str(data / PAIRS), *small)
+    (seed,) = found["seeds"]
+    assert seed["trl"]["tokens"]["different"] == 0
+    assert seed["first_losses_apart"] < 1e-5
+    assert seed["postgrad"]["held_out"] == seed["trl"]["held_out"]
+    assert seed["postgrad"]["own_held_out"] == pytest.approx(seed["postgrad"]["held_out"])
+
+
+@pytest.mark.slow
+def test_killed_runs_are_counted_and_compared(tmp_path: Path) -> None:
+    needs_faults()
+    found = result("random_kills", tmp_path, "--kills", "3", "--steps", "3")
+    assert found["kills"] == sum(found["kills_by_max_staleness"].values()) == 3
+    assert sum(found["runs_compared_by_max_staleness"].values()) >= 1
+    assert found["tickets"]["trained"] > 0
+
+
+@pytest.mark.slow
+def test_a_soak_counts_kills_and_looks_at_memory(tmp_path: Path) -> None:
+    needs_faults()
+    short = ["--hours", "0", "--kills", "3", "--steps", "8", "--life", "1"]
+    looks = ["--settled", "0.2", "--look", "0.05", "--flat", "100"]
+    found = result("soak", tmp_path, *short, *looks)
+    assert found["whole"]
+    assert sum(found["kills_by_max_staleness"].values()) == 3
+    assert sum(found["ended_runs_by_max_staleness"].values()) >= 1
+    assert found["memory"]["looks"] > 0
+
+
+def test_a_soak_names_memory_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = soak.Memory(settled=1.0, every=1.0, server=[100, 105])
+    memory.looks = [soak.Look(float(at), 1.0 + at % 3, 100 + at) for at in range(30)]
+    figures = memory.figures()
+    assert figures["median_bytes_by_tenth"] == [101 + 3 * tenth for tenth in range(10)]
+    assert figures["median_bytes_by_age"] == {"1 s": 114, "2 s": 115}  # of 10 looks, of 20
+    assert soak.grown(figures, 1.1) == ["over the soak"]
+    assert soak.grown(figures, 1.3) == []
+    monkeypatch.setattr(soak.Soak, "__init__", lambda *_: None)
+    monkeypatch.setattr(soak.Soak, "run", lambda _: {"memory": {}})
+    monkeypatch.setattr(sys, "argv", ["soak"])
+    with pytest.raises(SystemExit, match=r"no life was older than 10 s.*shorter --settled"):
+        soak.main()
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_two_ranks_share_the_state_of_a_sharded_model(tmp_path: Path) -> None:
+    model = ["--layers", "4", "--hidden", "256"]
+    found = result("ranks_memory", tmp_path, "--only", "stage none", "stage zero3", *model)
+    none, sharded = found["bytes_per_parameter"].values()
+    assert none["between"] - sharded["between"] == pytest.approx(6.0, abs=1.0)  # of 12, half
+    assert sharded["update"] < none["update"]
 
 
 @pytest.mark.ranks

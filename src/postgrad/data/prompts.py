@@ -102,8 +102,7 @@ def load_prompts(
     for place, length in enumerate(lengths.tolist()):
         fate = _fate(selected.rows, place, length, max_prompt_tokens, settings)
         if reader is not None:
-            cut = int(tokens.lengths[place]) - max_prompt_tokens
-            shown = _images(selected, place, tokens, reader, cut)
+            shown = _images(selected, place, tokens, reader, max_prompt_tokens)
             fate = TOO_LONG if shown is None else fate
             if shown:
                 images[place] = shown
@@ -278,11 +277,12 @@ def _with_images(
 
 
 def _images(
-    selected: _Selected, place: int, tokens: Ragged, reader: "ImageReader", cut: int
+    selected: _Selected, place: int, tokens: Ragged, reader: "ImageReader", most: int
 ) -> tuple[PlacedImage, ...] | None:
-    """The images of a prompt that loses its first `cut` tokens, if that is more than 0; None where
-    half of one would be left.
+    """The images of a prompt that keeps its last `most` tokens; None where half of one would be
+    left.
     """
+    cut = int(tokens.lengths[place]) - most
     digests = images_in(selected.messages[place])
     images = placed_in(selected.rows[place], tokens.row(place), digests, reader)
     if cut <= 0:

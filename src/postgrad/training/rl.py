@@ -3,7 +3,7 @@
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -55,6 +55,10 @@ class Roles:
     reference: LogprobRole | None  # None where the algorithm needs none
     follows: Follows | None  # the reference, where it follows the policy
     teachers: Teachers | None = None  # None where the algorithm needs none
+
+    def grader(self, by: Literal["policy", "reference"] | None) -> LogprobRole | None:
+        """The role that grades samples in place of teachers; None: none does."""
+        return {None: None, "policy": self.policy, "reference": self.reference}[by]
 
     @property
     def learners(self) -> list[Learns]:

@@ -8,7 +8,7 @@ from typing import cast
 from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.records import Prompt
 from postgrad.data.draws import Draws
-from postgrad.evaluation.answers import check_answers
+from postgrad.evaluation.answers import Evaluator, check_answers
 from postgrad.fleet.learned import learned_reward, scorer_of
 from postgrad.fleet.teachers import check_teachers, load_teachers
 from postgrad.models.image_reader import ImageReader
@@ -48,20 +48,13 @@ def assemble_rl(
     run.count_rows(len(prompts))
     first = [prompts.draw(ticket, recipe.seed) for ticket in range(PROBES)]
     roles = _roles(run, recipe, path, checkpoint)
-    by = recipe.algorithm.needs().self_graded
-    grader = {None: None, "policy": roles.policy, "reference": roles.reference}[by]
+    grader = roles.grader(recipe.algorithm.needs().self_graded)
     teachers = load_teachers(run.fleet, run, recipe, tokenizer, first, stack, grader)
     roles = replace(roles, teachers=teachers)
     if learned is not None:
         learned.role = run.fleet.frozen_reward_model(learned.path)
     run.give_back("nothing")  # what loading took, before an engine looks how much is free
-    engine = auto_sizes.engine(
-        run,
-        path,
-        stack,
-        sequences=max(run.geometry.samples_per_step, evaluator.sequences if evaluator else 0),
-        max_len=max(recipe.data.max_len, evaluator.max_len if evaluator else 0),
-    )
+    engine = _engine(run, path, stack, evaluator)
     publish = Publisher(
         roles.policy,
         engine,
@@ -72,10 +65,8 @@ def assemble_rl(
         adapter=recipe.rollout.sends_adapter,
     )
     engine.rest()  # as it does while the policy learns
-    graders = roles.teachers.roles if roles.teachers else ()
-    auto_sizes.try_tokens(
-        run, roles.learners, [roles.reference, *graders, learned and learned.role]
-    )
+    readers = [roles.reference, learned and learned.role, *(teachers.roles if teachers else ())]
+    auto_sizes.try_tokens(run, roles.learners, readers)
     run.sentinels.at_once(0, publish(checkpoint.step if checkpoint else 0))  # also after a resume
     source = source_of(run, recipe, prompts, engine, scorer, tokenizer, reader, thread, stack)
     algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens, recipe.reward_weights)
@@ -107,6 +98,17 @@ def _roles(run: Run, recipe: RLRecipe, path: str, checkpoint: Checkpoint | None)
         for role in roles.changing:
             role.load(checkpoint.tensors)
     return roles
+
+
+def _engine(run: Run, path: str, stack: ExitStack, evaluator: Evaluator | None) -> Engine:
+    """The engine, sized for steps and evaluations."""
+    return auto_sizes.engine(
+        run,
+        path,
+        stack,
+        sequences=max(run.geometry.samples_per_step, evaluator.sequences if evaluator else 0),
+        max_len=max(run.recipe.data.max_len, evaluator.max_len if evaluator else 0),
+    )
 
 
 def source_of(

@@ -174,6 +174,22 @@ def test_answers_longer_than_what_may_be_sampled_are_told(report: Report, make_r
     report.warnings.clear()
     ahead.check_answer_lengths(report, recipe, prompts("short", "brief"), tokenizer)
     assert report.warnings == []
+    ahead.check_answer_lengths(report, recipe, prompts("letter"), tokenizer)  # no room for an end
+    assert "1 of 1 reference answers have 6 tokens or more" in report.warnings[0].message
+
+
+def test_answers_that_may_end_at_the_limit_are_told_only_where_they_are_longer(
+    report: Report, make_recipe: Any
+) -> None:
+    def tokenizer(texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
+        return {"input_ids": [list(range(len(text))) for text in texts]}
+
+    off = {"truncation": {"action": "off"}}
+    recipe = make_recipe("rl", rollout={"max_new_tokens": 6}, sentinels=off)
+    ahead.check_answer_lengths(report, recipe, prompts("letter"), tokenizer)
+    assert report.warnings == []
+    ahead.check_answer_lengths(report, recipe, prompts("letters"), tokenizer)
+    assert "1 of 1 reference answers have 7 tokens or more" in report.warnings[0].message
 
 
 def test_a_report_is_json_and_a_wrong_recipe_comes_before_a_failure(report: Report) -> None:

@@ -61,7 +61,10 @@ def test_the_best_is_named_with_its_interval(tmp_path: Path) -> None:
 def test_runs_whose_intervals_overlap_are_named_too(tmp_path: Path) -> None:
     result = of_accuracies(tmp_path / "s", (0.55, 0.06), (0.6, 0.05), (0.3, 0.05))
     assert result.to_json()["tied"] == ["lr=1e-5"]
-    assert "it is not known which of these is the best: lr=1e-5" in result.verdict()
+    assert result.verdict().endswith(
+        "Its interval overlaps with that of lr=1e-5, so it is not known which of them is the best. "
+        "More rows in [eval] make the intervals narrower."
+    )
     assert [result.remark(run) for run in result.results] == [
         "highest value", "overlaps with the best", "",
     ]  # fmt: skip
@@ -70,7 +73,22 @@ def test_runs_whose_intervals_overlap_are_named_too(tmp_path: Path) -> None:
 def test_runs_with_the_same_highest_value_are_all_named(tmp_path: Path) -> None:
     result = of_accuracies(tmp_path / "s", (0.6, 0.05), (0.6, 0.05), (0.3, 0.05))
     start = "lr=1e-5 and lr=2e-5 have the highest eval/accuracy: 0.6 (95% interval 0.55 to 0.65)."
-    assert result.verdict().startswith(start)
+    more = (
+        "It is not known which of them is the best. "
+        "More rows in [eval] make the intervals narrower."
+    )
+    assert result.verdict() == f"{start} {more}"
+    assert [result.remark(run) for run in result.results] == ["highest value", "highest value", ""]
+
+
+def test_runs_below_several_highest_ones_are_named_apart(tmp_path: Path) -> None:
+    result = of_accuracies(tmp_path / "s", (0.6, 0.05), (0.6, 0.05), (0.58, 0.05), (0.57, 0.05))
+    assert (
+        "Their intervals overlap with those of lr=3e-5 and lr=4e-5, so it is not known which of "
+        "them is the best."
+    ) in result.verdict()
+    remarks = ["highest value"] * 2 + ["overlaps with the best"] * 2
+    assert [result.remark(run) for run in result.results] == remarks
 
 
 def test_without_an_interval_nobody_knows(tmp_path: Path) -> None:

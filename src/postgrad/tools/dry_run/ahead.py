@@ -166,8 +166,9 @@ def part_name(row: object, part: object) -> str:
 
 
 def check_answer_lengths(report: Report, recipe: Answering, sets: Sets, tokenizer: Any) -> None:
-    """Warns where reference answers are longer than rollout.max_new_tokens. Looks at about a
-    thousand of them.
+    """Warns where samples as long as the reference answers would be cut off at
+    rollout.max_new_tokens. Where sentinels.truncation is off, answers may end there, and only
+    longer ones count. Looks at about a thousand of them.
     """
     by_source = sets.prompts_by_source(recipe)
     prompts = [prompt for _, rows in by_source for prompt in rows if prompt.answer]
@@ -179,12 +180,14 @@ def check_answer_lengths(report: Report, recipe: Answering, sets: Sets, tokenize
         texts = [prompt.answer for prompt in some]
         ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
         lengths = sorted(map(len, ids))
-        longer = sum(length >= most for length in lengths)
-        check.detail = f"reference answers have up to {lengths[-1]} tokens, {most} may be sampled"
+        meant = recipe.sentinels.truncation.action == "off"
+        least = most + 1 if meant else most
+        longer = sum(length >= least for length in lengths)
+        check.detail = f"the longest has {lengths[-1]} of the {most} tokens that may be sampled"
         if longer > CUT * len(some):
             report.warn(
                 check,
-                f"{longer} of {len(some)} reference answers have {most} tokens or more "
+                f"{longer} of {len(some)} reference answers have {least} tokens or more "
                 f"(rollout.max_new_tokens), the longest {lengths[-1]}: samples as long are cut off "
                 "before they end",
             )

@@ -126,15 +126,16 @@ class Standing:
         return text + uneven
 
     def _about_best(self) -> str:
-        best, metric, others = self.best, self.metric, len(self.ranked) - 1
+        best, metric = self.best, self.metric
         if best is None or metric is None or best.value is None:
             return "No run has finished with a value to compare."
         equals = [run.trial.name for run in self.ranked if run.value == best.value]
-        subject = f"{best.trial.name} has" if len(equals) == 1 else f"{' and '.join(equals)} have"
+        alone = len(equals) == 1
+        subject = f"{' and '.join(equals)} {'has' if alone else 'have'}"
         text = f"{subject} the {metric.highest} {metric.name}: {best.value:.4g}"
         if not metric.evaluated:
             text += f", the mean over its last {LAST} steps"
-        if not others:
+        if len(self.ranked) == 1:
             return f"{text}. No other run has finished."
         if not metric.evaluated:
             return (
@@ -149,10 +150,15 @@ class Standing:
         text += f" (95% interval {best.interval.text()})."
         if not self.tied:
             return f"{text} It is the best: no other interval overlaps with its own."
-        names = ", ".join(result.trial.name for result in self.tied)
+        worse = [run.trial.name for run in self.tied if run.value != best.value]
+        if worse:
+            subject = "Its interval overlaps" if alone else "Their intervals overlap"
+            which = "that" if len(worse) == 1 else "those"
+            text += f" {subject} with {which} of {' and '.join(worse)}, so it"
+        else:
+            text += " It"
         return (
-            f"{text} The intervals overlap with those of {len(self.tied)} of {others} other runs, "
-            f"so it is not known which of these is the best: {names}. More rows in [eval] make the "
+            f"{text} is not known which of them is the best. More rows in [eval] make the "
             "intervals narrower."
         )
 
@@ -176,9 +182,13 @@ class Standing:
         """The last cell of a run's row."""
         if result.state != "finished":
             return result.state
-        if self.best is not None and result is self.best:
-            return f"{self.metric.highest} value" if self.tied and self.metric else "best"
-        compared = self.best is not None and self.best.interval and result.interval
+        if self.best is None or self.metric is None:
+            return ""
+        if result is self.best and not self.tied:
+            return "best"
+        if result.value == self.best.value:
+            return f"{self.metric.highest} value"
+        compared = self.best.interval and result.interval
         return "overlaps with the best" if compared and result in self.tied else ""
 
     def to_json(self) -> dict[str, Any]:
