@@ -253,9 +253,11 @@ class FlexAttention:
             assert softcap is not None
             return softcap * torch.tanh(score / softcap)
 
-        kernel: Any = _kernel()
+        kernel: Any
         if torch.compiler.is_compiling():  # a part of the graph of a compiled layer
             kernel, query, key = flex_attention, _by_token(query, 2.0), _by_token(key, 0.5)
+        else:
+            kernel = _kernel()
         out: Any = kernel(
             query.view(1, *query.shape),
             key.view(1, *key.shape),

@@ -83,7 +83,7 @@ def kept_by_layer(
 def _kept_by_compiled(shape: ModelShape, width: int, lora: LoraSettings | None) -> int:
     """Those of a compiled layer, of which torch computes again what needs no product: the inputs of
     norms and of products, gate and up, and of attention q, k, v and out; in float32 its log sums
-    and the scales of norms.
+    and the scales of norms. With adapters v is a part of the product that q and k were in too.
     """
     inner, queries, keys = shape.intermediate_size, shape.query_size, shape.key_size
     read = 2 * shape.hidden_size + inner if lora is None else 0  # o's input is attention's out
@@ -91,6 +91,8 @@ def _kept_by_compiled(shape: ModelShape, width: int, lora: LoraSettings | None) 
     normed, scales = (1 + shape.norms // 2) * shape.hidden_size, shape.norms
     if shape.qk_norm:
         normed, scales = normed + queries + keys, scales + shape.heads + shape.kv_heads
+    elif lora is not None:
+        normed += queries + keys
     numbers = read + normed + 2 * inner + 2 * queries + 2 * keys
     kept = numbers * width + (scales + shape.heads) * FLOAT32
     return kept + _kept_by_adapter(shape, width, lora, cpu=False)
