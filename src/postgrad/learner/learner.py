@@ -22,7 +22,7 @@ from postgrad.learner.loss_scale import LossScale
 from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.resting import resting_of
 from postgrad.learner.settings import LearnerSettings, learning_rate
-from postgrad.learner.update import FlatColumns, Routing, Update, replaying
+from postgrad.learner.update import FlatColumns, Routing, Update, added, replaying
 from postgrad.parallel.sharding import TensorPiece, assembled, whole_tensor
 
 if TYPE_CHECKING:
@@ -150,9 +150,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
                     loss_output, of_layout = self._loss(layout, flat, algorithm)
                 ((loss_output.loss + routing.loss(layout)) * scale).backward()
             terms = {f"{self.name}/loss": loss_output.loss, **loss_output.metrics}
-            for name, value in terms.items():
-                value = value.detach()
-                metrics[name] = metrics[name] + value if name in metrics else value
+            metrics |= added(metrics, terms)
             entry_outputs.add(layout, of_layout)
             computed += layout.n_tokens
         lr = learning_rate(self.settings, self.optimizer.updates, self.total_updates)

@@ -144,6 +144,17 @@ class FlatColumns:
         }
 
 
+@torch.no_grad()
+def added(sums: Mapping[str, Tensor], terms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The sums of metrics with the terms of one more micro-batch, by name, in one kernel. A metric
+    that has no sum yet begins with its term.
+    """
+    summed = [name for name in terms if name in sums]
+    totals = torch._foreach_add([sums[name] for name in summed], [terms[name] for name in summed])  # pyright: ignore[reportPrivateImportUsage]
+    fresh = {name: term.detach() for name, term in terms.items()}
+    return fresh | dict(zip(summed, totals, strict=True))
+
+
 class Routes(Protocol):
     """A policy that says which experts its routers choose."""
 

@@ -2,13 +2,14 @@
 
 PEFT's forward multiplies the input by A once for each of q/k/v and of gate/up, in torch's products
 and in float32. Here sibling layers that read the same input share one product with all their A,
-where layers are compiled also one with their own matrices, and on a CPU products are those of
-models.linear. A and B are float32 and are rounded to the dtype of the input, as the weights of a
-model without adapters are rounded from their masters: a GPU's tensor cores multiply bfloat16 up to
-16 times as fast as float32. Modules, parameters and their names are PEFT's.
+where layers are compiled also those with their own matrices and with all their B
+(adapter_products), and on a CPU products are those of models.linear. A and B are float32 and are
+rounded to the dtype of the input, as the weights of a model without adapters are rounded from their
+masters: a GPU's tensor cores multiply bfloat16 up to 16 times as fast as float32. Modules,
+parameters and their names are PEFT's.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,56 +17,19 @@ import numpy as np
 import torch
 from peft.tuners.lora import Linear
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from postgrad.core import seeds
 from postgrad.models.adapter_dropout import CounterDropout, RowMasks
 from postgrad.models.adapter_mixtures import AdaptedWeight, frozen_name
+from postgrad.models.adapter_products import changed_products, narrow_products
 from postgrad.models.adapter_reader import HEAD
 from postgrad.models.attention import to_device
 from postgrad.models.decoder import joined
 from postgrad.models.four_bits import base_weight
-from postgrad.models.linear import MatrixGradient, multiply
+from postgrad.models.linear import multiply
 from postgrad.models.score import in_float32
 from postgrad.models.settings import SIBLINGS
 from postgrad.models.stored import Box, StoredTensor, whole_box
-
-
-def _multiply(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """The products of x [..., in] with weights [out, in] side by side, [..., all out], with
-    gradients. Weights of a wider dtype are rounded to that of x; their gradients are not.
-    """
-    if x.dtype == weights[0].dtype or not x.numel():
-        return multiply(x, _stacked(weights).to(x.dtype))
-    products: Any = _RoundedProduct.apply(x.reshape(-1, x.shape[-1]), *weights)
-    return products.view(*x.shape[:-1], products.shape[-1])
-
-
-def _stacked(weights: Sequence[Tensor]) -> Tensor:
-    return weights[0] if len(weights) == 1 else torch.cat(list(weights))
-
-
-class _RoundedProduct(torch.autograd.Function):
-    """Saves the weights as they are, and rounds them again in the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, *weights: Tensor) -> Tensor:
-        ctx.save_for_backward(rows, *weights)
-        return nn.functional.linear(rows, _stacked(weights).to(rows.dtype))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        rows, *weights = ctx.saved_tensors
-        (gradient,), wide = gradients, _stacked(weights).detach()
-        of_rows = gradient @ wide.to(rows.dtype) if ctx.needs_input_grad[0] else None
-        if not any(ctx.needs_input_grad[1:]):
-            return of_rows, *(None for _ in weights)
-        of_weights = MatrixGradient(wide)
-        of_weights.add(gradient, rows)
-        total = of_weights.rest()
-        assert total is not None
-        return of_rows, *total.split([len(weight) for weight in weights])
 
 
 class _SharedParts:
@@ -99,21 +63,38 @@ class _SharedParts:
 
 class Siblings:
     """Layers of one block that read the same x. They share the product x A^T with all their A, and
-    the product x W^T once their matrices are joined.
+    once their matrices are joined those with W and with B too.
     """
 
     def __init__(self, layers: "list[AdaptedLinear]") -> None:
         self._layers = layers
-        self._rows, self._results = _SharedParts(len(layers)), _SharedParts(len(layers))
+        self._rows, self._results, self._changed = (_SharedParts(len(layers)) for _ in range(3))
         self._joined: tuple[Tensor, Tensor | None] | None = None
 
-    def rows(self, place: int, name: str, x: Tensor) -> Tensor:
-        """x A^T [..., rank] of the layer at `place`. x: [..., in]."""
+    def changed(self, place: int, name: str, x: Tensor) -> Tensor:
+        """W x + b + (alpha / rank) B A x [..., out] of the layer at `place`. x: [..., in]."""
+        layer = self._layers[place]
+        if self._joined is None:
+            change = narrow_products(self._rows_of(place, name, x), [layer.matrices(name)[1]])
+            return torch.add(self.result(place, x), change, alpha=layer.scaling[name])
+        base = self._joined
+
+        def parts(x: Tensor) -> dict[int, Tensor]:
+            pairs = [each.matrices(name) for each in self._layers]
+            all_a, all_b = [a for a, _ in pairs], [b for _, b in pairs]
+            products = changed_products(x, base, layer.scaling[name], all_a, all_b)
+            split = products.split([each.out_features for each in self._layers], -1)
+            return {n: part for n, part in enumerate(split) if name in self._layers[n].lora_A}
+
+        return self._changed.of(place, x, parts)
+
+    def _rows_of(self, place: int, name: str, x: Tensor) -> Tensor:
+        """x A^T [..., rank] of the layer at `place`."""
 
         def parts(x: Tensor) -> dict[int, Tensor]:
             members = [n for n, layer in enumerate(self._layers) if name in layer.lora_A]
             matrices = [self._layers[n].matrices(name)[0] for n in members]
-            products = _multiply(x, matrices)
+            products = narrow_products(x, matrices)
             split = products.split([len(matrix) for matrix in matrices], -1)
             return dict(zip(members, split, strict=True))
 
@@ -141,7 +122,7 @@ class Siblings:
         plain = all(type(base) is nn.Linear for base in bases) and all(
             type(t) is nn.Parameter and not t.requires_grad for t in tensors
         )
-        if len(bases) > 1 and plain and alike and len(biases) in (0, len(bases)):
+        if plain and alike and len(biases) in (0, len(bases)):
             weight = joined([base.weight for base in bases])
             self._joined = weight, joined(biases) if biases else None
 
@@ -158,31 +139,33 @@ class AdaptedLinear(Linear):
     place: int
 
     def matrices(self, name: str) -> tuple[Tensor, Tensor]:
-        """A [rank, in] and B [out, rank] of an adapter."""
+        """A [rank, in] and B [out, rank] of an adapter, of rank 0 where the layer has none."""
+        if name not in self.lora_A:
+            like: Any = self.base_layer.weight
+            return like.new_empty(0, self.in_features), like.new_empty(self.out_features, 0)
         a: Any = self.lora_A[name]
         b: Any = self.lora_B[name]
         return a.weight, b.weight
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         """x: [..., in]; returns [..., out] in the dtype of the base's result."""
-        result = self.siblings.result(self.place, x)
         name = self.active_adapters[0]
         if self.disable_adapters or name not in self.lora_A:
-            return result
-        a, b = self.matrices(name)
+            return self.siblings.result(self.place, x)
+        (a, b), scale = self.matrices(name), self.scaling[name]
         dropout = self.lora_dropout[name]
         if isinstance(dropout, CounterDropout) and dropout.acts:  # every layer drops other inputs
-            rows = _multiply(dropout(x), [a])
+            change = narrow_products(narrow_products(dropout(x), [a]), [b])
+            changed = torch.add(self.siblings.result(self.place, x), change, alpha=scale)
         else:
-            rows = self.siblings.rows(self.place, name, x)
-        change, scale = _multiply(rows, [b]), self.scaling[name]
+            changed = self.siblings.changed(self.place, name, x)
         if name not in self.lora_magnitude_vector:
-            return torch.add(result, change, alpha=scale)
+            return changed
         lengths: Any = self.lora_magnitude_vector[name]
         factor = lengths.weight / self._row_lengths(a, b, scale)
         bias: Any = self.base_layer.bias
-        product = result if bias is None else result - bias
-        return (result + (factor - 1) * product + factor * scale * change).to(result.dtype)
+        product = changed if bias is None else changed - bias
+        return (changed + (factor - 1) * product).to(changed.dtype)
 
     @torch.no_grad()
     def _row_lengths(self, a: Tensor, b: Tensor, scale: float) -> Tensor:

@@ -40,6 +40,9 @@ def settle() -> None:
     settings.recompile_limit = GRAPHS
     # Beyond the limit torch would go on without compiling, with other bits.
     settings.fail_on_recompile_limit_hit = True
+    # What adapters that read the same input note for each other is for one forward pass alone:
+    # where activations are computed again within a graph, it is not to be noted again.
+    settings.skip_fwd_side_effects_in_bwd_under_checkpoint = True
 
 
 def _options(backend: str) -> dict[str, Any] | None:
@@ -78,28 +81,24 @@ def compile_layers(lm: nn.Module, backend: str = "inductor") -> None:
     Where activations are computed again, that is a part of a layer's backward graph, without the
     product that no gradient needs: the last, a fifth of those of Qwen3-0.6B. Around a call that
     stays outside (`OutsideGraph`) torch runs the checkpoint itself, and compiles what lies in it.
-    So it is around layers with adapters: within a graph torch would keep each product of an adapter
-    beside the sum that it is a part of.
     """
     settle()
-    compiled: dict[tuple[type[nn.Module], bool, bool], Any] = {}
+    compiled: dict[tuple[type[nn.Module], bool], Any] = {}
     for layer in layers_of(lm):
         checkpointed = bool(getattr(layer, "gradient_checkpointing", False))
         layer.gradient_checkpointing = False  # pyright: ignore[reportArgumentType]
-        adapted = any(hasattr(module, "lora_A") for module in layer.modules())
-        kind = type(layer), checkpointed, adapted
+        kind = type(layer), checkpointed
         if kind not in compiled:
-            compiled[kind] = _compiled(type(layer).forward, checkpointed, adapted, backend)
+            forward = type(layer).forward
+            compiled[kind] = torch.compile(
+                _checkpointing(forward) if checkpointed else forward,
+                dynamic=True,
+                backend=backend,
+                options=_options(backend),
+            )
         inputs: HostInputs | None = getattr(layer, HOST_INPUTS, None)
         run = compiled[kind] if inputs is None else inputs.keeping(compiled[kind])
         layer.forward = partial(run, layer)
-
-
-def _compiled(forward: Callable[..., Any], checkpointed: bool, adapted: bool, backend: str) -> Any:
-    graph = partial(torch.compile, dynamic=True, backend=backend, options=_options(backend))
-    if not checkpointed:
-        return graph(forward)
-    return _checkpointing(graph(forward)) if adapted else graph(_checkpointing(forward))
 
 
 def _checkpointing(forward: Callable[..., Any]) -> Callable[..., Any]:

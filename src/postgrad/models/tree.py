@@ -253,8 +253,11 @@ class FlexAttention:
             assert softcap is not None
             return softcap * torch.tanh(score / softcap)
 
-        # Inside a compiled layer it is a part of that layer's graph.
-        kernel: Any = flex_attention if torch.compiler.is_compiling() else _kernel()
+        kernel: Any
+        if torch.compiler.is_compiling():  # a part of the graph of a compiled layer
+            kernel, query, key = flex_attention, _by_token(query, 2.0), _by_token(key, 0.5)
+        else:
+            kernel = _kernel()
         out: Any = kernel(
             query.view(1, *query.shape),
             key.view(1, *key.shape),
@@ -271,6 +274,16 @@ class FlexAttention:
             share = torch.sigmoid(sums.lse - sinks[:, None])
             out = out * share[..., None].to(out.dtype)
         return out.squeeze(0).transpose(0, 1)
+
+
+def _by_token(heads: Tensor, factor: float) -> Tensor:
+    """[H, T, D] times a power of two, which rounds nothing, with the heads of a token side by side.
+
+    torch's compiler lays a result out by the dimensions of the operation that it comes from, and
+    those of attention as its query. Without a factor it takes this for no operation, and copies
+    attention's results for the product that reads them.
+    """
+    return (heads.transpose(0, 1) * factor).transpose(0, 1)
 
 
 def _visible(positions: Tensor, ends: Tensor, window: int | None) -> Any:

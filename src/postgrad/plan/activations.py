@@ -83,7 +83,7 @@ def kept_by_layer(
 def _kept_by_compiled(shape: ModelShape, width: int, lora: LoraSettings | None) -> int:
     """Those of a compiled layer, of which torch computes again what needs no product: the inputs of
     norms and of products, gate and up, and of attention q, k, v and out; in float32 its log sums
-    and the scales of norms.
+    and the scales of norms. With adapters v is a part of the product that q and k were in too.
     """
     inner, queries, keys = shape.intermediate_size, shape.query_size, shape.key_size
     read = 2 * shape.hidden_size + inner if lora is None else 0  # o's input is attention's out
@@ -91,6 +91,8 @@ def _kept_by_compiled(shape: ModelShape, width: int, lora: LoraSettings | None) 
     normed, scales = (1 + shape.norms // 2) * shape.hidden_size, shape.norms
     if shape.qk_norm:
         normed, scales = normed + queries + keys, scales + shape.heads + shape.kv_heads
+    elif lora is not None:
+        normed += queries + keys
     numbers = read + normed + 2 * inner + 2 * queries + 2 * keys
     kept = numbers * width + (scales + shape.heads) * FLOAT32
     return kept + _kept_by_adapter(shape, width, lora, cpu=False)
@@ -115,7 +117,7 @@ def _kept_by_adapter(shape: ModelShape, width: int, lora: LoraSettings | None, *
     layers = adapted_layers(shape, lora)
     kept = (sum(adapter_inputs(shape, lora, attended=cpu)) + len(layers) * lora.rank) * width
     kept += sum(a for a, _ in layers) * (width + 1) if lora.dropout else 0
-    kept += sum(b for _, b in layers) * 2 * width if lora.dora else 0
+    kept += sum(b for _, b in layers) * width if lora.dora else 0
     chosen = shape.counted.chosen if shape.counted is not None else 1
     for experts, inputs, _ in adapted_stacks(shape, lora):
         rows = chosen if experts > 1 else 1  # each token is there once for each of its experts

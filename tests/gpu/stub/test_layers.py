@@ -95,16 +95,10 @@ def test_so_does_one_within_an_update_with_its_head_and_its_sum_of_gradients(
     assert updates[kind]["waits"] == updates[kind]["pageable"] == 0
 
 
-def test_so_does_one_with_adapters(updates: dict[str, Any]) -> None:
-    assert updates["whole, LoRA"]["launches"] <= 2000
-
-
-@pytest.mark.xfail(strict=True, reason="the goal is not met with activations computed again")
-def test_so_does_one_with_adapters_and_checkpointing(updates: dict[str, Any]) -> None:
-    """A layer takes 44 products for its adapters and 12 for its frozen matrices, which are 1 568
-    launches, before any generated kernel.
-    """
-    assert updates["checkpointed, LoRA"]["launches"] <= 2000
+@pytest.mark.parametrize("kind", ["whole, LoRA", "checkpointed, LoRA"])
+def test_so_does_one_with_adapters(updates: dict[str, Any], kind: str) -> None:
+    """A layer takes 32 products, and 42 where activations are computed again."""
+    assert updates[kind]["launches"] <= 2000
 
 
 def test_a_fresh_adapter_is_copied_from_pinned_memory(updates: dict[str, Any]) -> None:
@@ -113,7 +107,7 @@ def test_a_fresh_adapter_is_copied_from_pinned_memory(updates: dict[str, Any]) -
     assert asked["pageable"] == asked["waits"] == 0
 
 
-@pytest.mark.parametrize(("kind", "most"), [("whole, LoRA", 1_880), ("checkpointed, LoRA", 2_560)])
+@pytest.mark.parametrize(("kind", "most"), [("whole, LoRA", 1_560), ("checkpointed, LoRA", 2_000)])
 def test_adapters_on_layers_of_one_input_share_products(
     updates: dict[str, Any], kind: str, most: int
 ) -> None:
