@@ -213,8 +213,8 @@ class RolloutAlgorithm(PolicyAlgorithm):
 
         old, ref: logprobs of the policy before the step and of the reference; values: of the
         critic; entropy: of the policy before the step. All float32 over the batch's tokens; None
-        where needs() does not ask for them. An algorithm that needs a teacher has a parameter
-        `teacher` too: its logprobs.
+        where needs() does not ask for them. An algorithm that needs a teacher, or is self-graded,
+        has a parameter `teacher` too: the grader's logprobs.
         state: that of the last step's Credit; {} at the start of a run.
         """
 
