@@ -150,6 +150,11 @@ def test_a_changed_recipe_is_another_run(make_recipe: Any, console: Console) -> 
     assert "learner.lr: 0.01 there, 0.5 here" in str(refused.value)
     assert "--overwrite true" in str(refused.value)
     assert "--allow-change learner.lr" in str(refused.value)
+    run = Path(recipe.run_dir)
+    with pytest.raises(
+        UsageError, match=rf"\nchange a copy that postgrad fork {run} .*, or continue"
+    ):
+        resume(run, ["--learner.lr", "0.5"], [], console)
     assert train(other, console, allow_change=["learner.lr"])["steps"] == 3
     assert train(other, console, overwrite=True)["steps"] == 3
 
@@ -158,7 +163,8 @@ def test_a_run_does_not_go_back_to_fewer_steps(make_recipe: Any, console: Consol
     recipe = make_recipe("sft")
     train(recipe, console)
     stored = (Path(recipe.run_dir) / "recipe.json").read_bytes()
-    with pytest.raises(UsageError, match=r"steps = 2: .* has done 3, .*; give 3 to end it there"):
+    refused = r"steps = 2: .* has done 3, .*; give 3 to end it there, .* postgrad fork .*run --ch"
+    with pytest.raises(UsageError, match=refused):
         resume(Path(recipe.run_dir), ["--steps", "2"], [], console)
     with pytest.raises(UsageError, match="no run goes back"):
         train(with_overrides(recipe, ["--steps", "2"]), console)

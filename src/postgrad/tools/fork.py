@@ -69,7 +69,7 @@ def fork(run_dir: Path, which: str, to: Path, console: Console) -> dict[str, Any
     _require_free(place, run_dir)
     try:
         with whole_directory(place, replace=False) as folder, claimed(folder):
-            result = _Fork(source, RunDirectory(folder), to, console).write(which)
+            result = _ForkWriter(source, RunDirectory(folder), to, console).write(which)
     except OSError as error:
         why = "the disk is full" if is_full(error) else str(error)
         raise RunError(f"{run_dir} was not forked, and {to} holds nothing of it: {why}") from error
@@ -121,7 +121,7 @@ def _require_free(place: Path, run_dir: Path) -> None:
             remove(left)
 
 
-class _Fork:
+class _ForkWriter:
     """Writes a fork of `source` into `target`, which will be called `to`."""
 
     def __init__(
