@@ -84,3 +84,18 @@ def test_a_run_that_is_under_way_is_forked_at_any_moment(tmp_path: Path) -> None
     run("resume", forks[len(forks) // 2], "--quiet")
     assert fingerprint(forks[len(forks) // 2]) == wanted
     assert not list(tmp_path.glob(".fork-*"))
+
+
+@pytest.mark.ranks
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_fork_of_a_run_on_ranks_has_the_parts_of_each_and_the_same_bits(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    whole, fork = tmp_path / "run", tmp_path / "fork"
+    ranks = ("--learner.ranks", "2", "--learner.sharding", "zero3", "--cluster.type", "ray")
+    run("train", write_recipe("reward model", tmp_path), "--run_dir", whole, *KEPT, *ranks)
+    run("fork", whole, "--checkpoint", "2", "--to", fork)
+    (checkpoint,) = (fork / "checkpoints").glob("step-*")
+    parts = sorted(path.name for path in checkpoint.glob("reward_model.weights.*"))
+    assert [name.split(".")[2] for name in parts] == ["rank-0000-of-0002", "rank-0001-of-0002"]
+    run("resume", fork, "--quiet")
+    assert fingerprint(fork) == fingerprint(whole)
