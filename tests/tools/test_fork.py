@@ -223,6 +223,17 @@ def test_checkpoints_elsewhere_are_taken_and_the_fork_saves_in_its_own_directory
     assert [info.step for info in Run(tmp_path / "fork").checkpoints] == [1]
 
 
+def test_a_model_that_both_would_push_is_told(
+    make_recipe: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe("rl", checkpoint={"save_hf": True, "push_to_hub": "me/model"})
+    run = SavedRun.create(tmp_path / "run", recipe, steps=1)
+    fork(run.path, "latest", tmp_path / "fork", Console("plain"))
+    shown = capsys.readouterr()
+    assert "at its end the fork pushes its model to me/model" in shown.out + shown.err
+    assert Run(tmp_path / "fork").recipe.checkpoint.push_to_hub == "me/model"
+
+
 def test_of_damaged_latest_checkpoints_the_newest_good_one_is_forked(
     run: SavedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
