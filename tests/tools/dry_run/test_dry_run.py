@@ -215,7 +215,7 @@ def test_sets_with_samples_of_their_own_are_tried_with_few(
 ) -> None:
     rows = {"path": "reasoning-gym:spell_backward", "size": 4}
     sets = [
-        {**rows, "name": "many", "seed": 2, "n_samples": 64, "max_new_tokens": 40},
+        {**rows, "name": "many", "seed": 2, "n_samples": 64, "max_new_tokens": 8},
         {**rows, "name": "few", "seed": 3, "n_samples": 1},
     ]
     evaluation = {"path": None, "size": None, "seed": None, "sets": sets, "pass_at": [1, 64]}
