@@ -110,6 +110,12 @@ def test_where_nothing_was_graded_there_is_no_mean_of_grades(
     assert not {"teacher/reverse_kl", "teacher/logprob"} & result.metrics.keys()
 
 
+def test_of_a_step_whose_samples_were_all_dropped_no_fraction_is_told(make_batch: Any) -> None:
+    batch, nothing = make_batch([], [], []), Ragged.of([], np.float32)
+    result = credit_of(OnPolicyDistillation(), batch, old=nothing, teacher=nothing)
+    assert not [name for name in result.metrics if name.startswith("teacher/")]
+
+
 def test_on_average_the_gradient_is_that_of_the_reverse_kl(make_inputs: Any) -> None:
     """Over all tokens with their probabilities, which is the mean over samples: q_j (log q_j / p_j
     - KL), the gradient of KL(Q || P) on the logits, worked out in float64.

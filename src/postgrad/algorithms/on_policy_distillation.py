@@ -72,14 +72,16 @@ class OnPolicyDistillation(GRPO):
         read = mask.values & mask.spread(grades.graded).values
         theirs = grades.logprobs.values.astype(np.float64)
         gap = (theirs - before) * read
-        metrics["teacher/graded_fraction"] = float(grades.graded.mean())
+        if len(credit.rows):
+            metrics["teacher/graded_fraction"] = float(grades.graded.mean())
+        bound = np.inf if self.teacher_clip is None else self.teacher_clip
+        bounded = gap.clip(-bound, bound)
         if tokens := int(read.sum()):
             metrics["teacher/reverse_kl"] = -float(gap.sum()) / tokens
             metrics["teacher/logprob"] = float((theirs * read).sum()) / tokens
-        if self.teacher_clip is not None:
-            free, gap = gap, gap.clip(-self.teacher_clip, self.teacher_clip)
-            metrics["teacher/clipped_fraction"] = float((free != gap).sum()) / max(1, tokens)
-        taught = columns["advantages"].values + self.teacher_coef * gap
+            if self.teacher_clip is not None:
+                metrics["teacher/clipped_fraction"] = float((bounded != gap).sum()) / tokens
+        taught = columns["advantages"].values + self.teacher_coef * bounded
         columns["advantages"] = columns["advantages"].like(taught.astype(np.float32))
         experience = Experience(sequences, columns, self._moves(columns))
         return replace(credit, experience=experience, metrics=metrics)
