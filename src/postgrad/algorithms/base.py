@@ -87,6 +87,27 @@ class Grades:
         """Those of samples `rows`, in this order."""
         return Grades(self.logprobs.take(rows), self.graded[rows])
 
+    def above(
+        self, before: Ragged, loss_mask: Ragged, most: float | None
+    ) -> tuple[NDArray[np.float64], dict[str, float]]:
+        """float64 [N]: how much more likely the grader finds each loss token of a graded sample
+        than `before`, within +-most; else 0. Also the metrics of this, of which there are none
+        where there are no such tokens.
+        """
+        read = loss_mask.values & loss_mask.spread(self.graded).values
+        grades = self.logprobs.values.astype(np.float64)
+        gap = (grades - before.values) * read
+        bounded = gap if most is None else gap.clip(-most, most)
+        metrics: dict[str, float] = {}
+        if len(self.graded):
+            metrics["teacher/graded_fraction"] = float(self.graded.mean())
+        if tokens := int(read.sum()):
+            metrics["teacher/reverse_kl"] = -float(gap.sum()) / tokens
+            metrics["teacher/logprob"] = float((grades * read).sum()) / tokens
+            if most is not None:
+                metrics["teacher/clipped_fraction"] = float((bounded != gap).sum()) / tokens
+        return bounded, metrics
+
 
 @dataclass(frozen=True, slots=True)
 class Earned:

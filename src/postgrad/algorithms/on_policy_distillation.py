@@ -66,22 +66,10 @@ class OnPolicyDistillation(GRPO):
         """As PolicyGradient.credit. teacher: what the grader says of the batch's samples."""
         credit = super().credit(batch, old, ref, values, state, entropy)
         sequences, columns = credit.experience.sequences, dict(credit.experience.columns)
-        before = required(columns.get("old_logprobs"), "'old' logprobs").values
+        before = required(columns.get("old_logprobs"), "'old' logprobs")
         grades = required(teacher, "'teacher' logprobs").take(credit.rows)
-        mask, metrics = sequences.loss_mask, dict(credit.metrics)
-        read = mask.values & mask.spread(grades.graded).values
-        theirs = grades.logprobs.values.astype(np.float64)
-        gap = (theirs - before) * read
-        if len(credit.rows):
-            metrics["teacher/graded_fraction"] = float(grades.graded.mean())
-        bound = np.inf if self.teacher_clip is None else self.teacher_clip
-        bounded = gap.clip(-bound, bound)
-        if tokens := int(read.sum()):
-            metrics["teacher/reverse_kl"] = -float(gap.sum()) / tokens
-            metrics["teacher/logprob"] = float((theirs * read).sum()) / tokens
-            if self.teacher_clip is not None:
-                metrics["teacher/clipped_fraction"] = float((bounded != gap).sum()) / tokens
-        taught = columns["advantages"].values + self.teacher_coef * bounded
+        gap, metrics = grades.above(before, sequences.loss_mask, self.teacher_clip)
+        taught = columns["advantages"].values + self.teacher_coef * gap
         columns["advantages"] = columns["advantages"].like(taught.astype(np.float32))
         experience = Experience(sequences, columns, self._moves(columns))
-        return replace(credit, experience=experience, metrics=metrics)
+        return replace(credit, experience=experience, metrics={**credit.metrics, **metrics})

@@ -90,7 +90,7 @@ def _require_no_such_column(row: Row) -> None:
 
 
 def _text(row: Row, settings: DataSettings) -> str:
-    """A row's hint."""
+    """The hint of a row, with ANSWER_PLACE for {group.answer}."""
     text = ""
     for words, name in template_parts(settings.hint):
         text += words
