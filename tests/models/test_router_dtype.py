@@ -17,6 +17,7 @@ from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import layers_of
 from postgrad.models.compiled import compile_layers
 from postgrad.models.four_bits import twin
+from postgrad.models.router_dtype import widen
 from postgrad.models.routers import (
     Routers,
     _routers,
@@ -131,6 +132,15 @@ def test_dense_models_and_experts_that_another_module_chooses_are_refused() -> N
         give_dtype(lm, "auto")
         with pytest.raises(UsageError, match=rf'critic.router_dtype = "float32": a {kind} model'):
             give_dtype(lm, "float32", "critic.router_dtype")
+
+
+@pytest.mark.parametrize("kind", refused_types()["without"]["router_dtype"]["types"])
+def test_experts_that_another_module_chooses_would_not_take_wide_logits(kind: str) -> None:
+    lm = mixture(kind)
+    lm(input_ids=torch.arange(3, 9)[None], use_cache=False)
+    widen([router for router, _ in _routers(lm)])
+    with pytest.raises(RuntimeError, match="same scalar type"):
+        lm(input_ids=torch.arange(3, 9)[None], use_cache=False)
 
 
 def test_gradients_are_those_of_float64_up_to_one_rounding() -> None:

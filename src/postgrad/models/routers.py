@@ -177,16 +177,15 @@ def _routers(lm: Any) -> list[tuple[nn.Module, int]]:
     it returns; [] of a dense model. transformers says where it records router logits.
     """
     recorders = (getattr(lm.get_decoder(), "_can_record_outputs", None) or {}).get("router_logits")
-    places = {
-        getattr(recorder, "target_class", recorder): getattr(recorder, "index", 0)
-        for recorder in (recorders if isinstance(recorders, list | tuple) else [recorders])
-        if isinstance(getattr(recorder, "target_class", recorder), type)
-    }
-    kinds = tuple(places)  # FSDP2 gives what it divides a class below the model's own
-    recorded = {
-        module: next(kind for kind in kinds if isinstance(module, kind))
+    places: dict[type, int] = {}
+    for recorder in recorders if isinstance(recorders, list | tuple) else [recorders]:
+        kind: Any = getattr(recorder, "target_class", recorder)
+        if isinstance(kind, type):
+            places[kind] = getattr(recorder, "index", 0)
+    recorded = {  # FSDP2 gives what it divides a class below the model's own
+        module: next(kind for kind in places if isinstance(module, kind))
         for module in lm.modules()
-        if isinstance(module, kinds)
+        if isinstance(module, tuple(places))
     }
     return [  # not what passes on the logits of a router within it (jetmoe's attention)
         (module, places[kind])
