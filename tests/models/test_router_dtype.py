@@ -120,6 +120,12 @@ def test_the_logits_of_every_type_are_those_of_float64(kind: str, tmp_path: Path
     assert all(p.grad.norm() > 0 and p.grad.dtype == p.dtype for p in weights)
 
 
+def test_the_page_lists_the_types_whose_own_code_routes_in_float32() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text("utf-8")
+    listed = page.partition("so that both values are the same to the bit:")[2].partition(".")[0]
+    assert tuple(listed.replace(",", " ").split()) == IN_FLOAT32
+
+
 def test_a_float32_model_is_left_as_it_is() -> None:
     lm = mixture("qwen3_moe", dtype=torch.float32)
     give_dtype(lm, "float32")
