@@ -12,6 +12,7 @@ from postgrad.data.settings import GROUP_ANSWER, NO_ENVIRONMENT
 from postgrad.ops.kl import MAX_STEP
 from postgrad.recipe.checks import token_budget
 from postgrad.recipe.eval_checks import evaluation_lengths
+from postgrad.recipe.eval_settings import SAMPLING
 from postgrad.recipe.lines import RecipeProblem
 from postgrad.recipe.placement import engine_problems
 from postgrad.recipe.scored import judges, reward_problems, scores
@@ -19,7 +20,7 @@ from postgrad.recipe.settings import AnsweringSections
 from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rewards.registry import VERIFIERS
 from postgrad.rollout.grammar import KINDS
-from postgrad.rollout.settings import TOTAL, RolloutSettings, TokenFilters
+from postgrad.rollout.settings import TOTAL, RolloutSettings
 
 # Verifiers whose details say which answer they read.
 READ_ANSWERS = ("gsm8k", "math", "exact_match", "multiple_choice", "f1", "reasoning_gym")
@@ -41,8 +42,8 @@ def answering(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
         return
     yield from _votes(recipe)
     names = recipe.reward_components
-    new = settings.max_new_tokens or recipe.rollout.max_new_tokens
     for number, eval_set in enumerate(settings.sets):
+        new = settings.sampling_of(eval_set).max_new_tokens or recipe.rollout.max_new_tokens
         if new >= eval_set.max_len:
             yield (
                 ("eval", "sets", number, "max_len"),
@@ -148,7 +149,7 @@ def _held_out(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     kind = type(settings)
     for key in (
         *("n_samples", "pass_at", "maj_at", "greedy", "component", "correct_at"),
-        *("temperature", *TokenFilters.model_fields, "max_new_tokens"),
+        *(key for key in SAMPLING if key != "n_samples"),
     ):
         if getattr(settings, key) != kind.model_fields[key].default:
             yield (
@@ -157,6 +158,13 @@ def _held_out(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
                 "type, or leave this out for the loss alone",
             )
     for number, eval_set in enumerate(settings.sets):
+        for key in SAMPLING:
+            if getattr(eval_set, key) is not None:
+                yield (
+                    ("eval", "sets", number, key),
+                    "is of sampled answers, and nothing says which are right: give [[rewards]] "
+                    "with a type, or leave this out for the loss alone",
+                )
         if eval_set.by is not None:
             yield (
                 ("eval", "sets", number, "by"),
