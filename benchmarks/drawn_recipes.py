@@ -259,7 +259,17 @@ def _base(rng: random.Random, world: World, run_dir: str) -> Table:
         _hinted(raw, rng)
     if rng.random() < 0.5:
         raw["eval"] = {"path": world.held_out[rows]}
+    if job == "rl" and rng.random() < 0.3:
+        raw["eval"] = _eval_sets(world.held_out[rows], rng)
     return raw
+
+
+def _eval_sets(path: str, rng: random.Random) -> Table:
+    """Two sets, of which one may state how its answers are sampled."""
+    answers: Table = {"n_samples": rng.choice((1, 3)), "max_new_tokens": rng.choice((2, 5))}
+    answers["temperature"] = rng.choice((0.5, 1.0))
+    stated = {key: answers[key] for key in rng.sample(sorted(answers), rng.randint(0, 3))}
+    return {"sets": [{"name": "a", "path": path, **stated}, {"name": "b", "path": path}]}
 
 
 def _hinted(raw: Table, rng: random.Random) -> None:
