@@ -137,10 +137,8 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
         """The advantages of a step. Raises ValueError for rewards that are not finite and for
         missing columns.
 
-        State: {"kl_coef": beta} where `kl_target` is set, and that of `scaled_rewards`.
+        State: {"kl_coef": beta} where `kl_target` is set, and that of `shaped_rewards`.
         """
-        if not np.isfinite(batch.rewards).all():
-            raise ValueError("a kept sample has a reward that is not finite")
         rows, greedy = self._complete(batch)
         sequences = batch.sequences.take(rows)
         metrics = self._group_metrics(batch, rows)
@@ -152,9 +150,10 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
         if self._kl_in_reward:
             charges, state, more = self.kl_charges(written, sequences.loss_mask, old, ref, state)
             metrics |= more
-        rewards, turns, state, scaling = self.scaled_rewards(
-            batch.rewards[rows], batch.turn_rewards.take(rows), state
+        shaped = self.shaped_rewards(
+            batch.rewards[rows], batch.turn_rewards.take(rows), written, sequences.group, state
         )
+        rewards, turns, state, taken, shaping = shaped
         parts = {name: column[rows] for name, column in batch.components.items()}
         earned = Earned(sequences, rewards, turns, charges, cut, values, greedy, parts, written)
         token_columns, state, more = self.token_credit(earned, state)
@@ -173,10 +172,13 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
             sequences, rows = sequences.take(kept), rows[kept]
             columns = {name: column.take(kept) for name, column in columns.items()}
         experience = Experience(sequences, columns, self._moves(columns))
-        return Credit(experience, rows, state, metrics | scaling | more)
+        taken = None if taken is None else taken[kept]
+        return Credit(experience, rows, state, metrics | shaping | more, taken)
 
     def _complete(self, batch: RolloutBatch) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The rows of complete groups, and which of these are greedy baselines."""
+        if not np.isfinite(batch.rewards).all():
+            raise ValueError("a kept sample has a reward that is not finite")
         group, greedy = batch.sequences.group, (batch.sample == 0) & self.needs().greedy
         complete = group_sizes(group) >= self.min_group_size
         if self.needs().greedy:  # a group without its baseline compares nothing

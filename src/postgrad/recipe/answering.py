@@ -203,6 +203,12 @@ def group_size(algorithm: RolloutAlgorithm, batch: RolloutBatchSettings) -> Iter
             ("batch", "n_samples_per_prompt"),
             f"{n} is too few for a baseline among a prompt's samples: at least {least}",
         )
+    if n == 1 and getattr(algorithm, "length_penalty", None):
+        yield (
+            ("algorithm", "length_penalty"),
+            "compares the samples of a prompt, and takes the same share off each where there is "
+            "one: raise batch.n_samples_per_prompt to at least 2, or leave it out",
+        )
     if algorithm.level == "pair" and (batch.micro_train_batch_size or 2) < 2:
         yield (
             ("batch", "micro_train_batch_size"),
