@@ -238,6 +238,16 @@ def test_entropy_that_would_collapse_is_kept_by_covariances() -> None:
         ),
         (("rollout_rs=seq_max_k1", "rollout_rs_threshold=2"), {}, {"rollout_rs"}),  # unknown there
         (("rollout_is=token", "bypass_mode=True"), {"old_logprobs": "sampled"}, set[str]()),
+        (
+            ("rollout_is=token", "rollout_is_batch_normalize=True"),
+            {"correction": "tis"},
+            {"rollout_is_batch_normalize"},
+        ),
+        (  # the ratio is of the sampler, and there are no weights beside it
+            ("rollout_is=token", "rollout_is_batch_normalize=True", "bypass_mode=True"),
+            {"old_logprobs": "sampled", "correction": None},
+            set[str](),
+        ),
     ],
 )
 def test_rollout_correction_is_a_correction_here(

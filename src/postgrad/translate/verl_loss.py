@@ -200,6 +200,7 @@ def _correction(draft: Draft, options: Options, ahead: Ahead | None) -> None:
     bypass = flag(options.take(f"{_CORRECTION}bypass_mode", ahead is not None))
     filtered = draft.get("rollout.top_p") or draft.get("rollout.top_k")
     name = f"{_CORRECTION}rollout_is"
+    _normalised(draft, options, weighs=kind is not None and not bypass)
     if bypass and kind is not None:
         draft.skip(name, kind, "with bypass_mode the ratio itself is of the sampler")
     elif kind in ("token", "sequence"):
@@ -223,6 +224,18 @@ def _correction(draft: Draft, options: Options, ahead: Ahead | None) -> None:
                              0.0 if filtered else 1.0)  # fmt: skip
         if not ahead.in_flight:
             draft.put("rollout.in_flight_updates", False)
+
+
+def _normalised(draft: Draft, options: Options, *, weighs: bool) -> None:
+    """Weights that are divided by their mean. weighs: there are weights beside the ratio."""
+    name = f"{_CORRECTION}rollout_is_batch_normalize"
+    value = options.take(name, False)
+    reinforce = options.stated.get(f"{_CORRECTION}loss_type", "ppo_clip") != "ppo_clip"
+    if flag(value) and (weighs or reinforce):
+        draft.miss(name, value, "weights are not divided by their mean")
+    elif options.states(name):
+        draft.skip(name, value, "of weights that the run does not have" if flag(value) else
+                   "as here")  # fmt: skip
 
 
 def _of_sequences(draft: Draft, kind: str) -> None:
