@@ -143,7 +143,9 @@ class Verl:
             return None, mask
         bound = read.get("rollout_is_threshold", 2.0)
         found, mask, _ = self.correcting.compute_rollout_correction_and_rejection_mask(
-            old, sampled, mask, rollout_is_threshold=bound, **kinds)  # fmt: skip
+            old, sampled, mask, rollout_is_threshold=bound,
+            rollout_is_batch_normalize=bool(read.get("rollout_is_batch_normalize")), **kinds,
+        )  # fmt: skip
         return None if found is None else found.batch["rollout_is_weights"], mask
 
 
@@ -277,6 +279,12 @@ CASES: tuple[tuple[Any, ...], ...] = (
       for name, *options in (
           ("alone",), ("rollout_is token", f"{CORRECTION}rollout_is=token",
                        f"{CORRECTION}rollout_is_threshold=1.1"))),
+    *((f"rollout_is {level}, {bound}, batch_normalize; rollout_rs {kind}",
+       f"{CORRECTION}rollout_is={level}", f"{CORRECTION}rollout_is_threshold={bound}",
+       f"{CORRECTION}rollout_is_batch_normalize=True", f"{CORRECTION}rollout_rs={kind}",
+       f"{CORRECTION}rollout_rs_threshold=0.9_1.2", SUMS, None)
+      for level in ("token", "sequence") for bound in ("1.1", "0.8_1.2")
+      for kind in ("token_k1", "seq_mean_k1")),
     ("rollout_is sequence, rollout_rs token_k1", f"{CORRECTION}rollout_is=sequence",
      f"{CORRECTION}rollout_rs=token_k1", f"{CORRECTION}rollout_rs_threshold=0.9_1.2", SUMS, None),
     ("rollout_is token 0.8_1.2, rollout_rs seq_mean_k1", f"{CORRECTION}rollout_is=token",

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from postgrad.algorithms.base import LossInputs
 from postgrad.algorithms.registry import algorithm_class
 from postgrad.core.errors import UsageError
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import RolloutBatch
 
 GRPO: Any = algorithm_class("grpo")
 RULES: dict[str, Any] = {
@@ -156,6 +158,63 @@ def test_cutting_an_update_between_responses_changes_neither_loss_nor_metrics(
     assert parts[0] == pytest.approx(whole[0], rel=1e-12, abs=1e-14)
     assert parts[1] == pytest.approx(whole[1], rel=1e-12, abs=1e-14)
     np.testing.assert_allclose(parts[2], whole[2], rtol=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=LENGTHS,
+    seed=st.integers(0, 10**6),
+    correction=st.sampled_from(["tis", "icepop"]),
+    level=st.sampled_from(["token", "sequence"]),
+)
+def test_weights_are_divided_by_their_mean_over_the_step(
+    lengths: list[int], seed: int, correction: str, level: str
+) -> None:
+    """Of its tokens, or of its responses, which count alike; prompts have no part in it."""
+    columns, weight = drawn(lengths, seed)
+    log_w = columns["old_logprobs"] - columns["sampled_logprobs"]
+    parts = [part.tolist() for part in np.split(log_w, np.cumsum(lengths)[:-1])]
+    each = [math.fsum(p) for p in parts] if level == "sequence" else [x for p in parts for x in p]
+    w = [math.exp(x) for x in each]
+    if correction == "tis":
+        w = [min(value, 1.25) for value in w]
+    else:
+        w = [value if 0.5 <= value <= 1.25 else 0.0 for value in w]
+    mean = math.fsum(w) / len(w) if any(w) else 1.0
+    grpo = GRPO(
+        correction=correction, correction_level=level, correction_high=1.25,
+        correction_normalised=True,
+    )  # fmt: skip
+    mask = Ragged.of([[False, False] + [True] * n for n in lengths], np.bool_)
+    old, sampled = (
+        mask.like(np.ones(len(mask.values))) for _ in range(2)
+    )  # at prompts there is anything
+    old.values[mask.values] = columns["old_logprobs"]
+    sampled.values[mask.values] = columns["sampled_logprobs"]
+    scale = grpo.correction_scale(old, sampled, mask).values
+    np.testing.assert_allclose(scale[mask.values], 1.0 / mean, rtol=1e-6)
+    assert not scale[~mask.values].any()
+    columns["correction_scale"] = np.full(len(log_w), 1.0 / mean)
+    inputs = inputs_of(lengths, torch.from_numpy(columns["old_logprobs"]), columns, weight)
+    factor, _ = grpo.correction_factor(inputs, inputs.columns["old_logprobs"])
+    spread = np.repeat(w, lengths) if level == "sequence" else np.array(w)
+    np.testing.assert_allclose(factor.numpy(), spread / mean, rtol=1e-12)
+
+
+def test_normalised_weights_ask_for_the_logprobs_before_the_step(
+    make_batch: Callable[..., RolloutBatch], over_responses: Callable[..., Ragged]
+) -> None:
+    """w is 2 and 1/2, bounded to 1.5 and 1/2: their mean is 1."""
+    grpo = GRPO(correction="tis", correction_high=1.5, correction_normalised=True)
+    assert grpo.needs().old_logprobs
+    assert not GRPO(correction="tis").needs().old_logprobs
+    batch = make_batch([0, 0], [1.0, 0.0], lengths=[1, 1])
+    old = over_responses([[-1.0 + math.log(2.0)], [-1.0 - math.log(2.0)]])
+    columns = grpo.credit(batch, old, None, None, {}).experience.columns
+    scale = columns["correction_scale"].values[[2, 5]]
+    assert scale.tolist() == pytest.approx([1.0, 1.0], rel=1e-6)
+    with pytest.raises(UsageError, match="correction_normalised divides"):
+        GRPO(correction="sequence_mask", correction_normalised=True)
 
 
 def test_what_is_rejected_keeps_its_kl_and_its_entropy(

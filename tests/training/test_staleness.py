@@ -46,7 +46,11 @@ def without_evaluations(recipe: Recipe) -> dict[str, str]:
 @pytest.mark.parametrize(
     "algorithm",
     [
-        {"correction": "tis", "rejection": {"any_token": [0.5, 2.0]}},
+        {
+            "correction": "tis",
+            "correction_normalised": True,
+            "rejection": {"any_token": [0.5, 2.0]},
+        },
         {"correction": "off", "old_logprobs": "sampled", "rejection": {"mean_k3": 0.1}},
     ],
 )

@@ -240,12 +240,12 @@ def test_entropy_that_would_collapse_is_kept_by_covariances() -> None:
         (("rollout_is=token", "bypass_mode=True"), {"old_logprobs": "sampled"}, set[str]()),
         (
             ("rollout_is=token", "rollout_is_batch_normalize=True"),
-            {"correction": "tis"},
-            {"rollout_is_batch_normalize"},
+            {"correction": "tis", "correction_normalised": True},
+            set[str](),
         ),
         (  # the ratio is of the sampler, and there are no weights beside it
             ("rollout_is=token", "rollout_is_batch_normalize=True", "bypass_mode=True"),
-            {"old_logprobs": "sampled", "correction": None},
+            {"old_logprobs": "sampled", "correction_normalised": None},
             set[str](),
         ),
     ],

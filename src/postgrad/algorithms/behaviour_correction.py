@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, Self, cast, get_args
 
+import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from postgrad.algorithms.base import LossInputs, RolloutAlgorithm
+from postgrad.core.ragged import Ragged
 from postgrad.ops import kl, losses
 from postgrad.ops.losses import (
     CORRECTION_BOUNDS,
@@ -50,6 +52,9 @@ class BehaviourCorrection(RolloutAlgorithm):
     correction_level: Literal["token", "sequence"] = "token"  # what w is of: "tis", "icepop"
     correction_low: float | None = Field(None, ge=0.0)  # of w; None: the method's default
     correction_high: float | None = Field(None, gt=0.0)
+    # Divide the weights of "tis" and "icepop" by their mean over the step: of its tokens, or at
+    # the level "sequence" of its responses. It takes a pass for the logprobs before the step.
+    correction_normalised: bool = False
     # Of the ratio that is clipped: "policy", before the step; "sampled", as the sampler drew. With
     # samples of older weights the second clips how far the policy has moved since.
     old_logprobs: Literal["policy", "sampled"] = "policy"
@@ -71,6 +76,10 @@ class BehaviourCorrection(RolloutAlgorithm):
             raise ValueError(
                 'correction_level = "sequence" is of correction = "tis" and "icepop", which weigh '
                 "the policy loss"
+            )
+        if self.correction_normalised and self.correction not in ("tis", "icepop"):
+            raise ValueError(
+                'correction_normalised divides the weights of correction = "tis" and "icepop"'
             )
         return self
 
@@ -136,6 +145,8 @@ class BehaviourCorrection(RolloutAlgorithm):
             factor = sequence_masked_importance(log_ratio, sequence, n, low, high)
         else:
             factor = importance.new_ones(len(importance))
+        if self.correction_normalised:
+            factor = factor * inputs.columns["correction_scale"]
         if self.off_policy_threshold is not None:
             factor = factor * self._near(inputs, self.off_policy_threshold)
         metrics: dict[str, Tensor] = {}
@@ -151,6 +162,17 @@ class BehaviourCorrection(RolloutAlgorithm):
             "correction/zeroed_fraction": (weight * (factor == 0)).sum(),
             "policy/bounded_exponents": (exponent.abs() > kl.MAX_EXPONENT).sum().to(weight.dtype),
         }
+
+    def correction_scale(self, old: Ragged, sampled: Ragged, mask: Ragged) -> Ragged:
+        """The column "correction_scale": one over the mean weight of the step, float32. old,
+        sampled: logprobs; mask: bool, all over the step's tokens.
+        """
+        low, high = self.bounds
+        mean = losses.mean_importance(
+            old.like(old.values - sampled.values), mask, low, high,
+            masked=self.correction == "icepop", by_sequence=self.correction_level == "sequence",
+        )  # fmt: skip
+        return mask.like((mask.values / mean).astype(np.float32))
 
     def _kept(self, log_ratio: Tensor, sequence: Tensor, n_sequences: int) -> Tensor:
         """[E] False where a statistic of `rejection` lies outside its bounds."""

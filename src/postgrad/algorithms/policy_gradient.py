@@ -109,7 +109,9 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
         sampled_is_old = self.old_logprobs == "sampled"
         return Needs(
             reference=self.kl_coef > 0,
-            old_logprobs=self._kl_in_reward or (self.covariance != "off" and not sampled_is_old),
+            old_logprobs=self._kl_in_reward
+            or self.correction_normalised
+            or (self.covariance != "off" and not sampled_is_old),
             sampled_is_old=sampled_is_old,
             entropy=self.entropy_coef > 0 or self.entropy_target is not None,
             old_entropy=self.top_entropy_fraction < 1.0 or self.entropy_target is not None,
@@ -158,7 +160,7 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
         earned = Earned(sequences, rewards, turns, charges, cut, values, greedy, parts, written)
         token_columns, state, more = self.token_credit(earned, state)
         columns = masked_columns(token_columns, sequences.loss_mask, type(self).__name__)
-        columns |= self._logprobs_before(batch.sampled_logprobs.take(rows), old)
+        columns |= self._loss_columns(batch.sampled_logprobs.take(rows), old, sequences.loss_mask)
         if self._kl_in_loss:
             columns["ref_logprobs"] = required(ref, "'ref' logprobs")
         if self._selects:
@@ -205,13 +207,16 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
         columns |= selected
         return metrics
 
-    def _logprobs_before(self, sampled: Ragged, old: Ragged | None) -> dict[str, Ragged]:
-        """The columns of logprobs that ratio and correction read; old: of the policy."""
+    def _loss_columns(self, sampled: Ragged, old: Ragged | None, mask: Ragged) -> dict[str, Ragged]:
+        """The columns that ratio and correction read; old: logprobs of the policy."""
         columns: dict[str, Ragged] = {}
         if (before := sampled if self.old_logprobs == "sampled" else old) is not None:
             columns["old_logprobs"] = before
         if self._reads_sampled:
             columns["sampled_logprobs"] = sampled
+        if self.correction_normalised:
+            before = required(old, "'old' logprobs")
+            columns["correction_scale"] = self.correction_scale(before, sampled, mask)
         return columns
 
     def _moves(self, columns: Mapping[str, Ragged]) -> NDArray[np.bool_]:

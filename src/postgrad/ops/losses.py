@@ -175,6 +175,22 @@ def sequence_masked_importance(
     return kept.to(log_ratio.dtype)
 
 
+def mean_importance(
+    log_ratio: Ragged, mask: Ragged, low: float, high: float, *, masked: bool, by_sequence: bool
+) -> float:
+    """The mean of `truncated_importance`, or with `masked` of `masked_importance`, over the tokens
+    of `mask`; by_sequence: of the products of sequences, over those with such tokens. 1 where it is
+    0, or nothing is there. log_ratio: over all tokens.
+    """
+    exponents = log_ratio.values.astype(np.float64) * mask.values
+    each = exponents[mask.values]
+    if by_sequence:
+        each = log_ratio.like(exponents).sums()[mask.sums() > 0]
+    w = np.exp(each.clip(-MAX_EXPONENT, MAX_EXPONENT))
+    w = w * ((w >= low) & (w <= high)) if masked else w.clip(low, high)
+    return float(w.mean()) if w.any() else 1.0
+
+
 def within(
     statistic: Ratio | Distance,
     log_ratio: Tensor,

@@ -200,7 +200,6 @@ def _correction(draft: Draft, options: Options, ahead: Ahead | None) -> None:
     bypass = flag(options.take(f"{_CORRECTION}bypass_mode", ahead is not None))
     filtered = draft.get("rollout.top_p") or draft.get("rollout.top_k")
     name = f"{_CORRECTION}rollout_is"
-    _normalised(draft, options, weighs=kind is not None and not bypass)
     if bypass and kind is not None:
         draft.skip(name, kind, "with bypass_mode the ratio itself is of the sampler")
     elif kind in ("token", "sequence"):
@@ -209,9 +208,17 @@ def _correction(draft: Draft, options: Options, ahead: Ahead | None) -> None:
         draft.put("algorithm.correction_level", kind if kind == "sequence" else None)
         draft.put("algorithm.correction_low", decimal(low) if low else None)
         draft.put("algorithm.correction_high", decimal(high))
+        normalised = flag(options.take(f"{name}_batch_normalize", False))
+        draft.put("algorithm.correction_normalised", normalised or None)
         _of_sequences(draft, kind)
     elif kind is not None:
         draft.miss(name, kind, "algorithm.correction weighs tokens or sequences")
+    if options.states(f"{name}_batch_normalize") and not draft.get("algorithm.correction"):
+        value = options.take(f"{name}_batch_normalize")
+        if options.stated.get(f"{_CORRECTION}loss_type") == "reinforce" and flag(value):
+            draft.miss(f"{name}_batch_normalize", value, "of the loss reinforce, which is lost")
+        else:
+            draft.skip(f"{name}_batch_normalize", value, "of weights that the run does not have")
     if masks is not None:
         _rejections(draft, str(masks), str(range_), bypass=bypass)
     if filtered and (draft.get("algorithm.correction") or draft.get("algorithm.rejection")):
@@ -224,18 +231,6 @@ def _correction(draft: Draft, options: Options, ahead: Ahead | None) -> None:
                              0.0 if filtered else 1.0)  # fmt: skip
         if not ahead.in_flight:
             draft.put("rollout.in_flight_updates", False)
-
-
-def _normalised(draft: Draft, options: Options, *, weighs: bool) -> None:
-    """Weights that are divided by their mean. weighs: there are weights beside the ratio."""
-    name = f"{_CORRECTION}rollout_is_batch_normalize"
-    value = options.take(name, False)
-    reinforce = options.stated.get(f"{_CORRECTION}loss_type", "ppo_clip") != "ppo_clip"
-    if flag(value) and (weighs or reinforce):
-        draft.miss(name, value, "weights are not divided by their mean")
-    elif options.states(name):
-        draft.skip(name, value, "of weights that the run does not have" if flag(value) else
-                   "as here")  # fmt: skip
 
 
 def _of_sequences(draft: Draft, kind: str) -> None:
