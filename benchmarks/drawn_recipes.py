@@ -257,6 +257,22 @@ def _base(rng: random.Random, world: World, run_dir: str) -> Table:
     if kind in ("distillation", "on_policy_distillation"):
         raw["model"] = {"path": world.model("base")}
         raw["teacher"] = {"model": {"path": world.model("teacher")}}
+    if kind == "on_policy_distillation":
+        _hinted(raw, rng)
     if rng.random() < 0.5:
         raw["eval"] = {"path": world.held_out[rows]}
     return raw
+
+
+def _hinted(raw: Table, rng: random.Random) -> None:
+    """Gives graders hints, of rows or of right answers of the group, and may make the policy or the
+    reference one in place of the teacher.
+    """
+    by = rng.choice(("teacher", "policy", "reference"))
+    if by != "teacher":
+        del raw["teacher"]
+        raw["algorithm"]["graded_by"] = by
+    hint = rng.choice(("it is {answer}", "say {group.answer}", "{answer}, or {group.answer}", ""))
+    raw["data"]["hint"] = hint
+    if "group" in hint:
+        raw["algorithm"]["correct_at"] = rng.choice((0.0, 1.0))

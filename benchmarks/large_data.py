@@ -98,8 +98,10 @@ def _write(path: Path, rows: Iterator[dict[str, Any]]) -> None:
 def one_start(kind: str, path: str, model: str, digest: bool) -> dict[str, Any]:
     """Reads the rows as a job does before its first step, in this process."""
     from postgrad.data import mixture
+    from postgrad.data.conversations import load_conversations
+    from postgrad.data.mixture import training_rows
     from postgrad.data.overlap import HeldOut
-    from postgrad.data.pairs import training_pairs
+    from postgrad.data.pairs import load_pairs
     from postgrad.data.settings import MixSettings, PairMixSettings
     from postgrad.models.tokenizer import load_tokenizer
 
@@ -112,12 +114,12 @@ def one_start(kind: str, path: str, model: str, digest: bool) -> dict[str, Any]:
     draws: Any
     if kind == "sft":
         data = MixSettings(**shared, messages="messages")
-        draws = mixture.training_conversations(data, tokenizer, exclude=HeldOut())
+        draws = mixture.training_rows(load_conversations, data, tokenizer, exclude=HeldOut())
     elif kind == "rl":
         data = MixSettings(**shared)
         draws = mixture.training_prompts(data, tokenizer, max_new_tokens=256, exclude=HeldOut())
     else:
-        draws = training_pairs(PairMixSettings(**shared), tokenizer, exclude=HeldOut())
+        draws = training_rows(load_pairs, PairMixSettings(**shared), tokenizer, exclude=HeldOut())
     draws.draw(0, 0)
     found: dict[str, Any] = {
         "cpu_seconds": cpu_seconds() - cpu,

@@ -2,13 +2,16 @@
 
     python benchmarks/mixtures.py --to benchmarks/results/mixtures.json
 
-replay: the built-in engine samples from a fresh Qwen3-MoE (4 layers, 4 experts, 2 a token), and a
-learner with the same weights computes the logprobs of what was sampled, with the experts that its
-routers choose and with those that the engine chose. routed_apart: the share of choices (a token in
-a layer) that are another set of experts. apart: |learner - sampler| in nats, over the sampled
-tokens. kl: the mean of r - 1 - log r, with r the ratio of the two. balance: SFT of a fresh mixture
-of 8 experts, 1 a token, that predicts the next of a cycle of tokens, with and without the balance
-loss: losses, the load of the busiest expert (1: even) and the share of experts without a token.
+replay: the built-in engine samples from a fresh Qwen3-MoE of 4 layers, and a learner with the same
+weights computes the logprobs of what was sampled, with the experts that its routers choose and with
+those that the engine chose; in bfloat16 also with routers that compute in float32
+(model.router_dtype). routed_apart: the share of choices (a token in a layer) that are another set
+of experts. apart: |learner - sampler| in nats, over the sampled tokens. kl: the mean of
+r - 1 - log r, with r the ratio of the two. choices: of the same mixtures in bfloat16, the share of
+choices that are another set than float64 gives for the same hidden states and weights, by what
+their routers compute in. balance: SFT of a fresh mixture of 8 experts, 1 a token, that predicts the
+next of a cycle of tokens, with and without the balance loss: losses, the load of the busiest expert
+(1: even) and the share of experts without a token.
 """
 
 import argparse
@@ -20,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from postgrad.algorithms.sft import SFT
@@ -30,14 +34,20 @@ from postgrad.learner.policy import PolicyLearner
 from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Update, chosen_experts
 from postgrad.models.attention import ATTENTION_NAME
-from postgrad.models.routers import Routers, replayable
+from postgrad.models.routers import Routers, give_dtype, replayable
+from postgrad.models.settings import RouterDtype
 from postgrad.parallel.ranks import ALONE
 from postgrad.rollout.engine import Completion, Request, generate
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.settings import SamplingSettings
 
 VOCABULARY, PROMPTS, SAMPLES = 512, 16, 4
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+REPLAYED: dict[str, tuple[torch.dtype, RouterDtype]] = {
+    "bfloat16": (torch.bfloat16, "auto"),
+    "bfloat16, routers in float32": (torch.bfloat16, "float32"),
+    "float32": (torch.float32, "auto"),
+}
+MIXTURES = {"4 experts, 2 a token": (4, 2), "128 experts, 8 a token": (128, 8)}
 
 
 class Numbers:
@@ -50,7 +60,14 @@ class Numbers:
         return ["" for _ in ids]
 
 
-def mixture(seed: int, dtype: torch.dtype, experts: int, each: int, layers: int) -> Any:
+def mixture(
+    seed: int,
+    dtype: torch.dtype,
+    experts: int,
+    each: int,
+    layers: int,
+    router_dtype: RouterDtype = "auto",
+) -> Any:
     config = Qwen3MoeConfig(
         vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, moe_intermediate_size=96,
         num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
@@ -60,7 +77,9 @@ def mixture(seed: int, dtype: torch.dtype, experts: int, each: int, layers: int)
     torch.manual_seed(seed)
     lm: Any = AutoModelForCausalLM.from_config(config)
     lm.set_attn_implementation(ATTENTION_NAME)
-    return lm.to(dtype)
+    lm = lm.to(dtype)
+    give_dtype(lm, router_dtype)
+    return lm
 
 
 def policy_of(lm: Any, routers: Routers, updates: int = 1, lr: float = 1e-3) -> PolicyLearner:
@@ -70,9 +89,8 @@ def policy_of(lm: Any, routers: Routers, updates: int = 1, lr: float = 1e-3) -> 
     return PolicyLearner(backbone, LearnerSettings(lr=lr, warmup_ratio=0.0), updates)
 
 
-def sample(dtype: torch.dtype, new_tokens: int) -> tuple[Sequences, np.ndarray]:
+def sample(lm: Any, new_tokens: int) -> tuple[Sequences, np.ndarray]:
     """What the engine draws, with its experts; and its logprobs, over all tokens."""
-    lm = mixture(0, dtype, experts=4, each=2, layers=4).eval()
     engine = LocalEngine(
         lm, Numbers(), slots=16, cache_tokens=16 * (64 + new_tokens), records_experts=True
     )
@@ -93,10 +111,11 @@ def sample(dtype: torch.dtype, new_tokens: int) -> tuple[Sequences, np.ndarray]:
     return sequences, logprobs
 
 
-def replay(name: str, new_tokens: int) -> dict[str, Any]:
-    sequences, sampled = sample(DTYPES[name], new_tokens)
-    mask = sequences.loss_mask.values
-    lm = mixture(0, DTYPES[name], experts=4, each=2, layers=4)
+def replay(name: str, sizes: tuple[int, int], new_tokens: int) -> dict[str, Any]:
+    dtype, router_dtype = REPLAYED[name]
+    models = (mixture(0, dtype, *sizes, 4, router_dtype) for _ in range(2))
+    sequences, sampled = sample(next(models).eval(), new_tokens)
+    mask, lm = sequences.loss_mask.values, next(models)
     found: dict[str, Any] = {"tokens": int(mask.sum())}
     policy = policy_of(lm, replayable(lm))
     own = np.sort(chosen_experts(policy.backbone, sequences).values, -1)
@@ -116,6 +135,29 @@ def replay(name: str, new_tokens: int) -> dict[str, Any]:
             "kl": float((np.expm1(apart) - apart).mean()),
         }
     return found
+
+
+@torch.no_grad()
+def choices(experts: int, each: int, rows: int) -> dict[str, float]:
+    """Over rows of 128 tokens that are drawn by lot."""
+    apart: dict[str, float] = {}
+    ids = torch.from_numpy(np.random.default_rng(0).integers(1, VOCABULARY - 1, (rows, 128)))
+    for router_dtype in ("auto", "float32"):
+        lm = mixture(0, torch.bfloat16, experts, each, 4, router_dtype).eval()
+        lm.set_attn_implementation("eager")
+        differ: list[Tensor] = []
+
+        def compare(router: Any, inputs: Any, outputs: Any, differ: list[Tensor] = differ) -> None:
+            exact = inputs[0].double() @ router.weight.double().t()
+            best = exact.topk(each, -1).indices.sort(-1).values
+            differ.append((best != outputs[2].sort(-1).values).any(-1))
+
+        for layer in lm.model.layers:
+            layer.mlp.gate.register_forward_hook(compare)
+        for row in ids:
+            lm(input_ids=row[None], use_cache=False)
+        apart[router_dtype] = float(torch.cat(differ).double().mean())
+    return apart | {"choices": 4 * ids.numel()}
 
 
 def balance(coefficient: float, seed: int, updates: int) -> dict[str, list[float]]:
@@ -142,6 +184,7 @@ def balance(coefficient: float, seed: int, updates: int) -> dict[str, list[float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=96, help="of a sampled answer")
+    parser.add_argument("--rows", type=int, default=2048, help="whose choices are compared")
     parser.add_argument("--updates", type=int, default=120, help="with and without a balance loss")
     parser.add_argument("--seeds", type=int, default=3, help="of the models with a balance loss")
     parser.add_argument("--to", type=Path, required=True)
@@ -150,7 +193,11 @@ def main() -> None:
     results = {
         "command": shlex.join(["python", *sys.argv]),
         "torch": torch.__version__,
-        "replay": {name: replay(name, arguments.tokens) for name in DTYPES},
+        "replay": {
+            mixture: {name: replay(name, sizes, arguments.tokens) for name in REPLAYED}
+            for mixture, sizes in MIXTURES.items()
+        },
+        "choices": {name: choices(*sizes, arguments.rows) for name, sizes in MIXTURES.items()},
         "balance": {
             str(coefficient): [
                 balance(coefficient, seed, arguments.updates) for seed in range(arguments.seeds)

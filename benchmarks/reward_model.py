@@ -36,7 +36,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from postgrad.data.pairs import Pair, load_pairs, training_pairs
+from postgrad.data.mixture import training_rows
+from postgrad.data.pairs import Pair, load_pairs
 from postgrad.fleet.loading import base_model
 from postgrad.models.export import export_hf
 from postgrad.models.score import RewardScale, load_score_model
@@ -87,7 +88,7 @@ def prepare(options: argparse.Namespace, seed: int, folder: Path) -> dict[str, A
     model = load_score_model(start, dtype=torch.float32, seed=seed)
     weights = dict(model.lm.named_parameters())
     export_hf(weights, start, folder / "start", dtype=torch.float32, scale=RewardScale())
-    train_set = training_pairs(recipe.data, model.tokenizer, exclude=held_out(recipe))
+    train_set = training_rows(load_pairs, recipe.data, model.tokenizer, exclude=held_out(recipe))
     test_set = load_pairs(recipe.eval.sets[0].data, model.tokenizer)
     drawn = range(options.steps * pairs_of(recipe))
     found = {

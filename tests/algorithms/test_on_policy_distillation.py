@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from postgrad.algorithms.base import Credit
+from postgrad.algorithms.base import Credit, Grades
 from postgrad.algorithms.on_policy_distillation import OnPolicyDistillation
 from postgrad.core.errors import UsageError
+from postgrad.core.ragged import Ragged
 
 LENGTHS = [2, 3, 1, 2]
 GROUP, REWARDS = [0, 0, 1, 1], [1.0, 0.0, 0.5, 1.0]
@@ -20,8 +21,18 @@ def random_rows(seed: int) -> list[list[float]]:
     return [[float(value) for value in row] for row in rows]
 
 
-def credit_of(algorithm: OnPolicyDistillation, batch: Any, **columns: Any) -> Credit:
+def credit_of(
+    algorithm: OnPolicyDistillation,
+    batch: Any,
+    teacher: Ragged | None = None,
+    graded: list[bool] | None = None,
+    **columns: Any,
+) -> Credit:
+    """graded: by sample; left out, all are."""
     known = {"old": None, "ref": None, "values": None, **columns}
+    if teacher is not None:
+        which = np.ones(len(batch), np.bool_) if graded is None else np.array(graded)
+        known["teacher"] = Grades(teacher, which)
     return algorithm.credit(batch, **known, state={})
 
 
@@ -67,6 +78,42 @@ def test_a_teacher_like_the_student_moves_nothing(make_batch: Any, over_response
     assert not result.experience.has_gradient.any()
     assert not result.experience.columns["advantages"].values.any()
     assert result.metrics["teacher/reverse_kl"] == 0.0
+
+
+def test_what_was_not_graded_moves_nothing_and_is_in_no_mean_over_the_graded(
+    make_batch: Any, over_responses: Any
+) -> None:
+    batch = make_batch(GROUP, REWARDS, LENGTHS)
+    old, teacher = random_rows(1), random_rows(2)
+    columns = {"old": over_responses(old), "teacher": over_responses(teacher)}
+    result = credit_of(OnPolicyDistillation(), batch, graded=[True, False, False, True], **columns)
+    advantages = list(result.experience.columns["advantages"])
+    gaps = [[b - a for a, b in zip(*rows, strict=True)] for rows in zip(old, teacher, strict=True)]
+    for sample in (0, 3):
+        np.testing.assert_allclose(advantages[sample], [0.0, 0.0, *gaps[sample]], rtol=1e-6)
+    assert not advantages[1].any()
+    assert not advantages[2].any()
+    assert result.experience.has_gradient.tolist() == [True, False, False, True]
+    graded, tokens = gaps[0] + gaps[3], LENGTHS[0] + LENGTHS[3]
+    assert result.metrics["teacher/graded_fraction"] == 0.5
+    assert result.metrics["teacher/reverse_kl"] == pytest.approx(-sum(graded) / tokens)
+    grades = teacher[0] + teacher[3]
+    assert result.metrics["teacher/logprob"] == pytest.approx(sum(grades) / tokens)
+
+
+def test_where_nothing_was_graded_there_is_no_mean_of_grades(
+    make_batch: Any, over_responses: Any
+) -> None:
+    batch, rows = make_batch(GROUP, REWARDS, LENGTHS), over_responses(random_rows(1))
+    result = credit_of(OnPolicyDistillation(), batch, old=rows, teacher=rows, graded=[False] * 4)
+    assert result.metrics["teacher/graded_fraction"] == 0.0
+    assert not {"teacher/reverse_kl", "teacher/logprob"} & result.metrics.keys()
+
+
+def test_of_a_step_whose_samples_were_all_dropped_no_fraction_is_told(make_batch: Any) -> None:
+    batch, nothing = make_batch([], [], []), Ragged.of([], np.float32)
+    result = credit_of(OnPolicyDistillation(), batch, old=nothing, teacher=nothing)
+    assert not [name for name in result.metrics if name.startswith("teacher/")]
 
 
 def test_on_average_the_gradient_is_that_of_the_reverse_kl(make_inputs: Any) -> None:

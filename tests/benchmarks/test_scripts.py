@@ -138,12 +138,15 @@ def test_an_update_with_shared_states_is_that_with_copies_of_prompts(tmp_path: P
 
 
 @pytest.mark.slow
-def test_replayed_experts_and_a_balance_loss_do_what_they_are_for(tmp_path: Path) -> None:
-    small = ["--tokens", "16", "--updates", "20", "--seeds", "1"]
+def test_replay_wide_routers_and_a_balance_loss_do_what_they_are_for(tmp_path: Path) -> None:
+    small = ["--tokens", "16", "--updates", "20", "--seeds", "1", "--rows", "8"]
     found = result("mixtures", tmp_path, *small)
-    half, full = found["replay"]["bfloat16"], found["replay"]["float32"]
+    replay = found["replay"]["4 experts, 2 a token"]
+    half, full = replay["bfloat16"], replay["float32"]
     assert half["routed_apart"] > full["routed_apart"] == 0.0
     assert half["sampled"]["kl"] < half["off"]["kl"]
+    many = found["choices"]["128 experts, 8 a token"]
+    assert many["auto"] > 0.01 > many["float32"]
     without, balanced = (found["balance"][key][0]["router_balance"] for key in ("0.0", "0.01"))
     assert len(without) == 20
     assert balanced[0] == without[0]

@@ -377,3 +377,16 @@ def test_a_run_without_samples_says_so(opened: Open, tmp_path: Path) -> None:
     page.wait_for_selector("#samples >> text=There are no samples")
     assert not page.locator(".browser").is_visible()
     assert not page.get_by_label("Search").is_visible()
+
+
+def test_a_fork_says_of_which_run_and_step_it_is(opened: Open, tmp_path: Path) -> None:
+    run, fork = made_run(tmp_path / "run", steps=4), made_run(tmp_path / "fork", steps=4)
+    logs = Logs(fork)
+    for source, step in (("/elsewhere/older", 1), (str(run), 2)):  # a fork of a fork
+        logs.event("forked", "", source=source, step=step, manifest_sha256="0" * 64)
+    logs.close()
+    report([run, fork], tmp_path / "page.html", Console("quiet"))
+    page = opened((tmp_path / "page.html").as_uri())
+    page.wait_for_selector("p.lead")
+    leads = [lead.inner_text() for lead in page.query_selector_all("#overview p.lead")]
+    assert [lead.endswith("forked from run at step 2") for lead in leads] == [False, True]

@@ -73,6 +73,8 @@ def commands(run: Path, to: Path, steps: int = 0) -> dict[str, Callable[[], int]
         "export best": ("export", str(run), "--to", str(to / "best"), "--checkpoint", "best"),
         "chat": ("chat", str(run), "--max-new-tokens", "2", "--max-len", "40"),
         "calibrate": ("plan", "--calibrate", str(run)),
+        "fork": ("fork", str(run), "--to", str(to / "fork")),
+        "fork best": ("fork", str(run), "--to", str(to / "other"), "--checkpoint", "best"),
         "resume": ("resume", str(run), "--quiet", *more),
     }
     return {

@@ -202,3 +202,64 @@ def test_a_name_that_is_too_long_for_the_disk_is_no_file(tmp_path: Path) -> None
     assert files.is_file(tmp_path / "a")
     assert not files.is_file(tmp_path)
     assert not files.is_file(tmp_path / ("9" * 5000))
+
+
+def test_a_second_name_is_a_hard_link_or_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, link, copy = tmp_path / "a", tmp_path / "link", tmp_path / "copy"
+    path.write_bytes(b"content")
+    files.link_or_copy(path, link)
+    assert link.samefile(path)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
+
+    monkeypatch.setattr(files.os, "link", refuse)
+    files.link_or_copy(path, copy)
+    assert (copy.read_bytes(), copy.samefile(path)) == (b"content", False)
+    with pytest.raises(FileExistsError):
+        files.link_or_copy(path, copy)
+
+
+def test_a_file_that_was_replaced_before_it_was_linked_is_copied_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a link to a secret, between the look at a file and the link to it."""
+    path, secret, to, link = tmp_path / "a", tmp_path / "secret", tmp_path / "to", os.link
+    path.write_text("content", "utf-8")
+    secret.write_text("secret", "utf-8")
+
+    def racing(source: Path, target: Path, **how: bool) -> None:
+        path.unlink()
+        path.symlink_to(secret)
+        link(source, target, **how)
+
+    monkeypatch.setattr(files.os, "link", racing)
+    files.link_or_copy(path, to)
+    assert not to.is_symlink()
+    assert to.read_text("utf-8") == "content"
+
+
+def test_what_has_no_room_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sparse file may say any size."""
+    path = tmp_path / "a"
+    path.touch()
+    os.truncate(path, 2**42)
+    monkeypatch.setattr(files.os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(OSError, match="No space left on device"):
+        files.link_or_copy(path, tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_hard_link_in_a_directory_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text("secret", "utf-8")
+    path.chmod(0o600)
+    with files.whole_directory(tmp_path / "model", replace=False) as folder:
+        files.link_or_copy(path, folder / "linked")
+        (folder / "new").write_text("new", "utf-8")
+        (folder / "new").chmod(0o600)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "model").iterdir()}
+    assert modes["linked"] == 0o600
+    assert modes["new"] & 0o444 == (tmp_path / "model").stat().st_mode & 0o444

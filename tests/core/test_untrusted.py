@@ -145,3 +145,18 @@ def test_values_are_shown_short() -> None:
     assert shown([[1] * 100] * 100) == "a list of 100"
     assert shown({"a": 1}) == "a table of 1"
     assert (shown(1.5), shown(None), shown(True)) == ("1.5", "None", "True")
+
+
+def test_a_link_is_opened_only_where_that_is_wanted(tmp_path: Path) -> None:
+    path, link = tmp_path / "a.txt", tmp_path / "link"
+    path.write_text("a", "utf-8")
+    link.symlink_to(path)
+    for name in (path, link):
+        with open_file(name) as file:
+            assert file.read() == b"a"
+    with open_file(path, links=False) as file:
+        assert file.read() == b"a"
+    with pytest.raises(NotAFile, match=r"link is a link, where a file is expected"):
+        open_file(link, links=False)
+    with pytest.raises(FileNotFoundError):
+        open_file(tmp_path / "none", links=False)

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from postgrad.data.account import RowAccount, table
-from postgrad.data.mixture import training_conversations
+from postgrad.data.conversations import load_conversations
+from postgrad.data.mixture import training_rows
 from postgrad.data.overlap import HeldOut, ngrams
 from postgrad.data.settings import MixedSet, MixSettings
 
@@ -84,7 +85,7 @@ def test_every_row_of_every_set_has_one_fate(
         dedup=dedup,
     )
     held = HeldOut(frozenset({"held"}), 3, frozenset(ngrams("b c d", 3)))
-    found = training_conversations(recipe, tokenizer, exclude=held)
+    found = training_rows(load_conversations, recipe, tokenizer, exclude=held)
     seen: set[tuple[str, str]] = set()
     for account, rows in zip(found.accounts, sets, strict=True):
         wanted = {"kept": 1}

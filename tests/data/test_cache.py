@@ -11,7 +11,7 @@ import pytest
 from postgrad.data import cache as caching
 from postgrad.data.cache import TokenCache, cache_folder
 from postgrad.data.conversations import load_conversations
-from postgrad.data.mixture import training_conversations
+from postgrad.data.mixture import training_rows
 from postgrad.data.overlap import HeldOut
 from postgrad.data.pairs import load_labelled, load_pairs
 from postgrad.data.prompts import load_prompts
@@ -192,12 +192,14 @@ def test_small_sets_and_recipes_that_say_so_leave_nothing_behind(
     path: str, folder: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POSTGRAD_CACHE", str(folder))
-    training_conversations(MixSettings(path=path, cache=False), tokenizer, exclude=HeldOut())
+    training_rows(
+        load_conversations, MixSettings(path=path, cache=False), tokenizer, exclude=HeldOut()
+    )
     monkeypatch.setattr(caching, "SMALLEST", len(ROWS) + 1)
-    training_conversations(MixSettings(path=path), tokenizer, exclude=HeldOut())
+    training_rows(load_conversations, MixSettings(path=path), tokenizer, exclude=HeldOut())
     assert not folder.exists()
     monkeypatch.setattr(caching, "SMALLEST", len(ROWS))
-    training_conversations(MixSettings(path=path), tokenizer, exclude=HeldOut())
+    training_rows(load_conversations, MixSettings(path=path), tokenizer, exclude=HeldOut())
     assert [entry.parent for entry in entries(folder / "tokens")] == [folder / "tokens"]
 
 

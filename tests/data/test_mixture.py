@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from postgrad.core.errors import UsageError
 from postgrad.data.account import RowAccount
-from postgrad.data.conversations import Conversation, ConversationSet
-from postgrad.data.mixture import Mixture, training_conversations, training_prompts
+from postgrad.data.conversations import Conversation, ConversationSet, load_conversations
+from postgrad.data.mixture import Mixture, training_prompts, training_rows
 from postgrad.data.overlap import HeldOut
 from postgrad.data.settings import MixedSet, MixSettings
 
@@ -79,7 +79,7 @@ def test_sets_of_a_recipe_are_mixed_with_an_account_each(
     assert {q: epoch[q] for q in ("a1", "a2", "a3")} == {"a1": 2, "a2": 2, "a3": 2}
     assert sum(count for q, count in epoch.items() if q[0] == "b") == 3
     assert [prompt.ticket for prompt in prompts.all()] == list(range(8))
-    found = training_conversations(data, tokenizer, exclude=HeldOut())
+    found = training_rows(load_conversations, data, tokenizer, exclude=HeldOut())
     assert len(found) == 2 * 4 + 3
 
 
@@ -107,7 +107,9 @@ def test_a_mistake_is_told_with_the_key_of_its_own_set(
     path = write_rows(ROWS)
     first, second = MixedSet(path=path), MixedSet(**({"path": path} | wrong))
     with pytest.raises(UsageError, match=message):
-        training_conversations(MixSettings(sets=(first, second)), tokenizer, exclude=HeldOut())
+        training_rows(
+            load_conversations, MixSettings(sets=(first, second)), tokenizer, exclude=HeldOut()
+        )
 
 
 def test_a_key_that_a_set_takes_over_is_told_as_that_of_the_data(
@@ -116,11 +118,13 @@ def test_a_key_that_a_set_takes_over_is_told_as_that_of_the_data(
     path = write_rows(ROWS)
     sets = tuple(MixedSet(path=path, answer="reply") for _ in range(2))
     with pytest.raises(UsageError, match=r"no column 'reply' \(data.answer\)"):
-        training_conversations(MixSettings(answer="reply", sets=sets), tokenizer, exclude=HeldOut())
+        training_rows(
+            load_conversations, MixSettings(answer="reply", sets=sets), tokenizer, exclude=HeldOut()
+        )
 
 
 def test_a_file_whose_name_looks_like_a_key_keeps_its_name(tokenizer: Any) -> None:
     for path in ("/no/data.path", "data.path.jsonl"):
         settings = MixSettings(sets=(MixedSet(path=path),))
         with pytest.raises(UsageError, match=rf"^{path}: no such file .*\(data.sets.0.path\)$"):
-            training_conversations(settings, tokenizer, exclude=HeldOut())
+            training_rows(load_conversations, settings, tokenizer, exclude=HeldOut())

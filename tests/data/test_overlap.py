@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postgrad.core.errors import UsageError
-from postgrad.data.mixture import training_conversations, training_prompts
+from postgrad.data.conversations import load_conversations
+from postgrad.data.mixture import training_prompts, training_rows
 from postgrad.data.overlap import HeldOut, held_out, ngrams, words
 from postgrad.data.settings import DataSettings, MixSettings
 
@@ -62,10 +63,10 @@ def test_a_row_that_shares_n_words_with_a_held_out_question_is_left_out(
     data = MixSettings(path=write_rows(rows))
     prompts = training_prompts(data, tokenizer, max_new_tokens=9, exclude=held_out([held], 8))
     assert prompts.accounts[0].fates == {"kept": 3, "excluded": 1, "contaminated": 1}
-    said = training_conversations(data, tokenizer, exclude=held_out([held], 8))
+    said = training_rows(load_conversations, data, tokenizer, exclude=held_out([held], 8))
     assert [one.row for one in said.all()] == [1, 4]
     assert said.accounts[0].fates == {"kept": 2, "excluded": 1, "contaminated": 2}
-    without = training_conversations(data, tokenizer, exclude=held_out([held]))
+    without = training_rows(load_conversations, data, tokenizer, exclude=held_out([held]))
     assert without.accounts[0].fates == {"kept": 4, "excluded": 1}
 
 

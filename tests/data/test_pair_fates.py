@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from postgrad.core.errors import UsageError
+from postgrad.data.mixture import training_rows
 from postgrad.data.overlap import HeldOut, held_out, ngrams
-from postgrad.data.pairs import load_labelled, load_pairs, training_labelled, training_pairs
+from postgrad.data.pairs import load_labelled, load_pairs
 from postgrad.data.settings import DataSettings, MixedPairs, PairMixSettings, PairSettings
 
 WriteRows = Callable[..., str]
@@ -132,7 +133,7 @@ def test_pairs_and_labels_that_repeat_a_row_are_left_out_across_sets(
     two = write_rows([{**FINE, "chosen": "GOOD"}, {**FINE, "prompt": "r"}], "two.jsonl")
     sets = (MixedPairs(path=one), MixedPairs(path=two))
     mix = PairMixSettings(sets=sets, dedup="normalised")
-    found = training_pairs(mix, tokenizer, exclude=HeldOut())
+    found = training_rows(load_pairs, mix, tokenizer, exclude=HeldOut())
     assert [account.fates for account in found.accounts] == [
         {"kept": 2, "duplicate": 1},
         {"kept": 1, "duplicate": 1},
@@ -140,7 +141,7 @@ def test_pairs_and_labels_that_repeat_a_row_are_left_out_across_sets(
     label = {"prompt": "q", "completion": "a", "label": True}
     rows = [label, {**label, "label": False}, label]
     mix = PairMixSettings(path=write_rows(rows), dedup="exact")
-    labelled = training_labelled(mix, tokenizer, exclude=HeldOut())
+    labelled = training_rows(load_labelled, mix, tokenizer, exclude=HeldOut())
     assert labelled.accounts[0].fates == {"kept": 2, "duplicate": 1}
 
 
@@ -150,13 +151,13 @@ def test_several_sets_of_pairs_are_drawn_by_their_shares(
     one = write_rows([{**FINE, "prompt": f"a{i}"} for i in range(4)], "one.jsonl")
     two = write_rows([{**FINE, "prompt": f"b{i}"} for i in range(6)], "two.jsonl")
     mix = PairMixSettings(sets=(MixedPairs(path=one, weight=2.0), MixedPairs(path=two, count=3)))
-    found = training_pairs(mix, tokenizer, exclude=HeldOut())
+    found = training_rows(load_pairs, mix, tokenizer, exclude=HeldOut())
     assert len(found) == 2 * 4 + 3
     drawn = [found.draw(ticket, 0) for ticket in range(11)]
     assert [pair.ticket for pair in drawn] == list(range(11))
     asked = [tokenizer.decode(pair.chosen.tolist()).split("<|im_end|>")[0][-2:] for pair in drawn]
     assert sorted(asked)[:8] == ["a0", "a0", "a1", "a1", "a2", "a2", "a3", "a3"]
-    labelled = training_labelled(mix, tokenizer, exclude=HeldOut())
+    labelled = training_rows(load_labelled, mix, tokenizer, exclude=HeldOut())
     assert len(labelled) == 2 * 8 + 3
     assert [pair.ticket for pair in found.all()] == list(range(10))
 
@@ -185,10 +186,12 @@ def test_what_is_held_out_of_pairs_is_all_that_the_user_said_before_they_part(
         },
     ]
     mix = PairMixSettings(path=write_rows(rows))
-    found = training_pairs(mix, tokenizer, exclude=held)
+    found = training_rows(load_pairs, mix, tokenizer, exclude=held)
     assert found.accounts[0].fates == {"kept": 2, "excluded": 2}
     questions = write_rows([{"question": "q", "answer": "1"}], "questions.jsonl")
-    found = training_pairs(mix, tokenizer, exclude=held_out([DataSettings(path=questions)]))
+    found = training_rows(
+        load_pairs, mix, tokenizer, exclude=held_out([DataSettings(path=questions)])
+    )
     assert found.accounts[0].fates == {"kept": 3, "excluded": 1}
 
 
@@ -204,7 +207,9 @@ def test_shared_words_are_looked_for_in_all_that_is_said(
         },
     ]
     held = HeldOut(frozenset({"z"}), 3, frozenset(ngrams("One, two, three", 3)))
-    found = training_pairs(PairMixSettings(path=write_rows(rows)), tokenizer, exclude=held)
+    found = training_rows(
+        load_pairs, PairMixSettings(path=write_rows(rows)), tokenizer, exclude=held
+    )
     assert found.accounts[0].fates == {"kept": 1, "contaminated": 2}
 
 
@@ -232,7 +237,7 @@ def test_every_row_has_one_fate_and_labels_go_the_way_of_their_pair(
         }
     )
     held = HeldOut(frozenset({"held"}))
-    pairs = training_pairs(mix, tokenizer, exclude=held)
+    pairs = training_rows(load_pairs, mix, tokenizer, exclude=held)
     wanted = {"kept": 1}
     seen: set[tuple[str, ...]] = set()
     for row in rows:
@@ -246,7 +251,7 @@ def test_every_row_has_one_fate_and_labels_go_the_way_of_their_pair(
     assert account.fates == wanted
     assert sum(account.fates.values()) == account.rows == len(rows) + 1
     assert len(pairs) == account.kept
-    labelled = training_labelled(mix, tokenizer, exclude=held)
+    labelled = training_rows(load_labelled, mix, tokenizer, exclude=held)
     assert labelled.accounts[0].fates == wanted
     assert [one.desirable for one in labelled.all()] == [True, False] * len(pairs)
     for one in pairs.all():

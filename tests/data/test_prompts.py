@@ -12,6 +12,7 @@ from helpers.image_directories import row, write_model
 from postgrad.core.errors import UsageError
 from postgrad.core.media import images_kept_in
 from postgrad.core.records import Prompt
+from postgrad.data.cache import TokenCache
 from postgrad.data.conversations import load_conversations
 from postgrad.data.messages import answer_of
 from postgrad.data.overlap import HeldOut, Selection, keys, question_key
@@ -336,11 +337,52 @@ def test_a_grader_s_prompt_has_the_hint_behind_the_user_s_last_text(
     path = write_rows(rows_of([2, 3]))
     prompt = load(path, tokenizer, shuffle=False, hint="{level} {{ {answer}").draw(1, seed=0)
     text = "<|im_start|>user\nxxx\n\n1 { 1<|im_end|>\n<|im_start|>assistant\n"
-    assert tokenizer.decode(prompt.hinted_ids.tolist()) == text
+    assert tokenizer.decode(prompt.hinted.token_ids.tolist()) == text
     plain = load(path, tokenizer, shuffle=False).draw(1, seed=0)
-    assert plain.hinted_ids is None
+    assert prompt.hinted.answer_at is None
+    assert plain.hinted is None
     assert prompt.token_ids.tolist() == plain.token_ids.tolist()  # the policy does not see it
     assert (prompt.question, prompt.metadata) == (plain.question, plain.metadata)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_hint_has_a_place_for_a_right_answer_of_the_group(
+    cached: bool, write_rows: WriteRows, tokenizer: Any, tmp_path: Path
+) -> None:
+    path = write_rows(rows_of([2, 3]))
+    cache = TokenCache(tokenizer, tmp_path / "cache") if cached else None
+    hint = "{level} see {group.answer}!"
+    for _ in range(2):  # written, and read where there is a cache
+        settings = DataSettings(path=path, shuffle=False, hint=hint)
+        prompts: Any = load_prompts(settings, tokenizer, max_prompt_tokens=90, cache=cache)
+        hinted = prompts.draw(1, seed=0).hinted
+        before, behind = hinted.token_ids[: hinted.answer_at], hinted.token_ids[hinted.answer_at :]
+        assert tokenizer.decode(before.tolist()) == "<|im_start|>user\nxxx\n\n1 see "
+        assert tokenizer.decode(behind.tolist()) == "!<|im_end|>\n<|im_start|>assistant\n"
+        assert hinted.room == 90 - len(hinted.token_ids) > 0
+
+
+def test_a_prompt_that_is_cut_has_no_room_for_a_right_answer(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    path = write_rows([{**rows_of([9])[0], "help": "y" * 60}])
+    (prompt,) = load(path, tokenizer, 30, hint="{help}{group.answer}", on_too_long="truncate").all()
+    assert (len(prompt.hinted.token_ids), prompt.hinted.room) == (30, 0)
+    assert 0 <= prompt.hinted.answer_at <= 30
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"question": "x", "answer": "1", "group": {"answer": "2"}}, r"column 'group\.answer'"),
+        ({"question": "x", "answer": "1\ufdd0"}, r"2 places for \{group\.answer\}.*U\+FDD0"),
+    ],
+)
+def test_a_row_in_which_the_place_of_a_right_answer_is_not_clear_is_an_error(
+    row: Any, told: str, write_rows: WriteRows, tokenizer: Any
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        load(write_rows([row]), tokenizer, hint="{answer}{group.answer}")
 
 
 @pytest.mark.parametrize(("policy", "left"), [("drop", ["0"]), ("truncate", ["0", "1"])])
@@ -350,9 +392,9 @@ def test_a_prompt_whose_hint_is_too_long_is_too_long(
     path = write_rows([{**row, "help": "y" * 40 * n} for n, row in enumerate(rows_of([2, 3]))])
     prompts = load(path, tokenizer, 40, hint="{help}", on_too_long=policy, max_lost_fraction=1.0)
     assert [prompt.answer for prompt in prompts.all()] == left
-    assert all(len(prompt.hinted_ids) <= 40 for prompt in prompts.all())
+    assert all(len(prompt.hinted.token_ids) <= 40 for prompt in prompts.all())
     if policy == "truncate":
-        assert tokenizer.decode(prompts.all()[1].hinted_ids.tolist()).endswith("assistant\n")
+        assert tokenizer.decode(prompts.all()[1].hinted.token_ids.tolist()).endswith("assistant\n")
 
 
 @pytest.mark.parametrize(

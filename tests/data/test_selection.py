@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.data.mixture import training_conversations, training_prompts
+from postgrad.data.conversations import load_conversations
+from postgrad.data.mixture import training_prompts, training_rows
 from postgrad.data.overlap import HeldOut, Selection
 from postgrad.data.settings import MixedSet, MixSettings
 
@@ -40,7 +41,7 @@ def test_the_first_of_equal_rows_stays_within_a_set_and_across_sets(
     one, two = write_rows(ONE, "one.jsonl"), write_rows(TWO, "two.jsonl")
     data = MixSettings(sets=(MixedSet(path=one), MixedSet(path=two)), dedup=dedup)
     nothing = HeldOut()
-    said = training_conversations(data, tokenizer, exclude=nothing)
+    said = training_rows(load_conversations, data, tokenizer, exclude=nothing)
     asked = training_prompts(data, tokenizer, max_new_tokens=9, exclude=nothing)
     for found, wanted in ((said, conversations), (asked, prompts)):
         assert [row.row for row in found.all()] == [*wanted[0], *wanted[1]]
@@ -55,8 +56,8 @@ def test_a_row_that_was_dropped_takes_the_place_of_none(
     rows = [{"question": "q" * 20, "answer": "1"}, {"question": "c", "answer": "1"}]
     path = write_rows(rows)
     sets = (MixedSet(path=path, max_len=30), MixedSet(path=path, max_len=60))
-    found = training_conversations(
-        MixSettings(sets=sets, dedup="exact"), tokenizer, exclude=HeldOut()
+    found = training_rows(
+        load_conversations, MixSettings(sets=sets, dedup="exact"), tokenizer, exclude=HeldOut()
     )
     assert found.accounts[0].fates == {"kept": 1, "too_long": 1}
     assert found.accounts[1].fates == {"kept": 1, "duplicate": 1}

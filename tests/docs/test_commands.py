@@ -19,8 +19,9 @@ import json
 import re
 import shutil
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ from postgrad.tools.new import new
 
 RUN = (
     "plan", "config", "translate", "doctor", "checkpoints", "verify", "report", "export", "eval",
-    "resume", "new", "recipes", "completion", "merge",
+    "resume", "fork", "new", "recipes", "completion", "merge",
 )  # fmt: skip
 LONG = ("train", "verify-resume", "generate")
 SERVES = ("watch", "serve-reward", "chat")
@@ -81,13 +82,13 @@ def needs_hub(one: Command) -> bool:
 
 def stand_ins(folder: Path, one: Command) -> None:
     """What the command takes for granted: a run, a model, rows, another system's script."""
-    for word in one.words[2:]:
+    for before, word in pairwise(one.words[1:]):
         place = folder / word
         if word in MODELS:
             shutil.copytree(folder / "RUN_DIR" / "model", place)
         elif word == "ADAPTER":
             adapter_on(str(folder / "RUN_DIR" / "model"), place)
-        elif word.startswith("runs/"):
+        elif word.startswith("runs/") and before != "--to":
             shutil.copytree(
                 folder / "RUN_DIR", folder / word.removesuffix("/model"), dirs_exist_ok=True
             )
@@ -133,8 +134,14 @@ def test_a_command_of_seconds_runs(
         with_overrides(recipe_from_json(kept["recipe"]), one.words[3:])
         return
     with hub_server(monkeypatch) if "--push-to-hub" in one.words else nullcontext():
-        code = main(list(one.words[1:]))
+        code = main(with_a_step(one.words[1:]))
     assert code == 0, capsys.readouterr().err
+
+
+def with_a_step(words: Sequence[str]) -> list[str]:
+    """The words with the step of a checkpoint that the stand-in has."""
+    named = [before == "--checkpoint" and word.isdecimal() for before, word in pairwise(words)]
+    return ["3" if is_step else word for is_step, word in zip([False, *named], words, strict=True)]
 
 
 @pytest.mark.parametrize("one", unique([c for c in OURS if c.words[1] in LONG]), ids=str)

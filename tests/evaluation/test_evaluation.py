@@ -167,6 +167,46 @@ def test_answers_are_drawn_with_the_filters_of_eval_and_not_with_those_of_rollou
     assert {(s.top_p, s.top_k, s.min_p) for s in drawn} == {(0.9, 0, 0.1)}
 
 
+def test_each_set_has_its_own_samples_and_rates(
+    make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two problems of three samples, then the same two with one sample each."""
+    path = tmp_path / "held_out.jsonl"
+    row = '{"question": "1 + 1?", "answer": "2"}'
+    path.write_text(f"{row}\n{row.replace('1 +', '2 +')}\n", "utf-8")
+    sets = [
+        {"name": "aime", "path": str(path), "n_samples": 3, "temperature": 0.6, "top_k": 7},
+        {"name": "math", "path": str(path), "n_samples": 1, "max_new_tokens": 5},
+    ]
+    keys = {"n_samples": 2, "pass_at": [1, 2, 3], "top_p": 0.9, "max_new_tokens": 6}
+    recipe = make_recipe("rl", eval={"path": None, "sets": sets, "greedy": True, **keys})
+    make_fresh(recipe.model.init, [], 0, tmp_path / "model")
+    evaluator = Evaluator(recipe, load_tokenizer(str(tmp_path / "model")), Scores())  # pyright: ignore[reportArgumentType]
+    drawn: list[Any] = []
+    scores = {3: ((1.0, 0.0, 0.0), (1.0, 1.0, 0.0)), 1: ((1.0,), (0.0,))}
+
+    def sampled(_: Any, __: Any, prompts: Any, drawing: Any, *more: Any) -> list[ScoredGroup]:
+        how = drawing.sampling
+        drawn.append((drawing.samples, how.temperature, how.top_k, how.top_p, how.max_new_tokens))
+        return [group(place, *of) for place, of in enumerate(scores[drawing.samples])]
+
+    monkeypatch.setattr(evaluation, "sample_groups", sampled)
+    engine: Any = None
+    aime, math_set = evaluator(engine, lambda n: None)
+    assert drawn == [
+        (3, 0.6, 7, 0.9, 6), (1, 0.0, 7, 0.9, 6), (1, 1.0, 0, 0.9, 5), (1, 0.0, 0, 0.9, 5)
+    ]  # fmt: skip
+    assert aime.metrics["accuracy"] == pytest.approx((1 / 3 + 2 / 3) / 2)
+    assert aime.metrics["pass@2"] == pytest.approx(((1 - 1 / 3) + 1) / 2)
+    assert aime.metrics["pass@3"] == 1.0
+    assert math_set.metrics["accuracy"] == 0.5
+    rates = ("pass@", "left_out@", "reward/")
+    named = {name for name in math_set.metrics if name.startswith(rates)}
+    assert named == {"left_out@1", "reward/first"}  # what needs more samples is not measured
+    assert evaluator.total == 2 * (3 + 1) + 2 * (1 + 1)
+    assert evaluator.sequences == 6
+
+
 def test_each_row_is_judged_by_the_first_component_that_applies_to_it(
     evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,7 @@ enum kind { NONE, KILL, IO_ERROR, FULL, SHORT, SLOW, KILL_ALL };
 
 struct shared {
     long calls;
-    char names[NAMES]; /* one letter a call: Open Write fSync Rename Unlink Mkdir rmDir Truncate */
+    char names[NAMES]; /* one letter a call: Open Write fSync Rename Unlink Mkdir rmDir Truncate Link Chmod */
 };
 
 static struct shared *shared;
@@ -190,6 +190,22 @@ int rename(const char *from, const char *to) {
 int renameat(int a, const char *from, int b, const char *to) {
     REAL(int, "renameat", int, const char *, int, const char *);
     CALL('R', below(b, to), real(a, from, b, to));
+}
+int link(const char *from, const char *to) {
+    REAL(int, "link", const char *, const char *);
+    CALL('L', below(AT_FDCWD, to), real(from, to));
+}
+int linkat(int a, const char *from, int b, const char *to, int flags) {
+    REAL(int, "linkat", int, const char *, int, const char *, int);
+    CALL('L', below(b, to), real(a, from, b, to, flags));
+}
+int chmod(const char *path, mode_t mode) {
+    REAL(int, "chmod", const char *, mode_t);
+    CALL('C', below(AT_FDCWD, path), real(path, mode));
+}
+int fchmodat(int folder, const char *path, mode_t mode, int flags) {
+    REAL(int, "fchmodat", int, const char *, mode_t, int);
+    CALL('C', below(folder, path), real(folder, path, mode, flags));
 }
 int unlink(const char *path) {
     REAL(int, "unlink", const char *);

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postgrad.core.errors import DiskFull, RunError
-from postgrad.observe.sinks import Logs, fast_json, to_json
+from postgrad.observe.sinks import Logs, copy_logs, fast_json, to_json
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -232,3 +232,36 @@ def test_a_file_that_lost_lines_is_named(tmp_path: Path) -> None:
     way_out = r"samples\.jsonl has 0 bytes and had 7 .* put the file back .*`postgrad export .*run"
     with pytest.raises(RunError, match=way_out):
         logs.rewind({"samples.jsonl": 7})
+
+
+def test_a_copy_ends_where_a_rewind_would(tmp_path: Path) -> None:
+    source, to = tmp_path / "run", tmp_path / "copy"
+    source.mkdir()
+    to.mkdir()
+    logs = Logs(source, compress=True)
+    logs.metric({"step": 1})
+    logs.samples([{"ticket": 0}])
+    logs.event("started", "")
+    offsets = logs.sync()
+    logs.metric({"step": 2})
+    logs.samples([{"ticket": 1}])
+    logs.evaluation({"step": 2})
+    logs.close()
+    copy_logs(source, to, offsets)
+    Logs(source).rewind({**offsets})
+    for name in ("metrics.jsonl", "samples.jsonl.gz", "events.jsonl"):
+        assert (to / name).read_bytes() == (source / name).read_bytes()
+    assert sorted(path.name for path in to.iterdir()) == sorted(offsets)
+
+
+@pytest.mark.parametrize("size", [0, 5])
+def test_a_log_that_lost_lines_is_not_copied(size: int, tmp_path: Path) -> None:
+    source, to = tmp_path / "run", tmp_path / "copy"
+    source.mkdir()
+    to.mkdir()
+    (source / "metrics.jsonl").write_bytes(b"x" * size)
+    with pytest.raises(RunError, match=rf"has {size} bytes and had 9 .* lines were lost"):
+        copy_logs(source, to, {"metrics.jsonl": 9})
+    os.truncate(source / "metrics.jsonl", 2**42)  # sparse
+    with pytest.raises(OSError, match="No space left on device"):
+        copy_logs(source, to / "..", {"metrics.jsonl": 2**42})

@@ -185,6 +185,14 @@ VOTES_ON_FORMAT = 'every = 5\nn_samples = 4\nmaj_at = [4]\n\n[[rewards]]\ntype =
             "recipe.toml:24: batch.n_samples_per_prompt: 1 is too few for a baseline",
         ),
         (
+            (
+                'type = "grpo"',
+                'type = "grpo"\nkl_in = "reward"\nkl_coef = 0.1\nkl_target = 0.1\nkl_horizon = 25',
+            ),
+            "algorithm.kl_horizon: 25 samples are too few: a step of 128 samples changes "
+            "algorithm.kl_coef by up to 102%, and could make it 0 or negative: more than 25.6",
+        ),
+        (
             ('type = "gsm8k"', 'type = "gms8k"'),
             "no verifier is called 'gms8k': did you mean 'gsm8k'?",
         ),

@@ -45,7 +45,8 @@ class FakeRole:
     """Every call goes to `work` by its name."""
 
     def __init__(self, name: str, work: Work) -> None:
-        self.logprobs = lambda sequences, *prompts: work(f"{name}.logprobs")
+        self.logprobs = lambda sequences: work(f"{name}.logprobs")
+        self.grade = lambda batch, prompts: work(f"{name}.grade")
         self.scores = lambda sequences: work(f"{name}.scores")
         self.update = lambda update, algorithm: work(f"{name}.update")
 
@@ -110,7 +111,7 @@ def test_what_the_algorithm_does_not_need_is_neither_asked_nor_waited_for(
 def test_a_teacher_is_asked_with_the_other_roles(events: list[str], recorded: Work) -> None:
     columns = job(recorded, OnPolicyDistillation(kl_coef=0.05))._columns(BATCH, [])
     assert columns == {"old": COLUMN, "ref": COLUMN, "values": None, "teacher": COLUMN}
-    asked = ["policy.logprobs", "reference.logprobs", "teacher.logprobs"]
+    asked = ["policy.logprobs", "reference.logprobs", "teacher.grade"]
     assert events == [*asked, *(f"wait for {name}" for name in asked)]
 
 

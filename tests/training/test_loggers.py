@@ -13,9 +13,13 @@ import pytest
 from helpers import logged
 from helpers.jobs import write_recipe
 from helpers.runs import lines, train_until_killed
+from postgrad.api.run import Run
 from postgrad.observe.console import Console
 from postgrad.observe.loggers.all import recorded
+from postgrad.observe.run_dir import RunDirectory
+from postgrad.tools.fork import fork
 from postgrad.training.rl import RLJob
+from postgrad.training.saving import store_of
 from postgrad.training.start import resume, train
 
 pytest.importorskip("tensorboard")
@@ -156,3 +160,21 @@ def _assert_timeless(found: logged.Steps, wanted: logged.Steps) -> None:
 def _steps(run: Path) -> int:
     path = run / "metrics.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+@pytest.mark.slow
+def test_a_fork_is_a_curve_of_its_own_from_the_first_step(
+    make_recipe: Any, console: Console, tmp_path: Path
+) -> None:
+    recipe = make_recipe("rl", steps=4, observe={"loggers": ["tensorboard"]})
+    train(recipe, console)
+    run, to = Path(recipe.run_dir), tmp_path / "fork"
+    steps = sorted(info.step for info in Run(run).checkpoints)
+    drawn = logged.tensorboard(run)
+    fork(run, str(steps[0]), to, console)
+    resume(to, [], [], console)
+    assert_same(logged.tensorboard(to), own(to))
+    assert (min(logged.tensorboard(to)), max(logged.tensorboard(to))) == (0, 4)
+    assert logged.tensorboard(run) == drawn
+    ids = [store_of(recipe, RunDirectory(path)).load().state.loggers["id"] for path in (run, to)]
+    assert ids[0] != ids[1]

@@ -18,8 +18,9 @@ from helpers.jobs import write_pairs
 from helpers.runs import assert_same_run, lines, train_until_killed
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage, Sequences
+from postgrad.data.mixture import training_rows
 from postgrad.data.overlap import held_out
-from postgrad.data.pairs import training_labelled, training_pairs
+from postgrad.data.pairs import load_labelled, load_pairs
 from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.training.pairs import PreferenceJob, mismatched
@@ -130,7 +131,9 @@ def test_a_step_on_pairs_is_the_formula_on_plain_transformers(
         batch = recipe.batch.model_copy(update={"micro_train_batch_size": micro})
         recipe = recipe.model_copy(update={"batch": batch})
     train(recipe, console)
-    pairs = training_pairs(recipe.data, load_tokenizer(models(1)), exclude=held_out([], 0)).all()
+    pairs = training_rows(
+        load_pairs, recipe.data, load_tokenizer(models(1)), exclude=held_out([], 0)
+    ).all()
     rows = [one.tolist() for pair in pairs for one in (pair.chosen, pair.rejected)]
     marks = [one for pair in pairs for one in (pair.chosen_mask, pair.rejected_mask)]
     starts = [int(np.argmax(mask)) for mask in marks]
@@ -155,7 +158,9 @@ def test_a_step_of_kto_is_the_formula_on_plain_transformers(
     text = "\n".join(json.dumps(row) for row in labelled)
     Path(recipe.data.path).write_text(text, "utf-8")
     train(recipe, console)
-    draws = training_labelled(recipe.data, load_tokenizer(models(1)), exclude=held_out([], 0))
+    draws = training_rows(
+        load_labelled, recipe.data, load_tokenizer(models(1)), exclude=held_out([], 0)
+    )
     samples = [draws.draw(ticket, recipe.seed) for ticket in range(ROWS)]
     rows = [one.token_ids.tolist() for one in samples]
     starts = [int(np.argmax(one.loss_mask)) for one in samples]

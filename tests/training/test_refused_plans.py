@@ -24,6 +24,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "z-loss": ("qwen3", {"model": {"router_z_loss_coef": 0.1}}),
     "balance loss": ("qwen3", {"model": {"router_aux_loss_coef": 0.1}}),
     "replay": ("qwen3", {"rollout": {"router_replay": "old"}}),
+    "dtype of routers": ("qwen3", {"model": {"router_dtype": "float32"}}),
+    "dtype of the reference's routers": (
+        "qwen3",
+        {"algorithm": {"kl_coef": 0.1}, "reference": {"model": {"router_dtype": "float32"}}},
+    ),
     "tied": ("qwen3", {"model": {"lora": {**ADAPTER, "modules_to_save": ["lm_head"]}}}),
     "dora of experts": ("qwen3_moe", {"model": {"lora": {**ON_EXPERTS, "dora": True}}}),
     "dropout of experts": ("qwen3_moe", {"model": {"lora": {**ON_EXPERTS, "dropout": 0.1}}}),

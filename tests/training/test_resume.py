@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.runs import assert_same_run, lines, tensors, train_until_killed
-from helpers.tiny_runs import MakeRecipe
+from helpers.tiny_runs import TASK, MakeRecipe
 from postgrad.core.errors import RunError, UsageError
 from postgrad.observe.console import Console
 from postgrad.recipe.load import with_overrides
@@ -150,6 +150,11 @@ def test_a_changed_recipe_is_another_run(make_recipe: Any, console: Console) -> 
     assert "learner.lr: 0.01 there, 0.5 here" in str(refused.value)
     assert "--overwrite true" in str(refused.value)
     assert "--allow-change learner.lr" in str(refused.value)
+    run = Path(recipe.run_dir)
+    with pytest.raises(
+        UsageError, match=rf"\nchange a copy that postgrad fork {run} .*, or continue"
+    ):
+        resume(run, ["--learner.lr", "0.5"], [], console)
     assert train(other, console, allow_change=["learner.lr"])["steps"] == 3
     assert train(other, console, overwrite=True)["steps"] == 3
 
@@ -158,7 +163,8 @@ def test_a_run_does_not_go_back_to_fewer_steps(make_recipe: Any, console: Consol
     recipe = make_recipe("sft")
     train(recipe, console)
     stored = (Path(recipe.run_dir) / "recipe.json").read_bytes()
-    with pytest.raises(UsageError, match=r"steps = 2: .* has done 3, .*; give 3 to end it there"):
+    refused = r"steps = 2: .* has done 3, .*; give 3 to end it there, .* postgrad fork .*run --ch"
+    with pytest.raises(UsageError, match=refused):
         resume(Path(recipe.run_dir), ["--steps", "2"], [], console)
     with pytest.raises(UsageError, match="no run goes back"):
         train(with_overrides(recipe, ["--steps", "2"]), console)
@@ -379,3 +385,34 @@ def test_pairs_baselines_and_an_adapted_entropy_bonus_survive_a_kill(
     assert metrics[0]["updates/largest"] == 2 * trained  # of two prompts
     if "entropy_target" in algorithm:
         assert metrics[1]["entropy/coefficient"] == pytest.approx(0.002)
+
+
+@pytest.mark.slow
+def test_sets_with_samples_of_their_own_survive_a_kill_and_measure_what_each_alone_would(
+    make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_set = {"path": "reasoning-gym:spell_backward", "size": 4, "task": TASK}
+    many = {**of_set, "name": "many", "seed": 2, "n_samples": 4, "temperature": 0.7}
+    few = {**of_set, "name": "few", "seed": 3, "max_new_tokens": 3}
+    both = {"path": None, "size": None, "seed": None, "n_samples": 1, "greedy": False, "every": 1}
+    changes = {"eval": {**both, "sets": [many, few], "pass_at": [1, 4]}}
+    whole, killed = make_recipe("rl", "whole", **changes), make_recipe("rl", "killed", **changes)
+    train(whole, console)
+    train_until_killed(monkeypatch, RLJob, 2, killed, console)
+    resume(Path(killed.run_dir), [], [], console)
+    assert_same_run(whole, killed, 3)
+    samples = lines(Path(whole.run_dir) / "eval_samples.jsonl")
+    counts = {name: sum(one["set"] == name for one in samples) for name in ("many", "few")}
+    assert counts == {"many": 4 * 4 * 4, "few": 4 * 4}  # rows, samples, evaluations
+    longest = {
+        name: max(len(one["turns"][0]["token_ids"]) for one in samples if one["set"] == name)
+        for name in counts
+    }
+    assert longest == {"many": 6, "few": 3}
+    rates = {line["set"]: set(line) for line in lines(Path(whole.run_dir) / "eval.jsonl")}
+    assert ("pass@4" in rates["many"], "pass@4" in rates["few"]) == (True, False)
+    alone = {**both, "sets": [few], "pass_at": [1]}
+    lone = make_recipe("rl", "alone", **{"eval": alone})
+    train(lone, console)
+    texts = [one["text"] for one in samples if one["set"] == "few"]
+    assert [one["text"] for one in lines(Path(lone.run_dir) / "eval_samples.jsonl")] == texts

@@ -15,8 +15,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from helpers.jobs import write_pairs
 from helpers.runs import assert_same_run, lines, tensors, train_until_killed
 from postgrad.core.errors import UsageError
+from postgrad.data.mixture import training_rows
 from postgrad.data.overlap import held_out
-from postgrad.data.pairs import training_pairs
+from postgrad.data.pairs import load_pairs
 from postgrad.models.score import RewardScale, load_score_model, scale_of_state
 from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
@@ -54,7 +55,7 @@ def test_a_step_is_bradley_terry_on_plain_transformers_in_float64(
     write_pairs(Path(recipe.data.path), rows=ROWS)
     train(recipe, console)
     tokenizer = load_tokenizer(models(1))
-    pairs = training_pairs(recipe.data, tokenizer, exclude=held_out([])).all()
+    pairs = training_rows(load_pairs, recipe.data, tokenizer, exclude=held_out([])).all()
     rows = [one.tolist() for pair in pairs for one in (pair.chosen, pair.rejected)]
     start = load_score_model(models(1), dtype=torch.float32, seed=recipe.seed).lm
     lm: Any = AutoModelForSequenceClassification.from_config(start.config).double().eval()

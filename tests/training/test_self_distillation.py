@@ -53,13 +53,9 @@ def samples(recipe: Recipe) -> list[dict[str, Any]]:
     return lines(Path(recipe.run_dir) / "samples.jsonl")
 
 
-def test_an_advantage_is_what_the_hint_changes_in_the_policy_s_own_logprob(
-    make_graded: MakeRecipe, models: Models, console: Console
-) -> None:
-    """Against a plain forward pass in float64, each sample alone."""
-    recipe = make_graded("policy", "run", steps=1)
-    train(recipe, console)
-    tokenizer = load_tokenizer(models(1))
+@pytest.fixture
+def plain_logprobs(models: Models) -> Callable[[list[int], list[int]], list[float]]:
+    """Of an answer's tokens behind a prompt: a plain forward pass in float64."""
     lm: Any = AutoModelForCausalLM.from_pretrained(models(1), dtype=torch.float64)
 
     def logprobs(prompt: list[int], answer: list[int]) -> list[float]:
@@ -68,6 +64,16 @@ def test_an_advantage_is_what_the_hint_changes_in_the_policy_s_own_logprob(
             every = lm(input_ids=ids).logits[0].log_softmax(-1)
         return every[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()
 
+    return logprobs
+
+
+def test_an_advantage_is_what_the_hint_changes_in_the_policy_s_own_logprob(
+    make_graded: MakeRecipe, models: Models, console: Console, plain_logprobs: Any
+) -> None:
+    """Each sample alone."""
+    recipe = make_graded("policy", "run", steps=1)
+    train(recipe, console)
+    tokenizer = load_tokenizer(models(1))
     written = samples(recipe)
     assert len(written) == 16
     for sample in written:
@@ -77,11 +83,45 @@ def test_an_advantage_is_what_the_hint_changes_in_the_policy_s_own_logprob(
         assert hinted != text
         read = tokenizer.encode(hinted, add_special_tokens=False)
         answer = [token for turn in sample["turns"] for token in turn["token_ids"]]
-        graded = logprobs(read, answer)
-        own = logprobs(sample["prompt_token_ids"], answer)
+        graded = plain_logprobs(read, answer)
+        own = plain_logprobs(sample["prompt_token_ids"], answer)
         wanted = [a - b for a, b in zip(graded, own, strict=True)]
         assert sample["advantages"] == pytest.approx(wanted, abs=2e-5)
         assert any(abs(value) > 1e-3 for value in wanted)
+
+
+def test_a_right_answer_of_the_group_is_what_the_policy_reads_as_a_hint(
+    make_graded: MakeRecipe, models: Models, console: Console, plain_logprobs: Any
+) -> None:
+    """Each sample alone. Every answer that ended counts as right; a group without another such has
+    advantages of 0.
+    """
+    right: Any = {"correct_at": 0.0, "type": "on_policy_distillation", "graded_by": "policy"}
+    data = {"hint": "say {group.answer}!"}
+    recipe = make_graded("policy", "run", steps=1, algorithm=right, data=data)
+    train(recipe, console)
+    tokenizer = load_tokenizer(models(1))
+    written, graded = samples(recipe), 0
+    for sample in written:
+        ended = [
+            other["text"]
+            for other in written
+            if other["ticket"] == sample["ticket"] and other["finish_reason"] == "stop"
+            if other["sample"] != sample["sample"] and other["text"]
+        ]
+        answer = [token for turn in sample["turns"] for token in turn["token_ids"]]
+        if not ended:
+            assert sample["advantages"] == [0.0] * len(answer)
+            continue
+        graded += 1
+        question, text = sample["question"], tokenizer.decode(sample["prompt_token_ids"])
+        hinted = text.replace(question, f"{question}\n\nsay {ended[0]}!")
+        theirs = plain_logprobs(tokenizer.encode(hinted, add_special_tokens=False), answer)
+        own = plain_logprobs(sample["prompt_token_ids"], answer)
+        wanted = [a - b for a, b in zip(theirs, own, strict=True)]
+        assert sample["advantages"] == pytest.approx(wanted, abs=2e-5)
+    assert 0 < graded < len(written)
+    assert logged(recipe)[0]["teacher/graded_fraction"] == graded / len(written)
 
 
 def test_the_reference_grades_as_a_teacher_of_the_same_weights_does(
@@ -190,6 +230,26 @@ def test_each_of_several_datasets_has_its_hint(
             r"data\.hint: is not among recorded samples",
         ),
         ("policy", {"reference": {"ema_decay": 0.9}}, r"reference: nothing reads it"),
+        (
+            "policy",
+            {"data": {"hint": "{group.answer}"}, "batch": {"n_samples_per_prompt": 1}},
+            r"n_samples_per_prompt: 1 leaves no other sample whose answer \{group\.answer\}",
+        ),
+        (
+            "policy",
+            {"data": {"hint": "{group.answer}"}, "environment": {"type": "guess_number"}},
+            r"data\.hint: \{group\.answer\} is an answer of one turn",
+        ),
+        (
+            "policy",
+            {"data": {"hint": "{group.answer} {group.answer}"}},
+            r"data\.hint.*may stand in it once",
+        ),
+        (
+            "policy",
+            {"algorithm": {"type": "on_policy_distillation", "correct_at": 0.5}},
+            r"algorithm\.correct_at: says which samples \{group\.answer\} of data\.hint may show",
+        ),
     ],
 )
 def test_what_cannot_be_graded_is_an_error_of_the_recipe(

@@ -347,6 +347,8 @@ def test_a_sentinel_that_stops_saves_the_run_and_says_how_to_go_on(
     told = str(stopped.value)
     assert told.startswith("sentinel no_gradient: 100% of the groups have no gradient (limit 90%)")
     assert "the checkpoint of step 2 is kept; continue with postgrad resume" in told
+    fork = f"postgrad fork {recipe.run_dir} --checkpoint STEP --to DIR"
+    assert told.endswith(f"; {fork} goes back to an earlier checkpoint")
     assert stopped.value.exit_code == 1
     run = Path(recipe.run_dir)
     resume(run, ["--sentinels.no_gradient.action", "observe"], [], console)

@@ -6,6 +6,7 @@ from typing import Any, get_args
 import pytest
 
 from postgrad.core.errors import UsageError
+from postgrad.recipe.load import parse_recipe
 from postgrad.rollout.environments.tool_formats import ToolFormat
 from postgrad.translate.draft import toml_value
 from postgrad.translate.tables.prime_rl import TOOL_FORMATS
@@ -187,6 +188,37 @@ sampling = { temperature = 0.6, top_p = 0.95, top_k = -1, min_p = 0.1 }
     sampled = translation.recipe["eval"]
     assert (sampled["temperature"], sampled["top_p"], sampled["min_p"]) == (0.6, 0.95, 0.1)
     assert sampled.get("top_k", 0) == 0
+    assert missing(translation) == set()
+
+
+def test_each_source_of_an_evaluation_has_its_own_samples(tmp_path: Path) -> None:
+    text = """
+[[orchestrator.eval.source]]
+name = "aime"
+group_size = 32
+sampling = { temperature = 0.6, top_p = 0.95, max_completion_tokens = 900 }
+env = { taskset = { id = "words" } }
+[[orchestrator.eval.source]]
+name = "math"
+num_examples = 500
+env = { taskset = { id = "puzzles" } }
+[[orchestrator.eval.source]]
+name = "hard"
+group_size = 32
+sampling = { temperature = 0.6, top_p = 0.9, max_completion_tokens = 800 }
+env = { taskset = { id = "puzzles", hard = true } }
+"""
+    options = {"orchestrator.group_size": 4, "orchestrator.eval.group_size": 2, "seq_len": 1024}
+    translation = of(tmp_path, text, max_steps=10, **options)
+    assert translation.problem is None
+    sampled = parse_recipe(translation.recipe).eval.samplings
+    assert [(s.n_samples, s.temperature, s.top_p, s.max_new_tokens) for s in sampled] == [
+        (32, 0.6, 0.95, 900), (2, 1.0, 1.0, 900), (32, 0.6, 0.9, 800),
+    ]  # fmt: skip
+    sets = translation.recipe["eval"]["sets"]
+    assert [set(entry) & {"n_samples", "top_p"} for entry in sets] == [
+        set(), {"n_samples", "top_p"}, {"top_p"},
+    ]  # fmt: skip
     assert missing(translation) == set()
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,8 @@ class Needs:
     teacher: bool = False  # what the model of [teacher] says of the same tokens
     # Who says that in its place, reading the hints of data.hint too.
     self_graded: Literal["policy", "reference"] | None = None
+    # Reward from which on a sample is a right answer, which hints of its group may show.
+    correct_at: float = 1.0
     own_answers: float = 0.0  # share of SFT's rows that the policy answers itself
 
     @property
@@ -73,6 +75,39 @@ class Credit:
     state: Mapping[str, Any]  # JSON values for the next step's credit; kept in checkpoints
     metrics: Mapping[str, float]
     length_penalty: NDArray[np.float64] | None = None  # [S] taken off the rewards; None: nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Grades:
+    """What a grader says of the S samples of a batch."""
+
+    logprobs: Ragged  # float32 [N] nats over the samples' tokens; zeros where loss_mask is False
+    graded: NDArray[np.bool_]  # [S] False: its hint had nothing to show, and it has no say
+
+    def take(self, rows: NDArray[np.int64]) -> Grades:
+        """Those of samples `rows`, in this order."""
+        return Grades(self.logprobs.take(rows), self.graded[rows])
+
+    def above(
+        self, before: Ragged, loss_mask: Ragged, most: float | None
+    ) -> tuple[NDArray[np.float64], dict[str, float]]:
+        """float64 [N]: how much more likely the grader finds each loss token of a graded sample
+        than `before`, within +-most; else 0. Also the metrics of this, of which there are none
+        where there are no such tokens.
+        """
+        read = loss_mask.values & loss_mask.spread(self.graded).values
+        grades = self.logprobs.values.astype(np.float64)
+        gap = (grades - before.values) * read
+        bounded = gap if most is None else gap.clip(-most, most)
+        metrics: dict[str, float] = {}
+        if len(self.graded):
+            metrics["teacher/graded_fraction"] = float(self.graded.mean())
+        if tokens := int(read.sum()):
+            metrics["teacher/reverse_kl"] = -float(gap.sum()) / tokens
+            metrics["teacher/logprob"] = float((grades * read).sum()) / tokens
+            if most is not None:
+                metrics["teacher/clipped_fraction"] = float((bounded != gap).sum()) / tokens
+        return bounded, metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +250,7 @@ class RolloutAlgorithm(PolicyAlgorithm):
         old, ref: logprobs of the policy before the step and of the reference; values: of the
         critic; entropy: of the policy before the step. All float32 over the batch's tokens; None
         where needs() does not ask for them. An algorithm that needs a teacher, or is self-graded,
-        has a parameter `teacher` too: the grader's logprobs.
+        has a parameter `teacher` too: the grader's `Grades`.
         state: that of the last step's Credit; {} at the start of a run.
         """
 
@@ -263,7 +298,10 @@ def one_each(values: Any, count: int, of: str, made_by: str) -> NDArray[Any]:
     return column
 
 
-def required(column: Ragged | None, name: str) -> Ragged:
+RequiredColumn = TypeVar("RequiredColumn", Ragged, Grades)
+
+
+def required(column: RequiredColumn | None, name: str) -> RequiredColumn:
     """`column`; a ValueError where it is None."""
     if column is None:
         raise ValueError(f"credit needs {name}, see needs()")

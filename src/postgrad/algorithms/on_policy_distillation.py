@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from postgrad.algorithms.base import Credit, Needs, required
+from postgrad.algorithms.base import Credit, Grades, Needs, required
 from postgrad.algorithms.grpo import GRPO
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience, RolloutBatch
@@ -34,6 +34,8 @@ class OnPolicyDistillation(GRPO):
     unread: ClassVar[tuple[str, ...]] = ("covariance", "kl_in")  # both act before grades are there
 
     graded_by: Literal["teacher", "policy", "reference"] = "teacher"
+    # Reward from which on a sample is the {group.answer} of data.hint for others of its group.
+    correct_at: float = 1.0
     teacher_coef: float = Field(1.0, gt=0.0)
     teacher_clip: float | None = Field(None, gt=0.0)  # bounds a token's difference of the two
     reward_coef: float = Field(0.0, ge=0.0)
@@ -42,7 +44,8 @@ class OnPolicyDistillation(GRPO):
     def needs(self) -> Needs:
         needs, by = super().needs(), self.graded_by
         grader = {"teacher": True} if by == "teacher" else {"self_graded": by}
-        return replace(needs, old_logprobs=not needs.sampled_is_old, **grader)
+        old_logprobs = not needs.sampled_is_old
+        return replace(needs, old_logprobs=old_logprobs, correct_at=self.correct_at, **grader)
 
     def advantages(
         self, rewards: NDArray[np.float64], group: NDArray[np.int64]
@@ -58,22 +61,15 @@ class OnPolicyDistillation(GRPO):
         values: Ragged | None,
         state: Mapping[str, Any],
         entropy: Ragged | None = None,
-        teacher: Ragged | None = None,
+        teacher: Grades | None = None,
     ) -> Credit:
-        """As PolicyGradient.credit. teacher: the grader's logprobs, float32 over the tokens."""
+        """As PolicyGradient.credit. teacher: what the grader says of the batch's samples."""
         credit = super().credit(batch, old, ref, values, state, entropy)
         sequences, columns = credit.experience.sequences, dict(credit.experience.columns)
-        before = required(columns.get("old_logprobs"), "'old' logprobs").values
-        grades = required(teacher, "'teacher' logprobs").take(credit.rows).values
-        mask, metrics = sequences.loss_mask.values, dict(credit.metrics)
-        gap = (grades.astype(np.float64) - before) * mask
-        tokens = max(1, int(mask.sum()))
-        metrics["teacher/reverse_kl"] = -float(gap.sum()) / tokens
-        metrics["teacher/logprob"] = float((grades * mask).sum(dtype=np.float64)) / tokens
-        if self.teacher_clip is not None:
-            free, gap = gap, gap.clip(-self.teacher_clip, self.teacher_clip)
-            metrics["teacher/clipped_fraction"] = float((free != gap).sum()) / tokens
+        before = required(columns.get("old_logprobs"), "'old' logprobs")
+        grades = required(teacher, "'teacher' logprobs").take(credit.rows)
+        gap, metrics = grades.above(before, sequences.loss_mask, self.teacher_clip)
         taught = columns["advantages"].values + self.teacher_coef * gap
         columns["advantages"] = columns["advantages"].like(taught.astype(np.float32))
         experience = Experience(sequences, columns, self._moves(columns))
-        return replace(credit, experience=experience, metrics=metrics)
+        return replace(credit, experience=experience, metrics={**credit.metrics, **metrics})

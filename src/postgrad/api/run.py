@@ -86,6 +86,19 @@ class Run:
 
         return export(self.path, str(checkpoint), Path(to), role)
 
+    def fork(self, to: str | Path, checkpoint: str | int = "latest") -> "Run":
+        """Makes a new run in `to` that is this one as it was at a checkpoint, and returns it. This
+        run is only read.
+
+        checkpoint: "latest", "best" or a step. Raises UsageError where `to` is not empty, RunError
+        where there is no such checkpoint, or a file of the run is missing or damaged.
+        """
+        from postgrad.observe.console import Console
+        from postgrad.tools.fork import fork
+
+        fork(self.path, str(checkpoint), Path(to), Console("quiet"))
+        return Run(to)
+
     def _frame(self, name: str) -> "pandas.DataFrame":
         try:
             import pandas  # pyright: ignore[reportMissingTypeStubs]

@@ -1,4 +1,4 @@
-"""export, checkpoints, verify, report, watch: what a run directory has."""
+"""export, checkpoints, verify, fork, report, watch: what a run directory has."""
 
 import argparse
 from pathlib import Path
@@ -31,6 +31,14 @@ def add(commands: Commands) -> None:
     parser.add_argument("run_dir", type=Path)
     parser = commands.add("verify", _verify, "hash and load every checkpoint of a run")
     parser.add_argument("run_dir", type=Path)
+    parser = commands.add(
+        "fork", _fork, "make a new run of an earlier checkpoint; the run that it is from stays"
+    )
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--checkpoint", default="latest", metavar="latest|best|STEP")
+    parser.add_argument(
+        "--to", type=Path, required=True, metavar="DIR", help="the new run directory"
+    )
     parser = commands.add(
         "report", _report, "one HTML file that shows a run, or several side by side, or a sweep"
     )
@@ -74,6 +82,13 @@ def _verify(args: argparse.Namespace, rest: list[str]) -> Any:
     from postgrad.tools.checkpoints import verify
 
     return verify(args.run_dir, console_of(args))
+
+
+def _fork(args: argparse.Namespace, rest: list[str]) -> Any:
+    with heavy_imports():
+        from postgrad.tools.fork import fork
+
+    return fork(args.run_dir, args.checkpoint, args.to, console_of(args))
 
 
 def _report(args: argparse.Namespace, rest: list[str]) -> Any:

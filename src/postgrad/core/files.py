@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from postgrad._version import __version__
+from postgrad.core.untrusted import open_file
+
+COPIED_BYTES = 2**20  # at once
 
 
 def is_file(path: Path) -> bool:
@@ -93,7 +96,7 @@ def whole_directory(path: Path, *, replace: bool) -> Generator[Path]:
     """Gives a temporary directory to write to; when the block ends well, it is synced and renamed
     to `path`. Where `path` exists already, it is removed just before with `replace`, else an
     OSError. Where the block or the disk fails, nothing is left. Whoever may read new files of this
-    process may read these.
+    process may read these, but for hard links: their modes are those of other directories too.
     """
     written = beside(path)
     try:
@@ -103,9 +106,10 @@ def whole_directory(path: Path, *, replace: bool) -> Generator[Path]:
         for file in written.rglob("*"):
             if file.is_dir():
                 sync_directory(file)
-            else:
-                file.chmod(file.stat().st_mode | allowed)
-                sync_file(file)
+                continue
+            if (status := file.stat()).st_nlink == 1:
+                file.chmod(status.st_mode | allowed)
+            sync_file(file)
         sync_directory(written)
         if replace and path.exists():
             remove(path)
@@ -113,6 +117,35 @@ def whole_directory(path: Path, *, replace: bool) -> Generator[Path]:
     finally:
         shutil.rmtree(written, ignore_errors=True)  # gone already where it was renamed
     sync_directory(path.parent)
+
+
+def link_or_copy(source: Path, to: Path) -> None:
+    """Gives a regular file a second name `to`, which nobody has: a hard link where the file belongs
+    to this user and the disk takes one, else a copy. Symbolic links are not followed.
+
+    Raises NotAFile where `source` is none, OSError where it cannot be read or copied.
+    """
+    with open_file(source, links=False) as file:
+        status = os.fstat(file.fileno())
+        # the owner of a linked file can change what is in it
+        if status.st_uid == os.geteuid() and _linked(source, to, status):
+            return
+        if status.st_size > shutil.disk_usage(to.parent).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(to))
+        with _named(to), to.open("xb") as copy:
+            shutil.copyfileobj(file, copy, COPIED_BYTES)
+
+
+def _linked(source: Path, to: Path, status: os.stat_result) -> bool:
+    """Tries a hard link. False where there can be none, or `source` is no longer that file."""
+    try:
+        os.link(source, to, follow_symlinks=False)
+    except OSError:  # another disk, a file system without them, too many
+        return False
+    if os.path.samestat(to.lstat(), status):
+        return True
+    to.unlink()
+    return False
 
 
 def write_json(path: Path, value: Any) -> None:

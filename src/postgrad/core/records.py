@@ -32,6 +32,16 @@ Experts = NDArray[np.int16]
 
 
 @dataclass(frozen=True, slots=True)
+class Hinted:
+    """What a grader reads in place of a prompt's tokens: the row's hint (data.hint) too."""
+
+    token_ids: NDArray[np.int32]  # [H] the chat template applied
+    # Among them, where a right answer of the prompt's group comes in; None: the hint names none.
+    answer_at: int | None = None
+    room: int = 0  # tokens that this answer may have
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """One draw from the data, ready to be sampled from. `question`, `answer` and `metadata` are
     JSON values: verifiers in other processes read them.
@@ -49,8 +59,7 @@ class Prompt:
     messages: Sequence[Mapping[str, str]] = ()
     images: tuple["PlacedImage", ...] = ()  # among `token_ids`, in order
     environment: str | None = None  # the name of the one that plays it; None: none does
-    # What a grader reads in place of `token_ids`: the row's hint too; None: the row has none.
-    hinted_ids: NDArray[np.int32] | None = None
+    hinted: Hinted | None = None  # None: the row has no hint
 
 
 @dataclass(frozen=True, slots=True)

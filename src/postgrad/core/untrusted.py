@@ -36,14 +36,20 @@ class NotAFile(OSError):
     """A directory, pipe or device in place of a regular file, or a file that is too large."""
 
 
-def open_file(path: Path, *, pipes: bool = False) -> BufferedReader:
+def open_file(path: Path, *, pipes: bool = False, links: bool = True) -> BufferedReader:
     """A regular file, opened for reading. pipes: also a pipe that this process inherited, such as a
-    shell's <(command).
+    shell's <(command). links: also where `path` is a symbolic link to one.
 
     Raises OSError where there is no such file, NotAFile where it is not a regular file.
     """
     # without O_NONBLOCK, opening a pipe that nobody writes to would block
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        handle = os.open(path, flags if links else flags | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.ELOOP and not links:
+            raise NotAFile(f"{path} is a link, where a file is expected") from error
+        raise
     mode = os.fstat(handle).st_mode
     inherited = pipes and str(path).startswith(_INHERITED)
     if stat.S_ISREG(mode) or (inherited and stat.S_ISFIFO(mode)):

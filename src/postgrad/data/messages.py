@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.core.text import nearest
@@ -151,27 +151,8 @@ def asked_in(row: Row, messages: list[Message], settings: DataSettings) -> list[
     """
     if not settings.template:
         return questions_of(messages)
-    filled = _filled(row, "template", settings)
+    filled = _filled(row, settings)
     return ["\n".join(value for _, value in filled if value is not None)]
-
-
-def hinted(messages: list[Message], row: Row, settings: DataSettings) -> list[Message]:
-    """The messages of a prompt with the row's hint (data.hint) behind the user's last one, after an
-    empty line: what a grader reads.
-
-    Raises UsageError for a row without the columns, without a user, or with images.
-    """
-    users = [n for n, message in enumerate(messages) if message["role"] == "user"]
-    if not users or any("images" in message for message in messages):
-        lacks = "has images" if users else "has no message of a user"
-        raise UsageError(
-            f"{row.place}: row {row.index} {lacks}, and data.hint stands behind the user's last "
-            "text: leave such rows out (data.filter)"
-        )
-    last, filled = messages[users[-1]], _filled(row, "hint", settings)
-    text = "".join(text + (value or "") for text, value in filled)
-    with_hint: Message = {**last, "content": f"{last['content']}\n\n{text}"}
-    return [*messages[: users[-1]], with_hint, *messages[users[-1] + 1 :]]
 
 
 def answer_of(row: Row, settings: DataSettings) -> str | None:
@@ -210,7 +191,7 @@ def column(row: Row, name: str, key: str) -> Any:
 def _asked(row: Row, settings: DataSettings) -> list[Message]:
     """The messages that the answer of columns answers: a question, or a list of messages."""
     if settings.template:
-        filled = _filled(row, "template", settings)
+        filled = _filled(row, settings)
         text = "".join(text + (value or "") for text, value in filled)
         return [{"role": "user", "content": text}]
     name, key = settings.prompt, "data.prompt"
@@ -242,19 +223,17 @@ def _read_columns(settings: DataSettings) -> set[str | None]:
     return {*asked, settings.input, settings.answer, settings.tools, settings.images}
 
 
-def _filled(
-    row: Row, key: Literal["template", "hint"], settings: DataSettings
-) -> list[tuple[str, str | None]]:
-    """The parts of the text of `key`: (text, value of the column after it, or None at the end)."""
+def _filled(row: Row, settings: DataSettings) -> list[tuple[str, str | None]]:
+    """The parts of data.template: (text, value of the column after it, or None at the end)."""
     return [
-        (text, None if name is None else _value(row, name, f"data.{key}", settings))
-        for text, name in template_parts(getattr(settings, key))
+        (text, None if name is None else filled_in(row, name, "data.template", settings))
+        for text, name in template_parts(settings.template)
     ]
 
 
-def _value(row: Row, name: str, key: str, settings: DataSettings) -> str:
-    """The text of a column that the text of `key` names. Numbers are allowed; other values raise
-    UsageError.
+def filled_in(row: Row, name: str, key: str, settings: DataSettings) -> str:
+    """The text of a column that `key`, "data.template", names. Numbers are allowed; other values
+    raise UsageError.
     """
     value = column(row, name, key)
     if isinstance(value, int | float) and not isinstance(value, bool):

@@ -1,7 +1,7 @@
 """Mixtures: several datasets as one, with a stated number of draws from each in every epoch."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
@@ -12,14 +12,19 @@ from postgrad.data.account import RowAccount
 from postgrad.data.answers import preference_of
 from postgrad.data.cache import TokenCache
 from postgrad.data.chat_format import Message, texts_of
-from postgrad.data.conversations import Conversation, load_conversations
 from postgrad.data.draws import Drawn, DrawnSet, Draws, Order
 from postgrad.data.functions import prepared_rows
 from postgrad.data.messages import answer_of, conversation_of, prompt_of
 from postgrad.data.overlap import HeldOut, Selection
-from postgrad.data.prompts import Unreadable, every_answer_is_read, load_prompts
+from postgrad.data.prompts import PromptSet, Unreadable, every_answer_is_read, load_prompts
 from postgrad.data.rows import Row
-from postgrad.data.settings import DataSettings, MixSettings, PairSettings, Share, Together
+from postgrad.data.settings import (
+    DataSettings,
+    MixSettings,
+    PairMixSettings,
+    PairSettings,
+    Share,
+)
 from postgrad.data.steps import is_stepwise, steps_of
 
 if TYPE_CHECKING:
@@ -83,41 +88,36 @@ def training_prompts(
     exclude: held-out questions. reader, unreadable: as of load_prompts. Raises UsageError as
     load_prompts does.
     """
-    selection, cache = selection_and_cache(data, tokenizer, exclude)
-    sets = [
-        load_prompts(
-            source,
-            tokenizer,
-            max_prompt_tokens=source.max_len - max_new_tokens,
-            selection=selection,
-            cache=cache,
-            reader=reader,
-            unreadable=unreadable,
+
+    def load(source: DataSettings, tokenizer: Any, **shared: Any) -> PromptSet:
+        most = source.max_len - max_new_tokens
+        return load_prompts(
+            source, tokenizer, max_prompt_tokens=most, unreadable=unreadable, **shared
         )
-        for source in data.sources
-    ]
-    return mixture_of(data.sets, sets, data.shuffle)
+
+    return training_rows(load, data, tokenizer, exclude=exclude, reader=reader)
 
 
-def training_conversations(
-    data: MixSettings, tokenizer: Any, *, exclude: HeldOut, reader: "ImageReader | None" = None
-) -> Draws[Conversation]:
-    """The conversations of [data] by ticket. Raises UsageError as load_conversations does."""
-    selection, cache = selection_and_cache(data, tokenizer, exclude)
-    sets = [
-        load_conversations(source, tokenizer, selection=selection, cache=cache, reader=reader)
-        for source in data.sources
-    ]
-    return mixture_of(data.sets, sets, data.shuffle)
+def training_rows(
+    load: Callable[..., DrawnSet[Drawn]],
+    data: MixSettings | PairMixSettings,
+    tokenizer: Any,
+    *,
+    exclude: HeldOut,
+    reader: "ImageReader | None" = None,
+) -> Draws[Drawn]:
+    """The rows of [data] by ticket, each set as `load` reads it: load_conversations, load_pairs,
+    load_labelled or load_steps. Raises UsageError as `load` does.
 
-
-def selection_and_cache(
-    data: Together, tokenizer: Any, exclude: HeldOut
-) -> tuple[Selection, TokenCache | None]:
-    """What all sets of a run share: one selection, so that duplicates are found across sets, and
-    one token cache (None: data.cache = false).
+    All sets share one selection, so that duplicates are found across sets, and one token cache.
     """
-    return Selection(exclude, data.dedup), TokenCache(tokenizer) if data.cache else None
+    shared = {
+        "selection": Selection(exclude, data.dedup),
+        "cache": TokenCache(tokenizer) if data.cache else None,
+        "reader": reader,
+    }
+    sets = [load(source, tokenizer, **shared) for source in data.sources]
+    return mixture_of(data.sets, sets, data.shuffle)
 
 
 def mixture_of(

@@ -11,11 +11,10 @@ from postgrad.core.records import PlacedImage
 from postgrad.data.answer_tokens import Answers, load_answers
 from postgrad.data.answers import labelled_of, pair_of
 from postgrad.data.cache import TokenCache
-from postgrad.data.draws import DrawnSet, Draws, Records
-from postgrad.data.mixture import mixture_of, selection_and_cache
-from postgrad.data.overlap import HeldOut, Selection
+from postgrad.data.draws import DrawnSet, Records
+from postgrad.data.overlap import Selection
 from postgrad.data.packed import PackedJson
-from postgrad.data.settings import PairMixSettings, PairSettings
+from postgrad.data.settings import PairSettings
 
 if TYPE_CHECKING:
     from postgrad.models.image_reader import ImageReader  # imports torch
@@ -169,35 +168,3 @@ class _Labelled(Records[Labelled]):
         return Labelled(
             place, int(answers.index[row]), ids, mask, self.desirable(place), first, images
         )
-
-
-def training_pairs(
-    settings: PairMixSettings,
-    tokenizer: Any,
-    *,
-    exclude: HeldOut,
-    reader: "ImageReader | None" = None,
-) -> Draws[Pair]:
-    """The pairs of [data] by ticket. Raises UsageError as load_pairs does."""
-    selection, cache = selection_and_cache(settings, tokenizer, exclude)
-    sets = [
-        load_pairs(source, tokenizer, selection=selection, cache=cache, reader=reader)
-        for source in settings.sources
-    ]
-    return mixture_of(settings.sets, sets, settings.shuffle)
-
-
-def training_labelled(
-    settings: PairMixSettings,
-    tokenizer: Any,
-    *,
-    exclude: HeldOut,
-    reader: "ImageReader | None" = None,
-) -> Draws[Labelled]:
-    """The labelled answers of [data] by ticket. Raises UsageError as load_labelled does."""
-    selection, cache = selection_and_cache(settings, tokenizer, exclude)
-    sets = [
-        load_labelled(source, tokenizer, selection=selection, cache=cache, reader=reader)
-        for source in settings.sources
-    ]
-    return mixture_of(settings.sets, sets, settings.shuffle)

@@ -1,5 +1,6 @@
 """Prompts by ticket: the tokens that the policy reads, with the reference answer."""
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,13 +19,13 @@ from postgrad.data.cache import TokenCache, TokenColumns
 from postgrad.data.chat_format import Message
 from postgrad.data.draws import DrawnSet, Records
 from postgrad.data.functions import prepared_rows
+from postgrad.data.hints import Hints, halves, hinted
 from postgrad.data.images import images_in, placed_in, with_image_texts
 from postgrad.data.messages import (
     ColumnNotes,
     answer_of,
     answers_in,
     asked_in,
-    hinted,
     prompt_of,
     read_as,
 )
@@ -95,8 +96,8 @@ def load_prompts(
     selected = _selected(settings, selection, book, tokenizer)
     read = partial(_tokens, settings, tokenizer, selected, cache, book.notes, reader)
     tokens = read(selected.messages)
-    hints = read(selected.hinted) if settings.hint else None
-    lengths = tokens.lengths if hints is None else np.maximum(tokens.lengths, hints.lengths)
+    hints = Hints.of(settings, partial(read, selected.hinted))
+    lengths = tokens.lengths if hints is None else np.maximum(tokens.lengths, hints.tokens.lengths)
     fates = np.zeros(len(selected.rows), np.int8)
     images: dict[int, tuple[PlacedImage, ...]] = {}
     for place, length in enumerate(lengths.tolist()):
@@ -160,14 +161,12 @@ class _Prompts(Records[Prompt]):
         dataset: str,
         max_prompt_tokens: int,
         images: Mapping[int, tuple[PlacedImage, ...]],
-        hints: Ragged | None,
+        hints: Hints | None,
         selected: _Selected,
         tokens: Ragged,
         used: NDArray[np.int64],
     ) -> None:
-        """images: of selected rows that have some; hints: tokens of what graders read of all
-        selected rows; used: which of these are.
-        """
+        """images: of selected rows that have some; used: which of the selected rows are."""
         self._environment, self._dataset = environment, dataset
         self._tokens, self._hints, self._used = tokens, hints, used
         self._most = max_prompt_tokens
@@ -181,11 +180,11 @@ class _Prompts(Records[Prompt]):
 
     def record(self, place: int) -> Prompt:
         """The prompt at `place`."""
-        messages = self._messages[place]
+        row, messages = int(self._used[place]), self._messages[place]
         question, answer, metadata = self._asked[place]
         return Prompt(
             place,
-            self._last(self._tokens, place),
+            self._tokens.row(row)[-self._most :],
             messages[question]["content"] if isinstance(question, int) else question,
             answer,
             self._dataset,
@@ -194,12 +193,8 @@ class _Prompts(Records[Prompt]):
             messages,
             self._images.get(place, ()),
             self._environment,
-            None if self._hints is None else self._last(self._hints, place),
+            None if self._hints is None else self._hints.row(row, self._most),
         )
-
-    def _last(self, tokens: Ragged, place: int) -> NDArray[np.int32]:
-        """The tokens of the row at `place`, the last ones of those that are cut."""
-        return tokens.row(int(self._used[place]))[-self._most :]
 
 
 def _selected(
@@ -231,8 +226,12 @@ def _tokens(
     notes: list[str],
     reader: "ImageReader | None",
     messages: PackedJson[list[Message]],
+    *,
+    halved: bool = False,
 ) -> Ragged:
-    """Token ids of each prompt, int32. messages: of each of the selected rows."""
+    """Token ids of each prompt, int32. messages: of each of the selected rows. halved: two rows for
+    each prompt, of what is before the place of a right answer and behind it.
+    """
     call = template_call(settings)
 
     def make() -> TokenColumns:
@@ -250,17 +249,22 @@ def _tokens(
             )
             for place, text in enumerate(rendered)
         )
+        if halved:
+            pairs = (halves(selected.rows[place], text) for place, text in enumerate(texts))
+            texts = itertools.chain.from_iterable(pairs)
         ids = GrowingColumn(np.int32)
         try:
             for encoded in encoded_texts(tokenizer, texts):
                 ids.append(np.array(encoded, np.int32))
         except Unencodable as error:
-            raise unencodable(selected.rows[error.place], error) from error
+            row = error.place // 2 if halved else error.place
+            raise unencodable(selected.rows[row], error) from error
         return {"token_ids": ids.column()}
 
     if cache is None:
         return make()["token_ids"]
     how = "prompts" if reader is None else f"prompts, images by {reader.fingerprint}"
+    how += ", in halves" if halved else ""
     return cache.columns(messages, call, how, make, notes)["token_ids"]
 
 

@@ -22,6 +22,7 @@ _SUFFIX = "|".join(map(re.escape, SUFFIXES))
 KEY = re.compile(rf"(?<![\w./])data\.([a-z_]+)(?![\w/])(?!(?:{_SUFFIX})\b)")
 FUNCTION = re.compile(r"[\w.]+:\w+")
 NO_ENVIRONMENT = "none"  # of `environment`
+GROUP_ANSWER = "group.answer"  # in a hint: a right answer among the samples of the prompt
 _ONLY_TEXT = 'on_too_long = "split" is of plain text (data.text): say "drop", "truncate" or "error"'
 
 
@@ -115,7 +116,7 @@ class DataSettings(RowSettings):
     template: str = ""  # the user's message from columns: "Question: {question}\nAnswer:"
     loss_turns: Literal["all", "last"] = "all"  # assistant turns of a conversation that bear loss
     # What who grades samples reads behind the prompt, and the policy does not, from columns: "A
-    # right solution:\n{answer}".
+    # right solution:\n{answer}". {group.answer}: a right answer among the prompt's samples.
     hint: str = ""
     # The one of several environments that plays these rows, by name; "none": no environment does.
     environment: str | None = None
@@ -134,10 +135,22 @@ class DataSettings(RowSettings):
             raise ValueError('it names no column: "Question: {question}" is one that does')
         return template
 
+    @field_validator("hint")
+    @classmethod
+    def _one_answer(cls, hint: str) -> str:
+        if [column for _, column in template_parts(hint)].count(GROUP_ANSWER) > 1:
+            raise ValueError(f"{{{GROUP_ANSWER}}} may stand in it once")
+        return hint
+
+    @property
+    def shows_group(self) -> bool:
+        """Whether its hints show graders a right answer of the prompt's group."""
+        return any(column == GROUP_ANSWER for _, column in template_parts(self.hint))
+
     def columns_within(self) -> list[str]:
         """The columns that the recipe names by their places within others, with dots."""
         parts = [*template_parts(self.template), *template_parts(self.hint)]
-        in_texts = [name for _, name in parts if name and "." in name]
+        in_texts = [name for _, name in parts if name and "." in name and name != GROUP_ANSWER]
         return [*super().columns_within(), *in_texts]
 
     @model_validator(mode="after")

@@ -18,15 +18,14 @@ from postgrad.data.account import Bookkeeper, Fate
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.cache import TokenCache, TokenColumns
 from postgrad.data.chat_format import Message
-from postgrad.data.draws import DrawnSet, Draws
+from postgrad.data.draws import DrawnSet
 from postgrad.data.functions import prepared_rows
 from postgrad.data.images import images_in, placed_in, with_image_texts
 from postgrad.data.loss_masks import marked, unmarkable
-from postgrad.data.mixture import mixture_of, selection_and_cache
-from postgrad.data.overlap import HeldOut, Selection
+from postgrad.data.overlap import Selection
 from postgrad.data.packed import PackedJson
 from postgrad.data.rows import Row, dataset_name
-from postgrad.data.settings import PairMixSettings, PairSettings, with_own_keys
+from postgrad.data.settings import PairSettings, with_own_keys
 from postgrad.data.steps import StepPath, StepRow, boundaries, steps_of
 from postgrad.data.templates import (
     CHUNK,
@@ -60,22 +59,6 @@ class Stepwise:
 
 class StepwiseSet(DrawnSet[Stepwise]):
     """The answers of a dataset that are within data.max_len."""
-
-
-def training_steps(
-    settings: PairMixSettings,
-    tokenizer: Any,
-    *,
-    exclude: HeldOut,
-    reader: "ImageReader | None" = None,
-) -> Draws[Stepwise]:
-    """The answers of [data] by ticket. Raises UsageError as load_steps does."""
-    selection, cache = selection_and_cache(settings, tokenizer, exclude)
-    sets = [
-        load_steps(source, tokenizer, selection=selection, cache=cache, reader=reader)
-        for source in settings.sources
-    ]
-    return mixture_of(settings.sets, sets, settings.shuffle)
 
 
 @with_own_keys

@@ -37,7 +37,7 @@ from postgrad.evaluation.votes import nothing_to_vote_on
 from postgrad.models.image_reader import ImageReader
 from postgrad.observe.samples import thinned
 from postgrad.observe.settings import KeptSamples
-from postgrad.recipe.eval_settings import EvalSet, EvalSettings
+from postgrad.recipe.eval_settings import EvalSet, EvalSettings, SetSampling
 from postgrad.recipe.recipe import Answering
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
@@ -60,7 +60,8 @@ def read_set(
     column that `by` names.
     """
     eval_set = recipe.eval.sets[place]
-    new = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
+    sampling = recipe.eval.sampling_of(eval_set)
+    new = sampling.max_new_tokens or recipe.rollout.max_new_tokens
     with keys_of(recipe.eval, place, recipe.data):
         prompts = load_prompts(
             as_played(recipe.environment, eval_set.data),
@@ -91,17 +92,7 @@ class Evaluator:
         self._tokenizer = tokenizer
         self._scorer = scorer
         self._kept: KeptSamples = recipe.observe.eval_samples
-        new = self.settings.max_new_tokens or recipe.rollout.max_new_tokens
-        rollout = recipe.rollout
-        self._sampling = SamplingSettings(
-            temperature=self.settings.temperature,
-            **{name: getattr(self.settings, name) for name in TokenFilters.model_fields},
-            max_new_tokens=new,
-            stop=rollout.stop,
-            regex=rollout.regex,
-            json_schema=rollout.json_schema,
-            lark=rollout.lark,
-        )
+        self._rollout: SamplingSettings = recipe.rollout  # what ends an answer
         self._played_in = recipe.environment
         self._environments = dialogues(recipe.environment, recipe.data, tokenizer, reader=reader)
         self._sets: list[tuple[str | None, PromptSet]] = [
@@ -122,7 +113,7 @@ class Evaluator:
     @property
     def sequences(self) -> int:
         """Sequences that the largest set samples: the engine is sized for them."""
-        return max(len(prompts) for _, prompts in self._sets) * self.settings.n_samples
+        return max(rows * sampling.n_samples for rows, sampling in self._sizes)
 
     @property
     def max_len(self) -> int:
@@ -132,8 +123,27 @@ class Evaluator:
     @property
     def total(self) -> int:
         """Samples that one evaluation draws."""
-        each = self.settings.n_samples + self.settings.greedy
-        return sum(len(prompts) for _, prompts in self._sets) * each
+        greedy = int(self.settings.greedy)
+        return sum(rows * (sampling.n_samples + greedy) for rows, sampling in self._sizes)
+
+    @property
+    def _sizes(self) -> list[tuple[int, SetSampling]]:
+        """Rows of each set, and how they are answered."""
+        rows = [len(prompts) for _, prompts in self._sets]
+        return list(zip(rows, self.settings.samplings, strict=True))
+
+    def _drawn_by(self, sampling: SetSampling) -> SamplingSettings:
+        """How tokens of a set's answers are chosen: what ends them is the run's."""
+        rollout = self._rollout
+        return SamplingSettings(
+            temperature=sampling.temperature,
+            **{name: getattr(sampling, name) for name in TokenFilters.model_fields},
+            max_new_tokens=sampling.max_new_tokens or rollout.max_new_tokens,
+            stop=rollout.stop,
+            regex=rollout.regex,
+            json_schema=rollout.json_schema,
+            lark=rollout.lark,
+        )
 
     def __call__(self, engine: Engine, on_done: Callable[[int], None]) -> list[Result]:
         """The results of every set, in the recipe's order, with the engine's newest weights.
@@ -142,28 +152,31 @@ class Evaluator:
         many verifiers failed.
         """
         return [
-            self._evaluate_set(eval_set, prompts.all(), engine, on_done)
-            for eval_set, (_, prompts) in zip(self.settings.sets, self._sets, strict=True)
+            self._evaluate_set(eval_set, sampling, prompts.all(), engine, on_done)
+            for eval_set, sampling, (_, prompts) in zip(
+                self.settings.sets, self.settings.samplings, self._sets, strict=True
+            )
         ]
 
     def _evaluate_set(
         self,
         eval_set: EvalSet,
+        sampling: SetSampling,
         prompts: Sequence[Prompt],
         engine: Engine,
         on_done: Callable[[int], None],
     ) -> Result:
         began, name = time.perf_counter(), eval_set.name
-        each, played = self.settings.n_samples, self._environments
-        drawing = Drawing(each, self._sampling, self._seed, played, eval_set.max_len)
+        each, played, drawn = sampling.n_samples, self._environments, self._drawn_by(sampling)
+        drawing = Drawing(each, drawn, self._seed, played, eval_set.max_len)
         groups = self._sample(prompts, drawing, engine, on_done)
         greedy: Sequence[ScoredGroup | None] = [None] * len(groups)
         if self.settings.greedy:
-            coldest = self._sampling.model_copy(update={"temperature": 0.0})
+            coldest = drawn.model_copy(update={"temperature": 0.0})
             drawing = replace(drawing, samples=1, sampling=coldest)
             greedy = self._sample(prompts, drawing, engine, on_done)
         problems = [self._problem(*pair, eval_set.by) for pair in zip(groups, greedy, strict=True)]
-        pass_at, maj_at = self.settings.pass_at, self.settings.maj_at
+        pass_at, maj_at = sampling.pass_at, sampling.maj_at
         if maj_at:
             self._require_answers(groups)
         overall = rates(problems, pass_at, maj_at)
@@ -171,7 +184,7 @@ class Evaluator:
         metrics = {metric: rate for metric, (rate, _) in overall.items()}
         metrics |= left_out(problems, (*pass_at, *maj_at))
         metrics |= sample_metrics(groups, self._played_in)
-        if self.settings.n_samples == 1:  # nothing is compared: a constant is no measurement
+        if each == 1:  # nothing is compared: a constant is no measurement
             for component in self._scorer.comparing:
                 metrics.pop(f"reward/{component}", None)
         return Result(

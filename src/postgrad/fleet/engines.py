@@ -26,7 +26,8 @@ from postgrad.models.four_bits import in_four_bits, twin
 from postgrad.models.image_reader import tower_of
 from postgrad.models.load import LoadedModel, load_model
 from postgrad.models.rope import require_length
-from postgrad.models.settings import LoraSettings
+from postgrad.models.routers import give_dtype
+from postgrad.models.settings import LoraSettings, RouterDtype
 from postgrad.models.tokenizer import load_tokenizer
 from postgrad.parallel.device import compute_dtype
 from postgrad.recipe.load import recipe_from_json
@@ -89,6 +90,7 @@ def build_engine(
     beside_learner: bool = False,
     lora: LoraSettings | None = None,
     eos_token: Sequence[str] = (),
+    router_dtype: RouterDtype = "auto",
 ) -> tuple[Engine, Choices]:
     """The engine with the weights of `path` (a server has its own), closed with `stack`, and the
     choices with its sizes.
@@ -97,12 +99,16 @@ def build_engine(
     rollout.vllm.start. borrows: see LocalEngine. policy: the model that is trained, where it is in
     this process: the built-in engine may read its weights, see shares_weights. beside_learner: a
     learner works on this process's first GPU. lora: of the policy's adapter. eos_token: tokens that
-    end an answer beside the model's own; a server does not hear of them.
+    end an answer beside the model's own; a server does not hear of them. router_dtype: of the
+    policy; vLLM and servers have their own.
     """
     sizes = {"sequences": sequences, "max_len": max_len}
     if settings.type == "local":
         shared = policy if policy is not None and shares_weights(policy, choices, lora) else None
-        return _local(settings, path, choices, eos_token, **sizes, borrows=borrows, shared=shared)
+        return _local(
+            settings, path, choices, eos_token, router_dtype,
+            **sizes, borrows=borrows, shared=shared,
+        )  # fmt: skip
     if settings.type == "vllm":
         adapter = lora if settings.sends_adapter else None
         return _vllm(
@@ -130,6 +136,7 @@ def _local(
     path: str,
     choices: Choices,
     eos_token: Sequence[str],
+    router_dtype: RouterDtype,
     *,
     sequences: int,
     max_len: int,
@@ -147,6 +154,8 @@ def _local(
     else:
         model = LoadedModel(twin(shared), load_tokenizer(path), shared.config, path)
     lm: Any = model.lm
+    if shared is None:
+        give_dtype(lm, router_dtype)
     lm.generation_config = with_ends(lm.generation_config, model.tokenizer, eos_token)
     require_length(text_config(lm), max_len, path)
     sizes = choices.sizes or probe_sizes(lm, settings, sequences=sequences, max_len=max_len)
@@ -266,6 +275,7 @@ class EngineWorker:
             self._settings, path, choices, self._opened, sequences=sequences, max_len=max_len,
             logs=Path(logs), beside_learner=self._beside_learner,
             lora=self._model.lora, eos_token=self._model.eos_token,
+            router_dtype=self._model.router_dtype,
         )  # fmt: skip
         self._weights = WorkerWeights(self._engine, self._device)
         return choices

@@ -20,6 +20,7 @@ from postgrad.models.fresh import make_fresh
 from postgrad.models.image_reader import tower_of
 from postgrad.models.load import LoadedModel, load_model
 from postgrad.models.rope import require_length
+from postgrad.models.routers import give_dtype
 from postgrad.models.save import model_hash
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelSettings
@@ -126,6 +127,9 @@ def _backbone(
     device, micro = torch.device(choices.device), _micro(recipe, choices)
     backbone = Backbone(model.lm, device, micro, settings.attention, compiler=compiler)
     backbone.tower = tower_of(model)
+    tables = [place for place, table in recipe.model_tables.items() if table is settings]
+    role = ".".join(map(str, tables[0] if tables else ("model",)))
+    give_dtype(model.lm, settings.router_dtype, f"{role}.router_dtype")
     return backbone
 
 

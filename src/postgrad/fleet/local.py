@@ -188,6 +188,7 @@ class LocalFleet:
             sequences=sequences, max_len=max_len, logs=self._logs, borrows=True,
             policy=self._policy.backbone.lm if self._ranks.size == 1 else None,
             beside_learner=True, lora=model.lora, eos_token=model.eos_token,
+            router_dtype=model.router_dtype,
         )  # fmt: skip
         return engine
 

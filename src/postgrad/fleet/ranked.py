@@ -145,6 +145,7 @@ class RankedFleet:
             settings, path, self._site.choices, stack,
             sequences=sequences, max_len=max_len, logs=self._folder,
             lora=recipe.model.lora, eos_token=recipe.model.eos_token,
+            router_dtype=recipe.model.router_dtype,
         )  # fmt: skip
         return engine
 

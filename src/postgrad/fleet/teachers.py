@@ -2,17 +2,26 @@
 the fleet loads or servers have; or the policy or the reference. All of them read the rows' hints.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from postgrad.algorithms.base import Grades
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.process import Handle
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import PlacedImage, Prompt, Sequences, images_column
+from postgrad.core.records import (
+    Hinted,
+    PlacedImage,
+    Prompt,
+    RolloutBatch,
+    Sequences,
+    images_column,
+)
 from postgrad.data.rows import dataset_name
 from postgrad.fleet.fleet import Fleet, Site, teacher_name
 from postgrad.learner.protocols import LogprobRole
@@ -26,69 +35,121 @@ OTHER_TOKENS = (
     "one of the student's family, or let it write answers (postgrad generate) and train on their "
     "text with SFT"
 )
+NOBODY = -1  # grades a sample
 PROBED = 64  # tokens that servers have to read as the policy does, beside prompts of the data
 
 
 class Teachers:
     """Grades samples: a sample's teacher is that of its prompt's dataset."""
 
-    def __init__(self, roles: Sequence[LogprobRole], of_dataset: dict[str, int]) -> None:
-        """of_dataset: by name of a dataset, which of `roles`; one for each dataset of the data."""
+    def __init__(
+        self,
+        roles: Sequence[LogprobRole],
+        of_dataset: dict[str, int],
+        correct_at: float = 1.0,
+        special: Sequence[int] = (),
+    ) -> None:
+        """of_dataset: by name of a dataset, which of `roles`; one for each dataset of the data.
+        correct_at: the reward of answers that hints may show. special: tokens that are no text.
+        """
         self.roles = roles
-        self._of_dataset = of_dataset
+        self._of_dataset, self._correct_at, self._special = of_dataset, correct_at, special
 
-    def logprobs(self, sequences: Sequences, prompts: Sequence[Prompt]) -> "Graded":
-        """The teachers' logprobs of every loss token, behind the hints of prompts that have some.
+    def grade(self, batch: RolloutBatch, prompts: Sequence[Prompt]) -> "Graded":
+        """The teachers' logprobs of every loss token, behind the hints of prompts that have some. A
+        sample whose hint has no right answer to show is not graded.
 
-        prompts: by group of `sequences`. Raises UsageError for a sample of a dataset that is not in
+        prompts: by group of the batch. Raises UsageError for a sample of a dataset that is not in
         [data] (a replay of another run).
         """
+        sequences = batch.sequences
         for prompt in prompts:
             if prompt.dataset not in self._of_dataset:
                 raise UsageError(
                     f"teacher: ticket {prompt.ticket} is of {prompt.dataset}, which [data] does "
                     f"not have ({', '.join(self._of_dataset)}): no teacher is for it"
                 )
-        read = behind_hints(sequences, prompts)
+        shown = shown_answers(batch, prompts, self._correct_at, self._special)
+        read = behind_hints(sequences, prompts, shown)
+        asks = np.array([_place(prompt) is not None for prompt in prompts], np.bool_)
+        graded = ~asks[sequences.group]
+        graded[[*shown]] = True
         chosen = np.array([self._of_dataset[prompt.dataset] for prompt in prompts], np.int64)
-        teacher_of = chosen[sequences.group]
-        parts: list[tuple[np.ndarray[Any, Any], Handle[Ragged]]] = []
-        numbers: list[int] = np.unique(teacher_of).tolist()
+        teacher_of = np.where(graded, chosen[sequences.group], NOBODY)
+        parts: list[tuple[NDArray[np.int64], Handle[Ragged]]] = []
+        numbers: list[int] = np.unique(teacher_of[graded]).tolist()
         for number in numbers:  # all are asked before any is waited for
             rows = np.flatnonzero(teacher_of == number)
             part = read if len(rows) == len(sequences) else read.take(rows)
             parts.append((rows, self.roles[number].logprobs(part)))
-        return Graded(sequences, parts)
+        return Graded(sequences, graded, parts)
 
 
 class Graded:
     """The logprobs of several teachers as one column, once it is asked for."""
 
     def __init__(
-        self, sequences: Sequences, parts: Sequence[tuple[np.ndarray[Any, Any], Handle[Ragged]]]
+        self,
+        sequences: Sequences,
+        graded: NDArray[np.bool_],
+        parts: Sequence[tuple[NDArray[np.int64], Handle[Ragged]]],
     ) -> None:
-        self._sequences, self._parts = sequences, parts
+        """parts: rows of `sequences`, and what their teacher says of them."""
+        self._sequences, self._graded, self._parts = sequences, graded, parts
 
-    def result(self) -> Ragged:
-        """Waits for all of them; float32 over the tokens, as LogprobRole.logprobs."""
+    def result(self) -> Grades:
+        """Waits for all of them."""
         column = np.zeros(len(self._sequences.tokens.values), np.float32)
-        graded = Ragged(column, self._sequences.tokens.offsets)
+        logprobs = Ragged(column, self._sequences.tokens.offsets)
         for rows, handle in self._parts:
             for row, grades in zip(rows.tolist(), handle.result(), strict=True):
                 # a hint stands before the answer: what both end with is the same
-                of_row = graded.row(row)
+                of_row = logprobs.row(row)
                 shared = min(len(of_row), len(grades))
                 of_row[-shared:] = grades[-shared:]
-        return graded
+        return Grades(logprobs, self._graded)
 
 
-def behind_hints(sequences: Sequences, prompts: Sequence[Prompt]) -> Sequences:
-    """The sequences as graders read them: with the prompt's `hinted_ids` in place of its tokens.
-    prompts: by group.
+def shown_answers(
+    batch: RolloutBatch, prompts: Sequence[Prompt], correct_at: float, special: Sequence[int]
+) -> dict[int, NDArray[np.int32]]:
+    """By row of the batch the right answer that its hint shows: the first other sample of its group
+    that ended, has a reward of `correct_at` or more, and finds room (Hübotter et al. 2026,
+    arXiv:2601.20802). Without `special` tokens, as a user would write it. Rows whose hint has a
+    place for an answer, and whose group none, are absent.
+    """
+    shown: dict[int, NDArray[np.int32]] = {}
+    right: dict[int, list[int]] = {}
+    groups: list[int] = batch.sequences.group.tolist()
+    for row in np.flatnonzero((batch.rewards >= correct_at) & ~batch.truncated).tolist():
+        right.setdefault(groups[row], []).append(row)
+    for row, number in enumerate(groups):
+        if (hinted := _place(prompts[number])) is None:
+            continue
+        for other in right.get(number, ()):
+            answer = batch.sequences.tokens.row(other)[len(prompts[number].token_ids) :]
+            answer = answer[~np.isin(answer, special)]
+            if other != row and 0 < len(answer) <= hinted.room:
+                shown[row] = answer
+                break
+    return shown
+
+
+def _place(prompt: Prompt) -> Hinted | None:
+    """The prompt's hint, where a right answer of the group comes in."""
+    hinted = prompt.hinted
+    return None if hinted is None or hinted.answer_at is None else hinted
+
+
+def behind_hints(
+    sequences: Sequences, prompts: Sequence[Prompt], shown: Mapping[int, NDArray[np.int32]]
+) -> Sequences:
+    """The sequences as graders read them: with the prompt's hint in place of its tokens. prompts:
+    by group; shown: by row the right answer that comes into the hint.
 
     Recorded experts are of the prompts that the policy read, so that a grader chooses its own.
     """
-    if all(prompt.hinted_ids is None for prompt in prompts):
+    if all(prompt.hinted is None for prompt in prompts):
         return sequences
     tokens: list[Any] = []
     masks: list[Any] = []
@@ -97,15 +158,23 @@ def behind_hints(sequences: Sequences, prompts: Sequence[Prompt]) -> Sequences:
     rows = zip(groups, sequences.tokens, sequences.loss_mask, strict=True)
     for row, (group, ids, mask) in enumerate(rows):
         prompt = prompts[group]
-        ahead = prompt.token_ids if prompt.hinted_ids is None else prompt.hinted_ids
+        ahead = _ahead(prompt, shown.get(row))
         end = len(prompt.token_ids)
         tokens.append(np.concatenate([ahead, ids[end:]]))
         masks.append(np.concatenate([np.zeros(len(ahead), np.bool_), mask[end:]]))
         # a prompt with a hint has no images: these are of an environment's replies
-        shown = sequences.images_of(row)
-        images.append(tuple(image.moved(len(ahead) - end) for image in shown))
+        placed = sequences.images_of(row)
+        images.append(tuple(image.moved(len(ahead) - end) for image in placed))
     read = Ragged.of(tokens, np.int32), Ragged.of(masks, np.bool_)
     return Sequences(*read, sequences.group, images=images_column(images))
+
+
+def _ahead(prompt: Prompt, answer: NDArray[np.int32] | None) -> NDArray[np.int32]:
+    """What a grader reads before a sample: the prompt with its hint, and with this right answer."""
+    if prompt.hinted is None:
+        return prompt.token_ids
+    ids, at = prompt.hinted.token_ids, prompt.hinted.answer_at
+    return ids if answer is None else np.concatenate([ids[:at], answer, ids[at:]])
 
 
 def check_teachers(recipe: Answering, tokenizer: object) -> None:
@@ -133,9 +202,12 @@ def load_teachers(
     Raises UsageError for a dataset without a teacher, or a server with other tokens, RunError for a
     server with another model than the run was started with.
     """
+    needs = recipe.algorithm.needs()
+    shows = needs.correct_at, tokenizer.all_special_ids
     if self_grader is not None:
-        return Teachers([self_grader], {dataset_name(source): 0 for source in recipe.data.sources})
-    if not recipe.algorithm.needs().teacher:
+        of_self = {dataset_name(source): 0 for source in recipe.data.sources}
+        return Teachers([self_grader], of_self, *shows)
+    if not needs.teacher:
         return None
     settings = recipe.teacher
     of_dataset = teacher_numbers(recipe)
@@ -161,6 +233,7 @@ def load_teachers(
     return Teachers(
         [roles[place] for place in places],
         {name: places.index(place) for name, place in of_dataset.items()},
+        *shows,
     )
 
 

@@ -45,7 +45,7 @@ from postgrad.models.attention import (
     windows_of,
 )
 from postgrad.models.images import ImageTower, encoder_of
-from postgrad.models.routers import Routers
+from postgrad.models.routers import Routers, routers_in_float32
 from postgrad.models.stored import realise
 from postgrad.models.tree import FlexAttention, TreeAttention
 from postgrad.parallel.ranks import ALONE, Ranks
@@ -177,7 +177,7 @@ class Backbone:
         self.sharding = Sharding(
             self._forward,
             layers,
-            heads,
+            [*heads, *routers_in_float32(lm)],
             stage,
             ranks,
             lm.dtype,

@@ -31,6 +31,17 @@ def no_replay(kind: str) -> UsageError:
     )
 
 
+def no_router_dtype(kind: str, key: str) -> UsageError:
+    """Of router_dtype in a [model] table where routers cannot have a dtype of their own. key: where
+    it stands; tables of other roles take it over from [model].
+    """
+    return UsageError(
+        f'{key} = "float32": a {kind} model is no mixture of experts, transformers does not say '
+        "where its routers are, or something else than they chooses its experts: take "
+        f'{key} = "auto"'
+    )
+
+
 def several_matrices(holder: str, kind: str) -> UsageError:
     """Of model.quantize where a weight is not one matrix. holder: what has it."""
     return UsageError(

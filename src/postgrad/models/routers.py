@@ -27,8 +27,11 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TE
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models.adapter_targets import target_weights
 from postgrad.models.attention import layers_of, text_config
-from postgrad.models.refusals import no_balance_loss, no_replay, no_z_loss
-from postgrad.models.settings import ROUTER, ModelSettings
+from postgrad.models.linear import NARROW
+from postgrad.models.refusals import no_balance_loss, no_replay, no_router_dtype, no_z_loss
+from postgrad.models.router_dtype import route, widen
+from postgrad.models.settings import ROUTER, ModelSettings, RouterDtype
+from postgrad.models.supported import refused_types
 
 # In the names of weights: what is added to a router's scores for its choice alone. It may lie
 # beside the router, and in most types is no parameter.
@@ -95,10 +98,10 @@ class Routers:
     def _forward(self, number: int, module: nn.Module, *args: Any, **named: Any) -> Any:
         """What a router's own forward gives, with its choice noted, or replayed."""
         if self._recorded is None and self._again is None:
-            return type(module).forward(module, *args, **named)
+            return route(module, *args, **named)
         again = None if self._again is None else self._again[:, number].long()
         with _Choice(self._experts[number], again) as choice:
-            outputs = type(module).forward(module, *args, **named)
+            outputs = route(module, *args, **named)
         if choice.chosen is not None:
             self._choices[number] = choice.chosen
         elif again is not None:
@@ -174,16 +177,49 @@ def _routers(lm: Any) -> list[tuple[nn.Module, int]]:
     it returns; [] of a dense model. transformers says where it records router logits.
     """
     recorders = (getattr(lm.get_decoder(), "_can_record_outputs", None) or {}).get("router_logits")
-    places = {
-        getattr(recorder, "target_class", recorder): getattr(recorder, "index", 0)
-        for recorder in (recorders if isinstance(recorders, list | tuple) else [recorders])
-        if recorder is not None
+    places: dict[type, int] = {}
+    for recorder in recorders if isinstance(recorders, list | tuple) else [recorders]:
+        kind: Any = getattr(recorder, "target_class", recorder)
+        if isinstance(kind, type):
+            places[kind] = getattr(recorder, "index", 0)
+    recorded = {  # FSDP2 gives what it divides a class below the model's own
+        module: next(kind for kind in places if isinstance(module, kind))
+        for module in lm.modules()
+        if isinstance(module, tuple(places))
     }
-    routers = [module for module in lm.modules() if type(module) in places]
     return [  # not what passes on the logits of a router within it (jetmoe's attention)
-        (module, places[type(module)])
-        for module in routers
-        if sum(type(inner) in places for inner in module.modules()) == 1
+        (module, places[kind])
+        for module, kind in recorded.items()
+        if sum(inner in recorded for inner in module.modules()) == 1
+    ]
+
+
+def give_dtype(lm: Any, dtype: RouterDtype, key: str = "model.router_dtype") -> None:
+    """From now on the routers of a model compute in this dtype. To be called before anything
+    watches them. key: where it stands in the recipe.
+
+    Raises UsageError where the model has no routers, and where something else than its routers
+    chooses from what they give.
+    """
+    if dtype == "auto":
+        return
+    routers = [module for module, _ in _routers(lm)]
+    if not routers or lm.config.model_type in refused_types()["without"]["router_dtype"]["types"]:
+        raise no_router_dtype(lm.config.model_type, key)
+    if lm.dtype in NARROW:  # in float32 they compute in it
+        widen(routers)
+
+
+def routers_in_float32(lm: Any) -> list[nn.Module]:
+    """The routers that train in float32 in a model of a narrower dtype: those of types of which
+    transformers keeps their weights in it.
+    """
+    if lm.dtype not in NARROW:
+        return []
+    return [
+        router
+        for router, _ in _routers(lm)
+        if all(p.dtype == torch.float32 and p.requires_grad for p in router.parameters())
     ]
 
 

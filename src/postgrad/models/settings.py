@@ -48,6 +48,7 @@ TOWERS = {
 # Parts that `freeze` names, and what is said of a model that does not have one.
 ModelPart = Literal["vision", "projector", "router"]
 Recompute = bool | Literal["offload"]  # model.gradient_checkpointing
+RouterDtype = Literal["auto", "float32"]
 _LACKS: dict[str, str] = {
     "vision": "reads text alone, and has no tower",
     "projector": "reads text alone, and has no projector",
@@ -163,6 +164,9 @@ class ModelSettings(Settings):
     # or 0 where its routers are frozen.
     router_aux_loss_coef: float | None = Field(default=None, ge=0.0)
     router_z_loss_coef: float = Field(default=0.0, ge=0.0)  # of the squared log Z of router logits
+    # What its routers compute in, here and in the built-in engine. "auto": as the type's own code
+    # does, in `dtype` or, in some types, in float32.
+    router_dtype: RouterDtype = "auto"
     # Parts that are not trained: of a model that reads images its tower, and what brings the
     # tower's outputs to the decoder's width; of a mixture of experts its routers, without a balance
     # loss then unless one is stated. With an adapter none of them is trained anyway.

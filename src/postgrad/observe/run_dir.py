@@ -111,6 +111,11 @@ class RunDirectory:
         """The command that continues the run, as a shell reads it."""
         return f"postgrad resume {shlex.quote(str(self.path))}"
 
+    @property
+    def fork_command(self) -> str:
+        """The command that makes a new run of an earlier checkpoint, without step and place."""
+        return f"postgrad fork {shlex.quote(str(self.path))} --checkpoint STEP --to DIR"
+
     @classmethod
     def create(
         cls,

@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import shlex
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -17,8 +18,9 @@ from typing import Any
 import orjson
 
 from postgrad.core.errors import DiskFull, RunError
-from postgrad.core.files import finite, is_full, sync_directory
+from postgrad.core.files import COPIED_BYTES, finite, is_full, sync_directory
 from postgrad.core.members import SUFFIX, member
+from postgrad.core.untrusted import open_file
 from postgrad.observe.run_dir import SAMPLES
 
 MOST_WAITING = 2**28  # bytes in memory for a disk that stays full
@@ -214,6 +216,28 @@ class Logs:
                     f"{self._directory}: the disk is full; log lines wait in memory for room"
                 )
             self._told = full
+
+
+def copy_logs(source: Path, to: Path, offsets: Mapping[str, int]) -> None:
+    """Copies each log file up to its size at a checkpoint. The run in `source` may be writing more.
+
+    offsets: file name -> size in bytes. Raises RunError where a file is shorter than its offset: it
+    has lost lines; OSError where one cannot be read or written.
+    """
+    for name in FILES:
+        wanted, path = offsets.get(name), source / name
+        if wanted is None or not (wanted or path.exists()):
+            continue
+        if wanted > shutil.disk_usage(to).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(to / name))
+        with open_file(path, links=False) as log, (to / name).open("xb") as copy:
+            while (left := wanted - copy.tell()) and (piece := log.read(min(left, COPIED_BYTES))):
+                copy.write(piece)
+            if left:
+                raise RunError(
+                    f"{path} has {copy.tell()} bytes and had {wanted} when the checkpoint was "
+                    "written: lines were lost; put the file back, or take another checkpoint"
+                )
 
 
 def _whole_lines(path: Path) -> int:

@@ -14,6 +14,7 @@ from postgrad.plan.activations import FLOAT32, Blocks
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.roles import PlannedRole, beside_student
 from postgrad.plan.sizes import ALONE, Sharing, Sizes, width
+from postgrad.recipe.eval_settings import EvalSettings
 from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.grammar import KINDS
 from postgrad.rollout.local.budget import LANES, align
@@ -290,8 +291,11 @@ class Passes:
         inside = 4 * shape.intermediate_size + 4 * shape.hidden_size
         inside = max(inside * b, activations.forward_only(shape, b, blocks, cpu=self.cpu))
         logits = engine.slots * shape.vocab_size
-        evaluated = self.recipe.evaluates_answers and getattr(self.recipe.eval, "sorts", False)
-        each = SAMPLED + (FILTERED if rollout.sorts or evaluated else 0)
+        settings = self.recipe.eval
+        filtered = rollout.sorts
+        if isinstance(settings, EvalSettings) and self.recipe.evaluates_answers:
+            filtered |= any(sampling.sorts for sampling in settings.samplings)
+        each = SAMPLED + (FILTERED if filtered else 0)
         drawn = logits * (FLOAT32 + (b if b != FLOAT32 else 0))
         drawn += min(logits, max(SAMPLED_TOGETHER, shape.vocab_size)) * each
         if {*KINDS} & {*rollout.filters}:

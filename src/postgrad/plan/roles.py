@@ -10,6 +10,7 @@ from postgrad.models.refusals import (
     no_dropout,
     no_part_of_mixtures,
     no_replay,
+    no_router_dtype,
     no_z_loss,
     several_matrices,
     tied_apart,
@@ -108,6 +109,9 @@ def planned_roles(recipe: Recipe, find: Find) -> tuple[PlannedRole, ...]:
     once it has loaded a model of this shape.
     """
     roles = _roles(recipe, find)
+    for place, model in recipe.loaded_models.items():
+        if model.router_dtype != "auto" and not (shape := find(model)).frozen(ROUTER):
+            raise no_router_dtype(shape.model_type, f"{'.'.join(map(str, place))}.router_dtype")
     for role in roles:
         if role.learner is None:
             continue

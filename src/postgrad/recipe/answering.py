@@ -4,11 +4,15 @@
 
 from collections.abc import Iterator
 
-from postgrad.algorithms.base import Algorithm, RolloutAlgorithm
+from postgrad.algorithms.base import Algorithm, Needs, RolloutAlgorithm
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
+from postgrad.algorithms.policy_gradient import PolicyGradient
 from postgrad.core.batch import RolloutBatchSettings
+from postgrad.data.settings import GROUP_ANSWER, NO_ENVIRONMENT
+from postgrad.ops.kl import MAX_STEP
 from postgrad.recipe.checks import token_budget
 from postgrad.recipe.eval_checks import evaluation_lengths
+from postgrad.recipe.eval_settings import SAMPLING
 from postgrad.recipe.lines import RecipeProblem
 from postgrad.recipe.placement import engine_problems
 from postgrad.recipe.scored import judges, reward_problems, scores
@@ -16,7 +20,7 @@ from postgrad.recipe.settings import AnsweringSections
 from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rewards.registry import VERIFIERS
 from postgrad.rollout.grammar import KINDS
-from postgrad.rollout.settings import TOTAL, RolloutSettings, TokenFilters
+from postgrad.rollout.settings import TOTAL, RolloutSettings
 
 # Verifiers whose details say which answer they read.
 READ_ANSWERS = ("gsm8k", "math", "exact_match", "multiple_choice", "f1", "reasoning_gym")
@@ -38,8 +42,8 @@ def answering(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
         return
     yield from _votes(recipe)
     names = recipe.reward_components
-    new = settings.max_new_tokens or recipe.rollout.max_new_tokens
     for number, eval_set in enumerate(settings.sets):
+        new = settings.sampling_of(eval_set).max_new_tokens or recipe.rollout.max_new_tokens
         if new >= eval_set.max_len:
             yield (
                 ("eval", "sets", number, "max_len"),
@@ -105,6 +109,34 @@ def hints(recipe: AnsweringSections, algorithm: Algorithm) -> Iterator[RecipePro
             yield place, "is of training samples: the answers of an evaluation get no hint"
 
 
+def group_hints(
+    recipe: AnsweringSections, algorithm: RolloutAlgorithm, batch: RolloutBatchSettings
+) -> Iterator[RecipeProblem]:
+    """Hints that show a right answer of the group where no sample can be one."""
+    settings, n = recipe.data, batch.n_samples_per_prompt
+    showing = [number for number, dataset in enumerate(settings.sources) if dataset.shows_group]
+    for number in showing:
+        place = (*(("data", "sets", number) if settings.sets else ("data",)), "hint")
+        played = settings.sources[number].environment
+        if recipe.environment is not None and played != NO_ENVIRONMENT:
+            yield (
+                place,
+                f"{{{GROUP_ANSWER}}} is an answer of one turn, and an [environment] plays these "
+                "rows: take columns alone",
+            )
+        if n < 2:
+            yield (
+                ("batch", "n_samples_per_prompt"),
+                f"{n} leaves no other sample whose answer {{{GROUP_ANSWER}}} of data.hint could "
+                "be: at least 2",
+            )
+    if not showing and algorithm.needs().correct_at != Needs().correct_at:
+        yield (
+            ("algorithm", "correct_at"),
+            f"says which samples {{{GROUP_ANSWER}}} of data.hint may show, and no hint has it",
+        )
+
+
 def _held_out(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     """An evaluation by loss where there is none, and keys of [eval] that it would not read."""
     settings = recipe.eval
@@ -117,7 +149,7 @@ def _held_out(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     kind = type(settings)
     for key in (
         *("n_samples", "pass_at", "maj_at", "greedy", "component", "correct_at"),
-        *("temperature", *TokenFilters.model_fields, "max_new_tokens"),
+        *(key for key in SAMPLING if key != "n_samples"),
     ):
         if getattr(settings, key) != kind.model_fields[key].default:
             yield (
@@ -126,6 +158,13 @@ def _held_out(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
                 "type, or leave this out for the loss alone",
             )
     for number, eval_set in enumerate(settings.sets):
+        for key in SAMPLING:
+            if getattr(eval_set, key) is not None:
+                yield (
+                    ("eval", "sets", number, key),
+                    "is of sampled answers, and nothing says which are right: give [[rewards]] "
+                    "with a type, or leave this out for the loss alone",
+                )
         if eval_set.by is not None:
             yield (
                 ("eval", "sets", number, "by"),
@@ -213,6 +252,21 @@ def group_size(algorithm: RolloutAlgorithm, batch: RolloutBatchSettings) -> Iter
         yield (
             ("batch", "micro_train_batch_size"),
             "1 cannot hold both samples of a pair, which share a forward pass: at least 2",
+        )
+
+
+def adapted_kl(algorithm: RolloutAlgorithm, batch: RolloutBatchSettings) -> Iterator[RecipeProblem]:
+    """A horizon so short that a step could turn the sign of the KL coefficient."""
+    if not isinstance(algorithm, PolicyGradient) or algorithm.kl_target is None:
+        return
+    samples = batch.rollout_batch_size * batch.n_samples_per_prompt
+    change = MAX_STEP * samples / algorithm.kl_horizon
+    if change >= 1.0:
+        yield (
+            ("algorithm", "kl_horizon"),
+            f"{algorithm.kl_horizon} samples are too few: a step of {samples} samples changes "
+            f"algorithm.kl_coef by up to {change:.0%}, and could make it 0 or negative: more than "
+            f"{MAX_STEP * samples:g}",
         )
 
 

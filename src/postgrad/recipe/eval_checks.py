@@ -68,17 +68,18 @@ def _measured(recipe: Sections, metric: str) -> list[str] | None:
     """The names of what evaluations measure, where `metric` cannot be among them; None where it is,
     or where rows and environments decide whether it is.
     """
-    names = _metric_names(recipe)
-    if not names:
-        return None
-    of_answers = list[str]()
-    open_ended = ["rows/", *(f"{name}/" for name in names if name != "reward")]
-    if isinstance(recipe, AnsweringSections) and recipe.evaluates_answers:
-        at = (1, *recipe.eval.pass_at, *recipe.eval.maj_at)
-        of_answers = ["dead_end_fraction", *(f"left_out@{k}" for k in at)]
-        open_ended.append("environment/")
     measured: list[str] = []
-    for eval_set in recipe.eval.sets:
+    for place, eval_set in enumerate(recipe.eval.sets):
+        names = _metric_names(recipe, place)
+        if not names:
+            return None
+        of_answers = list[str]()
+        open_ended = ["rows/", *(f"{name}/" for name in names if name != "reward")]
+        if isinstance(recipe, AnsweringSections) and recipe.evaluates_answers:
+            sampling = recipe.eval.samplings[place]
+            at = (1, *sampling.pass_at, *sampling.maj_at)
+            of_answers = ["dead_end_fraction", *(f"left_out@{k}" for k in at)]
+            open_ended.append("environment/")
         prefix = "eval/" if eval_set.name is None else f"eval/{eval_set.name}/"
         name = metric.removeprefix(prefix) if metric.startswith(prefix) else ""
         if name in (*names, *of_answers) or name.startswith(tuple(open_ended)):
@@ -87,8 +88,8 @@ def _measured(recipe: Sections, metric: str) -> list[str] | None:
     return measured
 
 
-def _metric_names(recipe: Sections) -> list[str] | None:
-    """What an evaluation measures of every set (evaluation/results.py), but for what depends on
+def _metric_names(recipe: Sections, place: int) -> list[str] | None:
+    """What an evaluation measures of set `place` (evaluation/results.py), but for what depends on
     rows; None or nothing where [[rewards]] have an error or are missing, which is told elsewhere.
     """
     if not isinstance(recipe, AnsweringSections):
@@ -100,10 +101,10 @@ def _metric_names(recipe: Sections) -> list[str] | None:
     if recipe.reward_components is None:
         return None
     if recipe.evaluates_answers:
-        settings = recipe.eval
-        names += ["accuracy", *(f"pass@{k}" for k in settings.pass_at if k > 1)]
-        names += [f"maj@{k}" for k in settings.maj_at]
-        names += ["greedy_accuracy"] if settings.greedy else []
+        sampling = recipe.eval.samplings[place]
+        names += ["accuracy", *(f"pass@{k}" for k in sampling.pass_at if k > 1)]
+        names += [f"maj@{k}" for k in sampling.maj_at]
+        names += ["greedy_accuracy"] if recipe.eval.greedy else []
         names += ["reward", "response_length", "truncated_fraction"]
         names += [f"reward/{name}" for name in recipe.reward_components]
     return names + (["loss", "perplexity"] if recipe.measures_loss else [])

@@ -21,7 +21,16 @@ class Named(Settings):
 
 
 class EvalSet(Named, DataSettings):
-    """One evaluation set of questions."""
+    """One evaluation set of questions. How its answers are sampled is what [eval] says, but for the
+    keys that the set gives itself. Its pass@k and maj@k are those that its samples reach.
+    """
+
+    n_samples: int | None = Field(default=None, ge=1)  # [eval]'s if left out, as all below
+    temperature: float | None = Field(default=None, gt=0.0)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    top_k: int | None = Field(default=None, ge=0)
+    min_p: float | None = Field(default=None, ge=0.0, lt=1.0)
+    max_new_tokens: int | None = Field(default=None, ge=1)
 
     @property
     def data(self) -> DataSettings:
@@ -36,6 +45,20 @@ class PairEvalSet(Named, PairSettings):
     def data(self) -> PairSettings:
         """The settings that a reader takes: `subset` as `name`, rows in file order."""
         return _read_by(self, PairSettings)
+
+
+class SetSampling(TokenFilters):
+    """How the answers of one evaluation set are sampled: its own keys, else those of [eval]."""
+
+    n_samples: int
+    temperature: float
+    max_new_tokens: int | None
+    pass_at: tuple[int, ...]  # those of [eval] that n_samples reaches
+    maj_at: tuple[int, ...]
+
+
+# Keys that a set may have beside [eval], which decides where it has none.
+SAMPLING = ("n_samples", "temperature", *TokenFilters.model_fields, "max_new_tokens")
 
 
 def _read_by(eval_set: EvalSet | PairEvalSet, kind: type[DataSettings | PairSettings]) -> Any:
@@ -76,8 +99,8 @@ class EvalSettings(EvalTimes, TokenFilters):
 
     sets: tuple[EvalSet, ...] = ()
     n_samples: int = Field(default=1, ge=1)  # samples of a prompt, for pass@k and maj@k
-    pass_at: tuple[int, ...] = (1,)  # the k of pass@k
-    maj_at: tuple[int, ...] = ()  # the k of maj@k, majority votes
+    pass_at: tuple[int, ...] = (1,)  # the k of pass@k: of each set those up to its n_samples
+    maj_at: tuple[int, ...] = ()  # the k of maj@k, majority votes; as pass_at
     temperature: float = Field(default=1.0, gt=0.0)  # of those samples
     greedy: bool = False  # also answer every prompt once at temperature 0
     max_new_tokens: int | None = Field(default=None, ge=1)  # rollout.max_new_tokens if left out
@@ -91,16 +114,29 @@ class EvalSettings(EvalTimes, TokenFilters):
         _require_names(self.sets)
         return self
 
+    def sampling_of(self, eval_set: EvalSet) -> SetSampling:
+        """How the answers of one of the sets are sampled."""
+        stated = {key: getattr(eval_set, key) for key in SAMPLING}
+        chosen = {key: getattr(self, key) if v is None else v for key, v in stated.items()}
+        pass_at = tuple(k for k in self.pass_at if k <= chosen["n_samples"])
+        maj_at = tuple(k for k in self.maj_at if k <= chosen["n_samples"])
+        return SetSampling.model_validate({**chosen, "pass_at": pass_at, "maj_at": maj_at})
+
+    @property
+    def samplings(self) -> tuple[SetSampling, ...]:
+        """`sampling_of` each set, in their order."""
+        return tuple(self.sampling_of(eval_set) for eval_set in self.sets)
+
     @model_validator(mode="after")
     def _enough_samples(self) -> Self:
-        if not self.pass_at or min(self.pass_at) < 1 or max(self.pass_at) > self.n_samples:
+        most = max((s.n_samples or self.n_samples for s in self.sets), default=self.n_samples)
+        if not self.pass_at or min(self.pass_at) < 1 or max(self.pass_at) > most:
             raise ValueError(
-                f"pass_at = {list(self.pass_at)} needs numbers from 1 to n_samples = "
-                f"{self.n_samples}"
+                f"pass_at = {list(self.pass_at)} needs numbers from 1 to n_samples = {most}"
             )
-        if any(not 2 <= k <= self.n_samples for k in self.maj_at):
+        if any(not 2 <= k <= most for k in self.maj_at):
             raise ValueError(
-                f"maj_at = {list(self.maj_at)} needs numbers from 2 to n_samples = {self.n_samples}"
+                f"maj_at = {list(self.maj_at)} needs numbers from 2 to n_samples = {most}"
             )
         return self
 

@@ -208,10 +208,12 @@ class RLRecipe(_Recipe, AnsweringSections):
             *answering.router_replay(self, self.rollout),
             *checks.moving_reference(self.reference, self.model, self.algorithm),
             *answering.group_size(self.algorithm, self.batch),
+            *answering.adapted_kl(self.algorithm, self.batch),
             *scored.components_apart(self, self.algorithm),
             *scored.all_weightless(self, self.algorithm),
             *teacher_problems(self),
             *answering.hints(self, self.algorithm),
+            *answering.group_hints(self, self.algorithm, self.batch),
         ]
         raise_problems("recipe", problems)
         return self

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from postgrad.core.settings import Settings
 from postgrad.data.settings import WHICH_ROWS, DataSettings, PairSettings
-from postgrad.recipe.eval_settings import EvalSet, PairEvalSet
+from postgrad.recipe.eval_settings import SAMPLING, EvalSet, PairEvalSet
 from postgrad.recipe.lines import KeyPath
 from postgrad.rollout.settings import EnvironmentSettings
 
@@ -59,12 +59,19 @@ def resolve(raw: Table) -> Table:
         training = cast(Table, data) if isinstance(data, dict) else {}
         stated, kind = cast(Table, evaluation), _kinds(raw)["eval"]
         if not _NAMES_ROWS & stated.keys():
-            of_sets = {key: stated[key] for key in kind.model_fields if key in stated}
+            of_sets = {key: stated[key] for key in _keys_of_sets(kind) if key in stated}
             stated = {**stated, "sets": [{**part, **of_sets} for part in parts]}
         result["eval"] = _evaluation(stated, training, kind)
     if isinstance(environment := raw.get("environment"), dict):
         result["environment"] = _environments(cast(Table, environment))
     return {**result, **_roles(raw)}
+
+
+def _keys_of_sets(kind: type[Settings]) -> list[str]:
+    """The keys that in [eval] itself are those of its one set, or of all sets. How answers are
+    sampled is not among them: [eval] has such keys of its own.
+    """
+    return [key for key in kind.model_fields if key not in SAMPLING]
 
 
 def _kinds(raw: Table) -> dict[str | int, type[Settings]]:
@@ -158,7 +165,7 @@ def in_sets(resolved: Table, place: KeyPath) -> list[KeyPath]:
     if section == "environment" and key != "sets":
         sets = _table(resolved, "environment").get("sets", [])
         return [(section, "sets", number, *place[1:]) for number in range(len(sets))] or [place]
-    if section not in kinds or key not in kinds[section].model_fields:
+    if section not in kinds or key not in _keys_of_sets(kinds[section]):
         return [place]
     sets = resolved[str(section)]["sets"]
     each = [(section, "sets", number, *place[1:]) for number in range(len(sets))]
@@ -200,7 +207,7 @@ def _evaluation(evaluation: Table, data: Table, kind: type[Settings]) -> Table:
     """[eval] with its sets completed; keys of a set in [eval] itself are one set, or what all of
     [[eval.sets]] share.
     """
-    of_sets = {key: value for key, value in evaluation.items() if key in kind.model_fields}
+    of_sets = {key: evaluation[key] for key in _keys_of_sets(kind) if key in evaluation}
     rest = {key: value for key, value in evaluation.items() if key not in of_sets}
     sets = rest.get("sets")
     if sets is None or sets == []:

@@ -171,12 +171,15 @@ def _lone_samples(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
                 "where there is one: raise batch.n_samples_per_prompt to at least 2, or leave it "
                 "out",
             )
-    if not (recipe.evaluates_answers and comparing and recipe.eval.n_samples == 1):
+    single = [n for n, sampling in enumerate(recipe.eval.samplings) if sampling.n_samples == 1]
+    if not (recipe.evaluates_answers and comparing and single):
         return
+    stated = recipe.eval.sets[single[0]].n_samples is not None
+    of_set = ("eval", "sets", single[0], "n_samples") if stated else ("eval", "n_samples")
     for place in {*judges(recipe)} & {*comparing}:
         name = recipe.rewards[place].name or recipe.rewards[place].type
         yield (
-            ("eval", "component" if recipe.eval.component else "n_samples"),
+            ("eval", "component") if recipe.eval.component else of_set,
             f"{name!r} would judge which answers are right; it compares the samples of a prompt, "
             "and gives 0 where there is one: let eval.component name another of [[rewards]], or "
             "raise eval.n_samples",

@@ -32,15 +32,15 @@ def results_json(recipe: Recipe, results: list[Result]) -> dict[str, Any]:
         report |= ends("loss", first.intervals["loss"])
     report |= {"rows": first.rows, "failed": first.failed}
     if isinstance(recipe, RLRecipe):
+        sampling = recipe.eval.samplings[0]
         report["pass@k"] = {
-            str(k): first.metrics["accuracy" if k == 1 else f"pass@{k}"]
-            for k in recipe.eval.pass_at
+            str(k): first.metrics["accuracy" if k == 1 else f"pass@{k}"] for k in sampling.pass_at
         }
-        if recipe.eval.maj_at:
-            report["maj@k"] = {str(k): first.metrics[f"maj@{k}"] for k in recipe.eval.maj_at}
+        if sampling.maj_at:
+            report["maj@k"] = {str(k): first.metrics[f"maj@{k}"] for k in sampling.maj_at}
         report["left_out@k"] = {
             str(k): int(first.metrics[f"{LEFT_OUT}{k}"])
-            for k in dict.fromkeys((*recipe.eval.pass_at, *recipe.eval.maj_at))
+            for k in dict.fromkeys((*sampling.pass_at, *sampling.maj_at))
         }
     return {**report, "sets": [result.to_json() for result in results]}
 

@@ -208,6 +208,7 @@ def _answers(
             sequences=evaluator.sequences,
             max_len=evaluator.max_len,
             eos_token=recipe.model.eos_token,
+            router_dtype=recipe.model.router_dtype,
         )
         with console.phase(f"evaluate {model.name}", evaluator.total) as shown:
             return evaluator(engine, shown.advance)

@@ -234,6 +234,7 @@ class _Sampler:
             sequences=sequences,
             max_len=recipe.data.max_len,
             eos_token=recipe.model.eos_token,
+            router_dtype=recipe.model.router_dtype,
         )
 
     @property

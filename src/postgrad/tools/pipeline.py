@@ -105,7 +105,8 @@ class _Writer:
         self._tokenizer = tokenizer
         self._stop = recipe.rollout.stop
         self._max_len = max(eval_set.max_len for eval_set in recipe.eval.sets)
-        self.most = recipe.eval.max_new_tokens or recipe.rollout.max_new_tokens
+        first = recipe.eval.samplings[0]
+        self.most = first.max_new_tokens or recipe.rollout.max_new_tokens
         self._ends = eos_token_ids(lm, tokenizer)
 
     def room(self, ids: list[int]) -> int:

@@ -62,7 +62,8 @@ def loop(run: Run, job: Job, state: RunState) -> RunState:
             why = f", which was not expected to end within {limit}"
             raise Stopped(saver.stop(state, why)) from None
         except SentinelStop as spoken:
-            raise SentinelStop(f"{spoken}; {_standing(saver, state)}") from spoken
+            back = f"{run.directory.fork_command} goes back to an earlier checkpoint"
+            raise SentinelStop(f"{spoken}; {_standing(saver, state)}; {back}") from spoken
         except _Unusable as evaluation:
             raise evaluation.error from evaluation.cause
         except ScoresMissing as failed:

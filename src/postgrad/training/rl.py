@@ -199,7 +199,7 @@ class RLJob:
             run.clock.add(f"sample/{part}", spent[f"{part}_seconds"])
         return paused, spent
 
-    def _columns(self, batch: RolloutBatch, prompts: Sequence[Prompt]) -> dict[str, Ragged | None]:
+    def _columns(self, batch: RolloutBatch, prompts: Sequence[Prompt]) -> dict[str, Any]:
         """By parameter of `credit` what it needs: logprobs of the policy before the step, of
         reference and teachers, the critic's values, and the policy's entropies. prompts: by group.
 
@@ -213,7 +213,7 @@ class RLJob:
         if roles.reference is not None and needs.reference:
             asked["ref"] = roles.reference.logprobs(batch.sequences)
         if roles.teachers is not None:
-            asked["teacher"] = roles.teachers.logprobs(batch.sequences, prompts)
+            asked["teacher"] = roles.teachers.grade(batch, prompts)
         if roles.critic is not None:
             asked["values"] = roles.critic.scores(batch.sequences)
         if needs.old_entropy:

@@ -10,11 +10,16 @@ from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.records import Prompt
 from postgrad.data import account, overlap
 from postgrad.data.account import RowAccount
-from postgrad.data.conversations import Conversation
+from postgrad.data.conversations import Conversation, load_conversations
 from postgrad.data.draws import DrawnSet, Draws
-from postgrad.data.mixture import training_conversations, training_prompts
-from postgrad.data.pairs import Labelled, Pair, training_labelled, training_pairs
-from postgrad.data.step_tokens import Stepwise, training_steps
+from postgrad.data.mixture import training_prompts, training_rows
+from postgrad.data.pairs import (
+    Labelled,
+    Pair,
+    load_labelled,
+    load_pairs,
+)
+from postgrad.data.step_tokens import Stepwise, load_steps
 from postgrad.evaluation import answers, losses
 from postgrad.evaluation import pairs as pair_sets
 from postgrad.evaluation import steps as step_sets
@@ -151,7 +156,9 @@ def conversations(
 ) -> Draws[Conversation]:
     """Raises UsageError, as the other functions here do, for rows that cannot be read."""
     data = as_played(recipe.environment, recipe.data)
-    return training_conversations(data, tokenizer, exclude=held_out(recipe), reader=reader)
+    return training_rows(
+        load_conversations, data, tokenizer, exclude=held_out(recipe), reader=reader
+    )
 
 
 def prompts(
@@ -175,19 +182,25 @@ def prompts(
 
 def pairs(recipe: Comparing, tokenizer: Any, reader: ImageReader | None = None) -> Draws[Pair]:
     """What a reward model, or a loss on pairs, learns from."""
-    return training_pairs(recipe.data, tokenizer, exclude=held_out(recipe), reader=reader)
+    return training_rows(
+        load_pairs, recipe.data, tokenizer, exclude=held_out(recipe), reader=reader
+    )
 
 
 def labelled(
     recipe: Comparing, tokenizer: Any, reader: ImageReader | None = None
 ) -> Draws[Labelled]:
     """What a loss on one answer at a time learns from."""
-    return training_labelled(recipe.data, tokenizer, exclude=held_out(recipe), reader=reader)
+    return training_rows(
+        load_labelled, recipe.data, tokenizer, exclude=held_out(recipe), reader=reader
+    )
 
 
 def steps(recipe: Comparing, tokenizer: Any, reader: ImageReader | None = None) -> Draws[Stepwise]:
     """What a process reward model learns from."""
-    return training_steps(recipe.data, tokenizer, exclude=held_out(recipe), reader=reader)
+    return training_rows(
+        load_steps, recipe.data, tokenizer, exclude=held_out(recipe), reader=reader
+    )
 
 
 READERS: Mapping[RowKind, Callable[[Any, Any, ImageReader | None], Draws[Any]]] = {

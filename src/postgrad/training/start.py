@@ -99,7 +99,8 @@ def resume(
     recipe = with_overrides(before, overrides)
     recipe, hub_sources = pin(recipe, directory.sources(), allow_change)
     require_known(allow_change, before, recipe, CHOSEN)
-    changed = compare(before, recipe, allow_change, run_dir, ways_out="")
+    elsewhere = f"change a copy that {directory.fork_command} makes, or "
+    changed = compare(before, recipe, allow_change, run_dir, ways_out=elsewhere)
     require_installed(recipe.observe.loggers)
     _rewrite_recipe(directory, before, recipe, changed, hub_sources, console)
     return _execute(recipe, directory, console, allow_change, before)
@@ -131,11 +132,13 @@ def _rewrite_recipe(
     if "steps" in changed and recipe.steps is not None and recipe.steps < done:
         raise UsageError(
             f"steps = {recipe.steps}: {directory.path} has done {done}, and no run goes back; "
-            f"give {done} to end it there, or choose another --run_dir"
+            f"give {done} to end it there, or make a new run of an earlier checkpoint with "
+            f"{directory.fork_command}"
         )
-    kept = directory.keep_recipe() if changed else None
-    directory.write_recipe(recipe.dump(), [source.to_json() for source in sources])
-    if kept is not None:
+    if changed:
+        # The event comes first: by it a fork finds the recipe of an earlier checkpoint, also where
+        # this process is killed before the next line.
+        kept = directory.keep_recipe()
         logs = Logs(directory.path, console.warn)
         values = changes(before, recipe, changed)
         text = ", ".join(f"{key} from {old!r} to {new!r}" for key, (old, new) in values.items())
@@ -146,6 +149,7 @@ def _rewrite_recipe(
             kept=kept.name,
         )
         logs.close()
+    directory.write_recipe(recipe.dump(), [source.to_json() for source in sources])
 
 
 def _execute(
@@ -189,7 +193,7 @@ def _require_none_saved(recipe: Recipe, directory: RunDirectory) -> None:
     has them: it would start over and cut back its logs.
     """
     events = read_lines(directory.path / "events.jsonl")
-    saved = [event.get("step") for event in events if event.get("event") == "saved"]
+    saved = [event.get("step") for event in events if event.get("event") in ("saved", "forked")]
     if saved:
         raise UsageError(
             f"{directory.path} has saved checkpoints, the last one of step {saved[-1]!r}, and "

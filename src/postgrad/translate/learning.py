@@ -1,20 +1,16 @@
 """How a model learns, as several systems state it: schedules, adapters, optimizers, memory."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
-from postgrad.models.known_shapes import in_table
 from postgrad.translate.draft import Draft
-from postgrad.translate.images import ON_LANGUAGE, freeze, no_images
+from postgrad.translate.images import ON_LANGUAGE, no_images
 from postgrad.translate.places import engine_beside
 from postgrad.translate.rules import Options, flag
 
 # transformers' names, also after "paged_", which lets moments swap to the host
 ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_32bit")
 EIGHT_BITS = ("adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit")
-# in the names of mixtures of experts
-_MIXTURE = re.compile(r"(?i)-A\d+(\.\d+)?B\b|moe|mixtral|gpt-oss|deepseek-v[23]")
 ALL_DECAY = "of matrices; there of norms and biases too"
 
 # transformers' name -> schedule here, share of the rate at the end (None: it stays constant)
@@ -151,27 +147,6 @@ def compiled(draft: Draft, name: str, value: Any, _: str) -> None:
         draft.miss(name, value, no_images("model.compile"))
     else:
         draft.put("model.compile", True)
-
-
-def balanced(draft: Draft, coefficient: float = 0.0) -> None:
-    """The balance loss of a mixture of experts whose source states none. Where a recipe says
-    nothing, the model's config does.
-    """
-    key = "model.router_aux_loss_coef"
-    if draft.get(key) is None and _MIXTURE.search(str(draft.get("model.path"))):
-        none = "no balance loss there, whatever the model's config says"
-        draft.put(key, coefficient, f"{draft.system}'s default" if coefficient else none)
-
-
-def frozen_routers(draft: Draft, name: str, value: Any, _: str) -> None:
-    """A rule: whether the routers of a mixture of experts are kept from training. Configs state it
-    of dense models too, where it does nothing there, and is refused here.
-    """
-    if flag(value) and not in_table(str(draft.get("model.path"))):
-        freeze(draft, "router", comment="of a mixture of experts; leave it out of a dense model")
-    else:
-        draft.skip(name, value, "routers train unless model.freeze names them; a dense model "
-                   "has none")  # fmt: skip
 
 
 def optimizer(draft: Draft, name: str, value: Any, default: str) -> None:

@@ -110,6 +110,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
             for name in [name for name in options.stated if name.startswith(f"{section}.")]:
                 draft.skip(name, options.take(name), "of a section that is off")
     apply({**nemo_rl_policy.rules(options), **RULES}, options, draft)
+    nemo_rl_policy.balanced(draft, options)
     common.sampled_as_trained(draft)
     return draft
 

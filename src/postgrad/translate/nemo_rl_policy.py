@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from postgrad.translate import common, learning, places
+from postgrad.translate import common, learning, mixtures, places
 from postgrad.translate.draft import Draft
 from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, Rule, decimal, flag, needless
@@ -21,6 +21,7 @@ _ENGINES = places.EngineOptions(
 )  # fmt: skip
 _ADAMW = ("torch.optim.AdamW", "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam")
 _MIXTURE = re.compile(r"(?i)-A\d+B\b|moe")  # in the names of models with experts
+_MEGATRON = "policy.megatron_cfg."
 _OTHER = "the other backend trains"
 _SCHEDULERS = "torch.optim.lr_scheduler."
 
@@ -34,11 +35,19 @@ def rules(options: Options) -> dict[str, Rule]:
     other = needless(_OTHER)
     trains, idle = ("megatron_cfg", "dtensor_cfg")[:: 1 if _megatron(options) else -1]
     table = MEGATRON if trains == "megatron_cfg" else DTENSOR
+    routers = mixtures.megatron(options, _MEGATRON) if trains == "megatron_cfg" else {}
     return {
+        **routers,
         **{f"policy.{trains}.{name}": rule for name, rule in table.items()},
         f"policy.{idle}": other,
         f"policy.{idle}.*": other,
     }
+
+
+def balanced(draft: Draft, options: Options) -> None:
+    """A mixture that Megatron trains without a balance loss. DTensor's has that of its config."""
+    if _megatron(options) and not mixtures.balances(options, _MEGATRON):
+        mixtures.balanced(draft)
 
 
 def policy(draft: Draft, options: Options, source: SourceCommand) -> None:

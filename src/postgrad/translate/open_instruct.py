@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.translate import common, learning, open_instruct_rl, places
+from postgrad.translate import common, learning, mixtures, open_instruct_rl, places
 from postgrad.translate.common import mixture
 from postgrad.translate.draft import Draft
 from postgrad.translate.files import config_table, prompt_text
@@ -81,7 +81,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
     draft.put("model.path", options.take("model_name_or_path"))
     common.tokenizer(draft, options, "tokenizer_name", "tokenizer_revision")
     apply(RULES, options, draft)
-    learning.balanced(draft)
+    mixtures.balanced(draft)
     common.sampled_as_trained(draft)
     return draft
 

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.translate import common, learning, openrlhf_rl, places
+from postgrad.translate import common, learning, mixtures, openrlhf_rl, places
 from postgrad.translate.draft import Draft
 from postgrad.translate.files import config_table
 from postgrad.translate.launch import flags
@@ -103,7 +103,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
     lora = ("ds.lora.rank", "ds.lora.alpha", "ds.lora.dropout", "ds.lora.target_modules")
     learning.adapter(draft, options, lora, "ds.load_in_4bit")
     apply(RULES, options, draft)
-    learning.balanced(draft)
+    mixtures.balanced(draft)
     common.sampled_as_trained(draft)
     return draft
 

@@ -89,6 +89,9 @@ def draft_recipe(source: SourceCommand) -> Draft:
     lora = any(name.startswith("trainer.model.lora") for name in stated)
     options = Options(stated, {**DEFAULTS, **(LORA_DEFAULTS if lora else {})})
     options.take("trainer.model.lora", {})
+    if str(stated.get("trainer.model.impl")) == "hf":
+        dtype = "trainer.model.moe_router_dtype"
+        draft.skip(dtype, options.take(dtype), "layers of transformers do not read it")
     _named(draft, options)
     _algorithm(draft, options)
     _placed(draft, options, source)

@@ -12,6 +12,8 @@ from postgrad.translate.tables.prime_rl import SOURCE_RULES, TOOL_FORMATS
 
 TRAIN = "orchestrator.train.source"
 _EVAL = "orchestrator.eval.source"
+# Where a source says nothing and the first one does: what nothing means.
+_OFF = {"eval.temperature": 1.0, "eval.top_p": 1.0, "eval.top_k": 0, "eval.min_p": 0.0}
 _PARSERS = ("inference.vllm.tool_call_parser", "orchestrator.renderer.tool_parser")
 _ROWS = "postgrad.rollout.environments.verifiers:rows"
 
@@ -164,7 +166,9 @@ def _rest(draft: Draft, prefix: str, source: Mapping[str, Any]) -> None:
 
 
 def _held_out(draft: Draft, options: Options, source: dict[str, Any], where: str) -> None:
-    """How a source is evaluated. What all sets of [eval] share is the first source's."""
+    """How a source is evaluated. [eval] has what the first source says, and a set what is another
+    there; when to evaluate, all sets have in common.
+    """
 
     def take(key: str, default: Any = None) -> Any:
         shared = options.take(f"orchestrator.eval.{key}", default)
@@ -194,6 +198,10 @@ def _held_out(draft: Draft, options: Options, source: dict[str, Any], where: str
     for key, (place, value) in shared.items():
         if first:
             draft.put(place, value)
-        if draft.get(place) == value:  # else a setting of this source alone
-            source.pop(key, None)
+        elif draft.get(place) != value:
+            key_of_set, off = place.removeprefix("eval."), _OFF.get(place)
+            if key_of_set == "every" or (value is None and off is None):
+                continue  # all sets are evaluated together
+            draft.put(f"{where}.{key_of_set}", off if value is None else value)
+        source.pop(key, None)
     draft.put("eval.at_start", not flag(options.take("orchestrator.eval.skip_first_step", False)))

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.translate import common, learning, places, trl_pairs, trl_rl
+from postgrad.translate import common, learning, mixtures, places, trl_pairs, trl_rl
 from postgrad.translate.draft import Draft
 from postgrad.translate.files import config_table
 from postgrad.translate.launch import flags
@@ -88,7 +88,7 @@ def draft_recipe(source: SourceCommand) -> Draft:
     _learner(draft, options)
     _times(draft, options)
     apply(RULES, options, draft)
-    learning.balanced(draft, 0.001 if program in BALANCED else 0.0)
+    mixtures.balanced(draft, 0.001 if program in BALANCED else 0.0)
     if program == "grpo":
         trl_rl.means(draft, options)
     common.sampled_as_trained(draft)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.translate import common, learning, verl_loss, verl_policy, verl_rl
+from postgrad.translate import common, mixtures, verl_loss, verl_policy, verl_rl
 from postgrad.translate.draft import Draft
 from postgrad.translate.files import config_table
 from postgrad.translate.nested import flattened, overrides, resolved
@@ -86,8 +86,8 @@ def draft_recipe(source: SourceCommand) -> Draft:
         _sft(draft, options, source)
     _checkpoints(draft, options)
     apply({**RULES, **verl_policy.rules(options, job)}, options, draft)
-    if verl_policy.trains_on_fsdp_or_megatron(options, job):  # without a balance loss
-        learning.balanced(draft)
+    if not verl_policy.balances(options, job):
+        mixtures.balanced(draft)
     return draft
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from postgrad.translate import common, learning, places
+from postgrad.translate import common, learning, mixtures, places
 from postgrad.translate.draft import Draft
 from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, Rule, decimal, flag, needless
@@ -64,9 +64,19 @@ def _backend(options: Options, job: str) -> str:
     return next(sections, "fsdp_config")
 
 
-def trains_on_fsdp_or_megatron(options: Options, job: str) -> bool:
-    """Whether one of verl's two most used backends trains."""
-    return _backend(options, job) in ("fsdp_config", "megatron")
+def balances(options: Options, job: str) -> bool:
+    """Whether routers are balanced by a loss: by one of verl's two most used backends only where
+    options of Megatron say so.
+    """
+    backend = _backend(options, job)
+    if backend == "megatron":
+        return mixtures.balances(options, _transformer(job))
+    return backend != "fsdp_config"
+
+
+def _transformer(job: str) -> str:
+    """What options of Megatron's layers begin with."""
+    return f"{'engine.' if job == 'sft' else f'{ACTOR}megatron.'}override_transformer_config."
 
 
 def rules(options: Options, job: str) -> dict[str, Rule]:
@@ -74,13 +84,16 @@ def rules(options: Options, job: str) -> dict[str, Rule]:
     trains = _backend(options, job)
     table = MEGATRON if trains == "megatron" else TORCH
     other = needless(_OTHER)
+    routers = mixtures.megatron(options, _transformer(job)) if trains == "megatron" else {}
     if job == "sft":
         return {
+            **routers,
             **{f"engine.{name}": rule for name, rule in table.items()},
             **{f"optim.{name}": rule for name, rule in OPTIMIZER.items()},
             "optim@optim": needless("the engine's optimizer"),
         }
     return {
+        **routers,
         **{f"{ACTOR}{section}.*": other for section in _SHARES if section != trains},
         **{f"{ACTOR}{trains}.{name}": rule for name, rule in table.items()},
         **{f"{ACTOR}optim.{name}": rule for name, rule in OPTIMIZER.items()},

@@ -210,6 +210,22 @@ def test_rows_that_nothing_scores_beside_an_environment_are_found(
 
 
 @pytest.mark.slow
+def test_sets_with_samples_of_their_own_are_tried_with_few(
+    make_recipe: Any, console: Console
+) -> None:
+    rows = {"path": "reasoning-gym:spell_backward", "size": 4}
+    sets = [
+        {**rows, "name": "many", "seed": 2, "n_samples": 64, "max_new_tokens": 8},
+        {**rows, "name": "few", "seed": 3, "n_samples": 1},
+    ]
+    evaluation = {"path": None, "size": None, "seed": None, "sets": sets, "pass_at": [1, 64]}
+    for metric, problems in (("eval/many/pass@64", []), ("eval/many/accuracy/x", ["best_metric"])):
+        recipe = make_recipe("rl", eval=evaluation, checkpoint={"best_metric": metric})
+        report = dry_run(recipe, console)
+        assert [problem.check for problem in report.problems] == problems
+
+
+@pytest.mark.slow
 def test_what_failed_says_nothing_of_a_checkpoint_that_nobody_can_resume(
     make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,5 +77,5 @@ def _compare(
         return None
     return (
         f"the policy learns the reward, not the task: {'; '.join(falls)}: read new samples with a "
-        "high reward, fix the reward, go back to the best checkpoint"
+        "high reward, fix the reward, go back to the best checkpoint (postgrad fork)"
     )

@@ -2,7 +2,7 @@
 checkpoint of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from postgrad.models.end_tokens import with_ends
 from postgrad.models.files import CONFIG, is_adapter
 from postgrad.models.load import load_model
 from postgrad.models.rope import max_positions
+from postgrad.models.routers import give_dtype
+from postgrad.models.settings import ModelSettings
 from postgrad.models.stored import real
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.parallel import device as devices
@@ -61,7 +63,7 @@ def load(name: str, which: str | None, dtype: str, max_len: int) -> ChatModel:
     if which is not None:
         raise UsageError(f"--checkpoint {which}: {name} is no run, which alone has checkpoints")
     source = pin_model(name)
-    engine, tokenizer = _engine(source, dtype, max_len, ())
+    engine, tokenizer = _engine(source, dtype, max_len, ModelSettings())
     return ChatModel(name, f"{source}, {engine.dtype}", engine, tokenizer, {}, None, ())
 
 
@@ -90,7 +92,7 @@ def _of_run(name: str, run_dir: Path, which: str, dtype: str, max_len: int) -> C
     checkpoint = store.load(which)
     base = recipe.model.source or str(directory.init)
     computed = dtype if dtype != "auto" else _dtype(checkpoint)
-    engine, tokenizer = _engine(base, computed, max_len, recipe.model.eos_token)
+    engine, tokenizer = _engine(base, computed, max_len, recipe.model)
     engine.load_weights(_weights(recipe, checkpoint, base).items(), checkpoint.step)
     first, rollout = recipe.data.sources[0], recipe.rollout_settings
     return ChatModel(
@@ -123,12 +125,13 @@ def _dtype(checkpoint: Checkpoint) -> str:
 
 
 def _engine(
-    path: str, dtype: str, max_len: int, eos_token: Sequence[str]
+    path: str, dtype: str, max_len: int, settings: ModelSettings
 ) -> tuple[TalkingEngine, Any]:
     device = devices.apply(devices.choose(None, False))
     model = load_model(path, dtype=devices.compute_dtype(dtype, device), device=device)
     lm: Any = model.lm
-    lm.generation_config = with_ends(lm.generation_config, model.tokenizer, eos_token)
+    give_dtype(lm, settings.router_dtype)
+    lm.generation_config = with_ends(lm.generation_config, model.tokenizer, settings.eos_token)
     longest = min(max_len, max_positions(model.config) or max_len)
     places = places_for(longest)
     engine = TalkingEngine(lm, model.tokenizer, cache_tokens=places, max_len=longest)

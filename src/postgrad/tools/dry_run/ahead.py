@@ -146,8 +146,9 @@ def _of_whole_sets(recipe: Recipe, sets: Sets) -> Iterator[str]:
         prefix = "eval/" if settings.name is None else f"eval/{settings.name}/"
         rates = ["accuracy"]
         if isinstance(recipe, Answering):
-            rates += [f"pass@{k}" for k in recipe.eval.pass_at if k > 1]
-            rates += [f"maj@{k}" for k in recipe.eval.maj_at]
+            sampling = recipe.eval.samplings[place]
+            rates += [f"pass@{k}" for k in sampling.pass_at if k > 1]
+            rates += [f"maj@{k}" for k in sampling.maj_at]
             rates += ["greedy_accuracy"] if recipe.eval.greedy else []
         part = sets.evaluation.get(place)
         rows: Sequence[Any] = part.all() if part is not None else ()

@@ -88,11 +88,12 @@ def _shorten_data(recipe: Recipe, data: dict[str, Any], sets: Sets) -> None:
 
 
 def _shorten_sampling(recipe: Answering, data: dict[str, Any]) -> None:
-    n = min(SAMPLES, recipe.eval.n_samples)
+    each = [min(SAMPLES, sampling.n_samples) for sampling in recipe.eval.samplings]
+    most = max(each, default=1)
     data["eval"] |= {
-        "n_samples": n,
-        "pass_at": [k for k in recipe.eval.pass_at if k <= n] or [1],
-        "maj_at": [2] if recipe.eval.maj_at and n > 1 else [],  # whether there is a vote at all
+        "n_samples": min(SAMPLES, recipe.eval.n_samples),
+        "pass_at": [k for k in recipe.eval.pass_at if k <= most] or [1],
+        "maj_at": [2] if recipe.eval.maj_at and most > 1 else [],  # whether there is a vote at all
     }
     new = min(NEW_TOKENS, recipe.rollout.max_new_tokens)
     rewards = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
@@ -100,6 +101,11 @@ def _shorten_sampling(recipe: Answering, data: dict[str, Any]) -> None:
     data["rollout"]["max_new_tokens"] = new
     if recipe.eval.max_new_tokens is not None:
         data["eval"]["max_new_tokens"] = min(new, recipe.eval.max_new_tokens)
+    for eval_set, n in zip(data["eval"]["sets"], each, strict=True):
+        if eval_set["n_samples"] is not None:
+            eval_set["n_samples"] = n
+        if eval_set["max_new_tokens"] is not None:
+            eval_set["max_new_tokens"] = min(new, eval_set["max_new_tokens"])
     if not recipe.trains_on_rollouts:
         return
     for reward in data["rewards"]:

@@ -20,7 +20,6 @@ from postgrad.translate.rules import (
 _EXPERTS = "experts compute as torch has them; learner.expert_parallel sends tokens to their ranks"
 _FP8 = "weights are in model.dtype, here and in the engine"
 _MTP = "heads that predict further tokens are not trained"
-_ROUTER = "routers compute as the other weights do; model.router_aux_loss_coef balances them"
 _SO_FUSED = "torch's kernels do it, fused or not"
 
 
@@ -54,13 +53,6 @@ MEGATRON: dict[str, Rule] = {  # after policy.megatron_cfg.
         "",
         "fine_grained_activation_offloading offload_modules",
         missing('model.gradient_checkpointing = "offload" moves what layers read, no more'),
-    ),
-    "freeze_moe_router": learning.frozen_routers,
-    **family(
-        "",
-        "moe_router_dtype moe_router_load_balancing_type moe_router_bias_update_rate "
-        "moe_router_enable_expert_bias moe_aux_loss_coeff",
-        missing(_ROUTER),
     ),
     **family(
         "",

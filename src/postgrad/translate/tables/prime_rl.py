@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from postgrad.translate import common, learning, places
+from postgrad.translate import common, learning, mixtures, places
 from postgrad.translate.draft import Draft
 from postgrad.translate.rules import (
     OFF,
@@ -37,6 +37,7 @@ DEFAULTS: dict[str, Any] = {
     "orchestrator.group_size": 1,
     "orchestrator.max_off_policy_steps": 8,
     "inference.vllm.gpu_memory_utilization": 0.9,
+    "trainer.model.moe_router_dtype": "float32",
     "trainer.optim.lr": 1e-6,
     "trainer.optim.weight_decay": 0.01,
     "trainer.optim.max_norm": 1.0,
@@ -131,8 +132,8 @@ RULES: dict[str, Rule] = {
         "moe_fused_kernel",
         missing(_EXPERTS),
     ),
-    "trainer.model.moe_router_dtype": missing("routers compute as the other weights do"),
-    "trainer.model.freeze_moe_router": learning.frozen_routers,
+    "trainer.model.moe_router_dtype": mixtures.router_dtype,
+    "trainer.model.freeze_moe_router": mixtures.frozen_routers,
     "trainer.model.index_cache.*": missing("sparse attention is not here"),
     "trainer.model.dp_replicate": missing_above_1(
         "copies of the whole state; learner.shard_groups is near"

@@ -58,8 +58,12 @@ OTHERS = {
     "sdft": 'write a recipe with job = "rl", algorithm.type = "on_policy_distillation", data.hint, '
     'a text with the column privileged_context, and algorithm.graded_by: "policy" is the live '
     'teacher, "reference" base, and with reference.ema_decay ema',
-    "gold|sdpo|ssd|ssd_eval": "distillation from a teacher with other tokens, or from right "
-    "answers of the student, is not here",
+    "sdpo": 'write a recipe with job = "rl", algorithm.type = "on_policy_distillation", data.hint, '
+    'such as "Correct solution:\\n\\n{group.answer}", algorithm.correct_at, the reward of a right '
+    'answer, and algorithm.graded_by: "policy" is the live teacher, "reference" base, and with '
+    "reference.ema_decay ema",
+    "gold|ssd|ssd_eval": "distillation from a teacher with other tokens, or SFT on samples of the "
+    "student's start, is not here",
     "prm": 'write a recipe with job = "reward" and algorithm.type = "process_reward": its rows are '
     "read as they are (docs/algorithms/process_reward.md)",
     "bco|tpo": "this trainer is not here: of preferences dpo, ipo, simpo, cpo, kto and orpo are",

@@ -20,7 +20,6 @@ from postgrad.translate.rules import (
 _EXPERTS = "experts compute as torch has them; learner.expert_parallel sends tokens to their ranks"
 _LAYERS = "Megatron's layers are not here: layers are transformers' or a decoder of postgrad's own"
 _PIPELINE = "layers are not divided over ranks: learner.sharding divides weights"
-_ROUTER = "routers compute as the other weights do; model.router_aux_loss_coef balances them"
 _SO_FUSED = "torch's kernels do it, fused or not"
 _MOVES = "learner.offload moves weights, gradients and optimizer state together, or nothing"
 _CHUNKS = "entropy and logprobs are computed in chunks of rows, without padding"
@@ -123,9 +122,8 @@ MEGATRON: dict[str, Rule] = {  # after megatron., or engine.
     ),
     **family(
         "override_transformer_config.",
-        "moe_router_dtype moe_aux_loss_coeff moe_z_loss_coeff moe_router_load_balancing_type "
-        "moe_router_enable_expert_bias moe_router_bias_update_rate moe_router_score_function",
-        missing(_ROUTER),
+        "moe_router_score_function moe_router_pre_softmax",
+        missing("how routers choose is the model's own code"),
     ),
     **family(
         "override_transformer_config.",

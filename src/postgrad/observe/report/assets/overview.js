@@ -36,6 +36,7 @@ function lead(run, many) {
     where,
     recipe.seed === undefined ? null : `seed ${recipe.seed}`,
     state(run, summary),
+    run.forked ? `forked from ${plain(run.forked.source).split("/").pop()} at step ${plain(run.forked.step)}` : null,
   ];
   return h(
     "p",

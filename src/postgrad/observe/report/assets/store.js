@@ -61,6 +61,11 @@ export class Run {
     return this.events.filter((one) => one.event === "resumed").map((one) => one.step ?? 0);
   }
 
+  /** The event that tells of which run and step this one is a fork; undefined of any other run. */
+  get forked() {
+    return this.events.findLast((one) => one.event === "forked");
+  }
+
   get steps() {
     return this.metrics.length ? this.metrics[this.metrics.length - 1].step : 0;
   }
