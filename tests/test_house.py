@@ -49,6 +49,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 SHARED = (
     "base",
     "behaviour_correction",
+    "kl_penalty",
     "policy_gradient",
     "preference",
     "registry",

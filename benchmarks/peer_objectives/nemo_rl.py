@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
 from benchmarks.peer_objectives.comparing import OF_SUM, Case, Known, Lost
-from benchmarks.peer_objectives.loading import Checkout
+from benchmarks.peer_objectives.loading import Checkout, statements
 from benchmarks.peer_objectives.ours import Outcome, outcome_of
 from benchmarks.peer_objectives.samples import LONGEST, Samples, drawn
 
@@ -31,9 +31,16 @@ class NeMoRL:
         ])  # fmt: skip
         self.losses: Any = files.module("nemo_rl.algorithms.loss.loss_functions")
         self.estimators: Any = files.module("nemo_rl.algorithms.advantage_estimator")
+        self.masking: dict[str, Any] = {
+            "torch": torch, "Optional": Optional, "BatchedDataDict": dict, "print": _silent,
+        }  # fmt: skip
+        statements(checkout / "nemo_rl" / "algorithms" / "grpo.py",
+                   "def compute_and_apply_seq_logprob_error_masking")(self.masking)  # fmt: skip
 
-    def loss(self, options: dict[str, Any], samples: Samples) -> Outcome:
-        """Advantages, then the loss of one update of all samples."""
+    def loss(self, options: dict[str, Any], samples: Samples, *, whole: bool) -> Outcome:
+        """Advantages, then the loss of one update of all samples. whole: denominators count what
+        was rejected, too.
+        """
         config = self.losses.ClippedPGLossConfig(**{
             name.removeprefix(LOSS): value for name, value in options.items()
             if name.startswith(LOSS)})  # fmt: skip
@@ -58,8 +65,12 @@ class NeMoRL:
             "generation_logprobs": samples.padded(samples.sampled),
             "reference_policy_logprobs": ref}.items()}  # fmt: skip
         data["sample_mask"] = torch.ones(len(samples), dtype=torch.float64)
+        self.masking["compute_and_apply_seq_logprob_error_masking"](
+            data, torch.from_numpy(samples.rewards), options.get(ERROR)
+        )
+        kept = torch.ones_like(data["sample_mask"]) if whole else data["sample_mask"]
         function = self.losses.ClippedPGLossFn(config)
-        loss, _ = function(leaf, data, torch.tensor(float(len(samples))), mask.sum())
+        loss, _ = function(leaf, data, kept.sum(), (mask * kept[:, None]).sum())
         zeros = torch.zeros_like(leaf)
         return outcome_of(loss, {"logprobs": leaf, "entropy": zeros, "values": zeros}, samples)
 
@@ -73,10 +84,14 @@ def cases(checkout: Path) -> Iterator[Case | Lost]:
         stated = {**BASE, **options}
         words = ["grpo", *(f"{key}={value}" for key, value in stated.items())]
 
-        def peer(samples: Samples, options: dict[str, Any] = options) -> Outcome:
-            return nemo.loss(options, samples)
+        def peer(samples: Samples, options: dict[str, Any] = options, name: str = name) -> Outcome:
+            return nemo.loss(options, samples, whole="over all" in name)
 
         yield Case(name, words, peer, samples_of(name), known)
+
+
+def _silent(*words: object, **how: object) -> None:
+    """In place of print."""
 
 
 def samples_of(name: str) -> Any:
@@ -103,8 +118,9 @@ FACTOR = Known("the KL's factor is 1 there in later updates too, and the ratio o
                "the ratio to the policy before the step")  # fmt: skip
 SAMPLER = Known("the KL's factor is the ratio to the sampler there, to the policy before here",
                 "there to the sampler")  # fmt: skip
-KEPT = Known("the tokens of a response that stays have their weights there, and 1 here",
-             "have their weights there, and 1 here")  # fmt: skip
+ERROR = "grpo.seq_logprob_error_threshold"
+REJECTED = Known("rejected responses leave the denominators there, and stay here",
+                 "rejected responses stay in denominators")  # fmt: skip
 UNBOUNDED = Known("weights have no bound there, and tis's 2 here", "there without a bound")
 OTHERS = {"sft": 'job = "sft"', "dpo": "docs/preferences.md", "rm": "docs/preferences.md",
           "distillation": "on_policy_distillation.md"}  # fmt: skip
@@ -149,10 +165,17 @@ CASES: tuple[tuple[str, dict[str, Any], Known | None], ...] = (
     ("importance sampling without a bound", IS, None),
     ("importance sampling without a bound, sampler far away", IS, UNBOUNDED),
     *((f"importance sampling, {kind}, 0.9 to 1.1", {
-        **IS, f"{TIS}type": kind, f"{TIS}ratio": 1.1, f"{TIS}ratio_min": 0.9}, known)
-      for kind, known in (("tis", None), ("icepop", None), ("seq-mask-tis", KEPT))),
+        **IS, f"{TIS}type": kind, f"{TIS}ratio": 1.1, f"{TIS}ratio_min": 0.9}, None)
+      for kind in ("tis", "icepop", "seq-mask-tis")),
     *((f"importance sampling, {kind}, sequence ratios", {
         **IS, f"{TIS}type": kind, f"{TIS}ratio": 1.1, f"{TIS}ratio_min": 0.9,
         f"{LOSS}sequence_level_importance_ratios": True, f"{LOSS}token_level_loss": False}, None)
       for kind in ("tis", "icepop")),
+    ("seq_logprob_error_threshold 1.15", {**NO_KL, ERROR: 1.15}, REJECTED),
+    ("seq_logprob_error_threshold 1.15, over all", {**NO_KL, ERROR: 1.15}, None),
+    ("seq_logprob_error_threshold 1.15, tis 0.2 to 1.1, over all", {
+        **IS, ERROR: 1.15, f"{TIS}type": "tis", f"{TIS}ratio": 1.1, f"{TIS}ratio_min": 0.2}, None),
+    ("seq_logprob_error_threshold 1.15, seq-mask-tis, over all", {
+        **IS, ERROR: 1.15, f"{TIS}type": "seq-mask-tis", f"{TIS}ratio": 1.1,
+        f"{TIS}ratio_min": 0.95}, None),
 )  # fmt: skip

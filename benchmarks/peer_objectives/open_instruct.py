@@ -107,8 +107,6 @@ OF_GROUP = Known(
 )  # of groups of four
 KEPT = Known("the tokens of a response that stays have its mean ratio there, and 1 here",
              "there its mean ratio")  # fmt: skip
-CAPPED = Known("tokens that are not dropped have a ratio of rho_clamp_upper_bound at most there",
-               "a token that is not dropped keeps its weight")  # fmt: skip
 FILTERED = Known("groups of equal scores leave the denominator there, and stay here",
                  "which filter_zero_std_samples leaves out there")  # fmt: skip
 AHEAD = Known("without rho the ratio of samples from older weights is to the policy before the "
@@ -127,10 +125,11 @@ CASES: tuple[tuple[str, dict[str, Any], Known | None], ...] = (
     *((f"rho to {high}, from {low}", {
         **ON, "rho_clamp_upper_bound": high, "rho_clamp_lower_bound": low}, None)
       for low, high in ((0.0, 1.1), (0.9, 1.1), (0.0, 0))),
-    *((f"rho within {low} and {high}", {
+    *((f"rho within {low} and {high}, clamped to {floor} and {cap}", {
         **ON, "rho_mask_lower_bound": low, "rho_mask_upper_bound": high,
-        "rho_clamp_upper_bound": 1.2}, decided)
-      for low, high, decided in ((0.9, 1.1, None), (0.0, 1.1, None), (0.9, 0.0, CAPPED))),
+        "rho_clamp_upper_bound": cap, "rho_clamp_lower_bound": floor}, None)
+      for low, high in ((0.9, 1.1), (0.0, 1.1), (0.9, 0.0))
+      for floor, cap in ((0.0, 1.2), (0.95, 1.05))),
     ("rho of sequences within 0.95 and 1.05", {
         **ON, "rho_mask_lower_bound": 0.95, "rho_mask_upper_bound": 1.05,
         "rho_mask_sequence_level": True}, KEPT),

@@ -112,8 +112,6 @@ LATE = Known("the KL is taken after the baseline and from each token on there, b
 TURNS = Known("values of an environment's tokens are 0 there, and skipped here")
 OTHERS = Known("a KL and an entropy are means of tokens there, of sequences here, as GSPO's loss",
                "a mean over tokens there")  # fmt: skip
-KEPT = Known("the tokens of a response that stays have their weights there, and 1 here",
-             "there its tokens are weighed too")  # fmt: skip
 IS = f"{ADVANTAGE}is_correction_"
 CASES: tuple[tuple[str, dict[str, Any], Known | None], ...] = (
     *((estimator, {f"{ADVANTAGE}estimator": estimator}, None)
@@ -153,6 +151,6 @@ CASES: tuple[tuple[str, dict[str, Any], Known | None], ...] = (
         f"{IS}enable": True}, None),
     *((f"is_correction {kind}, 0.9 to 1.1", {
         f"{ADVANTAGE}estimator": "group_norm", f"{IS}enable": True, f"{IS}type": kind,
-        f"{IS}threshold": [0.9, 1.1]}, KEPT if kind == "seq-mask-tis" else None)
+        f"{IS}threshold": [0.9, 1.1]}, None)
       for kind in ("tis", "icepop", "seq-mask-tis")),
 )  # fmt: skip

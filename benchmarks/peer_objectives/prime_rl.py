@@ -13,7 +13,7 @@ import torch
 from benchmarks.peer_objectives.comparing import Case, Known
 from benchmarks.peer_objectives.loading import Checkout
 from benchmarks.peer_objectives.ours import Outcome, outcome_of
-from benchmarks.peer_objectives.samples import LONGEST, Samples, drawn
+from benchmarks.peer_objectives.samples import LONGEST, PROMPT, Samples, drawn
 
 BASE: dict[str, Any] = {
     "model.name": "m", "seq_len": 4 * LONGEST, "orchestrator.batch_size": 20,
@@ -36,18 +36,30 @@ class PrimeRL:
         self.grpo: Any = files.module("prime_rl.orchestrator.algo.grpo")
         self.max_rl: Any = files.module("prime_rl.orchestrator.algo.max_rl")
 
-    def advantages(self, kind: str, samples: Samples) -> dict[int, float]:
+    def advantages(
+        self, kind: str, options: Mapping[str, Any], samples: Samples
+    ) -> dict[int, float]:
         """Of each sample, as its trace is told."""
         found: dict[int, float] = {}
         module = getattr(self, kind)
         module.iter_trainable_traces = lambda traces: [(None, trace) for trace in traces]
         module.assign_advantages = lambda trace, value: found.update({trace.number: value})
-        algorithm = SimpleNamespace(length_penalty=None)
+        stated = {f"num_{name}_weight": options.get(f"{OF_LENGTH}num_{name}_weight", default)
+                  for name, default in SHARES.items()}  # fmt: skip
+        penalised = any(name.startswith(OF_LENGTH) for name in options)
+        algorithm = SimpleNamespace(length_penalty=SimpleNamespace(**stated) if penalised else None)
         name = {"grpo": "GRPOAlgorithm", "max_rl": "MaxRLAlgorithm"}[kind]
         score = getattr(module, name).score_group
         for number in np.unique(samples.group):
-            traces = [SimpleNamespace(reward=float(samples.rewards[i]), number=int(i))
-                      for i in np.flatnonzero(samples.group == number)]  # fmt: skip
+            traces = [
+                SimpleNamespace(
+                    reward=float(samples.rewards[i]), number=int(i),
+                    num_output_tokens=int(samples.mask[i].sum()),
+                    num_total_tokens=PROMPT + len(samples.mask[i]),
+                    num_turns=int((np.diff(samples.mask[i].astype(int), prepend=0) == 1).sum()),
+                )
+                for i in np.flatnonzero(samples.group == number)
+            ]  # fmt: skip
             asyncio.run(score(algorithm, traces))
         return found
 
@@ -68,7 +80,7 @@ class PrimeRL:
             rl = [0.0 * one for one in ones]
             ref_kl = [mask.double() for mask in masks]
         else:
-            advantages = self.advantages(kind, samples)
+            advantages = self.advantages(kind, options, samples)
             if options.get(FILTER, True):
                 rl = [(advantages[i] != 0.0) * ones[i] for i in range(count)]
         tokens = sum(int((mask & (True if weight is None else weight != 0)).sum())
@@ -97,6 +109,13 @@ OF_POLICY = Known("an advantage is the teacher's logprob minus the policy's in t
                   "there minus that of the policy in the update")  # fmt: skip
 OF_LOSS, FILTER = "trainer.loss.", "orchestrator.train.filter_zero_advantages"
 ALL = {FILTER: False}
+OF_LENGTH = "orchestrator.algo.length_penalty."
+SHARES = {"output_tokens": 0.25, "input_tokens": 0.1, "turns": 0.1}  # prime-rl's defaults
+PENALTIES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("its defaults", {f"{OF_LENGTH}type": "linear"}),
+    *((f"{name} alone", {f"{OF_LENGTH}num_{other}_weight": 0.8 * (other == name)
+                         for other in SHARES}) for name in SHARES),
+)  # fmt: skip
 NARROW = {
     f"{OF_LOSS}dppo_mask_low": 0.02,
     f"{OF_LOSS}dppo_mask_high": 0.01,
@@ -114,6 +133,8 @@ def cases(checkout: Path) -> Iterator[Case]:
     """All that is compared. prime-rl's ratio is to the sampler: it is 1 in a first update."""
     peer = PrimeRL(checkout)
     listed = [(kind, *case) for kind in ("grpo", "max_rl") for case in CASES]
+    listed += [("grpo", f"length_penalty, {name}", ALL | options, drawn, {}, None)
+               for name, options in PENALTIES]  # fmt: skip
     listed += [("opd", name, {}, draw, {}, known) for name, draw, known in (
         ("first update", first, None), ("later updates", drawn, OF_POLICY))]  # fmt: skip
     for kind, name, options, draw, knobs, known in listed:

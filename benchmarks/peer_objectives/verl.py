@@ -35,7 +35,9 @@ class Verl:
         )
         self.core: Any = files.module("verl.trainer.ppo.core_algos")
         self.correcting: Any = files.module("verl.trainer.ppo.rollout_corr_helper")
-        self.correcting.DataProto = SimpleNamespace(from_dict=lambda tensors: tensors)
+        self.correcting.DataProto = SimpleNamespace(
+            from_dict=lambda tensors: SimpleNamespace(batch=tensors)
+        )
         self.actor: Any = files.module("verl.workers.config.actor").ActorConfig
         self.policy_loss: Any = files.module("verl.workers.config.actor").PolicyLossConfig
 
@@ -47,6 +49,9 @@ class Verl:
                 if key.startswith(ACTOR)}  # fmt: skip
         of_loss = {key.removeprefix("policy_loss."): read.pop(key) for key in list(read)
                    if key.startswith("policy_loss.")}  # fmt: skip
+        of_loss["rollout_correction"] = {
+            key.removeprefix(CORRECTION): value for key, value in options.items()
+            if key.startswith(CORRECTION)}  # fmt: skip
         return self.actor(strategy="fsdp", rollout_n=4, policy_loss=self.policy_loss(**of_loss),
                           **read)  # fmt: skip
 
@@ -95,8 +100,9 @@ class Verl:
             beta = options.get("algorithm.kl_ctrl.kl_coef", 0.001)
             scores = scores - beta * core.kl_penalty(old, ref, kl_penalty=kind) * mask
         weights, mask = self._corrected(options, old, sampled, mask)
-        if options.get(f"{CORRECTION}bypass_mode"):
-            old = sampled
+        loss_mode = config.policy_loss.loss_mode
+        if options.get(f"{CORRECTION}bypass_mode"):  # apply_bypass_mode
+            old, loss_mode = sampled, "bypass_mode"
         rows = torch.ones(len(samples), dtype=torch.bool)
         advantages, returns = self.advantages(options, samples, mask, scores)
         if options["algorithm.adv_estimator"] == "remax":
@@ -109,7 +115,7 @@ class Verl:
         config.global_batch_info.update(whole)
         leaves = {name: samples.padded(getattr(samples, name)).requires_grad_()
                   for name in ("logprobs", "entropy", "values")}  # fmt: skip
-        loss, _ = core.get_policy_loss_fn(config.policy_loss.loss_mode)(
+        loss, _ = core.get_policy_loss_fn(loss_mode)(
             old_log_prob=old, log_prob=leaves["logprobs"], advantages=advantages,
             response_mask=trained.bool(), loss_agg_mode=config.loss_agg_mode, config=config,
             rollout_is_weights=weights,
@@ -137,8 +143,10 @@ class Verl:
             return None, mask
         bound = read.get("rollout_is_threshold", 2.0)
         found, mask, _ = self.correcting.compute_rollout_correction_and_rejection_mask(
-            old, sampled, mask, rollout_is_threshold=bound, **kinds)  # fmt: skip
-        return None if found is None else found["rollout_is_weights"], mask
+            old, sampled, mask, rollout_is_threshold=bound,
+            rollout_is_batch_normalize=bool(read.get("rollout_is_batch_normalize")), **kinds,
+        )  # fmt: skip
+        return None if found is None else found.batch["rollout_is_weights"], mask
 
 
 def read(value: str) -> Any:
@@ -187,8 +195,16 @@ COVARIANCES = Known("tokens are selected in each micro-batch there, over the ste
                     "selected in each micro-batch there")  # fmt: skip
 GEOMETRIC = Known("a response has the geometric mean of its tokens' weights there",
                   "geo_mean takes the geometric mean")  # fmt: skip
-REJECTED = Known("rejected responses leave the denominator of token-mean there, and stay here",
-                 "rejected responses stay in the denominator")  # fmt: skip
+REJECTED = Known("rejected tokens leave the denominators, KL and entropy there, and stay here",
+                 "rejected tokens stay in denominators")  # fmt: skip
+REJECTIONS = (  # kinds and bounds of rollout_rs
+    ("token_k1", "0.9_1.2"), ("token_k1", "1.1"), ("token_k2", "0.01"), ("token_k3", "0.01"),
+    ("seq_max_k2", "0.03"), ("seq_max_k3", "0.03"), ("seq_mean_k1", "0.95_1.2"),
+    ("seq_sum_k1", "0.8_1.3"), ("seq_mean_k2", "0.01"), ("seq_mean_k3", "0.01"),
+    ("seq_sum_k2", "0.06"), ("seq_sum_k3", "0.06"), ("token_k1,seq_max_k2", "0.85_1.6,0.03"),
+    ("token_k3,seq_mean_k3", "0.012"),
+)  # fmt: skip
+SUMS = f"{ACTOR}loss_agg_mode=seq-mean-token-sum"
 CASES: tuple[tuple[Any, ...], ...] = (
     ("grpo, dual clip 3 by default", None),
     ("grpo, clip 0.1 and 0.28, c = 1.5", f"{ACTOR}clip_ratio_low=0.1",
@@ -257,5 +273,35 @@ CASES: tuple[tuple[Any, ...], ...] = (
        REJECTED if mode == "token-mean" else None)
       for bound in ("0.95_1.2", "1.05")
       for mode in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")),
+    *((f"rollout_rs {kind}, {bound}; {name}", f"{CORRECTION}rollout_rs={kind}",
+       f"{CORRECTION}rollout_rs_threshold={bound}", SUMS, *options, None)
+      for kind, bound in REJECTIONS
+      for name, *options in (
+          ("alone",), ("rollout_is token", f"{CORRECTION}rollout_is=token",
+                       f"{CORRECTION}rollout_is_threshold=1.1"))),
+    *((f"rollout_is {level}, {bound}, batch_normalize; rollout_rs {kind}",
+       f"{CORRECTION}rollout_is={level}", f"{CORRECTION}rollout_is_threshold={bound}",
+       f"{CORRECTION}rollout_is_batch_normalize=True", f"{CORRECTION}rollout_rs={kind}",
+       f"{CORRECTION}rollout_rs_threshold=0.9_1.2", SUMS, None)
+      for level in ("token", "sequence") for bound in ("1.1", "0.8_1.2")
+      for kind in ("token_k1", "seq_mean_k1")),
+    ("rollout_is sequence, rollout_rs token_k1", f"{CORRECTION}rollout_is=sequence",
+     f"{CORRECTION}rollout_rs=token_k1", f"{CORRECTION}rollout_rs_threshold=0.9_1.2", SUMS, None),
+    ("rollout_is token 0.8_1.2, rollout_rs seq_mean_k1", f"{CORRECTION}rollout_is=token",
+     f"{CORRECTION}rollout_is_threshold=0.8_1.2", f"{CORRECTION}rollout_rs=seq_mean_k1",
+     f"{CORRECTION}rollout_rs_threshold=0.95_1.2", SUMS, None),
+    ("rollout_is token, rollout_rs seq_mean_k1, token-mean", f"{CORRECTION}rollout_is=token",
+     f"{CORRECTION}rollout_rs=seq_mean_k1", f"{CORRECTION}rollout_rs_threshold=0.95_1.2",
+     REJECTED),
+    ("rollout_rs seq_mean_k1, KL in the loss", f"{CORRECTION}rollout_rs=seq_mean_k1",
+     f"{CORRECTION}rollout_rs_threshold=0.95_1.2", SUMS, f"{ACTOR}use_kl_loss=True", REJECTED),
+    ("rollout_rs token_k1, means of sequences", f"{CORRECTION}rollout_rs=token_k1",
+     f"{CORRECTION}rollout_rs_threshold=0.9_1.2", f"{ACTOR}loss_agg_mode=seq-mean-token-mean",
+     REJECTED),
     ("bypass_mode", f"{CORRECTION}bypass_mode=True", None),
+    *((f"bypass_mode, rollout_rs {kind}, {bound}", f"{CORRECTION}bypass_mode=True",
+       f"{CORRECTION}rollout_is=token", f"{CORRECTION}rollout_rs={kind}",
+       f"{CORRECTION}rollout_rs_threshold={bound}", f"{ACTOR}use_kl_loss=True", None)
+      for kind, bound in (("seq_mean_k3", "0.05"), ("token_k1", "0.8_1.3"),
+                          ("token_k1,seq_max_k2", "0.6_1.6,0.3"))),
 )  # fmt: skip

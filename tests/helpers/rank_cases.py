@@ -138,11 +138,18 @@ def experience(case: Case, number: int) -> Experience:
     }
     if case.kind == "sft":
         columns = {}
+    if case.kind == "gspo":  # some tokens and some responses are far from the sampler
+        waves = (0.3 * np.sin(np.arange(len(mask)) + mask.sum()) * mask for mask in masks)
+        sampled = [row + wave for row, wave in zip(old, waves, strict=True)]
+        columns["sampled_logprobs"] = Ragged.of(sampled, np.float32)
     return Experience(sequences, columns, np.ones(len(sequences), np.bool_))
 
 
 def algorithm(case: Case) -> Algorithm:
-    return {"grpo": GRPO, "gspo": GSPO, "sft": SFT, "reward": BradleyTerry}[case.kind]()
+    if case.kind == "gspo":
+        rejection: dict[Any, Any] = {"token": (0.77, 1.3), "mean_k3": 0.022}
+        return GSPO(correction="tis", correction_level="sequence", rejection=rejection)
+    return {"grpo": GRPO, "sft": SFT, "reward": BradleyTerry}[case.kind]()
 
 
 def backbone_of(case: Case, lm: Any) -> Backbone:

@@ -42,6 +42,25 @@ def test_the_gradient_does_not_depend_on_the_cut(make_learner, experience, micro
     assert (cut - whole).norm() <= 1e-5 * whole.norm()
 
 
+@pytest.mark.parametrize("micro", [MicroBatch(max_sequences=n) for n in (1, 2)])
+def test_what_is_rejected_does_not_depend_on_the_cut(make_learner, experience, micro):
+    """Some responses are rejected whole, of others some tokens."""
+    mask = experience.sequences.loss_mask
+    away = np.sin(np.arange(len(mask.values))) * (0.1 + 0.1 * mask.rows) * mask.values
+    old = np.where(mask.values, np.float32(-3.6), np.float32(0.0))
+    more = {"old_logprobs": old, "sampled_logprobs": (old + away).astype(np.float32)}
+    columns = {**experience.columns, **{name: mask.like(row) for name, row in more.items()}}
+    apart = dataclasses.replace(experience, columns=columns)
+    algorithm = GRPO(correction="tis", rejection={"token": (0.8, 1.3), "mean_k3": 0.02})
+    whole, cut = (
+        gradient_of(learner, Update(apart, ALL), algorithm)
+        for learner in (make_learner(), make_learner(micro))
+    )
+    assert (cut - whole).norm() <= 1e-5 * whole.norm()
+    unrejected = gradient_of(make_learner(), Update(apart, ALL), GRPO(correction="tis"))
+    assert (unrejected - whole).norm() > 0.01 * whole.norm() > 0.0
+
+
 def test_the_gradient_does_not_depend_on_prompt_sharing(make_learner, experience):
     shared = gradient_of(make_learner(), Update(experience, ALL), GRPO())
     unshared = gradient_of(make_learner(), Update(alone(experience), ALL), GRPO())

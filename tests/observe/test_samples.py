@@ -48,6 +48,16 @@ def test_trained_samples_have_advantages_and_logprobs_and_dropped_ones_none(
     assert "learner_logprobs" not in lines[1]["turns"][0]
 
 
+def test_a_line_says_what_was_taken_off_a_reward(group: ScoredGroup) -> None:
+    batch = RolloutBatch.of([group])
+    credit = GRPO(length_penalty={"output_tokens": 0.5}).credit(batch, None, None, None, {})
+    unknown = np.full(len(credit.experience.sequences.tokens.values), np.nan, np.float32)
+    lines = list(step_samples([group], {}, 4, str, batch, credit, unknown))
+    # the mean reward is 0.5, and the two kept samples have 2 tokens and 1
+    assert [line.get("length_penalty") for line in lines] == [0.25, None, 0.125]
+    assert [line["total"] for line in lines] == [1.0, None, 0.0]  # as scored
+
+
 def test_logprobs_that_were_not_computed_are_left_out(group: ScoredGroup) -> None:
     batch = RolloutBatch.of([group])
     credit = GRPO().credit(batch, None, None, None, {})

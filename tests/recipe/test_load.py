@@ -96,6 +96,10 @@ VOTES_ON_FORMAT = 'every = 5\nn_samples = 4\nmaj_at = [4]\n\n[[rewards]]\ntype =
             'recipe.toml:20: algorithm.old_logprobs: "sampled" clips the ratio to the sampler',
         ),
         (
+            ("clip_high = 0.28", "rejection = { token = [0.5, 2.0] }\n[rollout]\ntop_k = 5"),
+            "recipe.toml:20: algorithm.rejection: with rollout.top_k samples",
+        ),
+        (
             ("clip_high = 0.28", 'correction = "tis"\n[rollout]\nregex = "a+"'),
             "recipe.toml:20: algorithm.correction: with rollout.regex samples",
         ),

@@ -121,6 +121,11 @@ def test_a_reward_that_compares_the_samples_of_a_prompt_needs_two(write: Write) 
         "where there is one: raise batch.n_samples_per_prompt to at least 2, or leave it out"
     )
     assert load_recipe(write((REWARDS, LENGTH))).rewards[1].type == "relative_length"
+    penalised = 'type = "reinforce_pp"\nlength_penalty = { output_tokens = 0.25 }'
+    stated = ('type = "grpo"\nclip_high = 0.28', penalised)
+    with pytest.raises(UsageError, match="length_penalty: compares the samples of a prompt"):
+        load_recipe(write(stated, alone[1]))
+    load_recipe(write(stated))
 
 
 @pytest.mark.parametrize(

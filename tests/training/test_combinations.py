@@ -58,7 +58,8 @@ def algorithm_of(row: dict[str, Any]) -> dict[str, Any]:
         in_reward = row["reference"] == "kl in the reward"
         knobs |= {"kl_coef": 0.1, "kl_in": "reward" if in_reward else "loss"}
         knobs |= {"kl_target": 0.01, "kl_horizon": 16} if in_reward else {}
-    knobs |= {"correction": "tis"} if row["staleness"] else {"reward_scaling": "running"}
+    corrected = {"correction": "tis", "rejection": {"token": [0.5, 2.0], "mean_k3": 0.05}}
+    knobs |= corrected if row["staleness"] else {"reward_scaling": "running"}
     knobs |= {"critic_warmup_steps": 1} if row["algorithm"] == "ppo" else {}
     return {**knobs, "mask_truncated_completions": row["masked"]}
 

@@ -89,7 +89,7 @@ def test_a_killed_and_resumed_run_compares_the_same_samples(
     changes: dict[str, Any] = {
         "rewards": [{"type": "own_rewards:rare"}, {"type": "relative_length", "weight": 0.5}],
         "rollout": {"max_new_tokens": 6, **ahead},
-        "algorithm": {"correction": "tis"},
+        "algorithm": {"correction": "tis", "length_penalty": {"output_tokens": 0.25}},
         "scoring": {"workers": 2},
         "eval": {"every": 1},
         "steps": 4,
@@ -101,3 +101,22 @@ def test_a_killed_and_resumed_run_compares_the_same_samples(
     assert bool(pending) == bool(ahead)
     resume(Path(killed.run_dir), [], [], console)
     assert_same_run(never, killed, 4)
+    assert_penalties_are_of_the_group(Path(killed.run_dir), 0.25)
+
+
+def assert_penalties_are_of_the_group(run: Path, share: float) -> None:
+    """Each line's penalty, from the totals and tokens of its group in samples.jsonl."""
+    groups: dict[int, list[dict[str, Any]]] = {}
+    for line in samples(run):
+        groups.setdefault(line["ticket"], []).append(line)
+    some = 0.0
+    for lines in groups.values():
+        tokens = [sum(len(turn["token_ids"]) for turn in line["turns"]) for line in lines]
+        mean = max(0.0, sum(line["total"] for line in lines) / len(lines))
+        for line, count in zip(lines, tokens, strict=True):
+            assert line["length_penalty"] == pytest.approx(share * mean * count / max(tokens))
+            some += line["length_penalty"]
+    means = [line["length_penalty/mean"] for line in samples(run, "metrics.jsonl")]
+    count = sum(map(len, groups.values()))
+    assert some > 0
+    assert sum(means) / len(means) == pytest.approx(some / count)

@@ -44,7 +44,15 @@ def without_evaluations(recipe: Recipe) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "algorithm", [{"correction": "tis"}, {"correction": "off", "old_logprobs": "sampled"}]
+    "algorithm",
+    [
+        {
+            "correction": "tis",
+            "correction_normalised": True,
+            "rejection": {"any_token": [0.5, 2.0]},
+        },
+        {"correction": "off", "old_logprobs": "sampled", "rejection": {"mean_k3": 0.1}},
+    ],
 )
 def test_a_run_that_is_resumed_after_every_step_has_the_same_bits(
     algorithm: dict[str, Any], make_recipe: MakeRecipe, trained: MakeRecipe

@@ -65,7 +65,7 @@ def test_caches_that_are_kept_over_new_weights_are_lost() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "correction"),
-    [("tis", "tis"), ("icepop", "icepop"), ("seq-mask-tis", "sequence_mask")],
+    [("tis", "tis"), ("icepop", "icepop")],
 )
 def test_truncated_importance_sampling_is_a_correction(kind: str, correction: str) -> None:
     prefix = "loss_fn.truncated_importance_sampling_"
@@ -75,6 +75,32 @@ def test_truncated_importance_sampling_is_a_correction(kind: str, correction: st
     assert translation.problem is None
     assert translation.recipe["algorithm"]["correction"] == correction
     assert translation.recipe["algorithm"]["correction_high"] == 4.0
+
+
+def test_a_sequence_mask_rejects_responses_beside_unbounded_weights() -> None:
+    prefix = "loss_fn.truncated_importance_sampling_"
+    words = ["loss_fn.use_importance_sampling_correction=true", f"{prefix}type=seq-mask-tis"]
+    words += [f"{prefix}ratio_min=0.999", f"{prefix}ratio=1.002"]
+    algorithm = of(*words, f"{ASYNC}.enabled=true").recipe["algorithm"]
+    assert (algorithm["correction"], algorithm["rejection"]) == (
+        "tis",
+        {"geometric_mean": [0.999, 1.002]},
+    )
+    assert algorithm["correction_high"] > 1e8
+    assert "old_logprobs" not in algorithm
+
+
+def test_responses_of_a_large_error_are_rejected_with_weights_and_without() -> None:
+    words = ["grpo.seq_logprob_error_threshold=2", f"{ASYNC}.enabled=true"]
+    alone = of("loss_fn.use_importance_sampling_correction=false", *words)
+    assert alone.problem is None
+    assert alone.recipe["algorithm"]["rejection"] == {"mean_error": 2.0}
+    assert not {"correction", "old_logprobs"} & alone.recipe["algorithm"].keys()
+    both = of("loss_fn.use_importance_sampling_correction=true", *words).recipe["algorithm"]
+    assert (both["correction"], both["rejection"]) == ("icepop", {"mean_error": 2.0})
+    filtered = of(*words, "policy.generation.top_p=0.9")
+    assert filtered.problem is None
+    assert filtered.recipe["algorithm"]["correction_with_filters"] is True
 
 
 def test_filters_of_sampling_bias_a_correction_openly() -> None:

@@ -42,13 +42,14 @@ def test_a_cap_of_importance_weights_is_tis_and_0_is_none() -> None:
 
 
 def test_bounds_of_a_ratio_that_are_0_are_none() -> None:
-    """Left out, IcePop here drops weights outside [0.5, 5]."""
     found = of("--rho_mask_upper_bound", "1.5").recipe["algorithm"]
-    assert (found["correction"], found["correction_low"]) == ("icepop", 0.0)
-    assert found["correction_high"] == 1.5
+    assert (found["correction"], found["correction_high"]) == ("tis", 2.0)  # clamped beside
+    assert found["rejection"] == {"token": [0.0, 1.5]}
     found = of("--rho_mask_lower_bound", "0.5")
-    assert found.recipe["algorithm"]["correction_high"] > 1e8
-    assert "rho_clamp_upper_bound" in {one.name for one in found.draft.missing}
+    least, most = found.recipe["algorithm"]["rejection"]["token"]
+    assert least == 0.5
+    assert most > 1e8
+    assert "rho_clamp_upper_bound" not in {one.name for one in found.draft.missing}
     found = of("--use_rho_correction", "true", "--rho_clamp_upper_bound", "0").recipe["algorithm"]
     assert found["correction"] == "tis"
     assert found["correction_high"] > 1e8

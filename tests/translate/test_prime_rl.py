@@ -299,6 +299,28 @@ def test_masks_and_the_penalty_of_the_loss_are_carried(
     assert not missing(found)
 
 
+@pytest.mark.parametrize(
+    ("stated", "penalty"),
+    [
+        ({}, None),
+        ({"type": "linear"}, {"output_tokens": 0.25, "input_tokens": 0.1, "turns": 0.1}),
+        ({"num_output_tokens_weight": 0.0}, {"input_tokens": 0.1, "turns": 0.1}),
+        (
+            {"num_output_tokens_weight": 1, "num_input_tokens_weight": 0, "num_turns_weight": 0.0},
+            {"output_tokens": 1.0},
+        ),
+    ],
+)
+def test_a_length_penalty_is_relative_to_the_group_here_too(
+    stated: dict[str, Any], penalty: dict[str, float] | None, tmp_path: Path
+) -> None:
+    options = {f"orchestrator.algo.length_penalty.{key}": value for key, value in stated.items()}
+    found = of(tmp_path, max_steps=10, **{"orchestrator.group_size": 4, **options})
+    assert found.problem is None
+    assert found.recipe["algorithm"].get("length_penalty") == penalty
+    assert not missing(found)
+
+
 def test_an_algorithm_and_a_loss_that_are_not_here_are_lost(tmp_path: Path) -> None:
     options = {"orchestrator.algo.type": "rae", "trainer.loss.import_path": "mine.loss"}
     options["trainer.loss.type"] = "custom"

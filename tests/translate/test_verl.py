@@ -203,12 +203,12 @@ def test_entropy_that_would_collapse_is_kept_by_covariances() -> None:
         (
             # the mean of -log w is bounded there: exp(mean log w) within [1 / 1.25, 1 / 0.5]
             ("rollout_rs=seq_mean_k1", "rollout_rs_threshold='0.5_1.25'"),
-            {"correction": "sequence_mask", "correction_low": 0.8, "correction_high": 2.0},
+            {"rejection": {"geometric_mean": [0.8, 2.0]}},
             set[str](),
         ),
         (
             ("rollout_rs=seq_mean_k1", "rollout_rs_threshold=1.25"),  # the lower one is 1 / 1.25
-            {"correction": "sequence_mask", "correction_low": 0.8, "correction_high": 1.25},
+            {"rejection": {"geometric_mean": [0.8, 1.25]}},
             set[str](),
         ),
         (
@@ -216,8 +216,38 @@ def test_entropy_that_would_collapse_is_kept_by_covariances() -> None:
             {"correction": "tis", "correction_level": "sequence", "correction_high": 2.0},
             set[str](),
         ),
-        (("rollout_rs=token_k1",), {}, {"rollout_rs"}),
+        (("rollout_rs=token_k1",), {}, {"rollout_rs"}),  # without a bound
+        (
+            ("rollout_is=token", "rollout_rs=seq_mean_k3", "rollout_rs_threshold=0.01"),
+            {"correction": "tis", "rejection": {"mean_k3": 0.01}},
+            set[str](),
+        ),
+        (  # the ratio is of the sampler, and so are the weights that reject
+            (
+                "bypass_mode=True",
+                "rollout_rs='token_k1,seq_sum_k1'",
+                "rollout_rs_threshold='0.8_1.25,0.5_2.0'",
+            ),
+            {"old_logprobs": "sampled", "rejection": {"token": [0.8, 1.25], "product": [0.5, 2.0]}},
+            set[str](),
+        ),
+        (  # one bound for both, of which the narrower holds
+            ("rollout_rs='token_k1,token_k2'", "rollout_rs_threshold=1.25"),
+            {"rejection": {"token": [0.8, 1.25]}},
+            set[str](),
+        ),
+        (("rollout_rs=seq_max_k1", "rollout_rs_threshold=2"), {}, {"rollout_rs"}),  # unknown there
         (("rollout_is=token", "bypass_mode=True"), {"old_logprobs": "sampled"}, set[str]()),
+        (
+            ("rollout_is=token", "rollout_is_batch_normalize=True"),
+            {"correction": "tis", "correction_normalised": True},
+            set[str](),
+        ),
+        (  # the ratio is of the sampler, and there are no weights beside it
+            ("rollout_is=token", "rollout_is_batch_normalize=True", "bypass_mode=True"),
+            {"old_logprobs": "sampled", "correction_normalised": None},
+            set[str](),
+        ),
     ],
 )
 def test_rollout_correction_is_a_correction_here(
@@ -226,10 +256,25 @@ def test_rollout_correction_is_a_correction_here(
     place = "algorithm.rollout_correction."
     translation = of(*(place + words for words in stated))
     assert translation.problem is None
-    assert keys.items() <= translation.recipe["algorithm"].items()
+    algorithm = translation.recipe["algorithm"]
+    assert {key: algorithm.get(key) for key in keys} == keys
     assert {f"{place}{name}" for name in lost} == missing(translation) - {
         f"{ROLLOUT}tensor_model_parallel_size"
     }
+
+
+@pytest.mark.parametrize("bound", [1e-3, 0.05, 2.5])
+@pytest.mark.parametrize("measure", ["k2", "k3"])
+def test_bounds_of_a_token_s_kl_are_bounds_of_its_weight(measure: str, bound: float) -> None:
+    place = "algorithm.rollout_correction."
+    for kind, statistic in (("token", "token"), ("seq_max", "any_token")):
+        stated = f"{place}rollout_rs={kind}_{measure}"
+        found = of(stated, f"{place}rollout_rs_threshold={bound}").recipe["algorithm"]
+        low, high = found["rejection"][statistic]
+        assert low < 1.0 < high
+        for w in (low, high):
+            kl = math.log(w) ** 2 / 2 if measure == "k2" else w - 1.0 - math.log(w)
+            assert kl == pytest.approx(bound, rel=1e-9)
 
 
 def test_filtered_groups_are_dynamic_sampling() -> None:

@@ -74,6 +74,7 @@ class Credit:
     rows: NDArray[np.int64]  # [S of the experience] indices of its samples in the batch
     state: Mapping[str, Any]  # JSON values for the next step's credit; kept in checkpoints
     metrics: Mapping[str, float]
+    length_penalty: NDArray[np.float64] | None = None  # [S] taken off the rewards; None: nothing
 
 
 @dataclass(frozen=True, slots=True)

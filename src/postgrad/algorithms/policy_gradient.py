@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from postgrad.algorithms.base import (
     without_loss,
 )
 from postgrad.algorithms.behaviour_correction import BehaviourCorrection
+from postgrad.algorithms.kl_penalty import KLPenalty
 from postgrad.algorithms.reward_scaling import RewardScaling
 from postgrad.algorithms.token_selection import EntropyBonus
 from postgrad.core.ragged import Ragged
@@ -34,12 +35,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
+class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection):
     """Subclasses define a sample's advantage. Groups of fewer than `min_group_size` are dropped.
-
-    KL in the reward: beta * (sum of the sequence's token KLs) is subtracted from its reward before
-    advantages are computed. With `kl_target` beta is adapted so that the mean k1 per token stays
-    near the target. KL in the loss: beta * KL of each token, with the policy loss's denominator.
 
     mask_truncated_completions: samples that did not end by themselves (finish_reason "length" or
     "dead_end") are removed from numerators, denominators and whitening, also in a critic's loss. A
@@ -57,49 +54,11 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
     clip_by: Literal["ratio", "probability"] = "ratio"
     # Of (logp - logp_old)^2 in a token's loss (Kimi K2.5, arXiv:2602.02276); 0: off.
     drift_coef: float = Field(0.0, ge=0.0)
-    # Of the ratio that is clipped: "policy", before the step; "sampled", as the sampler drew. With
-    # samples of older weights the second clips how far the policy has moved since.
-    old_logprobs: Literal["policy", "sampled"] = "policy"
-    kl_coef: float = Field(0.0, ge=0.0)
-    kl_in: Literal["loss", "reward"] = "loss"
-    kl_estimator: kl.Estimator = "k3"
-    # Of a KL in the loss: multiply it by the token's ratio, gradient included, which makes its
-    # gradient that of the KL also where samples are of older weights (DeepSeek-V3.2).
-    kl_corrected: bool = False
-    # A token's KL lies within +-this, and has no gradient beyond; None: k3 may grow as exp does.
-    kl_max: float | None = Field(None, gt=0.0)
-    kl_target: float | None = Field(None, gt=0.0)
-    kl_horizon: int = Field(10_000, ge=1)  # samples
     dual_clip: float | None = Field(None, gt=1.0)  # None: off
     aggregation: Aggregation = "sequence"
     constant_length: int | None = Field(None, ge=1)  # tokens; rollout.max_new_tokens if left out
     # Do not train on samples that the token limit cut off; their rewards stay in the baseline.
     mask_truncated_completions: bool = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _k3_in_the_loss(cls, knobs: Any) -> Any:
-        """A subclass may have k1 as its default, whose gradient is 0 on average: in the loss k3."""
-        stated = cast("dict[str, Any]", knobs)
-        if isinstance(knobs, dict) and stated.get("kl_in") == "loss":
-            return {"kl_estimator": "k3", **stated}
-        return stated
-
-    @model_validator(mode="after")
-    def _target_needs_reward(self) -> Self:
-        if self.kl_target is not None and (self.kl_in != "reward" or self.kl_coef == 0.0):
-            raise ValueError(
-                'kl_target adapts a KL in the reward: set kl_in = "reward" and kl_coef > 0 too'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _corrected_needs_loss(self) -> Self:
-        if self.kl_corrected and not self._kl_in_loss:
-            raise ValueError(
-                'kl_corrected is of a KL in the loss: set kl_in = "loss" and kl_coef > 0 too'
-            )
-        return self
 
     @model_validator(mode="after")
     def _states_nothing_unread(self) -> Self:
@@ -139,7 +98,8 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
 
     @property
     def _reads_sampled(self) -> bool:
-        return self.correction != "off" or self.off_policy_threshold is not None
+        stated = self.correction != "off" or self.off_policy_threshold is not None
+        return stated or bool(self.rejection)
 
     @property
     def _selects(self) -> bool:
@@ -149,7 +109,9 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
         sampled_is_old = self.old_logprobs == "sampled"
         return Needs(
             reference=self.kl_coef > 0,
-            old_logprobs=self._kl_in_reward or (self.covariance != "off" and not sampled_is_old),
+            old_logprobs=self._kl_in_reward
+            or self.correction_normalised
+            or (self.covariance != "off" and not sampled_is_old),
             sampled_is_old=sampled_is_old,
             entropy=self.entropy_coef > 0 or self.entropy_target is not None,
             old_entropy=self.top_entropy_fraction < 1.0 or self.entropy_target is not None,
@@ -177,10 +139,8 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
         """The advantages of a step. Raises ValueError for rewards that are not finite and for
         missing columns.
 
-        State: {"kl_coef": beta} where `kl_target` is set, and that of `scaled_rewards`.
+        State: {"kl_coef": beta} where `kl_target` is set, and that of `shaped_rewards`.
         """
-        if not np.isfinite(batch.rewards).all():
-            raise ValueError("a kept sample has a reward that is not finite")
         rows, greedy = self._complete(batch)
         sequences = batch.sequences.take(rows)
         metrics = self._group_metrics(batch, rows)
@@ -190,16 +150,17 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
         written, sequences = sequences.loss_mask, without_loss(sequences, masked | greedy)
         charges = sequences.tokens.like(np.zeros(len(sequences.tokens.values)))
         if self._kl_in_reward:
-            charges, state, more = self._kl_charges(written, sequences.loss_mask, old, ref, state)
+            charges, state, more = self.kl_charges(written, sequences.loss_mask, old, ref, state)
             metrics |= more
-        rewards, turns, state, scaling = self.scaled_rewards(
-            batch.rewards[rows], batch.turn_rewards.take(rows), state
+        shaped = self.shaped_rewards(
+            batch.rewards[rows], batch.turn_rewards.take(rows), written, sequences.group, state
         )
+        rewards, turns, state, taken, shaping = shaped
         parts = {name: column[rows] for name, column in batch.components.items()}
         earned = Earned(sequences, rewards, turns, charges, cut, values, greedy, parts, written)
         token_columns, state, more = self.token_credit(earned, state)
         columns = masked_columns(token_columns, sequences.loss_mask, type(self).__name__)
-        columns |= self._logprobs_before(batch.sampled_logprobs.take(rows), old)
+        columns |= self._loss_columns(batch.sampled_logprobs.take(rows), old, sequences.loss_mask)
         if self._kl_in_loss:
             columns["ref_logprobs"] = required(ref, "'ref' logprobs")
         if self._selects:
@@ -213,10 +174,13 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
             sequences, rows = sequences.take(kept), rows[kept]
             columns = {name: column.take(kept) for name, column in columns.items()}
         experience = Experience(sequences, columns, self._moves(columns))
-        return Credit(experience, rows, state, metrics | scaling | more)
+        taken = None if taken is None else taken[kept]
+        return Credit(experience, rows, state, metrics | shaping | more, taken)
 
     def _complete(self, batch: RolloutBatch) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The rows of complete groups, and which of these are greedy baselines."""
+        if not np.isfinite(batch.rewards).all():
+            raise ValueError("a kept sample has a reward that is not finite")
         group, greedy = batch.sequences.group, (batch.sample == 0) & self.needs().greedy
         complete = group_sizes(group) >= self.min_group_size
         if self.needs().greedy:  # a group without its baseline compares nothing
@@ -243,13 +207,16 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
         columns |= selected
         return metrics
 
-    def _logprobs_before(self, sampled: Ragged, old: Ragged | None) -> dict[str, Ragged]:
-        """The columns of logprobs that ratio and correction read; old: of the policy."""
+    def _loss_columns(self, sampled: Ragged, old: Ragged | None, mask: Ragged) -> dict[str, Ragged]:
+        """The columns that ratio and correction read; old: logprobs of the policy."""
         columns: dict[str, Ragged] = {}
         if (before := sampled if self.old_logprobs == "sampled" else old) is not None:
             columns["old_logprobs"] = before
         if self._reads_sampled:
             columns["sampled_logprobs"] = sampled
+        if self.correction_normalised:
+            before = required(old, "'old' logprobs")
+            columns["correction_scale"] = self.correction_scale(before, sampled, mask)
         return columns
 
     def _moves(self, columns: Mapping[str, Ragged]) -> NDArray[np.bool_]:
@@ -276,40 +243,6 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
             metrics["groups/equal_fraction"] = float(equal_groups(rewards, group)[first].mean())
             metrics["groups/reward_std"] = float(group_stds(rewards, group)[first].mean())
         return metrics
-
-    def _kl_charges(
-        self, written: Ragged, loss_mask: Ragged, old: Ragged | None, ref: Ragged | None,
-        state: Mapping[str, Any],
-    ) -> tuple[Ragged, Mapping[str, Any], dict[str, float]]:  # fmt: skip
-        """(beta * KL of each token that the policy wrote, the next state, metrics). Means are over
-        the tokens of `loss_mask`.
-        """
-        beta = float(state.get("kl_coef", self.kl_coef))
-        before, reference = (
-            required(column, f"{name!r} logprobs").values
-            for column, name in ((old, "old"), (ref, "ref"))
-        )
-        d = (before.astype(np.float64) - reference) * written.values
-        token_kl = kl.estimate(self.kl_estimator, d)
-        k1, tokens = float((d * loss_mask.values).sum()), loss_mask.sums()
-        mean_k1 = k1 / max(1, int(tokens.sum()))
-        metrics = {
-            "kl/coefficient": beta,
-            "kl/token_mean": mean_k1,
-            "kl/sequence_mean": k1 / max(1, int((tokens > 0).sum())),
-            "kl/bounded_exponents": float(kl.overflows(self.kl_estimator, d).sum()),
-        }
-        if self.kl_max is not None:
-            token_kl, bounded = kl.bounded(token_kl, self.kl_max)
-            share = (bounded & loss_mask.values).sum() / max(1, int(tokens.sum()))
-            metrics["kl/bounded_fraction"] = float(share)
-        charges = written.like(beta * token_kl)
-        if self.kl_target is not None and tokens.any():
-            beta_after = kl.adapted_coefficient(
-                beta, mean_k1, target=self.kl_target, samples=len(written), horizon=self.kl_horizon
-            )
-            state = {**state, "kl_coef": beta_after}
-        return charges, state, metrics
 
     def policy_loss(self, inputs: LossInputs) -> LossOutput:
         """surrogate * correction + drift + kl_coef * KL - entropy_coef * entropy. Without the
@@ -347,6 +280,16 @@ class PolicyGradient(RewardScaling, EntropyBonus, BehaviourCorrection):
             token_loss = token_loss - coefficient * inputs.entropy
             metrics["policy/entropy"] = (inputs.token_weight * inputs.entropy.detach()).sum()
         return LossOutput((inputs.weight * token_loss).sum(), metrics)
+
+    def report(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """With Kish's effective sample size of the correction's factors f, as a share of them:
+        (sum f)^2 / (n * sum f^2).
+        """
+        reported = super().report(metrics)
+        if (square := reported.pop("correction/factor_square", None)) is not None:
+            mean = reported["correction/factor"]
+            reported["correction/effective_fraction"] = mean * mean / square if square else 0.0
+        return reported
 
     def ratio(self, inputs: LossInputs, old: Tensor) -> Tensor:
         """[E] probability of each token divided by that of the old logprobs."""

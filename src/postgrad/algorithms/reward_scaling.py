@@ -1,16 +1,18 @@
-"""Normalises rewards over the run and clips them, before advantages are computed."""
+"""Shapes rewards before advantages are computed: a penalty of length relative to the group, then a
+normalisation over the run and a clip.
+"""
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Self, cast
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from postgrad.algorithms.base import RolloutAlgorithm
 from postgrad.core.ragged import Ragged
-from postgrad.ops.advantages import Floats
+from postgrad.ops.advantages import Amount, Floats, Ints, relative_penalties
 
 LEAST_STD = 1e-8  # a smaller deviation is rounding
 
@@ -50,6 +52,16 @@ def moments(values: NDArray[np.float64]) -> Moments:
     return Moments(len(values), mean, float(np.square(values - mean).sum()))
 
 
+class ShapedRewards(NamedTuple):
+    """Rewards as advantages read them."""
+
+    rewards: Floats  # [S]
+    turns: Ragged  # of turns, per token
+    state: Mapping[str, Any]  # of the next step
+    taken: Floats | None  # [S] the length penalty; None: there is none
+    metrics: dict[str, float]
+
+
 class RewardScaling(RolloutAlgorithm):
     """R <- clip((R - mean) / std, low, high), with the mean and deviation of all rewards of the run
     so far, this step's among them (Welford 1962). Done before any KL in the reward and before any
@@ -57,8 +69,14 @@ class RewardScaling(RolloutAlgorithm):
 
     Turn rewards are divided by the same deviation. What the mean and the clip change belongs to no
     turn: it is credited to the sample's last token.
+
+    `length_penalty` is taken off before that: coefficient * mean reward of the group * a sample's
+    amount / the largest amount in its group, for each amount that it names.
     """
 
+    # "output_tokens", which the policy wrote, "input_tokens", all others of the sample, or "turns"
+    # of the policy -> the share of its group's mean reward that the sample with most of it loses.
+    length_penalty: Mapping[Amount, Annotated[float, Field(gt=0.0)]] = {}
     reward_scaling: Literal["none", "running"] = "none"
     reward_clip: tuple[float, float] | None = None  # [low, high], or one number: +- it; None: off
 
@@ -79,14 +97,24 @@ class RewardScaling(RolloutAlgorithm):
             )
         return self
 
-    def scaled_rewards(
-        self, rewards: Floats, turns: Ragged, state: Mapping[str, Any]
-    ) -> tuple[Floats, Ragged, Mapping[str, Any], dict[str, float]]:
-        """Rewards [S] and turn rewards as advantages read them, the next state, metrics.
+    def shaped_rewards(
+        self,
+        rewards: Floats,
+        turns: Ragged,
+        written: Ragged,
+        group: Ints,
+        state: Mapping[str, Any],
+    ) -> ShapedRewards:
+        """Rewards [S] and turn rewards as advantages read them. written: bool, the tokens of the
+        policy; group: [S].
 
-        State, where they are scaled: {"rewards": [n, mean, squares]}, the fields of Moments.
+        State, where rewards are scaled: {"rewards": [n, mean, squares]}, the fields of Moments.
         """
-        metrics: dict[str, float] = {}
+        taken, metrics = None, dict[str, float]()
+        if self.length_penalty:
+            taken = self._length_penalties(rewards, written, group)
+            rewards = rewards - taken
+            metrics["length_penalty/mean"] = float(taken.mean()) if len(taken) else 0.0
         if self.reward_scaling == "running":
             seen = Moments(*state.get("rewards", ())).merged(moments(rewards))
             rewards, turns = (rewards - seen.mean) / seen.unit, turns.like(turns.values / seen.unit)
@@ -95,4 +123,15 @@ class RewardScaling(RolloutAlgorithm):
         if self.reward_clip is not None:
             free, rewards = rewards, rewards.clip(*self.reward_clip)
             metrics["reward_scaling/clipped"] = float((free != rewards).sum() / max(1, len(free)))
-        return rewards, turns, state, metrics
+        return ShapedRewards(rewards, turns, state, taken, metrics)
+
+    def _length_penalties(self, rewards: Floats, written: Ragged, group: Ints) -> Floats:
+        before = np.concatenate([[False], written.values[:-1]])
+        before[written.offsets[:-1]] = False
+        output = written.sums().astype(np.float64)
+        amounts: dict[Amount, Floats] = {
+            "output_tokens": output,
+            "input_tokens": written.lengths - output,
+            "turns": written.like(written.values & ~before).sums().astype(np.float64),
+        }
+        return relative_penalties(rewards, amounts, self.length_penalty, group)

@@ -44,7 +44,7 @@ def step_samples(
     reasons: ticket -> why its group was filtered. learner_logprobs: [T] over the experience's
     packed tokens, from before the step, NaN where they were not computed. Samples that were trained
     on have advantages, a mask and, where all were computed, the learner's logprobs: one value for
-    each response token. The others have none of these.
+    each response token, and what was taken off their rewards. The others have none of these.
     """
     columns = _Columns(credit, learner_logprobs)
     place = {
@@ -66,6 +66,9 @@ def step_samples(
         lines = group_to_json(group, step=step, decode=decode, columns=sample_columns)
         for line in lines:
             line.update(thin)
+            number = place.get((line["ticket"], line["sample"]))
+            if credit.length_penalty is not None and number is not None:
+                line["length_penalty"] = float(credit.length_penalty[number])
         if reason := reasons.get(group.prompt.ticket):
             for line in lines:
                 line["filtered"] = reason

@@ -6,7 +6,9 @@ order. Every function returns [S]. A group whose rewards are all equal gives exa
 subtracting a rounded mean would not: three rewards of 0.1 have a mean of 0.10000000000000002.
 """
 
+from collections.abc import Mapping
 from math import comb
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,7 @@ from postgrad.core.ragged import Ragged
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Amount = Literal["output_tokens", "input_tokens", "turns"]  # of a sample
 
 WHITE_EPS = 1e-8  # added to a variance
 
@@ -38,6 +41,26 @@ def group_stds(rewards: Floats, group: Ints) -> Floats:
     squares = np.square(rewards - group_means(rewards, group))
     size = group_sizes(group)
     return np.sqrt(group_means(squares, group) * size / np.maximum(size - 1, 1))
+
+
+def relative_penalties(
+    rewards: Floats,
+    amounts: Mapping[Amount, Floats],
+    coefficients: Mapping[Amount, float],
+    group: Ints,
+) -> Floats:
+    """What each sample loses for what it took: the mean reward of its group, times the sum over
+    `coefficients` of coefficient * amount / the largest amount in its group.
+
+    amounts: [S] each, 0 or more; where all of a group are 0 nothing is lost. A mean below 0 counts
+    as 0: it would reward length. So a group without success loses nothing, and one of right answers
+    alone the most.
+    """
+    share = np.zeros(len(rewards))
+    for name, coefficient in coefficients.items():
+        _, largest = _extremes(amounts[name], group)
+        share += coefficient * amounts[name] / np.maximum(largest, 1.0)
+    return np.maximum(group_means(rewards, group), 0.0) * share
 
 
 def centred(rewards: Floats, group: Ints) -> Floats:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from postgrad.ops.kl import MAX_EXPONENT
-
-if TYPE_CHECKING:
-    from torch import Tensor
 import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.ragged import Ragged
+from postgrad.ops.kl import MAX_EXPONENT, estimate
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Correction = Literal["off", "metrics", "tis", "icepop", "sequence_mask"]
 CORRECTION_BOUNDS: dict[str, tuple[float, float]] = {  # low, high, where a recipe leaves them out
@@ -26,6 +26,9 @@ CORRECTION_BOUNDS: dict[str, tuple[float, float]] = {  # low, high, where a reci
     "icepop": (0.5, 5.0),
     "sequence_mask": (0.99, 1.01),
 }
+# What a rejection looks at: w of a token, of all tokens of a response, or how far they are from 1.
+Ratio = Literal["token", "any_token", "geometric_mean", "product"]
+Distance = Literal["mean_k2", "mean_k3", "sum_k2", "sum_k3", "mean_error"]
 
 
 def bounded_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
@@ -168,8 +171,62 @@ def sequence_masked_importance(
     log_ratio: Tensor, sequence: Tensor, n_sequences: int, low: float, high: float
 ) -> Tensor:
     """1 for the sequences whose geometric mean of w lies in [low, high], else 0."""
-    mean = bounded_exp(sequence_means(log_ratio, sequence, n_sequences))
-    return ((mean >= low) & (mean <= high)).to(log_ratio.dtype)
+    kept = within("geometric_mean", log_ratio, sequence, n_sequences, low, high)
+    return kept.to(log_ratio.dtype)
+
+
+def mean_importance(
+    log_ratio: Ragged, mask: Ragged, low: float, high: float, *, masked: bool, by_sequence: bool
+) -> float:
+    """The mean of `truncated_importance`, or with `masked` of `masked_importance`, over the tokens
+    of `mask`; by_sequence: of the products of sequences, over those with such tokens. 1 where it is
+    0, or nothing is there. log_ratio: over all tokens.
+    """
+    exponents = log_ratio.values.astype(np.float64) * mask.values
+    each = exponents[mask.values]
+    if by_sequence:
+        each = log_ratio.like(exponents).sums()[mask.sums() > 0]
+    w = np.exp(each.clip(-MAX_EXPONENT, MAX_EXPONENT))
+    w = w * ((w >= low) & (w <= high)) if masked else w.clip(low, high)
+    return float(w.mean()) if w.any() else 1.0
+
+
+def within(
+    statistic: Ratio | Distance,
+    log_ratio: Tensor,
+    sequence: Tensor,
+    n_sequences: int,
+    low: float,
+    high: float,
+) -> Tensor:
+    """[E] True where a statistic of importance weights w lies in [low, high].
+
+    "token": w of the token. The others are the same at each token of a response: "any_token": all
+    of its w lie there; "geometric_mean", "product" of w; mean or sum of the KL(sampler || learner)
+    of its tokens by k2 = (log w)^2 / 2 or k3 = w - 1 - log w; "mean_error": the mean of
+    exp(|log w|), which is max(w, 1 / w).
+    """
+    if statistic in ("token", "any_token"):
+        w = bounded_exp(log_ratio)
+        inside = (w >= low) & (w <= high)
+        if statistic == "token":
+            return inside
+        outside = sequence_sums((~inside).to(log_ratio.dtype), sequence, n_sequences)
+        return outside.index_select(0, sequence) == 0
+    if statistic == "geometric_mean":
+        value = bounded_exp(sequence_means(log_ratio, sequence, n_sequences))
+    elif statistic == "product":
+        sums = sequence_sums(log_ratio, sequence, n_sequences)
+        value = bounded_exp(sums.index_select(0, sequence))
+    elif statistic == "mean_error":
+        value = sequence_means(bounded_exp(log_ratio.abs()), sequence, n_sequences)
+    else:
+        token_kl = estimate("k2" if statistic.endswith("k2") else "k3", -log_ratio)
+        value = sequence_means(token_kl, sequence, n_sequences)
+        if statistic.startswith("sum"):
+            sums = sequence_sums(token_kl, sequence, n_sequences)
+            value = sums.index_select(0, sequence)
+    return (value >= low) & (value <= high)
 
 
 Aggregation = Literal["token", "sequence", "constant"]  # what a recipe can choose

@@ -242,6 +242,12 @@ def group_size(algorithm: RolloutAlgorithm, batch: RolloutBatchSettings) -> Iter
             ("batch", "n_samples_per_prompt"),
             f"{n} is too few for a baseline among a prompt's samples: at least {least}",
         )
+    if n == 1 and getattr(algorithm, "length_penalty", None):
+        yield (
+            ("algorithm", "length_penalty"),
+            "compares the samples of a prompt, and takes the same share off each where there is "
+            "one: raise batch.n_samples_per_prompt to at least 2, or leave it out",
+        )
     if algorithm.level == "pair" and (batch.micro_train_batch_size or 2) < 2:
         yield (
             ("batch", "micro_train_batch_size"),
@@ -299,11 +305,11 @@ def _filter(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
 def stale_samples(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iterator[RecipeProblem]:
     """Samples of older weights that nothing corrects for, and a ratio to truncated samples."""
     sampled_is_old = algorithm.needs().sampled_is_old
-    corrects = isinstance(algorithm, BehaviourCorrection) and algorithm.correction not in (
-        "off",
-        "metrics",
-    )
-    if rollout.max_staleness and algorithm.needs().ratio and not (sampled_is_old or corrects):
+    weighs = rejects = False
+    if isinstance(algorithm, BehaviourCorrection):
+        weighs, rejects = algorithm.weighs, bool(algorithm.rejection)
+    corrects = sampled_is_old or weighs or rejects
+    if rollout.max_staleness and algorithm.needs().ratio and not corrects:
         yield (
             ("rollout", "max_staleness"),
             f"{rollout.max_staleness} trains on samples of older weights, and nothing corrects for "
@@ -311,11 +317,11 @@ def stale_samples(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iter
             'steps and 0.05 at 8; set algorithm.correction = "tis", or algorithm.old_logprobs = '
             '"sampled"',
         )
-    if sampled_is_old and corrects:
+    if sampled_is_old and weighs:
         yield (
             ("algorithm", "old_logprobs"),
             '"sampled" clips the ratio to the sampler itself: there is nothing left for '
-            "algorithm.correction to do, leave one of them out",
+            "algorithm.correction to do, leave one of them out (algorithm.rejection may stay)",
         )
     if sampled_is_old and rollout.filters:
         yield (
@@ -358,11 +364,15 @@ def correction(algorithm: RolloutAlgorithm, rollout: RolloutSettings) -> Iterato
     """Importance weights of samples that were drawn from a truncated distribution."""
     if not isinstance(algorithm, BehaviourCorrection) or algorithm.correction_with_filters:
         return
-    corrects = algorithm.correction not in ("off", "metrics")
-    if (corrects or algorithm.off_policy_threshold is not None) and rollout.filters:
+    reads = {
+        "correction": algorithm.weighs,
+        "rejection": bool(algorithm.rejection),
+        "off_policy_threshold": algorithm.off_policy_threshold is not None,
+    }
+    if any(reads.values()) and rollout.filters:
         stated = " and ".join(f"rollout.{name}" for name in rollout.filters)
         yield (
-            ("algorithm", "correction" if corrects else "off_policy_threshold"),
+            ("algorithm", next(key for key, read in reads.items() if read)),
             f"with {stated} samples come from another distribution than the policy's, which biases "
             "importance weights: sample without, or say correction_with_filters = true",
         )

@@ -13,6 +13,7 @@ from postgrad.translate.images import BUILT_IN, vllm_samples
 from postgrad.translate.places import replicas
 from postgrad.translate.rules import Options, Rule, decimal, flag
 
+UNBOUNDED = 1e9  # of importance weights, which are below exp(20) = 4.9e8
 LOGGING = "metrics.jsonl is always written; observe.loggers names wandb, tensorboard and others"
 ATTENTION = "model.attention chooses between torch's kernels, whose speed and memory differ"
 HPZ = "copies of the weights by machine; learner.shard_groups copies all of the state by group"
@@ -224,12 +225,26 @@ def revision(draft: Draft, name: Any) -> None:
     draft.put("model.revision", branch(name))
 
 
+def reject(draft: Draft, statistic: str, kept: Any, comment: str = "") -> None:
+    """Adds to algorithm.rejection what is kept: [low, high] of w, or the most of a distance from 1.
+    The narrower bounds hold where the statistic is there already.
+    """
+    rejection = dict(draft.get("algorithm.rejection", {}))
+    before = rejection.get(statistic, kept)
+    if isinstance(kept, list):
+        (low, high), (least, most) = cast("list[float]", kept), cast("list[float]", before)
+        rejection[statistic] = [max(low, least), min(high, most)]
+    else:
+        rejection[statistic] = min(kept, before)
+    draft.put("algorithm.rejection", rejection, comment)
+
+
 def samples_ahead(draft: Draft, steps: int, comment: str, top_p: float) -> None:
     """rollout.max_staleness, and what corrects for older samples where the source does not. top_p:
-    of sampling. To be called when algorithm.correction is known.
+    of sampling. To be called when algorithm.correction and rejection are known.
     """
     draft.put("rollout.max_staleness", steps, comment)
-    if draft.get("algorithm.correction", "off") != "off":
+    if draft.get("algorithm.correction", "off") != "off" or draft.get("algorithm.rejection"):
         return
     why = "older samples need one of two corrections: docs/async.md"
     if top_p < 1.0:

@@ -5,7 +5,7 @@ import re
 from postgrad.translate import common
 from postgrad.translate.draft import Draft
 from postgrad.translate.rules import Options, decimal, flag
-from postgrad.translate.tables.nemo_rl import CORRECTIONS, ESTIMATORS, FUNCTIONS, VERIFIERS
+from postgrad.translate.tables.nemo_rl import ESTIMATORS, FUNCTIONS, VERIFIERS
 
 _ENDS = (("min", 0.0), ("max", 1.0))  # of a range of rewards, with NeMo RL's defaults
 _LEFT_OUT = ("grpo.use_leave_one_out_baseline", "grpo.adv_estimator.use_leave_one_out_baseline")
@@ -101,19 +101,23 @@ def _correction(draft: Draft, options: Options, *, by_sequence: bool) -> None:
     """Weights of the difference between engine and learner."""
     prefix = "loss_fn.truncated_importance_sampling_"
     kind, high, low = (options.take(f"{prefix}{key}") for key in ("type", "ratio", "ratio_min"))
-    if not flag(options.take("loss_fn.use_importance_sampling_correction", False)):
-        return
-    name = CORRECTIONS.get(str(kind), "tis")
-    comment = str(kind) if kind else "there without a bound"
-    if name == "sequence_mask":
-        comment += ": the tokens of a response that stays have their weights there, and 1 here"
-    draft.put("algorithm.correction", name, comment)
-    if by_sequence and name != "sequence_mask":
-        draft.put("algorithm.correction_level", "sequence", "of GSPO's ratios, as there")
-    draft.put("algorithm.correction_high", None if high is None else decimal(high))
-    draft.put("algorithm.correction_low", None if low is None else decimal(low))
+    if (most := options.take("grpo.seq_logprob_error_threshold")) is not None:
+        stays = "rejected responses stay in denominators and in a KL here, and leave them there"
+        common.reject(draft, "mean_error", decimal(most), stays)
+    if flag(options.take("loss_fn.use_importance_sampling_correction", False)):
+        draft.put("algorithm.correction", "icepop" if kind == "icepop" else "tis",
+                  str(kind) if kind else "there without a bound")  # fmt: skip
+        if kind == "seq-mask-tis" and None not in (low, high):
+            comment = draft.comments.get(("algorithm", "rejection"), "")
+            common.reject(draft, "geometric_mean", [decimal(low), decimal(high)], comment)
+            low, high = None, common.UNBOUNDED  # of tokens' weights
+        elif by_sequence:
+            draft.put("algorithm.correction_level", "sequence", "of GSPO's ratios, as there")
+        draft.put("algorithm.correction_high", None if high is None else decimal(high))
+        draft.put("algorithm.correction_low", None if low is None else decimal(low))
+    reads = draft.get("algorithm.correction") or draft.get("algorithm.rejection")
     filters = draft.get("rollout.top_p") or draft.get("rollout.top_k")
-    draft.put("algorithm.correction_with_filters", True if filters else None, "as there")
+    draft.put("algorithm.correction_with_filters", True if filters and reads else None, "as there")
 
 
 def ahead(draft: Draft, options: Options) -> None:

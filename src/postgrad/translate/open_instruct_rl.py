@@ -13,7 +13,6 @@ _ENGINES = places.EngineOptions(
     count="vllm_num_engines", tensor_parallel="vllm_tensor_parallel_size",
     memory="vllm_gpu_memory_utilization", eager="vllm_enforce_eager",
 )  # fmt: skip
-_UNBOUNDED = 1e9  # of importance weights, which are below exp(20) = 4.9e8
 
 
 def answers(draft: Draft, options: Options, program: str) -> None:
@@ -167,7 +166,7 @@ def _correction(draft: Draft, options: Options) -> None:
     least = decimal(options.take("rho_clamp_lower_bound", 0.0))
     if not enabled:
         return
-    free = _UNBOUNDED  # a bound of 0 is none
+    free = common.UNBOUNDED  # a bound of 0 is none
     if not (low_mask or high_mask):
         if not (high or stated):  # its name before turned it off with 0
             return
@@ -175,14 +174,17 @@ def _correction(draft: Draft, options: Options) -> None:
         draft.put("algorithm.correction_low", least or None)
         draft.put("algorithm.correction_high", high or free)
         return
-    kept = "a response that stays has weight 1; there its mean ratio" if by_sequence else ""
-    draft.put("algorithm.correction", "sequence_mask" if by_sequence else "icepop", kept)
-    draft.put("algorithm.correction_low", low_mask)
-    draft.put("algorithm.correction_high", high_mask or free)
-    if not by_sequence and high and (not high_mask or high < high_mask):
-        draft.miss("rho_clamp_upper_bound", high, "a token that is not dropped keeps its weight")
-    if least > low_mask:
-        draft.miss("rho_clamp_lower_bound", least, "a token that is not dropped keeps its weight")
+    kept = [low_mask, high_mask or free]
+    if by_sequence:
+        stays = "a response that stays has weight 1; there its mean ratio"
+        draft.put("algorithm.correction", "sequence_mask", stays)
+        draft.put("algorithm.correction_low", kept[0])
+        draft.put("algorithm.correction_high", kept[1])
+        return
+    draft.put("algorithm.correction", "tis", "rho correction")
+    draft.put("algorithm.correction_low", least or None)
+    draft.put("algorithm.correction_high", high or free)
+    common.reject(draft, "token", kept)
 
 
 def _local_batch(draft: Draft, options: Options, learners: int) -> None:

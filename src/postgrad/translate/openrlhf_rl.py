@@ -13,7 +13,6 @@ _ENGINES = places.EngineOptions(
     memory="vllm.gpu_memory_utilization", eager="vllm.enforce_eager", sleep="vllm.enable_sleep",
 )  # fmt: skip
 _AFTER_BASELINE = "taken from rewards before the baseline; there after it, token by token"
-_CORRECTIONS = {"tis": "tis", "icepop": "icepop", "seq-mask-tis": "sequence_mask"}
 
 
 def layout(draft: Draft, options: Options) -> None:
@@ -210,9 +209,13 @@ def _correction(draft: Draft, options: Options) -> None:
     if draft.get("algorithm.type") == "gspo":
         draft.put("algorithm.old_logprobs", "sampled", "GSPO's ratio is to the sampler, as there")
         return
-    name = _CORRECTIONS.get(kind, "tis")
-    masks = "keeps or drops a response; there its tokens are weighed too"
-    draft.put("algorithm.correction", name, masks if name == "sequence_mask" else "")
+    if kind == "seq-mask-tis":
+        draft.put("algorithm.correction", "tis", "weights of tokens have no bound there")
+        draft.put("algorithm.correction_high", common.UNBOUNDED)
+        common.reject(draft, "geometric_mean", [low, high], kind)
+        return
+    name = "icepop" if kind == "icepop" else "tis"
+    draft.put("algorithm.correction", name)
     if len(bounds) > 1 or name != "tis":
         draft.put("algorithm.correction_low", low)
     draft.put("algorithm.correction_high", high)

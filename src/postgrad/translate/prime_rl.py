@@ -33,6 +33,7 @@ _ENGINES = places.EngineOptions(
     tensor_parallel="inference.vllm.tensor_parallel_size",
     memory="inference.vllm.gpu_memory_utilization", eager="inference.vllm.enforce_eager",
 )  # fmt: skip
+_OF_LENGTH = (("output_tokens", 0.25), ("input_tokens", 0.1), ("turns", 0.1))
 _OF_LOSS = (  # settings of trainer.loss with their defaults
     ("dppo_mask_low", 0.2), ("dppo_mask_high", 0.2), ("ipo_threshold", 0.1), ("kl_tau", 0.001),
 )  # fmt: skip
@@ -148,6 +149,7 @@ def _algorithm(draft: Draft, options: Options) -> None:
     draft.put("algorithm.aggregation", "token", "over all tokens of the step: also those whose "
               "advantage is 0, which are left out there" if zeros else "")  # fmt: skip
     _loss(draft, options, taught=name == "on_policy_distillation")
+    _length_penalty(draft, options)
     if kind == "opsd":
         _self_distillation(draft, options)
     teacher = "orchestrator.algo.teacher."
@@ -157,6 +159,23 @@ def _algorithm(draft: Draft, options: Options) -> None:
         draft.put("teacher.server.model", served)
     elif place or served:
         draft.miss("orchestrator.algo.teacher", served or place, "of an algorithm that is not here")
+
+
+def _length_penalty(draft: Draft, options: Options) -> None:
+    """algorithm.length_penalty; a section that says nothing of an amount has its default there."""
+    place = "orchestrator.algo.length_penalty."
+    if not any(name.startswith(place) for name in options.stated):
+        return
+    kind = options.take(f"{place}type", "linear")
+    shares = {
+        amount: decimal(options.take(f"{place}num_{amount}_weight", default))
+        for amount, default in _OF_LENGTH
+    }
+    if kind == "linear":
+        kept = {amount: share for amount, share in shares.items() if share}
+        draft.put("algorithm.length_penalty", kept or None)
+    else:
+        draft.miss(f"{place}type", kind, "the linear penalty is here")
 
 
 def _self_distillation(draft: Draft, options: Options) -> None:

@@ -1,5 +1,6 @@
 """What verl's configs optimise: advantages, losses, KL, corrections of the sampler, teachers."""
 
+import math
 import re
 from typing import Any
 
@@ -18,6 +19,12 @@ _SCALES = {  # comments on types whose advantages differ by a factor
     "policy before the step; there minus that of the policy in the update",
     "gdpo": "the sum of components is whitened over tokens there, over samples here",
 }
+_REJECTIONS = {  # rollout_rs by statistic here; bounds of those without "_k" are of w
+    **{f"token_k{n}": "token" for n in (1, 2, 3)},
+    **{f"seq_max_k{n}": "any_token" for n in (2, 3)},
+    "seq_mean_k1": "geometric_mean", "seq_sum_k1": "product",
+    **{f"seq_{form}_k{n}": f"{form}_k{n}" for form in ("mean", "sum") for n in (2, 3)},
+}  # fmt: skip
 _NO_CLIP = 1e9  # clip_high: no ratio here is above exp(20) = 4.9e8
 
 
@@ -201,12 +208,20 @@ def _correction(draft: Draft, options: Options, ahead: Ahead | None) -> None:
         draft.put("algorithm.correction_level", kind if kind == "sequence" else None)
         draft.put("algorithm.correction_low", decimal(low) if low else None)
         draft.put("algorithm.correction_high", decimal(high))
+        normalised = flag(options.take(f"{name}_batch_normalize", False))
+        draft.put("algorithm.correction_normalised", normalised or None)
         _of_sequences(draft, kind)
     elif kind is not None:
         draft.miss(name, kind, "algorithm.correction weighs tokens or sequences")
+    if options.states(f"{name}_batch_normalize") and not draft.get("algorithm.correction"):
+        value = options.take(f"{name}_batch_normalize")
+        if options.stated.get(f"{_CORRECTION}loss_type") == "reinforce" and flag(value):
+            draft.miss(f"{name}_batch_normalize", value, "of the loss reinforce, which is lost")
+        else:
+            draft.skip(f"{name}_batch_normalize", value, "of weights that the run does not have")
     if masks is not None:
-        _rejection(draft, str(masks), str(range_), alone=kind is None and not bypass)
-    if filtered and draft.get("algorithm.correction"):
+        _rejections(draft, str(masks), str(range_), bypass=bypass)
+    if filtered and (draft.get("algorithm.correction") or draft.get("algorithm.rejection")):
         draft.put("algorithm.correction_with_filters", True, "as there")
     if bypass and not filtered:
         draft.put("algorithm.old_logprobs", "sampled", "bypass_mode")
@@ -230,22 +245,52 @@ def _of_sequences(draft: Draft, kind: str) -> None:
                    "the geometric mean over the response")  # fmt: skip
 
 
-def _rejection(draft: Draft, kind: str, bounds: str, *, alone: bool) -> None:
-    """Samples that are left out where engine and learner are far apart. What is bounded there is
-    the mean of -log w, so the bounds of w are one over the stated ones, in the other order.
+def _rejections(draft: Draft, kinds: str, bounds: str, *, bypass: bool) -> None:
+    """algorithm.rejection: what is left out where engine and learner are far apart. There one bound
+    holds for all kinds, or each has its own.
     """
-    low, _, high = bounds.rpartition("_")
-    if alone and kind == "seq_mean_k1" and bounds != "None":
+    name = f"{_CORRECTION}rollout_rs"
+    listed, stated = ([part.strip() for part in text.split(",")] for text in (kinds, bounds))
+    shared = len(stated) == 1
+    for place, kind in enumerate(listed):
+        bound = stated[0] if shared else stated[place] if place < len(stated) else "None"
+        statistic = _REJECTIONS.get(kind)
+        if statistic is None or bound == "None":
+            draft.miss(name, kind, f"here are {', '.join(_REJECTIONS)}, with a bound")
+        elif statistic.endswith(("_k2", "_k3")):
+            common.reject(draft, statistic, decimal(bound))
+        else:
+            common.reject(draft, statistic, _range_of_w(kind[-2:], bound))
+    aggregation = draft.get("algorithm.aggregation")
+    others = draft.get("algorithm.kl_in") == "loss" or draft.get("algorithm.entropy_coef")
+    leave = not bypass and (aggregation == "token" or bool(others))
+    if leave or ("token_" in kinds and aggregation == "sequence"):
+        stays = "rejected tokens stay in denominators, KL and entropy here, and leave them there"
+        draft.put("algorithm.rejection", draft.get("algorithm.rejection"), stays)
+
+
+def _range_of_w(measure: str, bound: str) -> list[float]:
+    """The [low, high] of a weight w that a bound allows. k1 is -log w, and its bounds are of its
+    exponential: those of w are one over them, in the other order. k2 and k3 are 0 at w = 1 and grow
+    to both sides.
+    """
+    if measure == "k1":
+        low, _, high = bound.rpartition("_")
         most = decimal(high)
-        least = decimal(low) if low else 1.0 / most
-        stays = "; rejected responses stay in the denominator here, and leave it there"
-        by_token = draft.get("algorithm.aggregation") == "token"
-        draft.put("algorithm.correction", "sequence_mask", kind + (stays if by_token else ""))
-        draft.put("algorithm.correction_low", 1.0 / most, "one over the upper bound there")
-        draft.put("algorithm.correction_high", 1.0 / least, "one over the lower bound there")
-        return
-    why = 'algorithm.correction is one: "icepop" drops tokens, "sequence_mask" sequences'
-    draft.miss(f"{_CORRECTION}rollout_rs", kind, why)
+        return [1.0 / most, 1.0 / decimal(low) if low else most]
+    most = decimal(bound)
+    if measure == "k2":
+        return [math.exp(-math.sqrt(2.0 * most)), math.exp(math.sqrt(2.0 * most))]
+    ends: list[float] = []
+    for inside, outside in ((0.0, -most - 1.0), (0.0, most + 2.0)):  # of log w, around a root
+        for _ in range(200):
+            middle = (inside + outside) / 2
+            if math.expm1(middle) - middle <= most:
+                inside = middle
+            else:
+                outside = middle
+        ends.append(math.exp(inside))
+    return ends
 
 
 def _teacher(draft: Draft, options: Options) -> bool:

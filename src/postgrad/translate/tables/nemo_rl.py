@@ -46,7 +46,6 @@ DEFAULTS: dict[str, Any] = {
     "policy.generation.temperature": 1.0,
 }
 ESTIMATORS = {"grpo": "grpo", "reinforce_plus_plus": "reinforce_pp", "gdpo": "gdpo"}
-CORRECTIONS = {"tis": "tis", "icepop": "icepop", "seq-mask-tis": "sequence_mask"}
 
 # dataset_name -> keys of [data]
 DATASETS: dict[str, dict[str, Any]] = {
@@ -133,10 +132,6 @@ RULES: dict[str, Rule] = {
     ),
     "grpo.dynamic_sampling_oversample_ratio": missing_above_1(
         "tickets are replaced one by one where a group is filtered"
-    ),
-    "grpo.seq_logprob_error_threshold": missing(
-        "algorithm.correction bounds weights of tokens and sequences; the sentinel mismatch "
-        "stops a run"
     ),
     **family(
         "grpo.",

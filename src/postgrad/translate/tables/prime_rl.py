@@ -49,7 +49,6 @@ _HARNESS = (
     "the package's own conversation plays a task; a program as harness is an agent: "
     "docs/environments.md"
 )
-_LENGTH = "no such penalty; the rewards overlong and target_length are near: docs/rewards.md"
 _MODEL_CODE = "layers are transformers' or a decoder of postgrad's own, chosen by the type of model"
 _PACED = "rollout.max_staleness paces what starts, and vLLM has limits of its own"
 _PER_SOURCE = "a setting of one source; here it is one for all"
@@ -187,11 +186,6 @@ RULES: dict[str, Rule] = {
     ),
     "orchestrator.train.filter_zero_advantages": missing_but(
         OFF, "groups without gradient stay in the denominator"
-    ),
-    **family(
-        "orchestrator.algo.length_penalty.",
-        "type num_output_tokens_weight num_input_tokens_weight num_turns_weight",
-        missing(_LENGTH),
     ),
     **family(
         "orchestrator.algo.",

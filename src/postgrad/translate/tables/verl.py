@@ -276,9 +276,6 @@ RULES: dict[str, Rule] = {
     "algorithm.filter_groups.max_inflight_gen_batches": needless(
         "tickets are replaced one by one where a group is filtered"
     ),
-    "algorithm.rollout_correction.rollout_is_batch_normalize": missing_but(
-        OFF, "weights are not divided by their mean"
-    ),
     "algorithm.rollout_correction.loss_type": missing_but(
         ("ppo_clip",), "the ratio is clipped; cispo is near a REINFORCE with weights"
     ),
