@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from postgrad.models.named_templates import template_text
 from postgrad.rollout.environments.guess_number import rows
 from postgrad.translate.translate import Translation, translate
 
@@ -123,6 +125,33 @@ def test_a_tokenizer_of_another_place_is_lost() -> None:
     assert [one.name for one in found.draft.missing] == ["tokenizer_name", "tokenizer_revision"]
     same = of("--model_revision", "v2", "--tokenizer_revision", "v2")
     assert same.draft.missing == []
+
+
+@pytest.mark.parametrize(
+    ("model", "bos", "begin"),
+    [("meta-llama/x", "<s>", "<s>"), ("meta-llama/x", None, ""), ("allenai/OLMo-2", None, "</s>")],
+)
+def test_a_named_template_begins_with_the_first_token_where_it_is_added(
+    model: str, bos: str | None, begin: str
+) -> None:
+    """OLMo's tokenizers begin texts with the token that ends them."""
+    flags = ("--add_bos", "--chat_template_name", "tulu", "--model_name_or_path", model)
+    result = of(*flags)
+    assert "add_bos" not in {option.name for option in result.draft.missing}
+    texts = list[str]()
+    for template in (result.recipe["data"]["chat_template"], template_text("tulu")):
+        compiled = ImmutableSandboxedEnvironment().from_string(template)
+        special = {"eos_token": "</s>"} | ({} if bos is None else {"bos_token": bos})
+        messages = [{"role": "user", "content": "hi"}]
+        texts.append(compiled.render(messages=messages, add_generation_prompt=True, **special))
+    assert texts[0] == begin + texts[1]
+    assert texts[1].startswith("<|user|>\nhi")
+
+
+def test_a_first_token_before_the_tokenizer_s_own_template_is_lost() -> None:
+    (lost,) = [option for option in of("--add_bos").draft.missing if option.name == "add_bos"]
+    assert "{{ bos_token }}" in lost.why
+    assert "add_bos" not in {option.name for option in of("--add_bos", "false").draft.missing}
 
 
 def test_eight_bit_moments_and_compiled_layers_have_their_keys() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
+from postgrad.models import named_templates
 from postgrad.translate import common, learning, mixtures, open_instruct_rl, places
 from postgrad.translate.common import mixture
 from postgrad.translate.draft import Draft
@@ -80,10 +81,29 @@ def draft_recipe(source: SourceCommand) -> Draft:
     _on_hub(draft, options)
     draft.put("model.path", options.take("model_name_or_path"))
     common.tokenizer(draft, options, "tokenizer_name", "tokenizer_revision")
+    add_bos = flag(options.take("add_bos", False))
     apply(RULES, options, draft)
+    if add_bos:
+        _begin_with_bos(draft)
     mixtures.balanced(draft)
     common.sampled_as_trained(draft)
     return draft
+
+
+def _begin_with_bos(draft: Draft) -> None:
+    """The text of a named chat template, behind the token that begins texts. OLMo's tokenizers have
+    none, and Open-Instruct takes the one that ends texts in its place.
+    """
+    name, key = draft.get("data.chat_template"), "data.chat_template"
+    token = (
+        "bos_token or eos_token" if "olmo" in str(draft.get("model.path")).lower() else "bos_token"
+    )
+    if name in named_templates.names():
+        text = f"{{{{ {token} }}}}{named_templates.template_text(name)}"
+        draft.put(key, text, f'"{name}" behind the first token')
+    else:
+        why = f"give {key} the template's text, with {{{{ {token} }}}} before it"
+        draft.miss("add_bos", True, why)
 
 
 def _on_hub(draft: Draft, options: Options) -> None:

@@ -120,7 +120,6 @@ RULES: dict[str, Rule] = {
     "checkpointing_steps": common.checkpoints,
     "resume_from_checkpoint": to("checkpoint.load_checkpoint", read=on),
     "chat_template_name": common.chat_template,
-    "add_bos": missing("the chat template says whether a text begins with a token of its own"),
     **family("", "additional_model_arguments rope_scaling_factor",
              missing("the model is loaded as its config says")),
     "trust_remote_code": missing("code of a model's repository is never run"),
