@@ -32,6 +32,12 @@ ALPACA = (
     "the request.\n\n"
 )
 OLMO = "<|im_start|>system\nYou are a helpful AI assistant.<|im_end|>\n"
+OLMO_2 = (
+    "<|im_start|>system\nYou are OLMo, a helpful function-calling AI assistant built by Ai2. Your "
+    "date cutoff is November 2024, and your model weights are available at "
+    "https://huggingface.co/allenai. You do not currently have access to any functions. "
+    "<functions></functions><|im_end|>\n"
+)
 WRITTEN = {  # the whole conversation, and what begins an answer behind a question
     "chatml": (
         "<|im_start|>user\nq1<|im_end|>\n<|im_start|>assistant\na1<|im_end|>\n"
@@ -67,6 +73,11 @@ WRITTEN = {  # the whole conversation, and what begins an answer behind a questi
         "<|im_start|>user\nq2<|im_end|>\n<|im_start|>assistant\na2</s>",
         f"{OLMO}<|im_start|>user\nq1<|im_end|>\n<|im_start|>assistant\n<think>",
     ),
+    "olmo": (
+        f"{OLMO_2}<|im_start|>user\nq1<|im_end|>\n<|im_start|>assistant\na1<|im_end|>\n"
+        "<|im_start|>user\nq2<|im_end|>\n<|im_start|>assistant\na2</s>",
+        f"{OLMO_2}<|im_start|>user\nq1<|im_end|>\n<|im_start|>assistant\n",
+    ),
     "llama3": (
         "<s><|start_header_id|>user<|end_header_id|>\n\nq1<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\na1<|eot_id|>"
@@ -96,6 +107,10 @@ WITH_SYSTEM = {  # behind the system message "be kind", the question "q1"
     "gemma": "<s><start_of_turn>user\nbe kind\n\nq1<end_of_turn>\n<start_of_turn>model\n",
     "vicuna": "be kind USER: q1 ASSISTANT:",
     "alpaca": "be kind\n\n### Instruction:\nq1\n\n### Response:\n",
+    "olmo": (
+        "<|im_start|>system\nbe kind You do not currently have access to any functions. "
+        "<functions></functions><|im_end|>\n<|im_start|>user\nq1<|im_end|>\n<|im_start|>assistant\n"
+    ),
     "olmo_thinker": (
         "<|im_start|>system\nbe kind You do not currently have access to any functions. "
         "<functions></functions><|im_end|>\n<|im_start|>user\nq1<|im_end|>\n"

@@ -148,6 +148,15 @@ def test_a_named_template_begins_with_the_first_token_where_it_is_added(
     assert texts[1].startswith("<|user|>\nhi")
 
 
+def test_a_name_that_is_no_template_there_is_the_tokenizer_s_own_template() -> None:
+    result = of("--chat_template_name", "olmo123")
+    assert "chat_template" not in result.recipe["data"]
+    assert "chat_template_name" in {option.name for option in result.draft.needless}
+    result = of("--chat_template_name", "olmo_old")
+    assert "chat_template_name" in {option.name for option in result.draft.missing}
+    assert of("--chat_template_name", "olmo").recipe["data"]["chat_template"] == "olmo"
+
+
 def test_a_first_token_before_the_tokenizer_s_own_template_is_lost() -> None:
     (lost,) = [option for option in of("--add_bos").draft.missing if option.name == "add_bos"]
     assert "{{ bos_token }}" in lost.why

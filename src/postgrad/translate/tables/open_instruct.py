@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from postgrad.models import named_templates
 from postgrad.translate import common, learning, places
+from postgrad.translate.draft import Draft
 from postgrad.translate.rules import (
     OFF,
     ON,
@@ -99,6 +101,26 @@ RENAMED = {  # names that changed, or differ from program to program
     "truncated_importance_sampling_ratio_cap": "rho_clamp_upper_bound",
 }  # fmt: skip
 _AI2 = "Ai2's own cluster and evaluation"
+# Names of Open-Instruct's chat templates that are not among those here.
+_OTHER_TEMPLATES = {
+    *("assistant_message_only", "olmo_old", "olmo_thinker_no_think_7b", "olmo_thinker_rlzero"),
+    *("olmo_thinker_remove_intermediate_thinking", "olmo_thinker_no_think_sft_tokenization"),
+    *("olmo_thinker_code_rlzero", "qwen_instruct_user_boxed_math", "tulu_thinker_r1_style"),
+    "r1_simple_chat_postpend_think_orz_style",
+    "r1_simple_chat_postpend_think_tool_vllm",
+}
+
+
+def _chat_template(draft: Draft, name: str, value: Any, default: str) -> None:
+    """A rule: a template by its name. Where Open-Instruct has none of a name, it takes the
+    tokenizer's own.
+    """
+    theirs = {*named_templates.names(), *_OTHER_TEMPLATES}
+    if value in theirs or str(value).endswith(".jinja"):
+        common.chat_template(draft, name, value, default)
+    else:
+        draft.skip(name, value, "Open-Instruct has no such template, and takes the tokenizer's too")
+
 
 RULES: dict[str, Rule] = {
     "model_name_or_path": to("model.path"),
@@ -119,7 +141,7 @@ RULES: dict[str, Rule] = {
     "keep_last_n_checkpoints": common.kept_checkpoints,
     "checkpointing_steps": common.checkpoints,
     "resume_from_checkpoint": to("checkpoint.load_checkpoint", read=on),
-    "chat_template_name": common.chat_template,
+    "chat_template_name": _chat_template,
     **family("", "additional_model_arguments rope_scaling_factor",
              missing("the model is loaded as its config says")),
     "trust_remote_code": missing("code of a model's repository is never run"),
