@@ -97,7 +97,7 @@ def _resumed(draft: Draft, name: str, value: Any, _: str) -> None:
         draft.miss(
             name,
             value,
-            "a run goes on from its newest checkpoint; checkpoint.ckpt_path is another place",
+            "a run goes on from its newest checkpoint: `postgrad fork` makes one of an earlier one",
         )
 
 
