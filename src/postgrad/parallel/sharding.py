@@ -11,7 +11,8 @@ float32 and divided by rows (dimension 0) in every stage but "none".
 
 So with zero1 and zero2 a rank holds a whole copy of the weights from the first forward of an update
 to its last backward, and with zero1 whole float32 gradients too (docs/distributed.md). Weights that
-are frozen under an adapter are not divided there: a part would only add to the whole copy.
+are frozen under an adapter are not divided there: a part would only add to the whole copy. Weights
+that a narrow model keeps in float32 are divided in no stage.
 """
 
 import re
@@ -146,9 +147,12 @@ class Sharding:
         if stage == "none" or ranks.size == 1:
             return
         plain = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+        alone, layers, experts = [*alone], [*layers], [*experts]
         how: dict[str, Any] = {"reshard_after_forward": stage == "zero3"}
-        if stage != "zero3" and not offload:
-            how["ignored_params"] = _frozen_beside_trained(root)
+        if not offload:  # whole weights would not come to the device
+            wide = _wide_beside_narrow(root, [*alone, *experts, *layers], len(alone))
+            frozen = _frozen_beside_trained(root) if stage != "zero3" else set[nn.Parameter]()
+            how["ignored_params"] = wide | frozen
         if offload:
             how["offload_policy"] = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
         mesh, data_mesh = ranks.groups.mesh, ranks.groups.data_mesh
@@ -229,6 +233,24 @@ def _frozen_beside_trained(root: nn.Module) -> set[nn.Parameter]:
     parameters = list(root.parameters())
     trained = any(p.requires_grad for p in parameters)
     return {p for p in parameters if trained and not p.requires_grad}
+
+
+def _wide_beside_narrow(root: nn.Module, units: list[nn.Module], alone: int) -> set[nn.Parameter]:
+    """The trained float32 weights of what computes in a narrow dtype, such as the dt_bias of a
+    delta rule, which transformers keeps in float32. FSDP2 would round them: it has one dtype for
+    all weights that it gathers together. So every rank has them whole.
+
+    units: parts that are gathered by themselves, inner ones first; the first `alone` of them
+    compute in float32. The root is one more.
+    """
+    wide: set[nn.Parameter] = set()
+    seen: set[nn.Parameter] = set()
+    for number, unit in enumerate([*units, root]):
+        weights = [p for p in unit.parameters() if p not in seen]
+        seen.update(weights)
+        if number >= alone and any(map(_narrow, weights)):
+            wide |= {p for p in weights if p.requires_grad and not _narrow(p)}
+    return wide
 
 
 def piece_of(name: str, parameter: Tensor, ranks: Ranks) -> TensorPiece:
