@@ -41,3 +41,4 @@ def test_every_example_of_the_page_runs(
     assert "[(4, True)]" in told
     assert Path("models/spell-backward/model.safetensors").is_file()
     assert Path("runs/dpo/summary.json").is_file()
+    assert Path("runs/again/checkpoints/latest").read_text("utf-8").strip() == "step-000004"
