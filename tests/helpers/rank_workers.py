@@ -131,3 +131,4 @@ class Meeting:
 
     def is_stopped(self, seconds: float) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(60.0)  # another thread takes the signal, and may have to wait for a processor
