@@ -13,7 +13,7 @@ from postgrad.ops.kl import MAX_STEP
 from postgrad.recipe.checks import token_budget
 from postgrad.recipe.eval_checks import evaluation_lengths
 from postgrad.recipe.eval_settings import SAMPLING
-from postgrad.recipe.lines import RecipeProblem
+from postgrad.recipe.lines import KeyPath, RecipeProblem
 from postgrad.recipe.placement import engine_problems
 from postgrad.recipe.scored import judges, reward_problems, scores
 from postgrad.recipe.settings import AnsweringSections
@@ -57,13 +57,17 @@ def answering(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
         )
 
 
+def _of_dataset(recipe: AnsweringSections, number: int, key: str) -> KeyPath:
+    """Where a key of a training dataset stands: in [[data.sets]], or in [data]."""
+    return ("data", "sets", number, key) if recipe.data.sets else ("data", key)
+
+
 def _plain_text(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     """Rows of plain text where questions are answered: it asks nothing."""
     why = "is plain text, and {} answers questions: name the columns of questions, or leave it out"
     for number, dataset in enumerate(recipe.data.sources if recipe.trains_on_rollouts else ()):
         if dataset.text:
-            place = ("data", "sets", number, "text") if recipe.data.sets else ("data", "text")
-            yield place, why.format("an RL job")
+            yield _of_dataset(recipe, number, "text"), why.format("an RL job")
     for number, eval_set in enumerate(recipe.eval.sets if recipe.evaluates_answers else ()):
         if eval_set.text:
             yield ("eval", "sets", number, "text"), why.format("an evaluation with [[rewards]]")
@@ -75,7 +79,7 @@ def _unread_answers(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     for number, dataset in enumerate(() if recipe.trains_on_rollouts else recipe.data.sources):
         if dataset.on_unreadable == "drop":
             yield (
-                (*(("data", "sets", number) if recipe.data.sets else ("data",)), "on_unreadable"),
+                _of_dataset(recipe, number, "on_unreadable"),
                 why,
             )
     for number, eval_set in enumerate(() if recipe.evaluates_answers else recipe.eval.sets):
@@ -88,7 +92,7 @@ def hints(recipe: AnsweringSections, algorithm: Algorithm) -> Iterator[RecipePro
     needs = algorithm.needs()
     graded = recipe.trains_on_rollouts and (needs.teacher or needs.self_graded is not None)
     for number, dataset in enumerate(recipe.data.sources):
-        place = (*(("data", "sets", number) if recipe.data.sets else ("data",)), "hint")
+        place = _of_dataset(recipe, number, "hint")
         if dataset.hint and not graded:
             yield (
                 place,
@@ -113,23 +117,21 @@ def group_hints(
     recipe: AnsweringSections, algorithm: RolloutAlgorithm, batch: RolloutBatchSettings
 ) -> Iterator[RecipeProblem]:
     """Hints that show a right answer of the group where no sample can be one."""
-    settings, n = recipe.data, batch.n_samples_per_prompt
-    showing = [number for number, dataset in enumerate(settings.sources) if dataset.shows_group]
+    datasets, n = recipe.data.sources, batch.n_samples_per_prompt
+    showing = [number for number, dataset in enumerate(datasets) if dataset.shows_group]
     for number in showing:
-        place = (*(("data", "sets", number) if settings.sets else ("data",)), "hint")
-        played = settings.sources[number].environment
-        if recipe.environment is not None and played != NO_ENVIRONMENT:
+        if recipe.environment is not None and datasets[number].environment != NO_ENVIRONMENT:
             yield (
-                place,
+                _of_dataset(recipe, number, "hint"),
                 f"{{{GROUP_ANSWER}}} is an answer of one turn, and an [environment] plays these "
                 "rows: take columns alone",
             )
-        if n < 2:
-            yield (
-                ("batch", "n_samples_per_prompt"),
-                f"{n} leaves no other sample whose answer {{{GROUP_ANSWER}}} of data.hint could "
-                "be: at least 2",
-            )
+    if showing and n < 2:
+        yield (
+            ("batch", "n_samples_per_prompt"),
+            f"{n} leaves no other sample whose answer {{{GROUP_ANSWER}}} of data.hint could be: at "
+            "least 2",
+        )
     if not showing and algorithm.needs().correct_at != Needs().correct_at:
         yield (
             ("algorithm", "correct_at"),
@@ -195,7 +197,7 @@ def own_answers(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     rollout, why = recipe.rollout, "with algorithm.on_policy"
     for number, dataset in enumerate(recipe.data.sources):
         if dataset.text:
-            place = ("data", "sets", number, "text") if recipe.data.sets else ("data", "text")
+            place = _of_dataset(recipe, number, "text")
             yield place, f"is plain text, which asks nothing, {why}: name columns of questions"
     if rollout.max_new_tokens >= recipe.data.max_len:
         yield (
@@ -266,7 +268,7 @@ def adapted_kl(algorithm: RolloutAlgorithm, batch: RolloutBatchSettings) -> Iter
             ("algorithm", "kl_horizon"),
             f"{algorithm.kl_horizon} samples are too few: a step of {samples} samples changes "
             f"algorithm.kl_coef by up to {change:.0%}, and could make it 0 or negative: more than "
-            f"{MAX_STEP * samples:g}",
+            f"{MAX_STEP * samples:g} are needed",
         )
 
 
