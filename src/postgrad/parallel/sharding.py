@@ -150,7 +150,7 @@ class Sharding:
         alone, layers, experts = [*alone], [*layers], [*experts]
         how: dict[str, Any] = {"reshard_after_forward": stage == "zero3"}
         if not offload:  # whole weights would not come to the device
-            wide = _wide_beside_narrow(root, [*alone, *experts, *layers], len(alone))
+            wide = _wide_beside_narrow(root, alone, [*experts, *layers])
             frozen = _frozen_beside_trained(root) if stage != "zero3" else set[nn.Parameter]()
             how["ignored_params"] = wide | frozen
         if offload:
@@ -235,21 +235,23 @@ def _frozen_beside_trained(root: nn.Module) -> set[nn.Parameter]:
     return {p for p in parameters if trained and not p.requires_grad}
 
 
-def _wide_beside_narrow(root: nn.Module, units: list[nn.Module], alone: int) -> set[nn.Parameter]:
+def _wide_beside_narrow(
+    root: nn.Module, alone: list[nn.Module], units: list[nn.Module]
+) -> set[nn.Parameter]:
     """The trained float32 weights of what computes in a narrow dtype, such as the dt_bias of a
     delta rule, which transformers keeps in float32. FSDP2 would round them: it has one dtype for
     all weights that it gathers together. So every rank has them whole.
 
-    units: parts that are gathered by themselves, inner ones first; the first `alone` of them
-    compute in float32. The root is one more.
+    alone: parts that compute in float32. units: others that are gathered by themselves, inner ones
+    first; the root is one more.
     """
+    seen = {weight for part in alone for weight in part.parameters()}
     wide: set[nn.Parameter] = set()
-    seen: set[nn.Parameter] = set()
-    for number, unit in enumerate([*units, root]):
-        weights = [p for p in unit.parameters() if p not in seen]
-        seen.update(weights)
-        if number >= alone and any(map(_narrow, weights)):
-            wide |= {p for p in weights if p.requires_grad and not _narrow(p)}
+    for unit in (*units, root):
+        weights = {weight for weight in unit.parameters() if weight not in seen}
+        seen |= weights
+        if any(map(_narrow, weights)):
+            wide |= {weight for weight in weights if weight.requires_grad and not _narrow(weight)}
     return wide
 
 
