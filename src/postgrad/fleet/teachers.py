@@ -118,18 +118,20 @@ def shown_answers(
     arXiv:2601.20802). Without `special` tokens, as a user would write it. Rows whose hint has a
     place for an answer, and whose group none, are absent.
     """
-    shown: dict[int, NDArray[np.int32]] = {}
-    right: dict[int, list[int]] = {}
     groups: list[int] = batch.sequences.group.tolist()
+    right: dict[int, list[tuple[int, NDArray[np.int32]]]] = {}  # by group: rows, their answers
     for row in np.flatnonzero((batch.rewards >= correct_at) & ~batch.truncated).tolist():
-        right.setdefault(groups[row], []).append(row)
-    for row, number in enumerate(groups):
-        if (hinted := _place(prompts[number])) is None:
+        prompt = prompts[groups[row]]
+        if (hinted := _place(prompt)) is None:
             continue
-        for other in right.get(number, ()):
-            answer = batch.sequences.tokens.row(other)[len(prompts[number].token_ids) :]
-            answer = answer[~np.isin(answer, special)]
-            if other != row and 0 < len(answer) <= hinted.room:
+        answer = batch.sequences.tokens.row(row)[len(prompt.token_ids) :]
+        answer = answer[~np.isin(answer, special)]
+        if 0 < len(answer) <= hinted.room:
+            right.setdefault(groups[row], []).append((row, answer))
+    shown: dict[int, NDArray[np.int32]] = {}
+    for row, group in enumerate(groups):
+        for other, answer in right.get(group, ()):
+            if other != row:
                 shown[row] = answer
                 break
     return shown
