@@ -8,11 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers.model_types import make_model
 from helpers.runs import assert_same_run, lines, tensors, train_until_killed
 from helpers.tiny_runs import MakeRecipe
 from postgrad.core.errors import RunError, UsageError
-from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.tools.checkpoints import verify
 from postgrad.tools.export import export
@@ -29,19 +27,7 @@ PPO = {
     "eval": {"every": 0},
     "learner": {"lr": 0.05, "threads": 1, "ema_decay": 0.5},
 }
-Start = Callable[..., Path]
-
-
-@pytest.fixture
-def start(models: Any, tmp_path: Path) -> Start:
-    """start(KIND): the directory of a small mixture."""
-    vocabulary = len(load_tokenizer(models(0)))
-
-    def made(kind: str = "qwen3_moe") -> Path:
-        to = tmp_path / kind
-        return to if to.exists() else make_model(kind, Path(models(0)), vocabulary, to)
-
-    return made
+MakeMixture = Callable[..., Path]
 
 
 def table(path: Path, **more: Any) -> dict[str, Any]:
@@ -61,9 +47,13 @@ def moved(before: Path, after: Path) -> set[str]:
 )
 def test_a_killed_run_ends_with_the_same_bits_and_the_routers_of_its_start(
     job: str, kind: type, changes: dict[str, Any], make_recipe: MakeRecipe, console: Console,
-    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    make_mixture: MakeMixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 ) -> None:  # fmt: skip
-    more: dict[str, Any] = {"model": table(start()), **changes, "checkpoint": {"save_steps": 1}}
+    more: dict[str, Any] = {
+        "model": table(make_mixture()),
+        **changes,
+        "checkpoint": {"save_steps": 1},
+    }
     whole, killed = (make_recipe(job, name, **more) for name in ("whole", "killed"))
     train(whole, console)
     train_until_killed(monkeypatch, kind, 2, killed, console)
@@ -73,7 +63,7 @@ def test_a_killed_run_ends_with_the_same_bits_and_the_routers_of_its_start(
     assert all(checked["good"] for checked in verify(Path(whole.run_dir), console))
     for role in ("policy", "critic", "ema") if job == "rl" else ("policy",):
         export(Path(whole.run_dir), "latest", tmp_path / role, role)
-        different = moved(start(), tmp_path / role)
+        different = moved(make_mixture(), tmp_path / role)
         assert not [name for name in different if GATE in name]
         assert [name for name in different if ".experts." in name]
     if job == "rl":
@@ -83,24 +73,28 @@ def test_a_killed_run_ends_with_the_same_bits_and_the_routers_of_its_start(
 
 @pytest.mark.parametrize("kind", ["gpt_oss", "ernie4_5_moe"])
 def test_routers_with_biases_are_exported_as_they_were(
-    kind: str, make_recipe: MakeRecipe, console: Console, start: Start
+    kind: str, make_recipe: MakeRecipe, console: Console, make_mixture: MakeMixture
 ) -> None:
     recipe = make_recipe(
-        "sft", model=table(start(kind)), steps=2, checkpoint={"save_hf": True}, eval={"every": 0}
+        "sft",
+        model=table(make_mixture(kind)),
+        steps=2,
+        checkpoint={"save_hf": True},
+        eval={"every": 0},
     )
     train(recipe, console)
-    different = moved(start(kind), Path(recipe.run_dir) / "model")
+    different = moved(make_mixture(kind), Path(recipe.run_dir) / "model")
     assert not [n for n in different if ".router." in n or "gate.w" in n or "correction_bias" in n]
     assert [name for name in different if ".experts." in name]
     assert all(checked["good"] for checked in verify(Path(recipe.run_dir), console))
 
 
 def test_a_run_does_not_go_on_from_other_routers(
-    make_recipe: MakeRecipe, console: Console, start: Start
+    make_recipe: MakeRecipe, console: Console, make_mixture: MakeMixture
 ) -> None:
-    recipe = make_recipe("sft", model=table(start()), steps=1, eval={"every": 0})
+    recipe = make_recipe("sft", model=table(make_mixture()), steps=1, eval={"every": 0})
     train(recipe, console)
-    file = start() / "model.safetensors"
+    file = make_mixture() / "model.safetensors"
     weights = load_file(file)
     name = next(name for name in weights if name.endswith(GATE))
     save_file({**weights, name: weights[name] + 1}, file, metadata={"format": "pt"})

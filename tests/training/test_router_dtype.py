@@ -9,17 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.model_types import make_model
 from helpers.runs import assert_same_run, lines, train_until_killed
 from helpers.tiny_runs import MakeRecipe
 from postgrad.core.errors import UsageError
 from postgrad.models import router_dtype
-from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.training.rl import RLJob
 from postgrad.training.start import resume, train
 
-Start = Callable[..., Path]
+MakeMixture = Callable[..., Path]
 LORA = {"rank": 2, "alpha": 4, "targets": ["q_proj", "experts", "router"]}
 PPO = {
     "algorithm": {"type": "ppo", "kl_coef": 0.05},
@@ -27,18 +25,6 @@ PPO = {
     "eval": {"every": 0},
     "checkpoint": {"save_steps": 1},
 }
-
-
-@pytest.fixture
-def start(models: Any, tmp_path: Path) -> Start:
-    """start(KIND): the directory of a small mixture."""
-    vocabulary = len(load_tokenizer(models(0)))
-
-    def made(kind: str = "qwen3_moe") -> Path:
-        to = tmp_path / kind
-        return to if to.exists() else make_model(kind, Path(models(0)), vocabulary, to)
-
-    return made
 
 
 @pytest.fixture
@@ -64,10 +50,10 @@ def table(path: Path, **more: Any) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"lora": LORA}], ids=["whole", "lora"])
 def test_learner_and_engine_route_in_float32_and_a_killed_run_ends_the_same(
-    more: dict[str, Any], make_recipe: MakeRecipe, console: Console, start: Start,
+    more: dict[str, Any], make_recipe: MakeRecipe, console: Console, make_mixture: MakeMixture,
     products: set[tuple[bool, bool]], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    model = table(start(), **more)
+    model = table(make_mixture(), **more)
     whole, killed = (make_recipe("rl", name, model=model, **PPO) for name in ("whole", "killed"))
     train(whole, console)
     assert products == {(True, False), (False, False), (False, True)}
@@ -84,9 +70,9 @@ def test_learner_and_engine_route_in_float32_and_a_killed_run_ends_the_same(
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_the_same_dtype_alone(
-    make_recipe: MakeRecipe, console: Console, start: Start
+    make_recipe: MakeRecipe, console: Console, make_mixture: MakeMixture
 ) -> None:
-    recipe = make_recipe("sft", model=table(start()), steps=1, eval={"every": 0})
+    recipe = make_recipe("sft", model=table(make_mixture()), steps=1, eval={"every": 0})
     train(recipe, console)
     with pytest.raises(UsageError, match="router_dtype"):
         resume(Path(recipe.run_dir), ["--model.router_dtype", "auto"], [], console)
