@@ -114,7 +114,8 @@ class RewardScaling(RolloutAlgorithm):
         if self.length_penalty:
             taken = self._length_penalties(rewards, written, group)
             rewards = rewards - taken
-            metrics["length_penalty/mean"] = float(taken.mean()) if len(taken) else 0.0
+            if len(taken):  # a step may have lost all its samples
+                metrics["length_penalty/mean"] = float(taken.mean())
         if self.reward_scaling == "running":
             seen = Moments(*state.get("rewards", ())).merged(moments(rewards))
             rewards, turns = (rewards - seen.mean) / seen.unit, turns.like(turns.values / seen.unit)
