@@ -48,6 +48,12 @@ def test_a_sample_loses_a_share_of_its_group_s_mean_reward(played: RolloutBatch)
     assert credit.metrics["groups/reward_std"] == pytest.approx(np.sqrt(1 / 3))  # the task's own
 
 
+def test_a_step_that_lost_all_its_samples_has_no_mean_penalty(make_batch: Any) -> None:
+    algorithm = algorithm_class("dr_grpo")(length_penalty=SHARES)
+    credit = algorithm.credit(make_batch([], [], lengths=[]), None, None, None, {})
+    assert "length_penalty/mean" not in credit.metrics
+
+
 def test_the_penalty_comes_before_scaling_and_clipping(played: RolloutBatch) -> None:
     shares = {"output_tokens": 0.3}  # 0.1, 0.2 and 0.2 are taken off
     algorithm = algorithm_class("rloo")(length_penalty=shares, reward_clip=0.85)
