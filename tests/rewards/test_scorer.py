@@ -116,10 +116,10 @@ def test_a_step_is_refused_before_its_end_once_no_other_sample_can_save_it(
 
 
 def test_whoever_waits_for_scores_is_told_that_scoring_was_ended(
-    make_scorer, make_prompt, make_rollouts
+    make_scorer, obeying, make_prompt, make_rollouts
 ):
-    scorer = make_scorer(GSM8K)
-    scorer.submit(make_prompt(), make_rollouts(["#### 7"] * 2000))
+    scorer = make_scorer(obeying(wall_seconds=60.0))
+    scorer.submit(make_prompt(), make_rollouts(["sleep"]))
     scorer.halt()
     with pytest.raises(RunError, match="scoring was ended"):
         scorer.completed(wait=True)
