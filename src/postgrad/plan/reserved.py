@@ -88,14 +88,14 @@ def gathering(roles: Sequence[PlannedRole], sharing: Sharing) -> Iterator[Memory
 def holes(lines: Sequence[MemoryLine], roles: Sequence[PlannedRole]) -> Iterator[MemoryLine]:
     """Freed memory between tensors: a share of what the passes of a phase, `lines`, take."""
     adapted = {role.name for role in roles if role.model.lora is not None}
-    phases: dict[MemoryPhase, int] = {
-        phase: int(
-            sum(_share(line, line.role in adapted) * line.bytes.get(phase, 0) for line in lines)
+    chunks = [line for line in lines if line.role in adapted and line.purpose == LOGITS]
+
+    def left(phase: MemoryPhase) -> int:
+        """Of whole sums: the shares of single lines would round otherwise for an equal sum."""
+        taken, of_chunks = (
+            sum(line.bytes.get(phase, 0) for line in part) for part in (lines, chunks)
         )
-        for phase in PHASES
-    }
+        return int(HOLES * taken + CHUNK_HOLES * of_chunks)
+
+    phases: dict[MemoryPhase, int] = {phase: left(phase) for phase in PHASES}
     yield MemoryLine("run", "holes between tensors", phases)
-
-
-def _share(line: MemoryLine, adapted: bool) -> float:
-    return HOLES + (CHUNK_HOLES if adapted and line.purpose == LOGITS else 0.0)
