@@ -102,6 +102,8 @@ def evaluate(
         return report
     console.note(f"model    {model}\nagainst  {against}")
     comparisons = _comparisons(results[model], results[against], recipe.seed, console)
+    for name in dict.fromkeys((model, against)):
+        _warn_of_ties(name, results[name], console)
     _write_answers(results, to)
     return {
         **report,
@@ -126,6 +128,20 @@ def _comparisons(
     for comparison in comparisons:
         show_differing(comparison, console)
     return comparisons
+
+
+def _warn_of_ties(name: str, results: Sequence[Result], console: Console) -> None:
+    """Says of how many pairs a model scores both answers alike: its accuracy there is no opinion.
+    All of them are, where the model is the reference that its implicit rewards are told from.
+    """
+    ties = sum(result.more.get("ties", 0) for result in results)
+    if ties:
+        rows = sum(result.rows for result in results)
+        console.warn(
+            f"{name} scores both answers alike in {ties} of {rows} pairs, which count as wrong: "
+            "its accuracy, and the difference from it, say nothing about them (a model that is the "
+            "reference scores every answer 0); compare two trained models, or read margin"
+        )
 
 
 def _with_all_answers(recipe: Recipe, to: Path | None) -> Recipe:
