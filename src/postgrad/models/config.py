@@ -94,10 +94,11 @@ def _message_of(error: BaseException) -> str:
     return text if plain and text else f"{type(error).__name__}: {text}"
 
 
-def require_directory(path: str, kind: str) -> None:
+def require_directory(path: str, kind: str, key: str = "model.path") -> None:
+    """Raises UsageError where a local path is no directory. key: of the recipe, for the message."""
     if looks_local(path) and not Path(path).is_dir():
         hint = _written_by_a_run(Path(path).parent)
-        raise UsageError(f"no {kind} at {path}: there is no such directory (model.path){hint}")
+        raise UsageError(f"no {kind} at {path}: there is no such directory ({key}){hint}")
 
 
 def _written_by_a_run(folder: Path) -> str:

@@ -101,9 +101,7 @@ def evaluate(
         _write_answers(results, to)  # last: a full disk does not take what was measured
         return report
     console.note(f"model    {model}\nagainst  {against}")
-    comparisons = _comparisons(results[model], results[against], recipe.seed, console)
-    for name in dict.fromkeys((model, against)):
-        _warn_of_ties(name, results[name], console)
+    comparisons = _comparisons(results, (model, against), recipe.seed, console)
     _write_answers(results, to)
     return {
         **report,
@@ -120,13 +118,16 @@ def _scratch() -> Generator[Path]:
 
 
 def _comparisons(
-    ours: Sequence[Result], theirs: Sequence[Result], seed: int, console: Console
+    results: Mapping[str, list[Result]], names: tuple[str, str], seed: int, console: Console
 ) -> list[Comparison]:
     """The sets of two models compared, and shown."""
+    ours, theirs = (results[name] for name in names)
     comparisons = [compare(*pair, seed) for pair in zip(ours, theirs, strict=True)]
     show_results([ours, theirs], comparisons, console)
     for comparison in comparisons:
         show_differing(comparison, console)
+    for name, of_model in results.items():
+        _warn_of_ties(name, of_model, console)
     return comparisons
 
 
