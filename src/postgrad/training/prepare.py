@@ -241,7 +241,8 @@ def prepare(
 
 def _set_up(recipe: Recipe, choices: Choices) -> tuple[Gauge, ...]:
     """Sets torch up in this process. Returns the gauges of its memory; none where it has none, or
-    where the models are on a device that this process lacks.
+    where the models are on a device that this process lacks. Raises UsageError for a model that
+    is not there.
     """
     _require_local_models(recipe)
     placement = choices.placement if recipe.cluster.type == "local" else choices.placement.here()
