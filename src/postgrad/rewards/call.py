@@ -86,7 +86,8 @@ def _as_score(returned: Any, which: str = "") -> tuple[float, Any]:
     )
     if not isinstance(value, Real) and not _is_numpy_bool(value):
         raise NoScore(f"returned {_short(value)}{which}, which is no number")
-    if not abs(value) <= LARGEST_SCORE:  # NaN too; float() of a longer integer would raise
+    size: Any = abs(value)
+    if not size <= LARGEST_SCORE:  # NaN too; float() of a longer integer would raise
         raise NoScore(f"returned {_shown(value)}{which}, which is no score")
     return float(value), detail
 
