@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.made_run import made_run
-from postgrad import GRPO, RLRecipe, Run, RunError, UsageError
+from postgrad import GRPO, RLRecipe, Run, RunError, UsageError, evaluate, resume, sweep, train
 from postgrad.core.batch import RolloutBatchSettings
 from postgrad.observe.sinks import Logs
 from postgrad.recipe.load import parse_recipe, recipe_from_json
@@ -137,3 +137,19 @@ def test_a_wrong_recipe_in_python_is_told_as_one_of_a_file(
 ) -> None:
     with pytest.raises(UsageError, match=problem):
         RLRecipe(**{"algorithm": GRPO(), **RAW, **changed})
+
+
+def test_a_resume_stays_in_its_directory(run: Run) -> None:
+    with pytest.raises(UsageError, match=r"run_dir = 'elsewhere': a resume goes on in .*/run;"):
+        resume(run.path, ["--run_dir", "elsewhere"])
+
+
+@pytest.mark.parametrize("recipe", [None, {"run_dir": "runs/x"}])
+def test_what_is_no_recipe_is_refused(recipe: Any) -> None:
+    for ask in (
+        lambda: train(recipe),
+        lambda: evaluate(recipe, "model"),
+        lambda: sweep(recipe, {"seed": [0]}),
+    ):
+        with pytest.raises(UsageError, match=r"this is a (dict|NoneType): SFTRecipe"):
+            ask()

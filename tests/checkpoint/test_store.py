@@ -192,7 +192,9 @@ def test_too_little_room_is_told_before_anything_is_written(
     assert size == 3 * 4 * 4 + 5 * 2 + 3 * 4 * 4
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage(0, 0, size))
-    with pytest.raises(RunError, match=f"{size} are free"):
+    with pytest.raises(
+        RunError, match=f"takes {size} bytes, 1.0 MiB have to stay, and {size} bytes are free"
+    ):
         store.save(make_state(1), tensors)
     assert not store.root.exists()
 

@@ -450,3 +450,20 @@ def test_an_error_on_a_terminal_is_cut_at_words(tmp_path: Path) -> None:
         terminal.wait_for("no recipe at")
         lines = terminal.lines
     assert lines[0] == "postgrad: no recipe at"  # the path is longer than a line, and not cut
+
+
+def test_a_model_that_is_not_there_is_told_with_its_own_key(files: Files) -> None:
+    text = files.recipe.read_text("utf-8")
+    files.recipe.write_text(
+        text.replace('job = "sft"', 'job = "preference"')
+        + f'\n[algorithm]\ntype = "dpo"\n\n[reference.model]\npath = "{files.folder}/none"\n',
+        "utf-8",
+    )
+    message = files.refused("train", files.recipe)
+    assert f"no model at {files.folder}/none: there is no such directory" in message
+    assert "(reference.model.path)" in message
+
+
+def test_a_value_that_is_no_text_is_named(files: Files) -> None:
+    message = files.refused("train", files.recipe, "--data.path", "caf\udce9.jsonl")
+    assert "'caf\\udce9.jsonl' is no text in utf-8" in message

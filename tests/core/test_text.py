@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.core.text import composed, fixed, in_lines
+from postgrad.core.text import composed, fixed, in_lines, size_text
 
 
 @given(st.text(max_size=29), st.sampled_from(["NFC", "NFKC"]))
@@ -49,3 +49,10 @@ def test_lines_are_cut_at_words_and_no_word_is_lost(text, width):
     longest = max([20, width, *map(len, text.split())])
     indent = max(len(line) - len(line.lstrip(" ")) for line in text.split("\n"))
     assert all(len(line) <= longest + indent for line in folded.split("\n") if line.strip())
+
+
+def test_a_size_is_told_in_the_unit_that_fits_it():
+    sizes = [106, 955_400, 1_678_080, 2**30, 98_288_824_320]
+    assert [size_text(size) for size in sizes] == [
+        "106 bytes", "0.9 MiB", "1.6 MiB", "1.0 GiB", "91.5 GiB"
+    ]  # fmt: skip

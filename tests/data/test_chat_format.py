@@ -120,3 +120,21 @@ def test_functions_are_wrapped_as_templates_want_them() -> None:
 def test_messages_as_json_text_are_read_as_strictly_as_a_file(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=f"as JSON text it cannot be read: .*{problem}"):
         messages_of(text, strip=False)
+
+
+@pytest.mark.parametrize(
+    ("stored", "problem"),
+    [
+        (None, "; it is null"),
+        ([], "; the list is empty"),
+        ([7], "message 0 is a number"),
+        ([{"role": "user", "content": "a"}, {"role": "assistant", "content": None}],
+         "the content of message 1 is null"),
+        ([{"role": "user", "content": {"text": "a"}}], "the content of message 0 is an object"),
+        ([{"role": "user", "content": True}], "the content of message 0 is a bool"),
+        ([{"content": "a"}], "the role of message 0 is null"),
+    ],
+)  # fmt: skip
+def test_what_is_no_conversation_is_named_with_its_message(stored: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        messages_of(stored, strip=False)

@@ -406,3 +406,13 @@ def test_evaluation_sets_of_one_name_are_told_apart_too(tmp_path: Path) -> None:
     assert [dataset_name(eval_set.data) for eval_set in found.sets] == [
         "gsm8k/test.jsonl", "math/test.jsonl",
     ]  # fmt: skip
+
+
+def test_a_file_with_a_wrong_ending_is_told_the_right_one(tmp_path: Path) -> None:
+    plain, listed = tmp_path / "rows.jsonl.gz", tmp_path / "rows.jsonl"
+    plain.write_text('{"question": "a"}\n', "utf-8")
+    listed.write_text('[{"question": "a"}]', "utf-8")
+    with pytest.raises(UsageError, match=r"Not a gzipped file .* ends in \.jsonl"):
+        list(read_file(plain))
+    with pytest.raises(UsageError, match=r"this is list; .* ends in \.json$"):
+        list(read_file(listed))

@@ -78,3 +78,35 @@ def test_the_same_words_by_another_speaker_are_another_row() -> None:
     assert not selection.repeats([{"role": "user", "content": "a"}])
     assert not selection.repeats([{"role": "assistant", "content": "a"}])
     assert selection.repeats([{"role": "user", "content": "A"}])
+
+
+def test_conversations_held_out_for_one_of_several_messages_are_counted_with_the_commonest(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    def chat(*asked: str) -> dict[str, Any]:
+        turns = [({"role": "user", "content": text}, {"role": "assistant", "content": "y"})
+                 for text in asked]  # fmt: skip
+        return {"messages": [message for turn in turns for message in turn]}
+
+    rows = [chat("a", "why"), chat("b", "Why"), chat("q"), chat("c", "go on"), chat("d")]
+    data = MixSettings(sets=(MixedSet(path=write_rows(rows), messages="messages"),))
+    held = HeldOut(questions=frozenset({"q", "why", "go on"}))
+    (account,) = training_rows(load_conversations, data, tokenizer, exclude=held).accounts
+    assert account.fates["excluded"] == 4  # the row "q" shares all that its user says
+    (note,) = [note for note in account.notes if "held out" in note]
+    assert note.startswith("3 of the rows held out share only a part of the user's messages")
+    assert "(1 of them 'why')" in note
+
+
+def test_a_role_that_is_none_of_the_chat_format_is_counted_and_named(
+    write_rows: WriteRows, tokenizer: Any
+) -> None:
+    def chat(*roles: str) -> dict[str, Any]:
+        return {"messages": [{"role": role, "content": "y"} for role in roles]}
+
+    rows = [chat("User", "assistant"), chat("system", "user", "assistant"), chat("User", "user",
+            "assistant")]  # fmt: skip
+    data = MixSettings(sets=(MixedSet(path=write_rows(rows), messages="messages"),))
+    (account,) = training_rows(load_conversations, data, tokenizer, exclude=HeldOut()).accounts
+    (note,) = [note for note in account.notes if "role" in note]
+    assert note.startswith("2 rows have a message of the role 'User'")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
 
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
@@ -249,3 +250,17 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(
     monkeypatch.setattr(Path, "open", refusing)
     with pytest.raises(UsageError, match=rf"{name} cannot be read: {why}"):
         load_model(str(model), dtype=torch.float32)
+
+
+def test_a_model_is_read_without_bars_and_the_programs_own_stay(
+    fresh: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.enable_progress_bar()
+    try:
+        load_model(str(fresh("qwen3")), dtype=torch.float32)
+        assert "Loading weights" not in capfd.readouterr().err
+        assert logging.is_progress_bar_enabled()
+    finally:
+        if not was_enabled:
+            logging.disable_progress_bar()

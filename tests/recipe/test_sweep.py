@@ -209,6 +209,8 @@ def test_values_of_python_are_those_of_a_recipe(write: Write) -> None:
     assert {entry["model"]["path"] for entry in data} == {"a b"}
     with pytest.raises(UsageError, match="has no values"):
         swept_in_python({"seed": []})
+    with pytest.raises(UsageError, match="at least one key"):
+        swept_in_python({})
     with pytest.raises(UsageError, match="sweep over seed"):
         swept_in_python({"seed": [object()]})
 

@@ -112,6 +112,7 @@ DEEDS = {
     "sleep": lambda: time.sleep(60),
     "sleep a little": lambda: time.sleep(0.4) or 0.75,
     "raise": raise_error,
+    "long integer": lambda: 10**400,
     "exit": lambda: sys.exit("bye"),
     "crash": lambda: os._exit(3),
     "crash once": crash_once,

@@ -32,6 +32,8 @@ def test_what_raises_is_an_error_with_its_message_and_place(score):
         ("nan", "returned nan, which is no score"),
         ("inf", "returned inf, which is no score"),
         ("nan of numpy", "returned nan, which is no score"),
+        ("1e39", "returned 1e+39, more than 32 bits hold, which is no score"),
+        ("long integer", "returned a longer integer, more than 32 bits hold"),
         ("list", "returned a list, which is no number"),
         ("score of none", "returned None, which is no number"),
         ("set as detail", "the detail of the score is no JSON value"),

@@ -1,5 +1,6 @@
 """`postgrad eval` of recipes on preferences: reward models and policies."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,20 @@ def test_two_models_are_compared_on_the_same_pairs(
     assert report["against"]["model"] == models(0)
     assert report["rows"] == report["against"]["rows"] == 8
     assert len(report["comparison"]) == 1
+    assert report["sets"][0]["ties"] == 0
+
+
+def test_a_comparison_with_the_reference_warns_that_all_of_its_pairs_are_ties(
+    make_recipe: Any, models: Any, held: str
+) -> None:
+    recipe = make_recipe("preference", model={"path": models(1), "init": None}, eval={"path": held})
+    told = io.StringIO()
+    report = evaluate(recipe, models(2), Console("plain", told), against=models(1))
+    reference = report["against"]["sets"][0]
+    assert (reference["ties"], reference["accuracy"]) == (8, 0.0)
+    warning = f"warning: {models(1)} scores both answers alike in 8 of 8 pairs"
+    assert warning in " ".join(told.getvalue().split())
+    assert f"{models(2)} scores both" not in told.getvalue()
 
 
 def test_a_policy_is_not_evaluated_as_a_reward_model(

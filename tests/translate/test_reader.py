@@ -164,3 +164,14 @@ def test_variables_before_a_script_are_set_when_it_begins(tmp_path: Path) -> Non
     for words, number in ((["N=4", str(path)], 4), ([str(path)], 1)):
         (command,) = read(words, trl).commands
         assert command.devices == number
+
+
+@pytest.mark.parametrize("words", [["grpo", "train.py"], ["train.py"]])
+def test_a_python_program_is_refused_because_its_settings_are_code(words: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"train\.py: Python programs are not read"):
+        read(words, trl)
+
+
+def test_flags_behind_a_python_program_are_read() -> None:
+    source = read(["train.py", "--learning_rate", "1e-6"], trl)
+    assert source.commands[0].options["learning_rate"] == 1e-6

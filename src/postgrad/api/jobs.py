@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.api.run import Run, RunsOfSweep
+from postgrad.core.errors import UsageError
 from postgrad.core.process import heavy_imports
 from postgrad.observe.console import Console
 from postgrad.recipe.load import load_recipe
@@ -25,7 +26,7 @@ def train(
     there. quiet: only warnings are printed. Raises UsageError where recipe, data or model is wrong
     or run_dir holds another run, RunError where the run cannot go on.
     """
-    resolved = load_recipe(recipe) if isinstance(recipe, str | Path) else recipe
+    resolved = _resolved(recipe)
     with heavy_imports():
         from postgrad.training import start as job
 
@@ -70,7 +71,7 @@ def sweep(
     from postgrad.recipe.sweep import sweep_of, swept_in_python
     from postgrad.tools.sweep.run import Command, show, train_sweep
 
-    source = Path(recipe) if isinstance(recipe, str | Path) else recipe
+    source = Path(recipe) if isinstance(recipe, str | Path) else _resolved(recipe)
     console = _console(quiet)
     command = Command(overwrite, (), at_once, None if quiet else sys.stdout)
     result = train_sweep(sweep_of(source, (), swept_in_python(values)), console, command)
@@ -91,12 +92,25 @@ def evaluate(
 
     Raises UsageError where the recipe has nothing to evaluate on, or there is no such model.
     """
-    resolved = load_recipe(recipe) if isinstance(recipe, str | Path) else recipe
+    resolved = _resolved(recipe)
     with heavy_imports():
         from postgrad.tools import evaluate as job
 
     other = None if against is None else str(against)
     return job.evaluate(resolved, str(model), _console(quiet), other)
+
+
+def _resolved(recipe: Any) -> Recipe:
+    """A recipe, or that of a file. Raises UsageError for anything else, such as a dict."""
+    if isinstance(recipe, str | Path):
+        return load_recipe(recipe)
+    if not isinstance(recipe, Recipe):
+        raise UsageError(
+            "a recipe is expected, or the name of its file, and this is a "
+            f"{type(recipe).__name__}: SFTRecipe(...), RewardRecipe(...), PreferenceRecipe(...) "
+            "and RLRecipe(...) make one"
+        )
+    return recipe
 
 
 def _console(quiet: bool) -> Console:

@@ -28,6 +28,7 @@ from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.state import RunState
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import is_full, write_text
+from postgrad.core.text import size_text
 from postgrad.core.untrusted import read_json
 
 LATEST, BEST = "latest", "best"
@@ -199,9 +200,9 @@ class CheckpointStore:
         free = shutil.disk_usage(folder).free + files.size_left_behind(self.root)
         if free < size + SPARE_BYTES:
             raise SaveFailed(
-                f"the disk of {self.root} is full: a checkpoint takes {size + SPARE_BYTES} bytes "
-                f"and {free} are free; make room, or move the checkpoints to another disk and set "
-                "checkpoint.ckpt_path"
+                f"the disk of {self.root} is full: a checkpoint takes {size_text(size)}, "
+                f"{size_text(SPARE_BYTES)} have to stay, and {size_text(free)} are free; make "
+                "room, or move the checkpoints to another disk and set checkpoint.ckpt_path"
             )
         return free
 

@@ -100,7 +100,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         commands.parser.print_help()
         return 2
     try:
-        _require_paths(args)
+        _require_paths(args, rest)
         if rest and not args.takes_overrides:
             raise UsageError(
                 f"{args.command} has no argument {rest[0]!r}: see postgrad {args.command} -h"
@@ -126,12 +126,18 @@ def _run(arguments: Sequence[str] | None) -> int:
     return outcome.exit_code
 
 
-def _require_paths(args: argparse.Namespace) -> None:
-    """Raises UsageError where an argument is a path that no file can have."""
+def _require_paths(args: argparse.Namespace, rest: Sequence[str]) -> None:
+    """Raises UsageError where an argument is a path that no file can have, or one of `rest` is no
+    text: Python keeps bytes that it cannot decode as halves of surrogate pairs.
+    """
     for name, value in vars(args).items():
         for path in value if isinstance(value, list) else [value]:
             if isinstance(path, Path) and (problem := path_problem(str(path))):
                 raise UsageError(f"{name} {shown(str(path))}: {problem}")
+    for word in rest:
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            encoding = sys.getfilesystemencoding()
+            raise UsageError(f"{shown(word)} is no text in {encoding}, the locale's encoding")
 
 
 def _in_own_code(error: BaseException) -> str | None:

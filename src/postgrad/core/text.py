@@ -1,5 +1,5 @@
-"""Text: the object that a recipe names, the nearest known name, lines of a terminal's width, and
-Unicode's composed form.
+"""Text: the object that a recipe names, the nearest known name, sizes in bytes, lines of a
+terminal's width, and Unicode's composed form.
 """
 
 import difflib
@@ -43,6 +43,13 @@ def fixed(value: float, form: str) -> str:
     if "%" in form or any(digit in text for digit in "123456789"):
         return text
     return f"{value:.2g}" if abs(value) >= 1e-6 else "0"
+
+
+def size_text(size: int) -> str:
+    """A number of bytes for people: "1.6 MiB"."""
+    if size < 2**20 / 20:  # which would be 0.0 MiB
+        return f"{size} bytes"
+    return f"{size / 2**20:.1f} MiB" if size < 2**30 else f"{size / 2**30:.1f} GiB"
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

@@ -50,8 +50,10 @@ def messages_of(value: Any, *, strip: bool) -> list[Message]:
     Raises ValueError that says what is wrong, with the number of the message from 0 on.
     """
     value = _parsed(value, SHAPE)
-    if not isinstance(value, list) or not value:
-        raise ValueError(SHAPE)
+    if not isinstance(value, list):
+        raise ValueError(f"{SHAPE}; it is {_kind(value)}")
+    if not value:
+        raise ValueError(f"{SHAPE}; the list is empty")
     return [_message(message, number, strip) for number, message in enumerate(value)]
 
 
@@ -128,14 +130,20 @@ def _parsed(value: Any, shape: str) -> Any:
         raise ValueError(f"{shape}; as JSON text it cannot be read: {error}") from None
 
 
+def _kind(value: Any) -> str:
+    """What a JSON value is, for a message."""
+    names = {type(None): "null", dict: "an object", list: "a list", str: "text", bool: "a bool"}
+    return names.get(type(value), "a number")
+
+
 def _message(value: Any, number: int, strip: bool) -> Message:
     if not isinstance(value, dict):
-        raise ValueError(SHAPE)
+        raise ValueError(f"{SHAPE}; message {number} is {_kind(value)}")
     if "role" not in value and "from" in value:
         value = _from_sharegpt(value, number)
     role, content = value.get("role"), value.get("content")
     if not isinstance(role, str):
-        raise ValueError(SHAPE)
+        raise ValueError(f"{SHAPE}; the role of message {number} is {_kind(role)}")
     calls = value.get("tool_calls") or []
     if value.get("function_call"):  # OpenAI's form before tool_calls
         calls = [value["function_call"]]
@@ -174,7 +182,7 @@ def _text(content: Any, number: int, empty: bool, images: list[Any]) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise ValueError(SHAPE)
+        raise ValueError(f"{SHAPE}; the content of message {number} is {_kind(content)}")
     texts: list[str] = []
     for part in content:
         kind = part.get("type", "text") if isinstance(part, dict) else "text"

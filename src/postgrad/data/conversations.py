@@ -284,6 +284,7 @@ def _selected(
         conversations.append(messages)
         keys.add(row, messages)
         columns.add(row)
+    book.notes += selection.notes()
     if silent:
         book.notes.append(f"{silent} rows have an empty answer beside others: its end is learned")
     if not settings.text:

@@ -129,6 +129,10 @@ def _json_lines(path: Path) -> Iterator[tuple[str, RowValues]]:
                     place = f"{path}:{number}"
                     yield place, _object(line, place, first=number == 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        if not number and isinstance(error, gzip.BadGzipFile):
+            raise UsageError(
+                f"{path}: {error}; a file of plain JSON lines ends in .jsonl"
+            ) from error
         raise UsageError(
             f"{path}: the gzip file is broken after line {number}: {error}; fetch it again"
         ) from error
@@ -228,7 +232,8 @@ def _parsed(line: bytes, place: str, *, first: bool) -> Any:
 
 def _row(value: Any, place: str) -> RowValues:
     if not isinstance(value, dict):
-        raise UsageError(f"{place}: a row is a JSON object, this is {type(value).__name__}")
+        hint = "; a file that is a list of rows ends in .json" * isinstance(value, list)
+        raise UsageError(f"{place}: a row is a JSON object, this is {type(value).__name__}{hint}")
     return cast(RowValues, value)
 
 

@@ -5,6 +5,7 @@
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -142,6 +143,8 @@ class Selection:
     held_out: HeldOut = field(default_factory=HeldOut)  # of the evaluation sets
     dedup: Literal["none", "exact", "normalised"] = "none"  # when two rows are equal
     part: Literal["training", "evaluation"] = "training"
+    # rows that are held out for this message, while others of their user's are no held-out ones
+    _shared: Counter[str] = field(default_factory=Counter)
     _seen: set[bytes] = field(default_factory=set)  # SHA-256 of the kept rows' messages
 
     def left_out(
@@ -155,8 +158,31 @@ class Selection:
             if held != (self.part == "evaluation"):
                 return "excluded" if held else "trained"
         if self.held_out.has(asked, row):
+            self._note_shared(asked)
             return "excluded"
         return "contaminated" if self.held_out.shares_words(texts) else None
+
+    def notes(self) -> list[str]:
+        """A line for the account of a dataset, of which `left_out` was asked since the last call:
+        how many conversations are held out for a part of what the user says; [] for none.
+        """
+        shared, self._shared = self._shared, Counter()
+        if not shared:
+            return []
+        text, count = shared.most_common(1)[0]
+        quoted = f"{text[:60]!r}{'...' * (len(text) > 60)}"
+        return [
+            f"{shared.total()} of the rows held out share only a part of the user's messages with "
+            f"the evaluation data ({count} of them {quoted}); if that may stay in training, say "
+            'data.held_out = "row"'
+        ]
+
+    def _note_shared(self, asked: Sequence[str]) -> None:
+        if self.held_out.rows:
+            return
+        equal = [text for text in asked if question_key(text) in self.held_out.questions]
+        if len(equal) < len(asked):
+            self._shared[equal[0]] += 1
 
     def repeats(self, messages: Sequence[Message]) -> bool:
         """True where an earlier kept row of any set had the same messages; else remembers them.

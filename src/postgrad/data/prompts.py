@@ -213,6 +213,7 @@ def _selected(
         selected.add(row, messages, questions[-1] if questions else "", settings)
         keys.add(row, messages)
         columns.add(row)
+    book.notes += selection.notes()
     book.notes += keys.unread_notes(tokenizer, template_call(settings))
     book.notes += columns.layouts()
     return selected

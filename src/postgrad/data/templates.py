@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.data.answer_spans import Rendered, TurnEnds, Unmarkable, answer_texts, dropped_from
 from postgrad.data.chat_format import REASONING, Message, bears_loss
+from postgrad.data.messages import DOCUMENT
 from postgrad.data.rows import Row
 from postgrad.data.settings import RowSettings
 from postgrad.models.named_templates import template_text
@@ -219,17 +220,24 @@ def _end_of_text(
     return end.group() if end else None
 
 
+# of the chat format, and of models: OpenAI's developer, Llama's ipython, OLMo's environment
+ROLES = {"system", "developer", "user", "assistant", "tool", "ipython", "environment", DOCUMENT}
+
+
 class KeysOfMessages:
     """Counts the keys of messages, row after row, to say which of them a chat template does not
-    read.
+    read; and roles, to say which of them are none of the chat format: a "User" is no user.
     """
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}  # rows that have the key in a message
+        self._roles: dict[str, int] = {}  # rows that have the role, of roles that are not ROLES
         self._first_with_tools: Row | None = None
 
     def add(self, row: Row, messages: Sequence[Message]) -> None:
-        """Counts the keys of a row."""
+        """Counts the keys and roles of a row."""
+        for role in {message["role"] for message in messages} - ROLES:
+            self._roles[role] = self._roles.get(role, 0) + 1
         keys = {key for message in messages for key in message}
         for key in keys:
             self._counts[key] = self._counts.get(key, 0) + 1
@@ -237,16 +245,22 @@ class KeysOfMessages:
             self._first_with_tools = replace(row, values={})
 
     def unread_notes(self, tokenizer: Any, variables: Mapping[str, Any]) -> list[str]:
-        """Lines for the account of rows: keys that the chat template does not read, and in how many
-        rows. Reasoning is not among them: an answer without its thoughts is refused.
+        """Lines for the account of rows: keys that the chat template does not read and roles that
+        are not ROLES, and in how many rows. Reasoning is not among them: an answer without
+        its thoughts is refused.
 
         Raises UsageError where a row has tools and the template does not read them.
         """
         counts = self._counts
+        other = [
+            f"{count} rows have a message of the role {role[:40]!r}, which is none of the chat "
+            "format (system, user, assistant, tool): the chat template gets it as it is"
+            for role, count in sorted(self._roles.items())
+        ]
         try:
             program, _ = program_of(tokenizer, variables, tools="tools" in counts)
         except Unrenderable:  # every row will be refused for it
-            return []
+            return other
         unread = [key for key in counts if not re.search(rf"\b{re.escape(key)}\b", program)]
         first = self._first_with_tools
         if first is not None and "tools" in unread:
@@ -256,7 +270,7 @@ class KeysOfMessages:
                 'call; take a template that does (data.chat_template), or say data.tools = ""'
             )
         silent = {"role", "content", "weight", "tools", "tool_calls", "images", *REASONING}
-        return [
+        return other + [
             f"{counts[key]} rows have {key!r} in a message: the chat template does not read it"
             for key in sorted(unread)
             if key not in silent

@@ -123,7 +123,10 @@ class PairEvaluator:
             seconds=time.perf_counter() - began,
             intervals={metric: ends for metric, (_, ends) in with_datasets.items() if ends},
             problems=problems,
-            more={"margin_histogram": {"edges": edges, "counts": counts}},
+            more={
+                "margin_histogram": {"edges": edges, "counts": counts},
+                "ties": int((margins == 0).sum()),
+            },
         )
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
 from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig
 from transformers import __version__ as transformers_version
+from transformers.utils import logging
 from transformers.utils.hub import cached_file
 
 from postgrad.core.errors import PostgradError, UsageError
@@ -74,7 +76,8 @@ def reading(problem: str, remedy: str) -> Generator[None]:
     memory and our own errors pass unchanged.
     """
     try:
-        yield
+        with _without_bars():
+            yield
     except (PostgradError, MemoryError, torch.OutOfMemoryError):
         raise
     except RecursionError as error:
@@ -87,6 +90,21 @@ def reading(problem: str, remedy: str) -> Generator[None]:
         raise UsageError(f"{problem}: {_message_of(error)}; {remedy}") from error
 
 
+@contextmanager
+def _without_bars() -> Generator[None]:
+    """Without transformers' bars, which a program in Python has on: the console is the run's."""
+    shown, of_hub = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    if shown:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # and the hub's
+        if shown and not of_hub:
+            disable_progress_bars()
+
+
 def _message_of(error: BaseException) -> str:
     text = " ".join(str(error).split())
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
@@ -94,10 +112,11 @@ def _message_of(error: BaseException) -> str:
     return text if plain and text else f"{type(error).__name__}: {text}"
 
 
-def require_directory(path: str, kind: str) -> None:
+def require_directory(path: str, kind: str, key: str = "model.path") -> None:
+    """Raises UsageError where a local path is no directory. key: of the recipe, for the message."""
     if looks_local(path) and not Path(path).is_dir():
         hint = _written_by_a_run(Path(path).parent)
-        raise UsageError(f"no {kind} at {path}: there is no such directory (model.path){hint}")
+        raise UsageError(f"no {kind} at {path}: there is no such directory ({key}){hint}")
 
 
 def _written_by_a_run(folder: Path) -> str:

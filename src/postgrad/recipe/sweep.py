@@ -244,7 +244,11 @@ def parse_swept(words: Sequence[str]) -> list[SweptKey]:
 
 
 def swept_in_python(values: Mapping[str, Sequence[Any]]) -> list[SweptKey]:
-    """{"learner.lr": [1e-4, 3e-4]} as swept keys. Raises UsageError for a value that TOML lacks."""
+    """{"learner.lr": [1e-4, 3e-4]} as swept keys. Raises UsageError for a value that TOML lacks,
+    and where there are none.
+    """
+    if not values:
+        raise UsageError('a sweep needs values of at least one key: {"learner.lr": [1e-4, 3e-4]}')
     swept: list[SweptKey] = []
     for key, several in values.items():
         try:

@@ -3,7 +3,6 @@ sandbox where the verifier may run a sample's text as code.
 """
 
 import json
-import math
 import os
 import sys
 import traceback
@@ -18,7 +17,13 @@ from postgrad.rewards.protocol import Returned
 from postgrad.rewards.sandbox.enclosure import ChildEnd, Enclosure
 from postgrad.rewards.sandbox.guard import Guard
 from postgrad.rewards.settings import RewardSettings
-from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
+from postgrad.rewards.verifier import (
+    LARGEST_SCORE,
+    PromptView,
+    RolloutView,
+    Score,
+    Verifier,
+)
 
 MAX_MESSAGE = 500  # characters of an error
 # The samples of a job; None: check the reference answer; none: give a right answer.
@@ -52,7 +57,7 @@ def call(verifier: Verifier, prompt: PromptView, rollouts: Rollouts) -> Returned
 
 
 class NoScore(ValueError):
-    """A verifier returned no finite number; where it went wrong is not known."""
+    """A verifier returned no finite number of 32 bits; where it went wrong is not known."""
 
 
 def _as_scores(returned: Any, rollouts: Sequence[RolloutView]) -> list[tuple[float, Any]]:
@@ -74,17 +79,26 @@ def _as_scores(returned: Any, rollouts: Sequence[RolloutView]) -> list[tuple[flo
 def _as_score(returned: Any, which: str = "") -> tuple[float, Any]:
     """(score, detail) from a number or a Score. which: the sample, for a message.
 
-    Raises NoScore where the score is not a finite number.
+    Raises NoScore where the score is not a finite number of 32 bits.
     """
     value, detail = (
         (returned.value, returned.detail) if isinstance(returned, Score) else (returned, None)
     )
     if not isinstance(value, Real) and not _is_numpy_bool(value):
         raise NoScore(f"returned {_short(value)}{which}, which is no number")
-    number = float(value)
-    if not math.isfinite(number):
-        raise NoScore(f"returned {number}{which}, which is no score")
-    return number, detail
+    size: Any = abs(value)
+    if not size <= LARGEST_SCORE:  # NaN too; float() of a longer integer would raise
+        raise NoScore(f"returned {_shown(value)}{which}, which is no score")
+    return float(value), detail
+
+
+def _shown(number: Any) -> str:
+    """A number that is no score: an integer of thousands of digits has no text in Python."""
+    try:
+        text = str(float(number))
+    except OverflowError:
+        text = "a longer integer"
+    return text if text in ("nan", "inf", "-inf") else f"{text}, more than 32 bits hold"
 
 
 def _is_numpy_bool(value: Any) -> bool:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from postgrad.core.settings import Settings
 
+LARGEST_SCORE = 3.4028234663852886e38  # of a float32, which rollouts and advantages hold
+
 if TYPE_CHECKING:
     from postgrad.rewards.settings import RewardSettings
 
@@ -46,7 +48,7 @@ class RolloutView:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A score, a finite number, with a `detail` to record: any JSON value."""
+    """A score, a finite number of 32 bits, with a `detail` to record: any JSON value."""
 
     value: float
     detail: Any = None

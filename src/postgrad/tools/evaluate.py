@@ -101,7 +101,7 @@ def evaluate(
         _write_answers(results, to)  # last: a full disk does not take what was measured
         return report
     console.note(f"model    {model}\nagainst  {against}")
-    comparisons = _comparisons(results[model], results[against], recipe.seed, console)
+    comparisons = _comparisons(results, (model, against), recipe.seed, console)
     _write_answers(results, to)
     return {
         **report,
@@ -118,14 +118,31 @@ def _scratch() -> Generator[Path]:
 
 
 def _comparisons(
-    ours: Sequence[Result], theirs: Sequence[Result], seed: int, console: Console
+    results: Mapping[str, list[Result]], names: tuple[str, str], seed: int, console: Console
 ) -> list[Comparison]:
     """The sets of two models compared, and shown."""
+    ours, theirs = (results[name] for name in names)
     comparisons = [compare(*pair, seed) for pair in zip(ours, theirs, strict=True)]
     show_results([ours, theirs], comparisons, console)
     for comparison in comparisons:
         show_differing(comparison, console)
+    for name, of_model in results.items():
+        _warn_of_ties(name, of_model, console)
     return comparisons
+
+
+def _warn_of_ties(name: str, results: Sequence[Result], console: Console) -> None:
+    """Says of how many pairs a model scores both answers alike: its accuracy there is no opinion.
+    All of them are, where the model is the reference that its implicit rewards are told from.
+    """
+    ties = sum(result.more.get("ties", 0) for result in results)
+    if ties:
+        rows = sum(result.rows for result in results)
+        console.warn(
+            f"{name} scores both answers alike in {ties} of {rows} pairs, which count as wrong: "
+            "its accuracy, and the difference from it, say nothing about them (a model that is the "
+            "reference scores every answer 0); compare two trained models, or read margin"
+        )
 
 
 def _with_all_answers(recipe: Recipe, to: Path | None) -> Recipe:

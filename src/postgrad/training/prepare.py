@@ -27,7 +27,7 @@ from postgrad.fleet.session import ClusterSession, device_of
 from postgrad.learner.experts import require_mixture
 from postgrad.learner.settings import horizon, shortened_warmup
 from postgrad.learner.tensor import require_divisible
-from postgrad.models.config import load_config
+from postgrad.models.config import load_config, require_directory
 from postgrad.models.rope import require_length, unseen_length
 from postgrad.models.routers import balance_of
 from postgrad.models.settings import ROUTER
@@ -178,6 +178,16 @@ def tell_of_thoughts(run: Run, path: str) -> None:
         run.console.warn(problem)
 
 
+def _require_local_models(recipe: Recipe) -> None:
+    """Raises UsageError, before any is loaded, for the key of a model that is not on this machine.
+    A cluster's other machines may have it. A critic's comes last: it may be the reward model's.
+    """
+    tables = recipe.loaded_models if recipe.cluster.type == "local" else {}
+    for place in sorted(tables, key=lambda place: place[0] == "critic"):
+        if path := tables[place].path:
+            require_directory(path, "model", ".".join(map(str, (*place, "path"))))
+
+
 def prepare(
     recipe: Recipe,
     directory: RunDirectory,
@@ -231,8 +241,10 @@ def prepare(
 
 def _set_up(recipe: Recipe, choices: Choices) -> tuple[Gauge, ...]:
     """Sets torch up in this process. Returns the gauges of its memory; none where it has none, or
-    where the models are on a device that this process lacks.
+    where the models are on a device that this process lacks. Raises UsageError for a model that
+    is not there.
     """
+    _require_local_models(recipe)
     placement = choices.placement if recipe.cluster.type == "local" else choices.placement.here()
     replace(choices, device=placement.device).apply()
     return gauges_for(placement.device) if placement == choices.placement else ()

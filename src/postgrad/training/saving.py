@@ -18,6 +18,7 @@ from postgrad.checkpoint.state import RunState
 from postgrad.checkpoint.store import CheckpointStore, SaveFailed, Untidy, size_of
 from postgrad.core.errors import DiskFull, PostgradError, RunError
 from postgrad.core.files import remove
+from postgrad.core.text import size_text
 from postgrad.fleet.exported import own_role, role_of
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.recipe.load import recipe_from_json
@@ -37,18 +38,14 @@ def foresee_disk(run: Run, size: int) -> None:
     most = settings.max_ckpt_num + (settings.best_metric is not None) + 1
     if free < size * (most - len(run.store.steps())):
         run.console.warn(
-            f"disk: there is no room for {most} checkpoints of {_size_text(size)}: lower "
+            f"disk: there is no room for {most} checkpoints of {size_text(size)}: lower "
             "checkpoint.max_ckpt_num, or saves will fail (older checkpoints are kept)"
         )
     run.console.note(
-        f"disk: a checkpoint takes {_size_text(size)}, and {run.store.root} holds up to {most} of "
-        f"them, {_size_text(most * size)} (checkpoint.max_ckpt_num, the best one, and one that is "
-        f"being written); {_size_text(free)} are free"
+        f"disk: a checkpoint takes {size_text(size)}, and {run.store.root} holds up to {most} of "
+        f"them, {size_text(most * size)} (checkpoint.max_ckpt_num, the best one, and one that is "
+        f"being written); {size_text(free)} are free"
     )
-
-
-def _size_text(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB" if size < 2**30 else f"{size / 2**30:.1f} GiB"
 
 
 class Stateful(Protocol):

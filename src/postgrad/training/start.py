@@ -97,6 +97,12 @@ def resume(
     require_unclaimed(run_dir)
     before = recipe_from_json(directory.recipe())
     recipe = with_overrides(before, overrides)
+    if recipe.run_dir != before.run_dir:
+        raise UsageError(
+            f"run_dir = {recipe.run_dir!r}: a resume goes on in {run_dir}; "
+            f"{directory.fork_command} makes a copy elsewhere, and a directory that was moved is "
+            "resumed by its new name"
+        )
     recipe, hub_sources = pin(recipe, directory.sources(), allow_change)
     require_known(allow_change, before, recipe, CHOSEN)
     elsewhere = f"change a copy that {directory.fork_command} makes, or "

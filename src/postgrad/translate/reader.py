@@ -79,11 +79,25 @@ def read(words: Sequence[str], dialect: Dialect) -> SourceCommands:
         if is_file(path) or path.suffix:
             return _of_file(path, rest[1:], program, dialect, variables)
     if program:
+        _refuse_python(rest)
         return SourceCommands((_of_flags(rest, [], program, Path(), dialect),))
     source = _of_commands([words], dialect, Path(), {})
+    if not source.commands:
+        _refuse_python(words)
     return (
         source if source.commands else SourceCommands((_of_flags(words, [], "", Path(), dialect),))
     )
+
+
+def _refuse_python(words: Sequence[str]) -> None:
+    """Raises UsageError for a Python program without flags: its settings stand in code, and the
+    recipe would have the other system's defaults in their place.
+    """
+    if len(words) == 1 and words[0].endswith(".py"):
+        raise UsageError(
+            f"{words[0]}: Python programs are not read; write the arguments of its config as "
+            "flags, --learning_rate 1e-6 for learning_rate=1e-6, and model and dataset too"
+        )
 
 
 def _set_before(words: list[str]) -> tuple[dict[str, str], list[str]]:

@@ -12,7 +12,6 @@ import asyncio
 import importlib.util
 import inspect
 import json
-import math
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -24,6 +23,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.core.text import resolve
 from postgrad.data.chat_format import Message
+from postgrad.rewards.verifier import LARGEST_SCORE
 from postgrad.rollout.environments.base import ChatEnvironment, Course, Reply, StepFailed
 from postgrad.rollout.environments.desk import MODEL, Desk, plain_message, sent_message
 from postgrad.rollout.environments.tool_calls import (
@@ -129,8 +129,10 @@ class Conversed(ChatEnvironment):
             return 0.0, counts
         if isinstance(returned, bool) or not isinstance(returned, int | float):
             raise StepFailed("error", f"the agent returned {type(returned).__name__}, no number")
-        if not math.isfinite(returned):
-            raise StepFailed("error", f"the agent returned {returned}, which is no reward")
+        if not abs(returned) <= LARGEST_SCORE:
+            raise StepFailed(
+                "error", f"the agent returned {returned}, which is no finite number of 32 bits"
+            )
         return float(returned), counts
 
 

@@ -23,6 +23,7 @@ from postgrad.core.settings import Settings
 from postgrad.core.text import nearest, resolve
 from postgrad.data.chat_format import Message
 from postgrad.rewards.settings import EnvironmentRewards
+from postgrad.rewards.verifier import LARGEST_SCORE
 from postgrad.rollout.settings import EnvironmentSets, EnvironmentSettings
 
 ENVIRONMENTS = {
@@ -32,7 +33,6 @@ ENVIRONMENTS = {
     "tools": "postgrad.rollout.environments.tools:Tools",
     "verifiers": "postgrad.rollout.environments.verifiers:VerifiersTasks",
 }
-LARGEST = 3.4028234663852886e38  # of a float32, which rollouts hold
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
@@ -57,7 +57,7 @@ def wrong_with(reply: Any) -> str | None:
         return f"the step returned a {type(reply).__name__} in place of a Reply"
     if not isinstance(reply.reward, Real):
         return f"the reward of a Reply is {reply.reward!r}, which is no number"
-    if not abs(reply.reward) <= LARGEST:
+    if not abs(reply.reward) <= LARGEST_SCORE:
         return f"the reward of a Reply is {reply.reward}, which is no finite number of 32 bits"
     for name, count in reply.counts.items():
         if not isinstance(count, Real) or not math.isfinite(count):
