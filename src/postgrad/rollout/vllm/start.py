@@ -95,11 +95,6 @@ def require_images_sampled(config: Any, path: str, *, adapter: bool) -> None:
             f"tried with images in vLLM; tried are {', '.join(IMAGE_TYPES)}: sample with "
             'type = "local"'
         )
-    if adapter:
-        raise UsageError(
-            f'rollout.vllm.lora = "adapter": {path} is a model that reads images, whose adapter '
-            'alone is not sent to vLLM yet: use "merged"'
-        )
 
 
 def _require_plain_weights(path: str) -> None:
