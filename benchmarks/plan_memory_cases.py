@@ -70,6 +70,8 @@ class Case:
         model_settings = found["model"]
         if words.get("adapter"):
             model_settings["lora"] = {"rank": 16, "alpha": 16}
+        if words.get("4bit"):
+            model_settings["quantize"] = "4bit"
         if words.get("checkpointing"):
             model_settings["gradient_checkpointing"] = True
         if words.get("frozen"):
@@ -129,7 +131,7 @@ def cases(data: Path) -> Iterator[Case]:
     for words in (("adapter",), ("adapter", "checkpointing")):
         yield Case("sft", "590M-wide", data, (*words, "2048"), 24)
     yield Case("sft", "357M-wide", data, ("adapter", "checkpointing", "2048"), 24)
-    for words in ((), ("checkpointing",), ("frozen",), ("adapter",)):
+    for words in ((), ("checkpointing",), ("frozen",), ("adapter",), ("adapter", "4bit")):
         yield Case("sft", IMAGES, data, words, 32)
     yield Case("preference", IMAGES, data, (), 33)
     yield Case("preference", IMAGES, data, ("checkpointing",), 33)

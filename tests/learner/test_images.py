@@ -4,21 +4,28 @@ sequence at a time, and an image that samples share is encoded once.
 
 import hashlib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForImageTextToText
 
-from helpers.image_models import IMAGE_MODELS, Scene, fresh
+from helpers.adapters import moved
+from helpers.image_directories import write_model
+from helpers.image_models import END, IMAGE_MODELS, PLACEHOLDER, START, Scene, fresh
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage, Sequences
 from postgrad.layout.layout import lay_out
 from postgrad.learner.backbone import Backbone, MicroBatch
-from postgrad.models.images import ImageTower, Pixels
+from postgrad.models.adapters import add_adapter
+from postgrad.models.four_bits import FourBitLinear
+from postgrad.models.images import ImageTower, Pixels, image_part
+from postgrad.models.load import load_model
 from postgrad.models.routers import Routers, balance_of
-from postgrad.models.settings import ModelSettings
+from postgrad.models.settings import LoraSettings, ModelSettings
 
 CPU = torch.device("cpu")
 
@@ -71,6 +78,56 @@ def test_packed_logprobs_and_gradients_are_those_of_each_sequence_alone(kind: st
         assert float(error) < 2e-4, name
     tower = [n for n, g in expected.items() if "vis" in n and g is not None and g.abs().max() > 0]
     assert len(tower) > 10  # the images do matter
+
+
+def as_scenes_write(config: Any) -> None:
+    """Placeholders of a Scene, and weights that tell tokens and pictures apart."""
+    config.image_token_id = PLACEHOLDER
+    for name, token in {"vision_start": START, "boi": START, "vision_end": END, "eoi": END}.items():
+        if hasattr(config, f"{name}_token_id"):
+            setattr(config, f"{name}_token_id", token)
+    config.get_text_config().initializer_range = config.vision_config.initializer_range = 0.2
+
+
+@pytest.mark.parametrize("kind", [kind for kind in IMAGE_MODELS if not kind.endswith("_moe")])
+def test_in_four_bits_they_are_those_of_a_plain_model_with_the_expanded_weights(
+    kind: str, tmp_path: Path
+) -> None:
+    """The decoder's matrices are packed, and nothing else. Of an adapter's B the gradient is that
+    of the merged matrix times A.
+    """
+    path, scene = write_model(kind, tmp_path / "model", as_scenes_write), Scene(kind)
+    lm = load_model(path, dtype=torch.float32, quantize="4bit", images=True).lm
+    plain: Any = AutoModelForImageTextToText.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    )
+    stored = dict(plain.named_parameters())
+    matrices = {f"{n}.weight" for n, m in lm.named_modules() if isinstance(m, FourBitLinear)}
+    assert not any(image_part(f".{name}") for name in matrices)
+    settings = LoraSettings(rank=4, alpha=8)
+    adapter = moved(add_adapter(lm, settings, seed=0))
+    weights = dict(adapter.hub_weights())
+    assert weights.keys() == stored.keys()
+    for name in weights.keys() - matrices:
+        assert torch.equal(weights[name], stored[name]), name
+    plain.load_state_dict(weights, strict=False)
+    backbone = Backbone(lm, CPU, MicroBatch())
+    backbone.tower = ImageTower(lm, scene.pixels.__getitem__)
+    layout = lay_out(scene.sequences, np.arange(4), min_shared=backbone.min_shared)
+    ours, _ = backbone.logprobs(layout, 1.0)
+    theirs = torch.cat([own_logprobs(plain.eval(), scene, row) for row in range(4)])
+    order, rounding = np.argsort(layout.column), IMAGE_MODELS[kind].rounding
+    torch.testing.assert_close(ours[order], theirs, rtol=1e-5, atol=10 * rounding)
+    slope = torch.linspace(-1.0, 1.0, len(theirs))
+    (ours[order] * slope).sum().backward()
+    (theirs * slope).sum().backward()
+    ours_by_name = adapter.parameters()
+    for name in matrices:
+        layer = f"base_model.model.{name.removesuffix('.weight')}"
+        a, b = (ours_by_name[f"{layer}.lora_{part}.weight"] for part in "AB")
+        want = settings.scale * plain.get_parameter(name).grad @ a.T
+        assert b.grad is not None
+        assert (b.grad - want).norm() <= 1e-3 * want.norm() + 1e-6, name
 
 
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3"])

@@ -10,9 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from helpers.adapters import moved
+from helpers.image_directories import write_model
+from helpers.image_models import KINDS
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models import adapter_files
 from postgrad.models.adapter_files import merged_state, write_adapter
@@ -338,3 +345,18 @@ def test_a_pickle_is_not_read(copied: Callable[..., Path]) -> None:
         read_adapter(path)
     with pytest.raises(UsageError, match="no adapter at"):
         adapter_base(path / "nowhere")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_peft_puts_no_adapter_on_what_reads_images(kind: str, tmp_path: Path) -> None:
+    """Layers of towers have names of the decoder's (q_proj, down_proj)."""
+    base = write_model(kind, tmp_path / "model")
+    lm = load_model(base, dtype=torch.float32, images=True).lm
+    adapter = moved(add_adapter(lm, LoraSettings(rank=2, alpha=4), seed=0))
+    write_adapter(adapter.parameters(), adapter.settings, base, tmp_path / "adapter")
+    plain: Any = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32)
+    read: Any = peft.PeftModel.from_pretrained(plain, str(tmp_path / "adapter"))
+    names = {n.replace(".default.", ".") for n, _ in read.named_parameters() if ".lora_" in n}
+    assert names == adapter.parameters().keys()
+    again = read_adapter(tmp_path / "adapter")
+    assert all(torch.equal(tensor, again.weights[n]) for n, tensor in adapter.parameters().items())

@@ -29,6 +29,7 @@ from postgrad.models.adapter_targets import target_layers
 from postgrad.models.adapters import add_adapter
 from postgrad.models.four_bits import FourBitLinear, twin
 from postgrad.models.fresh import make_fresh
+from postgrad.models.known_shapes import find_shape
 from postgrad.models.load import load_model
 from postgrad.models.settings import LoraSettings, ModelInit
 from postgrad.models.states import MixerState
@@ -255,9 +256,12 @@ def test_adapters_stand_where_no_kernel_reads_the_weight_itself(folder: Any) -> 
 
 
 def test_in_four_bits_mixers_keep_the_weights_that_they_read_themselves(folder: Any) -> None:
+    """Plans count them so too."""
     lm = load_model(folder("mamba"), dtype=torch.float32, quantize="4bit").lm
-    packed = {name for name, module in lm.named_modules() if isinstance(module, FourBitLinear)}
+    packed = {name: m for name, m in lm.named_modules() if isinstance(m, FourBitLinear)}
     assert {name.rpartition(".")[2] for name in packed} == {"in_proj"}
+    weights = sum(module.in_features * module.out_features for module in packed.values())
+    assert find_shape(folder("mamba")).packed_parameters == weights
     backbone = Backbone(lm, CPU, MicroBatch(64))
     backbone.divide(ALONE, "none")
     logprobs, _ = backbone.logprobs(layout_of([[5, 6, 7], [5, 6, 8, 9]]), 1.0)

@@ -1,17 +1,20 @@
 """What the plan says of weights in four bits and of moments in eight."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from helpers.image_directories import write_model
 from postgrad.learner import eight_bits
 from postgrad.learner.optimizer import MasterOptimizer
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.adapters import add_adapter
+from postgrad.models.four_bits import FourBitLinear
 from postgrad.models.known_shapes import shape_of_model
+from postgrad.models.load import load_model
 from postgrad.models.settings import LoraSettings, ModelSettings
 from postgrad.models.shapes import shape_of
 from postgrad.ops import quantization
@@ -19,6 +22,7 @@ from postgrad.plan import held
 from postgrad.plan.hardware import parse_hardware
 from postgrad.plan.plan import Facts, Outlook, outlook
 from postgrad.plan.roles import PlannedRole
+from postgrad.plan.sizes import Sharing
 from postgrad.recipe.load import load_recipe
 
 FOLDER = Path(__file__).parent.parent.parent / "recipes" / "24gb"
@@ -107,3 +111,30 @@ def test_copies_that_train_beside_an_adapter_are_in_the_plan() -> None:
     assert added["adapter"] == 4 * weights
     assert added["optimizer"] == 8 * weights
     assert added["gradients"] == 4 * weights
+
+
+def wide(config: Any) -> None:
+    """Matrices of whole groups of numbers."""
+    text = config.get_text_config()
+    text.hidden_size, text.intermediate_size = 256, 512
+    if hasattr(config.vision_config, "out_hidden_size"):
+        config.vision_config.out_hidden_size = 256
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "gemma3", "smolvlm"])
+def test_of_a_model_that_reads_images_the_decoders_layers_alone_are_in_four_bits(
+    kind: str, tmp_path: Path
+) -> None:
+    path = write_model(kind, tmp_path / "model", wide)
+    lm = load_model(path, dtype=torch.float32, quantize="4bit", images=True).lm
+    packed = [module for module in lm.modules() if isinstance(module, FourBitLinear)]
+    tensors = [*lm.parameters(), *(t for m in packed for t in (m.scales, m.maxima, m.offset))]
+    model = ModelSettings(path=path, quantize="4bit", lora=LoraSettings())
+    shape = shape_of_model(model)
+    assert shape.packed_parameters == sum(m.in_features * m.out_features for m in packed)
+    role = PlannedRole("policy", shape, model, LearnerSettings())
+    lines = held.held(role, 4, Sharing.of(LearnerSettings()), cpu=True)
+    (weights,) = (line.bytes["update"] for line in lines if line.purpose == "weights")
+    assert weights == pytest.approx(sum(tensor.nbytes for tensor in tensors), rel=0.02)
+    assert shape.tower is not None
+    assert weights > 4 * shape.tower.frozen(("vision", "projector"))

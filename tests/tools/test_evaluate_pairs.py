@@ -29,12 +29,23 @@ def held(tmp_path: Path) -> str:
 NUMBERS = ("accuracy", "margin", "reward_mean", "reward_std", "calibration_error")
 
 
+FOUR_BITS = {"quantize": "4bit", "lora": {"rank": 4, "alpha": 8}}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["reward", "preference"])
+@pytest.mark.parametrize("more", [{}, FOUR_BITS], ids=["whole", "four bits"])
 def test_an_exported_model_gets_the_numbers_of_its_runs_last_evaluation(
-    job: str, make_recipe: Any, console: Console, models: Any, held: str, tmp_path: Path
+    job: str,
+    more: dict[str, Any],
+    make_recipe: Any,
+    console: Console,
+    models: Any,
+    held: str,
+    tmp_path: Path,
 ) -> None:
-    recipe = make_recipe(job, model={"path": models(0), "init": None}, eval={"path": held}, steps=4)
+    model = {"path": models(0), "init": None, **more}
+    recipe = make_recipe(job, model=model, eval={"path": held}, steps=4)
     train(recipe, console)
     to = str(export(Path(recipe.run_dir), "latest", tmp_path / "exported"))
     (line,) = lines(Path(recipe.run_dir) / "eval.jsonl")

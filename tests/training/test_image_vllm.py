@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from helpers.image_directories import write_model
-from helpers.runs import lines
+from helpers.runs import lines, tensors
 from helpers.torchvision_of_vllm import require_torchvision
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
@@ -77,6 +77,39 @@ def test_vllm_samples_behind_images_with_the_learners_logprobs(kind: str, tmp_pa
         assert agree(line, kind)
     samples = lines(tmp_path / "run" / "samples.jsonl")
     assert {len(sample["images"]) for sample in samples} == {1, 2}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SECTIONS if not kind.endswith("_moe")])
+def test_an_adapter_is_sent_alone_and_samples_are_the_policys(kind: str, tmp_path: Path) -> None:
+    """On all linear layers of the decoder; vLLM has the tower of the base."""
+    model = write_model(kind, tmp_path / "model", widened)
+    dtype = DTYPES.get(kind, "float32")
+    plain = recipe(tmp_path, model, dtype=dtype).dump()
+    plain["model"]["lora"] = {"rank": 4, "alpha": 16}
+    plain["rollout"]["vllm"]["lora"] = "adapter"
+    plain["checkpoint"]["save_steps"] = 3
+    train(parse_recipe(plain), Console())
+    metrics = lines(tmp_path / "run" / "metrics.jsonl")
+    assert len(metrics) == 3
+    for line in metrics:
+        assert agree(line, kind)
+        assert line["sentinel/policy_moved"] > 1e-2
+    learned = tensors(str(tmp_path / "run"), 3)
+    adapter = 4 * sum(
+        tensor.numel() for name, tensor in learned.items() if name.startswith("policy.weights/")
+    )
+    assert metrics[-1]["publish/sent_bytes"] == pytest.approx(adapter, rel=0.05)
+
+
+def test_vllm_gets_four_bits_expanded_and_merged(tmp_path: Path) -> None:
+    model = write_model("qwen3_vl", tmp_path / "model", widened)
+    plain = recipe(tmp_path, model).dump()
+    plain["model"] |= {"quantize": "4bit", "lora": {"rank": 4, "alpha": 16}}
+    train(parse_recipe(plain), Console())
+    metrics = lines(tmp_path / "run" / "metrics.jsonl")
+    assert len(metrics) == 3
+    for line in metrics:
+        assert agree(line, "qwen3_vl")
 
 
 def test_experts_are_read_as_they_lie_on_the_hub(tmp_path: Path) -> None:

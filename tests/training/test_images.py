@@ -215,19 +215,6 @@ def test_an_adapter_stands_on_the_language_part(make: Make, tmp_path: Path) -> N
     assert not any(image_part(name) for name in adapted)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model": {"quantize": "4bit", "lora": {}}}, "model.quantize does not support"),
-    ],
-)
-def test_what_is_not_supported_yet_is_refused_by_name(
-    changes: dict[str, Any], message: str, make: Make
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        train(make("smolvlm", **changes), Console())
-
-
 def test_half_an_image_is_never_shown(make: Make, tmp_path: Path) -> None:
     data = {"path": str(tmp_path / "rows.jsonl"), "max_len": 30, "on_too_long": "truncate"}
     with pytest.raises(UsageError, match="4  dropped: over the limit"):

@@ -102,16 +102,54 @@ def test_engines_of_a_model_that_vllm_does_not_sample_are_lost() -> None:
     assert lost == {"vllm.num_engines", "vllm.tensor_parallel_size"}
 
 
-def test_four_bits_and_compiled_layers_are_lost() -> None:
+def test_compiled_layers_are_lost() -> None:
     words = "sft_vlm --model_name_or_path Qwen/Qwen2.5-VL-3B-Instruct --dataset_name d --use_peft"
-    found = of("trl", f"{words} --load_in_4bit --torch_compile")
+    found = of("trl", f"{words} --torch_compile")
     assert found.problem is None
-    assert {"quantize", "compile"} & found.recipe["model"].keys() == set()
+    assert "compile" not in found.recipe["model"]
     why = {option.name: option.why for option in found.draft.missing}
-    assert why == {
-        "load_in_4bit": "model.quantize does not support models that read images yet",
-        "torch_compile": "model.compile does not support models that read images yet",
-    }
+    assert why == {"torch_compile": "model.compile does not support models that read images yet"}
+
+
+@pytest.mark.parametrize(
+    ("model", "carried"),
+    [
+        ("Qwen/Qwen2.5-VL-3B-Instruct", True),
+        ("google/gemma-3-4b-it", True),
+        ("Qwen/Qwen3.5-4B", True),
+        ("Qwen/Qwen3-VL-30B-A3B-Instruct", False),  # of experts, which run and plan refuse
+        ("Qwen/Qwen3.5-35B-A3B", False),
+    ],
+)
+def test_four_bits_are_carried_but_of_experts(model: str, carried: bool) -> None:
+    words = f"sft_vlm --model_name_or_path {model} --dataset_name d --use_peft --load_in_4bit"
+    found = of("trl", words)
+    assert found.problem is None
+    assert found.recipe["model"].get("quantize") == ("4bit" if carried else None)
+    why = {option.name: option.why for option in found.draft.missing}
+    lost = {"load_in_4bit": "experts of a mixture are not held in four bits"}
+    assert why == ({} if carried else lost)
+
+
+@pytest.mark.parametrize(
+    ("model", "lost"),
+    [
+        ("Qwen/Qwen2.5-VL-3B-Instruct", False),
+        ("Qwen/Qwen3.5-4B", True),
+    ],  # whose layers carry states
+)
+def test_ranks_share_matrices_and_sequences_where_layers_carry_no_states(
+    model: str, lost: bool
+) -> None:
+    flags = f"ppo --pretrain {model} --prompt_data d --data.image_key images"
+    shares = "--ds.tensor_parallel_size 2 --ds.ring_attn_size 2"
+    found = of("openrlhf", f"{flags} {shares} --actor.num_gpus_per_node 4")
+    assert found.problem is None
+    learner = found.recipe["learner"]
+    shared = {key: learner.get(f"{key}_parallel") for key in ("tensor", "context")}
+    assert shared == dict.fromkeys(shared, None if lost else 2)
+    names = {option.name for option in found.draft.missing}
+    assert names == ({"ds.tensor_parallel_size", "ds.ring_attn_size"} if lost else set())
 
 
 @pytest.mark.parametrize(
@@ -144,8 +182,8 @@ def test_a_run_on_text_of_a_model_that_reads_images_too_keeps_what_reads_them() 
     assert found.problem is None
     assert found.recipe["model"]["freeze"] == ["vision", "projector"]
     assert "images" not in found.recipe["data"]
-    why = {option.name: option.why for option in found.draft.missing}
-    assert why == {"load_in_4bit": "model.quantize does not support models that read images yet"}
+    assert found.recipe["model"]["quantize"] == "4bit"
+    assert not found.draft.missing
     found = of("trl", words.replace("sft", "sft_vlm"))
     assert "freeze" not in found.recipe["model"]
     assert found.recipe["data"]["images"] == "images"

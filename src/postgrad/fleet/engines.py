@@ -65,7 +65,7 @@ def require_images_sampled(recipe: Recipe, path: str) -> None:
     settings = recipe.rollout_settings
     if settings is None or settings.type != "vllm":
         return
-    vllm.require_images_sampled(load_config(path), path, adapter=settings.sends_adapter)
+    vllm.require_images_sampled(load_config(path), path)
     if not recipe.cluster.engines(recipe.learner.ranks):  # else they start on other machines
         interpreter(settings.vllm.python, torchvision=True)
 

@@ -28,8 +28,12 @@ from postgrad.models.save import save_model
 from postgrad.models.score import RewardScale, load_score_model
 from postgrad.models.settings import LoraSettings
 from postgrad.models.stored import StoredTensor, real
-from postgrad.models.supported import causal_class
+from postgrad.models.supported import causal_class, reads_images
 from postgrad.models.tokenizer import load_tokenizer
+
+# What PEFT leaves without an adapter: towers, whose layers have names of the decoder's, and
+# projectors (models.images).
+TOWERS = r"(.*\.)?(visual|vision_tower|vision_model|multi_modal_projector|connector)\..*"
 
 
 def write_adapter(
@@ -144,6 +148,7 @@ class _AdapterSaver:
             use_dora=self.settings.dora,
             lora_dropout=self.settings.dropout,
             target_modules=modules,
+            exclude_modules=TOWERS if reads_images(load_config(self.base)) else None,
             target_parameters=parameters or None,
             modules_to_save=sorted({*saved, *([HEAD] if scores else [])}) or None,
             task_type=peft.TaskType.SEQ_CLS if scores else peft.TaskType.CAUSAL_LM,

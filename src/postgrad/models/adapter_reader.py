@@ -36,7 +36,10 @@ READ = {
     "target_modules", "modules_to_save", "bias", "init_lora_weights", "auto_mapping", "use_rslora",
     "use_dora", "rank_pattern", "alpha_pattern", "target_parameters",
 }  # fmt: skip
-HARMLESS = {"peft_version", "inference_mode", "megatron_core", "qalora_group_size"}
+HARMLESS = {
+    "peft_version", "inference_mode", "megatron_core", "qalora_group_size",
+    "exclude_modules",  # layers without an adapter, which the weights show too
+}  # fmt: skip
 FRESH = (True, False, "gaussian", "orthogonal", "eva")  # others change the base's weights too
 
 PLAIN_NAME = re.compile(r"\w+(\.\w+)*", re.ASCII)

@@ -290,12 +290,16 @@ def _stacks(lm: Any) -> list[tuple[tuple[str, int, int, int], ...]]:
 
 
 def _targets(lm: Any) -> dict[str, Any]:
-    """What adapters may stand on, by the names that CountedWeights has."""
+    """What adapters may stand on, and how many weights of it four bits hold, by the names that
+    CountedWeights has.
+    """
     from postgrad.models.attention import layers_of
+    from postgrad.models.four_bits import packable
 
-    stacks = _stacks(lm)
-    names = _names([*map(_linears, layers_of(lm)), *stacks])
-    return {"stacks": stacks[-1], "names": names, "wrapped": _names(stacks)}
+    layers, stacks = layers_of(lm), _stacks(lm)
+    names = _names([*map(_linears, layers), *stacks])
+    packed = sum(linear.weight.numel() for layer in layers for *_, linear in packable(layer))
+    return {"stacks": stacks[-1], "names": names, "wrapped": _names(stacks), "packed": packed}
 
 
 def _names(layers: Iterable[Iterable[tuple[Any, ...]]]) -> tuple[str, ...]:

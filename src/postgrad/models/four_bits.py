@@ -6,6 +6,7 @@ and drops it again; so does the backward pass. Embeddings, norms and heads stay 
 """
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
@@ -96,6 +97,18 @@ def in_four_bits(lm: nn.Module) -> bool:
     return any(isinstance(module, FourBitLinear) for module in lm.modules())
 
 
+def packable(layer: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    """The linear layers of a decoder layer that four bits hold, each with the module that has it
+    and its name there: all but those whose weights that module reads itself (models/states.py).
+    """
+    from postgrad.models.states import reads_weight  # only where weights are quantised, or counted
+
+    for module in list(layer.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Linear and not reads_weight(module, name):
+                yield module, name, child
+
+
 def twin(lm: nn.Module) -> nn.Module:
     """A second model on the same weights, buffers and adapters: nothing is copied, and what changes
     in place changes in both. Which adapter acts, hooks and modes are its own; it is in eval mode.
@@ -132,18 +145,14 @@ class _Quantizer(HfQuantizer):
         return False
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
-        """Every linear layer of the decoder's layers becomes a FourBitLinear, but for those whose
-        weights the module above reads itself (models/states.py). Raises UsageError for matrices
-        that are no layers of their own, as experts are.
+        """Every packable layer of the decoder becomes a FourBitLinear; a tower stays as it is.
+        Raises UsageError for matrices that are no layers of their own, as experts are.
         """
-        from postgrad.models.states import reads_weight  # only where weights are quantised
-
         for layer in layers_of(model):
-            for module in list(layer.modules()):
-                for name, child in list(module.named_children()):
-                    if type(child) is nn.Linear and not reads_weight(module, name):
-                        with torch.device("meta"):
-                            setattr(module, name, FourBitLinear(child))
+            for above, name, linear in packable(layer):
+                with torch.device("meta"):
+                    setattr(above, name, FourBitLinear(linear))
+            for module in layer.modules():
                 if isinstance(module, nn.Conv1d):
                     continue  # of each channel alone: a few numbers
                 if any(p.ndim > 2 for p in module.parameters(recurse=False)):

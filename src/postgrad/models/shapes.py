@@ -46,6 +46,7 @@ class CountedWeights:
     choices: int = 0  # to how many experts a token is sent, those of all layers together
     experts: int = 0  # routed experts of a layer; 0 of a dense model
     routers: int = 0  # weights of the routers of all layers
+    packed: int = 0  # of the matrices, those that four bits hold (models.four_bits.packable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,13 @@ class ModelShape:
             return self.counted.matrices // self.layers
         attention = 2 * self.hidden_size * (self.query_size + self.key_size)
         return attention + 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def packed_parameters(self) -> int:
+        """Weights of all decoder layers that model.quantize holds in four bits."""
+        if self.counted is not None:
+            return self.counted.packed
+        return self.layers * self.layer_matrix_parameters
 
     @property
     def active_matrix_parameters(self) -> int:

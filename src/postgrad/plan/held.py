@@ -227,6 +227,6 @@ def outside(role: PlannedRole) -> int:
 def _weights(role: PlannedRole, b: int) -> int:
     """Bytes of the complete model, in numbers of b bytes or quantized."""
     if role.model.quantize == "4bit":
-        inside = role.shape.layers * role.shape.layer_matrix_parameters
-        return int(inside * FOUR_BITS + (role.parameters - inside) * b)
+        packed = role.shape.packed_parameters
+        return int(packed * FOUR_BITS + (role.parameters - packed) * b)
     return role.parameters * b

@@ -32,6 +32,7 @@ from postgrad.fleet.engines import build_engine
 from postgrad.fleet.learned import learned_reward, scorer_of
 from postgrad.fleet.loading import frozen_policy, frozen_reward_model
 from postgrad.learner.score import last_scores, step_scores
+from postgrad.models.settings import ModelSettings
 from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.observe.sinks import fast_json
@@ -245,7 +246,7 @@ def evaluate_pairs(
     print_rows(console, evaluator.accounts, f"rows of the evaluation data, read by {model.name}")
     with console.phase(f"evaluate {model.name}"):
         if isinstance(recipe, RewardRecipe):
-            role = frozen_reward_model(recipe, recipe.model, model.path, choices)
+            role = frozen_reward_model(recipe, _unquantized(recipe.model), model.path, choices)
             return evaluator(lambda sequences: last_scores(role, sequences))
         return evaluator(_scores_of_policy(recipe, model.path, choices))
 
@@ -259,14 +260,21 @@ def evaluate_steps(
     evaluator = StepEvaluator(recipe, tokenizer, reader)
     print_rows(console, evaluator.accounts, f"rows of the evaluation data, read by {model.name}")
     with console.phase(f"evaluate {model.name}"):
-        role = frozen_reward_model(recipe, recipe.model, model.path, choices)
+        role = frozen_reward_model(recipe, _unquantized(recipe.model), model.path, choices)
         return evaluator(lambda sequences: step_scores(role, sequences))
+
+
+def _unquantized(settings: ModelSettings) -> ModelSettings:
+    """Of a model that is evaluated: a run in four bits exports what they read as with its adapter
+    merged, and to round that to four bits again would round most of the adapter away.
+    """
+    return settings.model_copy(update={"quantize": "none"})
 
 
 def _scores_of_policy(
     recipe: PreferenceRecipe, path: str, choices: Choices
 ) -> Callable[[Sequences], NDArray[np.float64]]:
-    policy = frozen_policy(recipe, recipe.model, path, choices)
+    policy = frozen_policy(recipe, _unquantized(recipe.model), path, choices)
     reference = None
     if recipe.algorithm.needs().reference:
         require_models(recipe, ("reference",))
@@ -295,5 +303,5 @@ def evaluate_loss(
     evaluator = LossEvaluator(recipe, tokenizer, reader)
     print_rows(console, evaluator.accounts, f"held-out conversations, read by {model.name}")
     with console.phase(f"evaluate {model.name}"):
-        policy = frozen_policy(recipe, recipe.model, model.path, choices)
+        policy = frozen_policy(recipe, _unquantized(recipe.model), model.path, choices)
         return evaluator(lambda sequences: policy.logprobs(sequences).result())

@@ -120,7 +120,7 @@ def _merged(asked: Merge) -> tuple[_Merged, LoadedModel]:
         other = _named(_load(path))
         _require_like(read[0], other, names, paths[0], path)
         read.append(other)
-    layers = first.config.num_hidden_layers
+    layers = first.config.get_text_config().num_hidden_layers
     if asked.layers not in (None, layers):
         raise UsageError(
             f"layer_range ends at {asked.layers}, and {paths[0]} has {layers} layers: only whole "
@@ -145,8 +145,10 @@ def _with_adapters(asked: Merge) -> tuple[dict[str, Tensor], LoadedModel]:
 def _load(path: str) -> LoadedModel:
     """A model whose weights stay in their files, and read as float32."""
     if _scores(path):
-        return load_score_model(path, dtype=torch.float32, fresh_head=False, in_files=True)
-    return load_model(path, dtype=torch.float32, in_files=True)
+        return load_score_model(
+            path, dtype=torch.float32, fresh_head=False, in_files=True, images=True
+        )
+    return load_model(path, dtype=torch.float32, in_files=True, images=True)
 
 
 def _scores(path: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, cast
 from postgrad.core.errors import UsageError
 from postgrad.core.text import nearest
 from postgrad.core.untrusted import shown
+from postgrad.models.images import image_part
 from postgrad.translate.files import config_table
 
 OF_DELTAS = ("task_arithmetic", "ties", "dare_linear", "dare_ties")  # what models add to a base
@@ -31,7 +32,8 @@ PartValues = tuple[tuple[str, tuple[float, ...]], ...]
 class Parameter:
     """A number for every tensor: of the first part whose text is in the tensor's name ("" is in
     all). Several numbers of a part are spread evenly over the layers, with straight lines between
-    them; what stands before the layers has the first, what stands behind them the last.
+    them; what stands before the layers has the first, as all of a tower that reads images and its
+    projector, and what stands behind them the last.
     """
 
     parts: PartValues
@@ -48,9 +50,9 @@ class Parameter:
             raise UsageError(
                 f"no value is given for {name}: add one without a filter, for all other tensors"
             )
-        layer = LAYER.search(name)
-        depth = 0.0 if "embed" in name else 1.0
-        if layer:
+        before = "embed" in name or image_part(f".{name}") is not None
+        depth = 0.0 if before else 1.0
+        if not before and (layer := LAYER.search(name)):
             depth = int(layer[1]) / max(1, layers - 1)
         place = depth * (len(values) - 1)
         left = min(int(place), max(0, len(values) - 2))

@@ -21,7 +21,7 @@ _OF_IMAGES = re.compile(
     r"(?i)\bVLM?\b|-VLM|VLM2|llava|idefics|pixtral|paligemma|-vision\b|vsft|rlaif-v\b|multimodal|"
     r"geometry3k|geo3k|-omni\b"
 )
-_MODEL = re.compile(
+MODEL = re.compile(
     r"(^|\.)(model_name_or_path|pretrain|sft_model_path|model\.name)$|^policy\.model_name$|"
     r"^(actor_rollout_ref\.)?model\.path$"
 )
@@ -73,7 +73,7 @@ def image_run(program: str, options: Mapping[str, Any]) -> ImageRun | None:
     says so.
     """
     needed = _needed(program, options)
-    named = ((name, str(value)) for name, value in options.items() if _MODEL.search(name) and value)
+    named = ((name, str(value)) for name, value in options.items() if MODEL.search(name) and value)
     option, model = next(named, ("", ""))
     if needed is None and not _READS_BOTH.search(model):
         return None

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from postgrad.translate import mixtures
 from postgrad.translate.draft import Draft
 from postgrad.translate.images import ON_LANGUAGE, no_images
 from postgrad.translate.places import engine_beside
@@ -96,8 +97,8 @@ def adapter(draft: Draft, options: Options, names: Sequence[str], four_bits: str
             draft.put("model.lora.dropout", drops)
         if layers and layers != ["all-linear"]:
             draft.put("model.lora.targets", layers)
-    if quantize and draft.images is not None:
-        draft.miss(four_bits, quantize, no_images("model.quantize"))
+    if quantize and mixtures.named_in(options):
+        draft.miss(four_bits, quantize, "experts of a mixture are not held in four bits")
     elif quantize and value:
         draft.put("model.quantize", "4bit")
     elif quantize:

@@ -9,7 +9,7 @@ from typing import Any
 
 from postgrad.models.known_shapes import in_table
 from postgrad.translate.draft import Draft
-from postgrad.translate.images import freeze
+from postgrad.translate.images import MODEL, freeze
 from postgrad.translate.rules import Options, Rule, decimal, flag, missing, needless
 
 _MIXTURE = re.compile(r"(?i)-A\d+(\.\d+)?B\b|moe|mixtral|gpt-oss|deepseek-v[23]")  # in names
@@ -30,6 +30,12 @@ _NO_BALANCE = "no balance loss there"
 def _is_mixture(draft: Draft) -> bool:
     """Whether the name of the draft's model says so."""
     return bool(_MIXTURE.search(str(draft.get("model.path"))))
+
+
+def named_in(options: Options) -> bool:
+    """Whether a source names a mixture as its model."""
+    stated = options.stated.items()
+    return any(MODEL.search(name) and _MIXTURE.search(str(value)) for name, value in stated)
 
 
 def balanced(draft: Draft, coefficient: float = 0.0) -> None:

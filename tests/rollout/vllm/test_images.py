@@ -18,7 +18,6 @@ from helpers.image_directories import models, picture, row
 from postgrad.core.errors import UsageError
 from postgrad.core.media import image_store, images_kept_in
 from postgrad.core.records import PlacedImage
-from postgrad.models.settings import LoraSettings
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.rollout.engine import Request, generate
@@ -193,8 +192,6 @@ def test_models_that_vllm_does_not_sample_are_refused_by_name(
     for kind in ("gemma3", "internvl", "llava"):
         with pytest.raises(UsageError, match=f"of type {kind}, which is not tried with images in"):
             start.read_model(models(kind), torch.float32, 60)
-    with pytest.raises(UsageError, match=r'lora = "adapter": .* reads images'):
-        start.read_model(models("qwen3_vl"), torch.float32, 60, LoraSettings())
 
 
 def test_an_image_for_a_model_of_text_is_refused(model_path: str, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from transformers import Qwen3Config
 from helpers.fake_vllm import fake_vllm
 from helpers.image_directories import models
 from postgrad.core.errors import UsageError
+from postgrad.models.settings import LoraSettings
 from postgrad.models.shapes import CountedWeights, ModelShape
 from postgrad.rollout.local.budget import EngineSizes
 from postgrad.rollout.settings import RolloutSettings
@@ -89,6 +90,24 @@ def test_delta_rules_in_float32_are_refused_on_a_cpu(
         with pytest.raises(UsageError, match=rf'rules of {kind}_text in "bfloat16" alone, not'):
             start.start(path, rollout, model, sizes, **place)
         start.start(path, rollout, replace(model, dtype=torch.bfloat16), sizes, **place).close()
+
+
+def test_an_adapter_beside_experts_is_refused_on_a_cpu(
+    models: Callable[[str], str], tmp_path: Path
+) -> None:
+    rollout = RolloutSettings.model_validate(
+        {"type": "vllm", "vllm": {"python": fake_vllm(tmp_path), "lora": "adapter"}}
+    )
+    place = {"device": torch.device("cpu"), "threads": 1, "logs": tmp_path}
+    for kind, refused in (("qwen3_vl", False), ("qwen3_vl_moe", True), ("qwen3_5_moe", True)):
+        path = models(kind)
+        model = start.read_model(path, torch.bfloat16, 60, LoraSettings(targets=("q_proj",)))
+        sizes = start.sizes_of(path, rollout, torch.bfloat16, sequences=4, max_len=60)
+        if refused:
+            with pytest.raises(UsageError, match=rf"experts of {kind}_text by Triton kernels"):
+                start.start(path, rollout, model, sizes, **place)
+        else:
+            start.start(path, rollout, model, sizes, **place).close()
 
 
 def test_states_are_shared_by_prompts_in_chunks_alone() -> None:

@@ -32,7 +32,7 @@ from postgrad.models.routers import routed_layers
 from postgrad.models.settings import LoraSettings
 from postgrad.models.shapes import ModelShape
 from postgrad.models.states import state_mixers
-from postgrad.models.supported import causal_class, reads_images
+from postgrad.models.supported import causal_class, experts_of, reads_images
 from postgrad.models.tokenizer import load_tokenizer
 from postgrad.rollout.local.budget import EngineSizes, choose_sizes
 from postgrad.rollout.local.rows import eos_token_ids
@@ -65,7 +65,7 @@ def read_model(
     UsageError as load_model does, for weights in MXFP4, and as require_images_sampled.
     """
     config, tokenizer = load_config(path), load_tokenizer(path)
-    require_images_sampled(config, path, adapter=adapter is not None)
+    require_images_sampled(config, path)
     reader = ImageReader(path, config, tokenizer) if reads_images(config) else None
     require_readable(path, config, causal_class(config))  # vLLM would unpickle
     _require_plain_weights(path)
@@ -83,22 +83,15 @@ def read_model(
     return Model(meta, tokenizer, eos, dtype, max_len, adapter, reader)
 
 
-def require_images_sampled(config: Any, path: str, *, adapter: bool) -> None:
+def require_images_sampled(config: Any, path: str) -> None:
     """Raises UsageError for a model that reads images and that vLLM does not sample here. config:
-    of the model at `path`. adapter: vLLM gets the policy's adapter alone.
+    of the model at `path`.
     """
-    if not reads_images(config):
-        return
-    if config.model_type not in IMAGE_TYPES:
+    if reads_images(config) and config.model_type not in IMAGE_TYPES:
         raise UsageError(
             f'rollout.type = "vllm": {path} is a model of type {config.model_type}, which is not '
             f"tried with images in vLLM; tried are {', '.join(IMAGE_TYPES)}: sample with "
             'type = "local"'
-        )
-    if adapter:
-        raise UsageError(
-            f'rollout.vllm.lora = "adapter": {path} is a model that reads images, whose adapter '
-            'alone is not sent to vLLM yet: use "merged"'
         )
 
 
@@ -186,6 +179,11 @@ def _require_on_cpu(sleep: bool | None, model: Model) -> None:
         raise UsageError(
             f'rollout.dtype: on a CPU vLLM computes the delta rules of {kind} in "bfloat16" alone, '
             f'not in "{str(model.dtype).removeprefix("torch.")}": set rollout.dtype = "bfloat16"'
+        )
+    if model.adapter is not None and experts_of(model.skeleton.config):
+        raise UsageError(
+            'rollout.vllm.lora = "adapter": beside an adapter, on whatever layers, vLLM computes '
+            f'the experts of {kind} by Triton kernels, which need a GPU: use "merged"'
         )
 
 
