@@ -163,6 +163,15 @@ def test_sampling_is_timed_without_a_grammar_and_with_each(data: Path, tmp_path:
 
 
 @pytest.mark.slow
+def test_episodes_with_what_is_kept_compute_fewer_tokens(data: Path, tmp_path: Path) -> None:
+    small = ["--rounds", "1", "--turns", "3", "--tokens", "4"]
+    (measured,) = result("turns", tmp_path, "--data", str(data), *small)["rounds"]
+    kept, again = measured["kept"], measured["computed again"]
+    assert 300 < kept["sampled_tokens"] == again["sampled_tokens"] <= 32 * 3 * 4
+    assert kept["prompt_tokens"] < again["prompt_tokens"] / 3
+
+
+@pytest.mark.slow
 def test_slow_calls_of_samples_wait_for_each_other_only_one_after_the_other(tmp_path: Path) -> None:
     found = result("side_by_side", tmp_path, "--steps", "1")
     call, samples = found["call_seconds"], found["samples"]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,12 @@ from postgrad.rollout.engine import Completion, Request, WeightHandover, generat
 @pytest.fixture(scope="session")
 def sampled_turns() -> list[Any]:
     """The bits of second turns in two processes that live: at most one list of them."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def lockstep() -> list[Any]:
+    """The bits of `in_lockstep` in two processes that live: at most one list of them."""
     return []
 
 
@@ -83,6 +90,38 @@ def test_a_process_that_dies_is_replaced_alone_with_the_same_bits(
     assert set(lost["tickets"]) <= {1, 3, 5}
     assert lossy.workers[0].dead is False
     assert lossy.engine.stats.by_engine()["engine/1/losses"] == 1.0
+
+
+def in_lockstep(engine: SharedEngine) -> list[Completion]:
+    """Three turns of each sample: nothing is asked before all have ended the turn before."""
+    asked = [replace(r, may_go_on=True) for r in requests(4, 2, max_new_tokens=8)]
+    by_sample = {(r.ticket, sample): r for r in asked for sample in r.sample_ids}
+    done: list[Completion] = []
+    for turn in range(3):
+        ended = generate(engine, asked)
+        done += ended
+        for c in ended:
+            before = by_sample[c.ticket, c.sample]
+            by_sample[c.ticket, c.sample] = replace(
+                before, sample_ids=(c.sample,), turn=turn + 1,
+                token_ids=np.concatenate([before.token_ids, c.token_ids]),
+            )  # fmt: skip
+        asked = list(by_sample.values())
+    return done
+
+
+@pytest.mark.parametrize("turn", range(5))
+def test_what_a_dead_process_kept_between_turns_is_made_again_to_the_same_bits(
+    shared: Any, turn: int, lockstep: list[Any]
+) -> None:
+    if not lockstep:
+        whole = shared(2)
+        lockstep.append(bits(in_lockstep(whole.engine)))
+        whole.engine.rest()  # turns that follow stand behind nothing
+        assert bits(in_lockstep(whole.engine)) == lockstep[0]
+    lossy = shared(2, {1: dies_in("turn", turn)})
+    assert bits(in_lockstep(lossy.engine)) == lockstep[0]
+    assert len(lossy.logs.of("engine_joined")) == 1
 
 
 def test_what_has_no_bits_to_keep_is_asked_of_the_others_from_its_beginning(

@@ -11,10 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from helpers.model_types import config_of
+from helpers.rollouts import Chosen
 from postgrad.algorithms.sft import SFT
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Experience, Sequences
+from postgrad.core.records import Experience, Prompt, RolloutBatch, Sequences
 from postgrad.layout.layout import lay_out
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.policy import PolicyLearner
@@ -24,7 +25,9 @@ from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.routers import Routers, chosen_of, replayable
 from postgrad.parallel.ranks import ALONE
 from postgrad.rollout.engine import Completion, Request
+from postgrad.rollout.environment import Drawing, Environments, Observation, Step, at_once
 from postgrad.rollout.local.engine import LocalEngine
+from postgrad.rollout.sampling import sample_groups
 from postgrad.rollout.settings import SamplingSettings
 
 VOCABULARY = 37
@@ -36,8 +39,28 @@ class NoText:
 
     eos_token_id = 36
 
+    def decode(self, ids: Any, **_: Any) -> str:
+        return ""
+
     def batch_decode(self, ids: Any, **_: Any) -> list[str]:
         return ["" for _ in ids]
+
+
+class Replies:
+    """An environment that answers three tokens twice."""
+
+    deterministic = True
+    concurrent = 0
+    turn_tokens = ()
+
+    def reset(self, prompt: Prompt, sample: int) -> "Replies":
+        return self
+
+    def resume(self, prompt: Prompt, sample: int, recorded: Any) -> None:
+        raise AssertionError
+
+    def step(self, response: Completion) -> Step:
+        return at_once(Observation(np.array([5, 6, 7], np.int32), done=response.turn == 2))
 
 
 def undecided(seed: int, dtype: torch.dtype = torch.float32, kind: str = "qwen3_moe") -> Any:
@@ -126,6 +149,28 @@ def test_the_engine_records_the_experts_of_every_token_that_it_computed(cut_afte
     for tokens, experts in zip(sequences.tokens, sequences.experts, strict=True):
         assert (experts[:-1] == own_experts(plain, tokens)[:-1]).all()
         assert (experts[-1] == -1).all()
+
+
+@torch.no_grad()
+def test_later_turns_record_the_experts_of_what_they_compute_alone() -> None:
+    """What the engine keeps between turns has those of the turns before."""
+    torch.manual_seed(0)
+    lm: Any = AutoModelForCausalLM.from_config(config_of("qwen3_moe", VOCABULARY)).eval()
+    plain = copy.deepcopy(lm)
+    lm.set_attn_implementation(ATTENTION_NAME)
+    engine = engine_of(lm)
+    prompt = Prompt(0, requests()[0].token_ids, "?", None, "rows", 0)
+    sampling = SamplingSettings(max_new_tokens=9)
+    drawing = Drawing(2, sampling, 0, Environments({None: Replies()}), max_len=100)
+    groups = sample_groups(engine, Chosen(lambda t, s: float(s)), [prompt], drawing, NoText())
+    batch = RolloutBatch.of(groups)
+    assert batch.sequences.experts is not None
+    for tokens, experts in zip(batch.sequences.tokens, batch.sequences.experts, strict=True):
+        assert len(tokens) > 30
+        assert (experts[:-1] == own_experts(plain, tokens)[:-1]).all()
+        assert (experts[-1] == -1).all()
+    of_turns = sum(1 + 3 for r in groups[0].rollouts for turn in r.turns if not turn.logprobs.any())
+    assert engine.stats.prompt_tokens == len(prompt.token_ids) + of_turns
 
 
 def test_replayed_logprobs_are_the_samplers_to_float32_rounding() -> None:

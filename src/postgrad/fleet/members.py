@@ -147,7 +147,10 @@ class Member:
     starting: Future[Workers] | None = None
     asked: Handle[TurnAnswer] | None = None  # the turn under way
     waiting: list[Request] = field(default_factory=list[Request])  # for the next turn
-    turns: list[list[Request]] = field(default_factory=list[list[Request]])  # since it was idle
+    # Since its engine held nothing of any sample: an idle one may keep what a sample's next turn
+    # goes on behind.
+    turns: list[list[Request]] = field(default_factory=list[list[Request]])
+    idle: bool = True  # what waits came when nothing was open
     # by ticket and sample: the request that asked for it
     open: dict[tuple[int, int], Request] = field(default_factory=dict[tuple[int, int], Request])
     repeats: bool = True  # its turns can be repeated to the same bits
@@ -185,10 +188,21 @@ class Member:
 
     def give(self, request: Request, exact: bool) -> None:
         """Queues a request for the next turn."""
-        if not self.open:
+        self.idle |= not self.open
+        if self.idle and not request.turn:  # then its engine keeps nothing
             self.turns, self.repeats = [], exact
         self.waiting.append(request)
         self.open |= {(request.ticket, sample): request for sample in request.sample_ids}
+
+    def note_asked(self, requests: list[Request]) -> None:
+        """Its next turn begins, with what it gets first."""
+        self.idle &= not requests
+        self.turns.append(requests)
+
+    def note_emptied(self) -> None:
+        """Its engine holds nothing any more, unless samples are open."""
+        if not self.open:
+            self.turns = []
 
     def take_back(self) -> list[Request]:
         """What is left of its requests, to be asked again from their beginning."""

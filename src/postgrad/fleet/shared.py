@@ -152,6 +152,7 @@ class SharedEngine:
         self._join()
         self._probe = None
         for member in self._members:
+            member.note_emptied()
             if member.open:  # it goes on with other weights, which no repetition would
                 member.repeats = False
                 if member.workers is None:
@@ -219,6 +220,8 @@ class SharedEngine:
         self._pace.stop()
         self._join()
         self._of_all("rest")
+        for member in self._members:
+            member.note_emptied()
 
     def interrupt(self) -> None:
         """Ends the sampling of whichever thread is at it: the run ends, or restarts its ranks."""
@@ -272,7 +275,7 @@ class SharedEngine:
         if not member.serves or member.asked is not None or not member.open:
             return
         requests, *pace = self._pace.next_turn(member)
-        member.turns.append(requests)
+        member.note_asked(requests)
         member.asked = member.call("turn", requests, len(self._roster.dealt), *pace)
 
     def _taken(self, member: Member, handle: Handle[TurnAnswer]) -> list[Completion]:

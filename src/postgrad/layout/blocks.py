@@ -10,7 +10,6 @@ which squares hold visible pairs (`block_table`).
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,21 +43,25 @@ class BlockPlan:
     """All blocks of a layout, and how their outputs are put back in its order."""
 
     blocks: tuple[Block, ...]
-    source_row: NDArray[np.int64]  # [T] place of each layout row in the blocks' outputs end to end
+    # [T] place of each layout row in the blocks' outputs end to end; 0 of rows that are no queries
+    source_row: NDArray[np.int64]
 
 
-def plan_blocks(layout: Layout) -> BlockPlan:
-    """The blocks of a layout; every row is a query of exactly one of them."""
+def plan_blocks(layout: Layout, first: NDArray[np.int64] | None = None) -> BlockPlan:
+    """The blocks of a layout; every row is a query of exactly one of them. first: [segments] the
+    first row of each segment that is a query; None: all are.
+    """
+    begins = layout.segment_start[:-1] if first is None else first
     runs = [
         (np.arange(start, end), path[: len(path) - (stop - _end_of_seen(layout, start, end))])
-        for segment, (begin, stop) in enumerate(pairwise(layout.segment_start.tolist()))
+        for segment, stop in enumerate(layout.segment_start[1:].tolist())
         for path in [layout.path_rows(segment)]
-        for start in range(begin, stop, QUERY_RUN)
+        for start in range(int(begins[segment]), stop, QUERY_RUN)
         for end in [min(start + QUERY_RUN, stop)]
     ]
     runs.sort(key=lambda run: (len(run[1]), len(run[0])), reverse=True)
     blocks: list[Block] = []
-    source_row = np.empty(layout.n_tokens, np.int64)
+    source_row = np.zeros(layout.n_tokens, np.int64)
     done = 0
     for stack in stacks(runs):
         block = _block(stack, layout)

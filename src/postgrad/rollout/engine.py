@@ -62,6 +62,7 @@ class Request:
     messages: Sequence[Mapping[str, str]] = ()  # the prompt in the chat format; () in later turns
     written: Written | None = None  # of a turn that goes on; then `sample_ids` is a single sample
     images: tuple[PlacedImage, ...] = ()  # among `token_ids`, in order
+    may_go_on: bool = False  # another turn of these samples may follow, with this one in its prefix
 
     @property
     def prefix(self) -> NDArray[np.int32]:

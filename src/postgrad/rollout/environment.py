@@ -213,6 +213,7 @@ class OpenSample:
         self.request: Request | None = Request(
             prompt.ticket, (number,), prompt.token_ids, drawing.turn_sampling(prompt, 0, number),
             0, drawing.seed, messages=prompt.messages, images=prompt.images,
+            may_go_on=self._environment is not _SINGLE_TURN,
         )  # fmt: skip
 
     def take(self, completion: Completion) -> Step:
@@ -293,7 +294,8 @@ class OpenSample:
         self._rewards.append(0.0)
         self._images += tuple(i.moved(len(prefix) - len(seen)) for i in observation.images)
         place = self.prompt.ticket, (self._number,)
-        return Request(*place, prefix, sampling, turn, self._drawing.seed, images=self._images)
+        seed, images = self._drawing.seed, self._images
+        return Request(*place, prefix, sampling, turn, seed, images=images, may_go_on=True)
 
     def _sampling_after(self, turn: int, tokens: int) -> SamplingSettings | None:
         sampling = self._drawing.turn_sampling(self.prompt, turn, self._number)

@@ -182,14 +182,14 @@ def filled(dim: int, value_dim: int, dtype: torch.dtype, latent: bool = False) -
     ]
     if latent:
         packed[2:] = [keys[..., :value_dim] for keys in packed[:2]]
-    prompts, places = np.array([2, 0, 1]), np.array([7, 23, 0])
-    table = torch.from_numpy(np.stack([starts[prompts], lengths[prompts], places]))
+    prompts, places, behind = np.array([2, 0, 1]), np.array([7, 23, 0]), np.array([0, 5, 0])
+    table = torch.from_numpy(np.stack([starts[prompts], lengths[prompts], places, behind]))
     layers = zip(packed[:2], packed[2:], strict=True)
     fill(cache.prompts, layers, table, int(lengths[prompts].max()))
-    for prompt, place in zip(prompts, places, strict=True):
+    for prompt, place, first in zip(prompts, places, behind, strict=True):
         span = slice(int(starts[prompt]), int(starts[prompt + 1]))
         for store, tokens in zip(expected, packed, strict=True):
-            store[place, :, : lengths[prompt]] = tokens[:, span]
+            store[place, :, first : first + lengths[prompt]] = tokens[:, span]
     return all(map(torch.equal, stores, expected))
 
 

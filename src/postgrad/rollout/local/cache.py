@@ -65,6 +65,16 @@ class Stretches:
         for store in (*self.keys, *self.values):
             store[onto, :, :tokens] = store[of, :, :tokens]
 
+    def exchange(self, first: NDArray[np.int64], second: NDArray[np.int64], tokens: int) -> None:
+        """The stretches `first` and `second` change their numbers. tokens: the most of one."""
+        to, source = np.concatenate([first, second]), np.concatenate([second, first])
+        if self.keys and self.keys[0].device.type != "cpu":
+            self.place[to] = self.place[source]
+            return
+        onto, of = torch.from_numpy(to), torch.from_numpy(source)
+        for store in (*self.keys, *self.values):
+            store[onto, :, :tokens] = store[of, :, :tokens]
+
 
 class RowStates:
     """The states of the token mixers that carry one (models/states.py), of `slots` rows: for each

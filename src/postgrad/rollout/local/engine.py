@@ -23,7 +23,6 @@ from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import PlacedImage
 from postgrad.models.attention import require_embedded, text_config, to_device
 from postgrad.models.decoder import decoder_of
-from postgrad.models.head import target_logprobs
 from postgrad.models.images import ImageTower
 from postgrad.models.routers import replayable
 from postgrad.models.supported import is_tested
@@ -32,17 +31,22 @@ from postgrad.rollout.engine import Completion, Request, Sent, WeightIntake, in_
 from postgrad.rollout.grammar import Grammars
 from postgrad.rollout.local.budget import PREFILL_TOKENS, SharedPrompts, align
 from postgrad.rollout.local.cache import KeyValueCache
+from postgrad.rollout.local.kept import KeptPrefixes
 from postgrad.rollout.local.prompts import (
     Prefilled,
-    batches_of,
-    lay_out_plain,
     layer_shapes,
     prefill,
     require_same_samples,
-    run_plain,
+    scored,
     without_images,
 )
-from postgrad.rollout.local.rows import Rows, Stopper, eos_token_ids, require_finite
+from postgrad.rollout.local.rows import (
+    Rows,
+    Stopper,
+    completions,
+    eos_token_ids,
+    require_finite,
+)
 from postgrad.rollout.local.step import Flight, Stepper
 from postgrad.rollout.stats import EngineStats
 
@@ -96,6 +100,7 @@ class LocalEngine:
         self._prefilled: Prefilled | None = None
         self._rows = Rows(0, 0)
         self._shared = SharedPrompts(0)
+        self._kept = KeptPrefixes(self._cache, self._shared)
         self._prompts_computed = 0  # since the engine was idle: names a prompt's stretches
         self._division = (0, 0, 0)  # of the cache: slots, places of a prompt and of a response
         self._stepper = self._new_stepper(0)
@@ -184,6 +189,7 @@ class LocalEngine:
         self._stepper.reload()
         self._rows.end_version(self._version)
         self._version = version
+        self._kept.clear()
         if self._prefilled is not None:
             waiting, self._prefilled = self._prefilled.waiting(), None
             for request in waiting:
@@ -203,6 +209,7 @@ class LocalEngine:
         requests += self._prefilled.waiting() if self._prefilled is not None else []
         requests += [request for _, request in self._waiting]
         self._rows, self._prefilled, self._waiting = Rows(0, 0), None, []
+        self._kept.clear()
         return in_order(requests)
 
     @torch.inference_mode()
@@ -216,26 +223,14 @@ class LocalEngine:
         self._require_whole()
         if self._device.type == "cuda":  # what computing prompts left has no room for logits
             give_back(self._device)
-        scored: list[NDArray[np.float32]] = []
-        for batch in batches_of([len(sequence) for sequence in sequences], self._prefill_tokens):
-            layout, columns = lay_out_plain(
-                [np.asarray(s, np.int32) for s in sequences[batch]], tuple(images[batch])
-            )
-            hidden, _ = run_plain(self._decoder, layout, self._device, tower=self._tower)
-            arrays = (layout.hidden_row, layout.target)
-            rows, target = (to_device(array, self._device) for array in arrays)
-            token_logprobs, _ = target_logprobs(
-                self._lm, hidden.index_select(0, rows), target, temperature=temperature
-            )
-            values = np.zeros(len(columns.values), np.float32)
-            values[layout.column] = token_logprobs.cpu().numpy()
-            scored += list(columns.like(values))
-        return scored
+        parts = self._lm, self._decoder, self._tower
+        return scored(*parts, sequences, images, temperature, self._prefill_tokens)
 
     def rest(self) -> None:
         """Free the cache and the decoder's packed weights, unless samples are in progress."""
         if not (self._rows.count or self._waiting or self._prefilled):
             self._decoder.forget()
+            self._kept.clear()
             self._cache.release()
             self._division = (0, 0, 0)
             self._stepper = self._new_stepper(0)
@@ -255,14 +250,15 @@ class LocalEngine:
 
     def _admit(self) -> None:
         """Give free rows to waiting samples."""
-        if not self._rows.count and self._waiting and self._prefilled is None:
+        begins = not self._rows.count and self._waiting and self._prefilled is None
+        if begins and not self._goes_on():
             self._divide()
         while self._rows.count < self._rows.capacity:
             if self._prefilled is None:
                 if not (requests := self._next_prompts()):
                     break
                 self._prefilled = prefill(
-                    self._decoder, requests, self._device, self._routers, self._tower
+                    self._decoder, requests, self._device, self._routers, self._tower, self._kept
                 )
                 self.stats.prompt_tokens += int(self._prefilled.starts[-1])
                 self._prompts_computed += len(self._prefilled.hidden)
@@ -274,7 +270,7 @@ class LocalEngine:
     def _start(self, pool: Prefilled, taken: list[tuple[int, tuple[int, ...]]]) -> None:
         """Make rows for samples of `pool`'s requests: `taken` as Prefilled.take gives it."""
         first_row = self._rows.count
-        lengths = np.diff(pool.starts)
+        lengths = np.diff(pool.starts) + pool.behind
         first_name = self._prompts_computed - len(pool.hidden)
         opened: list[tuple[int, int]] = []
         prompts: list[int] = []
@@ -282,6 +278,7 @@ class LocalEngine:
             prompt = int(pool.prompt_of[number])
             name, length = first_name + prompt, int(lengths[prompt])
             stretches, new = self._shared.join(name, length, len(samples))
+            self._kept.open(new, pool.kept[prompt])
             experts = None if pool.experts is None else pool.experts[prompt]
             self._rows.add(pool.requests[number], samples, stretches, experts, self._grammars)
             opened += [(stretch, prompt) for stretch in new]
@@ -311,6 +308,7 @@ class LocalEngine:
         self._cache.divide(slots, prompt, new)
         self._rows = Rows(slots, new)
         self._shared = SharedPrompts(slots)
+        self._kept = KeptPrefixes(self._cache, self._shared)
         if self._division == (slots, prompt, new):
             self._stepper.restart()
         else:
@@ -325,16 +323,31 @@ class LocalEngine:
         and the cache is laid out anew.
         """
         requests: list[Request] = []
-        room = self._prefill_tokens
+        room, rows = self._prefill_tokens, self._rows.capacity - self._rows.count
+        takes_over = False
         while self._waiting:
             request = self._waiting[0][1]
-            too_long = len(request.prefix) > self._cache.prompts.places
-            too_long |= request.new_tokens > self._cache.responses.places
-            room -= len(request.prefix)
-            if too_long or (requests and room < 0):
+            kept = self._kept.reach(request)
+            room, rows = room - len(request.prefix) + kept, rows - len(request.sample_ids)
+            takes_over |= kept > 0  # then all rows of the batch begin at once
+            full = room < 0 or (takes_over and rows < 0)
+            if not self._fits(request) or (requests and full):
                 break
             requests.append(heapq.heappop(self._waiting)[1])
         return requests
+
+    def _fits(self, request: Request) -> bool:
+        """Whether a request has room in the places of a row."""
+        prompts, responses = self._cache.prompts.places, self._cache.responses.places
+        return len(request.prefix) <= prompts and request.new_tokens <= responses
+
+    def _goes_on(self) -> bool:
+        """Whether the cache keeps its layout: samples go on behind what is kept, and all fit. A
+        first turn makes an idle engine forget (fleet/members.py counts on that).
+        """
+        requests = [request for _, request in self._waiting]
+        fit = all(request.turn and self._fits(request) for request in requests)
+        return fit and any(map(self._kept.reach, requests))
 
     def _step(self, decoding: int) -> None:
         """Start computing a token for every row; the first `decoding` rows continue from one."""
@@ -364,36 +377,15 @@ class LocalEngine:
         gone = np.flatnonzero(ends | dead)
         if not len(gone):
             return
-        self._ended += self._completions(gone, stopped, dead)
+        self._ended += completions(rows, gone, stopped, dead, self._version, self._tokenizer)
+        if not self._decoder.stateful and self._decoder.latents is None:
+            self._kept.keep(rows, gone)
         to, source = rows.remove(gone)
         self._cache.responses.move(to, source, rows.launched)
         self._cache.states.move(to, source)
         self._stepper.move(to, source)
         for flight in self._flights:
             flight.move(gone, to, source)
-        to, source = self._shared.keep(rows.stretch[: rows.count])
-        self._cache.prompts.move(to, source, self._shared.length)
+        self._kept.rearrange(*self._shared.keep(rows.stretch[: rows.count]))
         if not rows.count:
             self._flights.clear()
-
-    def _completions(
-        self, gone: NDArray[np.int64], stopped: NDArray[np.bool_], dead: NDArray[np.bool_]
-    ) -> list[Completion]:
-        rows = self._rows
-        turns = [rows.whole_turn(row, self._version) for row in gone]
-        ids = [turn.token_ids for turn in turns]
-        texts = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return [
-            Completion(
-                ticket=int(rows.ticket[row]),
-                sample=int(rows.sample[row]),
-                turn=int(rows.turn[row]),
-                token_ids=turn.token_ids,
-                logprobs=turn.logprobs,
-                finish_reason="stop" if stopped[row] else "dead_end" if dead[row] else "length",
-                versions=turn.versions,
-                text=text,
-                experts=turn.experts,
-            )
-            for row, turn, text in zip(gone, turns, texts, strict=True)
-        ]

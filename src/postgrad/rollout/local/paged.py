@@ -51,7 +51,7 @@ def _vectors(at, places, there, SIZE: tl.constexpr):
 
 @triton.jit
 def _fill(
-    key, value, keys, values, start, length, slots, tokens, places,
+    key, value, keys, values, start, length, slots, behind, tokens, places,
     KV: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, VALUES: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -59,7 +59,7 @@ def _fill(
     place = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
     there = place < tl.load(length + prompt)
     of = head * tokens + tl.load(start + prompt) + place
-    to = (tl.load(slots + prompt) * KV + head) * places + place
+    to = (tl.load(slots + prompt) * KV + head) * places + tl.load(behind + prompt) + place
     d, dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     new = _vectors(key + of * D, d, there, D)
     tl.store(keys + to[:, None] * D + d[None, :], new, mask=there[:, None] & (d < D)[None, :])
@@ -79,17 +79,17 @@ def fill(
 
     layers: the keys [KV, T, D] and values [KV, T, Dv] of the packed prompts, laid out as in the
     cache: contiguous, or values that are the beginnings of keys. table:
-    [3, P] int64, of each prompt where it begins among the T tokens, its tokens, and its place in
-    `stretches`; longest: the most tokens of one.
+    [4, P] int64, of each prompt where it begins among the T tokens, its tokens, its place in
+    `stretches`, and behind how many tokens there; longest: the most tokens of one.
     """
-    start, length, slots = table
+    start, length, slots, behind = table
     for number, (key, value) in enumerate(layers):
         kv_heads, tokens, dim = key.shape
         value_dim = value.shape[2]
         grid = len(slots), kv_heads, triton.cdiv(longest, FILLED)
         _fill[grid](  # pyright: ignore[reportIndexIssue]
             key, value, stretches.keys[number], stretches.values[number], start, length, slots,
-            tokens, stretches.places, KV=kv_heads, D=dim, DV=value_dim,
+            behind, tokens, stretches.places, KV=kv_heads, D=dim, DV=value_dim,
             VALUES=stretches.values[number].stride(2), BLOCK_D=_tile(dim),
             BLOCK_DV=_tile(value_dim), BLOCK_N=FILLED,
         )  # fmt: skip

@@ -18,6 +18,7 @@ from postgrad.layout.blocks import plan_blocks
 from postgrad.layout.layout import Layout, lay_out
 from postgrad.models.attention import AttentionContext, carries_states, to_device
 from postgrad.models.decoder import Decoder, ModuleDecoder
+from postgrad.models.head import target_logprobs
 from postgrad.models.images import ImageTower
 from postgrad.models.latent import Latents
 from postgrad.models.probe import own_attention, probe_sequences, same, spread
@@ -26,6 +27,7 @@ from postgrad.models.supported import unsupported
 from postgrad.models.tree import TreeAttention, attention_over
 from postgrad.rollout.engine import Completion, Engine, Request
 from postgrad.rollout.local.cache import LayerShape, Stretches
+from postgrad.rollout.local.kept import BehindKept, KeptPrefix, KeptPrefixes
 from postgrad.rollout.settings import SamplingSettings
 
 NEW = 5  # tokens of each sample that is compared with transformers
@@ -116,10 +118,12 @@ def run_plain(
     attention: AttentionContext | None = None,
     routers: Routers | None = None,
     tower: ImageTower | None = None,
+    rows: NDArray[np.int64] | None = None,
 ) -> tuple[Tensor, Recording]:
     """The hidden states [T, hidden] of a layout, and every layer's keys and values, or its state
     behind each sequence. attention: None for the fastest. routers: those whose experts are
-    recorded. tower: encodes the layout's images.
+    recorded. tower: encodes the layout's images. rows: of the layout, those that are computed;
+    None: all.
     """
     recording = Recording(attention or attention_over(layout, device), decoder.latents)
     context: AttentionContext = recording
@@ -130,7 +134,8 @@ def run_plain(
         mixing = SegmentMixing(layout, device, keep=True)
         context, recording.states = StateContext(recording, mixing), mixing.states
     arrays = (layout.token_ids, layout.rotary_positions)
-    ids, positions = (to_device(array, device) for array in arrays)
+    computed = arrays if rows is None else [array[..., rows] for array in arrays]
+    ids, positions = (to_device(array, device) for array in computed)
     # Which prompts start together depends on the other engines: an image is encoded alone.
     pictures = None if tower is None else tower.pictures(layout, at_once=0)
     with nullcontext() if routers is None else routers.recording() as routed:
@@ -138,6 +143,35 @@ def run_plain(
     if routed is not None:
         recording.experts = chosen_of(routed).cpu().numpy()
     return hidden, recording
+
+
+def scored(
+    lm: nn.Module,
+    decoder: Decoder,
+    tower: ImageTower | None,
+    sequences: Sequence[NDArray[np.int32]],
+    images: Sequence[tuple[PlacedImage, ...]],
+    temperature: float,
+    room: int,
+) -> list[NDArray[np.float32]]:
+    """[T] nats for each sequence, 0 for its first token, by packed forwards of about `room` tokens.
+    images: of each sequence; (): none has any. lm: the model of `decoder` and `tower`.
+    """
+    device = next(lm.parameters()).device
+    logprobs: list[NDArray[np.float32]] = []
+    for batch in batches_of([len(sequence) for sequence in sequences], room):
+        layout, columns = lay_out_plain(
+            [np.asarray(s, np.int32) for s in sequences[batch]], tuple(images[batch])
+        )
+        hidden, _ = run_plain(decoder, layout, device, tower=tower)
+        rows, target = (to_device(array, device) for array in (layout.hidden_row, layout.target))
+        token_logprobs, _ = target_logprobs(
+            lm, hidden.index_select(0, rows), target, temperature=temperature
+        )
+        values = np.zeros(len(columns.values), np.float32)
+        values[layout.column] = token_logprobs.cpu().numpy()
+        logprobs += list(columns.like(values))
+    return logprobs
 
 
 def layer_shapes(lm: nn.Module, device: torch.device) -> tuple[LayerShape, ...]:
@@ -163,7 +197,7 @@ def _of_one_token(lm: nn.Module, device: torch.device) -> Recording:
 @dataclass(slots=True)
 class Prefilled:
     """Packed keys and values of the P different prompts of some requests, T tokens together, whose
-    samples wait for rows.
+    samples wait for rows. What is kept of a prompt is not among them.
     """
 
     requests: list[Request]
@@ -172,10 +206,16 @@ class Prefilled:
     values: list[Tensor]  # for each layer [KV, T, Dv]
     states: list[dict[str, Tensor]]  # for each mixer its state behind each prompt, [P, ...]
     starts: NDArray[np.int64]  # [P + 1] where each prompt begins among the T tokens
+    kept: Sequence[KeptPrefix | None]  # [P] what stands before the tokens of each prompt
     hidden: Tensor  # [P, hidden] the state that predicts the first token of a response
     experts: list[Experts] | None = None  # of each of the P prompts, where they are recorded
     number: int = field(default=0)  # the first request with waiting samples
     taken: int = field(default=0)  # how many of its samples have rows already
+
+    @property
+    def behind(self) -> NDArray[np.int64]:
+        """[P] how many tokens of each prompt are kept."""
+        return np.array([0 if kept is None else len(kept.tokens) for kept in self.kept])
 
     @property
     def empty(self) -> bool:
@@ -206,18 +246,25 @@ class Prefilled:
     def copy_to(
         self, stretches: Stretches, numbers: NDArray[np.int64], prompts: NDArray[np.int64]
     ) -> None:
-        """Copy prompts into the cache: prompts[i], one of the P, into stretch numbers[i]."""
-        lengths = np.diff(self.starts)[prompts]
-        longest = int(lengths.max())
+        """Copy prompts into the cache: prompts[i], one of the P, into stretch numbers[i], behind
+        what is kept of it.
+        """
+        lengths, behind = np.diff(self.starts)[prompts], self.behind[prompts]
         device = self.hidden.device
         if not self.keys:  # no layer attends
             return None
         if device.type != "cpu":
             from postgrad.rollout.local.paged import fill  # Triton is there with CUDA alone
 
-            table = np.stack([self.starts[prompts], lengths, stretches.place[numbers]])
+            table = np.stack([self.starts[prompts], lengths, stretches.place[numbers], behind])
             layers = zip(self.keys, self.values, strict=True)
-            return fill(stretches, layers, to_device(table, device), longest)
+            return fill(stretches, layers, to_device(table, device), int(lengths.max()))
+        for number in np.flatnonzero(behind).tolist():
+            self._copy_behind(stretches, int(numbers[number]), int(prompts[number]))
+        if not (behind == 0).any():
+            return None
+        numbers, prompts, lengths = (of[behind == 0] for of in (numbers, prompts, lengths))
+        longest = int(lengths.max())
         # A shorter prompt is padded with its last token's keys; what lies there is masked.
         offset = np.minimum(np.arange(longest), lengths[:, None] - 1)
         index = torch.from_numpy((self.starts[prompts][:, None] + offset).ravel())
@@ -231,6 +278,15 @@ class Prefilled:
             store[to, :, :longest] = filled.transpose(0, 1)
         return None
 
+    def _copy_behind(self, stretches: Stretches, number: int, prompt: int) -> None:
+        start, end = self.starts[prompt : prompt + 2].tolist()
+        first, to = int(self.behind[prompt]), int(stretches.place[number])
+        for store, packed in (
+            *zip(stretches.keys, self.keys, strict=True),
+            *zip(stretches.values, self.values, strict=True),
+        ):
+            store[to, :, first : first + end - start] = packed[:, start:end]
+
 
 def prefill(
     decoder: Decoder,
@@ -238,9 +294,11 @@ def prefill(
     device: torch.device,
     routers: Routers | None = None,
     tower: ImageTower | None = None,
+    prefixes: KeptPrefixes | None = None,
 ) -> Prefilled:
     """Compute the prompts of `requests` in one packed forward, equal ones once. routers: those
-    whose experts are recorded. tower: encodes their images.
+    whose experts are recorded. tower: encodes their images. prefixes: what is kept of samples, and
+    is not computed again; the rows of these requests have to begin before anything else is kept.
     """
     number: dict[tuple[bytes, ...], int] = {}
     prompts = [np.ascontiguousarray(r.prefix, np.int32) for r in requests]
@@ -252,8 +310,18 @@ def prefill(
     _, first = np.unique(prompt_of, return_index=True)
     images = tuple(requests[i].images for i in first)
     layout, _ = lay_out_plain([prompts[i] for i in first], images if any(images) else ())
-    hidden, context = run_plain(decoder, layout, device, routers=routers, tower=tower)
-    starts = layout.segment_start
+    kept: list[KeptPrefix | None] = [None] * len(first)
+    for request, prompt in zip(requests, prompt_of.tolist(), strict=True):
+        if prefixes is not None and (claim := prefixes.claim(request)) is not None:
+            if kept[prompt] is None:
+                kept[prompt] = claim
+            else:
+                prefixes.release(claim)
+    rows, attention, starts = None, None, layout.segment_start
+    if prefixes is not None and any(kept):
+        attention = BehindKept(layout, kept, prefixes.stretches, device)
+        rows, starts = attention.rows, attention.starts
+    hidden, context = run_plain(decoder, layout, device, attention, routers, tower, rows)
     experts = None if context.experts is None else np.split(context.experts, starts[1:-1])
     last = to_device(starts[1:] - 1, device)
     return Prefilled(
@@ -263,6 +331,7 @@ def prefill(
         context.values,
         context.states,
         starts,
+        kept,
         hidden.index_select(0, last),
         experts,
     )

@@ -14,7 +14,7 @@ from postgrad.core import seeds
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Experts
 from postgrad.layout.layout import rotary_positions
-from postgrad.rollout.engine import Request, Written
+from postgrad.rollout.engine import Completion, Request, Written
 from postgrad.rollout.grammar import ALL, Grammars
 from postgrad.rollout.local.budget import close_gaps
 from postgrad.rollout.local.sampler import Kind
@@ -209,6 +209,36 @@ class Rows:
             column[to] = column[source]
         self.count = left
         return to, source
+
+
+def completions(
+    rows: Rows,
+    gone: NDArray[np.int64],
+    stopped: NDArray[np.bool_],
+    dead: NDArray[np.bool_],
+    version: int,
+    tokenizer: Any,
+) -> list[Completion]:
+    """The turns of the rows `gone`. stopped, dead: [count] which rows ended by a token or a string,
+    and which follow a grammar that allows no further token. version: as of Rows.versions.
+    """
+    turns = [rows.whole_turn(row, version) for row in gone]
+    ids = [turn.token_ids for turn in turns]
+    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return [
+        Completion(
+            ticket=int(rows.ticket[row]),
+            sample=int(rows.sample[row]),
+            turn=int(rows.turn[row]),
+            token_ids=turn.token_ids,
+            logprobs=turn.logprobs,
+            finish_reason="stop" if stopped[row] else "dead_end" if dead[row] else "length",
+            versions=turn.versions,
+            text=text,
+            experts=turn.experts,
+        )
+        for row, turn, text in zip(gone, turns, texts, strict=True)
+    ]
 
 
 def require_finite(

@@ -1,0 +1,241 @@
+"""Keys and values of samples between two turns.
+
+The next turn of a sample stands behind all of its turns so far, of which the cache has keys and
+values already. While the environment works they stay in one of the prompts' stretches that no row
+reads; the engine then computes the new tokens alone. Rows come first: where they need all
+stretches, what was kept longest is dropped, and computed again if its sample goes on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from postgrad.layout.layout import Layout
+from postgrad.models.attention import to_device
+from postgrad.models.tree import attention_over
+from postgrad.rollout.engine import Request
+from postgrad.rollout.local.budget import ALIGN, SharedPrompts
+from postgrad.rollout.local.cache import KeyValueCache, Stretches
+from postgrad.rollout.local.rows import Rows
+
+SampleKey = tuple[int, int, int]  # seed, ticket and sample
+
+
+@dataclass(slots=True, eq=False)
+class KeptPrefix:
+    """The tokens [K] whose keys and values are in a stretch."""
+
+    tokens: NDArray[np.int32]
+    stretch: int  # its number among those of the prompts
+
+
+class KeptPrefixes:
+    """What is kept in the stretches of one division of the cache: in numbers that `shared`, the
+    prompts that rows read, does not use.
+
+    Which prefixes are there depends on requests and token counts alone, as rows do.
+    """
+
+    def __init__(self, cache: KeyValueCache, shared: SharedPrompts) -> None:
+        self._cache, self._shared = cache, shared
+        self._by_sample: dict[SampleKey, KeptPrefix] = {}  # what was kept longest first
+        self._claimed: list[KeptPrefix] = []  # by requests whose rows begin next
+
+    @property
+    def stretches(self) -> Stretches:
+        """Where it is kept."""
+        return self._cache.prompts
+
+    def clear(self) -> None:
+        """Drops all prefixes: the weights have changed, or the cache is laid out anew."""
+        self._by_sample.clear()
+
+    def reach(self, request: Request) -> int:
+        """How many of the first tokens of a request need not be computed: never all of them."""
+        kept = self._by_sample.get(_key(request))
+        if kept is None or not request.turn or request.images:
+            return 0
+        prefix = request.prefix
+        length = min(len(kept.tokens), len(prefix) - 1)
+        differ = np.flatnonzero(kept.tokens[:length] != prefix[:length])
+        shared = int(differ[0]) if len(differ) else length
+        return shared if shared >= ALIGN else 0
+
+    def claim(self, request: Request) -> KeptPrefix | None:
+        """What is kept for a request, whose row takes it over with `open`; None: nothing is."""
+        if not (length := self.reach(request)):
+            return None
+        kept = self._by_sample.pop(_key(request))
+        kept.tokens = kept.tokens[:length]
+        self._claimed.append(kept)
+        return kept
+
+    def release(self, kept: KeptPrefix) -> None:
+        """Drops what was claimed."""
+        self._claimed.remove(kept)
+
+    def keep(self, rows: Rows, gone: NDArray[np.int64]) -> None:
+        """Keeps what the rows `gone`, which have ended a turn and are still there, have read and
+        written, as far as another turn may follow. The newest token was never computed.
+        """
+        prompts, responses = self._cache.prompts, self._cache.responses
+        readers = np.bincount(rows.stretch[: rows.count], minlength=self._shared.count)
+        for row in gone.tolist():
+            request: Request = rows.requests[row]
+            stretch, prompt = int(rows.stretch[row]), int(rows.prompt[row])
+            readers[stretch] -= 1
+            written = int(rows.written[row]) - 1
+            if not request.may_go_on or request.images or prompt + written > prompts.places:
+                continue
+            key = request.seed, request.ticket, int(rows.sample[row])
+            self._by_sample.pop(key, None)
+            number = stretch
+            if readers[stretch]:  # others go on reading it
+                if (number := self._free()) is None:
+                    continue
+                _copy(prompts, stretch, prompts, number, prompt)
+            _copy(responses, row, prompts, number, written, first=prompt)
+            tokens = np.concatenate([request.prefix, rows.tokens[row, :written]])
+            self._by_sample[key] = KeptPrefix(tokens, number)
+
+    def rearrange(self, to: NDArray[np.int64], source: NDArray[np.int64]) -> None:
+        """Stretch source[i], which rows read, becomes to[i]. What is kept there takes its place."""
+        held = self._by_number()
+        both = np.isin(to, list(held))
+        self._cache.prompts.move(to[~both], source[~both], self._shared.length)
+        if both.any():
+            lengths = [len(held[number].tokens) for number in to[both].tolist()]
+            longest = max(*lengths, int(self._shared.length[to[both]].max()))
+            self._cache.prompts.exchange(to[both], source[both], longest)
+            for number, other in zip(to[both].tolist(), source[both].tolist(), strict=True):
+                held[number].stretch = other
+
+    def open(self, numbers: Sequence[int], kept: KeptPrefix | None = None) -> None:
+        """Rows begin to read the stretches `numbers`, which get what was claimed for them."""
+        for number in numbers:
+            if kept is not None and kept in self._claimed:
+                self._enter(kept, number)
+                continue
+            self._make_way(number)
+            if kept is not None:
+                prompts = self._cache.prompts
+                _copy(prompts, kept.stretch, prompts, number, len(kept.tokens))
+
+    def _enter(self, kept: KeptPrefix, number: int) -> None:
+        self._claimed.remove(kept)
+        if kept.stretch == number:
+            return
+        prompts, here, there = self._cache.prompts, np.array([number]), np.array([kept.stretch])
+        other = self._by_number().get(number)
+        if other is None:
+            prompts.move(here, there, self._shared.length)
+        else:
+            prompts.exchange(here, there, max(len(kept.tokens), len(other.tokens)))
+            other.stretch = kept.stretch
+        kept.stretch = number
+
+    def _make_way(self, number: int) -> None:
+        """What is kept in a stretch moves to another one, or is dropped where all are in use."""
+        if (kept := self._by_number().get(number)) is None:
+            return
+        free = self._free()
+        assert free is not None  # rows, and samples with a claim, are no more than stretches
+        if free == number:  # it was dropped itself
+            return
+        self._cache.prompts.exchange(np.array([free]), np.array([number]), len(kept.tokens))
+        kept.stretch = free
+
+    def _free(self) -> int | None:
+        """The last stretch that nothing is in; else that of what was kept longest, which is
+        dropped. None: rows and claims have all.
+        """
+        used = self._by_number()
+        for number in range(len(self._shared.length) - 1, self._shared.count - 1, -1):
+            if number not in used:
+                return number
+        if not self._by_sample:
+            return None
+        oldest = next(iter(self._by_sample))
+        return self._by_sample.pop(oldest).stretch
+
+    def _by_number(self) -> dict[int, KeptPrefix]:
+        return {kept.stretch: kept for kept in (*self._by_sample.values(), *self._claimed)}
+
+
+class BehindKept:
+    """The attention of a layout's tokens that are not kept: each sees those before it, and what is
+    kept of its sequence.
+
+    rows: [N] those of the layout, in order. starts: [sequences + 1] where each sequence begins
+    among them.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        kept: Sequence[KeptPrefix | None],
+        prompts: Stretches,
+        device: torch.device,
+    ) -> None:
+        """layout: of sequences that share nothing, with their kept tokens. kept: of each of them,
+        in the stretches `prompts`.
+        """
+        self._kept, self._prompts = kept, prompts
+        self.lengths = np.array([0 if each is None else len(each.tokens) for each in kept])
+        ends, first = layout.segment_start[1:], layout.segment_start[:-1] + self.lengths
+        self.starts = np.concatenate([[0], np.cumsum(ends - first)])
+        self.rows = np.concatenate([np.arange(*span) for span in zip(first, ends, strict=True)])
+        place = np.zeros(layout.n_tokens, np.int64)
+        place[self.rows] = np.arange(len(self.rows))
+        self._rows, self._place = to_device(self.rows, device), to_device(place, device)
+        self._attention = attention_over(layout, device, first=first)
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """query [H, N, D], key [KV, N, D], value [KV, N, Dv]; returns [N, H, Dv]."""
+        everywhere = query.index_select(1, self._place)  # nothing reads the results of kept rows
+        keys = self._spliced(self._prompts.keys[layer], key)
+        values = self._spliced(self._prompts.values[layer], value)
+        out = self._attention.attend(
+            layer, everywhere, keys, values,
+            scale=scale, window=window, softcap=softcap, sinks=sinks,
+        )  # fmt: skip
+        return out.index_select(0, self._rows)
+
+    def _spliced(self, stored: Tensor, new: Tensor) -> Tensor:
+        """[KV, N, D] with what is kept of each sequence before its new tokens."""
+        parts: list[Tensor] = []
+        for kept, (start, end) in zip(self._kept, pairwise(self.starts.tolist()), strict=True):
+            if kept is not None:
+                parts.append(stored[self._prompts.place[kept.stretch], :, : len(kept.tokens)])
+            parts.append(new[:, start:end])
+        return torch.cat(parts, 1)
+
+
+def _key(request: Request) -> SampleKey:
+    return request.seed, request.ticket, request.sample_ids[0]
+
+
+def _copy(
+    source: Stretches, number: int, target: Stretches, onto: int, tokens: int, first: int = 0
+) -> None:
+    """The first tokens of a stretch, to place `first` of another one and behind it."""
+    of, to = int(source.place[number]), int(target.place[onto])
+    for stores, others in ((source.keys, target.keys), (source.values, target.values)):
+        for store, other in zip(stores, others, strict=True):
+            other[to, :, first : first + tokens] = store[of, :, :tokens]

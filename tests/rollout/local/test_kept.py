@@ -1,0 +1,248 @@
+"""A turn goes on behind the keys and values of the turns before it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from postgrad.rollout.engine import Completion, Request, WeightHandover
+from postgrad.rollout.local.engine import LocalEngine
+from postgrad.rollout.settings import SamplingSettings
+from rollout.conftest import VOCABULARY, fresh_model, letters_tokenizer, prompt_tokens
+
+KINDS = ["qwen2", "qwen3", "gemma2", "gemma3_text"]  # with windows, norms and soft-caps
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Episodes of several turns, and when their environments answer."""
+
+    tickets: int = 3
+    samples: int = 2
+    turns: int = 3
+    prompt: int = 20  # tokens
+    reply: int = 5
+    new: int = 6
+    delay: Callable[[int, int, int], int] = lambda ticket, sample, turn: 0  # calls of the engine
+    between: Callable[[LocalEngine, int], None] = lambda engine, call: None
+    may_go_on: bool = True
+    same_prompts: bool = False
+
+
+@dataclass
+class Played:
+    """The turns of a plan, by ticket, sample and turn, each behind the tokens of its request."""
+
+    turns: dict[tuple[int, int, int], tuple[NDArray[np.int32], Completion]] = field(
+        default_factory=dict
+    )
+    computed: int = 0  # tokens of prompts
+
+    @property
+    def bits(self) -> dict[tuple[int, int, int], tuple[list[int], bytes]]:
+        return {
+            key: (done.token_ids.tolist(), done.logprobs.tobytes())
+            for key, (_, done) in self.turns.items()
+        }
+
+    @property
+    def needed(self) -> int:
+        """Tokens that nothing has computed: prompts once, then the newest token and the reply."""
+        sizes = {}
+        for (ticket, sample, turn), (prefix, _) in self.turns.items():
+            if not turn:
+                sizes[prefix.tobytes()] = len(prefix)
+                continue
+            before, done = self.turns[ticket, sample, turn - 1]
+            sizes[ticket, sample, turn] = len(prefix) - len(before) - len(done.token_ids) + 1
+        return sum(sizes.values())
+
+
+def engine(slots: int, kind: str = "qwen3", places: int = 128, **how: Any) -> LocalEngine:
+    lm = fresh_model(kind)
+    return LocalEngine(lm, letters_tokenizer(), slots=slots, cache_tokens=slots * places, **how)
+
+
+def play(model: LocalEngine, plan: Plan) -> Played:
+    """Plays all episodes of a plan."""
+    sampling = SamplingSettings(max_new_tokens=plan.new)
+    played, before = Played(), model.stats.prompt_tokens
+    prefixes: dict[tuple[int, int], NDArray[np.int32]] = {}
+    waiting: list[tuple[int, Request]] = []  # (the call before which it is submitted, request)
+    for ticket in range(plan.tickets):
+        prompt = prompt_tokens(0 if plan.same_prompts else ticket, plan.prompt)
+        numbers = tuple(range(plan.samples))
+        prefixes |= {(ticket, sample): prompt for sample in numbers}
+        model.submit(Request(ticket, numbers, prompt, sampling, may_go_on=plan.may_go_on))
+    call = 0
+    while len(played.turns) < plan.tickets * plan.samples * plan.turns:
+        plan.between(model, call)
+        due = [request for at, request in waiting if at <= call]
+        waiting = [(at, request) for at, request in waiting if at > call]
+        for request in due:
+            model.submit(request)
+        for done in model.completed():
+            place = done.ticket, done.sample
+            prefix = prefixes[place]
+            played.turns[(*place, done.turn)] = prefix, done
+            if done.turn + 1 < plan.turns:
+                seed = 100 * done.ticket + 10 * done.sample + done.turn
+                reply = prompt_tokens(1 + seed, plan.reply)
+                prefixes[place] = longer = np.concatenate([prefix, done.token_ids, reply])
+                following = Request(done.ticket, (done.sample,), longer, sampling, done.turn + 1)
+                at = call + plan.delay(*place, done.turn)
+                waiting.append((at, replace(following, may_go_on=plan.may_go_on)))
+        call += 1
+    played.computed = model.stats.prompt_tokens - before
+    return played
+
+
+def require_right(model: LocalEngine, played: Played) -> None:
+    """Logprobs of all turns are those of a forward pass over the whole sequence."""
+    sequences = [np.concatenate([p, done.token_ids]) for p, done in played.turns.values()]
+    for (prefix, done), expected in zip(
+        played.turns.values(), model.logprobs(sequences, 1.0), strict=True
+    ):
+        np.testing.assert_allclose(done.logprobs, expected[len(prefix) :], atol=3e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_turn_computes_what_is_new_alone_and_samples_as_behind_all_of_its_prefix(kind):
+    model = engine(8, kind)
+    played = play(model, Plan())
+    require_right(model, played)
+    assert played.computed == played.needed
+    again = play(engine(8, kind), Plan(may_go_on=False))
+    assert again.computed > 2 * played.computed
+    for key, (_, done) in again.turns.items():
+        assert done.token_ids.tolist() == played.turns[key][1].token_ids.tolist()
+        np.testing.assert_allclose(done.logprobs, played.turns[key][1].logprobs, atol=3e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 9), st.integers(1, 4), st.integers(1, 20), st.integers(1, 4), st.integers(1, 9),
+    st.integers(1, 9), st.integers(0, 40), st.booleans(), st.integers(0, 2**31), st.booleans(),
+)  # fmt: skip
+def test_however_turns_come_and_go_samples_are_right(
+    slots, tickets, samples, turns, reply, new, longest, same, seed, cuts
+):
+    """Few slots, prompts that rows share, replies out of order, cuts: each drops some of what is
+    kept, and moves the rest.
+    """
+    draws = np.random.default_rng(seed)
+    delays = draws.integers(0, longest + 1, (tickets, samples, turns))
+    cut_at = set(draws.integers(0, 60, 2).tolist()) if cuts else set()
+
+    def between(model: LocalEngine, call: int) -> None:
+        for request in model.cut() if call in cut_at else ():
+            model.submit(request)
+
+    def delay(*place: int) -> int:
+        return int(delays[place])
+
+    plan = Plan(
+        tickets, samples, turns, 17, reply, new, delay, between, same_prompts=same
+    )  # fmt: skip
+    model = engine(slots, places=96)
+    played = play(model, plan)
+    require_right(model, played)
+    assert play(model, plan).bits == played.bits  # its past leaves no trace
+
+
+def test_a_shared_prompt_is_kept_for_each_of_its_samples():
+    model = engine(6)
+    played = play(model, Plan(tickets=1, samples=6))
+    require_right(model, played)
+    assert played.computed == played.needed
+
+
+def test_samples_with_equal_turns_share_what_is_kept():
+    """More of them than read one stretch: one token is the answer, and all draw the same."""
+    model = engine(20)
+    greedy = SamplingSettings(max_new_tokens=1, temperature=0.0)
+    prompt, samples = prompt_tokens(0, 20), tuple(range(20))
+    model.submit(Request(0, samples, prompt, greedy, may_go_on=True))
+    (token,) = {c.token_ids.tobytes() for c in model.completed()}
+    longer = np.concatenate([prompt, np.frombuffer(token, np.int32), prompt_tokens(1, 4)])
+    computed = model.stats.prompt_tokens
+    more = SamplingSettings(max_new_tokens=7)
+    for sample in samples:
+        model.submit(Request(0, (sample,), longer, more, 1, may_go_on=True))
+    played = Played()
+    while done := model.completed():
+        played.turns |= {(c.ticket, c.sample, c.turn): (longer, c) for c in done}
+    assert len(played.turns) == 20
+    require_right(model, played)
+    assert model.stats.prompt_tokens - computed == 5
+
+
+def test_rows_come_first_what_was_kept_longest_is_computed_again():
+    """Two slots, and the environment of the first sample answers last."""
+    slow = Plan(2, 2, 2, delay=lambda ticket, sample, turn: 30 if ticket == 0 else 0)
+    model = engine(2)
+    played = play(model, slow)
+    require_right(model, played)
+    assert played.needed < played.computed
+
+
+def test_new_weights_drop_what_old_ones_computed():
+    model, other = engine(4), fresh_model("qwen3", seed=1)
+    prompt, sampling = prompt_tokens(0, 20), SamplingSettings(max_new_tokens=6)
+    model.submit(Request(0, (0,), prompt, sampling, may_go_on=True))
+    (done,) = model.completed()
+    model.load_weights(WeightHandover(list(other.named_parameters())), 1)
+    computed = model.stats.prompt_tokens
+    longer = np.concatenate([prompt, done.token_ids, prompt_tokens(1, 4)])
+    model.submit(Request(0, (0,), longer, sampling, 1, may_go_on=True))
+    played = Played({(0, 0, 1): (longer, model.completed()[0])})
+    require_right(model, played)
+    assert model.stats.prompt_tokens - computed == len(longer)
+
+
+def test_a_turn_whose_tokens_changed_goes_on_behind_those_that_did_not():
+    """As in a chat, whose template leaves thoughts of earlier turns out."""
+    model = engine(4)
+    prompt, sampling = prompt_tokens(0, 20), SamplingSettings(max_new_tokens=6)
+    model.submit(Request(0, (0,), prompt, sampling, may_go_on=True))
+    (done,) = model.completed()
+    changed = np.concatenate([prompt, done.token_ids])
+    changed[18] = 2 + (changed[18] - 1) % (VOCABULARY - 2)
+    computed = model.stats.prompt_tokens
+    model.submit(Request(0, (0,), changed, sampling, 1))
+    played = Played({(0, 0, 1): (changed, model.completed()[0])})
+    require_right(model, played)
+    assert model.stats.prompt_tokens - computed == len(changed) - 18
+
+
+def test_another_sample_or_seed_finds_nothing_kept():
+    model = engine(4)
+    prompt, sampling = prompt_tokens(0, 20), SamplingSettings(max_new_tokens=6)
+    for place in ({"sample_ids": (1,)}, {"ticket": 1}, {"seed": 1}, {"turn": 0}):
+        first = Request(0, (0,), prompt, sampling, may_go_on=True)
+        model.submit(first)
+        (done,) = model.completed()
+        longer = np.concatenate([prompt, done.token_ids, prompt_tokens(1, 4)])
+        computed = model.stats.prompt_tokens
+        model.submit(replace(first, **{"token_ids": longer, "turn": 1} | place))
+        model.completed()
+        assert model.stats.prompt_tokens - computed == len(longer)
+
+
+def test_a_turn_that_the_cache_is_divided_anew_for_computes_its_prefix_again():
+    """Its reply is longer than the places of a row."""
+    model = engine(4, places=48)
+    prompt, sampling = prompt_tokens(0, 20), SamplingSettings(max_new_tokens=6)
+    model.submit(Request(0, (0,), prompt, sampling, may_go_on=True))
+    (done,) = model.completed()
+    longer = np.concatenate([prompt, done.token_ids, prompt_tokens(1, 60)])
+    computed = model.stats.prompt_tokens
+    model.submit(Request(0, (0,), longer, sampling, 1))
+    played = Played({(0, 0, 1): (longer, model.completed()[0])})
+    require_right(model, played)
+    assert model.stats.prompt_tokens - computed == len(longer)
