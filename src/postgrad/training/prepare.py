@@ -108,7 +108,6 @@ def require_images_trained(recipe: Recipe, path: str) -> None:
         and any(teacher.server.base_url is not None for teacher in _teachers(recipe)),
         **dict.fromkeys(blind, True),
         "model.quantize": recipe.model.quantize != "none",
-        "model.compile": recipe.model.compile is True,
     }
     for key, is_asked in unsupported.items():
         if is_asked:
