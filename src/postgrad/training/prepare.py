@@ -45,7 +45,6 @@ from postgrad.recipe.recipe import (
     RLRecipe,
     SFTRecipe,
 )
-from postgrad.recipe.teachers import OneTeacher
 from postgrad.training import auto_sizes, foreseen, pairs, sft
 from postgrad.training.answer_ends import answer_ends
 from postgrad.training.channels import thoughts_read
@@ -96,7 +95,6 @@ def require_images_trained(recipe: Recipe, path: str) -> None:
     """
     if not reads_images(load_config(path)):
         return
-    needs = recipe.algorithm.needs()
     others = [(place[0], model.source) for place, model in recipe.loaded_models.items()]
     blind = [
         f"[{role}.model] {source}, which reads text alone,"
@@ -104,8 +102,6 @@ def require_images_trained(recipe: Recipe, path: str) -> None:
         if source is not None and not reads_images(load_config(source))
     ]
     unsupported = {
-        "teacher.server": needs.teacher
-        and any(teacher.server.base_url is not None for teacher in _teachers(recipe)),
         **dict.fromkeys(blind, True),
         "model.quantize": recipe.model.quantize != "none",
     }
@@ -116,13 +112,6 @@ def require_images_trained(recipe: Recipe, path: str) -> None:
                 "yet: leave it out (docs/models.md)"
             )
     require_images_sampled(recipe, path)
-
-
-def _teachers(recipe: Recipe) -> list[OneTeacher]:
-    """The teachers of a recipe whose job may have some."""
-    if not isinstance(recipe, SFTRecipe | RLRecipe):
-        return []
-    return [recipe.teacher, *recipe.teacher.sets]
 
 
 def longest_row(recipe: Recipe) -> int:
