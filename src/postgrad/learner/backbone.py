@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from postgrad.models import head
 from postgrad.models.adapters import Adapter, acting
 from postgrad.models.attention import (
     AttentionContext,
+    Out,
     PackedForward,
     carries_states,
     layers_of,
@@ -55,7 +56,6 @@ from postgrad.parallel.sharding import Sharding
 if TYPE_CHECKING:
     from postgrad.models.distilled_head import Taught
 
-Out = TypeVar("Out")
 # Of the forward that layers are compiled in: enough tokens for a usual choice of kernels, in
 # sequences that no model is too short for. One sequence more than a power of two has: to torch's
 # compiler equal sizes are the same, and no model is as wide as an odd multiple of 16.

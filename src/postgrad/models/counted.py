@@ -140,8 +140,7 @@ def _shape_of(lm: Any) -> ModelShape:
         tied=tied,
         latent=_latent(lm),
         max_positions=getattr(config, "max_position_embeddings", None),
-        qk_norm="0.self_attn.q_norm.weight" in weights,
-        norms=_norms(weights, hidden),
+        **_norms(weights, hidden),
         counted=CountedWeights(
             parameters=sum(weight.numel() for weight in lm.parameters()),
             layers=sum(map(_size, weights.values())),
@@ -158,10 +157,13 @@ def _shape_of(lm: Any) -> ModelShape:
     )
 
 
-def _norms(weights: Mapping[str, tuple[int, ...]], hidden: int) -> int:
-    """How many norms of the residual stream a layer has; 2 where they are called otherwise."""
+def _norms(weights: Mapping[str, tuple[int, ...]], hidden: int) -> dict[str, Any]:
+    """What ModelShape says of norms: whether queries and keys have some, and how many the residual
+    stream has in a layer; 2 where they are called otherwise.
+    """
     named = [name for name in weights if name.startswith("0.") and name.endswith("norm.weight")]
-    return sum(weights[name] == (hidden,) for name in named) or 2
+    of_stream = sum(weights[name] == (hidden,) for name in named)
+    return {"qk_norm": "0.self_attn.q_norm.weight" in weights, "norms": of_stream or 2}
 
 
 def _latent(lm: Any) -> int:

@@ -229,9 +229,9 @@ def _image(session: Session, file: str, console: Console) -> None:
     if not file:
         session.waiting = {}
         return
-    told = session.attach(file)
+    note = session.attach(file)
     if sys.stdin.isatty():
-        console.note(told)
+        console.note(note)
 
 
 def _seed(text: str) -> int:
