@@ -127,7 +127,6 @@ def _shape_of(lm: Any) -> ModelShape:
         for layer, each in zip(layers, layer_configs(config), strict=True)
     ]
     kv_heads = _kv_heads(layer_configs(config)[0])
-    tied = lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
     return ModelShape(
         model_type=str(config.model_type),
         vocab_size=int(lm.get_input_embeddings().weight.shape[0]),
@@ -137,7 +136,7 @@ def _shape_of(lm: Any) -> ModelShape:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=round(sum(widths) / len(widths) / kv_heads) if mixing["attending"] else 0,
-        tied=tied,
+        tied=lm.get_output_embeddings().weight is lm.get_input_embeddings().weight,
         latent=_latent(lm),
         max_positions=getattr(config, "max_position_embeddings", None),
         **_norms(weights, hidden),
