@@ -119,7 +119,8 @@ class Backbone:
         self.routers: Routers | None = None  # of a mixture of experts that is trained
         self.tower: ImageTower | None = None  # of a model that reads images
         config: Any = lm.config
-        self._cut = cut_of(config.to_dict()) if reads_images(config) else None
+        # Whether it reads images whose tokens see each other (Layout.seen).
+        self._mutual = reads_images(config) and cut_of(config.to_dict()) == "square"
         self.ranks = ALONE
         self.sharding: Sharding | None = None
         self.bring: Callable[[], None] = lambda: None  # weights that rest (learner.resting)
@@ -296,7 +297,7 @@ class Backbone:
         require_embedded(self.lm, layout.token_ids)
         if self.compiler is not None:
             self._compile_mode(self.compiler, layout)
-        arrays = layout.token_ids, self._positions(layout), layout.hidden_row
+        arrays = layout.token_ids, layout.rotary_positions, layout.hidden_row
         context, run = self._context(layout), None
         if rank_rows is not None:
             arrays = rank_rows.inputs(layout)
@@ -308,15 +309,6 @@ class Backbone:
             encode = encoder_of(layout, self.tower, on_ranks=self.ranks.size > 1, run=run)
         return self._forward(*tensors, context, read, encode)
 
-    def _positions(self, layout: Layout) -> NDArray[np.int64]:
-        """[T] or [3, T] what the model's forward gets. Where layers are compiled, rows of text have
-        three components too, if those with images have: they go through the same graph then.
-        """
-        positions = layout.rotary_positions
-        if self.compiler is None or self._cut != "grid" or positions.ndim > 1:
-            return positions
-        return np.tile(positions, (3, 1))
-
     def _compile_mode(self, compiler: str, like: Layout) -> None:
         """Compiles what the next forward needs, if it is the first one of its kind, in a forward
         over a layout that is always the same: torch chooses kernels for the size that it sees
@@ -327,7 +319,7 @@ class Backbone:
         """
         drops = self.adapter is not None and self.adapter.drops
         seen = (like.seen is not None,)
-        if self.ranks.size > 1 and self._cut == "square":
+        if self.ranks.size > 1 and self._mutual:
             seen = False, True  # another rank may have images now
         for outside in seen:
             self._compile_for(compiler, drops=drops, seen=outside)

@@ -201,10 +201,9 @@ def _with(lm: nn.Module, input_ids: Tensor, pictures: Pictures) -> dict[str, Any
     """The arguments of a decoder for tokens among which are images."""
     # a placeholder's id may lie behind the embeddings (Gemma 3)
     ids = input_ids.index_fill(0, pictures.rows, 0)
-    embedded = lm.get_input_embeddings()(ids[None])  # pyright: ignore[reportCallIssue]
-    features = pictures.features.to(embedded.dtype)[None]
-    # No view of another tensor, as embeddings of text are none: a compiled graph tells them apart.
-    named = {"inputs_embeds": embedded.index_copy(1, pictures.rows, features)}
+    embedded = lm.get_input_embeddings()(ids)  # pyright: ignore[reportCallIssue]
+    features = pictures.features.to(embedded.dtype)
+    named = {"inputs_embeds": embedded.index_copy(0, pictures.rows, features)[None]}
     if not pictures.deeper:
         return named
     mask = torch.zeros_like(ids, dtype=torch.bool).index_fill(0, pictures.rows, True)
