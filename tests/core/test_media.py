@@ -20,6 +20,7 @@ from postgrad.core.media import (
     decoded,
     image_store,
     images_kept_in,
+    plain_file,
     size_of,
 )
 
@@ -32,6 +33,30 @@ def file_of(picture: Any, format: str = "PNG", **options: Any) -> bytes:
 
 def picture(width: int = 3, height: int = 2, mode: str = "RGB") -> Any:
     return Image.new(mode, (width, height), 200)
+
+
+@pytest.mark.parametrize(("format", "mode"), [("PNG", "RGB"), ("JPEG", "L"), ("WEBP", "RGB")])
+def test_a_file_that_every_program_reads_alike_is_sent_as_it_is(format: str, mode: str) -> None:
+    content = file_of(picture(mode=mode), format)
+    assert plain_file(content) == content
+
+
+@pytest.mark.parametrize(
+    ("format", "mode", "way"),
+    [("PNG", "RGBA", 1), ("PNG", "P", 1), ("PNG", "I;16", 1), ("GIF", "P", 1), ("BMP", "RGB", 1),
+     ("JPEG", "CMYK", 1), ("JPEG", "RGB", 6), ("WEBP", "RGBA", 1)],
+)  # fmt: skip
+def test_any_other_file_is_sent_as_the_picture_that_is_read_of_it(
+    format: str, mode: str, way: int
+) -> None:
+    tags = Image.Exif()
+    tags[0x0112] = way
+    content = file_of(picture(mode=mode), format, **({"exif": tags} if way > 1 else {}))
+    sent = plain_file(content)
+    assert sent != content
+    with Image.open(io.BytesIO(sent)) as shown:
+        assert (shown.format, shown.mode, dict(shown.getexif())) == ("PNG", "RGB", {})
+        np.testing.assert_array_equal(np.asarray(shown), np.asarray(decoded(content)))
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])

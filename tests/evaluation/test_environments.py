@@ -23,9 +23,9 @@ from postgrad.observe.console import Console
 from postgrad.rollout.environments.chat import dialogue
 from postgrad.rollout.environments.guess_number import GuessNumber
 from postgrad.rollout.environments.sets import as_played
+from postgrad.tools.asking import ask
 from postgrad.tools.evaluate import evaluate
 from postgrad.tools.export import export
-from postgrad.tools.pipeline import ask
 from postgrad.training.rl import RLJob
 from postgrad.training.start import train
 

@@ -3,11 +3,12 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
+from helpers.image_models import IMAGE_MODELS
 from helpers.runs import lines
 from helpers.tiny_runs import MakeRecipe
 from postgrad.core.errors import UsageError
@@ -169,10 +170,21 @@ def test_compiled_layers_are_refused_on_a_cpu(make_recipe: MakeRecipe) -> None:
 
 def test_only_tested_types_in_whole_weights_are_compiled_unasked(make_recipe: MakeRecipe) -> None:
     choices = replace(choose(make_recipe("rl"), {}, measure=False), compiled=True)
-    tested, other = SimpleNamespace(model_type="gemma3_text"), SimpleNamespace(model_type="olmo2")
+    tested, other = (AutoConfig.for_model(kind) for kind in ("gemma3_text", "olmo2"))
     assert runs_compiled(choices, ModelSettings(compile="auto"), tested)
     assert not runs_compiled(choices, ModelSettings(compile="auto"), other)
     assert runs_compiled(choices, ModelSettings(compile=True), other)
     assert not runs_compiled(choices, ModelSettings(compile=False), tested)
     quantized = ModelSettings(compile="auto", quantize="4bit", lora=LoraSettings())
     assert not runs_compiled(choices, quantized, tested)
+
+
+@pytest.mark.parametrize("kind", IMAGE_MODELS)
+def test_models_that_read_images_are_compiled_unasked_without_experts_and_states(
+    kind: str, make_recipe: MakeRecipe
+) -> None:
+    choices = replace(choose(make_recipe("rl"), {}, measure=False), compiled=True)
+    dense = kind not in ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+    config = IMAGE_MODELS[kind].config()
+    assert runs_compiled(choices, ModelSettings(compile="auto"), config) == dense
+    assert runs_compiled(choices, ModelSettings(compile=True), config)

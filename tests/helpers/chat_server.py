@@ -54,7 +54,10 @@ def _asked_in(body: dict[str, Any]) -> str:
         prompt = body["prompt"]
         return prompt if isinstance(prompt, str) else json.dumps(prompt)
     one = body["inputs"][0] if "inputs" in body else body
-    return one["text"] if "text" in one else one["messages"][-1]["content"]
+    content = one["text"] if "text" in one else one["messages"][-1]["content"]
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content if part["type"] == "text")
 
 
 @contextmanager

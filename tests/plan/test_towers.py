@@ -24,6 +24,7 @@ from postgrad.models.settings import LoraSettings, ModelSettings
 from postgrad.models.tokenizer import load_tokenizer
 from postgrad.models.towers import ImageCost
 from postgrad.plan import towers
+from postgrad.plan.activations import Blocks, kept_by_layer
 from postgrad.plan.costs import CostModel
 from postgrad.plan.hardware import efficiency_of, parse_hardware
 from postgrad.plan.lengths import row_lengths
@@ -275,3 +276,42 @@ def test_sampling_encodes_each_prompts_images(make: Make) -> None:
     with_images = planned(recipe)
     without = planned(recipe, lengths=replace(with_images.lengths, images=None))
     assert with_images.timing.step["sample"] > without.timing.step["sample"]
+
+
+@pytest.mark.parametrize("kind", IMAGE_MODELS)
+def test_layers_that_a_run_compiles_keep_less_beside_the_tower(make: Make, kind: str) -> None:
+    """Those of mixtures, and those that carry a state, are compiled only where `true` says so."""
+
+    def kept(compile: Any) -> int:
+        recipe = make(kind, model={"dtype": "bfloat16", "compile": compile})
+        given = {"lengths": row_lengths(recipe)}
+        memory = outlook(recipe, Facts(shape_of_model, parse_hardware("1xH100"), **given)).memory
+        return sum(
+            line.bytes["update"]
+            for line in memory.lines
+            if (line.role, line.purpose) == ("policy", "activations")
+        )
+
+    eager, chosen, compiled = kept(False), kept("auto"), kept(True)
+    assert compiled < eager
+    others = kind in ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+    assert chosen == (eager if others else compiled)
+
+
+def test_what_a_compiled_layer_of_a_decoder_keeps_by_hand() -> None:
+    """In bfloat16, 32 wide, 48 in feed-forwards, 4 heads of queries and 2 of keys with 8 numbers:
+    the inputs of two norms and of their products, gate, up and down's input, q, k, v and the
+    result, and in float32 two scales and four log sums. Qwen3-VL: q and k before their norms, and
+    the scales of 6 heads. Gemma 3: the inputs of four norms, of which one is computed again, and
+    four scales.
+    """
+    plain = 2 * (4 * 32 + 3 * 48 + 2 * 32 + 2 * 16) + 4 * (2 + 4)
+    heads = 2 * (32 + 16) + 4 * 6
+    by_hand = {
+        "qwen2_5_vl": plain,
+        "qwen3_vl": plain + heads,
+        "gemma3": plain + heads + 2 * 32 + 4 * 2,
+    }
+    how: Any = {"cpu": False, "compiled": True}
+    kept = {kind: kept_by_layer(role(kind).shape, 2, None, Blocks(), **how) for kind in by_hand}
+    assert kept == by_hand

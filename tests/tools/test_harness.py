@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from postgrad.data.rows import read_rows
 from postgrad.data.settings import DataSettings
 from postgrad.observe.console import Console
+from postgrad.tools.asking import ask
 from postgrad.tools.evaluate import evaluate
-from postgrad.tools.pipeline import ask
 from postgrad.training.start import train
 
 ROWS = 24

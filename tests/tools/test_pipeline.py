@@ -16,8 +16,9 @@ from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
 from postgrad.recipe.pipeline import load_pipeline
 from postgrad.recipe.recipe import RLRecipe
+from postgrad.tools.asking import ask
 from postgrad.tools.export import export
-from postgrad.tools.pipeline import ask, train_pipeline
+from postgrad.tools.pipeline import train_pipeline
 from postgrad.training.rows import evaluated, prompts
 
 ROOT = Path(__file__).parent.parent.parent

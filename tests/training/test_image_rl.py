@@ -14,15 +14,18 @@ from helpers.image_directories import models, row
 from helpers.image_models import RUNS
 from helpers.runs import tensors
 from postgrad.core.errors import RunError, UsageError
+from postgrad.core.media import images_kept_in
 from postgrad.models.images import image_part
+from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.recipe.load import parse_recipe
-from postgrad.recipe.recipe import Recipe
+from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.tools.dry_run.dry_run import dry_run
 from postgrad.tools.evaluate import evaluate
 from postgrad.tools.generate import Extent, generate
 from postgrad.tools.selection import RowSelection, select
+from postgrad.training.rows import image_reader, prompts
 from postgrad.training.start import resume, train
 
 __all__ = ["models"]
@@ -261,6 +264,32 @@ def test_eval_and_generate_answer_behind_images(
     answered = {file.name for file in (tmp_path / "sft" / "images").iterdir()}
     assert len(answered) == 7
     assert answered < {file.name for file in (tmp_path / "to" / "images").iterdir()}
+
+
+@pytest.mark.slow
+def test_prompts_of_a_difficulty_are_read_again_with_their_images(
+    make: Make, models: Callable[[str], str], tmp_path: Path
+) -> None:
+    path = models("qwen2_5_vl")
+    recipe = make("qwen2_5_vl", rewards=[{"type": "exact_match"}])
+    assert isinstance(recipe, RLRecipe)
+    generated = generate(recipe, tmp_path / "to", Console(), Extent(samples=1))
+    rows = tmp_path / "elsewhere" / "difficulty.jsonl"
+    rows.parent.mkdir()
+    select(generated.groups(rows), RowSelection(kind="difficulty"), rows, generated.name)
+    written = lines(rows)
+    assert [type(each["question"]) for each in written] == [list] * 5 + [str]
+    again = make("qwen2_5_vl", data={"path": str(rows), "max_len": 200})
+    assert isinstance(again, RLRecipe)
+    tokenizer = load_tokenizer(path)
+    reader = image_reader(path, tokenizer)
+    with images_kept_in(tmp_path / "read"):
+        first, second = (prompts(each, tokenizer, reader).all() for each in (recipe, again))
+    assert len(first) == 6
+    for before, after in zip(first, second, strict=True):
+        np.testing.assert_array_equal(after.token_ids, before.token_ids)
+        assert [i.digest for i in after.images] == [i.digest for i in before.images]
+        assert (after.answer, after.question) == (before.answer, before.question)
 
 
 def test_a_prompt_that_a_cut_would_leave_half_an_image_is_dropped(

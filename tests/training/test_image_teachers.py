@@ -9,18 +9,25 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.chat_server import Answer, chat_server
 from helpers.image_directories import models, row, write_model
 from helpers.image_models import KINDS, Scene, fresh, looped
 from helpers.runs import lines
 from postgrad.core.errors import UsageError
+from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
 from postgrad.layout.layout import lay_out
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.distilled import LiveDistillation, ReadingTeacher
+from postgrad.learner.policy import Policy
 from postgrad.learner.settings import LearnerSettings
 from postgrad.models.images import ImageTower
+from postgrad.models.load import load_model
 from postgrad.observe.console import Console
 from postgrad.ops.distillation import TeacherDivergence
 from postgrad.recipe.load import parse_recipe
+from postgrad.recipe.recipe import Recipe
+from postgrad.tools.dry_run.dry_run import dry_run
 from postgrad.training.sft import SFTJob
 from postgrad.training.start import train
 
@@ -116,7 +123,9 @@ def taught(tmp_path: Path, models: Callable[[str], str]) -> Callable[..., list[d
     rows += [{"messages": text, "answer": "ho"}, {**row(3, "no"), "answer": "no"}]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
 
-    def run(job: str, teacher: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
+    def run(
+        job: str, teacher: dict[str, Any], by: Callable[..., Any] = train, **changes: Any
+    ) -> list[dict[str, Any]]:
         raw = {
             "job": job,
             "run_dir": str(tmp_path / job),
@@ -131,7 +140,7 @@ def taught(tmp_path: Path, models: Callable[[str], str]) -> Callable[..., list[d
             **JOBS[job],
             **changes,
         }  # fmt: skip
-        train(parse_recipe(raw), Console())
+        by(parse_recipe(raw), Console())
         return lines(Path(raw["run_dir"]) / "metrics.jsonl")
 
     return run
@@ -202,16 +211,69 @@ def test_a_student_answers_rows_with_images_itself(
         assert [image.digest for image in own.images] == [image.digest for image in given.images]
 
 
-def test_a_teacher_behind_a_server_is_refused_by_name(
+SERVER: dict[str, Any] = {"server": {"base_url": "http://localhost:1", "model": "m"}}
+
+
+def test_a_teacher_behind_a_server_is_not_asked_about_images(
     taught: Callable[..., list[dict[str, Any]]],
 ) -> None:
-    with pytest.raises(UsageError, match=r"teacher\.server does not support such models"):
-        taught("rl", {"server": {"base_url": "http://localhost:1", "model": "m"}})
+    with pytest.raises(UsageError, match=r"teacher\.server: row 0 of rows\.jsonl has an image\. "):
+        taught("rl", SERVER)
+    one = {"sets": [{"datasets": ["rows.jsonl"], **SERVER}]}
+    with pytest.raises(UsageError, match=r"teacher\.sets\.0\.server: row 0 of rows\.jsonl has"):
+        taught("rl", one)
+    with pytest.raises(UsageError, match=r"teacher\.server: row 0 of rows\.jsonl has an image\. "):
+        taught("rl", SERVER, by=tried)
+
+
+def tried(recipe: Recipe, console: Console) -> None:
+    """A dry run; raises what it reports of the rows."""
+    report = dry_run(recipe, console)
+    raise UsageError(str(report.problems))
+
+
+@pytest.mark.slow
+def test_a_teacher_behind_a_server_grades_text_as_the_same_model_does_here(
+    taught: Callable[..., list[dict[str, Any]]], models: Callable[[str], str], tmp_path: Path
+) -> None:
+    other = write_model("qwen3_5", tmp_path / "other", wide)
+    rows = [{"messages": [{"role": "user", "content": f"{n}?"}], "answer": "ho"} for n in range(4)]
+    (tmp_path / "text.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    data = {"path": str(tmp_path / "text.jsonl"), "messages": "messages", "max_len": 200}
+    here = {"data": data, "model": {"path": models("qwen3_5"), "dtype": "float32"}}
+    mine = taught("rl", {"model": {"path": other}}, **here)
+    graded = load_model(other, dtype=torch.float32, images=True)
+    with chat_server(graded_by(graded.lm, graded.tokenizer)) as server:
+        there = {**here, "run_dir": str(tmp_path / "there")}
+        theirs = taught("rl", {"server": {"base_url": server.url}}, **there)
+    for ours, served in zip(mine, theirs, strict=True):
+        assert ours["teacher/reverse_kl"] == pytest.approx(served["teacher/reverse_kl"], abs=1e-4)
+        assert ours["teacher/reverse_kl"] > 1e-3
+
+
+def graded_by(lm: Any, tokenizer: Any) -> Callable[[str, int], Answer]:
+    """What vLLM's server says of prompts: the logprobs of a model here."""
+    backbone = Backbone(lm, CPU, MicroBatch())
+    role = Policy(backbone, 1.0)
+
+    def script(asked: str, times: int) -> Answer:
+        if asked == "/v1/models":
+            return Answer(raw=json.dumps({"data": [{"id": "taught"}]}).encode())
+        ids = json.loads(asked) if asked.startswith("[") else tokenizer.encode(asked)
+        row = np.array(ids, np.int32)
+        mask = np.arange(len(row)) > 0
+        sequences = Sequences(Ragged.of([row]), Ragged.of([mask]), np.zeros(1, np.int64))
+        (values,) = role.logprobs(sequences).result()
+        entries = [{str(i): {"logprob": float(v)}} for i, v in zip(ids, values, strict=True)]
+        choice = {"text": "x", "prompt_logprobs": [None, *entries[1:]]}
+        return Answer(raw=json.dumps({"choices": [choice]}).encode())
+
+    return script
 
 
 def test_a_teacher_that_reads_text_alone_is_refused(
     taught: Callable[..., list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     write_model("qwen2_5_vl", tmp_path / "seen")
-    with pytest.raises(UsageError, match=r"\[teacher\.model\] .*seen-text, which reads text alone"):
+    with pytest.raises(UsageError, match=r"\[teacher\.model\] .*seen-text reads text alone"):
         taught("rl", {"model": {"path": str(tmp_path / "seen-text")}})

@@ -24,6 +24,7 @@ MOST_BYTES = 2**26  # of an image's file
 MOST_PIXELS = 2**26  # a file of some kilobytes may hold a picture of gigabytes
 LIMITS = MOST_BYTES, MOST_PIXELS  # of an image
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+PLAIN = "PNG", "JPEG", "WEBP"  # of these, which every program decodes
 BEGINNINGS = {  # of files in these
     "png": re.compile(rb"\x89PNG\r\n\x1a\n"),
     "jpeg": re.compile(rb"\xff\xd8\xff"),
@@ -135,6 +136,20 @@ def data_url(content: bytes) -> str:
     """An image's file as an address of its own."""
     data = base64.b64encode(content).decode()
     return f"data:image/{kind_of(content) or 'png'};base64,{data}"
+
+
+def plain_file(content: bytes) -> bytes:
+    """The file of an image; a PNG of its picture where programs differ in what they make of the
+    file: of one that is turned, transparent, in a palette, or of another depth. Raises as `decoded`
+    does.
+    """
+    with _opened(content) as picture:
+        turned = picture.getexif().get(ORIENTATION, 1) != 1
+        if picture.format in PLAIN and picture.mode in ("RGB", "L") and not turned:
+            return content
+    file = io.BytesIO()
+    decoded(content).save(file, "PNG")
+    return file.getvalue()
 
 
 def decoded(content: bytes, limits: tuple[int, int] = LIMITS) -> Any:

@@ -6,7 +6,7 @@ names them, then, once read and checked, by the hash of their file (core/media.p
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
 from postgrad.core.files import is_file
-from postgrad.core.media import MARK, MOST_BYTES, image_store
+from postgrad.core.media import MARK, MOST_BYTES, data_url, image_store
 from postgrad.core.records import PlacedImage
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.chat_format import EMPTY, Message
 from postgrad.data.rows import Row, shown
 from postgrad.data.settings import RowSettings
+from postgrad.models.rendering import in_parts
 
 if TYPE_CHECKING:
     from postgrad.models.image_reader import ImageReader  # imports torch
@@ -128,6 +129,24 @@ def _filled(text: str, placeholder: str, written: Sequence[str]) -> str:
     return first + "".join(
         image + after for image, after in zip(written[: len(rest)], rest, strict=True)
     )
+
+
+def sent_message(
+    message: Mapping[str, Any], read: Callable[[str], bytes] | None = None
+) -> dict[str, Any]:
+    """A message in OpenAI's interface, whose images are parts with data URLs. read: the file of an
+    image by its hash, else that of the store.
+    """
+    if "images" not in message:
+        return dict(message)
+    sent, parts = in_parts(message), list[dict[str, Any]]()
+    images = iter(message["images"])
+    for part in sent["content"]:
+        if part["type"] == "image":
+            data = data_url((read or image_store().read)(next(images)))
+            part = {"type": "image_url", "image_url": {"url": data}}
+        parts.append(part)
+    return sent | {"content": parts}
 
 
 def identified(message: Message) -> str:

@@ -57,13 +57,21 @@ def encode(tokenizer: Any, texts: Sequence[str], **options: Any) -> Any:
 
 
 def render(
-    tokenizer: Any, messages: Sequence[Message], *, generation: bool, variables: Mapping[str, Any]
+    tokenizer: Any,
+    messages: Sequence[Message],
+    *,
+    generation: bool,
+    variables: Mapping[str, Any],
+    parts: bool = False,
 ) -> str:
     """Messages as the template writes them; `generation`: with the generation prompt at the end.
+    parts: as models.rendering.rendered.
 
     Raises Unmarkable where the template refuses them.
     """
-    (text,) = prompts(tokenizer, [messages], generation=generation, variables=variables)
+    (text,) = prompts(
+        tokenizer, [messages], generation=generation, variables=variables, parts=parts
+    )
     if isinstance(text, Unmarkable):
         raise text
     return text

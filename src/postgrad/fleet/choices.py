@@ -27,7 +27,7 @@ from postgrad.models.linear import (
 )
 from postgrad.models.settings import ModelSettings
 from postgrad.models.shapes import ModelShape, shape_of
-from postgrad.models.supported import is_tested, reads_images
+from postgrad.models.supported import experts_of, is_tested, may_carry_states
 from postgrad.parallel import device as devices
 from postgrad.parallel.device import Placement
 from postgrad.recipe.recipe import Recipe
@@ -153,12 +153,12 @@ def _compiled(recipe: Recipe, recorded: Mapping[str, Any], device: str) -> bool:
 
 
 def runs_compiled(choices: Choices, settings: ModelSettings, config: Any) -> bool:
-    """Whether a model of `config` runs compiled: by "auto" only types that tests compile, and no
-    weights in four bits.
+    """Whether a model of `config` runs compiled: by "auto" only types that tests compile, without
+    experts and states, and no weights in four bits.
     """
     if settings.compile != "auto":
         return choices.compiled and settings.compile
-    tested = is_tested(config) and not reads_images(config)
+    tested = is_tested(config) and not experts_of(config) and not may_carry_states(config)
     return choices.compiled and settings.quantize == "none" and tested
 
 

@@ -2,7 +2,7 @@
 the fleet loads or servers have; or the policy or the reference. All of them read the rows' hints.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ from postgrad.learner.protocols import LogprobRole
 from postgrad.models.tokenizer import require_same_tokens
 from postgrad.recipe.recipe import Answering, RLRecipe
 from postgrad.recipe.teachers import OneTeacher
-from postgrad.rollout.openai.prompt_logprobs import ServedTeacher
+from postgrad.rollout.openai.prompt_logprobs import NO_IMAGES, ServedTeacher
 
 OTHER_TOKENS = (
     "a teacher grades the student's own tokens one by one, so it needs the same tokenizer: take "
@@ -237,6 +237,24 @@ def load_teachers(
         {name: places.index(place) for name, place in of_dataset.items()},
         *shows,
     )
+
+
+def require_served_text(recipe: RLRecipe, prompts: Iterable[Prompt]) -> None:
+    """Raises UsageError where the teacher of a prompt with an image is behind a server, before
+    anything is loaded. prompts: of a policy that reads images.
+    """
+    needs = recipe.algorithm.needs()
+    if needs.self_graded or not needs.teacher:
+        return
+    listed = [("teacher.server", recipe.teacher)]
+    listed += [(f"teacher.sets.{n}.server", each) for n, each in enumerate(recipe.teacher.sets)]
+    of_dataset = teacher_numbers(recipe)
+    for prompt in prompts:
+        key, teacher = listed[of_dataset[prompt.dataset]]
+        if prompt.images and teacher.server.base_url is not None:
+            raise UsageError(
+                f"{key}: row {prompt.row} of {prompt.dataset} has an image. {NO_IMAGES}"
+            )
 
 
 def spread_tokens(tokenizer: Any) -> str:

@@ -5,9 +5,9 @@ runs at a time.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,9 +35,9 @@ from postgrad.models import head
 from postgrad.models.adapters import Adapter, acting
 from postgrad.models.attention import (
     AttentionContext,
-    Pictures,
+    Out,
+    PackedForward,
     carries_states,
-    hidden_states,
     layers_of,
     min_shared_of,
     require_embedded,
@@ -47,6 +47,8 @@ from postgrad.models.attention import (
 from postgrad.models.images import ImageTower, encoder_of
 from postgrad.models.routers import Routers, routers_in_float32
 from postgrad.models.stored import realise
+from postgrad.models.supported import reads_images
+from postgrad.models.towers import cut_of
 from postgrad.models.tree import FlexAttention, TreeAttention
 from postgrad.parallel.ranks import ALONE, Ranks
 from postgrad.parallel.sharding import Sharding
@@ -54,7 +56,6 @@ from postgrad.parallel.sharding import Sharding
 if TYPE_CHECKING:
     from postgrad.models.distilled_head import Taught
 
-Out = TypeVar("Out")
 # Of the forward that layers are compiled in: enough tokens for a usual choice of kernels, in
 # sequences that no model is too short for. One sequence more than a power of two has: to torch's
 # compiler equal sizes are the same, and no model is as wide as an odd multiple of 16.
@@ -67,32 +68,6 @@ class MicroBatch:
 
     max_tokens: int | None = None  # tokens that are computed, a shared prefix counted once
     max_sequences: int | None = None
-
-
-class PackedForward(nn.Module):
-    """Body and head in one forward: FSDP2 gathers weights in the wrapped module's forward, so all
-    that uses a weight has to run inside it.
-    """
-
-    def __init__(self, lm: nn.Module) -> None:
-        super().__init__()
-        self.lm = lm
-
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        hidden_row: Tensor,
-        context: AttentionContext,
-        read: Callable[[nn.Module, Tensor], Out],
-        encode: Callable[[], Pictures | None] | None,
-    ) -> Out:
-        """The result of read(lm, hidden states [E, hidden] of the loss entries). encode: computes
-        the features of the images.
-        """
-        pictures = None if encode is None else encode()
-        hidden = hidden_states(self.lm, token_ids, positions, context, pictures)
-        return read(self.lm, hidden.index_select(0, hidden_row))
 
 
 class Outputs:
@@ -143,6 +118,9 @@ class Backbone:
         self.adapter = adapter
         self.routers: Routers | None = None  # of a mixture of experts that is trained
         self.tower: ImageTower | None = None  # of a model that reads images
+        config: Any = lm.config
+        # Whether it reads images whose tokens see each other (Layout.seen).
+        self._mutual = reads_images(config) and cut_of(config.to_dict()) == "square"
         self.ranks = ALONE
         self.sharding: Sharding | None = None
         self.bring: Callable[[], None] = lambda: None  # weights that rest (learner.resting)
@@ -152,7 +130,7 @@ class Backbone:
         self._stateful = carries_states(lm)
         self.min_shared = min_shared_of(lm)  # tokens of the shortest prefix that layouts share
         self.compiler = compiler
-        self._compiled_modes: set[tuple[bool, str | None, bool]] = set()
+        self._compiled_modes: set[tuple[bool, str | None, bool, bool]] = set()
         if compiler is not None and self._stateful:
             raise UsageError(
                 f"model.compile: layers of a {lm.config.model_type} model, which carry a state "  # pyright: ignore[reportAttributeAccessIssue]
@@ -318,7 +296,7 @@ class Backbone:
         self.bring()
         require_embedded(self.lm, layout.token_ids)
         if self.compiler is not None:
-            self._compile_mode(self.compiler)
+            self._compile_mode(self.compiler, layout)
         arrays = layout.token_ids, layout.rotary_positions, layout.hidden_row
         context, run = self._context(layout), None
         if rank_rows is not None:
@@ -331,15 +309,23 @@ class Backbone:
             encode = encoder_of(layout, self.tower, on_ranks=self.ranks.size > 1, run=run)
         return self._forward(*tensors, context, read, encode)
 
-    def _compile_mode(self, compiler: str) -> None:
+    def _compile_mode(self, compiler: str, like: Layout) -> None:
         """Compiles what the next forward needs, if it is the first one of its kind, in a forward
         over a layout that is always the same: torch chooses kernels for the size that it sees
         first, and a run that goes on from a checkpoint sees another one. The backward pass is
         compiled with it. Ranks that divide weights gather them in this forward too: all of them
-        need the same modes in the same order.
+        need the same modes in the same order. like: the layout of the next forward. Images whose
+        tokens see each other (Gemma 3) are attended to outside of a layer's graph.
         """
         drops = self.adapter is not None and self.adapter.drops
-        mode = torch.is_grad_enabled(), acting(self.lm), drops
+        seen = (like.seen is not None,)
+        if self.ranks.size > 1 and self._mutual:
+            seen = False, True  # another rank may have images now
+        for outside in seen:
+            self._compile_for(compiler, drops=drops, seen=outside)
+
+    def _compile_for(self, compiler: str, *, drops: bool, seen: bool) -> None:
+        mode = torch.is_grad_enabled(), acting(self.lm), drops, seen
         if mode in self._compiled_modes:
             return
         if not self._compiled_modes:  # adapters are there, and weights are where they stay
@@ -352,6 +338,8 @@ class Backbone:
         tokens = min(self.micro.max_tokens or COMPILED_TOKENS, COMPILED_TOKENS)
         count = max(1, tokens // 256) * (256 // COMPILED_LENGTH) + 1  # an odd number of squares
         layout = plain_layout(count, COMPILED_LENGTH)
+        if seen:
+            layout = replace(layout, seen=np.tile(layout.positions, (2, 1)))
         with self.dropping(layout, 0) if drops else nullcontext():
             self._run(layout, None, lambda _, hidden: hidden)
 

@@ -7,9 +7,10 @@ the rollout engine's over its key-value cache. The models' code is not changed.
 """
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from transformers import AttentionInterface
 from postgrad.core.errors import UsageError
 from postgrad.layout.tree import MIN_CONTINUED, MIN_SHARED, NO_SHARING
 
+Out = TypeVar("Out")
 ATTENTION_NAME = "postgrad"
 CARRIER = "state_carrier"  # the attribute of a model with states (models/states.py)
 
@@ -208,6 +210,32 @@ def _with(lm: nn.Module, input_ids: Tensor, pictures: Pictures) -> dict[str, Any
     order = pictures.rows.argsort()
     deeper = [features.to(embedded.dtype).index_select(0, order) for features in pictures.deeper]
     return {**named, "visual_pos_masks": mask[None], "deepstack_visual_embeds": deeper}
+
+
+class PackedForward(nn.Module):
+    """Body and head in one forward: FSDP2 gathers weights in the wrapped module's forward, so all
+    that uses a weight has to run inside it.
+    """
+
+    def __init__(self, lm: nn.Module) -> None:
+        super().__init__()
+        self.lm = lm
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        hidden_row: Tensor,
+        context: AttentionContext,
+        read: Callable[[nn.Module, Tensor], Out],
+        encode: Callable[[], Pictures | None] | None,
+    ) -> Out:
+        """The result of read(lm, hidden states [E, hidden] of the loss entries). encode: computes
+        the features of the images.
+        """
+        pictures = None if encode is None else encode()
+        hidden = hidden_states(self.lm, token_ids, positions, context, pictures)
+        return read(self.lm, hidden.index_select(0, hidden_row))
 
 
 def text_config(lm: nn.Module) -> Any:

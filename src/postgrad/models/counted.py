@@ -127,7 +127,6 @@ def _shape_of(lm: Any) -> ModelShape:
         for layer, each in zip(layers, layer_configs(config), strict=True)
     ]
     kv_heads = _kv_heads(layer_configs(config)[0])
-    tied = lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
     return ModelShape(
         model_type=str(config.model_type),
         vocab_size=int(lm.get_input_embeddings().weight.shape[0]),
@@ -137,9 +136,10 @@ def _shape_of(lm: Any) -> ModelShape:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=round(sum(widths) / len(widths) / kv_heads) if mixing["attending"] else 0,
-        tied=tied,
+        tied=lm.get_output_embeddings().weight is lm.get_input_embeddings().weight,
         latent=_latent(lm),
         max_positions=getattr(config, "max_position_embeddings", None),
+        **_norms(weights, hidden),
         counted=CountedWeights(
             parameters=sum(weight.numel() for weight in lm.parameters()),
             layers=sum(map(_size, weights.values())),
@@ -154,6 +154,15 @@ def _shape_of(lm: Any) -> ModelShape:
         ),
         tower=_tower_of(lm),
     )
+
+
+def _norms(weights: Mapping[str, tuple[int, ...]], hidden: int) -> dict[str, Any]:
+    """What ModelShape says of norms: whether queries and keys have some, and how many the residual
+    stream has in a layer; 2 where they are called otherwise.
+    """
+    named = [name for name in weights if name.startswith("0.") and name.endswith("norm.weight")]
+    of_stream = sum(weights[name] == (hidden,) for name in named)
+    return {"qk_norm": "0.self_attn.q_norm.weight" in weights, "norms": of_stream or 2}
 
 
 def _latent(lm: Any) -> int:

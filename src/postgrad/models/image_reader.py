@@ -165,6 +165,11 @@ class ImageReader:
         """What the tower takes of a PIL image. name: of the image, for messages."""
         return _inputs(self._processed(picture, name))
 
+    def together(self, digests: Sequence[str]) -> Pixels:
+        """What transformers' own forward takes of several images of one sequence."""
+        pictures = [decoded(image_store().read(digest)) for digest in digests]
+        return _inputs(self._processor(images=pictures, return_tensors="np", **self._asked))
+
     def show(self, digest: str, picture: Any) -> Pixels:
         """What the tower takes of a PIL image that no store has, and whose text is known from now
         on, until `forget`.

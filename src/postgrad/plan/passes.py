@@ -220,7 +220,10 @@ class Passes:
         if self.cpu or model.compile != "auto":
             return not self.cpu and model.compile is True
         shared = learner.tensor_parallel * learner.context_parallel * learner.expert_parallel > 1
-        tested = role.shape.counted is None and role.shape.tower is None
+        counted = role.shape.counted
+        tested = counted is None or (
+            role.shape.tower is not None and not counted.experts and not counted.states
+        )
         plain = model.quantize == "none" and self.recipe.model.attention != "sdpa"
         return tested and plain and not shared
 

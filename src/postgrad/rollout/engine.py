@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from postgrad.core.errors import RunError, UsageError
+from postgrad.core.errors import RunError
 from postgrad.core.records import Experts, FinishReason, PlacedImage
 from postgrad.rollout.grammar import KINDS, Grammar
 from postgrad.rollout.settings import SamplingSettings
@@ -247,15 +247,6 @@ class HaltingEngine(Engine, Protocol):
     def wake(self) -> None:
         """From any thread: a `completed` that waits asks `halt` again."""
         ...
-
-
-def require_no_images(images: Collection[object], engine: str) -> None:
-    """Raises UsageError for images that `engine`, in words, cannot be asked about."""
-    if images:
-        raise UsageError(
-            f"a prompt has an image, which {engine} is not sent here: sample with the built-in "
-            'engine (rollout.type = "local") or with vLLM'
-        )
 
 
 def recorded_first(first: Experts | None, more: int, again: Experts) -> Experts:

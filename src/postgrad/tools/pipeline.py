@@ -4,144 +4,23 @@ then answers of the last model to a few questions, and one summary above all sta
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from transformers import AutoModelForCausalLM
-
-from postgrad.core.errors import RunError, UsageError
+from postgrad.core.errors import RunError
 from postgrad.core.files import finite, remove, write_json
-from postgrad.core.records import Author, Prompt
 from postgrad.core.text import fixed
-from postgrad.evaluation.answers import read_set
-from postgrad.models.config import load_config
-from postgrad.models.export import read_plain
-from postgrad.models.supported import reads_images
-from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
 from postgrad.observe.follow import read_object
 from postgrad.observe.run_dir import SUMMARY
 from postgrad.recipe.pipeline import Pipeline, Stage, with_models, with_rows
 from postgrad.recipe.recipe import Answering, Recipe
-from postgrad.rollout.engine import Completion
-from postgrad.rollout.environment import Environment
-from postgrad.rollout.environments.sets import dialogues
-from postgrad.rollout.local.rows import eos_token_ids
+from postgrad.tools.asking import Answer, ask
 from postgrad.tools.generate import SHARDS, Extent, generate, is_generated
 from postgrad.tools.selection import select, selection_for
 from postgrad.training.run import resident_bytes
 from postgrad.training.start import train
 from postgrad.training.summary import PHASES, change, whole_seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The conversation after a question."""
-
-    question: str
-    reference: str | None  # answer
-    # (author, text) in turn; the model ("policy") has the first and the last, between them it
-    # alternates with the environment. Where that failed, the last is why.
-    turns: tuple[tuple[Author, str], ...]
-
-    @property
-    def answer(self) -> str:
-        """The model's last turn."""
-        return self.written[-1]
-
-    @property
-    def written(self) -> tuple[str, ...]:
-        """All turns of the model."""
-        return tuple(text for author, text in self.turns if author == "policy")
-
-    def to_json(self) -> dict[str, Any]:
-        """Its entry in summary.json; turns only where there are several."""
-        turns = [{"author": author, "text": text} for author, text in self.turns]
-        return {
-            "question": self.question,
-            "reference": self.reference,
-            "answer": self.answer,
-            **({"turns": turns} if len(turns) > 1 else {}),
-        }
-
-
-def ask(model: str, recipe: Answering, count: int) -> list[Answer]:
-    """Greedy answers to the first `count` questions of the recipe's first evaluation set by
-    `transformers.generate`.
-    """
-    tokenizer = load_tokenizer(model)
-    lm = read_plain(model, AutoModelForCausalLM, torch.float32)
-    writer = _Writer(lm, tokenizer, recipe)
-    environments = dialogues(recipe.environment, recipe.data, tokenizer)
-    prompts = read_set(recipe, 0, tokenizer).all()[:count]  # without rows that are trained on
-    return [_answer(writer, environments.of(prompt), prompt) for prompt in prompts]
-
-
-def _answer(writer: "_Writer", world: Environment, prompt: Prompt) -> Answer:
-    episode = world.reset(prompt, 0)
-    ids: list[int] = prompt.token_ids.tolist()
-    turns: list[tuple[Author, str]] = []
-    while True:
-        written = writer.write(ids, prompt.ticket, len(turns) // 2)
-        turns.append(("policy", written.text.strip()))
-        seen = episode.step(written).result()
-        if seen.failure is not None:  # told here: an error would lose the trained stages' summary
-            turns.append(("environment", f"(no reply: {seen.failure.message})"))
-            return Answer(prompt.question, prompt.answer, tuple(turns))
-        ids += [*written.token_ids.tolist(), *seen.token_ids.tolist()]
-        if seen.done or not writer.room(ids):
-            return Answer(prompt.question, prompt.answer, tuple(turns))
-        turns.append(("environment", writer.text(seen.token_ids.tolist()).strip()))
-
-
-class _Writer:
-    """The model's next turn, greedily, with the limits of the recipe's evaluation."""
-
-    def __init__(self, lm: Any, tokenizer: Any, recipe: Answering) -> None:
-        self._lm = lm
-        self._tokenizer = tokenizer
-        self._stop = recipe.rollout.stop
-        self._max_len = max(eval_set.max_len for eval_set in recipe.eval.sets)
-        first = recipe.eval.samplings[0]
-        self.most = first.max_new_tokens or recipe.rollout.max_new_tokens
-        self._ends = eos_token_ids(lm, tokenizer)
-
-    def room(self, ids: list[int]) -> int:
-        """How many tokens the next turn may have after `ids`."""
-        return max(0, min(self.most, self._max_len - len(ids)))
-
-    def text(self, ids: list[int]) -> str:
-        """Decodes `ids` without special tokens."""
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
-
-    @torch.inference_mode()
-    def write(self, ids: list[int], ticket: int, turn: int) -> Completion:
-        """Writes the model's next turn after `ids`, greedily."""
-        prefix = torch.tensor([ids])
-        limits = {"stop_strings": list(self._stop), "tokenizer": self._tokenizer}
-        out = self._lm.generate(
-            input_ids=prefix,
-            attention_mask=torch.ones_like(prefix),
-            do_sample=False,
-            max_new_tokens=self.room(ids),
-            **(limits if self._stop else {}),
-        )
-        new: list[int] = out[0, len(ids) :].tolist()
-        text = self.text(new)
-        ended = new[-1] in self._ends or any(stop in text for stop in self._stop)
-        return Completion(
-            ticket=ticket,
-            sample=0,
-            turn=turn,
-            token_ids=np.array(new, np.int32),
-            logprobs=np.zeros(len(new), np.float32),  # greedy; no environment reads them
-            finish_reason="stop" if ended else "length",
-            versions=((0, len(new)),),
-            text=text,
-        )
 
 
 def train_pipeline(
@@ -158,7 +37,6 @@ def train_pipeline(
     have, the summary of then is returned.
     """
     began = time.perf_counter()
-    _require_askable(pipeline)
     models: dict[str, str] = {}
     rows: dict[str, str] = {}
     summaries: dict[str, dict[str, Any]] = {}
@@ -233,16 +111,6 @@ def _saving(recipe: Recipe) -> Recipe:
     saved = recipe.checkpoint.save_hf or True
     checkpoint = recipe.checkpoint.model_copy(update={"save_hf": saved})
     return recipe.model_copy(update={"checkpoint": checkpoint})
-
-
-def _require_askable(pipeline: Pipeline) -> None:
-    """Raises UsageError where questions would be asked of a model that reads images."""
-    source = pipeline.stages[0].recipe.model.source
-    if pipeline.ask and source is not None and reads_images(load_config(source)):
-        raise UsageError(
-            f"ask = {pipeline.ask}: {source} reads images, and plain transformers is not asked "
-            "about such rows yet: leave it out"
-        )
 
 
 def _answers(stage: Stage, model: str, count: int) -> list[Answer]:

@@ -222,13 +222,11 @@ def _pair(better: Sample, worse: Sample) -> dict[str, Any]:
 def _difficulty(
     scored: Sequence[Sample], selection: RowSelection
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """The row of the prompt itself, as job = "rl" reads it again, with its pass rate."""
+    """The row of the prompt itself, as job = "rl" reads it again, with its pass rate. The question
+    is a text, or the messages of a prompt with images.
+    """
     first = scored[0]
-    if any(isinstance(message["content"], list) for message in first["messages"]):
-        raise UsageError(
-            f"row {first['row']} of {first['dataset']} has images, which the rows of --select "
-            "difficulty have no place for: select answers"
-        )
+    shows = any(isinstance(message["content"], list) for message in first["messages"])
     component = selection.component or next(iter(first["rewards"]), None)
     scores = [sample["rewards"].get(component) for sample in scored]
     judged = [score for score in scores if score is not None]
@@ -240,7 +238,7 @@ def _difficulty(
         return [], "its pass rate is outside the limits"
     row = {
         **first["metadata"],
-        "question": first["question"],
+        "question": [*first["messages"]] if shows else first["question"],
         "answer": first["answer"],
         "pass_rate": rate,
         "mean_reward": sum(sample["total"] for sample in scored) / len(scored),

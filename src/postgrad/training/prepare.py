@@ -45,7 +45,6 @@ from postgrad.recipe.recipe import (
     RLRecipe,
     SFTRecipe,
 )
-from postgrad.recipe.teachers import OneTeacher
 from postgrad.training import auto_sizes, foreseen, pairs, sft
 from postgrad.training.answer_ends import answer_ends
 from postgrad.training.channels import thoughts_read
@@ -91,38 +90,18 @@ def assemble(run: Run, stack: ExitStack, checkpoint: Checkpoint | None) -> tuple
 
 
 def require_images_trained(recipe: Recipe, path: str) -> None:
-    """Raises UsageError where the policy reads images and the recipe says what is not supported
-    with them yet.
+    """Raises UsageError where the policy reads images, and another model of the recipe does not, or
+    an engine that cannot sample with it.
     """
     if not reads_images(load_config(path)):
         return
-    needs = recipe.algorithm.needs()
-    others = [(place[0], model.source) for place, model in recipe.loaded_models.items()]
-    blind = [
-        f"[{role}.model] {source}, which reads text alone,"
-        for role, source in others
-        if source is not None and not reads_images(load_config(source))
-    ]
-    unsupported = {
-        "teacher.server": needs.teacher
-        and any(teacher.server.base_url is not None for teacher in _teachers(recipe)),
-        **dict.fromkeys(blind, True),
-        "model.compile": recipe.model.compile is True,
-    }
-    for key, is_asked in unsupported.items():
-        if is_asked:
+    for place, model in recipe.loaded_models.items():
+        if model.source is not None and not reads_images(load_config(model.source)):
             raise UsageError(
-                f"{path} is a model that reads images, and {key} does not support such models "
-                "yet: leave it out (docs/models.md)"
+                f"{path} is a model that reads images, and [{place[0]}.model] {model.source} reads "
+                "text alone: name one that reads images, or leave it out (docs/models.md)"
             )
     require_images_sampled(recipe, path)
-
-
-def _teachers(recipe: Recipe) -> list[OneTeacher]:
-    """The teachers of a recipe whose job may have some."""
-    if not isinstance(recipe, SFTRecipe | RLRecipe):
-        return []
-    return [recipe.teacher, *recipe.teacher.sets]
 
 
 def longest_row(recipe: Recipe) -> int:

@@ -10,7 +10,7 @@ from postgrad.core.records import Prompt
 from postgrad.data.draws import Draws
 from postgrad.evaluation.answers import Evaluator, check_answers
 from postgrad.fleet.learned import learned_reward, scorer_of
-from postgrad.fleet.teachers import check_teachers, load_teachers
+from postgrad.fleet.teachers import check_teachers, load_teachers, require_served_text
 from postgrad.models.image_reader import ImageReader
 from postgrad.models.tokenizer import load_tokenizer, require_same_tokens
 from postgrad.recipe.recipe import RLRecipe
@@ -43,6 +43,8 @@ def assemble_rl(
     prompts = rows.prompts(recipe, tokenizer, reader, scorer)
     rows.show_training(run, recipe, prompts, reader)
     check_rows(recipe.environment, prompts)
+    if reader is not None:
+        require_served_text(recipe, prompts.all())
     check_answers(scorer, prompts.all(), recipe.data.sources)
     evaluator = rows.evaluator(run, recipe, tokenizer, scorer, reader) if recipe.eval.sets else None
     run.count_rows(len(prompts))

@@ -92,11 +92,6 @@ def _needed(program: str, options: Mapping[str, Any]) -> str | None:
     return None
 
 
-def no_images(key: str) -> str:
-    """Why a key of the recipe is left out of a run with images."""
-    return f"{key} does not support models that read images yet"
-
-
 def carries_states(draft: Draft) -> bool:
     """Whether the run's model is known to have layers that carry a state."""
     return draft.images is not None and bool(_READS_BOTH.search(draft.images.model))

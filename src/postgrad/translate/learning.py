@@ -5,7 +5,7 @@ from typing import Any
 
 from postgrad.translate import mixtures
 from postgrad.translate.draft import Draft
-from postgrad.translate.images import ON_LANGUAGE, no_images
+from postgrad.translate.images import ON_LANGUAGE, carries_states
 from postgrad.translate.places import engine_beside
 from postgrad.translate.rules import Options, flag
 
@@ -144,8 +144,8 @@ def compiled(draft: Draft, name: str, value: Any, _: str) -> None:
         return
     if any(draft.get(f"learner.{key}_parallel") for key in ("tensor", "context", "expert")):
         draft.miss(name, value, "layers of which ranks share rows or weights are not compiled")
-    elif draft.images is not None:
-        draft.miss(name, value, no_images("model.compile"))
+    elif carries_states(draft):
+        draft.miss(name, value, "layers that carry a state along a sequence are not compiled")
     else:
         draft.put("model.compile", True)
 

@@ -1,14 +1,19 @@
 """A server answers; whatever it does, a question has its answer or the run ends with the cause."""
 
+import base64
 import json
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from contracts.conftest import small_tokenizer
 from helpers.chat_server import Answer, chat_server
+from helpers.image_directories import picture
 from postgrad.core.errors import RunError, UsageError
+from postgrad.core.media import MARK, image_store, images_kept_in
+from postgrad.core.records import PlacedImage
 from postgrad.rollout.engine import Request, generate
 from postgrad.rollout.openai.engine import OpenAIEngine
 from postgrad.rollout.openai.settings import OpenAISettings
@@ -179,6 +184,32 @@ def test_turns_without_messages_are_refused_where_messages_are_asked_for(make_en
     engine, _ = make_engine(lambda *_: Answer("a"))
     with pytest.raises(UsageError, match='endpoint = "completions"'):
         engine.submit(request(turn=1, messages=()))
+
+
+def test_images_are_data_urls_where_the_row_s_message_shows_them(make_engine, tmp_path):
+    engine, server = make_engine(lambda *_: Answer("a"))
+    with images_kept_in(tmp_path / "images"):
+        files = [picture(n, 16, 24) for n in range(2)]
+        digests = [image_store().add(file) for file in files]
+        asked = {"role": "user", "content": f"{MARK}one{MARK}two", "images": digests}
+        shown = tuple(PlacedImage(digest, np.array([n])) for n, digest in enumerate(digests))
+        generate(engine, [replace(request(messages=(ASKED[0], asked)), images=shown)])
+    urls = [f"data:image/png;base64,{base64.b64encode(file).decode()}" for file in files]
+    content = [
+        {"type": "image_url", "image_url": {"url": urls[0]}},
+        {"type": "text", "text": "one"},
+        {"type": "image_url", "image_url": {"url": urls[1]}},
+        {"type": "text", "text": "two"},
+    ]
+    messages = [body["messages"] for _, _, body in server.requests]
+    assert messages == [[ASKED[0], {"role": "user", "content": content}]] * 2
+
+
+def test_a_server_of_completions_is_sent_no_image(make_engine):
+    engine, _ = make_engine(lambda *_: completion("a"), endpoint="completions")
+    shown = (PlacedImage("0" * 64, np.array([0])),)
+    with pytest.raises(UsageError, match=r'takes text alone: use .*endpoint = "chat"'):
+        engine.submit(replace(request(), images=shown))
 
 
 def test_its_weights_can_neither_be_sent_nor_asked_for(make_engine):

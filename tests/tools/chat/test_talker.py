@@ -53,6 +53,17 @@ def test_two_turns_are_what_plain_transformers_answers(
     assert talker.messages == [*said, {"role": "assistant", "content": second}]
 
 
+def test_a_later_answer_computes_what_is_new_alone(talker: Talker) -> None:
+    """And is that of a conversation whose tokens are all computed."""
+    question, short = "how many words are there?", GREEDY.model_copy(update={"max_new_tokens": 4})
+    say(talker, question, short)
+    computed, later = talker._engine.stats.prompt_tokens, talker.request("b", short, 0)
+    answer = "".join(talker.answer("b", later))
+    assert talker._engine.stats.prompt_tokens - computed < len(later.token_ids) / 2
+    talker._engine.rest()
+    assert "".join(talker.answer("b", later)) == answer
+
+
 def test_the_seed_decides_what_is_drawn(talker: Talker) -> None:
     hot = GREEDY.model_copy(update={"temperature": 1.0})
     answers: list[str] = []

@@ -23,9 +23,10 @@ from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.core.text import resolve
 from postgrad.data.chat_format import Message
+from postgrad.data.images import sent_message
 from postgrad.rewards.verifier import LARGEST_SCORE
 from postgrad.rollout.environments.base import ChatEnvironment, Course, Reply, StepFailed
-from postgrad.rollout.environments.desk import MODEL, Desk, plain_message, sent_message
+from postgrad.rollout.environments.desk import MODEL, Desk, plain_message
 from postgrad.rollout.environments.tool_calls import (
     calls_in,
     format_of,

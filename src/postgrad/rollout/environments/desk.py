@@ -11,11 +11,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from postgrad.core.media import MARK, data_url, image_store
+from postgrad.core.media import MARK
 from postgrad.core.untrusted import parse_json
 from postgrad.data.chat_format import IMAGE_PARTS, parts_of
 from postgrad.data.images import content_of
-from postgrad.models.rendering import in_parts
 
 MODEL = "policy"  # what agents may call it; any name is taken
 _HOST = "127.0.0.1"
@@ -130,20 +129,6 @@ def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
     if calls:
         plain["calls"] = [_called(call) for call in calls]
     return plain
-
-
-def sent_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message of a row as an agent gets it: images are parts of OpenAI's interface."""
-    if "images" not in message:
-        return dict(message)
-    sent, parts = in_parts(message), list[dict[str, Any]]()
-    images = iter(message["images"])
-    for part in sent["content"]:
-        if part["type"] == "image":
-            data = data_url(image_store().read(next(images)))
-            part = {"type": "image_url", "image_url": {"url": data}}
-        parts.append(part)
-    return sent | {"content": parts}
 
 
 def _called(call: Any) -> list[Any]:

@@ -94,9 +94,8 @@ class LocalEngine:
         self._cache = KeyValueCache(shapes, cache_tokens, parameter.dtype, self._device)
         self._stopper = Stopper(eos := eos_token_ids(lm, tokenizer), tokenizer)
         self._grammars = Grammars(tokenizer, eos, text_config(lm).vocab_size)
-        self._version = 0
+        self._version = self._submitted = 0
         self._waiting: list[tuple[tuple[int, ...], Request]] = []  # a heap
-        self._submitted = 0
         self._prefilled: Prefilled | None = None
         self._rows = Rows(0, 0)
         self._shared = SharedPrompts(0)

@@ -6,7 +6,7 @@ weights is refused.
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from postgrad.core.errors import RunError, UsageError
+from postgrad.core.media import image_store, plain_file
 from postgrad.core.records import PlacedImage
 from postgrad.core.seeds import integer
+from postgrad.data.images import sent_message
 from postgrad.rewards.http import Breaker, ServerError, Servers, secret
-from postgrad.rollout.engine import Completion, Request, require_no_images
+from postgrad.rollout.engine import Completion, Request
 from postgrad.rollout.openai.settings import OpenAISettings
 from postgrad.rollout.settings import SamplingSettings
 from postgrad.rollout.stats import DividedStats, EngineStats
@@ -64,11 +66,13 @@ class OpenAIEngine:
         self._open: dict[Future[ServerReply], tuple[Request, int]] = {}
 
     def submit(self, request: Request) -> None:
-        """Send a request for each sample, so that each is retried alone."""
-        require_no_images(request.images, "a server")
-        for sample in request.sample_ids:
-            body = self.body(request, sample)
-            self._open[self._workers.submit(self._ask, body)] = (request, sample)
+        """Send a request for each sample, so that each is retried alone. Raises UsageError for one
+        that the server's interface has no place for.
+        """
+        self._require_place(request)
+        for sample in request.sample_ids:  # a body is made when it is sent: images are large
+            asked = self._workers.submit(self._ask, request, sample)
+            self._open[asked] = (request, sample)
         self._sums.begin(0, len(request.sample_ids), len(request.token_ids))
 
     def completed(self, awaited: Collection[int] | None = None) -> list[Completion]:
@@ -108,7 +112,8 @@ class OpenAIEngine:
         """The JSON body of one sample's request; keys of `extra_body` override the others."""
         settings = self._settings
         if settings.endpoint == "chat":
-            prompt_fields: dict[str, Any] = {"messages": _messages(request)}
+            messages = [sent_message(message, _picture) for message in request.messages]
+            prompt_fields: dict[str, Any] = {"messages": messages}
         else:
             prompt_fields = {"prompt": self._tokenizer.decode(request.token_ids.tolist())}
         counters = (request.ticket, sample, request.turn)
@@ -123,11 +128,26 @@ class OpenAIEngine:
             del body["max_tokens"]
         return body
 
-    def _ask(self, body: Mapping[str, Any]) -> ServerReply:
+    def _require_place(self, request: Request) -> None:
+        """Raises UsageError for what the endpoint does not take: an option, a later turn, which has
+        only tokens, or an image beside a text.
+        """
+        _sampling(request.sampling)
+        if self._settings.endpoint == "chat" and not request.messages:
+            raise UsageError(
+                f"ticket {request.ticket}: an episode of several turns is a text here, not "
+                'messages: use rollout.openai.endpoint = "completions"'
+            )
+        if self._settings.endpoint == "completions" and request.images:
+            raise UsageError(
+                f"ticket {request.ticket}: its prompt has an image, and a server of completions "
+                'takes text alone: use rollout.openai.endpoint = "chat", which sends images too'
+            )
+
+    def _ask(self, request: Request, sample: int) -> ServerReply:
         chat = self._settings.endpoint == "chat"
-        return self._servers.ask(
-            PATHS[self._settings.endpoint], body, _read_chat if chat else _read
-        )
+        path, body = PATHS[self._settings.endpoint], self.body(request, sample)
+        return self._servers.ask(path, body, _read_chat if chat else _read)
 
     def _completion(self, request: Request, sample: int, future: Future[ServerReply]) -> Completion:
         try:
@@ -152,14 +172,9 @@ class OpenAIEngine:
         )
 
 
-def _messages(request: Request) -> list[dict[str, str]]:
-    """The prompt in the chat format. Raises UsageError for later turns, which have only tokens."""
-    if not request.messages:
-        raise UsageError(
-            f"ticket {request.ticket}: an episode of several turns is a text here, not messages: "
-            'use rollout.openai.endpoint = "completions"'
-        )
-    return [dict(message) for message in request.messages]
+def _picture(digest: str) -> bytes:
+    """The file of an image that the server's program sees as the model's own reader does here."""
+    return plain_file(image_store().read(digest))
 
 
 def _sampling(sampling: SamplingSettings) -> dict[str, Any]:

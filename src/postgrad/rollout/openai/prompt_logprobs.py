@@ -21,6 +21,13 @@ from postgrad.core.records import Sequences
 from postgrad.rewards.http import Breaker, ServerError, Servers, secret
 from postgrad.rollout.openai.settings import TeacherServerSettings
 
+NO_IMAGES = (
+    "A server grades a prompt's own tokens in /completions, which takes no image beside them; its "
+    "/chat/completions takes images, but makes tokens of texts itself, and they need not be those "
+    "that the student wrote. Load the teacher here (model.path), or leave out rows with images "
+    "(data.filter)"
+)
+
 
 class ServedTeacher:
     """The logprobs of loss tokens, by a server. Its model is looked up at once."""
@@ -52,7 +59,8 @@ class ServedTeacher:
 
     def logprobs(self, sequences: Sequences, temperature: float | None = None) -> Handle[Ragged]:
         """LogprobRole.logprobs. The handle raises RunError with the cause of the last try where a
-        sequence got no answer: a token without a grade must not count as one that was graded 0.
+        sequence got no answer: a token without a grade must not count as one that was graded 0; and
+        for a sequence with an image, which nothing here can be sent with.
         """
         assert temperature in (None, 1.0)  # a recipe with another is refused
         return self._batches.submit(self._graded, sequences)
@@ -75,6 +83,8 @@ class ServedTeacher:
                 )
 
     def _graded(self, sequences: Sequences) -> Ragged:
+        if any(sequences.images):
+            raise RunError(f"{self._key}: a sample has an image. {NO_IMAGES}")
         pairs = list(zip(sequences.tokens, sequences.loss_mask, strict=True))
         asked = [self._requests.submit(self._grade, ids) for ids, mask in pairs if mask.any()]
         answers = iter(asked)

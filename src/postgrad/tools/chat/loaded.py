@@ -16,18 +16,22 @@ from postgrad.data.templates import template_call
 from postgrad.fleet.exported import roles_of
 from postgrad.models.adapter_files import merged_state
 from postgrad.models.end_tokens import with_ends
+from postgrad.models.export import frozen_weights
 from postgrad.models.files import CONFIG, is_adapter
+from postgrad.models.image_reader import ImageReader
+from postgrad.models.images import ImageTower
 from postgrad.models.load import load_model
 from postgrad.models.rope import max_positions
 from postgrad.models.routers import give_dtype
 from postgrad.models.settings import ModelSettings
 from postgrad.models.stored import real
+from postgrad.models.supported import reads_images
 from postgrad.observe.run_dir import RunDirectory
 from postgrad.parallel import device as devices
 from postgrad.recipe.load import recipe_from_json
 from postgrad.recipe.recipe import Recipe
 from postgrad.rollout.local.budget import places_for
-from postgrad.tools.chat.talker import TalkingEngine
+from postgrad.tools.chat.talker import Talker, TalkingEngine
 from postgrad.tools.export import checkpoint_in
 from postgrad.training.pinned import pin_model
 from postgrad.training.saving import store_of
@@ -44,6 +48,18 @@ class ChatModel:
     variables: Mapping[str, Any]  # that its chat template is called with
     system: str | None  # system prompt of the training data; None where it has none
     stop: tuple[str, ...]  # texts that end an answer
+    reader: ImageReader | None = None  # of a model that reads images
+
+    def talker(self, system: str | None = None) -> Talker:
+        """A new conversation with it. system: in place of its own system prompt."""
+        return Talker(
+            self.engine,
+            self.tokenizer,
+            variables=self.variables,
+            system=self.system if system is None else system,
+            stop=self.stop,
+            reader=self.reader,
+        )
 
 
 def load(name: str, which: str | None, dtype: str, max_len: int) -> ChatModel:
@@ -63,8 +79,8 @@ def load(name: str, which: str | None, dtype: str, max_len: int) -> ChatModel:
     if which is not None:
         raise UsageError(f"--checkpoint {which}: {name} is no run, which alone has checkpoints")
     source = pin_model(name)
-    engine, tokenizer = _engine(source, dtype, max_len, ModelSettings())
-    return ChatModel(name, f"{source}, {engine.dtype}", engine, tokenizer, {}, None, ())
+    engine, tokenizer, reader = _engine(source, dtype, max_len, ModelSettings())
+    return ChatModel(name, f"{source}, {engine.dtype}", engine, tokenizer, {}, None, (), reader)
 
 
 def _is_among_runs(path: Path) -> bool:
@@ -92,7 +108,7 @@ def _of_run(name: str, run_dir: Path, which: str, dtype: str, max_len: int) -> C
     checkpoint = store.load(which)
     base = recipe.model.source or str(directory.init)
     computed = dtype if dtype != "auto" else _dtype(checkpoint)
-    engine, tokenizer = _engine(base, computed, max_len, recipe.model)
+    engine, tokenizer, reader = _engine(base, computed, max_len, recipe.model)
     engine.load_weights(_weights(recipe, checkpoint, base).items(), checkpoint.step)
     first, rollout = recipe.data.sources[0], recipe.rollout_settings
     return ChatModel(
@@ -103,17 +119,21 @@ def _of_run(name: str, run_dir: Path, which: str, dtype: str, max_len: int) -> C
         template_call(first),
         first.system,
         () if rollout is None else rollout.stop,
+        reader,
     )
 
 
 def _weights(recipe: Recipe, checkpoint: Checkpoint, base: str) -> Mapping[str, Tensor]:
-    """The policy's whole weights by hub name, an adapter's merged into its base."""
+    """The policy's whole weights by hub name, an adapter's merged into its base; frozen parts are
+    the base's.
+    """
     role = roles_of(recipe, base)["policy"]
     weights = checkpoint.tensors(role.stem)
-    if role.lora is None:
-        return {name: real(weight) for name, weight in weights.items()}
     stated = checkpoint.state.choices.get("dtype") or "auto"
     dtype = devices.compute_dtype(stated, torch.device("cpu"))
+    if role.lora is None:
+        frozen = frozen_weights(base, role.freeze, dtype) if role.freeze else {}
+        return {name: real(weight) for name, weight in {**frozen, **weights}.items()}
     merged = merged_state(base, weights, role.lora, quantize=role.quantize, dtype=dtype)
     return {name: real(weight) for name, weight in merged.items()}
 
@@ -126,13 +146,18 @@ def _dtype(checkpoint: Checkpoint) -> str:
 
 def _engine(
     path: str, dtype: str, max_len: int, settings: ModelSettings
-) -> tuple[TalkingEngine, Any]:
+) -> tuple[TalkingEngine, Any, ImageReader | None]:
     device = devices.apply(devices.choose(None, False))
-    model = load_model(path, dtype=devices.compute_dtype(dtype, device), device=device)
+    computed = devices.compute_dtype(dtype, device)
+    model = load_model(path, dtype=computed, device=device, images=True)
     lm: Any = model.lm
+    reader = tower = None
+    if reads_images(model.config):
+        reader = ImageReader(model.source, model.config, model.tokenizer)
+        tower = ImageTower(lm, reader.pixels)
     give_dtype(lm, settings.router_dtype)
     lm.generation_config = with_ends(lm.generation_config, model.tokenizer, settings.eos_token)
     longest = min(max_len, max_positions(model.config) or max_len)
     places = places_for(longest)
-    engine = TalkingEngine(lm, model.tokenizer, cache_tokens=places, max_len=longest)
-    return engine, model.tokenizer
+    engine = TalkingEngine(lm, model.tokenizer, cache_tokens=places, max_len=longest, tower=tower)
+    return engine, model.tokenizer, reader

@@ -6,10 +6,14 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
 from postgrad.core.errors import UsageError
+from postgrad.core.media import IMAGES, image_store, images_kept_in, size_of
+from postgrad.data.images import content_of
 from postgrad.observe.console import Console
 from postgrad.observe.samples import AnswerDisplay
 from postgrad.rollout.settings import SamplingSettings
@@ -17,6 +21,7 @@ from postgrad.tools.chat.loaded import ChatModel, load
 from postgrad.tools.chat.talker import Talker
 
 COMMANDS = {
+    "/image FILE": "show an image with the next message; without FILE: none of those that wait",
     "/reset": "start the conversation over",
     "/seed N": "draw other answers",
     "/temperature T": "0 always takes the most likely token",
@@ -43,16 +48,21 @@ class Session:
     talkers: Sequence[Talker]  # in the order of `names`
     sampling: SamplingSettings
     seed: int  # of what is drawn next
-    # for --json: {"seed": 0, "question": "...", "answers": {NAME: {"text": "...", "ended": true}}}
+    waiting: dict[str, str] = field(default_factory=dict[str, str])  # images for the next message
+    # for --json: {"seed": 0, "question": "...", "images": ["cat.png"], "answers": {NAME: {"text":
+    # "...", "ended": true}}}
     turns: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def answer(self, text: str, shown: AnswerDisplay) -> None:
         """Shows every model's answer to `text` and keeps the turn. Raises UsageError, before any of
         them answers, where one cannot.
         """
-        requests = [talker.request(text, self.sampling, self.seed) for talker in self.talkers]
+        images = [*self.waiting.values()]
+        requests = [
+            talker.request(text, self.sampling, self.seed, images) for talker in self.talkers
+        ]
         pieces = [
-            talker.answer(text, request)
+            talker.answer(text, request, images)
             for talker, request in zip(self.talkers, requests, strict=True)
         ]
         shown.show(self.names, pieces)
@@ -60,7 +70,31 @@ class Session:
             name: {"text": talker.messages[-1]["content"], "ended": talker.has_ended}
             for name, talker in zip(self.names, self.talkers, strict=True)
         }
-        self.turns.append({"seed": self.seed, "question": text, "answers": answers})
+        self.turns.append(
+            {"seed": self.seed, "question": text, "images": [*self.waiting], "answers": answers}
+        )
+        self.waiting = {}
+
+    def attach(self, file: str) -> str:
+        """Shows the image in `file` with the next message; returns what to say of it. Raises
+        UsageError where there is none, and where one of the models cannot read it.
+        """
+        try:
+            at_home = file.startswith("~")
+            content = content_of(str(Path(file).expanduser()) if at_home else file, Path.cwd())
+            digest = image_store().add(content)
+        except ValueError as error:
+            raise UsageError(f"/image {file}: {error}") from error
+        counts: list[int] = []
+        for name, talker in zip(self.names, self.talkers, strict=True):
+            try:
+                counts.append(talker.tokens_of(digest))
+            except UsageError as error:
+                raise UsageError(f"/image {file}: {name}: {error}") from error
+        self.waiting[file] = digest
+        width, height = size_of(content)
+        tokens = " and ".join(map(str, counts))
+        return f"[{file}: {width} x {height} pixels, {tokens} tokens, with the next message]"
 
     def cut_short(self) -> list[str]:
         """Names of the models whose last answer did not end by itself."""
@@ -104,25 +138,17 @@ def chat(
     for name in models:
         with console.phase(f"load {name}"):
             loaded.append(load(name, checkpoint, dtype, max_len))
-    talkers = [
-        Talker(
-            model.engine,
-            model.tokenizer,
-            variables=model.variables,
-            system=model.system if system is None else system,
-            stop=model.stop,
-        )
-        for model in loaded
-    ]
+    talkers = [model.talker(system) for model in loaded]
     session = Session(_distinct(models), talkers, sampling, seed)
     shown = AnswerDisplay(sys.stderr if as_json else sys.stdout)
-    if sys.stdin.isatty() and sys.stdout.isatty() and not as_json:
-        for model in loaded:
-            console.note(model.about)
-        console.note("say something; /help lists commands")
-        _talk_with_person(session, shown, console)
-    else:
-        _talk_with_lines(session, shown, console, sys.stdin.buffer)
+    with TemporaryDirectory(prefix="postgrad-") as folder, images_kept_in(Path(folder) / IMAGES):
+        if sys.stdin.isatty() and sys.stdout.isatty() and not as_json:
+            for model in loaded:
+                console.note(model.about)
+            console.note("say something; /help lists commands")
+            _talk_with_person(session, shown, console)
+        else:
+            _talk_with_lines(session, shown, console, sys.stdin.buffer)
     return {"models": [model.about for model in loaded], "turns": session.turns}
 
 
@@ -179,8 +205,11 @@ def _run_command(line: str, session: Session, console: Console) -> bool:
     if name == "/quit":
         return False
     if name == "/reset":
+        session.waiting = {}
         for talker in session.talkers:
             talker.reset()
+    elif name == "/image":
+        _image(session, value.strip().strip("'\""), console)
     elif name == "/seed":
         session.seed = _seed(value)
     elif name in SAMPLING:
@@ -193,6 +222,16 @@ def _run_command(line: str, session: Session, console: Console) -> bool:
             "the line to the model"
         )
     return True
+
+
+def _image(session: Session, file: str, console: Console) -> None:
+    """Attaches an image; without the name of a file, drops those that wait."""
+    if not file:
+        session.waiting = {}
+        return
+    note = session.attach(file)
+    if sys.stdin.isatty():
+        console.note(note)
 
 
 def _seed(text: str) -> int:
