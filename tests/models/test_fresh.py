@@ -80,6 +80,15 @@ def test_characters_are_one_token_each_and_phrases_one(tokenizers: dict[str, Any
     assert len(tokenizer.encode(f"{PHRASE}sun", add_special_tokens=False)) == 4
 
 
+def test_a_word_of_many_letters_is_learned_from_in_pieces(tmp_path: Path) -> None:
+    """Whole, a word of 300 000 letters would keep the trainer busy for minutes."""
+    word = "".join(chr(97 + i * i % 23) for i in range(300_000))
+    make_fresh(tiny("bpe"), [f"a {word} b"], 0, tmp_path / "fresh")
+    tokenizer: Any = load_tokenizer(str(tmp_path / "fresh"))
+    assert tokenizer.decode(tokenizer.encode(word[:5000])) == word[:5000]
+    assert len(tokenizer.tokenize(word[:500])) < 400  # letters were joined
+
+
 def test_digits_stand_alone(tokenizers: dict[str, Any]) -> None:
     tokens = tokenizers["bpe"].tokenize("4872")
     assert tokens == ["4", "8", "7", "2"]
