@@ -5,6 +5,8 @@
                           on the stub, so every token is token 0
     decode.py publishes   graphs captured in a batch at first, again, after a publish, after a rest,
                           and of weights that lie elsewhere since another publish
+    decode.py turns       tokens of prompts that first and second turns compute, and what the step
+                          that begins the second turns asks for
     decode.py kernels     how the kernels of attention compile, by size of head and dtype
 """
 
@@ -18,7 +20,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from helpers.stub_device import Event, counts, reset, traced
 from postgrad.parallel.device import Placement, apply
-from postgrad.rollout.engine import Request
+from postgrad.rollout.engine import Completion, Request
 from postgrad.rollout.local.cache import KeyValueCache, LayerShape
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.local.paged import PagedDecoding
@@ -95,6 +97,30 @@ def publishes() -> dict[str, int]:
     return captured
 
 
+def turns() -> dict[str, Any]:
+    """32 samples write 20 tokens; replies of 30, all different, come when all have ended."""
+    model, sampling = engine(layers=4), SamplingSettings(max_new_tokens=20)
+    prompts = [np.arange(100 + ticket, dtype=np.int32) for ticket in range(4)]
+    for ticket, prompt in enumerate(prompts):
+        model.submit(Request(ticket, tuple(range(SAMPLES)), prompt, sampling, may_go_on=True))
+    done: list[Completion] = []
+    while completions := model.completed():
+        done += completions
+    first = model.stats.prompt_tokens
+    for c in done:
+        reply = np.full(30, 3 + SAMPLES * c.ticket + c.sample, np.int32)
+        prefix = np.concatenate([prompts[c.ticket], c.token_ids, reply])
+        model.submit(Request(c.ticket, (c.sample,), prefix, sampling, 1))
+    reset()
+    model.advance()
+    begun, ended = counts(), 0
+    while completions := model.completed():
+        ended += len(completions)
+    asked = {name: begun[name] for name in ("launches", "waits", "refused")}
+    computed = [first, model.stats.prompt_tokens - first]
+    return {"computed": computed, "ended": ended, "begun": asked}
+
+
 def kernels() -> dict[str, Any]:
     """Heads and groups as models have them; a window and a soft-cap, as some have them. The last
     two are latents of DeepSeek's sizes.
@@ -133,6 +159,8 @@ if __name__ == "__main__":
         print(json.dumps(kernels()))
     elif sys.argv[1] == "publishes":
         print(json.dumps(publishes()))
+    elif sys.argv[1] == "turns":
+        print(json.dumps(turns()))
     else:
         filters = {"top_k": 8, "top_p": 0.9} if sys.argv[1] == "filters" else {}
         print(json.dumps(steps(**filters)))

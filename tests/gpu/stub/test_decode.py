@@ -76,6 +76,14 @@ def test_graphs_outlast_a_publish_and_end_with_the_cache(stub: Stub, results: Re
     assert captured["after a rest"] == captured["of weights elsewhere"] == captured["first"]
 
 
+def test_a_second_turn_computes_what_is_new_alone(stub: Stub, results: Results) -> None:
+    told = stub.ask(SCRIPT, "turns")
+    results.keep("the step that begins 32 second turns of 31 new tokens", told["begun"])
+    assert told["computed"] == [100 + 101 + 102 + 103, 32 * (1 + 30)]
+    assert told["ended"] == 32
+    assert told["begun"]["refused"] == 0
+
+
 def test_filters_are_in_the_graph_too(stub: Stub) -> None:
     told = stub.ask(SCRIPT, "filters")
     quiet = told["steps"][2:40]
