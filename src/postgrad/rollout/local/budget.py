@@ -18,6 +18,9 @@ from postgrad.rollout.settings import RolloutSettings
 # Prompt tokens computed in one forward, at least one prompt. With more, a CPU's activations lie in
 # fresh pages, which cost more time than the larger products save.
 PREFILL_TOKENS = {"cpu": 512, "cuda": 4096}
+# Tokens kept from earlier turns that count as one of them: attention alone gathers them, in one
+# layer at a time, which takes about the memory that their keys and values in all layers would.
+KEPT_AS_ONE = 8
 # Places are multiples of it: every stretch begins on a cache line, and bits do not depend on the
 # row. A decode step computes multiples of it in rows and places: oneDNN compiles code for every new
 # shape, which takes 0.7 ms; rows that end at different lengths would give a new shape every step.

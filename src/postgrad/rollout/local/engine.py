@@ -29,7 +29,12 @@ from postgrad.models.supported import is_tested
 from postgrad.parallel.device import give_back
 from postgrad.rollout.engine import Completion, Request, Sent, WeightIntake, in_order
 from postgrad.rollout.grammar import Grammars
-from postgrad.rollout.local.budget import PREFILL_TOKENS, SharedPrompts, align
+from postgrad.rollout.local.budget import (
+    KEPT_AS_ONE,
+    PREFILL_TOKENS,
+    SharedPrompts,
+    align,
+)
 from postgrad.rollout.local.cache import KeyValueCache
 from postgrad.rollout.local.kept import KeptPrefixes
 from postgrad.rollout.local.prompts import (
@@ -327,7 +332,8 @@ class LocalEngine:
         while self._waiting:
             request = self._waiting[0][1]
             kept = self._kept.reach(request)
-            room, rows = room - len(request.prefix) + kept, rows - len(request.sample_ids)
+            room -= len(request.prefix) - kept + kept // KEPT_AS_ONE
+            rows -= len(request.sample_ids)
             takes_over |= kept > 0  # then all rows of the batch begin at once
             full = room < 0 or (takes_over and rows < 0)
             if not self._fits(request) or (requests and full):
