@@ -19,6 +19,7 @@ from postgrad.checkpoint import store as module
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.state import Best
 from postgrad.checkpoint.store import CheckpointStore, SaveFailed, size_of
+from postgrad.core.text import size_text
 
 MakeState = Callable[..., Any]
 MakeTensors = Callable[[int], Any]
@@ -160,7 +161,8 @@ def test_what_a_killed_save_left_counts_as_room(
     needed = size_of(tensors) + module.SPARE_BYTES
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage(0, 0, needed - 5))
-    with pytest.raises(SaveFailed, match=f"takes {needed} bytes and {needed - 5} are free"):
+    takes = f"takes {size_text(size_of(tensors))}, 1.0 MiB have to stay, and 1.0 MiB are free"
+    with pytest.raises(SaveFailed, match=takes):
         store.save(make_state(1), tensors)
     left = tmp_path / ".saving-1-4711"
     left.mkdir()

@@ -4,6 +4,7 @@ A config is checked before transformers reads it (models.config_check). `reading
 of libraries that read a model's files into a UsageError.
 """
 
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,7 +101,9 @@ def _without_bars() -> Generator[None]:
         yield
     finally:
         if shown:
-            logging.enable_progress_bar()  # and the hub's
+            with warnings.catch_warnings():  # of a variable that keeps the hub's off
+                warnings.simplefilter("ignore", UserWarning)
+                logging.enable_progress_bar()  # and the hub's
         if shown and not of_hub:
             disable_progress_bars()
 
