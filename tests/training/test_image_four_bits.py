@@ -41,7 +41,7 @@ TEXT = {
 DENSE = [kind for kind in IMAGE_MODELS if not kind.endswith("_moe")]
 FIRST = ("qwen3_5", "qwen2_5_vl", "gemma3")
 KINDS = [
-    pytest.param(kind, marks=pytest.mark.slow if kind in FIRST else pytest.mark.long)
+    pytest.param(kind, marks=[pytest.mark.slow, *([] if kind in FIRST else [pytest.mark.long])])
     for kind in DENSE
 ]
 

@@ -124,7 +124,7 @@ def test_a_turn_computes_what_is_new_alone_and_samples_as_behind_all_of_its_pref
         np.testing.assert_allclose(done.logprobs, played.turns[key][1].logprobs, atol=3e-5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.integers(1, 9), st.integers(1, 4), st.integers(1, 20), st.integers(1, 4), st.integers(1, 9),
     st.integers(1, 9), st.integers(0, 40), st.booleans(), st.integers(0, 2**31), st.booleans(),
