@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from postgrad.layout.layout import Layout
+from postgrad.layout.tree import common_prefix
 from postgrad.models.attention import to_device
 from postgrad.models.tree import attention_over
 from postgrad.rollout.engine import Request
@@ -60,10 +61,7 @@ class KeptPrefixes:
         kept = self._by_sample.get(_key(request))
         if kept is None or not request.turn or request.images:
             return 0
-        prefix = request.prefix
-        length = min(len(kept.tokens), len(prefix) - 1)
-        differ = np.flatnonzero(kept.tokens[:length] != prefix[:length])
-        shared = int(differ[0]) if len(differ) else length
+        shared = common_prefix(kept.tokens, request.prefix[:-1])
         return shared if shared >= ALIGN else 0
 
     def claim(self, request: Request) -> KeptPrefix | None:
@@ -186,8 +184,7 @@ class BehindKept:
         in the stretches `prompts`.
         """
         self._kept, self._prompts = kept, prompts
-        self.lengths = np.array([0 if each is None else len(each.tokens) for each in kept])
-        ends, first = layout.segment_start[1:], layout.segment_start[:-1] + self.lengths
+        ends, first = layout.segment_start[1:], layout.segment_start[:-1] + lengths_of(kept)
         self.starts = np.concatenate([[0], np.cumsum(ends - first)])
         self.rows = np.concatenate([np.arange(*span) for span in zip(first, ends, strict=True)])
         place = np.zeros(layout.n_tokens, np.int64)
@@ -225,6 +222,11 @@ class BehindKept:
                 parts.append(stored[self._prompts.place[kept.stretch], :, : len(kept.tokens)])
             parts.append(new[:, start:end])
         return torch.cat(parts, 1)
+
+
+def lengths_of(kept: Sequence[KeptPrefix | None]) -> NDArray[np.int64]:
+    """How many tokens each of them has, 0 where there is none."""
+    return np.array([0 if each is None else len(each.tokens) for each in kept], np.int64)
 
 
 def _key(request: Request) -> SampleKey:

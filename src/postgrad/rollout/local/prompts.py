@@ -27,7 +27,7 @@ from postgrad.models.supported import unsupported
 from postgrad.models.tree import TreeAttention, attention_over
 from postgrad.rollout.engine import Completion, Engine, Request
 from postgrad.rollout.local.cache import LayerShape, Stretches
-from postgrad.rollout.local.kept import BehindKept, KeptPrefix, KeptPrefixes
+from postgrad.rollout.local.kept import BehindKept, KeptPrefix, KeptPrefixes, lengths_of
 from postgrad.rollout.settings import SamplingSettings
 
 NEW = 5  # tokens of each sample that is compared with transformers
@@ -215,7 +215,7 @@ class Prefilled:
     @property
     def behind(self) -> NDArray[np.int64]:
         """[P] how many tokens of each prompt are kept."""
-        return np.array([0 if kept is None else len(kept.tokens) for kept in self.kept])
+        return lengths_of(self.kept)
 
     @property
     def empty(self) -> bool:
