@@ -262,7 +262,7 @@ class LocalEngine:
                 if not (requests := self._next_prompts()):
                     break
                 self._prefilled = prefill(
-                    self._decoder, requests, self._device, self._routers, self._tower, self._kept
+                    self._decoder, requests, self._device, self._kept, self._routers, self._tower
                 )
                 self.stats.prompt_tokens += int(self._prefilled.starts[-1])
                 self._prompts_computed += len(self._prefilled.hidden)

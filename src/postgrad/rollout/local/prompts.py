@@ -292,13 +292,13 @@ def prefill(
     decoder: Decoder,
     requests: list[Request],
     device: torch.device,
+    prefixes: KeptPrefixes,
     routers: Routers | None = None,
     tower: ImageTower | None = None,
-    prefixes: KeptPrefixes | None = None,
 ) -> Prefilled:
-    """Compute the prompts of `requests` in one packed forward, equal ones once. routers: those
-    whose experts are recorded. tower: encodes their images. prefixes: what is kept of samples, and
-    is not computed again; the rows of these requests have to begin before anything else is kept.
+    """Compute the prompts of `requests` in one packed forward, equal ones once. prefixes: what is
+    kept of samples, and is not computed again; the rows of these requests have to begin before
+    anything else is kept. routers: those whose experts are recorded. tower: encodes their images.
     """
     number: dict[tuple[bytes, ...], int] = {}
     prompts = [np.ascontiguousarray(r.prefix, np.int32) for r in requests]
@@ -312,13 +312,13 @@ def prefill(
     layout, _ = lay_out_plain([prompts[i] for i in first], images if any(images) else ())
     kept: list[KeptPrefix | None] = [None] * len(first)
     for request, prompt in zip(requests, prompt_of.tolist(), strict=True):
-        if prefixes is not None and (claim := prefixes.claim(request)) is not None:
+        if (claim := prefixes.claim(request)) is not None:
             if kept[prompt] is None:
                 kept[prompt] = claim
             else:
                 prefixes.release(claim)
     rows, attention, starts = None, None, layout.segment_start
-    if prefixes is not None and any(kept):
+    if any(kept):
         attention = BehindKept(layout, kept, prefixes.stretches, device)
         rows, starts = attention.rows, attention.starts
     hidden, context = run_plain(decoder, layout, device, attention, routers, tower, rows)
