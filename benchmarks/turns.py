@@ -2,11 +2,14 @@
 sample between two turns.
 
     python -m benchmarks.turns --data DIR --to benchmarks/results/turns.json
+    python -m benchmarks.turns --data DIR --type qwen3_5_text
 
 The model of `python -m benchmarks.speed` (6M parameters, fresh, 4 096 tokens) plays 32 episodes on
 one thread in float32: 8 samples of each of 4 questions, up to 8 turns of at most 32 tokens, and
 replies of 32 tokens. Every reply enters as soon as its turn has ended. Both kinds take turns, after
-one round of each that does not count. Ratios are of CPU seconds of the same round. DIR has
+one round of each that does not count. `--type`: a fresh model of the same width and depth whose
+layers carry a state along the sequence (Qwen3.5's delta rules), or whose cache keeps latents
+(DeepSeek's). Ratios are of CPU seconds of the same round. DIR has
 gsm8k.jsonl and hh-rlhf-harmless.jsonl.gz, of which the tokenizer is made.
 """
 
@@ -21,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.speed.report import machine, write_result
 from benchmarks.speed.side import read_work
@@ -32,14 +36,39 @@ from postgrad.rollout.settings import SamplingSettings
 
 PROMPTS = 4
 SAMPLES = 8  # of each
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id",
+)  # fmt: skip
+TYPES: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": {
+        "head_dim": 64, "linear_num_key_heads": 4, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+    },
+    "deepseek_v3": {
+        "num_key_value_heads": 4, "q_lora_rank": None, "kv_lora_rank": 64, "qk_rope_head_dim": 32,
+        "qk_nope_head_dim": 32, "v_head_dim": 64, "first_k_dense_replace": 100,
+    },
+}  # fmt: skip
+
+
+def write_model(folder: Path, kind: str) -> None:
+    """In place of the model of a folder a fresh one of another type, of the same sizes."""
+    plain = AutoConfig.from_pretrained(folder)
+    sizes = {name: getattr(plain, name) for name in SIZES}
+    config = AutoConfig.for_model(kind, **{**sizes, **TYPES[kind]})
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
 class Episodes:
     """The engine, its prompts, and how long episodes are."""
 
-    def __init__(self, folder: Path, data: Path, turns: int, tokens: int) -> None:
+    def __init__(self, folder: Path, data: Path, turns: int, tokens: int, kind: str | None) -> None:
         self._turns, self._tokens = turns, tokens  # tokens: of a turn and of a reply, at most
         make(folder, data, "6m", VOCABULARY, prompts=PROMPTS)
+        if kind is not None:
+            write_model(folder / "model", kind)
         model = load_model(str(folder / "model"), dtype=torch.float32)
         self._prompts = [np.array(ids, np.int32) for ids in read_work(folder)["prompts"]]
         slots = PROMPTS * SAMPLES
@@ -86,11 +115,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count, of each kind")
     parser.add_argument("--turns", type=int, default=8, help="of an episode")
     parser.add_argument("--tokens", type=int, default=32, help="of a turn and of a reply, at most")
+    parser.add_argument("--type", choices=TYPES, help="of the model; left out: Qwen3's layers")
     parser.add_argument("--to", type=Path, help="JSON file for the result")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        episodes = Episodes(Path(folder), options.data, options.turns, options.tokens)
+        episodes = Episodes(Path(folder), options.data, options.turns, options.tokens, options.type)
         rounds = [
             {
                 "kept": episodes.play(seed, keeps=True),

@@ -45,6 +45,13 @@ class Latent:
         rotated = key[0, :, self.to_keys.shape[1] :]
         return torch.cat([self.latents, rotated], -1)[None]
 
+    def spread(self, stored: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys [H, T, Dn + Dr] and values [H, T, Dv] of what a cache keeps [1, T, R + Dr]."""
+        latents, rotated = stored[0].split([self.rank, stored.shape[-1] - self.rank], -1)
+        plain = latents @ self.to_keys.transpose(1, 2)
+        keys = torch.cat([plain, rotated.expand(len(plain), -1, -1)], -1)
+        return keys, latents @ self.to_values.transpose(1, 2)
+
     def asked(self, query: Tensor) -> Tensor:
         """Queries [H, T, Dn + Dr] as [H, T, R + Dr], for keys as `stored`."""
         plain = self.to_keys.shape[1]

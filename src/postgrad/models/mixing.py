@@ -35,9 +35,23 @@ class _Batch:
         return len(self.members) * self.width
 
 
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """What a forward pass computes of a layout of roots, and the states that these go on from.
+
+    starts: [G + 1] where each segment begins among the computed rows. above: [G] which of the P
+    states a segment goes on from, each at least once; -1: an empty one. states: of each mixer by
+    name, [P, ...].
+    """
+
+    starts: NDArray[np.int64]
+    above: NDArray[np.int64]
+    states: list[dict[str, Tensor]]
+
+
 class SegmentMixing:
     """Runs mixers over the segments of a layout, each on from the state behind the segment above
-    it, with gradients through it; roots from an empty state on.
+    it, with gradients through it; roots from an empty state on, or from one that is given.
 
     Segments of similar lengths are one batch, padded behind their last token: a mixer's output
     does not depend on what follows, and nothing reads the padding's. The state behind a segment
@@ -47,18 +61,31 @@ class SegmentMixing:
     empty unless they are kept.
     """
 
-    def __init__(self, layout: Layout, device: torch.device, *, keep: bool = False) -> None:
-        """keep: the states behind all segments are kept. Raises ValueError for a segment of a
-        single token between two others.
+    def __init__(
+        self,
+        layout: Layout,
+        device: torch.device,
+        *,
+        keep: bool = False,
+        continued: Continued | None = None,
+    ) -> None:
+        """keep: the states behind all segments are kept. continued: with `keep` alone; None: all
+        rows are computed, roots from empty states on. Raises ValueError for a segment of a single
+        token that goes on from a state and hands one on.
         """
+        if continued is None:
+            continued = Continued(layout.segment_start, np.full(len(layout.parent), -1), [])
         self.states: list[dict[str, Tensor]] = []
         self._keep = keep
-        self._starts, self._parent = layout.segment_start, layout.parent
+        self._starts, self._parent = continued.starts, layout.parent
         self._lengths: NDArray[np.int64] = np.diff(self._starts)
+        self._given, self._above_roots = continued.states, continued.above
         self._device = device
-        self._place = np.full(len(self._parent), -1)  # of each segment among the kept states
+        # Of each segment among the kept states, behind those that are given.
+        self._place = np.full(len(self._parent), -1)
+        self._places = int(continued.above.max(initial=-1)) + 1
         self._levels = self._planned()
-        source_row = np.empty(layout.n_tokens, np.int64)
+        source_row = np.empty(int(self._starts[-1]), np.int64)
         gathered: list[NDArray[np.int64]] = []
         done = 0
         for batch in (batch for level in self._levels for batch in level):
@@ -83,28 +110,32 @@ class SegmentMixing:
         levels: list[list[_Batch]] = []
         for level in range(int(depth.max(initial=0, where=handed)) + 1):
             inner = np.flatnonzero(handed & (depth == level))
-            levels.append(self._batches(inner, hands_on=True))
+            given = self._above_roots[inner] >= 0
+            batches = self._batches(inner[~given], hands_on=True)
+            levels.append(batches + self._batches(inner[given], hands_on=True))
         levels[0] += self._batches(np.flatnonzero(~handed & (depth == 0)), hands_on=False)
         levels.append(self._batches(np.flatnonzero(~handed & (depth > 0)), hands_on=False))
         return levels
 
     def _batches(self, segments: NDArray[np.int64], *, hands_on: bool) -> list[_Batch]:
-        """Segments of one level in batches; all of them roots, or none."""
+        """Segments of one level in batches; all of them go on from a state, or none."""
         order = segments[np.argsort(-self._lengths[segments], kind="stable")]
         batches: list[_Batch] = []
         done = 0
         for count in _counts(self._lengths[order], equal=hands_on):
             members = order[done : done + count]
-            above, width = self._parent[members], int(self._lengths[members[0]])
-            roots = bool(above[0] < 0)
-            if not roots and width < MIN_CONTINUING:
+            parent, width = self._parent[members], int(self._lengths[members[0]])
+            above = np.where(parent < 0, self._above_roots[members], self._place[parent])
+            begins = bool(above[0] < 0)
+            if not begins and width < MIN_CONTINUING:
                 if hands_on:
                     raise ValueError("a shared segment of one token below another: lay out with "
                                      f"min_shared of at least {MIN_CONTINUING}")  # fmt: skip
                 width = MIN_CONTINUING
-            places = None if roots else to_device(self._place[above], self._device)
             if hands_on:
-                self._place[members] = self._place.max() + 1 + np.arange(count)
+                self._place[members] = self._places + np.arange(count)
+                self._places += count
+            places = None if begins else to_device(above, self._device)
             batches.append(_Batch(members, width, hands_on, places))
             done += count
         return batches
@@ -113,7 +144,8 @@ class SegmentMixing:
         """[T, hidden] -> [T, hidden]."""
         sizes = [batch.n_tokens for level in self._levels for batch in level]
         inputs = iter(hidden.index_select(0, self._rows).split(sizes))
-        behind: dict[str, Tensor] = {}  # the kept states of all levels so far
+        # The kept states of all levels so far.
+        behind: dict[str, Tensor] = self._given[mixer] if self._given else {}
         outputs: list[Tensor] = []
         for level in self._levels:
             kept = [behind] if behind else []

@@ -5,8 +5,9 @@
                           on the stub, so every token is token 0
     decode.py publishes   graphs captured in a batch at first, again, after a publish, after a rest,
                           and of weights that lie elsewhere since another publish
-    decode.py turns       tokens of prompts that first and second turns compute, and what the step
-                          that begins the second turns asks for
+    decode.py turns TYPE  tokens of prompts that first and second turns compute, and what the step
+                          that begins the second turns asks for: of Qwen3's layers, of DeepSeek's,
+                          whose cache keeps latents, or of Qwen3.5's, which carry states
     decode.py kernels     how the kernels of attention compile, by size of head and dtype
 """
 
@@ -16,11 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
 from helpers.stub_device import Event, counts, reset, traced
+from postgrad.models.states import carry_states
 from postgrad.parallel.device import Placement, apply
 from postgrad.rollout.engine import Completion, Request
+from postgrad.rollout.local import engine as local
 from postgrad.rollout.local.cache import KeyValueCache, LayerShape
 from postgrad.rollout.local.engine import LocalEngine
 from postgrad.rollout.local.paged import PagedDecoding
@@ -33,6 +36,15 @@ SHAPE = {
     "tie_word_embeddings": True,
 }  # fmt: skip
 
+SMALL: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {
+        "num_key_value_heads": 16, "head_dim": 64, "q_lora_rank": None, "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+        "first_k_dense_replace": 4,
+    },
+    "qwen3_5_text": {},
+}  # fmt: skip
+
 
 class NoText:
     """A tokenizer whose end token is never drawn."""
@@ -43,12 +55,19 @@ class NoText:
         return [""] * len(rows)
 
 
-def engine(dtype: torch.dtype = torch.bfloat16, layers: int = 28) -> LocalEngine:
+def engine(
+    dtype: torch.dtype = torch.bfloat16, layers: int = 28, kind: str = "qwen3"
+) -> LocalEngine:
     import postgrad.models.attention  # noqa: F401  registers our attention
 
     config = Qwen3Config(**SHAPE | {"num_hidden_layers": layers})
+    if kind != "qwen3":
+        sizes = SHAPE | {"num_hidden_layers": layers, "vocab_size": 32000} | SMALL[kind]
+        config = AutoConfig.for_model(kind, **sizes)
     with torch.device("cuda"):
         lm = AutoModelForCausalLM.from_config(config, attn_implementation="postgrad", dtype=dtype)
+    carry_states(lm)
+    local.require_same_samples = lambda *_: None  # nothing is computed on the stub
     return LocalEngine(lm, NoText(), slots=ROWS, cache_tokens=ROWS * (128 + 256))
 
 
@@ -97,9 +116,9 @@ def publishes() -> dict[str, int]:
     return captured
 
 
-def turns() -> dict[str, Any]:
+def turns(kind: str) -> dict[str, Any]:
     """32 samples write 20 tokens; replies of 30, all different, come when all have ended."""
-    model, sampling = engine(layers=4), SamplingSettings(max_new_tokens=20)
+    model, sampling = engine(layers=4, kind=kind), SamplingSettings(max_new_tokens=20)
     prompts = [np.arange(100 + ticket, dtype=np.int32) for ticket in range(4)]
     for ticket, prompt in enumerate(prompts):
         model.submit(Request(ticket, tuple(range(SAMPLES)), prompt, sampling, may_go_on=True))
@@ -160,7 +179,7 @@ if __name__ == "__main__":
     elif sys.argv[1] == "publishes":
         print(json.dumps(publishes()))
     elif sys.argv[1] == "turns":
-        print(json.dumps(turns()))
+        print(json.dumps(turns(sys.argv[2])))
     else:
         filters = {"top_k": 8, "top_p": 0.9} if sys.argv[1] == "filters" else {}
         print(json.dumps(steps(**filters)))

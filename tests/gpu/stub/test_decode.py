@@ -76,10 +76,12 @@ def test_graphs_outlast_a_publish_and_end_with_the_cache(stub: Stub, results: Re
     assert captured["after a rest"] == captured["of weights elsewhere"] == captured["first"]
 
 
-def test_a_second_turn_computes_what_is_new_alone(stub: Stub, results: Results) -> None:
-    told = stub.ask(SCRIPT, "turns")
-    results.keep("the step that begins 32 second turns of 31 new tokens", told["begun"])
-    assert told["computed"] == [100 + 101 + 102 + 103, 32 * (1 + 30)]
+@pytest.mark.parametrize("kind", ["qwen3", "deepseek_v3", "qwen3_5_text"])
+def test_a_second_turn_computes_its_reply_alone(kind: str, stub: Stub, results: Results) -> None:
+    """The step ahead has computed the newest token of the first turn."""
+    told = stub.ask(SCRIPT, "turns", kind)
+    results.keep(f"{kind}: the step that begins 32 second turns of 30 new tokens", told["begun"])
+    assert told["computed"] == [100 + 101 + 102 + 103, 32 * 30]
     assert told["ended"] == 32
     assert told["begun"]["refused"] == 0
 

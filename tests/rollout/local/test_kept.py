@@ -6,16 +6,65 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
 
+from helpers.image_models import IMAGE_MODELS, SIZES, Scene, fresh, placed, placeholders
+from helpers.model_types import config_of
+from postgrad.core.records import PlacedImage
+from postgrad.models.images import ImageTower
+from postgrad.models.states import carry_states
 from postgrad.rollout.engine import Completion, Request, WeightHandover
 from postgrad.rollout.local.engine import LocalEngine
+from postgrad.rollout.local.kept import KeptPrefix
 from postgrad.rollout.settings import SamplingSettings
-from rollout.conftest import VOCABULARY, fresh_model, letters_tokenizer, prompt_tokens
+from rollout.conftest import CONFIGS, VOCABULARY, fresh_model, letters_tokenizer, prompt_tokens
 
-KINDS = ["qwen2", "qwen3", "gemma2", "gemma3_text"]  # with windows, norms and soft-caps
+# With windows, norms and soft-caps; with latents; with the states of convolutions, of delta rules
+# beside attention, and of both in layers that read images.
+IMAGES = ["qwen2_5_vl", "qwen3_vl", "gemma3", "qwen3_5"]
+FAST = ["qwen3", "gemma2", "deepseek_v3", "lfm2", "qwen2_5_vl"]
+SLOW = ["qwen2", "gemma3_text", "mamba2", "qwen3_next", "qwen3_vl", "gemma3", "qwen3_5"]
+KINDS = [*FAST, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)]
+STATES = ("lfm2", "mamba2", "qwen3_next", "qwen3_5")
+Part = tuple[NDArray[np.int32], tuple[PlacedImage, ...]]  # of a sequence: tokens and images
+
+
+class Text:
+    """Letters."""
+
+    def part(self, seed: int, length: int) -> Part:
+        return prompt_tokens(seed, length), ()
+
+
+class Pictured:
+    """Tokens with an image among them, of every second seed."""
+
+    def __init__(self, kind: str) -> None:
+        self.scene, self._model = Scene(kind), IMAGE_MODELS[kind]
+
+    def part(self, seed: int, length: int) -> Part:
+        generator = np.random.default_rng(seed)
+        first, last = np.split(generator.integers(3, 80, length).astype(np.int32), [length // 2])
+        if seed % 2:
+            return np.concatenate([first, last]), ()
+        number = seed // 2 % 2
+        rows, columns = SIZES[number] if self._model.grid else self._model.size
+        tokens = np.concatenate([first, placeholders(rows * columns), last])
+        digest = [*self.scene.pixels][number]
+        return tokens, placed(tokens, [digest], [(rows, columns)], self._model)
+
+
+class Words:
+    """The part of a tokenizer that an engine calls."""
+
+    eos_token_id = 95
+
+    def batch_decode(self, rows: Any, **_: Any) -> list[str]:
+        return [" ".join(map(str, row)) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -32,6 +81,7 @@ class Plan:
     between: Callable[[LocalEngine, int], None] = lambda engine, call: None
     may_go_on: bool = True
     same_prompts: bool = False
+    text: Text | Pictured = field(default_factory=Text)
 
 
 @dataclass
@@ -41,6 +91,7 @@ class Played:
     turns: dict[tuple[int, int, int], tuple[NDArray[np.int32], Completion]] = field(
         default_factory=dict
     )
+    images: list[tuple[PlacedImage, ...]] = field(default_factory=list)  # of each, none if empty
     computed: int = 0  # tokens of prompts
 
     @property
@@ -63,22 +114,34 @@ class Played:
         return sum(sizes.values())
 
 
-def engine(slots: int, kind: str = "qwen3", places: int = 128, **how: Any) -> LocalEngine:
-    lm = fresh_model(kind)
-    return LocalEngine(lm, letters_tokenizer(), slots=slots, cache_tokens=slots * places, **how)
+def engine(slots: int, kind: str = "qwen3", places: int = 128) -> LocalEngine:
+    tokenizer, tower = letters_tokenizer(), None
+    if kind in IMAGE_MODELS:
+        lm, tokenizer = fresh(kind), Words()
+        tower = ImageTower(lm, Scene(kind).pixels.__getitem__)
+    elif kind in CONFIGS:
+        lm = fresh_model(kind)
+    else:
+        torch.manual_seed(0)
+        config = config_of(kind, VOCABULARY)
+        lm = AutoModelForCausalLM.from_config(config, attn_implementation="postgrad")
+        carry_states(lm)
+    lm.generation_config.eos_token_id = tokenizer.eos_token_id
+    return LocalEngine(lm, tokenizer, slots=slots, cache_tokens=slots * places, tower=tower)
 
 
 def play(model: LocalEngine, plan: Plan) -> Played:
     """Plays all episodes of a plan."""
     sampling = SamplingSettings(max_new_tokens=plan.new)
     played, before = Played(), model.stats.prompt_tokens
-    prefixes: dict[tuple[int, int], NDArray[np.int32]] = {}
+    prefixes: dict[tuple[int, int], Part] = {}
     waiting: list[tuple[int, Request]] = []  # (the call before which it is submitted, request)
     for ticket in range(plan.tickets):
-        prompt = prompt_tokens(0 if plan.same_prompts else ticket, plan.prompt)
+        prompt, images = plan.text.part(0 if plan.same_prompts else ticket, plan.prompt)
         numbers = tuple(range(plan.samples))
-        prefixes |= {(ticket, sample): prompt for sample in numbers}
-        model.submit(Request(ticket, numbers, prompt, sampling, may_go_on=plan.may_go_on))
+        prefixes |= {(ticket, sample): (prompt, images) for sample in numbers}
+        how = {"images": images, "may_go_on": plan.may_go_on}
+        model.submit(Request(ticket, numbers, prompt, sampling, **how))
     call = 0
     while len(played.turns) < plan.tickets * plan.samples * plan.turns:
         plan.between(model, call)
@@ -88,49 +151,74 @@ def play(model: LocalEngine, plan: Plan) -> Played:
             model.submit(request)
         for done in model.completed():
             place = done.ticket, done.sample
-            prefix = prefixes[place]
+            prefix, images = prefixes[place]
             played.turns[(*place, done.turn)] = prefix, done
+            played.images.append(images)
             if done.turn + 1 < plan.turns:
                 seed = 100 * done.ticket + 10 * done.sample + done.turn
-                reply = prompt_tokens(1 + seed, plan.reply)
-                prefixes[place] = longer = np.concatenate([prefix, done.token_ids, reply])
+                reply, more = plan.text.part(1 + seed, plan.reply)
+                longer = np.concatenate([prefix, done.token_ids, reply])
+                moved = [image.moved(len(longer) - len(reply)) for image in more]
+                prefixes[place] = longer, images = longer, (*images, *moved)
                 following = Request(done.ticket, (done.sample,), longer, sampling, done.turn + 1)
                 at = call + plan.delay(*place, done.turn)
-                waiting.append((at, replace(following, may_go_on=plan.may_go_on)))
+                how = {"images": images, "may_go_on": plan.may_go_on}
+                waiting.append((at, replace(following, **how)))
         call += 1
     played.computed = model.stats.prompt_tokens - before
     return played
 
 
-def require_right(model: LocalEngine, played: Played) -> None:
+def require_right(model: LocalEngine, played: Played, rounding: float = 3e-5) -> None:
     """Logprobs of all turns are those of a forward pass over the whole sequence."""
     sequences = [np.concatenate([p, done.token_ids]) for p, done in played.turns.values()]
     for (prefix, done), expected in zip(
-        played.turns.values(), model.logprobs(sequences, 1.0), strict=True
+        played.turns.values(), model.logprobs(sequences, 1.0, played.images), strict=True
     ):
-        np.testing.assert_allclose(done.logprobs, expected[len(prefix) :], atol=3e-5)
+        np.testing.assert_allclose(done.logprobs, expected[len(prefix) :], atol=rounding)
+
+
+def rounding_of(kind: str) -> float:
+    """Norms behind delta rules divide by states that are nearly 0 for the first tokens."""
+    return 1e-4 if kind in STATES else 3e-5
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_turn_computes_what_is_new_alone_and_samples_as_behind_all_of_its_prefix(kind):
-    model = engine(8, kind)
-    played = play(model, Plan())
-    require_right(model, played)
+    model, plan = engine(8, kind), Plan(text=Pictured(kind) if kind in IMAGES else Text())
+    played = play(model, plan)
+    require_right(model, played, rounding_of(kind))
     assert played.computed == played.needed
-    again = play(engine(8, kind), Plan(may_go_on=False))
+    again = play(engine(8, kind), replace(plan, may_go_on=False))
     assert again.computed > 2 * played.computed
     for key, (_, done) in again.turns.items():
-        assert done.token_ids.tolist() == played.turns[key][1].token_ids.tolist()
-        np.testing.assert_allclose(done.logprobs, played.turns[key][1].logprobs, atol=3e-5)
+        before = played.turns[key][1]
+        assert done.token_ids.tolist() == before.token_ids.tolist()
+        np.testing.assert_allclose(done.logprobs, before.logprobs, atol=rounding_of(kind))
 
 
-@settings(max_examples=20, deadline=None)
+@pytest.mark.slow
+def test_nothing_is_kept_where_layers_do_not_go_on_from_a_state():
+    model = engine(8, "jamba")
+    played = play(model, Plan())
+    require_right(model, played)
+    assert played.computed > 2 * played.needed
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "qwen3",
+        *(pytest.param(k, marks=pytest.mark.slow) for k in ("deepseek_v3", "lfm2", "qwen3_5")),
+    ],
+)
+@settings(max_examples=10, deadline=None)
 @given(
-    st.integers(1, 9), st.integers(1, 4), st.integers(1, 20), st.integers(1, 4), st.integers(1, 9),
-    st.integers(1, 9), st.integers(0, 40), st.booleans(), st.integers(0, 2**31), st.booleans(),
+    st.integers(1, 9), st.integers(1, 2), st.integers(1, 18), st.integers(1, 3), st.integers(1, 9),
+    st.integers(1, 5), st.integers(0, 40), st.booleans(), st.integers(0, 2**31), st.booleans(),
 )  # fmt: skip
 def test_however_turns_come_and_go_samples_are_right(
-    slots, tickets, samples, turns, reply, new, longest, same, seed, cuts
+    kind, slots, tickets, samples, turns, reply, new, longest, same, seed, cuts
 ):
     """Few slots, prompts that rows share, replies out of order, cuts: each drops some of what is
     kept, and moves the rest.
@@ -146,12 +234,11 @@ def test_however_turns_come_and_go_samples_are_right(
     def delay(*place: int) -> int:
         return int(delays[place])
 
-    plan = Plan(
-        tickets, samples, turns, 17, reply, new, delay, between, same_prompts=same
-    )  # fmt: skip
-    model = engine(slots, places=96)
+    text = Pictured(kind) if kind in IMAGES else Text()
+    plan = Plan(tickets, samples, turns, 17, reply, new, delay, between, True, same, text)
+    model = engine(slots, kind, places=192 if kind in IMAGES else 96)
     played = play(model, plan)
-    require_right(model, played)
+    require_right(model, played, rounding_of(kind))
     assert play(model, plan).bits == played.bits  # its past leaves no trace
 
 
@@ -246,3 +333,39 @@ def test_a_turn_that_the_cache_is_divided_anew_for_computes_its_prefix_again():
     played = Played({(0, 0, 1): (longer, model.completed()[0])})
     require_right(model, played)
     assert model.stats.prompt_tokens - computed == len(longer)
+
+
+def test_what_is_kept_serves_up_to_an_image_that_is_another_one_or_is_cut():
+    tokens = np.arange(3, 40).astype(np.int32)
+    first, second = (PlacedImage(name, np.arange(at, at + 4)) for name, at in (("a", 5), ("b", 20)))
+    kept = KeptPrefix(tokens[:30], 0, (first, second))
+
+    def shared(*images: PlacedImage, ids: NDArray[np.int32] = tokens) -> int:
+        sampling = SamplingSettings(max_new_tokens=1)
+        return kept.shared_with(Request(0, (0,), ids, sampling, images=images))
+
+    assert shared(first, second) == 30
+    assert shared(first, replace(second, digest="c")) == 20
+    assert shared(first, second.moved(1)) == 20
+    assert shared(first) == shared(first, second, ids=tokens[:23]) == 20
+    assert shared(second) == shared() == 5
+    assert shared(first, second, replace(first, at=np.arange(32, 36))) == 30
+    assert shared(first, second, ids=tokens[:10]) == 9
+
+
+def test_a_state_serves_no_shorter_beginning_and_no_single_new_token():
+    """Of a recurrence nothing is left of what it was before its last token."""
+    model = engine(4, "lfm2")
+    prompt, sampling = prompt_tokens(0, 20), SamplingSettings(max_new_tokens=6)
+    for change in (True, False):
+        model.submit(Request(0, (0,), prompt, sampling, may_go_on=True))
+        (done,) = model.completed()
+        longer = np.concatenate([prompt, done.token_ids])  # the newest token alone is not computed
+        if change:
+            longer[22] = 2 + (longer[22] - 1) % (VOCABULARY - 2)
+            longer = np.concatenate([longer, prompt_tokens(1, 4)])
+        computed = model.stats.prompt_tokens
+        model.submit(Request(0, (0,), longer, sampling, 1))
+        played = Played({(0, 0, 1): (longer, model.completed()[0])})
+        require_right(model, played)
+        assert model.stats.prompt_tokens - computed == len(longer)

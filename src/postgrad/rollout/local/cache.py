@@ -46,6 +46,13 @@ class Stretches:
     places: int  # token places of each stretch
     place: NDArray[np.int64]  # [slots] where in the tensors the stretch of each number is
 
+    @property
+    def stores(self) -> list[Tensor]:
+        """Keys and values, where these are no part of those."""
+        pairs = zip(self.keys, self.values, strict=True)
+        apart = [value for key, value in pairs if value.data_ptr() != key.data_ptr()]
+        return [*self.keys, *apart]
+
     def move(
         self, to: NDArray[np.int64], source: NDArray[np.int64], lengths: NDArray[np.int64]
     ) -> None:
@@ -62,7 +69,7 @@ class Stretches:
             return
         tokens = int(lengths[to].max())
         onto, of = (torch.from_numpy(a).to(self.keys[0].device) for a in (to, source))
-        for store in (*self.keys, *self.values):
+        for store in self.stores:
             store[onto, :, :tokens] = store[of, :, :tokens]
 
     def exchange(self, first: NDArray[np.int64], second: NDArray[np.int64], tokens: int) -> None:
@@ -72,7 +79,7 @@ class Stretches:
             self.place[to] = self.place[source]
             return
         onto, of = torch.from_numpy(to), torch.from_numpy(source)
-        for store in (*self.keys, *self.values):
+        for store in self.stores:
             store[onto, :, :tokens] = store[of, :, :tokens]
 
 
@@ -104,6 +111,20 @@ class RowStates:
             for state in stored.values():
                 onto, of = (torch.from_numpy(rows).to(state.device) for rows in (to, source))
                 state[onto] = state[of]
+
+    def exchange(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> None:
+        """Rows `first` and `second` change their numbers."""
+        self.move(np.concatenate([first, second]), np.concatenate([second, first]))
+
+    def copies(self, rows: NDArray[np.int64]) -> list[dict[str, Tensor]]:
+        """The states of some rows, for each mixer [rows, ...] by name."""
+        chosen = torch.from_numpy(rows)
+        if self._mixers:
+            chosen = chosen.to(next(iter(self._mixers[0].values())).device)
+        return [
+            {name: state.index_select(0, chosen) for name, state in stored.items()}
+            for stored in self._mixers
+        ]
 
     def of(self, mixer: int) -> dict[str, Tensor]:
         """The states [slots, ...] of a mixer."""

@@ -104,7 +104,7 @@ class LocalEngine:
         self._prefilled: Prefilled | None = None
         self._rows = Rows(0, 0)
         self._shared = SharedPrompts(0)
-        self._kept = KeptPrefixes(self._cache, self._shared)
+        self._kept = KeptPrefixes(self._cache, self._shared, self._lm)
         self._prompts_computed = 0  # since the engine was idle: names a prompt's stretches
         self._division = (0, 0, 0)  # of the cache: slots, places of a prompt and of a response
         self._stepper = self._new_stepper(0)
@@ -291,6 +291,7 @@ class LocalEngine:
             numbers, filled = np.array(opened, np.int64).T
             pool.copy_to(self._cache.prompts, numbers, filled)
         of_rows = to_device(np.array(prompts), self._device)
+        self._kept.begin_rows(range(first_row, self._rows.count))
         self._cache.states.enter(first_row, pool.states, of_rows)
         self._stepper.enter(first_row, pool.hidden.index_select(0, of_rows))
 
@@ -312,7 +313,7 @@ class LocalEngine:
         self._cache.divide(slots, prompt, new)
         self._rows = Rows(slots, new)
         self._shared = SharedPrompts(slots)
-        self._kept = KeptPrefixes(self._cache, self._shared)
+        self._kept = KeptPrefixes(self._cache, self._shared, self._lm)
         if self._division == (slots, prompt, new):
             self._stepper.restart()
         else:
@@ -383,11 +384,10 @@ class LocalEngine:
         if not len(gone):
             return
         self._ended += completions(rows, gone, stopped, dead, self._version, self._tokenizer)
-        if not self._decoder.stateful and self._decoder.latents is None:
-            self._kept.keep(rows, gone)
+        self._kept.keep(rows, gone)
         to, source = rows.remove(gone)
         self._cache.responses.move(to, source, rows.launched)
-        self._cache.states.move(to, source)
+        self._kept.close_gaps(to, source)
         self._stepper.move(to, source)
         for flight in self._flights:
             flight.move(gone, to, source)

@@ -39,7 +39,9 @@ class Recording:
     latents, of layers that have them (models/latent.py), as keys whose beginnings are the values.
     """
 
-    def __init__(self, inner: AttentionContext, latents: Latents | None = None) -> None:
+    def __init__(
+        self, inner: AttentionContext | BehindKept, latents: Latents | None = None
+    ) -> None:
         self._inner, self._latents = inner, latents
         self._latent: list[bool] = []  # of each layer, whether latents are kept
         self.keys: list[Tensor] = []
@@ -76,6 +78,11 @@ class Recording:
         else:
             self.keys.append(latent.stored(key))
             self.values.append(self.keys[-1][..., : latent.rank])
+        if isinstance(self._inner, BehindKept):
+            return self._inner.attend(
+                layer, query, key, value,
+                scale=scale, window=window, softcap=softcap, sinks=sinks, latent=latent,
+            )  # fmt: skip
         return self._inner.attend(
             layer, query, key, value, scale=scale, window=window, softcap=softcap, sinks=sinks
         )
@@ -118,24 +125,28 @@ def run_plain(
     attention: AttentionContext | None = None,
     routers: Routers | None = None,
     tower: ImageTower | None = None,
-    rows: NDArray[np.int64] | None = None,
+    behind: BehindKept | None = None,
 ) -> tuple[Tensor, Recording]:
     """The hidden states [T, hidden] of a layout, and every layer's keys and values, or its state
     behind each sequence. attention: None for the fastest. routers: those whose experts are
-    recorded. tower: encodes the layout's images. rows: of the layout, those that are computed;
-    None: all.
+    recorded. tower: encodes the layout's images. behind: the attention where some rows are kept,
+    which are not computed again.
     """
-    recording = Recording(attention or attention_over(layout, device), decoder.latents)
+    attention = attention or behind or attention_over(layout, device)
+    recording = Recording(attention, decoder.latents)
     context: AttentionContext = recording
     if decoder.stateful:
         from postgrad.models.mixing import SegmentMixing
         from postgrad.models.states import StateContext
 
-        mixing = SegmentMixing(layout, device, keep=True)
+        continued = None if behind is None else behind.continued()
+        mixing = SegmentMixing(layout, device, keep=True, continued=continued)
         context, recording.states = StateContext(recording, mixing), mixing.states
     arrays = (layout.token_ids, layout.rotary_positions)
-    computed = arrays if rows is None else [array[..., rows] for array in arrays]
+    computed = arrays if behind is None else [array[..., behind.rows] for array in arrays]
     ids, positions = (to_device(array, device) for array in computed)
+    if behind is not None:
+        layout = replace(layout, images=behind.images(layout.images))
     # Which prompts start together depends on the other engines: an image is encoded alone.
     pictures = None if tower is None else tower.pictures(layout, at_once=0)
     with nullcontext() if routers is None else routers.recording() as routed:
@@ -317,11 +328,13 @@ def prefill(
                 kept[prompt] = claim
             else:
                 prefixes.release(claim)
-    rows, attention, starts = None, None, layout.segment_start
+    behind, starts = None, layout.segment_start
     if any(kept):
-        attention = BehindKept(layout, kept, prefixes.stretches, device)
-        rows, starts = attention.rows, attention.starts
-    hidden, context = run_plain(decoder, layout, device, attention, routers, tower, rows)
+        behind = BehindKept(layout, kept, prefixes, device)
+        starts = behind.starts
+    hidden, context = run_plain(
+        decoder, layout, device, routers=routers, tower=tower, behind=behind
+    )
     experts = None if context.experts is None else np.split(context.experts, starts[1:-1])
     last = to_device(starts[1:] - 1, device)
     return Prefilled(

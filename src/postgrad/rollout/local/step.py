@@ -131,7 +131,7 @@ def step(
             from postgrad.models.mixing import TokenMixing
             from postgrad.models.states import StateContext
 
-            goes_on = buffers.fresh[:rows] == 0
+            goes_on = buffers.active[:rows] > buffers.fresh[:rows]
             context = StateContext(context, TokenMixing(cache.states.of, goes_on))
         with nullcontext() if routers is None else routers.recording() as routed:
             hidden = decoder.hidden_states(buffers.ids[:rows], positions, context)
