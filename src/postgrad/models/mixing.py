@@ -110,9 +110,9 @@ class SegmentMixing:
         levels: list[list[_Batch]] = []
         for level in range(int(depth.max(initial=0, where=handed)) + 1):
             inner = np.flatnonzero(handed & (depth == level))
-            given = self._above_roots[inner] >= 0
-            batches = self._batches(inner[~given], hands_on=True)
-            levels.append(batches + self._batches(inner[given], hands_on=True))
+            continues = self._above_roots[inner] >= 0
+            batches = self._batches(inner[~continues], hands_on=True)
+            levels.append(batches + self._batches(inner[continues], hands_on=True))
         levels[0] += self._batches(np.flatnonzero(~handed & (depth == 0)), hands_on=False)
         levels.append(self._batches(np.flatnonzero(~handed & (depth > 0)), hands_on=False))
         return levels
