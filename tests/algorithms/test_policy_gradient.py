@@ -1,6 +1,7 @@
 """What GRPO, Dr. GRPO and RLOO share, against float64 NumPy written apart from it."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from postgrad.algorithms.grpo import GRPO
 from postgrad.algorithms.registry import algorithm_class
 from postgrad.algorithms.rloo import RLOO
 from postgrad.core.errors import UsageError
+from postgrad.core.records import PlacedImage
 
 ALL = [GRPO, DrGRPO, RLOO]
 
@@ -351,3 +353,22 @@ def test_the_clip_around_the_sampler_stops_tokens_that_the_policy_has_left(make_
     np.testing.assert_allclose(
         logprobs.grad, weight * np.where(free, -r * adv, 0), rtol=1e-11, atol=1e-15
     )
+
+
+def test_replies_are_what_stands_between_the_turns_of_the_policy_without_images(make_batch):
+    """By hand: a prompt of two tokens, a turn, a reply of three with an image, a turn, a reply."""
+    batch = make_batch([0, 0, 1], [1.0, 1.0, 0.0], lengths=[8, 2, 4])
+    mask = batch.sequences.loss_mask.like(np.ones(20, np.bool_))
+    written = "0011000110 0011 001001"
+    mask = mask.like(np.array([letter == "1" for letter in written.replace(" ", "")]))
+    image = PlacedImage("a", np.array([5]))
+    sequences = replace(batch.sequences, loss_mask=mask, images=((image,), (), ()))
+    batch = replace(batch, sequences=sequences)
+    credit = GRPO(observation_coef=0.5).credit(batch, None, None, None, {})
+    experience = credit.experience
+    assert credit.rows.tolist() == [0, 1]  # a group of one is dropped
+    assert experience.replies is not None
+    assert experience.replies.row(0).tolist() == [0, 0, 0, 0, 0.5, 0, 0.5, 0, 0, 0.5]
+    assert not experience.replies.row(1).any()
+    assert experience.has_gradient.tolist() == [True, False]  # rewards are equal
+    assert GRPO().credit(batch, None, None, None, {}).experience.replies is None

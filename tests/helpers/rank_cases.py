@@ -1,6 +1,6 @@
 """What several ranks train, and one: the same small models on the same updates."""
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -142,14 +142,24 @@ def experience(case: Case, number: int) -> Experience:
         waves = (0.3 * np.sin(np.arange(len(mask)) + mask.sum()) * mask for mask in masks)
         sampled = [row + wave for row, wave in zip(old, waves, strict=True)]
         columns["sampled_logprobs"] = Ragged.of(sampled, np.float32)
-    return Experience(sequences, columns, np.ones(len(sequences), np.bool_))
+    drawn = Experience(sequences, columns, np.ones(len(sequences), np.bool_))
+    return with_replies(drawn) if case.kind == "echo" else drawn
+
+
+def with_replies(drawn: Experience) -> Experience:
+    """Behind the first token of each answer an environment wrote every second one."""
+    mask = drawn.sequences.loss_mask
+    starts = mask.like(np.concatenate([np.arange(len(row)) - row.argmax() for row in mask]))
+    read = mask.values & (starts.values % 2 == 1)
+    sequences = replace(drawn.sequences, loss_mask=mask.like(mask.values & ~read))
+    return replace(drawn, sequences=sequences, replies=mask.like(0.5 * read.astype(np.float32)))
 
 
 def algorithm(case: Case) -> Algorithm:
     if case.kind == "gspo":
         rejection: dict[Any, Any] = {"token": (0.77, 1.3), "mean_k3": 0.022}
         return GSPO(correction="tis", correction_level="sequence", rejection=rejection)
-    return {"grpo": GRPO, "sft": SFT, "reward": BradleyTerry}[case.kind]()
+    return {"grpo": GRPO, "echo": GRPO, "sft": SFT, "reward": BradleyTerry}[case.kind]()
 
 
 def backbone_of(case: Case, lm: Any) -> Backbone:

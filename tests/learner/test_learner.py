@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 
 import numpy as np
@@ -7,6 +8,8 @@ import torch
 from postgrad.algorithms.grpo import GRPO
 from postgrad.algorithms.sft import SFT
 from postgrad.core.errors import RunError
+from postgrad.core.process import done
+from postgrad.core.ragged import Ragged
 from postgrad.core.records import Experience
 from postgrad.learner.backbone import MicroBatch
 from postgrad.learner.update import Update
@@ -141,3 +144,76 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_changes_nothing(make_le
     with pytest.raises(RunError, match="gradient of update 0 is not finite"):
         learner.update(update, GRPO())
     assert all(torch.equal(before[name], p) for name, p in learner.weights().items())
+
+
+def with_replies(experience: Experience, coefficient: float) -> Experience:
+    """The second half of each response is an environment's reply; none has no gradient."""
+    sequences, replies, masks = experience.sequences, [], []
+    for mask in sequences.loss_mask:
+        places = np.flatnonzero(mask)
+        read = np.isin(np.arange(len(mask)), places[(len(places) + 1) // 2 :])
+        masks.append(mask & ~read)
+        replies.append(coefficient * read.astype(np.float32))
+    mask = Ragged.of(masks, np.bool_)
+    return dataclasses.replace(
+        experience,
+        sequences=dataclasses.replace(sequences, loss_mask=mask),
+        columns={"advantages": mask.like(experience.columns["advantages"].values * mask.values)},
+        has_gradient=np.ones(len(experience), np.bool_),
+        replies=Ragged.of(replies, np.float32),
+    )
+
+
+@pytest.mark.parametrize("micro", [MicroBatch(max_tokens=512), MicroBatch(max_sequences=1)])
+def test_replies_add_their_mean_cross_entropy_to_the_loss_of_the_policys_tokens(
+    make_learner, experience, micro
+):
+    """Against transformers' logits and autograd in float64, however the update is cut. Of a policy
+    that is as it was, the clipped loss is -w A, and its gradient that of -w A log p.
+    """
+    algorithm, observed = GRPO(entropy_coef=0.1), with_replies(experience, 0.3)
+    learner, update = make_learner(micro), Update(observed, ALL)
+    lm = copy.deepcopy(learner.backbone.lm).double()
+    lm.set_attn_implementation("eager")
+    weights = algorithm.entry_weights(observed.sequences, ALL)
+    count = np.count_nonzero(observed.replies.values)
+    policy, missed = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    reported = -float((weights.values * observed.columns["advantages"].values).sum())
+    for row, tokens in enumerate(observed.sequences.tokens):
+        logits = lm(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0, :-1]
+        table = logits.log_softmax(-1)
+        logp = table.gather(-1, torch.from_numpy(tokens[1:].astype(np.int64))[:, None])[:, 0]
+        entropy = -(table.exp() * table).sum(-1)
+        advantage, weight, reply = (
+            torch.from_numpy(column.row(row)[1:].astype(np.float64))
+            for column in (observed.columns["advantages"], weights, observed.replies)
+        )
+        policy = policy - (weight * (advantage * logp + 0.1 * entropy)).sum()
+        reported -= 0.1 * float((weight * entropy.detach()).sum())
+        missed = missed - (logp * (reply > 0)).sum() / count
+    (policy + 0.3 * missed).backward()
+    wanted = {name: parameter.grad.flatten() for name, parameter in lm.named_parameters()}
+
+    metrics = {}
+    step = learner.update
+
+    def keeping(*arguments):
+        metrics.update(step(*arguments).result().metrics)
+        return done(None)
+
+    learner.update = keeping
+    gradient = gradient_of(learner, update, algorithm)
+    expected = torch.cat([wanted[name] for name in learner.optimizer.master])
+    assert (gradient - expected).norm() <= 2e-5 * expected.norm()
+    assert metrics["policy/observation_loss"] == pytest.approx(missed.item(), rel=1e-5)
+    assert metrics["policy/loss"] == pytest.approx(reported + 0.3 * missed.item(), rel=1e-5)
+
+
+def test_samples_without_an_advantage_are_computed_for_their_replies(make_learner, experience):
+    observed = with_replies(experience, 0.3)
+    equal = dataclasses.replace(
+        observed,
+        columns={"advantages": observed.replies.like(np.zeros_like(observed.replies.values))},
+    )
+    learner = make_learner()
+    assert gradient_of(learner, Update(equal, ALL), GRPO()).norm() > 0

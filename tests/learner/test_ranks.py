@@ -33,6 +33,7 @@ TWO = [
     Case("zero3", kind="reward", lora=True),
     Case("zero3", dtype="bfloat16"),
     Case("zero2", optimizer="muon"),
+    Case("zero3", kind="echo"),
     Case("zero2", type="qwen3_moe", checkpointing=True),
     Case("zero2", lora=True, tied=False, saved=True),
     Case("zero2", kind="sft", dtype="float16"),
@@ -50,6 +51,7 @@ FOUR = [
 ]
 SHARED = [  # both ranks have a run of each sequence's rows
     Case("none", kind="gspo", tied=False),
+    Case("none", kind="echo"),
     Case("zero3", kind="reward", checkpointing=True),
     Case("zero2", lora=True),
     Case("zero1", checkpointing=True, groups=1),

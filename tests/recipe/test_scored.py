@@ -320,6 +320,14 @@ def test_a_reward_that_is_only_logged_stands_beside_others(section: str, write: 
     assert load_recipe(write((REWARDS, section))).reward_components
 
 
+def test_replies_teach_without_rewards_and_only_an_environment_has_some(write: Write) -> None:
+    logged = rewards('type = "gsm8k"\nweight = 0') + GAME + "weight = 0\n"
+    observed = ["--algorithm.observation_coef", "0.05"]
+    assert load_recipe(write((REWARDS, logged)), observed).reward_components
+    with pytest.raises(UsageError, match=r"algorithm\.observation_coef: .* no \[environment\]"):
+        load_recipe(write(), observed)
+
+
 def test_the_weights_of_gdpo_are_its_own_and_a_teacher_needs_none(write: Write) -> None:
     logged = rewards('type = "gsm8k"\nweight = 0', 'type = "math"\nweight = 0')
     gdpo = ["--algorithm.type", "gdpo", "--algorithm.component_weights"]

@@ -61,6 +61,7 @@ def algorithm_of(row: dict[str, Any]) -> dict[str, Any]:
     corrected = {"correction": "tis", "rejection": {"token": [0.5, 2.0], "mean_k3": 0.05}}
     knobs |= corrected if row["staleness"] else {"reward_scaling": "running"}
     knobs |= {"critic_warmup_steps": 1} if row["algorithm"] == "ppo" else {}
+    knobs |= {"observation_coef": 0.1} if row["played"] else {}
     return {**knobs, "mask_truncated_completions": row["masked"]}
 
 

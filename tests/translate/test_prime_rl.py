@@ -321,6 +321,24 @@ def test_a_length_penalty_is_relative_to_the_group_here_too(
     assert not missing(found)
 
 
+@pytest.mark.parametrize(
+    ("roles", "coefficient", "lost"),
+    [
+        ({}, 0.1, False),  # of tools
+        ({"user": 0.05}, 0.05, False),
+        ({"user": 0.05, "tool": 0.2}, 0.2, True),
+    ],
+)
+def test_replies_are_predicted_with_the_weight_of_their_roles(
+    tmp_path: Path, roles: dict[str, float], coefficient: float, lost: bool
+) -> None:
+    options = {f"orchestrator.algo.roles.{role}.alpha": alpha for role, alpha in roles.items()}
+    translation = of(tmp_path, **{"orchestrator.algo.type": "echo", **options})
+    algorithm = translation.recipe["algorithm"]
+    assert (algorithm["type"], algorithm["observation_coef"]) == ("dr_grpo", coefficient)
+    assert missing(translation) == ({"orchestrator.algo.roles.*.alpha"} if lost else set())
+
+
 def test_an_algorithm_and_a_loss_that_are_not_here_are_lost(tmp_path: Path) -> None:
     options = {"orchestrator.algo.type": "rae", "trainer.loss.import_path": "mine.loss"}
     options["trainer.loss.type"] = "custom"

@@ -141,6 +141,18 @@ class LossInputs:
     # adding them over layouts gives means over the update.
     token_weight: Tensor
 
+    def at(self, entries: Tensor) -> LossInputs:
+        """Those of some entries, int64."""
+        return replace(
+            self,
+            logprobs=self.logprobs.index_select(0, entries),
+            entropy=None if self.entropy is None else self.entropy.index_select(0, entries),
+            columns={name: each.index_select(0, entries) for name, each in self.columns.items()},
+            sequence=self.sequence.index_select(0, entries),
+            weight=self.weight.index_select(0, entries),
+            token_weight=self.token_weight.index_select(0, entries),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ScoreInputs:

@@ -16,7 +16,7 @@ from pydantic import Field
 from postgrad.algorithms.base import Credit, Grades, Needs, required
 from postgrad.algorithms.grpo import GRPO
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Experience, RolloutBatch
+from postgrad.core.records import RolloutBatch
 from postgrad.ops.losses import Aggregation
 
 
@@ -71,5 +71,6 @@ class OnPolicyDistillation(GRPO):
         gap, metrics = grades.above(before, sequences.loss_mask, self.teacher_clip)
         taught = columns["advantages"].values + self.teacher_coef * gap
         columns["advantages"] = columns["advantages"].like(taught.astype(np.float32))
-        experience = Experience(sequences, columns, self._moves(columns))
+        moves = self._moves(columns, credit.experience.replies)
+        experience = replace(credit.experience, columns=columns, has_gradient=moves)
         return replace(credit, experience=experience, metrics={**credit.metrics, **metrics})

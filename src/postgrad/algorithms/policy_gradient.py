@@ -57,6 +57,9 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
     dual_clip: float | None = Field(None, gt=1.0)  # None: off
     aggregation: Aggregation = "sequence"
     constant_length: int | None = Field(None, ge=1)  # tokens; rollout.max_new_tokens if left out
+    # Of the mean cross-entropy of environments' replies, which the policy learns to predict beside
+    # its reward (ECHO, arXiv:2605.24517); 0: off.
+    observation_coef: float = Field(0.0, ge=0.0)
     # Do not train on samples that the token limit cut off; their rewards stay in the baseline.
     mask_truncated_completions: bool = False
 
@@ -170,12 +173,28 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
             columns["entropy_coef"], metrics = bonus, metrics | adapted
         if self.mask_truncated_completions:
             metrics["masked_samples"] = float(masked.sum())
+        replies = self._replies(sequences, written)
         if (kept := np.flatnonzero(~(masked | greedy))).size < len(rows):
             sequences, rows = sequences.take(kept), rows[kept]
             columns = {name: column.take(kept) for name, column in columns.items()}
-        experience = Experience(sequences, columns, self._moves(columns))
+            replies = replies and replies.take(kept)
+        experience = Experience(sequences, columns, self._moves(columns, replies), replies)
         taken = None if taken is None else taken[kept]
         return Credit(experience, rows, state, metrics | shaping | more, taken)
+
+    def _replies(self, sequences: Sequences, written: Ragged) -> Ragged | None:
+        """float32 [N] `observation_coef` at the tokens of environments, images apart; None without
+        it. written: bool [N] tokens of the policy; what stands before its first is the prompt.
+        """
+        if not self.observation_coef:
+            return None
+        weights: list[NDArray[np.float32]] = []
+        for row, of_policy in enumerate(written):
+            read = np.logical_or.accumulate(of_policy) & ~of_policy
+            for image in sequences.images_of(row):
+                read[image.at] = False
+            weights.append(self.observation_coef * read.astype(np.float32))
+        return Ragged.of(weights, np.float32)
 
     def _complete(self, batch: RolloutBatch) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The rows of complete groups, and which of these are greedy baselines."""
@@ -219,7 +238,7 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
             columns["correction_scale"] = self.correction_scale(before, sampled, mask)
         return columns
 
-    def _moves(self, columns: Mapping[str, Ragged]) -> NDArray[np.bool_]:
+    def _moves(self, columns: Mapping[str, Ragged], replies: Ragged | None) -> NDArray[np.bool_]:
         """[S] False for samples without gradient; none where all have a term of the loss."""
         bonus = self.entropy_coef > 0
         if "entropy_coef" in columns:
@@ -231,6 +250,8 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
             pushed = pushed & (columns["selected"].values > 0)
         if "penalised" in columns:
             pushed = pushed | (columns["penalised"].values > 0)
+        if replies is not None:
+            pushed = pushed | (replies.values > 0)
         return (moving.like(pushed).sums() > 0) | np.bool_(everywhere)
 
     def _group_metrics(self, batch: RolloutBatch, rows: NDArray[np.int64]) -> dict[str, float]:

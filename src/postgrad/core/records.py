@@ -384,6 +384,9 @@ class Experience:
     # [S] False for sequences that cannot move any weight: they are not computed, and are counted in
     # every denominator all the same.
     has_gradient: NDArray[np.bool_]
+    # float32 [N]: what a token of an environment's reply counts, whose cross-entropy is a part of
+    # the policy's loss; 0 elsewhere. None: no such part.
+    replies: Ragged | None = None
 
     def __len__(self) -> int:
         return len(self.sequences)

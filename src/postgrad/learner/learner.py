@@ -16,6 +16,7 @@ from postgrad.algorithms.base import Algorithm, LossOutput
 from postgrad.core.errors import RunError
 from postgrad.core.process import Handle, done
 from postgrad.core.ragged import Ragged
+from postgrad.core.records import Sequences
 from postgrad.layout.layout import Layout, ReadPosition
 from postgrad.learner.backbone import Backbone, Outputs
 from postgrad.learner.loss_scale import LossScale
@@ -109,6 +110,10 @@ class Learner(ABC, Generic[AnyAlgorithm]):
     def _weights(self, update: Update, algorithm: AnyAlgorithm) -> Ragged:
         """The weight of every token in the update's loss, see Algorithm.entry_weights."""
 
+    def _trained(self, update: Update) -> Sequences:
+        """The sequences of an update, with the tokens that the role's loss reads as loss tokens."""
+        return update.experience.sequences
+
     @abstractmethod
     def _loss(
         self, layout: Layout, flat: FlatColumns, algorithm: AnyAlgorithm
@@ -194,7 +199,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
     def _layouts(self, update: Update, algorithm: AnyAlgorithm) -> Iterator[Layout]:
         """The micro-batches of an update."""
         return self.backbone.micro_batches(
-            update.experience.sequences,
+            self._trained(update),
             update.rows_with_gradient,
             reads=self.reads,
             whole_groups=algorithm.level in ("pair", "group"),

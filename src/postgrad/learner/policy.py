@@ -90,6 +90,13 @@ class PolicyLearner(Policy, Learner[PolicyAlgorithm]):
         """The model as it was before any update. Without an adapter only valid until the first."""
         return Policy(self.backbone, self.temperature, base=True)
 
+    def _trained(self, update: Update) -> Sequences:
+        sequences, replies = update.experience.sequences, update.experience.replies
+        if replies is None:
+            return sequences
+        mask = sequences.loss_mask
+        return replace(sequences, loss_mask=mask.like(mask.values | (replies.values > 0)))
+
     def _weights(self, update: Update, algorithm: PolicyAlgorithm) -> Ragged:
         return algorithm.entry_weights(update.experience.sequences, update.rows)
 
@@ -102,4 +109,9 @@ class PolicyLearner(Policy, Learner[PolicyAlgorithm]):
         with_entropy = algorithm.needs().entropy
         logprobs, entropy = self.backbone.logprobs(layout, self.temperature, with_entropy)
         inputs = LossInputs(logprobs, entropy, **flat.at(layout))
-        return algorithm.policy_loss(inputs), logprobs
+        if (replies := flat.replies(layout)) is None:
+            return algorithm.policy_loss(inputs), logprobs
+        output = algorithm.policy_loss(inputs.at(replies.written))
+        loss, mean = replies.loss(logprobs)
+        metrics = {**output.metrics, "policy/observation_loss": mean}
+        return LossOutput(output.loss + loss, metrics), logprobs

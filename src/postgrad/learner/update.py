@@ -130,6 +130,10 @@ class FlatColumns:
         # Means over the computed tokens: skipping does not dilute metrics.
         tokens = max(1.0, float(lengths[update.rows_with_gradient].sum()))
         self._token_weight = to_device(np.array([1.0 / tokens], np.float32), device)
+        self._replies = experience.replies
+        if self._replies is not None:
+            count = np.count_nonzero(self._replies.take(update.rows).values)
+            self._each_reply = 1.0 / max(1, count)
 
     def at(self, layout: Layout) -> Entries:
         """The columns at a layout's entries, as LossInputs and ScoreInputs want them."""
@@ -142,6 +146,36 @@ class FlatColumns:
             "weight": self._weight.index_select(0, column),
             "token_weight": self._token_weight.expand(len(column)),
         }
+
+    def replies(self, layout: Layout) -> "Replies | None":
+        """Which of a layout's entries an environment wrote; None where none count."""
+        if self._replies is None:
+            return None
+        weight = self._replies.values[layout.column]
+        read = np.flatnonzero(weight)
+        return Replies(
+            written=to_device(np.flatnonzero(weight == 0), self._device),
+            read=to_device(read, self._device),
+            weight=to_device(weight[read], self._device),
+            each=self._each_reply,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Replies:
+    """The entries of a layout that the policy wrote, and the R that an environment wrote."""
+
+    written: Tensor  # int64 numbers of entries
+    read: Tensor  # [R] likewise
+    weight: Tensor  # [R] of each, Experience.replies
+    each: float  # 1 / such tokens of the update
+
+    def loss(self, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+        """The cross-entropy of the replies as a part of the update's loss; its mean without their
+        weights, detached. logprobs: [E] of the layout.
+        """
+        missed = -logprobs.index_select(0, self.read)
+        return (self.weight * missed).sum() * self.each, missed.detach().sum() * self.each
 
 
 @torch.no_grad()

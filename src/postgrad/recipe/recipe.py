@@ -211,6 +211,7 @@ class RLRecipe(_Recipe, AnsweringSections):
             *answering.adapted_kl(self.algorithm, self.batch),
             *scored.components_apart(self, self.algorithm),
             *scored.all_weightless(self, self.algorithm),
+            *scored.nothing_observed(self, self.algorithm),
             *teacher_problems(self),
             *answering.hints(self, self.algorithm),
             *answering.group_hints(self, self.algorithm, self.batch),

@@ -125,17 +125,29 @@ def components_apart(
             )
 
 
+def nothing_observed(
+    recipe: AnsweringSections, algorithm: RolloutAlgorithm
+) -> Iterator[RecipeProblem]:
+    """Replies to predict, where nothing replies."""
+    if getattr(algorithm, "observation_coef", 0.0) and recipe.environment is None:
+        yield (
+            ("algorithm", "observation_coef"),
+            "weighs the replies of an environment, and there is no [environment]: leave it out",
+        )
+
+
 def all_weightless(
     recipe: AnsweringSections, algorithm: RolloutAlgorithm
 ) -> Iterator[RecipeProblem]:
     """Rewards none of which can make the total of a sample other than 0: nothing would be learned.
 
-    A gate gives its gate_value, whatever the weights are. A teacher teaches without rewards.
+    A gate gives its gate_value, whatever the weights are. A teacher teaches without rewards, and so
+    do an environment's replies.
     """
     needs, names = algorithm.needs(), recipe.reward_components
     # An algorithm of the user's own may weigh the components as it likes.
     unknown = needs.components and not hasattr(algorithm, "component_weights")
-    if not names or needs.teacher or unknown:
+    if not names or needs.teacher or unknown or getattr(algorithm, "observation_coef", 0.0):
         return
     stated = getattr(algorithm, "component_weights", None)
     factors = [name for name, reward in zip(names, recipe.rewards, strict=False) if reward.multiply]

@@ -152,6 +152,8 @@ def _algorithm(draft: Draft, options: Options) -> None:
     _length_penalty(draft, options)
     if kind == "opsd":
         _self_distillation(draft, options)
+    if kind == "echo":
+        _observations(draft, options)
     teacher = "orchestrator.algo.teacher."
     place, served = options.take(f"{teacher}base_url"), options.take(f"{teacher}name")
     if kind == "opd":
@@ -176,6 +178,21 @@ def _length_penalty(draft: Draft, options: Options) -> None:
         draft.put("algorithm.length_penalty", kept or None)
     else:
         draft.miss(f"{place}type", kind, "the linear penalty is here")
+
+
+def _observations(draft: Draft, options: Options) -> None:
+    """algorithm.observation_coef: of all that an environment replies, whatever role says it."""
+    place = "orchestrator.algo.roles."
+    stated = [name for name in options.stated if name.startswith(place)]
+    coefficients = {decimal(options.take(name)) for name in stated} or {0.1}
+    draft.put(
+        "algorithm.observation_coef",
+        max(coefficients),
+        "of whole replies; there of the text of messages with some roles: "
+        + (", ".join(name.removeprefix(place).partition(".")[0] for name in stated) or "tool"),
+    )
+    if len(coefficients) > 1:
+        draft.miss(f"{place}*.alpha", sorted(coefficients), "the largest holds for all replies")
 
 
 def _self_distillation(draft: Draft, options: Options) -> None:

@@ -26,6 +26,7 @@ OTHERS = {
 }
 ALGORITHMS = {
     "grpo": "dr_grpo",
+    "echo": "dr_grpo",
     "max_rl": "maxrl",
     "opd": "on_policy_distillation",
     "opsd": "on_policy_distillation",
