@@ -115,7 +115,7 @@ REASONS = {
         checkpointing.ft_save_period checkpointing.ft_keep_latest_k
         orchestrator.eval.retrigger_on_resume""",
     "0.4 of 4.5 bits of a frozen matrix; both types have four bits": """
-        use_bnb_nested_quant bnb_4bit_quant_type""",
+        use_bnb_nested_quant bnb_4bit_compute_dtype bnb_4bit_quant_type""",
     "it names weights or formats": """
         lora_task_type config_name ds.use_universal_ckpt ds.value_head_prefix""",
     "a layer of zeros and ones at most": "disable_dropout",

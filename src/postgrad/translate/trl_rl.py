@@ -1,13 +1,14 @@
 """GRPO, RLOO, PPO and online DPO of TRL: engines, batches, advantages, rewards."""
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 from postgrad.translate import common, places
 from postgrad.translate.draft import Draft
 from postgrad.translate.images import BUILT_IN, vllm_samples
 from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, decimal, flag
-from postgrad.translate.tables.trl import FUNCTIONS, LOSSES
+from postgrad.translate.tables.trl import FUNCTIONS, LOSSES, MADE_FROM
 
 _BY_TOKEN = ("dapo", "bnpo", "cispo", "vespo")  # losses that are means over tokens
 # Tokens of a prompt, which TRL no longer bounds.
@@ -334,17 +335,40 @@ def _aggregated(draft: Draft, name: str, aggregation: str | None) -> None:
 def _rewards(draft: Draft, options: Options, functions: Sequence[str]) -> None:
     weights = options.numbers("reward_weights")
     model = options.take("reward_model_name_or_path")
-    names = [*(["reward_model"] if model else []), *(options.texts("reward_funcs") or functions)]
+    stated = options.take("reward_funcs")
+    calls = cast(list[Any], stated) if isinstance(stated, list) else options.texts("reward_funcs")
+    names = [*(["reward_model"] if model else []), *(calls or functions)]
     draft.put("reward_model.model.path", model)
     for place, name in enumerate(names):
-        kind, settings, other = FUNCTIONS.get(name, (name, {}, ""))
-        comment = (f"{name}: {other}" if other else name) if name in FUNCTIONS else ""
-        if "." in kind:
-            module, _, function = kind.rpartition(".")
-            kind = f"{module}:{function}"
-            comment = "as (prompt, rollout) -> float, or (prompt, rollouts) -> a float each"
+        kind, settings, comment = _reward(name)
         if place < len(weights) and weights[place] != 1.0:
             settings = {**settings, "weight": weights[place]}
         draft.reward(kind, comment, **settings)
     if not names:
         draft.reward("my_rewards:score", "the source names no reward: write this function")
+
+
+def _reward(stated: Any) -> tuple[str, dict[str, Any], str]:
+    """A function of reward as (type, settings, comment). stated: its name, or what a program makes
+    it from: a table with the name and the arguments.
+    """
+    arguments = {**stated} if isinstance(stated, dict) else {"name": str(stated).strip()}
+    name = str(arguments.pop("name"))
+    kind, settings, comment = FUNCTIONS.get(name, (name, {}, ""))
+    comment = (f"{name}: {comment}" if comment else name) if name in FUNCTIONS else ""
+    if name in MADE_FROM:
+        read = {
+            MADE_FROM[name][key]: value
+            for key, value in arguments.items()
+            if key in MADE_FROM[name]
+        }
+        settings = {**settings, **read}
+        if "penalty" in settings:
+            settings["penalty"] = abs(decimal(settings["penalty"]))
+    elif name not in FUNCTIONS:
+        settings = arguments
+    if "." in kind:
+        module, _, function = kind.rpartition(".")
+        kind = f"{module}:{function}"
+        comment = "as (prompt, rollout) -> float, or (prompt, rollouts) -> a float each"
+    return kind, settings, comment

@@ -117,6 +117,7 @@ _PREPARED = "rows are prepared in this process, and cached"
 
 RULES: dict[str, Rule] = {
     "model_name_or_path": to("model.path"),
+    "ref_model": to("reference.model.path"),  # an argument of trainers, not a flag
     "gradient_checkpointing": learning.recomputed,
     "learning_rate": to("learner.lr", read=decimal),
     "weight_decay": to("learner.weight_decay", read=decimal),
@@ -215,6 +216,7 @@ RULES: dict[str, Rule] = {
     "torch_compile": learning.compiled,
     **family("", "ignore_bias_buffers bf16 gradient_checkpointing_kwargs ddp_timeout deepspeed "
              "fsdp accelerate_config lora_task_type bnb_4bit_quant_type use_bnb_nested_quant "
+             "bnb_4bit_compute_dtype "
              "disable_dropout model_adapter_name env", needless(_OWN_LOOP)),
 }  # fmt: skip
 
@@ -239,4 +241,13 @@ FUNCTIONS: dict[str, tuple[str, dict[str, Any], str]] = {  # -> type, settings, 
                                   LATEX),
     "think_format_reward": ("format", {"pattern": "<think>(?!.*<think>).*</think>.*"}, ""),
     "get_soft_overlong_punishment": ("overlong", {"max_new_tokens": 1280, "buffer": 256}, ""),
+    "get_repetition_penalty_reward": ("repetition", {"ngram": 3, "penalty": 1.0},
+                                      "n-grams of tokens there, of words here"),
+    "get_cosine_scaled_reward": ("my_rewards.cosine_scaled_reward", {}, ""),
+}  # fmt: skip
+# Functions that programs make from arguments -> the settings that these are.
+MADE_FROM: dict[str, dict[str, str]] = {
+    "get_soft_overlong_punishment": {"max_completion_len": "max_new_tokens",
+                                     "soft_punish_cache": "buffer"},
+    "get_repetition_penalty_reward": {"ngram_size": "ngram", "max_penalty": "penalty"},
 }  # fmt: skip
