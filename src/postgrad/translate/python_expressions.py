@@ -3,8 +3,10 @@ they would make.
 """
 
 import ast
+import contextlib
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from postgrad.core.errors import UsageError
@@ -21,6 +23,7 @@ from postgrad.translate.python_values import (
 MOST_STEPS = 100_000  # expressions and statements of a program that are followed
 MOST_DEPTH = 150  # of expressions within expressions, of those of functions that are called too
 _WHERE_SET = ("os.environ.get", "os.getenv", "environ.get", "getenv")
+_COPIES = ("copy.copy", "copy.deepcopy", "deepcopy", "dataclasses.replace")
 Hook = Callable[["Expressions", Built], Any]
 Follow = Callable[[Defined, list[Any], dict[str, Any]], Any]
 
@@ -70,6 +73,14 @@ class Expressions:
             self._depth -= 1
         return self.bounded(result, node)
 
+    def named_value(self, name: str, scope: Scope, otherwise: Any = None) -> Any:
+        """What a name stands for, with the attributes that were set since."""
+        try:
+            value = scope.get(name)
+        except KeyError:
+            return otherwise
+        return self.calls.get(value.number, value) if isinstance(value, Built) else value
+
     def bounded(self, value: Any, node: ast.expr | ast.stmt) -> Any:
         """The value; `Unread` where no person writes one of its size."""
         if isinstance(value, list | dict | str | Built):
@@ -85,10 +96,7 @@ class Expressions:
                 plain = isinstance(constant, bool | int | float | str | type(None))
                 return constant if plain else self.unread(node)
             case ast.Name(id=name):
-                try:
-                    return scope.get(name)
-                except KeyError:
-                    return Imported(name, node.lineno)
+                return self.named_value(name, scope, Imported(name, node.lineno))
             case ast.Attribute(value=inner, attr=name):
                 return self._attribute(self.value(inner, scope), name, node)
             case ast.Subscript(value=inner, slice=place):
@@ -245,6 +253,8 @@ class Expressions:
             name = node.func.attr
             if isinstance(base, Built):
                 return self._answered(self._built(f".{name}", node, args, kwargs, base))
+            if values.changes(base, name) and isinstance(node.func.value, ast.Name):
+                return self._changed(node, node.func.value.id, base, args, kwargs, scope)
             if isinstance(base, str | list | dict):
                 return values.method(base, name, args, kwargs)
         function = self.value(node.func, scope)
@@ -255,6 +265,19 @@ class Expressions:
         if isinstance(function, Imported):
             return self._imported(function.name, node, args, kwargs)
         return self.unread(node)
+
+    def _changed(
+        self, node: ast.Call, name: str, base: Any, args: list[Any], kwargs: dict[str, Any],
+        scope: Scope,
+    ) -> Any:  # fmt: skip
+        """What a method of a list or a table returns, which changes it."""
+        method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        after = result = self.unread(node)
+        if "**" not in kwargs:
+            with contextlib.suppress(ValueError):
+                after, result = values.changed(base, method, args, kwargs)
+        scope.change(name, self.bounded(after, node))
+        return result
 
     def named(self, node: ast.Call, scope: Scope) -> dict[str, Any]:
         """The arguments of a call by name; "**" for those that cannot be read."""
@@ -285,7 +308,18 @@ class Expressions:
             return self.environment.get(args[0], default)
         if name in ("dataclasses.field", "field"):
             return self._default(node, kwargs)
+        if name in _COPIES and args:
+            return self._copy(args[0], kwargs)
         return self._answered(self._built(name, node, args, kwargs))
+
+    def _copy(self, value: Any, changes: dict[str, Any]) -> Any:
+        """What copy.deepcopy and dataclasses.replace return."""
+        if not isinstance(value, Built):
+            return value
+        kwargs = {**value.kwargs, **changes}
+        copy = replace(value, kwargs=kwargs, number=next(self._numbers))
+        self.calls[copy.number] = copy
+        return copy
 
     def _default(self, node: ast.expr, kwargs: dict[str, Any]) -> Any:
         """What a field of a dataclass has where nothing is said."""

@@ -3,8 +3,8 @@ run or imported.
 
 Statements are followed from the top: names keep what is assigned to them, functions of the program
 are followed where they are called, and of a condition that the text decides only one branch counts.
-Where it does not, a name keeps what both branches agree on. A loop is followed through its first
-iteration, as in scripts, and nothing is assumed to raise.
+Where it does not, a name keeps what both branches agree on. A loop over a list of the program is
+followed through, any other through its first iteration, and nothing is assumed to raise.
 """
 
 import ast
@@ -82,7 +82,7 @@ class _Program:
         for node in tree.body:  # what a launcher or a notebook calls
             if isinstance(node, ast.FunctionDef) and node not in self._entered:
                 self._inline(Defined(node.name, node, top), [], {})
-        return self._read.calls
+        return dict(sorted(self._read.calls.items()))
 
     def _inline(self, function: Defined, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Follows a call of the program's own function, and says what it returns."""
@@ -163,6 +163,11 @@ class _Program:
                 return True
             case ast.Raise():
                 return True
+            case ast.Delete(targets=targets):
+                for target in targets:
+                    self._delete(target, scope)
+            case ast.Global(names=names):
+                scope.shared |= {*names}
             case _:
                 return self._block(node, frame)
         return False
@@ -201,57 +206,75 @@ class _Program:
         decided = values.truth(test)
         if decided is not None:
             return self._run(node.body if decided else node.orelse, frame)
-        before = frame.scope.names
-        frame.scope.names = dict(before)
-        first_ends, first = self._run(node.body, frame), frame.scope.names
-        frame.scope.names = dict(before)
-        second_ends, second = self._run(node.orelse, frame), frame.scope.names
-        if first_ends != second_ends:
-            frame.scope.names = second if first_ends else first
-            return False
-        self._agree(frame.scope, first, second, self._read.unread(node.test))
-        return first_ends
+        before = self._state(frame.scope)
+        first_ends = self._run(node.body, frame)
+        first = self._state(frame.scope)
+        self._restore(frame.scope, before)
+        second_ends = self._run(node.orelse, frame)
+        if first_ends == second_ends:
+            self._agree(frame.scope, first, self._read.unread(node.test))
+        elif second_ends:
+            self._restore(frame.scope, first)
+        return first_ends and second_ends
+
+    def _state(self, scope: Scope) -> tuple[dict[str, Any], dict[int, Built]]:
+        """The names of a scope, and the objects that they stand for."""
+        self._read.spend((len(scope.names) + len(self._read.calls)) // 16)
+        return dict(scope.names), dict(self._read.calls)
+
+    def _restore(self, scope: Scope, state: tuple[dict[str, Any], dict[int, Built]]) -> None:
+        """Goes back to a state; trainers that were called since are not forgotten."""
+        names, calls = state
+        trainers = {n: call for n, call in self._read.calls.items() if n not in calls}
+        scope.names = dict(names)
+        self._read.calls = {**calls, **trainers}
 
     def _agree(
-        self, scope: Scope, first: dict[str, Any], second: dict[str, Any], otherwise: Unread
+        self, scope: Scope, other: tuple[dict[str, Any], dict[int, Built]], otherwise: Unread
     ) -> None:
-        """The names of a scope after two branches, of which one runs."""
-        scope.names = {}
-        for name in dict.fromkeys([*first, *second]):
-            pair = first.get(name, otherwise), second.get(name, otherwise)
-            value = scope.names[name] = values.merged(*pair, otherwise)
-            if (
-                isinstance(value, Built)
-                and value is not pair[0]
-                and value.number in self._read.calls
-            ):
-                self._read.calls[value.number] = value
+        """The state after two branches, of which one runs: its own, and another one's."""
+        names = dict.fromkeys([*other[0], *scope.names])
+        pairs = {
+            name: (other[0].get(name, otherwise), scope.names.get(name, otherwise))
+            for name in names
+        }
+        scope.names = {name: values.merged(*pair, otherwise) for name, pair in pairs.items()}
+        for number, call in other[1].items():
+            current = self._read.calls.get(number, call)
+            self._read.calls[number] = values.merged(call, current, otherwise)
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While, frame: _Frame) -> bool:
-        """The first iteration; what others may change is not known behind it."""
+        """Each iteration over a list of the program; of other loops the first, and what that
+        changes is not known behind it.
+        """
         scope = frame.scope
-        if isinstance(node, ast.While):
-            source = [] if self._read.value(node.test, scope) is False else None
-        else:
+        leaves = any(isinstance(inner, ast.Break | ast.Continue) for inner in ast.walk(node))
+        source: Any = None
+        if not isinstance(node, ast.While):
             source = self._read.value(node.iter, scope)
-            first = source[0] if isinstance(source, list) and source else None
-            unread = self._read.unread(node.iter)
-            self._assign(node.target, first if isinstance(source, list) else unread, scope)
-        if source == []:
+        elif self._read.value(node.test, scope) is False:
+            source = []
+        if isinstance(source, list) and not (leaves and source):
+            for part in cast(list[Any], source):
+                if not isinstance(node, ast.While):
+                    self._assign(node.target, part, scope)
+                if self._run(node.body, frame):
+                    return True
             return self._run(node.orelse, frame)
-        before = dict(scope.names)
-        ends = self._run(node.body, frame)
-        alone = isinstance(source, list) and len(cast(list[Any], source)) == 1
-        if not alone:
-            self._agree(scope, before, scope.names, self._read.unread(node))
-        return ends and alone
+        if not isinstance(node, ast.While):
+            first = source[0] if isinstance(source, list) else self._read.unread(node.iter)
+            self._assign(node.target, first, scope)
+        before = self._state(scope)
+        self._run(node.body, frame)
+        self._agree(scope, before, self._read.unread(node))
+        return False
 
     # Assignments
 
     def _assign(self, target: ast.expr, value: Any, scope: Scope) -> None:
         match target:
             case ast.Name(id=name):
-                scope.names[name] = value
+                scope.put(name, value)
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
                 for place, inner in enumerate(targets):
                     try:
@@ -268,14 +291,16 @@ class _Program:
 
     def _set(self, name: str, attribute: str, value: Any, scope: Scope) -> None:
         """An attribute of what a name stands for, which keeps its other ones."""
-        before = self._named(name, scope)
-        if isinstance(before, Built):
+        before = self._read.named_value(name, scope)
+        if isinstance(before, DefinedClass):
+            members = {**before.members, attribute: value}
+            scope.change(name, replace(before, members=members))
+        elif isinstance(before, Built):
             after = replace(before, kwargs={**before.kwargs, attribute: value})
             self._read.spend(len(after.kwargs))
-            if values.size(after) <= values.MOST_VALUES:
-                scope.names[name] = after
-                if after.number in self._read.calls:
-                    self._read.calls[after.number] = after
+            if values.size(after) > values.MOST_VALUES:
+                after = replace(before, kwargs={"**": Unread(name, before.line)})
+            self._read.calls[after.number] = after
 
     def _put(self, outer: ast.expr, key: Any, value: Any, scope: Scope) -> None:
         """An entry of a table that a name stands for, or of the environment."""
@@ -283,14 +308,26 @@ class _Program:
         if isinstance(before, Imported) and before.name in ("os.environ", "environ"):
             if isinstance(key, str):
                 self._read.environment[key] = value
-        elif isinstance(before, dict) and isinstance(key, str) and isinstance(outer, ast.Name):
-            scope.names[outer.id] = self._read.bounded({**before, key: value}, outer)
+        elif isinstance(before, dict | list) and isinstance(outer, ast.Name):
+            after: Any = self._read.unread(outer)
+            if isinstance(before, dict) and isinstance(key, str):
+                after = {**before, key: value}
+            scope.change(outer.id, self._read.bounded(after, outer))
 
-    def _named(self, name: str, scope: Scope) -> Any:
-        try:
-            return scope.get(name)
-        except KeyError:
-            return None
+    def _delete(self, target: ast.expr, scope: Scope) -> None:
+        """`del name` and `del table[key]`."""
+        match target:
+            case ast.Name(id=name):
+                scope.names.pop(name, None)
+            case ast.Subscript(value=ast.Name(id=name), slice=place):
+                before, key = self._read.named_value(name, scope), self._read.value(place, scope)
+                if isinstance(before, dict) and isinstance(key, str):
+                    rest = {other: value for other, value in before.items() if other != key}
+                    scope.change(name, rest)
+                elif isinstance(before, dict | list):
+                    scope.change(name, self._read.unread(target))
+            case _:
+                pass
 
     def _augment(
         self, node: ast.AugAssign, target: ast.expr, kind: ast.operator, added: ast.expr,
@@ -304,29 +341,14 @@ class _Program:
         self._assign(target, self._read.bounded(result, node), scope)
 
     def _expression(self, node: ast.expr, scope: Scope) -> None:
-        """A call for what it does: it may change the table, the list or the object of a name."""
+        """A call for what it does."""
         match node:
-            case ast.Call(
-                func=ast.Attribute(value=ast.Name(id=name) as outer, attr="update" | "append")
-            ):
-                before = self._read.value(outer, scope)
-                args = [self._read.value(arg, scope) for arg in node.args]
-                after: Any = before
-                if isinstance(before, dict):
-                    tables = [table for table in args if isinstance(table, dict)]
-                    after = {
-                        **before,
-                        **(tables[0] if tables else {}),
-                        **self._read.named(node, scope),
-                    }
-                    after = after if len(tables) == len(args) else self._read.unread(node)
-                elif isinstance(before, list):
-                    after = [*cast(list[Any], before), *args]
-                scope.names[name] = self._read.bounded(after, node)
             case ast.Call(func=ast.Name(id="setattr"), args=[ast.Name(id=name), attribute, value]):
                 key = self._read.value(attribute, scope)
-                if isinstance(key, str):
-                    self._set(name, key, self._read.value(value, scope), scope)
+                result = self._read.value(value, scope)
+                if not isinstance(key, str):
+                    key, result = "**", self._read.unread(node)
+                self._set(name, key, result, scope)
             case _:
                 self._read.value(node, scope)
 

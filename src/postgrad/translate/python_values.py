@@ -110,6 +110,21 @@ class Scope:
 
     names: dict[str, Any] = field(default_factory=dict[str, Any])
     outer: "Scope | None" = None
+    shared: set[str] = field(default_factory=set[str])  # names of the program's top: `global`
+
+    def put(self, name: str, value: Any) -> None:
+        """Assigns to a name."""
+        scope = self
+        while name in self.shared and scope.outer is not None:
+            scope = scope.outer
+        scope.names[name] = value
+
+    def change(self, name: str, value: Any) -> None:
+        """Puts what an object has become in place of it, where its name is set."""
+        scope: Scope | None = self
+        while scope is not None and name not in scope.names:
+            scope = scope.outer
+        (scope or self).names[name] = value
 
     def get(self, name: str) -> Any:
         """The value of a name. Raises KeyError where nothing sets it."""
@@ -119,10 +134,6 @@ class Scope:
                 return scope.names[name]
             scope = scope.outer
         raise KeyError(name)
-
-    def copy(self) -> "Scope":
-        """The same names, to be changed alone."""
-        return Scope(dict(self.names), self.outer)
 
 
 def is_literal(value: Any) -> bool:
@@ -277,6 +288,33 @@ def called(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         return _small(function(*args, **kwargs))
     except _FAILURES:
         raise ValueError from None
+
+
+_CHANGES: dict[type, tuple[str, ...]] = {  # methods that change what they are called on
+    dict: ("update", "pop", "setdefault", "clear", "popitem"),
+    list: ("append", "extend", "insert", "remove", "pop", "clear", "reverse", "sort"),
+}
+
+
+def changes(value: Any, name: str) -> bool:
+    """Whether a method of a list or a table changes it."""
+    return any(isinstance(value, kind) and name in names for kind, names in _CHANGES.items())
+
+
+def changed(
+    value: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """What a list or a table has become behind a method that changes it, and what that returns.
+    Raises ValueError where the text does not say.
+    """
+    copy: Any = value.copy()
+    try:
+        result = getattr(copy, name)(*args, **kwargs)
+    except _FAILURES:
+        raise ValueError from None
+    if any(isinstance(arg, Unread | Built) for arg in args) and name in ("update", "extend"):
+        raise ValueError
+    return copy, list(result) if isinstance(result, tuple) else result
 
 
 def method(value: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
