@@ -85,7 +85,7 @@ class Expressions:
         """The value; `Unread` where no person writes one of its size."""
         if isinstance(value, list | dict | str | Built):
             count = values.size(value)
-            self.spend(count // 16)
+            self.spend(count // 4)
             if count > values.MOST_VALUES:
                 return self.unread(node)
         return value
@@ -298,9 +298,8 @@ class Expressions:
                 return values.called(values.FUNCTIONS[name], args, kwargs)
             except ValueError:
                 return self._built(name, node, args, kwargs)
-        if name == "dict":
-            tables = [arg for arg in args if isinstance(arg, dict)]
-            return {**tables[0], **kwargs} if tables else kwargs
+        if name == "dict" and all(isinstance(arg, dict) for arg in args):
+            return {key: value for table in (*args, kwargs) for key, value in table.items()}
         if name == "getattr" and len(args) > 1 and isinstance(args[1], str):
             return self._attribute(args[0], args[1], node)
         if name in _WHERE_SET and args and isinstance(args[0], str):

@@ -116,7 +116,9 @@ def translate(
     ]
     text = toml(draft)
     recipe = tomllib.loads(text)
-    return Translation(text, recipe, draft, _problem(recipe), tuple(system.names_of(chosen)))
+    beside = (option.name for option in (*chosen.lost, *chosen.needless))
+    stated = tuple(dict.fromkeys([*system.names_of(chosen), *beside]))
+    return Translation(text, recipe, draft, _problem(recipe), stated)
 
 
 def _chosen(system: System, source: SourceCommands, command: int | None) -> int:

@@ -16,6 +16,7 @@ from postgrad.translate.python_values import (
     Unread,
     is_literal,
 )
+from postgrad.translate.tables.trl import FUNCTIONS, MADE_FROM
 
 _RUN = "only a run of the program gives its value: write it into the recipe"
 # Of a model: nothing here, and names that its trainer's options have.
@@ -284,16 +285,26 @@ def _reward(reading: Reading, function: Any) -> Any:
         case DefinedClass(name=name) | Built(subclass=name) if name:
             return f"my_rewards.{name}"
         case Imported(name=name):
-            of_trl = name.startswith("trl.") or "." not in name
-            return name.rpartition(".")[2] if of_trl else name
+            return _function(name)
         case Built(name=name, args=[Defined() | Imported() as inner]) if name.endswith("partial"):
             entry = _reward(reading, inner)
             knobs = {key: knob for key, knob in function.kwargs.items() if is_literal(knob)}
             return {**entry, **knobs} if isinstance(entry, dict) else {"name": entry, **knobs}
-        case Built(name=name, kwargs=kwargs) if name[:1].isalpha() and is_literal({**kwargs}):
-            of_trl = name.startswith("trl.") or "." not in name
-            entry = name.rpartition(".")[2] if of_trl else name
-            return {"name": entry, **kwargs}
+        case Built(name=name, args=args, kwargs=kwargs) if name[:1].isalpha():
+            entry = _function(name)
+            named = {**dict(zip(MADE_FROM.get(entry, ()), args, strict=False)), **kwargs}
+            if len(named) == len(args) + len(kwargs) and is_literal(named):
+                return {"name": entry, **named}
+            reading.lose("reward_funcs", function, "what it is called with is not in the recipe")
+            return entry
         case _:
             reading.lose("reward_funcs", function)
             return None
+
+
+def _function(name: str) -> str:
+    """A function of TRL by its name alone, another one with its module."""
+    module, _, function = name.rpartition(".")
+    if module and not name.startswith("trl."):
+        return name
+    return function if function in FUNCTIONS else f"my_rewards.{function}"

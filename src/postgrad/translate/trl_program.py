@@ -50,6 +50,12 @@ _OF_FLAGS: dict[str, dict[str, Any]] = {
     "Config": {"eval_strategy": "no"},
     "TrainingArguments": {"eval_strategy": "no"},
 }  # fmt: skip
+# Defaults of transformers' own arguments, which a trainer takes over; TRL's configs have others.
+_TRANSFORMERS = {"learning_rate": 5e-5, "gradient_checkpointing": False, "bf16": False}
+_UNSLOTH = (
+    "Unsloth changes defaults of TRL's configs (batch, schedule, optimizer, seed): what the "
+    "program does not say has TRL's here."
+)
 _POSITIONS = {
     "dpo": ("model", "ref_model", "args", "data_collator", "train_dataset", "eval_dataset"),
     "kto": ("model", "ref_model", "args", "data_collator", "train_dataset", "eval_dataset"),
@@ -82,6 +88,7 @@ _LOST = {
     "model_adapter_name": "a run has one adapter",
     "ref_adapter_name": "a run has one adapter",
 }  # fmt: skip
+_MOST_TRAINERS = 50
 _MOST_PROGRAM = 2**20  # bytes
 _MOST_NOTEBOOK = 2**24  # bytes: they have pictures in them
 _ANSWER_ALONE = ("DataCollatorForCompletionOnlyLM",)
@@ -111,6 +118,8 @@ def commands_of(
             f"{path}: the program calls no trainer of TRL{others and f', but {others}'}; "
             "SFTTrainer, DPOTrainer, GRPOTrainer and its other trainers are read, others not"
         )
+    if len(ours) > _MOST_TRAINERS:
+        raise UsageError(f"{path}: it calls more than {_MOST_TRAINERS} trainers")
     return tuple(trainer.command() for trainer in ours)
 
 
@@ -155,6 +164,16 @@ def _code(path: Path) -> str:
     return "\n".join(magic.sub(r"\1pass", text) for text in texts if not elsewhere.match(text))
 
 
+def _is_of(call: Built, trainer: Built) -> bool:
+    """Whether a call is a method of a trainer, or gets it as its first argument."""
+    value: Any = call
+    while isinstance(value, Built):
+        if value.number == trainer.number:
+            return value is not call
+        value = value.base if value.base is not None else next(iter(value.args), None)
+    return False
+
+
 class _Trainer:
     """One call of a trainer."""
 
@@ -193,10 +212,11 @@ class _Trainer:
         if self.program in JOBS and self.is_typed and not any(models):
             raise UsageError(_typed(self._path, self._line))
         launch = launched([], options)
+        name = f"{self._call.short} in line {self._call.line} of {self._path.name}"
+        unsloth = any(call.name.startswith("unsloth") for call in self._calls)
         return SourceCommand(
             self.program, options, launch.devices, launch.stage,
-            notes=(f"{self._call.short} in line {self._call.line} of {self._path.name}, whose text "
-                   "was read, not run.",),
+            notes=(f"{name}, whose text was read, not run.", *([_UNSLOTH] if unsloth else [])),
             folder=self._path.parent,
             lost=tuple(reading.lost), needless=tuple(reading.needless),
         )  # fmt: skip
@@ -219,6 +239,8 @@ class _Trainer:
                 reading.put("max_length", value)
             elif not (_is_needless(name) and not is_literal(value)):
                 reading.put(name, value)
+        if config.short == "TrainingArguments":
+            reading.options = {**_TRANSFORMERS, **reading.options}
 
     def _argument(self, name: str, value: Any) -> None:
         """One of the trainer's arguments."""
@@ -266,9 +288,9 @@ class _Trainer:
             self._reading.put(name, value)
 
     def _held_out(self, value: Any) -> None:
-        kind = str(self._reading.options.get("eval_strategy", "no")).lower()
-        stated = self._line.rest.get("eval_strategy", kind)
-        if stated == "no" and "evaluation_strategy" not in self._reading.options:
+        options = {**self._reading.options, **self._line.rest}
+        kind = options.get("eval_strategy", options.get("evaluation_strategy", "no"))
+        if str(kind).lower() == "no":
             why = "eval_strategy is no: nothing is evaluated there"
             self._reading.spare("eval_dataset", value, why)
         else:
@@ -311,8 +333,7 @@ class _Trainer:
             why = f"a class of its own, made from {trainer.short}: what it changes is lost"
             reading.lose("trainer", changed, why)
         for call in self._calls:
-            base = call.base if call.name.startswith(".") else next(iter(call.args), None)
-            if not isinstance(base, Built) or base.number != trainer.number:
+            if not _is_of(call, trainer):
                 continue
             if call.name == ".train" and "resume_from_checkpoint" in call.kwargs:
                 reading.put("resume_from_checkpoint", call.kwargs["resume_from_checkpoint"])

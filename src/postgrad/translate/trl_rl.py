@@ -14,6 +14,8 @@ _BY_TOKEN = ("dapo", "bnpo", "cispo", "vespo")  # losses that are means over tok
 # Tokens of a prompt, which TRL no longer bounds.
 _PROMPT_ROOM, _ROOM_FOR_IMAGES = 512, 2048
 
+_FILTERS = ("top_p", "top_k", "min_p")
+
 _COLOCATED = places.EngineOptions(
     tensor_parallel="vllm_tensor_parallel_size", memory="vllm_gpu_memory_utilization",
     sleep="vllm_enable_sleep_mode",
@@ -52,7 +54,9 @@ def engines(draft: Draft, options: Options, source: SourceCommand) -> None:
     regex = options.take("vllm_structured_outputs_regex")
     regex = regex or options.take("vllm_guided_decoding_regex")  # its name before
     draft.put("rollout.regex", regex and str(regex), "needs the extra grammar")
-    _vllm_correction(draft, options, filtered=bool(regex))
+    top_p, top_k, min_p = (decimal(options.stated.get(name) or 0.0) for name in _FILTERS)
+    filters = 0.0 < top_p < 1.0 or top_k > 0.0 or min_p > 0.0
+    _vllm_correction(draft, options, filtered=bool(regex) or filters)
 
 
 def _vllm_correction(draft: Draft, options: Options, *, filtered: bool) -> None:
@@ -252,7 +256,8 @@ def _advantages(draft: Draft, options: Options, program: str) -> None:
     if bounds := options.numbers("reward_clip_range"):
         draft.put("algorithm.reward_clip", bounds)
     of_response = "of each token's ratio; there of the response's, the product over its tokens"
-    draft.put("algorithm.clip_low", decimal(low), "" if program == "grpo" else of_response)
+    bound = min(decimal(low), 1.0)  # no ratio is below 0
+    draft.put("algorithm.clip_low", bound, "" if program == "grpo" else of_response)
     draft.put("algorithm.clip_high", decimal(low if high is None else high))
     if name == "gspo" and flag(options.take("use_bias_correction_kl", False)):
         draft.put("algorithm.kl_corrected", True, "by each token's ratio; there by the response's")
