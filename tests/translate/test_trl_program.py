@@ -1,6 +1,7 @@
 """Python programs that train with TRL, and those that do not."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from postgrad.cli.main import main
 from postgrad.core.errors import UsageError
-from postgrad.translate.translate import Translation, translate
+from postgrad.translate.translate import Translation, sources, translate
 
 SFT = "SFTTrainer(model='m', train_dataset=load_dataset('org/rows'), {})"
 
@@ -320,3 +321,46 @@ def test_an_accelerator_s_config_of_the_program_says_how_state_is_divided(progra
     found = program(SFT.format("args=SFTConfig(deepspeed='ds_zero3.json')"))
     assert "one is assumed" in "\n".join(found.draft.notes)
     assert "ZeRO stage" in lost(found) or "sharding" in found.recipe.get("learner", {})
+
+
+TRAINERS = {"sft": "SFT", "dpo": "DPO", "kto": "KTO", "grpo": "GRPO"}
+OF_ADAPTERS = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": None}
+
+
+def as_program(trainer: str, options: dict[str, Any]) -> str:
+    """The program that says what a command of TRL's says with flags."""
+    options = {name.removeprefix("no_"): value if name[:3] != "no_" else False
+               for name, value in options.items()}  # fmt: skip
+    lora = {name.removeprefix("lora_") if name == "lora_r" else name: options.pop(name, default)
+            for name, default in OF_ADAPTERS.items()}  # fmt: skip
+    lora["target_modules"] = lora.pop("lora_target_modules")
+    if isinstance(lora["target_modules"], list):
+        lora["target_modules"] = [name.strip(", ") for name in lora["target_modules"]]
+    arguments = {"model": repr(options.pop("model_name_or_path"))}
+    rows = repr(options.pop("dataset_name"))
+    arguments["train_dataset"] = f"load_dataset({rows})"
+    if "eval_strategy" in options:
+        arguments["eval_dataset"] = f"load_dataset({rows}, split='test')"
+    if options.pop("use_peft", False):
+        arguments["peft_config"] = f"LoraConfig(**{lora!r})"
+    if options.pop("load_in_4bit", False):
+        arguments["quantization_config"] = "BitsAndBytesConfig(load_in_4bit=True)"
+    if "dtype" in options:
+        options["model_init_kwargs"] = {"dtype": options.pop("dtype")}
+    if "reward_funcs" in options:
+        arguments["reward_funcs"] = f"[{', '.join(options.pop('reward_funcs'))}]"
+    named = ", ".join(f"{name}={value}" for name, value in arguments.items())
+    return f"args = {trainer}Config(**{options!r})\n{trainer}Trainer(args=args, {named})"
+
+
+@pytest.mark.parametrize("case", list(TRAINERS))
+def test_a_program_becomes_the_recipe_of_the_same_flags(tmp_path: Path, case: str) -> None:
+    source = Path(__file__).parent / "cases" / f"trl-{case}.sh"
+    (command,) = sources("trl", [str(source)]).commands
+    (tmp_path / "train.py").write_text(as_program(TRAINERS[case], dict(command.options)), "utf-8")
+    launcher = re.sub(r"\S+/scripts/\w+\.py|trl kto", "train.py", source.read_text("utf-8"))
+    script = tmp_path / "run.sh"
+    script.write_text(launcher.partition("train.py")[0] + "train.py", "utf-8")
+    by_flags, by_program = translate("trl", [str(source)]), translate("trl", [str(script)])
+    assert by_program.recipe == by_flags.recipe
+    assert lost(by_program) == lost(by_flags)
