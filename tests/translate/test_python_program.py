@@ -110,6 +110,37 @@ args.f = 7
     assert shown(dict(use.args[0].kwargs)) == {"a": "unread", "b": 2, "c": 3, "d": 4, "e": 5}
 
 
+PIPELINE = """
+class Base:
+    name = "m"
+    def __init__(self, rows, lr=1):
+        self.rows, self.lr = rows, lr
+        self.args = Config(lr=lr)
+    @staticmethod
+    def twice(n):
+        return n * 2
+    @classmethod
+    def default(cls):
+        return cls("d")
+class Mine(Base):
+    name = "n"
+    def train(self, epochs):
+        self.args.epochs = self.twice(epochs)
+        use(self.name, self.rows, self.lr, self.args, self.unset, Base.twice(4))
+"""
+
+
+def test_methods_of_the_program_s_objects_are_followed() -> None:
+    calls = followed(PIPELINE + "p = Mine('r', lr=3)\np.train(2)", "a.py", lambda *_: None)
+    (use,) = (call for call in calls if call.name == "use")
+    name, rows, lr, args, unset, eight = use.args
+    assert (name, rows, lr, shown(unset), eight) == ("n", "r", 3, "unread", 8)
+    assert dict(args.kwargs) == {"lr": 3, "epochs": 4}
+    calls = followed(PIPELINE + "Mine.default().train(1)", "a.py", lambda *_: None)
+    (use,) = (call for call in calls if call.name == "use")
+    assert use.args[1] == "d"
+
+
 def test_an_attribute_by_an_unknown_name_leaves_none_of_them_certain() -> None:
     program = "args = Config(a=1)\nfor k, v in load().items():\n    setattr(args, k, v)\nuse(args)"
     (use,) = (c for c in followed(program, "a.py", lambda *_: None) if c.name == "use")

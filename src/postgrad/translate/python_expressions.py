@@ -71,15 +71,9 @@ class Expressions:
             result = self.unread(node)
         finally:
             self._depth -= 1
+        if isinstance(result, Built):  # with the attributes that were set since
+            result = self.calls.get(result.number, result)
         return self.bounded(result, node)
-
-    def named_value(self, name: str, scope: Scope, otherwise: Any = None) -> Any:
-        """What a name stands for, with the attributes that were set since."""
-        try:
-            value = scope.get(name)
-        except KeyError:
-            return otherwise
-        return self.calls.get(value.number, value) if isinstance(value, Built) else value
 
     def bounded(self, value: Any, node: ast.expr | ast.stmt) -> Any:
         """The value; `Unread` where no person writes one of its size."""
@@ -96,7 +90,10 @@ class Expressions:
                 plain = isinstance(constant, bool | int | float | str | type(None))
                 return constant if plain else self.unread(node)
             case ast.Name(id=name):
-                return self.named_value(name, scope, Imported(name, node.lineno))
+                try:
+                    return scope.get(name)
+                except KeyError:
+                    return Imported(name, node.lineno)
             case ast.Attribute(value=inner, attr=name):
                 return self._attribute(self.value(inner, scope), name, node)
             case ast.Subscript(value=inner, slice=place):
@@ -251,6 +248,9 @@ class Expressions:
         if isinstance(node.func, ast.Attribute):
             base = self.value(node.func.value, scope)
             name = node.func.attr
+            kind = base.kind if isinstance(base, Built) else base
+            if isinstance(kind, DefinedClass) and (function := kind.method(name)) is not None:
+                return self._follow(function, [*_receiver(function, base, kind), *args], kwargs)
             if isinstance(base, Built):
                 return self._answered(self._built(f".{name}", node, args, kwargs, base))
             if values.changes(base, name) and isinstance(node.func.value, ast.Name):
@@ -333,22 +333,26 @@ class Expressions:
         self, kind: DefinedClass, node: ast.expr, args: list[Any], kwargs: dict[str, Any]
     ) -> Any:
         """An object of the program's own class: its fields, and what the call says."""
-        fields = kind.fields
+        fields, start = kind.fields, kind.method("__init__")
+        if kind.imported is None and start is not None:
+            built = self._built(kind.name, node, [], dict(fields), kind=kind)
+            self.calls[built.number] = built
+            self._follow(start, [built, *args], kwargs)
+            return built
         named = kwargs
         if kind.imported is None:  # else positions are those of the class that it is made from
             named = {**dict(zip(fields, args, strict=False)), **kwargs}
             args = []
         name = kind.imported or kind.name
-        built = self._built(name, node, args, {**fields, **named}, subclass=kind.name)
-        return self._answered(built)
+        return self._answered(self._built(name, node, args, {**fields, **named}, kind=kind))
 
     def _built(
         self, name: str, node: ast.expr, args: list[Any] | None = None,
-        kwargs: dict[str, Any] | None = None, base: Any = None, subclass: str = "",
+        kwargs: dict[str, Any] | None = None, base: Any = None, kind: DefinedClass | None = None,
     ) -> Built:  # fmt: skip
         return Built(
             name, tuple(args or ()), kwargs or {}, node.lineno, self.unread(node).text,
-            next(self._numbers), base, subclass,
+            next(self._numbers), base, kind,
         )  # fmt: skip
 
     def build(self, name: str, call: Built, fields: dict[str, Any]) -> Built:
@@ -363,3 +367,13 @@ class Expressions:
         self.calls[built.number] = built
         answer = self._hook(self, built)
         return built if answer is None else answer
+
+
+def _receiver(function: Defined, base: Any, kind: DefinedClass) -> list[Any]:
+    """What stands before the arguments of a method: an object, its class, or nothing."""
+    node = function.node
+    decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
+    names = [decorator.id for decorator in decorators if isinstance(decorator, ast.Name)]
+    if "classmethod" in names:
+        return [kind]
+    return [base] if isinstance(base, Built) and "staticmethod" not in names else []

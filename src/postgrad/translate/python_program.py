@@ -282,24 +282,24 @@ class _Program:
                     except ValueError:
                         part = value if isinstance(value, Unread) else self._read.unread(target)
                     self._assign(inner, part, scope)
-            case ast.Attribute(value=ast.Name(id=name), attr=attribute):
-                self._set(name, attribute, value, scope)
+            case ast.Attribute(value=inner, attr=attribute):
+                self._set(inner, attribute, value, scope)
             case ast.Subscript(value=outer, slice=place):
                 self._put(outer, self._read.value(place, scope), value, scope)
             case _:
                 pass
 
-    def _set(self, name: str, attribute: str, value: Any, scope: Scope) -> None:
-        """An attribute of what a name stands for, which keeps its other ones."""
-        before = self._read.named_value(name, scope)
-        if isinstance(before, DefinedClass):
+    def _set(self, inner: ast.expr, attribute: str, value: Any, scope: Scope) -> None:
+        """An attribute of an object, which keeps its other ones."""
+        before = self._read.value(inner, scope)
+        if isinstance(before, DefinedClass) and isinstance(inner, ast.Name):
             members = {**before.members, attribute: value}
-            scope.change(name, replace(before, members=members))
+            scope.change(inner.id, replace(before, members=members))
         elif isinstance(before, Built):
             after = replace(before, kwargs={**before.kwargs, attribute: value})
             self._read.spend(len(after.kwargs))
             if values.size(after) > values.MOST_VALUES:
-                after = replace(before, kwargs={"**": Unread(name, before.line)})
+                after = replace(before, kwargs={"**": self._read.unread(inner)})
             self._read.calls[after.number] = after
 
     def _put(self, outer: ast.expr, key: Any, value: Any, scope: Scope) -> None:
@@ -319,8 +319,8 @@ class _Program:
         match target:
             case ast.Name(id=name):
                 scope.names.pop(name, None)
-            case ast.Subscript(value=ast.Name(id=name), slice=place):
-                before, key = self._read.named_value(name, scope), self._read.value(place, scope)
+            case ast.Subscript(value=ast.Name(id=name) as inner, slice=place):
+                before, key = self._read.value(inner, scope), self._read.value(place, scope)
                 if isinstance(before, dict) and isinstance(key, str):
                     rest = {other: value for other, value in before.items() if other != key}
                     scope.change(name, rest)
@@ -343,12 +343,12 @@ class _Program:
     def _expression(self, node: ast.expr, scope: Scope) -> None:
         """A call for what it does."""
         match node:
-            case ast.Call(func=ast.Name(id="setattr"), args=[ast.Name(id=name), attribute, value]):
+            case ast.Call(func=ast.Name(id="setattr"), args=[inner, attribute, value]):
                 key = self._read.value(attribute, scope)
                 result = self._read.value(value, scope)
                 if not isinstance(key, str):
                     key, result = "**", self._read.unread(node)
-                self._set(name, key, result, scope)
+                self._set(inner, key, result, scope)
             case _:
                 self._read.value(node, scope)
 

@@ -74,6 +74,13 @@ class DefinedClass:
                 return name
         return None
 
+    def method(self, name: str) -> Defined | None:
+        """A function of the class or of its bases in the program; None where it has none."""
+        if isinstance(function := self.members.get(name), Defined):
+            return function
+        bases = (base for base in self.bases if isinstance(base, DefinedClass))
+        return next((found for base in bases if (found := base.method(name)) is not None), None)
+
     @property
     def fields(self) -> dict[str, Any]:
         """The fields by name with their defaults, in order, those of its bases first."""
@@ -96,12 +103,17 @@ class Built:
     text: str
     number: int  # of the call in the program, which stays as attributes are set
     base: Any = None
-    subclass: str = ""  # the program's own class that was called, made from `name`
+    kind: DefinedClass | None = None  # the program's own class that was called
 
     @property
     def short(self) -> str:
         """The name without its module."""
         return self.name.rpartition(".")[2]
+
+    @property
+    def subclass(self) -> str:
+        """The name of the program's own class, where that is made from another one, `name`."""
+        return self.kind.name if self.kind is not None else ""
 
 
 @dataclass(slots=True)
