@@ -91,6 +91,29 @@ def test_what_only_a_run_would_give_is_listed_with_its_line_and_not_guessed(prog
     assert found.recipe["steps"] == 5
 
 
+def test_json_lists_what_a_program_loses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "train.py"
+    config = "args=SFTConfig(learning_rate=best(), tf32=[1e999, f, C]), tools=[f, C, {'a': f}]"
+    path.write_text("def f(): ...\nclass C: ...\n" + SFT.format(config), "utf-8")
+    assert main(["translate", "trl", str(path), "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    values = {option["name"]: option["value"] for option in listed["missing"]}
+    assert values["learning_rate"] == "best()"
+    assert values["tools"] == ["f", "C", {"a": "f"}]
+    assert listed["recipe"]["data"]["path"] == "org/rows"
+
+
+def test_a_name_of_another_module_is_no_value(program: Any) -> None:
+    text = "import config\nfrom settings import LR\n"
+    options = "output_dir=config.OUTPUT_DIR, learning_rate=LR, lr_scheduler_type=config.cosine"
+    found = program(text + SFT.format(f"args=SFTConfig({options})"))
+    assert lost(found).keys() == {"output_dir", "learning_rate", "lr_scheduler_type"}
+    assert lost(found)["output_dir"][0] == "config.OUTPUT_DIR"
+    assert found.recipe["run_dir"] == "runs/sft"
+
+
 def test_an_option_that_no_run_needs_is_not_lost_where_it_cannot_be_read(program: Any) -> None:
     found = program(SFT.format("args=SFTConfig(run_name=f'run-{now()}', logging_steps=steps())"))
     assert lost(found) == {}
@@ -159,6 +182,23 @@ def test_what_happens_to_the_trainer_later_counts_too(program: Any) -> None:
     assert lost(found)["callbacks"][0] == "EarlyStoppingCallback(3)"
     assert found.recipe["checkpoint"]["load_checkpoint"] is True
     assert ("algorithm", "type") not in found.draft.comments  # there too answers alone are trained
+
+
+def test_answers_alone_are_trained_on_where_rows_are_one_text(program: Any) -> None:
+    text = SFT.format("args=SFTConfig(dataset_text_field='text')")
+    assert program(text).recipe["data"]["text"] == "text"
+    found = program(f"trainer = {text}\ntrain_on_responses_only(trainer)")
+    assert "text" not in found.recipe["data"]
+    assert "data.map return messages" in lost(found)["dataset_text_field"][1]
+
+
+def test_a_program_that_loads_a_model_for_images_has_images(program: Any) -> None:
+    load = "model, tok = FastVisionModel.from_pretrained('Qwen/Qwen3.5-4B')\n"
+    found = program(load + SFT.format("").replace("'m'", "model"))
+    assert found.recipe["data"]["images"] == "images"
+    assert "freeze" not in found.recipe["model"]
+    with pytest.raises(UsageError, match=r"FastVisionModel.*: this run needs images"):
+        program(load.replace("Qwen3.5", "Qwen2-VL") + SFT.format("").replace("'m'", "model"))
 
 
 def test_a_world_for_an_agent_is_named_as_lost(program: Any) -> None:

@@ -79,7 +79,8 @@ class DefinedClass:
         if isinstance(function := self.members.get(name), Defined):
             return function
         bases = (base for base in self.bases if isinstance(base, DefinedClass))
-        return next((found for base in bases if (found := base.method(name)) is not None), None)
+        inherited = (base.method(name) for base in bases)
+        return next((function for function in inherited if function is not None), None)
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -100,7 +100,8 @@ def translate(
     chosen = source.commands[number]
     if chosen.program and chosen.program not in system.JOBS:
         raise UsageError(f"{chosen.program}: {_instead(system, chosen.program)}")
-    if (images := image_run(chosen.program, chosen.options)) is not None:
+    images = chosen.images or image_run(chosen.program, chosen.options)
+    if images is not None:
         require_read(images)
         chosen = replace(chosen, images=images)
     if devices is not None:

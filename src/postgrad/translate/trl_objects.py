@@ -19,6 +19,7 @@ from postgrad.translate.python_values import (
 from postgrad.translate.tables.trl import FUNCTIONS, MADE_FROM
 
 _RUN = "only a run of the program gives its value: write it into the recipe"
+_NAMED = ("torch", "transformers", "trl")  # whose names of dtypes and choices are flags' words
 # Of a model: nothing here, and names that its trainer's options have.
 _NOTHING = (
     "device_map", "token", "use_auth_token", "cache_dir", "use_cache", "low_cpu_mem_usage",
@@ -114,7 +115,7 @@ def plain(value: Any) -> Any:
         return [plain(inner) for inner in cast(list[Any], value)]
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in cast(dict[str, Any], value).items()}
-    if isinstance(value, Imported) and "." in value.name:
+    if isinstance(value, Imported) and value.name.partition(".")[0] in _NAMED:
         word = value.name.rpartition(".")[2]
         return word.lower() if word.isupper() else word
     if isinstance(value, Built) and value.name == "torch.dtype" and value.args:

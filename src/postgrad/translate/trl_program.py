@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from postgrad.core.errors import UsageError
 from postgrad.core.untrusted import decoded, parse_json, read_bytes, reason
-from postgrad.translate.draft import Draft
+from postgrad.translate.draft import Draft, ImageRun
 from postgrad.translate.files import text_of as read_text
 from postgrad.translate.launch import launched
 from postgrad.translate.python_arguments import CommandLine
@@ -88,6 +88,7 @@ _LOST = {
     "model_adapter_name": "a run has one adapter",
     "ref_adapter_name": "a run has one adapter",
 }  # fmt: skip
+_OF_IMAGES = re.compile(r"FastVisionModel|VisionDataCollator|ForVision2Seq")
 _MOST_TRAINERS = 50
 _MOST_PROGRAM = 2**20  # bytes
 _MOST_NOTEBOOK = 2**24  # bytes: they have pictures in them
@@ -218,7 +219,8 @@ class _Trainer:
             self.program, options, launch.devices, launch.stage,
             notes=(f"{name}, whose text was read, not run.", *([_UNSLOTH] if unsloth else [])),
             folder=self._path.parent,
-            lost=tuple(reading.lost), needless=tuple(reading.needless),
+            images=self._images(options), lost=tuple(reading.lost),
+            needless=tuple(reading.needless),
         )  # fmt: skip
 
     def _config(self, config: Any) -> None:
@@ -340,4 +342,18 @@ class _Trainer:
             elif call.name == ".add_callback" and call.args:
                 self._callbacks(call.args[0])
             elif call.short == "train_on_responses_only":
-                reading.options["assistant_only_loss"] = True
+                self._answers_alone(call)
+
+    def _answers_alone(self, call: Built) -> None:
+        """That the loss is on answers alone, also where rows are one text."""
+        self._reading.options["assistant_only_loss"] = True
+        if self._reading.options.pop("dataset_text_field", None) is not None:
+            why = "answers alone are trained on: let data.map return messages, not one text"
+            self._reading.lose("dataset_text_field", call, why)
+
+    def _images(self, options: Mapping[str, Any]) -> ImageRun | None:
+        """The images of a run whose program loads or collates some."""
+        names = (call.name for call in self._calls if _OF_IMAGES.search(call.name))
+        if (name := next(names, None)) is None:
+            return None
+        return ImageRun(name, str(options.get("model_name_or_path", "")), "model_name_or_path")
