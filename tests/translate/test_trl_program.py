@@ -291,7 +291,8 @@ def test_trl_s_own_programs_are_their_flags(tmp_path: Path) -> None:
          "no trainer of TRL, but transformers.Trainer in line 2"),
         ("from verl.trainer import SFTTrainer\nSFTTrainer('m')\n",
          "but verl.trainer.SFTTrainer in line 2"),
-        ("x = [\n", "line 1 is not Python"),
+        ("x = [\n", "calls no trainer of TRL"),
+        ("SFTTrainer(\n", "line 1 is not Python"),
         ("GKDTrainer('m', teacher_model='t')", "gkd: write a recipe with job"),
         ("GMPOTrainer('m')", "GMPOTrainer: not a program that this translator knows"),
         ("SFTTrainer('m')\n" * 60, "calls more than 50 trainers"),
@@ -307,7 +308,7 @@ def test_bytes_that_are_no_program_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "train.py"
-    for content, message in ((b"\xff\xfe", "line 1 is not UTF-8"), (b"a\0b", "not Python")):
+    for content, message in ((b"\xff\xfe", "line 1 is not UTF-8"), (b"SFTTrainer\0", "not Python")):
         path.write_bytes(content)
         assert main(["translate", "trl", str(path)]) == 2
         assert message in capsys.readouterr().err
@@ -343,7 +344,7 @@ def test_a_notebook_is_the_code_of_its_cells(tmp_path: Path) -> None:
 
 def test_a_script_that_starts_a_program_says_how_many_devices_train(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SFT.format("args=SFTConfig(max_steps=5)"), "utf-8")
-    (tmp_path / "prepare.py").write_text("print(1)\n", "utf-8")
+    (tmp_path / "prepare.py").write_text("print 'of another Python'\n", "utf-8")
     script = tmp_path / "run.sh"
     script.write_text(
         "LR=3e-5\npython prepare.py\npython absent.py\n"

@@ -106,7 +106,8 @@ def commands_of(
     NoTrainer where it has no trainer of TRL, UsageError where it cannot be read.
     """
     line = CommandLine(words, _OF_FLAGS)
-    calls = followed(_code(path), str(path), line.answer, environment)
+    text = _code(path)
+    calls = followed(text, str(path), line.answer, environment) if "Trainer" in text else []
     trainers = [call for call in calls if call.short.endswith("Trainer") and not call.base]
     ours = [_Trainer(call, calls, line, path) for call in trainers if _is_trl(call)]
     if program_of(str(path), "") is not None and all(trainer.is_typed for trainer in ours):
