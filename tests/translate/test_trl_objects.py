@@ -80,6 +80,12 @@ def test_unsloth_s_adapter_is_on_all_layers_in_four_bits(program: Any) -> None:
     assert found.recipe["model"]["gradient_checkpointing"] is False
     assert found.recipe["data"]["max_len"] == 99
     assert "stored in four bits" in lost(found)["model"][1]
+    other = program(
+        "model, tok = unsloth.FastLanguageModel.from_pretrained('m', max_seq_length=longest())\n"
+        f"SFTTrainer(model, {ROWS})"
+    )
+    assert lost(other)["max_length"][0] == "longest()"
+    assert other.recipe["data"]["max_len"] == 1024
 
 
 def test_a_model_with_an_adapter_or_of_unknown_origin_is_lost(program: Any) -> None:

@@ -283,6 +283,16 @@ def test_trl_s_own_programs_are_their_flags(tmp_path: Path) -> None:
         translate("trl", [str(folder / "gkd.py")])
 
 
+def test_a_program_of_yours_in_a_folder_called_scripts_is_read(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "sft.py").write_text(SFT.format("args=SFTConfig(max_steps=5)"), "utf-8")
+    own = translate("trl", [str(tmp_path / "scripts" / "sft.py"), "--seed", "3"])
+    assert (own.recipe["steps"], own.recipe["seed"]) == (5, 3)
+    (tmp_path / "run.sh").write_text("python scripts/sft.py --seed 4", "utf-8")
+    started = translate("trl", [str(tmp_path / "run.sh")])
+    assert (started.recipe["steps"], started.recipe["seed"]) == (5, 4)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

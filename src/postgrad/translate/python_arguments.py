@@ -27,6 +27,11 @@ class CommandLine:
         self.line: int | None = None  # where such an object was made
 
     @property
+    def is_silent(self) -> bool:
+        """Whether no word stands behind the program."""
+        return not self._words
+
+    @property
     def rest(self) -> dict[str, Any]:
         """The words that the program itself does not take."""
         return {name: value for name, value in self._words.items() if name not in self._taken}

@@ -232,7 +232,10 @@ def _of_commands(
     training: list[SourceCommand] = []
     others: list[list[str]] = []
     for words in lines:
-        for place, word in enumerate([] if words[0] in _PRINTERS else words):
+        printed = words[0] in _PRINTERS
+        calls = [] if printed else _launched_program(words, dialect, folder, job, programs)
+        training += calls
+        for place, word in enumerate([] if printed or calls else words):
             after = words[place + 1] if place + 1 < len(words) else ""
             if (program := dialect.program_of(word, after)) is not None:
                 rest = arguments(words[place + 1 :])
@@ -240,8 +243,6 @@ def _of_commands(
                 training.append(_of_flags(rest, words[:place], program, folder, dialect, job))
                 break
         else:
-            calls = _launched_program(words, dialect, folder, job, programs)
-            training += calls
             others += [] if calls else [words]
     beside = [tuple(other for other in training if other is not command) for command in training]
     return SourceCommands(

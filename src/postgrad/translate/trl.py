@@ -187,7 +187,9 @@ def _data(draft: Draft, options: Options, *, bounded: bool = True) -> None:
     if not bounded:
         _unbounded(draft, options)
         return
-    length = options.take("max_length")
+    length, older = options.take("max_length"), options.take("max_seq_length")
+    if older is not None and not options.states("max_length"):
+        length = options.stated["max_length"] = older  # its name before
     if draft.job != "rl":
         comment = "; where the cut is within an image they are dropped" if draft.has_images else ""
         if options.stated.get("max_length", length) is None:

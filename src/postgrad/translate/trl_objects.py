@@ -193,9 +193,9 @@ def _loaded(reading: Reading, value: Built, option: str) -> None:
     else:
         reading.lose("model", value.args[0] if value.args else value)
     put_loading(reading, value.kwargs)
-    length = value.kwargs.get("max_seq_length")
-    if "unsloth" in value.name and length is not None:
-        reading.options.setdefault("max_length", plain(length) if is_literal(length) else None)
+    of_config = reading.options.keys() & {"max_length", "max_seq_length"}
+    if "unsloth" in value.name and "max_seq_length" in value.kwargs and not of_config:
+        reading.put("max_length", value.kwargs["max_seq_length"])
     if value.name.startswith("unsloth") and value.kwargs.get("load_in_4bit", True) is True:
         reading.options["load_in_4bit"] = value.kwargs.get("full_finetuning") is not True
 

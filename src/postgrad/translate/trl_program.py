@@ -17,7 +17,7 @@ from postgrad.translate.files import text_of as read_text
 from postgrad.translate.launch import launched
 from postgrad.translate.python_arguments import CommandLine
 from postgrad.translate.python_program import followed
-from postgrad.translate.python_values import Built, Imported, is_literal
+from postgrad.translate.python_values import Built, Imported, Unread, is_literal
 from postgrad.translate.reader import NoTrainer, SourceCommand
 from postgrad.translate.tables.trl import JOBS, OTHERS, RULES
 from postgrad.translate.trl import program_of
@@ -88,6 +88,7 @@ _LOST = {
     "model_adapter_name": "a run has one adapter",
     "ref_adapter_name": "a run has one adapter",
 }  # fmt: skip
+_OWN = re.compile(r"(?:^|/)(?:examples|trl)/scripts/")  # where TRL's own programs are
 _OF_IMAGES = re.compile(r"FastVisionModel|VisionDataCollator|ForVision2Seq")
 _MOST_TRAINERS = 50
 _MOST_PROGRAM = 2**20  # bytes
@@ -110,8 +111,9 @@ def commands_of(
     calls = followed(text, str(path), line.answer, environment) if "Trainer" in text else []
     trainers = [call for call in calls if call.short.endswith("Trainer") and not call.base]
     ours = [_Trainer(call, calls, line, path) for call in trainers if _is_trl(call)]
-    if program_of(str(path), "") is not None and all(trainer.is_typed for trainer in ours):
-        if words or program_of(str(path), "") not in JOBS:
+    program = program_of(str(path), "") if _OWN.search(path.as_posix()) else None
+    if program is not None and all(trainer.is_typed for trainer in ours):
+        if words or program not in JOBS:
             return None
         raise UsageError(_typed(path, line))
     if not ours:
@@ -211,7 +213,7 @@ class _Trainer:
         if "dataset_name" in self._line.rest:
             options.pop("datasets", None)
         models = (options.get(name) for name in ("model_name_or_path", "sft_model_path"))
-        if self.program in JOBS and self.is_typed and not any(models):
+        if self.program in JOBS and self.is_typed and not any(models) and self._line.is_silent:
             raise UsageError(_typed(self._path, self._line))
         launch = launched([], options)
         name = f"{self._call.short} in line {self._call.line} of {self._path.name}"
@@ -238,8 +240,6 @@ class _Trainer:
                 put_loading(reading, cast(dict[str, Any], value))
             elif name == "**":
                 reading.lose("**", value, "options that the text does not give")
-            elif name == "max_seq_length":
-                reading.put("max_length", value)
             elif not (_is_needless(name) and not is_literal(value)):
                 reading.put(name, value)
         if config.short == "TrainingArguments":
@@ -252,6 +252,8 @@ class _Trainer:
         if value == [] or (self._line.says(value) and not of_rows):
             return
         match name:
+            case "model" if isinstance(value, Unread) and "model_name_or_path" in self._line.rest:
+                pass  # a flag names it
             case "model":
                 option = "sft_model_path" if self.program == "ppo" else "model_name_or_path"
                 put_model(reading, value, option)
@@ -271,8 +273,6 @@ class _Trainer:
                 self._reference(value)
             case "processing_class" | "tokenizer":
                 self._tokenizer(name, value)
-            case "max_seq_length":
-                reading.put("max_length", value)
             case "callbacks":
                 self._callbacks(value)
             case "data_collator" if isinstance(value, Built) and value.short in _ANSWER_ALONE:
