@@ -2,10 +2,12 @@
 
     python -m benchmarks.migration openrlhf CHECKOUT
     python -m benchmarks.migration trl CHECKOUT --list lost
+    python -m benchmarks.migration trl CHECKOUT --programs
 
 CHECKOUT: a working tree of one of the systems. Its sources are its shell scripts that call it; for
 Open-Instruct its train configs too; for TRL, which has no scripts, the commands in docstrings and
-in the code of its pages; for prime-rl and NeMo RL their configs of `rl` and of GRPO. Every command
+in the code of its pages, or with --programs the Python code of its pages that calls a trainer, its
+examples and its notebooks; for prime-rl and NeMo RL their configs of `rl` and of GRPO. Each command
 of a source is translated, as a user would with --command N. Each flag that a translated command
 states counts once, and so does each value of a config and of those that it inherits from:
 
@@ -15,8 +17,8 @@ states counts once, and so does each value of a config and of those that it inhe
 - unknown: the translation names it as an option that it does not know. The goal is none.
 
 Commands without a recipe are counted by their reason: images (not translated), another job (the
-translation says what stands for it here), unreadable. "incomplete" are recipes that do not load
-before a person adds what the command does not say.
+translation says what stands for it here), flags (a program's settings are those), unreadable.
+"incomplete" are recipes that do not load before a person adds what the command does not say.
 """
 
 import argparse
@@ -25,6 +27,7 @@ import json
 import re
 import sys
 import tempfile
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -36,12 +39,14 @@ from postgrad.translate.translate import Translation, sources, translate
 
 KINDS = ("carried", "not needed", "lost", "unknown")
 # Why a command has no recipe, or has one that a person has to complete before it loads.
-REASONS = ("images", "another job", "unreadable", "incomplete")
+REASONS = ("images", "another job", "flags", "unreadable", "incomplete")
 FENCE = re.compile(r"(?ms)^[ >]*```(?:bash|sh|shell|console)?\n(.*?)^[ >]*```")
 COMMAND = re.compile(  # with the lines that continue it
     r"(?m)^[ >]*(?:\$ )?((?:\w+=\S* )*(?:python|accelerate|trl|uv|torchrun|srun)\d? "
     r"(?:.*\\+\n)*.*)"
 )
+PYTHON = re.compile(r"(?ms)^([ >]*)```(?:python|py)\n(.*?)^[ >]*```")
+TRAINER = re.compile(r"\w+Trainer\(")
 CALLS = {  # what a script of the system says
     "openrlhf": r"openrlhf[./]cli",
     "open-instruct": r"open_instruct[./]\w+",
@@ -99,6 +104,7 @@ class Count:
         other = bool(program) and text.startswith(f"{program}: ")
         of_images = re.search(r"(needs|reads) images", text)
         reason = "images" if of_images else "another job" if other else "unreadable"
+        reason = "flags" if "settings come from the command line" in text else reason
         self.refused[reason].append(f"{name}: {text}")
 
     def to_json(self) -> dict[str, Any]:
@@ -159,10 +165,25 @@ def _snippets(checkout: Path) -> Iterator[LaunchScript]:
                 yield LaunchScript(f"{path.relative_to(checkout)}", script)
 
 
-def count(system: str, checkout: Path) -> Count:
-    """Translates every command of a checkout's scripts."""
+def programs(checkout: Path) -> Iterator[LaunchScript]:
+    """Python programs that call a trainer of TRL: code of its pages, examples and notebooks."""
+    examples = checkout / "examples"
+    for path in sorted([*examples.rglob("*.py"), *examples.rglob("*.ipynb")]):
+        if TRAINER.search(path.read_text("utf-8")):
+            yield LaunchScript(str(path.relative_to(checkout)), path)
+    with tempfile.TemporaryDirectory() as folder:
+        for page in sorted((checkout / "docs").rglob("*.md")):
+            for number, (_, code) in enumerate(PYTHON.findall(page.read_text("utf-8"))):
+                path = Path(folder) / f"{page.stem}-{number}.py"
+                path.write_text(textwrap.dedent(code), "utf-8")
+                if TRAINER.search(code):
+                    yield LaunchScript(f"{page.relative_to(checkout)}, code {number}", path)
+
+
+def count(system: str, checkout: Path, *, of_programs: bool = False) -> Count:
+    """Translates every command of a checkout's scripts, or of its Python programs."""
     total = Count()
-    for script in scripts(system, checkout):
+    for script in programs(checkout) if of_programs else scripts(system, checkout):
         words = [*script.words, str(script.path)]
         try:
             commands = sources(system, words).commands
@@ -188,8 +209,11 @@ def main(words: list[str]) -> None:
     parser.add_argument("system", choices=(*CALLS, *CONFIGS))
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--list", choices=(*KINDS, *REASONS), nargs="*", default=[])
+    parser.add_argument("--programs", action="store_true", help="TRL's Python programs")
     args = parser.parse_args(words)
-    total = count(args.system, args.checkout)
+    if args.programs and args.system != "trl":
+        parser.error("--programs: of TRL alone Python programs are read")
+    total = count(args.system, args.checkout, of_programs=args.programs)
     print(json.dumps(total.to_json()))
     for kind in args.list:
         print(f"{kind}:")

@@ -33,7 +33,8 @@ def test_each_flag_of_a_command_counts_once(
     main(["openrlhf", str(tmp_path), "--list", "lost", "images"])
     first, *listed = capsys.readouterr().out.splitlines()
     assert json.loads(first) == {
-        "sources": 1, "recipes": 2, "images": 1, "another job": 1, "unreadable": 0, "incomplete": 0,
+        "sources": 1, "recipes": 2, "images": 1, "another job": 1, "flags": 0, "unreadable": 0,
+        "incomplete": 0,
         "carried": 7, "not needed": 1, "lost": 1, "unknown": 1, "distinct flags": 9,
     }  # fmt: skip
     assert listed[0] == "lost:"
@@ -68,6 +69,43 @@ def test_commands_on_pages_and_in_docstrings_count(tmp_path: Path) -> None:
     }  # fmt: skip
     assert dict(found.flags["lost"]) == {"use_liger_kernel": 1}
     assert len(found.refused["incomplete"]) == 1  # the example names neither model nor data
+
+
+PROGRAMS = """
+```python
+from trl import SFTTrainer
+config = SFTConfig(max_steps=5, run_name="a", tf32=True)
+SFTTrainer("m", train_dataset=load_dataset("d"), args=config)
+```
+> ```python
+> print("no trainer")
+> ```
+```python
+GKDTrainer("m")
+```
+```python
+SFTTrainer(model=model, ...)
+```
+"""
+
+
+def test_python_programs_of_pages_examples_and_notebooks_count(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text(PROGRAMS, "utf-8")
+    scripts = tmp_path / "examples"
+    scripts.mkdir()
+    typed = "args = HfArgumentParser(SFTConfig).parse_args()\nSFTTrainer(args.model, args)\n"
+    (scripts / "flags.py").write_text(typed, "utf-8")
+    cells = [{"cell_type": "code", "source": ["SFTTrainer('m', train_dataset=rows())"]}]
+    (scripts / "a.ipynb").write_text(json.dumps({"cells": cells}), "utf-8")
+    found = count("trl", tmp_path, of_programs=True)
+    assert {name: len(texts) for name, texts in found.refused.items()} == {
+        "images": 0, "another job": 1, "flags": 1, "unreadable": 1, "incomplete": 1,
+    }  # fmt: skip
+    assert found.commands == 2
+    assert dict(found.flags["carried"]) == {"model_name_or_path": 2, "max_steps": 1, "datasets": 1}
+    assert dict(found.flags["not needed"]) == {"run_name": 1}
+    assert dict(found.flags["lost"]) == {"tf32": 1, "train_dataset": 1}
 
 
 def test_configs_count_with_what_they_inherit(tmp_path: Path) -> None:

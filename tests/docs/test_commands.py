@@ -107,6 +107,8 @@ def stand_ins(folder: Path, one: Command) -> None:
             place.write_text(page.partition("```yaml\n")[2].partition("```")[0], "utf-8")
         elif word == "train_ppo.sh":
             shutil.copy(CASES / "openrlhf-ppo.sh", place)
+        elif word == "train_sft.py":
+            shutil.copy(CASES / "trl-program-sft.py", place)
         elif word.endswith(".yaml"):
             place.parent.mkdir(exist_ok=True)
             shutil.copy(CASES / "open-instruct-sft.yaml", place)

@@ -109,7 +109,8 @@ def _mutated(drawn: random.Random, path: Path) -> bytes:
 def test_no_mutated_script_or_config_breaks_translate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sources = [path for path in sorted(CASES.iterdir()) if path.suffix in (".sh", ".yaml")]
+    kinds = (".sh", ".yaml", ".py")
+    sources = [path for path in sorted(CASES.iterdir()) if path.suffix in kinds]
     sources += sorted((CASES / "configs").iterdir())
     wrong: list[str] = []
     for number in range(600):

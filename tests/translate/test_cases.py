@@ -1,7 +1,8 @@
 """Scripts and configs as other systems publish them, their recipes by hand.
 
-A case is a source (NAME.sh or NAME.yaml) and what it has to become (NAME.toml); the first line of
-the latter names the options that have no counterpart. `# words:` in a source says how it is called.
+A case is a source (NAME.sh, NAME.yaml or NAME.py) and what it has to become (NAME.toml); the first
+line of the latter names the options that have no counterpart. `# words:` in a source says how it is
+called.
 Configs that a script names are in cases/configs.
 """
 
@@ -15,22 +16,24 @@ from postgrad.recipe.load import parse_recipe
 from postgrad.translate.translate import SYSTEMS, translate
 
 CASES = Path(__file__).parent / "cases"
-SOURCES = sorted(path for path in CASES.iterdir() if path.suffix in (".sh", ".yaml"))
+SOURCES = sorted(path for path in CASES.iterdir() if path.suffix in (".sh", ".yaml", ".py"))
 
 
 def system_of(path: Path) -> str:
     return next(name for name in SYSTEMS if path.stem.startswith(name))
 
 
-def words_before(path: Path) -> list[str]:
+def words_of(path: Path) -> list[str]:
+    """The source as it is called: words before a script, or behind a Python program."""
     first = path.read_text("utf-8").splitlines()[0]
-    return first.partition("# words:")[2].split()
+    words = first.partition("# words:")[2].split()
+    return [str(path), *words] if path.suffix == ".py" else [*words, str(path)]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_a_published_source_becomes_the_recipe_worked_out_by_hand(path: Path) -> None:
     expected = path.with_suffix(".toml").read_text("utf-8")
-    found = translate(system_of(path), [*words_before(path), str(path)])
+    found = translate(system_of(path), words_of(path))
     assert found.recipe == tomllib.loads(expected)
     missing = expected.splitlines()[0].removeprefix("# missing:").strip()
     named = sorted(name.strip() for name in missing.split(",") if name.strip())
@@ -39,7 +42,7 @@ def test_a_published_source_becomes_the_recipe_worked_out_by_hand(path: Path) ->
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_what_is_written_is_a_whole_recipe(path: Path) -> None:
-    found = translate(system_of(path), [*words_before(path), str(path)])
+    found = translate(system_of(path), words_of(path))
     assert found.problem is None
     recipe = parse_recipe(tomllib.loads(found.text), "translated", found.text)
     recipe.geometry(rows=10_000)

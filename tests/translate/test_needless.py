@@ -21,7 +21,11 @@ REASONS = {
         logging_steps logging_first_step logging_strategy report_to run_name log_level
         log_completions num_completions_to_print log_unique_prompts trackio_space_id logging_dir
         project do_train do_eval overwrite_output_dir hub_strategy hub_model_revision
-        save_safetensors with_tracking exp_name wandb_project_name wandb_entity wandb_project
+        save_safetensors log_on_each_node logging_nan_inf_filter log_level_replica disable_tqdm
+        include_num_input_tokens_seen trackio_bucket_id trackio_static_space_id log_multimodal
+        log_completions_hub_repo skip_memory_metrics do_predict save_on_each_node hub_token
+        hub_always_push hub_revision with_tracking exp_name wandb_project_name wandb_entity
+        wandb_project
         verbose save_traces rollouts_save_path hf_metadata_dataset gs_bucket_path
         send_slack_alerts save_to_hub do_not_randomize_output_dir hf_repo_revision
         logger.logging_steps logger.wandb.key logger.wandb.org logger.wandb.group
@@ -44,6 +48,7 @@ REASONS = {
         oe_eval_beaker_image beaker_eval_freq clean_checkpoints_at_end""",
     "rows are read and tokenised once, before the first step, and cached": """
         dataset_num_proc preprocessing_num_workers dataloader_num_workers dataset_kwargs
+        dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor label_names
         remove_unused_columns use_slow_tokenizer use_fast_tokenizer dataset_mix_dir
         dataset_cache_mode dataset_skip_cache dataset_local_cache_dir dataset_transform_fn
         overwrite_cache transform_fn max_prompt_token_length cache_dataset_only
@@ -63,7 +68,10 @@ REASONS = {
         grpo.val_batch_size""",
     "an address or a limit: cards and engines are counted elsewhere": """
         vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout
-        vllm_group_port vllm_max_model_length backend_timeout timeout ddp_timeout num_nodes
+        vllm_group_port vllm_max_model_length backend_timeout timeout ddp_timeout
+        ddp_find_unused_parameters ddp_backend ddp_bucket_cap_mb
+        ddp_broadcast_buffers ddp_static_graph fsdp_config accelerator_config
+        average_tokens_across_devices num_nodes
         local_rank actor.init_on_gpu orchestrator.env_server_base_port
         orchestrator.model.client.* serve\\..* weight_broadcast.port weight_broadcast.host
         weight_broadcast.timeout weight_broadcast.session_id inference.vllm.data_parallel_rpc_port
@@ -116,6 +124,8 @@ REASONS = {
         orchestrator.eval.retrigger_on_resume""",
     "0.4 of 4.5 bits of a frozen matrix; both types have four bits": """
         use_bnb_nested_quant bnb_4bit_quant_type""",
+    "products with frozen weights are in model.dtype, of 16 bits as there": """
+        bnb_4bit_compute_dtype""",
     "it names weights or formats": """
         lora_task_type config_name ds.use_universal_ckpt ds.value_head_prefix""",
     "a layer of zeros and ones at most": "disable_dropout",

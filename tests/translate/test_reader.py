@@ -167,8 +167,10 @@ def test_variables_before_a_script_are_set_when_it_begins(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("words", [["grpo", "train.py"], ["train.py"]])
-def test_a_python_program_is_refused_because_its_settings_are_code(words: list[str]) -> None:
-    with pytest.raises(UsageError, match=r"train\.py: Python programs are not read"):
+def test_a_python_program_without_a_reader_is_refused_because_its_settings_are_code(
+    words: list[str],
+) -> None:
+    with pytest.raises(UsageError, match=r"train\.py: of Python programs those of TRL alone"):
         read(words, trl)
 
 

@@ -166,6 +166,14 @@ def test_a_text_field_is_the_column_of_plain_text() -> None:
     assert not {"text", "messages", "prompt"} & unstated.keys()
 
 
+def test_the_length_of_rows_has_two_names() -> None:
+    flags = ["sft", "--model_name_or_path", "m", "--dataset_name", "d", "--max_seq_length", "99"]
+    assert translate("trl", flags).recipe["data"]["max_len"] == 99
+    both = translate("trl", [*flags, "--max_length", "77"])
+    assert both.recipe["data"]["max_len"] == 77
+    assert missing(both) == set()
+
+
 def algorithm_of(program: str, *flags: str) -> dict[str, Any]:
     """[algorithm] of the recipe, which has to be whole."""
     translation = translate(

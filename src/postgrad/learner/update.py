@@ -130,10 +130,10 @@ class FlatColumns:
         # Means over the computed tokens: skipping does not dilute metrics.
         tokens = max(1.0, float(lengths[update.rows_with_gradient].sum()))
         self._token_weight = to_device(np.array([1.0 / tokens], np.float32), device)
-        self._replies = experience.replies
+        self._replies, count = experience.replies, 0
         if self._replies is not None:
             count = np.count_nonzero(self._replies.take(update.rows).values)
-            self._each_reply = 1.0 / max(1, count)
+        self._each_reply = 1.0 / count if count else 0.0
 
     def at(self, layout: Layout) -> Entries:
         """The columns at a layout's entries, as LossInputs and ScoreInputs want them."""
@@ -148,8 +148,8 @@ class FlatColumns:
         }
 
     def replies(self, layout: Layout) -> "Replies | None":
-        """Which of a layout's entries an environment wrote; None where none count."""
-        if self._replies is None:
+        """Which of a layout's entries an environment wrote; None where none of the update are."""
+        if self._replies is None or not self._each_reply:
             return None
         weight = self._replies.values[layout.column]
         read = np.flatnonzero(weight)

@@ -121,10 +121,10 @@ def checked(name: str, value: Any) -> Any:
     return value
 
 
-def text_of(path: Path) -> str:
-    """A file's text. Raises UsageError where it cannot be read or is too long."""
+def text_of(path: Path, most: int = MOST_BYTES) -> str:
+    """A file's text. Raises UsageError where it cannot be read or has more than `most` bytes."""
     try:
-        return decoded(read_bytes(path, MOST_BYTES, pipes=True))
+        return decoded(read_bytes(path, most, pipes=True))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {reason(error)}") from error
     except ValueError as error:

@@ -2,23 +2,28 @@
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from postgrad.core.errors import UsageError
 from postgrad.core.files import is_file
-from postgrad.translate.draft import ImageRun
+from postgrad.translate.draft import ImageRun, Missing
 from postgrad.translate.files import CONFIGS, text_of
 from postgrad.translate.launch import launched, slurm_job
 from postgrad.translate.nested import overlaid
 from postgrad.translate.shell import UNKNOWN, arguments, commands, named
 
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".txt", "")
+PROGRAMS = (".py", ".ipynb")
 
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.S)
 _PRINTERS = ("echo", "printf")  # they show a command and do not run it
+
+
+class NoTrainer(UsageError):
+    """That a Python program calls nothing that trains."""
 
 
 class Dialect(Protocol):
@@ -52,6 +57,8 @@ class SourceCommand:
     beside: tuple["SourceCommand", ...] = ()  # the script's other commands of this system
     images: ImageRun | None = None  # of a run whose rows have some
     folder: Path = Path()  # of the config or script: where files that it names are looked for
+    lost: tuple[Missing, ...] = ()  # of a Python program: what no option says
+    needless: tuple[Missing, ...] = ()  # the same, of which a recipe needs none
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +69,23 @@ class SourceCommands:
     others: tuple[str, ...] = ()  # what the other commands are called: "mkdir", "ray start"
 
 
-def read(words: Sequence[str], dialect: Dialect) -> SourceCommands:
-    """The training commands of FILE_OR_FLAGS: a script, a config, or a command line as it is typed.
+# The training calls of a Python program: its file, the options behind it by name, the variables
+# before it. None where the options alone say what it does.
+ProgramReader = Callable[
+    [Path, Mapping[str, Any], Mapping[str, str]], Sequence[SourceCommand] | None
+]
+
+
+def read(
+    words: Sequence[str], dialect: Dialect, programs: ProgramReader | None = None
+) -> SourceCommands:
+    """The training commands of FILE_OR_FLAGS: a script, a config, a Python program, or a command
+    line as it is typed.
 
     A program before a file, and flags after it, win over the file's. Variables before a script
-    (NODES=2 run.sh) are set when it begins, as in a shell. Raises UsageError where the file cannot
-    be read or holds no command of the system.
+    (NODES=2 run.sh) are set when it begins, as in a shell. programs: reads Python programs, where
+    the system's are read. Raises UsageError where the file cannot be read or holds no command of
+    the system.
     """
     variables, words = _set_before(list(words))
     if not words:
@@ -77,7 +95,14 @@ def read(words: Sequence[str], dialect: Dialect) -> SourceCommands:
     if rest and not rest[0].startswith("-") and Path(rest[0]).suffix in (*SCRIPTS, *CONFIGS):
         path = Path(rest[0])
         if is_file(path) or path.suffix:
-            return _of_file(path, rest[1:], program, dialect, variables)
+            return _of_file(path, rest[1:], program, dialect, variables, programs)
+    if programs is not None and rest and Path(rest[0]).suffix in PROGRAMS:
+        path = Path(rest[0])
+        calls: list[SourceCommand] | None = None
+        if len(rest) == 1 or is_file(path):
+            calls = _of_program(path, rest[1:], [], program, dialect, programs, variables)
+        if calls is not None:
+            return SourceCommands(tuple(calls))
     if program:
         _refuse_python(rest)
         return SourceCommands((_of_flags(rest, [], program, Path(), dialect),))
@@ -89,14 +114,60 @@ def read(words: Sequence[str], dialect: Dialect) -> SourceCommands:
     )
 
 
+def _of_program(
+    path: Path, words: list[str], launcher: list[str], program: str, dialect: Dialect,
+    programs: ProgramReader, job: Mapping[str, str],
+) -> list[SourceCommand] | None:  # fmt: skip
+    """The training calls of a Python program; None where its flags alone say what it does.
+    launcher: the words before it.
+    """
+    typed = _of_flags(words, launcher, program, path.parent, dialect, job)
+    calls = programs(path, typed.options, job)
+    if calls is None:
+        return None
+    return [
+        replace(
+            call,
+            program=program or call.program,
+            devices=typed.devices or call.devices,
+            stage=call.stage if typed.stage is None else typed.stage,
+            machines=typed.machines,
+            notes=(*call.notes, *typed.notes),
+        )
+        for call in calls
+    ]
+
+
+def _launched_program(
+    words: list[str], dialect: Dialect, folder: Path, job: Mapping[str, str],
+    programs: ProgramReader | None,
+) -> list[SourceCommand]:  # fmt: skip
+    """The training calls of a Python program that a script starts; [] where it starts none, or one
+    that is not here.
+    """
+    place = next((n for n, word in enumerate(words) if word.endswith(".py")), None)
+    if programs is None or place is None or UNKNOWN in words[place]:
+        return []
+    name = Path(words[place])
+    path = next((file for file in (folder / name, name, folder / name.name) if is_file(file)), None)
+    if path is None:
+        return []
+    rest = arguments(words[place + 1 :])
+    try:
+        return _of_program(path, rest, words[:place], "", dialect, programs, job) or []
+    except NoTrainer:
+        return []
+
+
 def _refuse_python(words: Sequence[str]) -> None:
     """Raises UsageError for a Python program without flags: its settings stand in code, and the
     recipe would have the other system's defaults in their place.
     """
     if len(words) == 1 and words[0].endswith(".py"):
         raise UsageError(
-            f"{words[0]}: Python programs are not read; write the arguments of its config as "
-            "flags, --learning_rate 1e-6 for learning_rate=1e-6, and model and dataset too"
+            f"{words[0]}: of Python programs those of TRL alone are read; write the arguments of "
+            "its config as flags, --learning_rate 1e-6 for learning_rate=1e-6, and model and "
+            "dataset too"
         )
 
 
@@ -104,14 +175,16 @@ def _set_before(words: list[str]) -> tuple[dict[str, str], list[str]]:
     """The variables that stand before a script, and the other words; none before anything else."""
     pairs = list(itertools.takewhile(bool, (_VARIABLE.fullmatch(word) for word in words)))
     rest = words[len(pairs) :]
-    if not any(Path(word).suffix in SCRIPTS and is_file(Path(word)) for word in rest[:2]):
+    suffixes = (*SCRIPTS, *PROGRAMS)
+    if not any(Path(word).suffix in suffixes and is_file(Path(word)) for word in rest[:2]):
         return {}, words
     return {pair[1]: pair[2] for pair in pairs if pair is not None}, rest
 
 
 def _of_file(
-    path: Path, extra: list[str], program: str, dialect: Dialect, variables: Mapping[str, str]
-) -> SourceCommands:
+    path: Path, extra: list[str], program: str, dialect: Dialect, variables: Mapping[str, str],
+    programs: ProgramReader | None,
+) -> SourceCommands:  # fmt: skip
     typed = _of_flags(extra, [], program, path.parent, dialect)
     if path.suffix in CONFIGS:
         options = overlaid(dialect.config_of(path), typed.options)
@@ -120,7 +193,7 @@ def _of_file(
     text = text_of(path)
     job = {**slurm_job(text), **variables}
     lines = commands(text, job, lambda name: _sourced(path.parent, name))
-    source = _of_commands(lines, dialect, path.parent, job)
+    source = _of_commands(lines, dialect, path.parent, job, programs)
     if not source.commands:
         listed = f" (its commands: {', '.join(source.others)})" if source.others else ""
         raise UsageError(f"{path}: no training command of this system in the script{listed}")
@@ -150,13 +223,19 @@ def _counted(names: Sequence[str]) -> list[str]:
 
 
 def _of_commands(
-    lines: list[list[str]], dialect: Dialect, folder: Path, job: Mapping[str, str]
-) -> SourceCommands:
-    """The commands in which a word names a program; the words before it are its launcher's."""
+    lines: list[list[str]], dialect: Dialect, folder: Path, job: Mapping[str, str],
+    programs: ProgramReader | None = None,
+) -> SourceCommands:  # fmt: skip
+    """The commands in which a word names a program; the words before it are its launcher's.
+    programs: reads other Python programs that they start.
+    """
     training: list[SourceCommand] = []
     others: list[list[str]] = []
     for words in lines:
-        for place, word in enumerate([] if words[0] in _PRINTERS else words):
+        printed = words[0] in _PRINTERS
+        calls = [] if printed else _launched_program(words, dialect, folder, job, programs)
+        training += calls
+        for place, word in enumerate([] if printed or calls else words):
             after = words[place + 1] if place + 1 < len(words) else ""
             if (program := dialect.program_of(word, after)) is not None:
                 rest = arguments(words[place + 1 :])
@@ -164,7 +243,7 @@ def _of_commands(
                 training.append(_of_flags(rest, words[:place], program, folder, dialect, job))
                 break
         else:
-            others.append(words)
+            others += [] if calls else [words]
     beside = [tuple(other for other in training if other is not command) for command in training]
     return SourceCommands(
         tuple(

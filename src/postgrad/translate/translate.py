@@ -13,7 +13,13 @@ from postgrad.core.untrusted import shown
 from postgrad.recipe.load import parse_recipe
 from postgrad.translate.draft import Draft, toml
 from postgrad.translate.images import image_run, keep_towers, require_read
-from postgrad.translate.reader import Dialect, SourceCommand, SourceCommands, read
+from postgrad.translate.reader import (
+    Dialect,
+    ProgramReader,
+    SourceCommand,
+    SourceCommands,
+    read,
+)
 
 _UNREADABLE = (ValueError, TypeError, OverflowError, LookupError, AttributeError, ZeroDivisionError)
 SYSTEMS = {
@@ -24,6 +30,7 @@ SYSTEMS = {
     "nemo-rl": "nemo_rl",
     "verl": "verl",
 }
+PROGRAMS = {"trl": "trl_program"}  # the module that reads a system's Python programs
 
 
 class System(Dialect, Protocol):
@@ -75,7 +82,7 @@ def sources(name: str, words: Sequence[str]) -> SourceCommands:
     """The commands of a script, a config or flags of the system called `name`, in order. Raises
     UsageError for what cannot be read.
     """
-    return read(words, _system(name))
+    return read(words, _system(name), _programs(name))
 
 
 def translate(
@@ -88,18 +95,21 @@ def translate(
     and for a run with images of a model that is not trained on them here.
     """
     system = _system(name)
-    source = read(words, system)
+    source = read(words, system, _programs(name))
     number = _chosen(system, source, command)
     chosen = source.commands[number]
     if chosen.program and chosen.program not in system.JOBS:
         raise UsageError(f"{chosen.program}: {_instead(system, chosen.program)}")
-    if (images := image_run(chosen.program, chosen.options)) is not None:
+    images = chosen.images or image_run(chosen.program, chosen.options)
+    if images is not None:
         require_read(images)
         chosen = replace(chosen, images=images)
     if devices is not None:
         chosen = replace(chosen, devices=devices)
     draft = _draft(system, chosen)
     keep_towers(draft)
+    draft.missing += chosen.lost
+    draft.needless += chosen.needless
     draft.notes[:0] = [
         f"From {draft.system}, by postgrad translate.",
         *chosen.notes,
@@ -107,7 +117,9 @@ def translate(
     ]
     text = toml(draft)
     recipe = tomllib.loads(text)
-    return Translation(text, recipe, draft, _problem(recipe), tuple(system.names_of(chosen)))
+    beside = (option.name for option in (*chosen.lost, *chosen.needless))
+    stated = tuple(dict.fromkeys([*system.names_of(chosen), *beside]))
+    return Translation(text, recipe, draft, _problem(recipe), stated)
 
 
 def _chosen(system: System, source: SourceCommands, command: int | None) -> int:
@@ -178,6 +190,12 @@ def _system(name: str) -> System:
         raise UsageError(f"no system is called {name!r}: {hint}")
     module = importlib.import_module(f"postgrad.translate.{SYSTEMS[name]}")
     return cast(System, module)
+
+
+def _programs(name: str) -> ProgramReader | None:
+    if name not in PROGRAMS:
+        return None
+    return importlib.import_module(f"postgrad.translate.{PROGRAMS[name]}").commands_of
 
 
 def _problem(recipe: dict[str, Any]) -> str | None:

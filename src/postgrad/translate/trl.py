@@ -6,7 +6,7 @@ Its steps are updates.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -119,9 +119,21 @@ def _model(draft: Draft, options: Options) -> None:
     if flag(options.take("use_peft", False)):
         learning.adapter(draft, options, names, "load_in_4bit")
         draft.put("model.lora.modules_to_save", saved or None)
+        _all_layers(draft, options)
     else:
         for name in names:
             options.take(name)
+        why = "weights in four bits are frozen: they need an adapter"
+        draft.miss("load_in_4bit", options.take("load_in_4bit", False), why)
+
+
+def _all_layers(draft: Draft, options: Options) -> None:
+    """That an adapter without targets is on all linear layers; PEFT chooses some by the type."""
+    place = ("model", "lora", "rank")
+    if place in draft.values and not options.texts("lora_target_modules"):
+        layers = "on all linear layers; there PEFT chooses, q_proj and v_proj of most types"
+        before = draft.comments.get(place)
+        draft.comments[place] = f"{before}; {layers}" if before else layers
 
 
 def _own_rows(draft: Draft, options: Options) -> None:
@@ -162,6 +174,7 @@ def _data(draft: Draft, options: Options, *, bounded: bool = True) -> None:
     mixed, path = options.tables("datasets"), options.take("dataset_name")
     if mixed:
         common.sources(draft, [_entry(dataset) for dataset in mixed])
+        _comment(draft, "data", mixed)
     else:
         draft.put("data.path", path)
     if draft.job == "sft" and text:  # else columns are found by their names, as there
@@ -174,11 +187,18 @@ def _data(draft: Draft, options: Options, *, bounded: bool = True) -> None:
     if not bounded:
         _unbounded(draft, options)
         return
-    length = options.take("max_length")
+    length, older = options.take("max_length"), options.take("max_seq_length")
+    if older is not None and not options.states("max_length"):
+        length = options.stated["max_length"] = older  # its name before
     if draft.job != "rl":
         comment = "; where the cut is within an image they are dropped" if draft.has_images else ""
-        draft.put("data.max_len", int(length or 1024), f"longer rows are cut, as there{comment}")
-        draft.put("data.on_too_long", "truncate")
+        if options.stated.get("max_length", length) is None:
+            draft.put("data.max_len", 4096, "there no row is cut; longer ones are dropped")
+        else:
+            draft.put(
+                "data.max_len", int(length or 1024), f"longer rows are cut, as there{comment}"
+            )
+            draft.put("data.on_too_long", "truncate")
         if (room := options.take("max_prompt_length")) is not None:
             draft.miss("max_prompt_length", room, "data.max_len bounds prompt and answer together")
 
@@ -194,7 +214,26 @@ def _entry(dataset: dict[str, Any]) -> dict[str, Any]:
     share = dataset.get("fraction")
     if isinstance(share, float) and share < 1:
         entry["split"] = f"{entry['split'] or 'train'}[:{share * 100:g}%]"
+    entry |= {key: dataset[key] for key in _OF_PROGRAMS if key in dataset}
     return {key: value for key, value in entry.items() if value is not None}
+
+
+def _comment(draft: Draft, section: str, datasets: Sequence[dict[str, Any]]) -> None:
+    """Comments on what a Python program does with its rows."""
+    for number, dataset in enumerate(datasets):
+        place = (section, "sets", number) if len(datasets) > 1 else (section,)
+        for key, text in dataset.get("comments", {}).items():
+            if (*place, key) in draft.values:
+                draft.comments[*place, key] = text
+
+
+_OF_PROGRAMS = (
+    "revision",
+    "limit",
+    "filter",
+    "map",
+    "eval_fraction",
+)  # keys of [data], by a program
 
 
 def _batch(draft: Draft, options: Options, devices: int) -> None:
@@ -303,19 +342,38 @@ def _times(draft: Draft, options: Options) -> None:
     split, every = options.take("dataset_test_split", "test"), options.number("eval_steps", 0)
     kind = str(options.take("eval_strategy", options.take("evaluation_strategy", "no")))
     options.take("per_device_eval_batch_size")
-    if kind == "no":
+    unread = options.take("eval_dataset") == [] and draft.get("data.eval_fraction") is None
+    if kind == "no" or unread:
         return
     share = decimal(options.take("eval_steps", 0))
     if 0 < share < 1:
         draft.miss("eval_steps", share, "a share of the run there; eval.every is a number of steps")
-    held_out = "its loss, as there" if draft.job == "sft" else ""
-    if draft.get("data.eval_fraction") is None:
-        draft.put("eval.split", split, held_out)
+    _held_out(draft, options, split)
     draft.put("eval.every", max(1, every // updates) if every else None, note)
     draft.put("eval.at_start", flag(options.take("eval_on_start", False)) or None)
     if draft.job == "sft":
-        draft.put("eval.on_too_long", "truncate", "longer rows are cut, as there")
+        cut = draft.get("data.on_too_long")
+        draft.put("eval.on_too_long", cut, "longer rows are cut, as there")
         _best(draft, options)
+
+
+def _held_out(draft: Draft, options: Options, split: Any) -> None:
+    """The rows that are evaluated on: a split of those that train, or others."""
+    comment = "its loss, as there" if draft.job == "sft" else ""
+    tables = options.tables("eval_dataset")
+    rows = {key: draft.get(f"data.{key}") for key in ("path", "name", "map")}
+    sets = [
+        {key: value for key, value in _entry(table).items()
+         if len(tables) > 1 or value != rows.get(key) or key == "filter"}
+        for table in tables
+    ]  # fmt: skip
+    if len(sets) > 1:
+        common.held_out(draft, sets)
+    elif sets:
+        common.sources(draft, [{"split": "train", **sets[0]}], "eval")
+        _comment(draft, "eval", tables)
+    elif draft.get("data.eval_fraction") is None:
+        draft.put("eval.split", split, comment)
 
 
 def _best(draft: Draft, options: Options) -> None:

@@ -1,17 +1,20 @@
 """GRPO, RLOO, PPO and online DPO of TRL: engines, batches, advantages, rewards."""
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 from postgrad.translate import common, places
 from postgrad.translate.draft import Draft
 from postgrad.translate.images import BUILT_IN, vllm_samples
 from postgrad.translate.reader import SourceCommand
 from postgrad.translate.rules import Options, decimal, flag
-from postgrad.translate.tables.trl import FUNCTIONS, LOSSES
+from postgrad.translate.tables.trl import FUNCTIONS, LOSSES, MADE_FROM
 
 _BY_TOKEN = ("dapo", "bnpo", "cispo", "vespo")  # losses that are means over tokens
 # Tokens of a prompt, which TRL no longer bounds.
 _PROMPT_ROOM, _ROOM_FOR_IMAGES = 512, 2048
+
+_FILTERS = ("top_p", "top_k", "min_p")
 
 _COLOCATED = places.EngineOptions(
     tensor_parallel="vllm_tensor_parallel_size", memory="vllm_gpu_memory_utilization",
@@ -51,7 +54,9 @@ def engines(draft: Draft, options: Options, source: SourceCommand) -> None:
     regex = options.take("vllm_structured_outputs_regex")
     regex = regex or options.take("vllm_guided_decoding_regex")  # its name before
     draft.put("rollout.regex", regex and str(regex), "needs the extra grammar")
-    _vllm_correction(draft, options, filtered=bool(regex))
+    top_p, top_k, min_p = (decimal(options.stated.get(name) or 0.0) for name in _FILTERS)
+    filters = 0.0 < top_p < 1.0 or top_k > 0.0 or min_p > 0.0
+    _vllm_correction(draft, options, filtered=bool(regex) or filters)
 
 
 def _vllm_correction(draft: Draft, options: Options, *, filtered: bool) -> None:
@@ -251,7 +256,8 @@ def _advantages(draft: Draft, options: Options, program: str) -> None:
     if bounds := options.numbers("reward_clip_range"):
         draft.put("algorithm.reward_clip", bounds)
     of_response = "of each token's ratio; there of the response's, the product over its tokens"
-    draft.put("algorithm.clip_low", decimal(low), "" if program == "grpo" else of_response)
+    bound = min(decimal(low), 1.0)  # no ratio is below 0
+    draft.put("algorithm.clip_low", bound, "" if program == "grpo" else of_response)
     draft.put("algorithm.clip_high", decimal(low if high is None else high))
     if name == "gspo" and flag(options.take("use_bias_correction_kl", False)):
         draft.put("algorithm.kl_corrected", True, "by each token's ratio; there by the response's")
@@ -334,17 +340,40 @@ def _aggregated(draft: Draft, name: str, aggregation: str | None) -> None:
 def _rewards(draft: Draft, options: Options, functions: Sequence[str]) -> None:
     weights = options.numbers("reward_weights")
     model = options.take("reward_model_name_or_path")
-    names = [*(["reward_model"] if model else []), *(options.texts("reward_funcs") or functions)]
+    stated = options.take("reward_funcs")
+    calls = cast(list[Any], stated) if isinstance(stated, list) else options.texts("reward_funcs")
+    names = [*(["reward_model"] if model else []), *(calls or functions)]
     draft.put("reward_model.model.path", model)
     for place, name in enumerate(names):
-        kind, settings, other = FUNCTIONS.get(name, (name, {}, ""))
-        comment = (f"{name}: {other}" if other else name) if name in FUNCTIONS else ""
-        if "." in kind:
-            module, _, function = kind.rpartition(".")
-            kind = f"{module}:{function}"
-            comment = "as (prompt, rollout) -> float, or (prompt, rollouts) -> a float each"
+        kind, settings, comment = _reward(name)
         if place < len(weights) and weights[place] != 1.0:
             settings = {**settings, "weight": weights[place]}
         draft.reward(kind, comment, **settings)
     if not names:
         draft.reward("my_rewards:score", "the source names no reward: write this function")
+
+
+def _reward(stated: Any) -> tuple[str, dict[str, Any], str]:
+    """A function of reward as (type, settings, comment). stated: its name, or what a program makes
+    it from: a table with the name and the arguments.
+    """
+    arguments = {**stated} if isinstance(stated, dict) else {"name": str(stated).strip()}
+    name = str(arguments.pop("name"))
+    kind, settings, comment = FUNCTIONS.get(name, (name, {}, ""))
+    comment = (f"{name}: {comment}" if comment else name) if name in FUNCTIONS else ""
+    if name in MADE_FROM:
+        read = {
+            MADE_FROM[name][key]: value
+            for key, value in arguments.items()
+            if key in MADE_FROM[name]
+        }
+        settings = {**settings, **read}
+        if "penalty" in settings:
+            settings["penalty"] = abs(decimal(settings["penalty"]))
+    elif name not in FUNCTIONS:
+        settings = arguments
+    if "." in kind:
+        module, _, function = kind.rpartition(".")
+        kind = f"{module}:{function}"
+        comment = "as (prompt, rollout) -> float, or (prompt, rollouts) -> a float each"
+    return kind, settings, comment

@@ -117,6 +117,7 @@ _PREPARED = "rows are prepared in this process, and cached"
 
 RULES: dict[str, Rule] = {
     "model_name_or_path": to("model.path"),
+    "ref_model": to("reference.model.path"),  # an argument of trainers, not a flag
     "gradient_checkpointing": learning.recomputed,
     "learning_rate": to("learner.lr", read=decimal),
     "weight_decay": to("learner.weight_decay", read=decimal),
@@ -193,18 +194,32 @@ RULES: dict[str, Rule] = {
              "vllm_structured_outputs_regex vllm_guided_decoding_regex",
              missing("vLLM samples where use_vllm is set")),
     **family("", "ds3_gather_for_generation cache_implementation use_transformers_paged "
-             "use_transformers_continuous_batching",
+             "use_transformers_continuous_batching transformers_continuous_batching_config",
              missing("the built-in engine has a paged cache and a copy of the weights")),
     "local_rollout_forward_batch_size": needless(common.CUT_BY_TOKENS),
     **family("", "logging_steps logging_first_step logging_strategy report_to run_name log_level "
              "log_completions num_completions_to_print log_unique_prompts trackio_space_id "
-             "logging_dir project", needless(common.LOGGING)),
+             "logging_dir project log_on_each_node logging_nan_inf_filter log_level_replica "
+             "include_num_input_tokens_seen disable_tqdm trackio_bucket_id "
+             "trackio_static_space_id log_multimodal log_completions_hub_repo "
+             "skip_memory_metrics", needless(common.LOGGING)),
     **family("", "do_train do_eval overwrite_output_dir hub_strategy "
-             "hub_model_revision save_safetensors eval_on_start",
+             "hub_model_revision save_safetensors eval_on_start do_predict save_on_each_node "
+             "hub_token hub_always_push hub_revision",
              needless(_SAVING)),
     "save_only_model": missing_but(OFF, "a checkpoint always has the optimizer's state"),
     **family("", "dataset_num_proc preprocessing_num_workers "
-             "dataloader_num_workers dataset_kwargs", needless(_PREPARED)),
+             "dataloader_num_workers dataset_kwargs dataloader_pin_memory "
+             "dataloader_persistent_workers dataloader_prefetch_factor label_names",
+             needless(_PREPARED)),
+    "data_seed": missing("the order of the rows is drawn from the run's seed"),
+    "auto_find_batch_size": missing("micro-batches are as the recipe says: postgrad plan advises"),
+    **family("", "torch_compile_backend torch_compile_mode", missing("layers are compiled as "
+             "torch does by default")),
+    **family("", "use_cpu no_cuda use_mps_device", missing("a run takes the device that is there")),
+    **family("", "use_adaptive_entropy entropy_target entropy_coef_delta entropy_coef_min "
+             "entropy_coef_max", missing("entropy_coef stays the same")),
+    "max_tool_calling_iterations": missing("environment.max_turns bounds an environment's turns"),
     "precompute_ref_batch_size": needless(common.CUT_BY_TOKENS),
     "trust_remote_code": missing("code of a model's repository is never run"),
     **family("", "use_liger_kernel use_liger_loss", missing(common.KERNELS)),
@@ -215,7 +230,11 @@ RULES: dict[str, Rule] = {
     "torch_compile": learning.compiled,
     **family("", "ignore_bias_buffers bf16 gradient_checkpointing_kwargs ddp_timeout deepspeed "
              "fsdp accelerate_config lora_task_type bnb_4bit_quant_type use_bnb_nested_quant "
-             "disable_dropout model_adapter_name env", needless(_OWN_LOOP)),
+             "bnb_4bit_compute_dtype "
+             "disable_dropout model_adapter_name env ddp_find_unused_parameters ddp_backend "
+             "ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph fsdp_config "
+             "accelerator_config local_rank average_tokens_across_devices",
+             needless(_OWN_LOOP)),
 }  # fmt: skip
 
 
@@ -239,4 +258,12 @@ FUNCTIONS: dict[str, tuple[str, dict[str, Any], str]] = {  # -> type, settings, 
                                   LATEX),
     "think_format_reward": ("format", {"pattern": "<think>(?!.*<think>).*</think>.*"}, ""),
     "get_soft_overlong_punishment": ("overlong", {"max_new_tokens": 1280, "buffer": 256}, ""),
+    "get_repetition_penalty_reward": ("repetition", {"ngram": 3, "penalty": 1.0},
+                                      "n-grams of tokens there, of words here"),
+}  # fmt: skip
+# Functions that programs make from arguments -> the settings that these are.
+MADE_FROM: dict[str, dict[str, str]] = {
+    "get_soft_overlong_punishment": {"max_completion_len": "max_new_tokens",
+                                     "soft_punish_cache": "buffer"},
+    "get_repetition_penalty_reward": {"ngram_size": "ngram", "max_penalty": "penalty"},
 }  # fmt: skip
