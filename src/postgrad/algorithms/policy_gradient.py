@@ -155,10 +155,9 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
         if self._kl_in_reward:
             charges, state, more = self.kl_charges(written, sequences.loss_mask, old, ref, state)
             metrics |= more
-        shaped = self.shaped_rewards(
+        rewards, turns, state, taken, shaping = self.shaped_rewards(
             batch.rewards[rows], batch.turn_rewards.take(rows), written, sequences.group, state
         )
-        rewards, turns, state, taken, shaping = shaped
         parts = {name: column[rows] for name, column in batch.components.items()}
         earned = Earned(sequences, rewards, turns, charges, cut, values, greedy, parts, written)
         token_columns, state, more = self.token_credit(earned, state)
@@ -173,11 +172,10 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
             columns["entropy_coef"], metrics = bonus, metrics | adapted
         if self.mask_truncated_completions:
             metrics["masked_samples"] = float(masked.sum())
-        replies = self._replies(sequences, written)
         if (kept := np.flatnonzero(~(masked | greedy))).size < len(rows):
-            sequences, rows = sequences.take(kept), rows[kept]
+            sequences, written, rows = sequences.take(kept), written.take(kept), rows[kept]
             columns = {name: column.take(kept) for name, column in columns.items()}
-            replies = replies and replies.take(kept)
+        replies = self._replies(sequences, written)
         experience = Experience(sequences, columns, self._moves(columns, replies), replies)
         taken = None if taken is None else taken[kept]
         return Credit(experience, rows, state, metrics | shaping | more, taken)
