@@ -29,11 +29,12 @@ def pytest_collection() -> Generator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of vLLM are slow, and need the Python of its environment."""
+    """Tests of vLLM and long ones are slow; those of vLLM need the Python of its environment."""
     missing = "POSTGRAD_VLLM_PYTHON names no Python that has vLLM: see `make test-vllm`"
     for item in items:
-        if item.get_closest_marker("vllm"):
+        if item.get_closest_marker("vllm") or item.get_closest_marker("long"):
             item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("vllm"):
             item.add_marker(
                 pytest.mark.skipif(not os.environ.get("POSTGRAD_VLLM_PYTHON"), reason=missing)
             )

@@ -280,6 +280,7 @@ def types_of(tree: ast.Module) -> Iterable[str]:
                     yield name
 
 
+@pytest.mark.slow
 def test_figures(tmp_path: Path) -> None:
     """What a reader of one RL step and of a recipe's way to it has to open."""
     walk = walk_through(tmp_path)

@@ -245,6 +245,7 @@ def test_experts_in_one_weight_stay_refused(kind: str, make: Make) -> None:
         train(make(kind, **SFT), Console())
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_read_back_as_the_run_computed(
     make: Make, models: Callable[[str], str], tmp_path: Path
 ) -> None:

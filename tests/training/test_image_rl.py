@@ -225,6 +225,7 @@ def test_an_adapter_learns_with_its_base_as_the_reference(make: Make, tmp_path: 
     assert any("lora_" in name for name in tensors(str(tmp_path / "run"), 2))
 
 
+@pytest.mark.slow
 def test_sft_is_evaluated_by_sampled_answers(make: Make, tmp_path: Path) -> None:
     recipe = make("smolvlm").dump()
     changed = {

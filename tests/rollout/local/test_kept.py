@@ -124,6 +124,7 @@ def test_a_turn_computes_what_is_new_alone_and_samples_as_behind_all_of_its_pref
         np.testing.assert_allclose(done.logprobs, played.turns[key][1].logprobs, atol=3e-5)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     st.integers(1, 9), st.integers(1, 4), st.integers(1, 20), st.integers(1, 4), st.integers(1, 9),
