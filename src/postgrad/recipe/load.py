@@ -191,9 +191,9 @@ def _unfit(table: Any, place: KeyPath) -> Iterator[tuple[KeyPath, Any, str]]:
     """(place, value, why) of every value in a table or list that its key does not take. Searches
     check hundreds of recipes, so it makes nothing for a value that fits.
     """
-    entries: Iterable[tuple[str | int, Any]] = (
-        cast(dict[str, Any], table).items() if isinstance(table, dict) else enumerate(table)
-    )
+    entries: Iterable[tuple[str | int, Any]] = enumerate(cast(list[Any], table))
+    if isinstance(table, dict):
+        entries = cast(dict[str, Any], table).items()
     for key, value in entries:
         if isinstance(value, (dict, list)):
             yield from _unfit(value, (*place, key))
