@@ -1,6 +1,6 @@
 """Benchmarks that no suite needs still run: each at a small size, in a process of its own.
 
-Those that take over 15 CPU seconds are long: run them when you change one.
+Those that take over 15 CPU seconds, and those on ranks, are long: run them when you change one.
 """
 
 import gzip
@@ -257,7 +257,7 @@ def test_a_soak_names_memory_that_grows(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.ranks
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_share_the_state_of_a_sharded_model(tmp_path: Path) -> None:
     model = ["--layers", "4", "--hidden", "256"]
     found = result("ranks_memory", tmp_path, "--only", "stage none", "stage zero3", *model)
@@ -267,7 +267,7 @@ def test_two_ranks_share_the_state_of_a_sharded_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["overlapped", "free"])
 def test_steps_that_overlap_are_timed_beside_steps_that_do_not(kind: str, tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2:
