@@ -1,5 +1,6 @@
-"""Recipes as files, for tests of commands."""
+"""What all tests share: how many examples, what is slow, caches of their own, one cluster."""
 
+import gc
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -12,8 +13,13 @@ from hypothesis import settings
 
 from postgrad.core.process import heavy_imports
 
-settings.register_profile("any machine", deadline=None)  # a busy one fails no test
+# A busy machine fails no test; every run draws other examples, and runs are many.
+settings.register_profile("any machine", deadline=None, max_examples=50)
 settings.load_profile("any machine")
+
+# Thousands of tests leave objects that stay (reports, caches, modules), and the collector walked
+# through them thirty thousand times: a twelfth of the CPU time of `make test`.
+gc.set_threshold(20_000)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,11 +35,12 @@ def pytest_collection() -> Generator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of vLLM are slow, and need the Python of its environment."""
+    """Tests of vLLM and long ones are slow; those of vLLM need the Python of its environment."""
     missing = "POSTGRAD_VLLM_PYTHON names no Python that has vLLM: see `make test-vllm`"
     for item in items:
-        if item.get_closest_marker("vllm"):
+        if item.get_closest_marker("vllm") or item.get_closest_marker("long"):
             item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("vllm"):
             item.add_marker(
                 pytest.mark.skipif(not os.environ.get("POSTGRAD_VLLM_PYTHON"), reason=missing)
             )

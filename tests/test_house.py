@@ -101,6 +101,12 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))
 
 
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of the file's tree: walks take longer than what is looked for on them."""
+    return tuple(ast.walk(tree_of(path)))
+
+
 def module_of(path: Path) -> str:
     parts = path.relative_to(SOURCE.parent).with_suffix("").parts
     return ".".join(part for part in parts if part != "__init__")
@@ -113,7 +119,7 @@ def imports_of(path: Path) -> list[str]:
 
 
 def _imported(path: Path) -> Iterator[str]:
-    for node in _run_by(tree_of(path)):
+    for node in _run_by(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -123,13 +129,15 @@ def _imported(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _run_by(tree: ast.Module) -> Iterator[ast.AST]:
-    for node in tree.body:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            for other in node.orelse:
-                yield from ast.walk(other)
-        else:
-            yield from ast.walk(node)
+def _run_by(path: Path) -> Iterator[ast.AST]:
+    unread = {
+        node
+        for branch in tree_of(path).body
+        if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING"
+        for statement in branch.body
+        for node in ast.walk(statement)
+    }
+    return (node for node in nodes_of(path) if node not in unread)
 
 
 def room_of(module: str) -> str | None:
@@ -153,13 +161,13 @@ def import_graph() -> dict[str, set[str]]:
     """The modules that each module names, those that only annotations need among them."""
     modules = {module_of(path): path for path in FILES}
     return {
-        name: {other for other in _named_by(tree_of(path)) if other in modules and other != name}
+        name: {other for other in _named_by(path) if other in modules and other != name}
         for name, path in modules.items()
     }
 
 
-def _named_by(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _named_by(path: Path) -> Iterator[str]:
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -201,7 +209,7 @@ def test_files_and_functions_are_small() -> None:
 def lengths_of(path: Path) -> dict[str, int]:
     """Lines of each function of a file, the longest of a name."""
     lengths: Counter[str] = Counter()
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, Function):
             assert node.end_lineno is not None
             lengths[node.name] = max(lengths[node.name], node.end_lineno - node.lineno + 1)
@@ -228,7 +236,7 @@ def test_no_small_module_has_one_reader_beside_it() -> None:
 def vague_names(path: Path) -> list[str]:
     """Names of variables, parameters, functions and classes that do not say what they name."""
     names: list[str] = []
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         name = None
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             name = node.id
@@ -249,7 +257,7 @@ def test_docstrings_say_something() -> None:
     """A docstring of three words repeats the name, and "See X." sends the reader elsewhere."""
     empty: list[str] = []
     for path in FILES:
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             text = ast.get_docstring(node) if isinstance(node, Documented) else None
             if text is not None and (len(text.split()) <= 3 or re.fullmatch(r"See \S+\.?", text)):
                 line = getattr(node, "lineno", 1)
@@ -280,6 +288,7 @@ def types_of(tree: ast.Module) -> Iterable[str]:
                     yield name
 
 
+@pytest.mark.slow
 def test_figures(tmp_path: Path) -> None:
     """What a reader of one RL step and of a recipe's way to it has to open."""
     walk = walk_through(tmp_path)

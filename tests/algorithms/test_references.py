@@ -195,7 +195,7 @@ KNOBS = {
 
 
 @pytest.mark.parametrize("name", KNOBS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(groups=RUNS)
 def test_advantages_are_the_papers(name: str, groups: Any) -> None:
     for knobs in KNOBS[name]:
@@ -321,7 +321,7 @@ def factor(kind: str, old: list[float], sampled: list[float]) -> list[float]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(lengths=LENGTHS, seed=st.integers(0, 10**6), spread=st.sampled_from([1e-4, 0.01, 0.5]))
 def test_losses_and_gradients_are_the_papers(
     name: str, lengths: list[int], seed: int, spread: float

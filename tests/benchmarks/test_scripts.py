@@ -1,4 +1,7 @@
-"""Benchmarks that no suite needs still run: each at a small size, in a process of its own."""
+"""Benchmarks that no suite needs still run: each at a small size, in a process of its own.
+
+Those that take over 15 CPU seconds, and those on ranks, are long: run them when you change one.
+"""
 
 import gzip
 import json
@@ -104,13 +107,13 @@ def test_programs_and_verifiers_are_scored_inside_the_sandbox_and_outside(tmp_pa
     assert result("verifier_sandbox", tmp_path, "--samples", "4", "--rounds", "1")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_observing_is_timed_in_pairs_of_runs(tmp_path: Path) -> None:
     small = ["--pairs", "1", "--steps", "5", "--hidden", "32", "--prompts", "4"]
     assert result("observing", tmp_path, *small)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pairs_share_their_opening_and_an_adapter_its_base(data: Path, tmp_path: Path) -> None:
     found = result("pairs", tmp_path, str(data / PAIRS), "--rounds", "1", "--heads", "1")
     assert found["sharing"]["tokens"]["shared"] < found["sharing"]["tokens"]["whole"]
@@ -137,7 +140,7 @@ def test_an_update_with_shared_states_is_that_with_copies_of_prompts(tmp_path: P
         assert case["first_update_distance"] < 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_replay_wide_routers_and_a_balance_loss_do_what_they_are_for(tmp_path: Path) -> None:
     small = ["--tokens", "16", "--updates", "20", "--seeds", "1", "--rows", "8"]
     found = result("mixtures", tmp_path, *small)
@@ -171,7 +174,7 @@ def test_episodes_with_what_is_kept_compute_fewer_tokens(data: Path, tmp_path: P
     assert kept["prompt_tokens"] < again["prompt_tokens"] / 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_slow_calls_of_samples_wait_for_each_other_only_one_after_the_other(tmp_path: Path) -> None:
     found = result("side_by_side", tmp_path, "--steps", "1")
     call, samples = found["call_seconds"], found["samples"]
@@ -179,7 +182,7 @@ def test_slow_calls_of_samples_wait_for_each_other_only_one_after_the_other(tmp_
     assert min(found["side_by_side"]["seconds"]) >= call
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_longer_updates_are_foreseen_longer_and_are(data: Path, tmp_path: Path) -> None:
     small = ["--jobs", "sft", "--rounds", "1", "--cases", "2", "--size", "0.4M"]
     short, long = result("plan_time", tmp_path, "--data", str(data), *small)["rows"]
@@ -190,7 +193,7 @@ def test_longer_updates_are_foreseen_longer_and_are(data: Path, tmp_path: Path) 
         assert 0 < short[key] < long[key]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif("POSTGRAD_TEST_DATA" not in os.environ, reason="no real data")
 def test_the_memory_of_a_run_is_the_one_foreseen(tmp_path: Path) -> None:
     data = os.environ["POSTGRAD_TEST_DATA"]  # rows that fill micro-batches, as a plan assumes
@@ -203,7 +206,7 @@ def test_the_memory_of_a_run_is_the_one_foreseen(tmp_path: Path) -> None:
     assert row["miss"] == pytest.approx(row["foreseen"] / row["measured"] - 1, abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_reward_model_and_that_of_trl_read_the_same_tokens_and_learn_the_same(
     data: Path, tmp_path: Path
 ) -> None:
@@ -226,7 +229,7 @@ def test_killed_runs_are_counted_and_compared(tmp_path: Path) -> None:
     assert found["tickets"]["trained"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_soak_counts_kills_and_looks_at_memory(tmp_path: Path) -> None:
     needs_faults()
     short = ["--hours", "0", "--kills", "3", "--steps", "8", "--life", "1"]
@@ -254,7 +257,7 @@ def test_a_soak_names_memory_that_grows(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.ranks
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_share_the_state_of_a_sharded_model(tmp_path: Path) -> None:
     model = ["--layers", "4", "--hidden", "256"]
     found = result("ranks_memory", tmp_path, "--only", "stage none", "stage zero3", *model)
@@ -264,7 +267,7 @@ def test_two_ranks_share_the_state_of_a_sharded_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["overlapped", "free"])
 def test_steps_that_overlap_are_timed_beside_steps_that_do_not(kind: str, tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2:

@@ -286,7 +286,8 @@ def test_an_error_in_an_algorithm_of_ones_own_says_where(
     monkeypatch.syspath_prepend(str(files.folder))
     (files.folder / "own_algorithm.py").write_text(OWN, "utf-8")
     files.rl()
-    command = ("train", files.recipe, "--overwrite", "true", "--algorithm.type")
+    command = ("train", files.recipe, "--overwrite", "true", "--scoring.workers", "1")
+    command = (*command, "--algorithm.type")
     message = files.refused(*command, "own_algorithm:Raises", code=1).splitlines()[-1]
     assert f"KeyError: 'level' ({files.folder / 'own_algorithm.py'}:7)" in message
     assert "report it" not in message

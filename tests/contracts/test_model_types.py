@@ -69,9 +69,15 @@ FAST = (
 )  # fmt: skip
 # Whole runs in "make test-slow": of each kind of mixer and cache. "make test-long" has all of them.
 RESUMED = (
-    "gpt2", "gpt_neox", "llama", "gemma3n_text", "gemma4_text", "gpt_oss", "mimo_v2_flash",
-    "qwen3_moe", "deepseek_v3", "qwen3_next", "kimi_linear", "minimax", "mamba", "mamba2", "lfm2",
-    "nemotron_h",
+    "gpt2", "gpt_neox", "gemma3n_text", "gpt_oss", "qwen3_moe", "qwen3_next", "kimi_linear",
+    "minimax", "mamba2", "nemotron_h",
+)  # fmt: skip
+# In "make test-slow" of the tests whose code is that of `postgrad`'s layers rather than of a type:
+# critics, adapters, layers that are computed again. "make test-long" has all of them.
+OF_EACH_KIND = (
+    *RESUMED, "llama", "gemma2", "gemma3_text", "gemma4_text", "mimo_v2_flash", "deepseek_v3",
+    "mixtral", "phi3", "stablelm", "cohere2", "mamba", "lfm2", "jamba", "falcon_h1", "zamba2",
+    "granitemoehybrid", "olmo2", "opt", "ctrl", "jetmoe", "dbrx", "qwen3_5_text", "deepseek_v2",
 )  # fmt: skip
 SLOW_MIXTURES = ("mixtral", "gpt_oss", "deepseek_v3", "jamba")  # "make test-long" has all
 FAST_REFUSED = ("hy_v4", "rwkv", "falcon", "diffllama", "llama4_text", "bert", "qwen3_5")
@@ -80,11 +86,16 @@ FAST_REFUSED = ("hy_v4", "rwkv", "falcon", "diffllama", "llama4_text", "bert", "
 slow = pytest.mark.slow
 
 
-def types(kinds: Any, fast: tuple[str, ...], part: str = "") -> list[Any]:
-    """Parameters for the kinds that the installed transformers has, and that have this part."""
+def types(
+    kinds: Any, fast: tuple[str, ...], part: str = "", slow_kinds: tuple[str, ...] | None = None
+) -> list[Any]:
+    """Parameters for the kinds that the installed transformers has, and that have this part.
+    slow_kinds: those that are not long; None: all.
+    """
     left_out = TABLE["without"][part]["types"] if part else ()
+    long = set() if slow_kinds is None else {*kinds} - {*fast, *slow_kinds}
     return [
-        pytest.param(kind, marks=() if kind in fast else slow)
+        pytest.param(kind, marks=() if kind in fast else pytest.mark.long if kind in long else slow)
         for kind in kinds
         if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in left_out
     ]
@@ -171,13 +182,19 @@ def test_every_type_of_transformers_is_classified_once() -> None:
 
 
 @every(types(TABLE["works"], FAST))
-@pytest.mark.parametrize("again", [False, True], ids=["kept", "computed again"])
 def test_packed_logprobs_and_gradients_are_those_of_each_sequence_alone(
-    kind: str, again: bool, make: Make
+    kind: str, make: Make
 ) -> None:
-    """Also with a prompt that two of them share, and with activations that are computed again in
-    the backward pass.
-    """
+    """Also with a prompt that two of them share."""
+    compare_with_alone(kind, make, again=False)
+
+
+@every(types(TABLE["works"], FAST, slow_kinds=OF_EACH_KIND))
+def test_so_they_are_where_activations_are_computed_again(kind: str, make: Make) -> None:
+    compare_with_alone(kind, make, again=True)
+
+
+def compare_with_alone(kind: str, make: Make, *, again: bool) -> None:
     folder, rows = str(make(kind)), drawn_rows()
     if again and kind in TABLE["without"]["checkpointing"]["types"]:
         with pytest.raises(UsageError, match="does not support it for a"):
@@ -256,7 +273,7 @@ def test_experts_are_grouped_products_with_the_numbers_of_a_loop(
     torch.testing.assert_close(grouped, looped, atol=1e-5, rtol=1e-5)
 
 
-@every(types(TABLE["works"], FAST, "critic"))
+@every(types(TABLE["works"], FAST, "critic", OF_EACH_KIND))
 def test_scores_and_their_gradients_are_those_of_each_sequence_alone(kind: str, make: Make) -> None:
     rows = drawn_rows()
     lm: Any = load_score_model(str(make(kind)), dtype=torch.float32, seed=3).lm
@@ -279,7 +296,7 @@ def test_scores_and_their_gradients_are_those_of_each_sequence_alone(kind: str, 
     assert_close(grads, gradients(lm))
 
 
-@every(types(TABLE["works"], FAST, "adapter"))
+@every(types(TABLE["works"], FAST, "adapter", OF_EACH_KIND))
 def test_an_adapter_computes_what_the_exported_merged_model_does(
     kind: str, make: Make, tmp_path: Path
 ) -> None:

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import reasoning_gym
 
 from postgrad.core.errors import UsageError
 from postgrad.data import gym
@@ -20,6 +19,8 @@ def settings(**more: Any) -> DataSettings:
 
 @pytest.mark.slow
 def test_rows_name_what_makes_them_again() -> None:
+    import reasoning_gym  # half a second: not at collection
+
     for row in list(read_rows(settings()))[:3]:
         made = reasoning_gym.create_dataset(row.values["task"], **row.values["parameters"])
         assert made[row.values["index"]]["question"] == row.values["question"]
@@ -83,7 +84,7 @@ def test_a_problem_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch)
         def __getitem__(self, index: int) -> Any:
             raise RuntimeError("no path")
 
-    monkeypatch.setattr(reasoning_gym, "create_dataset", lambda task, **parameters: Broken())
+    monkeypatch.setattr("reasoning_gym.create_dataset", lambda task, **parameters: Broken())
     with pytest.raises(UsageError, match=r"'maze' makes no problem 0 .* RuntimeError: no path"):
         gym._entries("maze", {}, {"size": 1, "seed": 1})
 

@@ -79,6 +79,7 @@ def test_rows_over_the_limit_are_lost_by_name_or_cut(path: str, bpe: Any) -> Non
             assert one.rejected_mask.any()
 
 
+@pytest.mark.slow
 def test_the_marked_tokens_are_the_answers_as_the_file_has_them(
     whole: PairSet, path: str, bpe: Any
 ) -> None:

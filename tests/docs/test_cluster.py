@@ -131,6 +131,7 @@ def require_cards_as_drawn(report: dict[str, Any]) -> None:
     assert [f"{count / 1e9:.1f}" for count in report["cards_bytes"].values()] == total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shown", LAYOUTS, ids=lambda one: one.words[4])
 def test_the_layouts_of_the_page_fit_and_use_every_card(
     shown: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -120,7 +120,18 @@ def adapter_on(base: str, to: Path) -> None:
     write_adapter(adapter.parameters(), settings, base, to)
 
 
-@pytest.mark.parametrize("one", unique([c for c in OURS if c.words[1] in RUN]), ids=str)
+def searches(one: Command) -> bool:
+    """Whether the command plans hundreds of recipes, which takes over a second."""
+    return not {"--search", "--scale"}.isdisjoint(one.words)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        pytest.param(c, marks=pytest.mark.slow if searches(c) else (), id=str(c))
+        for c in unique([c for c in OURS if c.words[1] in RUN])
+    ],
+)
 def test_a_command_of_seconds_runs(
     one: Command,
     with_runs: Path,

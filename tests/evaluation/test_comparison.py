@@ -123,6 +123,7 @@ def test_two_models_are_evaluated_side_by_side(
     assert report["accuracy_low"] < report["accuracy"] < report["accuracy_high"]
 
 
+@pytest.mark.slow
 def test_a_model_against_itself_is_no_different(make_recipe: Any, tmp_path: Path) -> None:
     recipe = make_recipe("rl")
     make_fresh(recipe.model.init, [], 0, tmp_path / "a")

@@ -117,6 +117,7 @@ def test_the_mean_is_over_tokens_and_a_row_without_a_finite_logprob_has_failed(
     assert none.failed == 4
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_the_one_of_least_loss_and_survives_a_kill(
     make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
 """Small fresh models that read images, with what makes their pixels: one of each family."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -256,6 +256,14 @@ KINDS = [
     pytest.param(kind, marks=pytest.mark.slow) if kind in LIKE_OTHERS else kind
     for kind in IMAGE_MODELS
 ]
+FEW = ("qwen2_5_vl", "qwen3_5", "gemma3")  # of the fast suite, where a case takes half a second
+
+
+def but_for_a_few(kinds: Iterable[str]) -> list[Any]:
+    """The kinds, all of them slow but FEW."""
+    return [kind if kind in FEW else pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]
+
+
 # For whole runs, on rows of which some have two images.
 RUNS = [
     pytest.param(kind, marks=pytest.mark.slow if kind == "llava" else pytest.mark.long)

@@ -16,7 +16,7 @@ from torch.nn.functional import logsigmoid
 from transformers import AutoModelForImageTextToText, AutoModelForSequenceClassification
 
 from helpers.image_directories import models, vision_pair
-from helpers.image_models import IMAGE_MODELS, KINDS, looped
+from helpers.image_models import IMAGE_MODELS, but_for_a_few, looped
 from postgrad.algorithms.bradley_terry import BradleyTerry
 from postgrad.algorithms.dpo import DPO
 from postgrad.core.media import images_kept_in
@@ -135,7 +135,7 @@ def sums(lm: Any, ids: Tensor, named: dict[str, Any], mask: Sequence[Any]) -> Te
     return torch.stack([chosen[number, at].sum() for number, at in enumerate(rows)])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", but_for_a_few(IMAGE_MODELS))
 def test_dpo_is_that_of_transformers_padded_forward(kind: str, task: Callable[[str], Task]) -> None:
     given = task(kind)
     sequences, (ids, named) = given.sequences, given.padded()
@@ -160,7 +160,7 @@ def test_dpo_is_that_of_transformers_padded_forward(kind: str, task: Callable[[s
     assert_same(ours, plain)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", but_for_a_few(IMAGE_MODELS))
 def test_a_reward_model_is_that_of_transformers_padded_forward(
     kind: str, task: Callable[[str], Task]
 ) -> None:

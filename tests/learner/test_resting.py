@@ -128,7 +128,13 @@ def compare_all(ranks: Ranks, folder: Path, cases: list[Case]) -> None:
         compare(ranks if case.grid is None else ranks.arranged(case.grid), case, {})
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("adamw", "lora", "critic") else pytest.param(name, marks=pytest.mark.slow)
+        for name in ALONE
+    ],
+)
 def test_it_learns_the_same_bits_and_holds_nothing_while_an_engine_samples(name: str) -> None:
     compare(Ranks(), *ALONE[name])
 

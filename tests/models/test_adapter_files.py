@@ -19,7 +19,7 @@ from transformers import (
 
 from helpers.adapters import moved
 from helpers.image_directories import write_model
-from helpers.image_models import KINDS
+from helpers.image_models import IMAGE_MODELS, but_for_a_few
 from postgrad.core.errors import RunError, UsageError
 from postgrad.models import adapter_files
 from postgrad.models.adapter_files import merged_state, write_adapter
@@ -347,7 +347,7 @@ def test_a_pickle_is_not_read(copied: Callable[..., Path]) -> None:
         adapter_base(path / "nowhere")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", but_for_a_few(IMAGE_MODELS))
 def test_plain_peft_puts_no_adapter_on_what_reads_images(kind: str, tmp_path: Path) -> None:
     """Layers of towers have names of the decoder's (q_proj, down_proj)."""
     base = write_model(kind, tmp_path / "model")

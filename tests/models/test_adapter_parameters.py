@@ -24,6 +24,7 @@ from postgrad.rollout.vllm.start import read_model
 
 KINDS = ("qwen3_moe", "mixtral", "olmoe", "gpt_oss")
 IDS = torch.tensor([[5, 17, 33, 8, 26, 23, 9, 31]])
+LAST = ("gpt_oss", ("experts.gate_up_proj", "router"))
 BOTH = LoraSettings(rank=3, alpha=6, rslora=True, targets=("q_proj", "experts", "router"))
 
 
@@ -55,9 +56,17 @@ def logits_of(path: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "targets", [BOTH.targets, ("experts.down_proj",), ("experts.gate_up_proj", "router")]
+    ("kind", "targets"),
+    [
+        pytest.param(
+            kind,
+            targets,
+            marks=() if kind == "qwen3_moe" or (kind, targets) == LAST else pytest.mark.slow,
+        )
+        for kind in KINDS
+        for targets in (BOTH.targets, ("experts.down_proj",), LAST[1])
+    ],
 )
-@pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_plain_peft_and_a_merge_of_its_files_give_our_logits(
     kind: str, targets: tuple[str, ...], mixture: Callable[[str], Path], tmp_path: Path

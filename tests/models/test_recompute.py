@@ -60,10 +60,15 @@ def require_same_bits(by_way: list[dict[str, Tensor]]) -> None:
     [
         Case("none", beside=True),
         Case("none", kind="reward", lora=True, beside=True),
-        Case("none", type="gemma2", dtype="bfloat16"),
-        Case("none", type="qwen3_moe", groups=2),
-        Case("none", type="gpt_oss", lora=True, targets="experts+router+q_proj"),
-        Case("none", type="qwen3_5_text"),  # goes on from the states of prompts
+        *(
+            pytest.param(case, marks=pytest.mark.slow)
+            for case in (
+                Case("none", type="gemma2", dtype="bfloat16"),
+                Case("none", type="qwen3_moe", groups=2),
+                Case("none", type="gpt_oss", lora=True, targets="experts+router+q_proj"),
+                Case("none", type="qwen3_5_text"),  # goes on from the states of prompts
+            )
+        ),
     ],
     ids=lambda case: f"{case.type} {case.kind}{' LoRA' * case.lora}",
 )

@@ -72,7 +72,7 @@ def bytes_kept(backbone: Backbone, of: Sequences) -> int:
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("lora", [None, LORA, DORA])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", [pytest.param("qwen2", marks=pytest.mark.slow), "qwen3"])
 def test_what_is_foreseen_is_what_autograd_keeps(
     kind: str, dtype: torch.dtype, lora: LoraSettings | None, checkpointing: bool
 ) -> None:

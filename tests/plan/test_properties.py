@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -150,6 +151,7 @@ def test_gradients_added_in_every_micro_batch_never_take_more(table: dict[str, A
     assert peaks == sorted(peaks, reverse=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(tables(), st.sampled_from(["RTX-4090", "2xA100-40G", "8xA100-80G"]))
 def test_advice_that_is_followed_fits_and_is_a_recipe(table: dict[str, Any], hardware: str) -> None:

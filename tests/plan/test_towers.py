@@ -278,7 +278,7 @@ def test_sampling_encodes_each_prompts_images(make: Make) -> None:
     assert with_images.timing.step["sample"] > without.timing.step["sample"]
 
 
-@pytest.mark.parametrize("kind", IMAGE_MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_layers_that_a_run_compiles_keep_less_beside_the_tower(make: Make, kind: str) -> None:
     """Those of mixtures, and those that carry a state, are compiled only where `true` says so."""
 

@@ -112,6 +112,7 @@ def test_a_verifier_that_hangs_on_every_call_ends_the_run_after_a_few(
     assert len(score([["sleep"] * 5, ["sleep"] * 5], 1.0)[1].failures) == 5
 
 
+@pytest.mark.slow
 def test_that_its_checks_answered_does_not_hide_that_its_scores_hang(
     make_scorer, make_prompt, make_rollouts
 ):
@@ -123,6 +124,7 @@ def test_that_its_checks_answered_does_not_hide_that_its_scores_hang(
         scorer.score([(prompt, make_rollouts(["1"] * 5, prompt.ticket)) for prompt in prompts])
 
 
+@pytest.mark.slow
 def test_a_check_that_hangs_on_every_row_ends_after_a_few(make_scorer, make_prompt):
     rewards = [RewardSettings(type="misbehaving:HangingCheck", wall_seconds=0.05)]
     with pytest.raises(
@@ -161,6 +163,7 @@ def test_what_a_verifier_prints_or_reads_does_not_reach_the_protocol(score):
     assert group.total[[0, 2]].tolist() == [0.25, 3.0]
 
 
+@pytest.mark.slow
 def test_the_same_group_fails_the_same_way_with_any_number_of_workers(score):
     texts = ["1", "crash", "raise", "4", "print and crash", "nan", "7", "8"]
     one, three = score(*texts), score(*texts, workers=3)

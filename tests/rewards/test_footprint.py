@@ -34,6 +34,7 @@ def test_a_reward_model_of_the_run_is_in_no_worker() -> None:
     assert worker_bytes(rewards({"type": "reward_model"}), ScoringSettings()) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gsm8k", "math", "reasoning_gym"])
 def test_what_is_foreseen_of_a_worker_is_what_it_holds(kind: str) -> None:
     """Once it is ready: scoring adds some, which is among what was measured."""

@@ -50,7 +50,7 @@ def reading(tmp_path_factory: pytest.TempPathFactory) -> Any:
     "kind",
     [
         "qwen3_5",
-        "gemma3",
+        pytest.param("gemma3", marks=pytest.mark.slow),
         pytest.param("smolvlm", marks=pytest.mark.slow),
         pytest.param("qwen3_vl_moe", marks=pytest.mark.slow),
         pytest.param("mistral3", marks=pytest.mark.long),
@@ -80,7 +80,15 @@ def test_models_that_read_images_are_merged_with_their_towers(
     )
 
 
-@pytest.mark.parametrize("method", ["slerp", "dare_ties", "ties", "task_arithmetic"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "slerp",
+        "dare_ties",
+        pytest.param("ties", marks=pytest.mark.slow),
+        pytest.param("task_arithmetic", marks=pytest.mark.slow),
+    ],
+)
 def test_all_methods_reach_the_tower(method: str, reading: Any, tmp_path: Path) -> None:
     """All changes of one model give that model, and so does the arc between two equal ones."""
     first, second = reading("gemma3", 0), reading("gemma3", 1)

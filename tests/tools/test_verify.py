@@ -1,26 +1,26 @@
 """verify names the file that is wrong, whatever is wrong with it."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from helpers.tiny_runs import MakeRecipe
 from postgrad.checkpoint.manifest import entry_of
 from postgrad.core.errors import RunError
 from postgrad.observe.console import Console
 from postgrad.tools.checkpoints import verify
-from postgrad.training.start import train
 
 
 @pytest.fixture
-def run_dir(make_recipe: Any, console: Console) -> Path:
-    recipe = make_recipe("sft", checkpoint={"save_steps": 1}, learner={"ema_decay": 0.5})
-    train(recipe, console)
-    return Path(recipe.run_dir)
+def run_dir(trained: MakeRecipe, tmp_path: Path) -> Path:
+    """A copy of one run, to be damaged."""
+    recipe = trained("sft", checkpoint={"save_steps": 1}, learner={"ema_decay": 0.5})
+    return Path(shutil.copytree(recipe.run_dir, tmp_path / "run"))
 
 
 def forge(file: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:

@@ -71,7 +71,7 @@ def test_a_killed_run_ends_with_the_same_bits_and_the_routers_of_its_start(
         assert all(line["sentinel/publish_difference"] < 1e-4 for line in steps)
 
 
-@pytest.mark.parametrize("kind", ["gpt_oss", "ernie4_5_moe"])
+@pytest.mark.parametrize("kind", [pytest.param("gpt_oss", marks=pytest.mark.slow), "ernie4_5_moe"])
 def test_routers_with_biases_are_exported_as_they_were(
     kind: str, make_recipe: MakeRecipe, console: Console, make_mixture: MakeMixture
 ) -> None:

@@ -39,6 +39,7 @@ def samples(run: Path, name: str = "samples.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / name).read_text("utf-8").splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_learns_from_a_function_of_the_users_that_compares_samples(
     make_recipe: MakeRecipe, console: Console, own_file: None
 ) -> None:

@@ -39,7 +39,7 @@ TEXT = {
     "answer": "ho",
 }
 DENSE = [kind for kind in IMAGE_MODELS if not kind.endswith("_moe")]
-FIRST = ("qwen3_5", "qwen2_5_vl", "gemma3")
+FIRST = ("qwen3_5", "gemma3")
 KINDS = [
     pytest.param(kind, marks=[pytest.mark.slow, *([] if kind in FIRST else [pytest.mark.long])])
     for kind in DENSE
@@ -142,8 +142,15 @@ def test_sft_learns_and_exports_the_four_bits_with_its_adapter(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen3_5", "gemma3"])
-@pytest.mark.parametrize(("recipe", "job"), [(SFT, SFTJob), (GRPO, RLJob)], ids=["sft", "grpo"])
+@pytest.mark.parametrize(
+    ("recipe", "job", "kind"),
+    [
+        pytest.param(SFT, SFTJob, "qwen3_5", id="sft-qwen3_5"),
+        pytest.param(GRPO, RLJob, "gemma3", id="grpo-gemma3"),
+        pytest.param(SFT, SFTJob, "gemma3", id="sft-gemma3", marks=pytest.mark.long),
+        pytest.param(GRPO, RLJob, "qwen3_5", id="grpo-qwen3_5", marks=pytest.mark.long),
+    ],
+)
 def test_a_killed_run_ends_with_the_same_bits(
     kind: str, recipe: dict[str, Any], job: type, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +203,7 @@ def test_qwen3_5_learns_from_text_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen3_5", "gemma3"])
+@pytest.mark.parametrize("kind", ["qwen3_5", pytest.param("gemma3", marks=pytest.mark.long)])
 def test_dpo_and_reward_models_learn_from_pairs_with_images(
     kind: str, make: Make, tmp_path: Path
 ) -> None:
@@ -215,7 +222,7 @@ def test_dpo_and_reward_models_learn_from_pairs_with_images(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen3_5", "qwen2_5_vl"])
+@pytest.mark.parametrize("kind", [pytest.param("qwen3_5", marks=pytest.mark.long), "qwen2_5_vl"])
 def test_ppo_has_critic_and_reward_model_in_four_bits(
     kind: str, make: Make, tmp_path: Path
 ) -> None:
@@ -245,6 +252,7 @@ def test_experts_in_one_weight_stay_refused(kind: str, make: Make) -> None:
         train(make(kind, **SFT), Console())
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_read_back_as_the_run_computed(
     make: Make, models: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -123,7 +123,7 @@ def test_the_engine_has_a_frozen_tower_too(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_5"])
+@pytest.mark.parametrize("kind", [pytest.param("qwen2_5_vl", marks=pytest.mark.long), "qwen3_5"])
 def test_a_run_that_resumes_has_the_same_bits(kind: str, make: Make, tmp_path: Path) -> None:
     train(make(kind, "whole"), Console())
     train(make(kind, "parted", steps=1), Console())
@@ -225,6 +225,7 @@ def test_an_adapter_learns_with_its_base_as_the_reference(make: Make, tmp_path: 
     assert any("lora_" in name for name in tensors(str(tmp_path / "run"), 2))
 
 
+@pytest.mark.slow
 def test_sft_is_evaluated_by_sampled_answers(make: Make, tmp_path: Path) -> None:
     recipe = make("smolvlm").dump()
     changed = {

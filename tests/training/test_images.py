@@ -94,7 +94,14 @@ def test_a_run_that_resumes_has_the_same_bits(kind: str, make: Make, tmp_path: P
     assert all(torch.equal(whole[name], parted[name]) for name in whole)
 
 
-@pytest.mark.parametrize("freeze", [("vision",), ("projector",), ("vision", "projector")])
+@pytest.mark.parametrize(
+    "freeze",
+    [
+        pytest.param(("vision",), marks=pytest.mark.slow),
+        pytest.param(("projector",), marks=pytest.mark.slow),
+        ("vision", "projector"),
+    ],
+)
 def test_frozen_parts_stay_as_they_were(
     freeze: tuple[str, ...], make: Make, models: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -189,7 +196,8 @@ def test_the_routers_of_a_mixture_are_balanced_or_frozen(
         assert all("policy/router_balance" in json.loads(line) for line in metrics)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5", pytest.param("qwen3_vl_moe", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_vl_moe"])
 def test_an_adapter_on_layers_of_every_kind_is_merged_into_an_export(
     kind: str, make: Make, models: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -119,8 +119,14 @@ def check_step(recipe: Any, loss: Tensor, lm: Any) -> None:
     assert line["samples"] == ROWS
 
 
-@pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("micro", [None, 1, 2])
+@pytest.mark.parametrize(
+    ("name", "micro"),
+    [
+        pytest.param(name, micro, marks=pytest.mark.slow if micro and name != "dpo" else ())
+        for micro in (None, 1, 2)
+        for name in LOSSES
+    ],
+)
 def test_a_step_on_pairs_is_the_formula_on_plain_transformers(
     name: str, micro: int | None, make_recipe: Any, console: Console, models: Models
 ) -> None:

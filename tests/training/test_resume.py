@@ -22,7 +22,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("learner", [{"ema_decay": 0.9}, {"optimizer": "muon"}])
+@pytest.mark.parametrize(
+    "learner", [{"ema_decay": 0.9}, pytest.param({"optimizer": "muon"}, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(("job", "kind"), [("sft", SFTJob), ("rl", RLJob)])
 def test_a_killed_and_resumed_run_gives_the_same_bits(
     job: str,

@@ -16,8 +16,15 @@ from postgrad.training.sft import SFTJob
 from postgrad.training.start import resume, train
 
 
-@pytest.mark.parametrize("ema_decay", [0.0, 0.9])
-@pytest.mark.parametrize("job", ["sft", "rl"])
+@pytest.mark.parametrize(
+    ("job", "ema_decay"),
+    [
+        ("sft", 0.9),
+        ("rl", 0.0),
+        pytest.param("sft", 0.0, marks=pytest.mark.slow),
+        pytest.param("rl", 0.9, marks=pytest.mark.slow),
+    ],
+)
 def test_the_size_foreseen_is_the_size_on_the_disk(
     job: str, ema_decay: float, make_recipe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,6 +63,7 @@ def test_a_disk_without_room_for_all_of_them_is_told_before_the_run(
     assert "there is no room" not in told.getvalue()
 
 
+@pytest.mark.slow
 def test_a_run_whose_directory_is_moved_stops_and_continues_from_there(
     make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,7 @@ def test_a_right_answer_of_the_group_is_what_the_policy_reads_as_a_hint(
     assert logged(recipe)[0]["teacher/graded_fraction"] == graded / len(written)
 
 
+@pytest.mark.slow
 def test_the_reference_grades_as_a_teacher_of_the_same_weights_does(
     make_graded: MakeRecipe, console: Console
 ) -> None:
@@ -195,6 +196,7 @@ def test_with_an_adapter_the_reference_is_the_weights_under_it(
     assert all(value != 0.0 for value in values)
 
 
+@pytest.mark.slow
 def test_each_of_several_datasets_has_its_hint(
     make_graded: MakeRecipe, models: Models, console: Console
 ) -> None:

@@ -419,6 +419,7 @@ def test_a_killed_and_resumed_run_speaks_as_one_that_never_stopped(
     assert states[0]["no_gradient"]["since"] == 5
 
 
+@pytest.mark.slow
 def test_sentinels_that_are_off_change_no_bit(
     make_recipe: Any, trained: MakeRecipe, console: Console
 ) -> None:

@@ -19,8 +19,6 @@ from functools import cache
 from io import TextIOWrapper
 from typing import Any, BinaryIO, TypeVar, cast
 
-import psutil
-
 # Free bytes above which the heap is trimmed. New pages cost 0.2 ms a MB in a virtual machine, which
 # for small models would be a tenth of a step.
 TRIM_BYTES = 2**28
@@ -135,6 +133,8 @@ def die_with_parent() -> None:
 
 def usable_cores() -> int:
     """Physical cores of this machine that this process may use."""
+    import psutil  # 25 ms to import, an eighth of the start of a scoring worker
+
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(allowed or 1, psutil.cpu_count(logical=False) or 1))
 

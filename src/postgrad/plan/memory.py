@@ -6,6 +6,7 @@ micro-batch of an update to its end. The passes of one role at a time come on to
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from postgrad.core.process import TRIM_BYTES
@@ -54,16 +55,21 @@ KEPT_BACK = {  # with an adapter, with checkpointing
 WRITTEN, FORWARD_FLOPS = 1e9, 1e11
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Memory:
     """Planned memory of one device."""
 
     lines: tuple[MemoryLine, ...]
     capacity: int  # bytes of the device
 
+    @cached_property
+    def _taken(self) -> dict[MemoryPhase, int]:
+        """Bytes taken in each phase."""
+        return {phase: sum(line.bytes.get(phase, 0) for line in self.lines) for phase in PHASES}
+
     def at(self, phase: MemoryPhase) -> int:
         """Bytes taken in a phase."""
-        return sum(line.bytes.get(phase, 0) for line in self.lines)
+        return self._taken[phase]
 
     @property
     def own_lines(self) -> tuple[MemoryLine, ...]:

@@ -6,7 +6,7 @@ Whatever can be wrong before a row or a weight is read is reported here, not aft
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from postgrad.algorithms.base import Algorithm, RolloutAlgorithm
@@ -166,11 +166,14 @@ def _not_finite(value: Any, place: KeyPath = ()) -> Iterator[KeyPath]:
     """Places of infinity and NaN, which tables with free keys can hold: of tasks, templates,
     verifiers.
     """
+    entries: Iterable[tuple[str | int, Any]] = ()
     if isinstance(value, Mapping):
-        for key, inner in cast(Mapping[str, Any], value).items():
-            yield from _not_finite(inner, (*place, key))
+        entries = cast(Mapping[str, Any], value).items()
     elif isinstance(value, list | tuple):
-        for number, inner in enumerate(cast(list[Any], value)):
-            yield from _not_finite(inner, (*place, number))
-    elif isinstance(value, float) and not math.isfinite(value):
-        yield place
+        entries = enumerate(cast(list[Any], value))
+    for key, inner in entries:
+        if isinstance(inner, float):
+            if not math.isfinite(inner):
+                yield (*place, key)
+        elif inner is not None and not isinstance(inner, (str, int)):
+            yield from _not_finite(inner, (*place, key))

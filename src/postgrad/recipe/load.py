@@ -1,7 +1,7 @@
 """Reading recipes: a TOML file and dotted overrides become one frozen, checked recipe."""
 
 import datetime
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -181,34 +181,34 @@ def require_values(raw: dict[str, Any], origin: Origin) -> None:
     """
     problems = [
         f"{origin.where(place)}: {'.'.join(map(str, place))} = {shown(value)}: {problem}"
-        for place, value in _values(raw, ())
-        if (problem := _problem(value, str(place[-1])))
+        for place, value, problem in _unfit(raw, ())
     ]
     if problems:
         raise UsageError("\n".join(problems[:MOST_PROBLEMS]))
 
 
-def _values(value: Any, place: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    """Every value that is no table or list, with its place."""
-    entries: Iterator[tuple[str | int, Any]] | None = None
-    if isinstance(value, dict):
-        entries = iter(cast(dict[str, Any], value).items())
-    elif isinstance(value, list):
-        entries = enumerate(cast(list[Any], value))
-    if entries is None:
-        yield place, value
-        return
-    for key, inner in entries:
-        yield from _values(inner, (*place, key))
+def _unfit(table: Any, place: KeyPath) -> Iterator[tuple[KeyPath, Any, str]]:
+    """(place, value, why) of every value in a table or list that its key does not take. Searches
+    check hundreds of recipes, so it makes nothing for a value that fits.
+    """
+    entries: Iterable[tuple[str | int, Any]] = enumerate(cast(list[Any], table))
+    if isinstance(table, dict):
+        entries = cast(dict[str, Any], table).items()
+    for key, value in entries:
+        if isinstance(value, (dict, list)):
+            yield from _unfit(value, (*place, key))
+        elif problem := _problem(value, key):
+            yield (*place, key), value, problem
 
 
-def _problem(value: Any, key: str) -> str:
+def _problem(value: Any, key: str | int) -> str:
     """Why no key, or not this one, takes the value; "" where nothing is wrong with it."""
-    if isinstance(value, str) and (key == "run_dir" or key.endswith("path")):
-        return path_problem(value)
+    if isinstance(value, str):
+        is_path = isinstance(key, str) and (key == "run_dir" or key.endswith("path"))
+        return path_problem(value) if is_path else ""
     if isinstance(value, int) and not -MOST_NUMBER <= value < MOST_NUMBER:
         return "a whole number has at most 64 bits"
-    if isinstance(value, datetime.date | datetime.time):
+    if isinstance(value, (datetime.date, datetime.time)):
         return "a date is no value for a recipe; where a text is expected, put it in quotes"
     return ""
 

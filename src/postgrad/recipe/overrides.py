@@ -115,11 +115,14 @@ def _bounded(text: str, flag: str) -> dict[str, Any]:
 
 
 def _copy(value: Any) -> Any:
+    """A table or list with new tables and lists all the way down."""
     if isinstance(value, dict):
-        return {key: _copy(inner) for key, inner in cast(dict[str, Any], value).items()}
-    if isinstance(value, list):
-        return [_copy(inner) for inner in cast(list[Any], value)]
-    return value
+        items = cast(dict[str, Any], value).items()
+        return {
+            key: _copy(inner) if isinstance(inner, (dict, list)) else inner for key, inner in items
+        }
+    entries = cast(list[Any], value)
+    return [_copy(inner) if isinstance(inner, (dict, list)) else inner for inner in entries]
 
 
 def _remove(raw: dict[str, Any], place: KeyPath) -> None:

@@ -61,8 +61,7 @@ def _algorithm(base: type[Algorithm]) -> Callable[[Any], Algorithm]:
             raise ValueError('a table with a `type` is expected, such as type = "grpo"')
         knobs = dict(cast(Mapping[str, Any], value))
         type_name = knobs.pop("type", None)
-        names = [name for name in ALGORITHMS if _fits(algorithm_class(name), base)]
-        kind = _class(type_name, base, names)
+        kind = _class(type_name, base)
         return kind.model_validate_json(checks.as_json(knobs), strict=True)
 
     return build
@@ -77,19 +76,21 @@ def _fits(kind: type[Algorithm], base: type[Algorithm]) -> bool:
     )
 
 
-def _class(name: Any, base: type[Algorithm], names: list[str]) -> type[Algorithm]:
-    """The algorithm's class. names: of the shipped ones for this job, for the message."""
-    message = f"one of {', '.join(names)}, or your own 'package.module:Class'"
+def _class(name: Any, base: type[Algorithm]) -> type[Algorithm]:
+    """The algorithm's class, of those for the job whose algorithms are of `base`."""
+    problem = ""
     try:
         kind = algorithm_class(name) if isinstance(name, str) else None
     except UsageError as error:
-        kind, message = None, str(error)
-    if kind is not None and not _fits(kind, base):
-        message = f"{name!r} is not for this job; known: {', '.join(names)}"
-    if kind is None or not _fits(kind, base):
-        raise_problems("algorithm", [(("type",), message)])
-        raise AssertionError  # raise_problems has raised
-    return kind
+        kind, problem = None, str(error)
+    if kind is not None and _fits(kind, base):
+        return kind
+    names = ", ".join(name for name in ALGORITHMS if _fits(algorithm_class(name), base))
+    if kind is not None:
+        problem = f"{name!r} is not for this job; known: {names}"
+    message = problem or f"one of {names}, or your own 'package.module:Class'"
+    raise_problems("algorithm", [(("type",), message)])
+    raise AssertionError  # raise_problems has raised
 
 
 def _with_type(algorithm: Algorithm) -> dict[str, Any]:

@@ -196,6 +196,7 @@ def test_every_kind_of_ifbench_but_two_is_there_and_has_a_case_of_both_sorts():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "one", ["[", "(", '"', "'", ".", ". ", "a", "1!", "Question 1", "<i>", "* "]
 )

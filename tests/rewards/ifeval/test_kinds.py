@@ -271,6 +271,7 @@ def test_what_is_wrapped_or_ended_or_written_as_json_follows_whatever_it_is(text
 ONES = ["[", "<<", "*", "** ", "\n", ".", ". ", "a", "A.", '"', "\n* ", "-", "a.-", "To ", "To x "]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one", ONES)
 def test_long_runs_of_one_thing_take_no_quadratic_time(one):
     text = one * 50_000 + ("" if one.strip() else "a")

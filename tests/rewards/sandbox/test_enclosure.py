@@ -40,6 +40,7 @@ DEEDS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not kernel.landlock_version(), reason="this kernel has no Landlock")
 @pytest.mark.parametrize("layer", ["landlock", "namespaces"])
 def test_nothing_leads_out_of_either_layer(layer):

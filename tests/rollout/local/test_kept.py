@@ -205,13 +205,8 @@ def test_nothing_is_kept_where_layers_do_not_go_on_from_a_state():
     assert played.computed > 2 * played.needed
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "qwen3",
-        *(pytest.param(k, marks=pytest.mark.slow) for k in ("deepseek_v3", "lfm2", "qwen3_5")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3", "deepseek_v3", "lfm2", "qwen3_5"])
 @settings(max_examples=10, deadline=None)
 @given(
     st.integers(1, 9), st.integers(1, 2), st.integers(1, 18), st.integers(1, 3), st.integers(1, 9),

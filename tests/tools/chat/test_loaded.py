@@ -65,6 +65,7 @@ def test_the_best_checkpoint_is_the_one_that_the_run_calls_so(
         assert f"step {int(named[5:])}," in load(name, which, "auto", 64).about
 
 
+@pytest.mark.slow
 def test_a_run_is_spoken_to_as_it_was_taught(make_recipe: Any, console: Console) -> None:
     recipe = make_recipe(
         "rl", steps=1, data={"system": "spell"}, rollout={"max_new_tokens": 4, "stop": [";"]}
