@@ -17,6 +17,7 @@ from postgrad.rewards.registry import build as build_verifier
 from postgrad.rewards.registry import compares, component_names, for_rollout, highest_score
 from postgrad.rollout.environments.base import build as build_environment
 
+SCALES = ("reward_model", "remote", "process_reward")  # models, whose scores have scales of their own
 _ONE_TEMPLATE = "with an [environment] all sets have those of [data]: it answers through them too"
 
 
@@ -222,6 +223,22 @@ def judges(recipe: AnsweringSections) -> list[int]:
                 places.add(place)
                 break
     return sorted(places)
+
+
+def rates_mean_nothing(recipe: AnsweringSections) -> bool:
+    """Whether nobody says which answers of an evaluation are right: what judges them has a scale of
+    its own, or cannot reach correct_at, and the recipe names neither a component nor a limit. Then
+    people are shown means, and no accuracy.
+    """
+    settings = recipe.eval
+    if settings.component is not None or settings.correct_at != 1.0:
+        return False
+    judging = [recipe.rewards[place] for place in judges(recipe)]
+    best = [None if reward.type in SCALES else highest_score(reward) for reward in judging]
+    return bool(judging) and all(
+        reward.type in SCALES or (most is not None and most < settings.correct_at)
+        for reward, most in zip(judging, best, strict=True)
+    )
 
 
 def _played_sets(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
