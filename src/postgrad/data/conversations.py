@@ -12,6 +12,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.progress import tracked
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage
+from postgrad.core.text import how_many
 from postgrad.data.account import Bookkeeper, Fate
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.cache import TokenCache, TokenColumns
@@ -286,7 +287,9 @@ def _selected(
         columns.add(row)
     book.notes += selection.notes()
     if silent:
-        book.notes.append(f"{silent} rows have an empty answer beside others: its end is learned")
+        book.notes.append(
+            f"{how_many(silent, 'row')} with an empty answer beside others: its end is learned"
+        )
     if not settings.text:
         book.notes += keys.unread_notes(tokenizer, template_call(settings))
     return rows, conversations, columns.layouts() + columns.unread()

@@ -14,6 +14,7 @@ from tokenizers.decoders import DecodeStream
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage
+from postgrad.core.text import how_many
 from postgrad.data.account import Bookkeeper, Fate
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.cache import TokenCache, TokenColumns
@@ -99,7 +100,7 @@ def load_steps(
     columns = cache.columns(messages, call, how, make, book.notes) if cache else make()
     entries = _used(rows, columns, settings, selection, book, reader)
     steps = sum(int(answer.loss_mask.sum()) for answer in entries)
-    book.notes.append(f"{len(entries)} answers have {steps} labelled steps")
+    book.notes.append(f"{how_many(len(entries), 'answer')} with {how_many(steps, 'labelled step')}")
     account = book.close(settings, f"{settings.max_len} tokens of a conversation")
     numbered = [replace(answer, ticket=place) for place, answer in enumerate(entries)]
     return StepwiseSet(numbered, account, settings.shuffle)
@@ -170,7 +171,7 @@ def _selected(settings: PairSettings, selection: Selection, book: Bookkeeper) ->
             selected.append(answers)
         else:
             book.add(fate, row)
-    book.notes.extend(f"{count} rows are {shape}" for shape, count in shapes.items())
+    book.notes.extend(f"{how_many(count, 'row')}: {shape}" for shape, count in shapes.items())
     if inside:
         book.notes.append(
             f"{inside} rows have the separator {settings.separator!r} inside a step: samples will "

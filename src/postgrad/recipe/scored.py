@@ -17,7 +17,11 @@ from postgrad.rewards.registry import build as build_verifier
 from postgrad.rewards.registry import compares, component_names, for_rollout, highest_score
 from postgrad.rollout.environments.base import build as build_environment
 
-SCALES = ("reward_model", "remote", "process_reward")  # models, whose scores have scales of their own
+SCALES = (
+    "reward_model",
+    "remote",
+    "process_reward",
+)  # models, whose scores have scales of their own
 _ONE_TEMPLATE = "with an [environment] all sets have those of [data]: it answers through them too"
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from postgrad.checkpoint.state import RunState
+from postgrad.core.text import how_many
 from postgrad.observe.follow import read_steps, set_of
 from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.recipe.scored import rates_mean_nothing
@@ -62,7 +63,7 @@ def table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     changes = ((name, change(summary, metric)) for metric, name in CHANGING.items())
     rows = [(label, value) for label, value in changes if value]
     rows += [
-        ("steps", f"{summary['steps']} ({summary['updates']} updates)"),
+        ("steps", f"{summary['steps']} ({how_many(summary['updates'], 'update')})"),
         ("samples", f"{summary['episodes']}"),
         *_times(summary),
     ]

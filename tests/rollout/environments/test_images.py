@@ -11,7 +11,6 @@ import pytest
 from helpers import agents
 from helpers.image_directories import MARKS, bomb, models, picture
 from helpers.image_models import IMAGE_MODELS
-from postgrad.core.errors import UsageError
 from postgrad.core.media import MARK, image_store, images_kept_in
 from postgrad.core.records import Prompt
 from postgrad.data.answer_spans import Rendered

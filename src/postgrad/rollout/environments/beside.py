@@ -195,7 +195,7 @@ async def _awaited(step: Callable[[], Awaitable[Reply] | Reply]) -> Reply | Epis
     try:
         reply = step()
         return await reply if inspect.isawaitable(reply) else reply
-    except BaseException as error:  # noqa: BLE001  # code of others: recorded with its cause
+    except BaseException as error:  # code of others: recorded with its cause
         task = asyncio.current_task()
         cancelled = isinstance(error, asyncio.CancelledError) and task and task.cancelling()
         if cancelled or isinstance(error, GeneratorExit):
