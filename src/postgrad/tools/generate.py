@@ -161,7 +161,12 @@ def generate(
             "model": name,
             "content": _content(path),
             "hub_sources": [source.to_json() for source in hub_sources],
-            "sources": require_unchanged(recipe, recorded.get("sources", {})),
+            "sources": require_unchanged(
+                recipe,
+                recorded.get("sources", {}),
+                since=f"samples were written to {to}",
+                remedy="or choose another --to",
+            ),
             "prompts": len(prompts),
             **_sizes(recipe, extent, recorded, len(prompts)),
         }
