@@ -169,14 +169,16 @@ def _before_tokens(
     settings: PairSettings, preference: PreferenceRow, selection: Selection
 ) -> Fate | None:
     """Why a row is left out before it is tokenised, or None where it is not."""
+    texts = [turn["content"] for turn in preference.messages if turn["role"] != "system"]
+    # First: a row of the other part is no loss of this one.
+    fate = selection.left_out(settings, preference.row, preference.question, texts)
+    if fate is not None:
+        return fate
     if preference.equal:
         return "equal"
     if preference.empty:
         return "empty"
-    if not preference.complete:
-        return "no_loss"
-    texts = [turn["content"] for turn in preference.messages if turn["role"] != "system"]
-    return selection.left_out(settings, preference.row, preference.question, texts)
+    return None if preference.complete else "no_loss"
 
 
 def _columns(

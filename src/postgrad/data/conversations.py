@@ -13,7 +13,7 @@ from postgrad.core.progress import tracked
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage
 from postgrad.core.text import how_many
-from postgrad.data.account import Bookkeeper, Fate
+from postgrad.data.account import Bookkeeper
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.cache import TokenCache, TokenColumns
 from postgrad.data.chat_format import Message, bears_loss, says_nothing
@@ -273,8 +273,9 @@ def _selected(
         turns = [message for message in messages if message["role"] == "assistant"]
         learned = [*filter(bears_loss, turns)] or turns
         learned = learned[-1:] if settings.loss_turns == "last" else learned
-        fate: Fate | None = "empty" if turns and all(map(says_nothing, learned)) else None
-        fate = fate or selection.left_out(settings, row, asked, [*asked, *answers])
+        fate = selection.left_out(settings, row, asked, [*asked, *answers])
+        if fate is None and turns and all(map(says_nothing, learned)):
+            fate = "empty"
         if fate is None and not _can_teach(messages, answers, settings):
             fate = "no_loss"
         if fate is not None:

@@ -165,8 +165,9 @@ def _selected(settings: PairSettings, selection: Selection, book: Bookkeeper) ->
         shapes[answers.shape] += 1
         inside += any(settings.separator in s.strip() for p in answers.paths for s in p.steps)
         texts = [*answers.question, *(step for path in answers.paths for step in path.steps)]
-        fate: Fate | None = "empty" if answers.empty else None
-        fate = fate or selection.left_out(settings, row, answers.question, texts)
+        fate = selection.left_out(settings, row, answers.question, texts)
+        if fate is None and answers.empty:
+            fate = "empty"
         if fate is None:
             selected.append(answers)
         else:
