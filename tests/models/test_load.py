@@ -165,6 +165,8 @@ def test_a_run_that_was_meant_to_have_written_its_model_is_told_how(
     with pytest.raises(UsageError, match="writes its model") as refused:
         load_model(str(tmp_path / named), dtype=torch.float32)
     assert f"{tmp_path} is a run: " in str(refused.value)
+    with pytest.raises(UsageError, match="no tokenizer at .* is a run: "):
+        load_tokenizer(str(tmp_path / named))
 
 
 def test_a_directory_that_is_not_there_is_named() -> None:

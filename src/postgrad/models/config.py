@@ -115,11 +115,18 @@ def _message_of(error: BaseException) -> str:
     return text if plain and text else f"{type(error).__name__}: {text}"
 
 
-def require_directory(path: str, kind: str, key: str = "model.path") -> None:
-    """Raises UsageError where a local path is no directory. key: of the recipe, for the message."""
-    if looks_local(path) and not Path(path).is_dir():
-        hint = _written_by_a_run(Path(path).parent)
-        raise UsageError(f"no {kind} at {path}: there is no such directory ({key}){hint}")
+def require_directory(path: str, kind: str, key: str | None = None) -> None:
+    """Raises UsageError where a local path is no directory, or that of a run in place of its model.
+    key: of the recipe, for the message; None where the path may be an argument of a command.
+    """
+    folder = Path(path)
+    of_key = f" ({key})" if key else ""
+    if looks_local(path) and not folder.is_dir():
+        hint = _written_by_a_run(folder.parent)
+        raise UsageError(f"no {kind} at {path}: there is no such directory{of_key}{hint}")
+    has_files = (folder / files.CONFIG).exists() or files.has_tokenizer(folder)
+    if folder.is_dir() and not has_files and (hint := _written_by_a_run(folder)):
+        raise UsageError(f"no {kind} at {path}{of_key}{hint}")
 
 
 def _written_by_a_run(folder: Path) -> str:
