@@ -77,7 +77,7 @@ def reading(problem: str, remedy: str) -> Generator[None]:
     memory and our own errors pass unchanged.
     """
     try:
-        with _without_bars():
+        with without_bars():
             yield
     except (PostgradError, MemoryError, torch.OutOfMemoryError):
         raise
@@ -92,7 +92,7 @@ def reading(problem: str, remedy: str) -> Generator[None]:
 
 
 @contextmanager
-def _without_bars() -> Generator[None]:
+def without_bars() -> Generator[None]:
     """Without transformers' bars, which a program in Python has on: the console is the run's."""
     shown, of_hub = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
     if shown:

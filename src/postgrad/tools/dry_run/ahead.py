@@ -10,7 +10,6 @@ from typing import Any
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
-from postgrad.core.text import how_many
 from postgrad.learner.settings import horizon, shortened_warmup
 from postgrad.observe.loggers.all import require_installed
 from postgrad.observe.run_dir import RunDirectory, require_unclaimed
@@ -92,9 +91,7 @@ def check_batches(report: Report, recipe: Recipe, sets: Sets, page: Page | None)
         geometry = recipe.geometry(len(sets.training))
         for line in geometry.lines():
             report.console.note(line)
-        check.detail = (
-            f"{how_many(geometry.steps, 'step')}, {how_many(geometry.total_updates, 'update')}"
-        )
+        check.detail = f"{geometry.steps} steps, {geometry.total_updates} updates"
         for warning in _times(recipe, geometry, page):
             report.warn(check, warning)
         updates = horizon(recipe.algorithm, geometry)
