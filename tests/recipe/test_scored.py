@@ -248,7 +248,7 @@ def test_what_judges_answers_can_call_one_right(sections: str, why: str, write: 
     assert why in str(told.value)
 
 
-REMOTE = 'type = "remote"\nurl = "http://127.0.0.1:9/score"'
+REMOTE = 'type = "remote"\nurl = "http://127.0.0.1:9"'
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_rates_mean_nothing_where_only_scales_judge(
     sections, _, stated = sections.partition("[eval]\n")
     recipe = load_recipe(write((REWARDS, sections), ("every = 5", f"every = 5\n{stated}")))
     assert isinstance(recipe, RLRecipe)
-    assert rates_mean_nothing(recipe) == nothing
+    assert rates_mean_nothing(recipe.eval, recipe.rewards) == nothing
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ class Evaluator:
         """reader: of a model that reads images. Raises UsageError as read_set does."""
         self.settings: EvalSettings = recipe.eval
         self._seed = integer(recipe.seed, "evaluation")
-        self._rated = not rates_mean_nothing(recipe)
+        self._rated = not rates_mean_nothing(recipe.eval, recipe.rewards)
         self._tokenizer = tokenizer
         self._scorer = scorer
         self._kept: KeptSamples = recipe.observe.eval_samples

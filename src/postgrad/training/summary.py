@@ -109,7 +109,7 @@ def change(summary: Mapping[str, Any], metric: str) -> str:
 
 def _unrated(recipe: Recipe) -> dict[str, Any]:
     """ "rated": false where no accuracy means anything."""
-    answers = isinstance(recipe, Answering) and rates_mean_nothing(recipe)
+    answers = isinstance(recipe, Answering) and rates_mean_nothing(recipe.eval, recipe.rewards)
     return {"rated": False} if answers else {}
 
 
