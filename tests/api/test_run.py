@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from helpers.made_run import made_run
@@ -114,6 +115,14 @@ def test_a_recipe_in_python_is_the_one_of_a_file() -> None:
     assert made == file
     assert recipe_from_json(made.dump()) == file
     assert made.eval.sets[0].path == made.data.path  # completed as a file is
+
+
+def test_numbers_of_numpy_are_plain_numbers_in_a_recipe() -> None:
+    numbers = {"steps": np.int64(3), "learner": {"lr": np.float32(0.5)}}
+    made = RLRecipe(**RAW | numbers, algorithm=GRPO())
+    assert (made.steps, made.learner.lr) == (3, 0.5)
+    with pytest.raises(UsageError, match=r"steps = 2\.5: input should be a valid integer"):
+        RLRecipe(**RAW | {"steps": np.float64(2.5)}, algorithm=GRPO())
 
 
 def test_a_section_may_be_its_settings_and_takes_over_only_what_they_state() -> None:

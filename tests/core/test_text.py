@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.core.text import composed, fixed, in_lines, size_text
+from postgrad.core.text import composed, fixed, how_many, in_lines, size_text
 
 
 @given(st.text(max_size=29), st.sampled_from(["NFC", "NFKC"]))
@@ -49,6 +49,11 @@ def test_lines_are_cut_at_words_and_no_word_is_lost(text, width):
     longest = max([20, width, *map(len, text.split())])
     indent = max(len(line) - len(line.lstrip(" ")) for line in text.split("\n"))
     assert all(len(line) <= longest + indent for line in folded.split("\n") if line.strip())
+
+
+def test_one_thing_is_told_in_the_singular():
+    told = [how_many(count, "row") for count in (0, 1, 2, 1.0, 40_960)]
+    assert told == ["0 rows", "1 row", "2 rows", "1 row", "40,960 rows"]
 
 
 def test_a_size_is_told_in_the_unit_that_fits_it():

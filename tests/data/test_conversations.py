@@ -82,7 +82,7 @@ def test_a_last_answer_that_says_nothing_is_empty_where_the_loss_is_on_it_alone(
     assert last.account.fates == {"kept": 1, "empty": 2}
     every = load(path, tokenizer, messages="messages")
     assert every.account.fates == {"kept": 2, "empty": 1}
-    assert "1 rows have an empty answer beside others: its end is learned" in every.account.notes
+    assert "1 row with an empty answer beside others: its end is learned" in every.account.notes
 
 
 def test_a_template_that_ends_no_answer_is_told(write_rows: WriteRows, tokenizer: Any) -> None:

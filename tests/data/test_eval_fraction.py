@@ -13,6 +13,7 @@ from postgrad.data.overlap import Selection, held_out, in_eval_part
 from postgrad.data.pairs import load_pairs
 from postgrad.data.prompts import load_prompts
 from postgrad.data.settings import DataSettings, PairSettings
+from postgrad.data.step_tokens import load_steps
 
 WriteRows = Callable[..., str]
 ROWS = [{"question": f"q{n}", "answer": f"a{n}"} for n in range(200)]
@@ -53,6 +54,33 @@ def test_prompts_and_pairs_are_held_out_too(write_rows: WriteRows, tokenizer: An
     trained, held = both(lambda selection: load_pairs(pairs, tokenizer, selection=selection))
     assert sorted(rows(trained) + rows(held)) == list(range(60))
     assert len(held) > 0
+
+
+@pytest.mark.parametrize(
+    ("load", "kind", "good", "empty"),
+    [
+        (load_conversations, DataSettings, {"answer": "a"}, {"answer": ""}),
+        (load_pairs, PairSettings, {"chosen": "yes", "rejected": "no"},
+         {"chosen": "yes", "rejected": ""}),
+        (load_pairs, PairSettings, {"chosen": "yes", "rejected": "no"},
+         {"chosen": "yes", "rejected": "yes"}),
+        (load_steps, PairSettings, {"completions": ["a"], "labels": [True]},
+         {"completions": [], "labels": []}),
+    ],
+)  # fmt: skip
+def test_a_row_of_the_other_part_is_no_loss_of_this_one(
+    load: Any, kind: Any, good: Any, empty: Any, write_rows: WriteRows, tokenizer: Any
+) -> None:
+    column = "question" if kind is DataSettings else "prompt"
+    # Half of the rows are of no use: in a part of a tenth these would be most, if all were counted.
+    path = write_rows([{column: f"q{n}", **(good if n % 2 else empty)} for n in range(200)])
+    settings = kind(path=path, eval_fraction=0.1, max_lost_fraction=0.8)
+    drawn = both(lambda selection: load(settings, tokenizer, selection=selection))
+    fates = [part.account.fates for part in drawn]
+    unusable = [fate.get("empty", 0) + fate.get("equal", 0) for fate in fates]
+    assert sum(unusable) == 100
+    assert sum(fate["kept"] for fate in fates) == 100
+    assert fates[1]["kept"] + unusable[1] == fates[0]["excluded"]
 
 
 def test_appended_rows_move_no_row(write_rows: WriteRows, tokenizer: Any) -> None:

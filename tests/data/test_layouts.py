@@ -162,8 +162,8 @@ def test_a_known_layout_is_read_without_naming_it(
     assert texts(unnamed, tokenizer) == texts(named, tokenizer)
     assert learned(unnamed, tokenizer) == learned(named, tokenizer)
     stated = ", ".join(f'data.{key} = "{name}"' for key, name in keys.items())
-    assert f"2 rows are read with {stated}" in unnamed.account.notes
-    rest = [note for note in unnamed.account.notes if "are read with" not in note]
+    assert f"2 rows read with {stated}" in unnamed.account.notes
+    rest = [note for note in unnamed.account.notes if "read with data." not in note]
     assert rest == list(named.account.notes)
 
 
@@ -245,7 +245,7 @@ def test_columns_that_are_not_read_are_counted(write_rows: WriteRows, tokenizer:
         {"instruction": "e", "input": "", "output": "f", "history": [], "id": 2},
     ]
     account = load(write_rows(rows), tokenizer, **ALPACA).account
-    assert account.notes == ("columns that are not trained on: 'id' (2 rows), 'history' (1 rows)",)
+    assert account.notes == ("columns that are not trained on: 'id' (2 rows), 'history' (1 row)",)
 
 
 @pytest.mark.parametrize(

@@ -36,42 +36,42 @@ def runs(tokenizer: Any, ids: NDArray[np.int32], mask: NDArray[np.bool_]) -> lis
 SHAPES: dict[str, tuple[dict[str, Any], str]] = {
     "whole conversations": (
         {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
-        "1 rows are pairs of whole conversations",
+        "1 row: pairs of whole conversations",
     ),
     "whole conversations beside their prompt": (
         {"prompt": "something else", "chosen": [USER, GOOD], "rejected": [USER, BAD]},
-        "1 rows are pairs of whole conversations",
+        "1 row: pairs of whole conversations",
     ),
     "messages after a text": (
         {"prompt": "q", "chosen": [GOOD], "rejected": [BAD]},
-        "1 rows are pairs of messages that answer 'prompt'",
+        "1 row: pairs of messages that answer 'prompt'",
     ),
     "messages after messages": (
         {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},
-        "1 rows are pairs of messages that answer 'prompt'",
+        "1 row: pairs of messages that answer 'prompt'",
     ),
     "messages after messages with an empty last turn": (
         {"prompt": [USER, {**GOOD, "content": ""}], "chosen": [GOOD], "rejected": [BAD]},
-        "1 rows are pairs of messages that answer 'prompt'",
+        "1 row: pairs of messages that answer 'prompt'",
     ),
     "texts after a text": (
         {"prompt": "q", "chosen": "good", "rejected": "bad"},
-        "1 rows are pairs of texts that answer 'prompt'",
+        "1 row: pairs of texts that answer 'prompt'",
     ),
     "texts after messages": (
         {"prompt": [USER], "chosen": "good", "rejected": "bad"},
-        "1 rows are pairs of texts that answer 'prompt'",
+        "1 row: pairs of texts that answer 'prompt'",
     ),
     "texts after a transcript": (
         {"prompt": "\n\nHuman: q\n\nAssistant:", "chosen": " good", "rejected": " bad"},
-        "1 rows are pairs of texts that answer 'prompt'",
+        "1 row: pairs of texts that answer 'prompt'",
     ),
     "transcripts": (
         {
             "chosen": "\n\nHuman: q\n\nAssistant: good",
             "rejected": "\n\nHuman: q\n\nAssistant: bad",
         },
-        "1 rows are pairs of transcripts (Human:, Assistant:)",
+        "1 row: pairs of transcripts (Human:, Assistant:)",
     ),
 }
 
@@ -180,9 +180,9 @@ def test_a_label_says_whether_an_answer_is_desirable(write_rows: WriteRows, toke
     ]
     found = load_labelled(PairSettings(path=write_rows(rows)), tokenizer)
     assert found.account.notes == (
-        "1 rows are labelled texts that answer 'prompt'",
-        "1 rows are labelled messages that answer 'prompt'",
-        "1 rows are labelled whole conversations",
+        "1 row: labelled texts that answer 'prompt'",
+        "1 row: labelled messages that answer 'prompt'",
+        "1 row: labelled whole conversations",
     )
     assert [(one.ticket, one.row, one.desirable) for one in found.all()] == [
         (0, 0, True),

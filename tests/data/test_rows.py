@@ -377,6 +377,10 @@ def test_keys_that_say_nothing_about_a_file_are_named_and_those_that_do_are_not(
     assert unread_keys(DataSettings(path=path, split="rows")) == []  # as the file is called
     assert unread_keys(DataSettings(path="reasoning-gym:chain_sum", size=2, seed=7)) == []
     assert unread_keys(DataSettings(path="my_module:my_rows", size=2, seed=7)) == []
+    for place in (path, "reasoning-gym:chain_sum", "my_module:my_rows"):
+        (note,) = unread_keys(DataSettings(path=place, name="mine"))
+        assert note.startswith("no effect: name = 'mine', of hub datasets and folders")
+    assert unread_keys(DataSettings(path="openai/gsm8k", name="main")) == []
 
 
 def test_files_of_one_name_are_told_apart_by_the_folders_above_them(tmp_path: Path) -> None:

@@ -128,6 +128,26 @@ def test_a_set_without_a_name_is_eval_itself() -> None:
     }
 
 
+def test_rates_that_mean_nothing_are_in_files_and_not_shown() -> None:
+    metrics = {"accuracy": 0.0, "left_out@1": 0.0, "reward": 1.5, "reward/reward_model": 1.5}
+    intervals = {"accuracy": Interval(0.0, 0.2)}
+    result = Result(None, 8, 0, metrics, 0.1, intervals, rated=False)
+    assert result.texts() == ["reward 1.500"]
+    assert result.to_json()["accuracy"] == 0.0
+    assert result.by_metric()["eval/accuracy"] == 0.0
+    assert "eval/accuracy" not in result.by_metric(shown=True)
+    measured = Result(None, 8, 0, {"loss": 0.5}, 0.1, {"loss": Interval(0.4, 0.6)}, rated=False)
+    assert measured.texts() == ["loss 0.500 ± 0.100"]
+
+
+def test_the_mean_of_the_component_that_judges_is_shown_beside_that_of_all() -> None:
+    metrics = {"accuracy": 0.0, "reward": 1.5, "reward/reward_model": 1.5, "reward/gold": 0.1}
+    result = Result(None, 8, 0, metrics, 0.1, judge="gold")
+    assert result.texts() == ["accuracy 0", "reward 1.500", "reward/gold 0.100"]
+    alone = {"accuracy": 0.0, "reward": 0.1, "reward/gold": 0.1}
+    assert Result(None, 8, 0, alone, 0.1, judge="gold").texts() == ["accuracy 0", "reward 0.100"]
+
+
 def test_a_line_of_eval_jsonl_has_the_ends_behind_their_rate() -> None:
     metrics = {"accuracy": 0.5, "reward": 1.0, "accuracy/x/y": 0.25}
     intervals = {"accuracy": Interval(0.4, 0.7), "accuracy/x/y": Interval(0.1, 0.5)}

@@ -48,6 +48,11 @@ def forgets(base_url, api_key, model, row):
     ask(base_url, api_key, messages)
 
 
+async def leaves(base_url, api_key, model, row):
+    """Ends by sys.exit, in the loop that it shares with others."""
+    raise SystemExit("bye")
+
+
 def silent(base_url, api_key, model, row):
     """Never asks."""
     return 1.0

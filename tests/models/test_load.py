@@ -23,6 +23,7 @@ from postgrad.layout.layout import lay_out
 from postgrad.models.attention import hidden_states
 from postgrad.models.head import target_logprobs
 from postgrad.models.load import load_model
+from postgrad.models.save import save_model
 from postgrad.models.score import load_score_model
 from postgrad.models.settings import ModelType
 from postgrad.models.tokenizer import load_tokenizer
@@ -165,6 +166,8 @@ def test_a_run_that_was_meant_to_have_written_its_model_is_told_how(
     with pytest.raises(UsageError, match="writes its model") as refused:
         load_model(str(tmp_path / named), dtype=torch.float32)
     assert f"{tmp_path} is a run: " in str(refused.value)
+    with pytest.raises(UsageError, match=r"no tokenizer at .* is a run: "):
+        load_tokenizer(str(tmp_path / named))
 
 
 def test_a_directory_that_is_not_there_is_named() -> None:
@@ -252,14 +255,17 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(
         load_model(str(model), dtype=torch.float32)
 
 
-def test_a_model_is_read_without_bars_and_the_programs_own_stay(
-    fresh: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+def test_a_model_is_read_and_written_without_bars_and_the_programs_own_stay(
+    fresh: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     was_enabled = logging.is_progress_bar_enabled()
     logging.enable_progress_bar()
     try:
-        load_model(str(fresh("qwen3")), dtype=torch.float32)
-        assert "Loading weights" not in capfd.readouterr().err
+        model = load_model(str(fresh("qwen3")), dtype=torch.float32)
+        save_model(model.lm, load_tokenizer(str(fresh("qwen3"))), tmp_path / "saved")
+        said = capfd.readouterr().err
+        assert "Loading weights" not in said
+        assert "Writing model shards" not in said
         assert logging.is_progress_bar_enabled()
     finally:
         if not was_enabled:

@@ -127,6 +127,12 @@ def test_an_evaluation_shows_its_first_accuracy() -> None:
     assert "eval acc      70.0% ▁█" in text(one)
 
 
+def test_an_evaluation_whose_rates_mean_nothing_shows_its_mean_reward() -> None:
+    one = board()
+    one.evaluated(40, {"eval/reward": 1.25, "eval/reward/reward_model": 1.25})
+    assert "eval mean     1.250 at step 40" in text(one)
+
+
 def test_an_evaluation_without_accuracy_shows_its_first_loss() -> None:
     one = board()
     one.evaluated(40, {"eval/near/loss": 2.5, "eval/near/perplexity": 12.2, "eval/far/loss": 3.0})

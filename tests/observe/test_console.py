@@ -435,3 +435,33 @@ def test_lines_in_a_file_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     console.note(WORDS)
     console.spans([(WORDS, "")])
     assert stream.getvalue() == f"{WORDS}\n{WORDS}\n"
+
+
+PARTS = ("step", "evaluation", "state")
+OF_A_STEP = [("8", "eval/accuracy 0.500", "complete, latest"), ("16", "", "damaged")]
+
+
+def test_a_table_that_would_cut_words_is_a_block_of_lines_for_each_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    stream = StringIO()
+    Console("plain", stream).table("checkpoints", PARTS, OF_A_STEP)
+    assert stream.getvalue() == (
+        "\ncheckpoints\n\nstep        8\nevaluation  eval/accuracy 0.500\n"
+        "state       complete, latest\n\nstep        16\nstate       damaged\n"
+    )
+
+
+@pytest.mark.parametrize("width", [36, 60, 200])
+def test_a_table_that_cuts_no_word_has_its_columns(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream = StringIO()
+    Console("plain", stream).table("checkpoints", PARTS, OF_A_STEP)
+    head, *cells = stream.getvalue().splitlines()[3:]
+    assert head.split() == [*PARTS]
+    for word in ["eval/accuracy", "0.500", "complete,", "latest", "16", "damaged"]:
+        assert any(word in line for line in cells)
+    assert max(map(len, cells)) <= width

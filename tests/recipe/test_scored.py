@@ -7,6 +7,8 @@ import pytest
 
 from postgrad.core.errors import UsageError
 from postgrad.recipe.load import load_recipe, recipe_from_json, with_overrides
+from postgrad.recipe.recipe import RLRecipe
+from postgrad.recipe.scored import rates_mean_nothing
 
 Write = Callable[..., Path]
 REWARDS = '[[rewards]]\ntype = "gsm8k"\n'
@@ -244,6 +246,30 @@ def test_what_judges_answers_can_call_one_right(sections: str, why: str, write: 
     with pytest.raises(UsageError) as told:
         load_recipe(write((REWARDS, sections)))
     assert why in str(told.value)
+
+
+REMOTE = 'type = "remote"\nurl = "http://127.0.0.1:9"'
+
+
+@pytest.mark.parametrize(
+    ("sections", "nothing"),
+    [
+        (rewards(REMOTE), True),
+        (rewards(REMOTE, 'type = "gsm8k"'), True),  # the first one judges
+        (rewards(OVERLONG), True),
+        (rewards('type = "gsm8k"', REMOTE), False),
+        (rewards(REMOTE, 'type = "gsm8k"') + "[eval]\ncomponent = 'gsm8k'\n", False),
+        (rewards(REMOTE) + "[eval]\ncorrect_at = 0.5\n", False),
+        (rewards('type = "mine:Verifier"'), False),
+    ],
+)  # fmt: skip
+def test_rates_mean_nothing_where_only_scales_judge(
+    sections: str, nothing: bool, write: Write
+) -> None:
+    sections, _, stated = sections.partition("[eval]\n")
+    recipe = load_recipe(write((REWARDS, sections), ("every = 5", f"every = 5\n{stated}")))
+    assert isinstance(recipe, RLRecipe)
+    assert rates_mean_nothing(recipe.eval, recipe.rewards) == nothing
 
 
 @pytest.mark.parametrize(

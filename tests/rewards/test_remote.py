@@ -61,6 +61,8 @@ def test_what_is_sent_is_the_recipes_choice():
         ):
             one = Remote(url=server.url, **settings)
             assert one.score(PROMPT, RolloutView("So.")).value == score_of(ids_of(text))
+    with pytest.raises(UsageError, match=r"leave out /score"):
+        Remote(url="http://127.0.0.1:8000/score")
     evil = Remote(url="http://x", text="{question}|{response}")
     asked = evil._input(PromptView("{response}", None), "{question}{answer}")
     assert asked == {"text": "{response}|{question}{answer}"}

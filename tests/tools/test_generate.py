@@ -125,6 +125,20 @@ def test_another_generation_is_not_mixed_in(
     assert shards(tmp_path / "to") == before
 
 
+def test_rows_that_changed_are_told_with_what_generate_can_do(
+    make_recipe: MakeRecipe, models: Callable[[int], str], tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "spell abc", "answer": "cba"}\n', "utf-8")
+    recipe = make_recipe("rl", data={"path": str(rows), "max_len": 64}, eval={"sets": []})
+    generate(recipe, tmp_path / "to", QUIET, Extent(samples=1), models(0))
+    rows.write_text('{"question": "spell abc", "answer": "xyz"}\n', "utf-8")
+    why = r"has changed since samples were written to .*/to: .*; restore it, or choose another --to"
+    with pytest.raises(UsageError, match=why) as told:
+        generate(recipe, tmp_path / "to", QUIET, Extent(samples=1), models(0))
+    assert "--allow-change" not in str(told.value)
+
+
 def test_with_another_model_the_recipes_own_is_not_looked_for(
     make_recipe: MakeRecipe, models: Callable[[int], str], tmp_path: Path
 ) -> None:

@@ -230,3 +230,19 @@ def test_a_role_that_reads_other_tokens_than_the_policys_is_refused(
     recipe = make_recipe("rl", **{**PPO, **named}, model={"path": models(0)})
     with pytest.raises(UsageError, match=rf"{role}\.model\.path: .*another tokenizer"):
         train(recipe, console)
+
+
+def test_a_critic_from_a_reward_model_with_other_tokens_is_refused_by_the_key_that_names_it(
+    make_recipe: Any, console: Console, models: Any, tmp_path: Path
+) -> None:
+    plain = {"kind": "characters", "phrases": []}
+    init = ModelInit.model_validate({**MODEL["init"], "tokenizer": plain})
+    make_fresh(init, [], 0, tmp_path / "other")
+    more: dict[str, Any] = {
+        "model": {"path": models(0)},
+        "rewards": [{"type": "reward_model"}],
+        "reward_model": {"model": {"path": str(tmp_path / "other")}},
+    }
+    why = r"reward_model\.model\.path, from which the critic starts: .*another tokenizer"
+    with pytest.raises(UsageError, match=why):
+        train(make_recipe("rl", **PPO, **more), console)

@@ -40,6 +40,7 @@ def test_without_an_evaluation_at_step_0_nothing_is_known_of_before() -> None:
     assert found == {"accuracy_before": None, "accuracy_after": 0.5}
     assert summary.change(found, "accuracy") == "0.500"
     assert summary.change(found, "reward") == ""
+    assert summary.change({**found, "rated": False}, "accuracy") == ""
     assert summary._changes([]) == {}
 
 

@@ -148,7 +148,7 @@ class CheckpointStore:
             newest, skipped = self._newest()
             if newest is None:
                 reasons = "; ".join(skipped) or "no checkpoint was saved"
-                raise RunError(f"{self.root} has no checkpoint to continue from: {reasons}")
+                raise RunError(f"{self.root} has no checkpoint to read: {reasons}")
             return newest
         paths = files.steps_in(self.root)
         if which == BEST:

@@ -52,6 +52,11 @@ def size_text(size: int) -> str:
     return f"{size / 2**20:.1f} MiB" if size < 2**30 else f"{size / 2**30:.1f} GiB"
 
 
+def how_many(count: float, noun: str) -> str:
+    """A count with its noun: "1 row", "2 rows", "40,960 rows"."""
+    return f"{count:,.0f} {noun}{'' if count == 1 else 's'}"
+
+
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The one of `names` that is most like `name`; None where none is close. A name of the same
     letters in another order is preferred: letters are often swapped in typing.

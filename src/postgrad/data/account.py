@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from postgrad.core.errors import UsageError
+from postgrad.core.text import how_many
 from postgrad.data.rows import Row
 from postgrad.data.settings import RowSettings
 
@@ -81,7 +82,7 @@ class RowAccount:
 
     def lines(self) -> list[str]:
         """The account as text: rows read and kept, then `remarks`."""
-        return [f"{self.name}: {self.rows} rows, {self.kept} kept", *self.remarks()]
+        return [f"{self.name}: {how_many(self.rows, 'row')}, {self.kept} kept", *self.remarks()]
 
     def remarks(self) -> list[str]:
         """A line for each fate but "kept", with its first row as an example, then the notes."""

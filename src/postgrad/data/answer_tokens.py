@@ -12,6 +12,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.progress import tracked
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage
+from postgrad.core.text import how_many
 from postgrad.data.account import Bookkeeper, Fate, RowAccount
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.answers import PreferenceRow, margin_of, metadata_of
@@ -157,7 +158,7 @@ def _selected(
             continue
         selected.add(preference, settings)
         keys.add(row, preference.messages)
-    book.notes.extend(f"{count} rows are {shape}" for shape, count in shapes.items())
+    book.notes.extend(f"{how_many(count, 'row')}: {shape}" for shape, count in shapes.items())
     if inside:
         book.notes.append(f"{inside} pairs differ within a turn: the loss covers all of that turn")
     book.notes += keys.unread_notes(tokenizer, template_call(settings))
@@ -168,14 +169,16 @@ def _before_tokens(
     settings: PairSettings, preference: PreferenceRow, selection: Selection
 ) -> Fate | None:
     """Why a row is left out before it is tokenised, or None where it is not."""
+    texts = [turn["content"] for turn in preference.messages if turn["role"] != "system"]
+    # First: a row of the other part is no loss of this one.
+    fate = selection.left_out(settings, preference.row, preference.question, texts)
+    if fate is not None:
+        return fate
     if preference.equal:
         return "equal"
     if preference.empty:
         return "empty"
-    if not preference.complete:
-        return "no_loss"
-    texts = [turn["content"] for turn in preference.messages if turn["role"] != "system"]
-    return selection.left_out(settings, preference.row, preference.question, texts)
+    return None if preference.complete else "no_loss"
 
 
 def _columns(

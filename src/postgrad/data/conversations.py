@@ -12,7 +12,8 @@ from postgrad.core.errors import UsageError
 from postgrad.core.progress import tracked
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage
-from postgrad.data.account import Bookkeeper, Fate
+from postgrad.core.text import how_many
+from postgrad.data.account import Bookkeeper
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.cache import TokenCache, TokenColumns
 from postgrad.data.chat_format import Message, bears_loss, says_nothing
@@ -272,8 +273,9 @@ def _selected(
         turns = [message for message in messages if message["role"] == "assistant"]
         learned = [*filter(bears_loss, turns)] or turns
         learned = learned[-1:] if settings.loss_turns == "last" else learned
-        fate: Fate | None = "empty" if turns and all(map(says_nothing, learned)) else None
-        fate = fate or selection.left_out(settings, row, asked, [*asked, *answers])
+        fate = selection.left_out(settings, row, asked, [*asked, *answers])
+        if fate is None and turns and all(map(says_nothing, learned)):
+            fate = "empty"
         if fate is None and not _can_teach(messages, answers, settings):
             fate = "no_loss"
         if fate is not None:
@@ -286,7 +288,9 @@ def _selected(
         columns.add(row)
     book.notes += selection.notes()
     if silent:
-        book.notes.append(f"{silent} rows have an empty answer beside others: its end is learned")
+        book.notes.append(
+            f"{how_many(silent, 'row')} with an empty answer beside others: its end is learned"
+        )
     if not settings.text:
         book.notes += keys.unread_notes(tokenizer, template_call(settings))
     return rows, conversations, columns.layouts() + columns.unread()

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from postgrad.core.errors import UsageError
-from postgrad.core.text import nearest
+from postgrad.core.text import how_many, nearest
 from postgrad.data.chat_format import EMPTY, Message, messages_of, tools_of, with_tools
 from postgrad.data.gym import PREFIX
 from postgrad.data.images import identified, with_images
@@ -87,7 +87,9 @@ class ColumnNotes:
 
     def layouts(self) -> list[str]:
         """Lines that say how rows are read whose columns the recipe does not name."""
-        return [f"{count} rows are read with {keys}" for keys, count in self._layouts.items()]
+        return [
+            f"{how_many(count, 'row')} read with {keys}" for keys, count in self._layouts.items()
+        ]
 
     def unread(self) -> list[str]:
         """A line for the account of training rows that names the columns which are not read, each
@@ -97,7 +99,9 @@ class ColumnNotes:
         counts = self._unread
         if not counts or self._generated:
             return []
-        named = [f"{name!r} ({count} rows)" for name, count in counts.most_common(SHOWN)]
+        named = [
+            f"{name!r} ({how_many(count, 'row')})" for name, count in counts.most_common(SHOWN)
+        ]
         more = f" and {len(counts) - SHOWN} others" if len(counts) > SHOWN else ""
         return [f"columns that are not trained on: {', '.join(named)}{more}"]
 

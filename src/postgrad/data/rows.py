@@ -74,6 +74,11 @@ def unread_keys(settings: RowSettings) -> list[str]:
     split = parse_split(settings.split)[0]
     if path is not None and path.is_file() and split not in ("train", path.name.split(".")[0]):
         notes.append(f"a single file has no splits: {split!r} is all of it, as 'train' would be")
+    if settings.name is not None and (generated or (path is not None and path.is_file())):
+        notes.append(
+            f"no effect: name = {settings.name!r}, of hub datasets and folders; this set is called "
+            f"{dataset_name(settings)!r}, by its path"
+        )
     return notes
 
 

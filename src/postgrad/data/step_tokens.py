@@ -14,6 +14,7 @@ from tokenizers.decoders import DecodeStream
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage
+from postgrad.core.text import how_many
 from postgrad.data.account import Bookkeeper, Fate
 from postgrad.data.answer_spans import Rendered, Unmarkable
 from postgrad.data.cache import TokenCache, TokenColumns
@@ -99,7 +100,7 @@ def load_steps(
     columns = cache.columns(messages, call, how, make, book.notes) if cache else make()
     entries = _used(rows, columns, settings, selection, book, reader)
     steps = sum(int(answer.loss_mask.sum()) for answer in entries)
-    book.notes.append(f"{len(entries)} answers have {steps} labelled steps")
+    book.notes.append(f"{how_many(len(entries), 'answer')} with {how_many(steps, 'labelled step')}")
     account = book.close(settings, f"{settings.max_len} tokens of a conversation")
     numbered = [replace(answer, ticket=place) for place, answer in enumerate(entries)]
     return StepwiseSet(numbered, account, settings.shuffle)
@@ -164,13 +165,14 @@ def _selected(settings: PairSettings, selection: Selection, book: Bookkeeper) ->
         shapes[answers.shape] += 1
         inside += any(settings.separator in s.strip() for p in answers.paths for s in p.steps)
         texts = [*answers.question, *(step for path in answers.paths for step in path.steps)]
-        fate: Fate | None = "empty" if answers.empty else None
-        fate = fate or selection.left_out(settings, row, answers.question, texts)
+        fate = selection.left_out(settings, row, answers.question, texts)
+        if fate is None and answers.empty:
+            fate = "empty"
         if fate is None:
             selected.append(answers)
         else:
             book.add(fate, row)
-    book.notes.extend(f"{count} rows are {shape}" for shape, count in shapes.items())
+    book.notes.extend(f"{how_many(count, 'row')}: {shape}" for shape, count in shapes.items())
     if inside:
         book.notes.append(
             f"{inside} rows have the separator {settings.separator!r} inside a step: samples will "

@@ -39,6 +39,7 @@ from postgrad.observe.samples import thinned
 from postgrad.observe.settings import KeptSamples
 from postgrad.recipe.eval_settings import EvalSet, EvalSettings, SetSampling
 from postgrad.recipe.recipe import Answering
+from postgrad.recipe.scored import rates_mean_nothing
 from postgrad.rewards.scorer import Scorer
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.environment import Drawing
@@ -89,6 +90,7 @@ class Evaluator:
         """reader: of a model that reads images. Raises UsageError as read_set does."""
         self.settings: EvalSettings = recipe.eval
         self._seed = integer(recipe.seed, "evaluation")
+        self._rated = not rates_mean_nothing(recipe.eval, recipe.rewards)
         self._tokenizer = tokenizer
         self._scorer = scorer
         self._kept: KeptSamples = recipe.observe.eval_samples
@@ -196,6 +198,8 @@ class Evaluator:
             intervals={metric: ends for metric, (_, ends) in (overall | parts).items() if ends},
             problems=problems,
             samples=list(self._lines(name, groups, greedy)),
+            rated=self._rated,
+            judge=self.settings.component,
         )
 
     def _lines(

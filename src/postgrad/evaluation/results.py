@@ -79,6 +79,8 @@ class Result:
     samples: Sequence[Mapping[str, Any]] = ()
     # further JSON values for eval.jsonl, such as the histogram of margins
     more: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    rated: bool = True  # False: nobody says which answers are right, and rates are not shown
+    judge: str | None = None  # the component that the recipe lets decide: its mean is shown too
 
     def to_json(self) -> dict[str, Any]:
         """A line of eval.jsonl, without its step."""
@@ -89,21 +91,29 @@ class Result:
                 line |= ends(metric, self.intervals[metric])
         return {**line, **self.more, "evaluate_seconds": self.seconds}
 
-    def by_metric(self) -> dict[str, float]:
-        """eval/NAME/METRIC -> value; eval/METRIC for a set without a name."""
+    def by_metric(self, *, shown: bool = False) -> dict[str, float]:
+        """eval/NAME/METRIC -> value; eval/METRIC for a set without a name. shown: those alone."""
         prefix = "eval/" if self.name is None else f"eval/{self.name}/"
-        return {prefix + metric: value for metric, value in self.metrics.items()}
+        metrics = self.shown() if shown else self.metrics
+        return {prefix + metric: value for metric, value in metrics.items()}
+
+    def shown(self) -> dict[str, float]:
+        """The metrics that tell people something; in files are all of them."""
+        rates = () if self.rated else set(self.intervals) - set(LOSSES)
+        return {name: value for name, value in self.metrics.items() if name not in rates}
 
     def texts(self) -> list[str]:
         """Metrics of the whole set for the console: "accuracy 0.512 ± 0.031 (2 of 100 problems left
         out)".
         """
         prefix = "" if self.name is None else f"{self.name}/"
+        several = sum(metric.startswith("reward/") for metric in self.metrics) > 1
+        judge = f"reward/{self.judge}" if several else None
         return [
             f"{prefix}{metric} {fixed(value, '{:.3f}')}"
             f"{plus_minus(value, self.intervals.get(metric))}{self._left_out(metric)}"
-            for metric, value in self.metrics.items()
-            if "/" not in metric and not metric.startswith(LEFT_OUT)
+            for metric, value in self.shown().items()
+            if metric == judge or ("/" not in metric and not metric.startswith(LEFT_OUT))
         ]
 
     def _left_out(self, metric: str) -> str:

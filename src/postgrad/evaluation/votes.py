@@ -39,7 +39,7 @@ def require_votes(recipe: Answering, prompts: Iterable[Prompt], tokenizer: Any) 
     if not recipe.eval.maj_at:
         return
     rows = list(prompts)
-    for place in judges(recipe):
+    for place in judges(recipe.eval, recipe.rewards):
         reward = recipe.rewards[place]
         name = component_names([reward])[0]
         row = next((row for row in rows if reward.applies(row.dataset, row.metadata)), None)

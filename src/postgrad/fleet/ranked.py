@@ -10,6 +10,7 @@ from typing import Any
 from postgrad.cluster.connection import Reservation
 from postgrad.cluster.settings import POLICY, ClusterSettings, SidePlacement
 from postgrad.cluster.workers import RankGroup, Workers
+from postgrad.core.text import how_many
 from postgrad.fleet.choices import Choices
 from postgrad.fleet.engines import build_engine, image_folders, require_trainable
 from postgrad.fleet.fleet import Site, teacher_name
@@ -80,9 +81,9 @@ class RankedFleet:
         for answer in [g.call("keep_images", folders) for g in groups.values()]:
             answer.result()
         learner = recipe.learner
-        console.note(f"{learner.ranks} ranks, {learner.sharding} sharding, behind Ray")
+        console.note(f"{how_many(learner.ranks, 'rank')}, {learner.sharding} sharding, behind Ray")
         for role, count in recipe.cluster.homes.items():
-            console.note(f"{count} ranks of {role} beside them")
+            console.note(f"{how_many(count, 'rank')} of {role} beside them")
         return cls(site, groups.pop(POLICY), session, console, logs, folder, groups)
 
     def policy(self, path: str, temperature: float = 1.0) -> RankedRole:

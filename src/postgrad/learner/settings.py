@@ -11,6 +11,7 @@ from postgrad.algorithms.critic import Critic
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.errors import UsageError
 from postgrad.core.settings import Settings, ShardingStage
+from postgrad.core.text import how_many
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]  # share of the past in a moving average
 _PLAIN = re.compile(r"(bias|norm\.weight)$")
@@ -155,7 +156,8 @@ def shortened_warmup(settings: LearnerSettings, total_updates: int) -> str | Non
     if settings.warmup_updates <= total_updates:
         return None
     return (
-        f"warmup_updates = {settings.warmup_updates} is more than the {total_updates} updates of "
+        f"warmup_updates = {settings.warmup_updates} is more than the "
+        f"{how_many(total_updates, 'update')} of "
         "the run: the learning rate rises until the last of them"
     )
 

@@ -77,7 +77,7 @@ def reading(problem: str, remedy: str) -> Generator[None]:
     memory and our own errors pass unchanged.
     """
     try:
-        with _without_bars():
+        with without_bars():
             yield
     except (PostgradError, MemoryError, torch.OutOfMemoryError):
         raise
@@ -92,7 +92,7 @@ def reading(problem: str, remedy: str) -> Generator[None]:
 
 
 @contextmanager
-def _without_bars() -> Generator[None]:
+def without_bars() -> Generator[None]:
     """Without transformers' bars, which a program in Python has on: the console is the run's."""
     shown, of_hub = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
     if shown:
@@ -115,11 +115,18 @@ def _message_of(error: BaseException) -> str:
     return text if plain and text else f"{type(error).__name__}: {text}"
 
 
-def require_directory(path: str, kind: str, key: str = "model.path") -> None:
-    """Raises UsageError where a local path is no directory. key: of the recipe, for the message."""
-    if looks_local(path) and not Path(path).is_dir():
-        hint = _written_by_a_run(Path(path).parent)
-        raise UsageError(f"no {kind} at {path}: there is no such directory ({key}){hint}")
+def require_directory(path: str, kind: str, key: str | None = None) -> None:
+    """Raises UsageError where a local path is no directory, or that of a run in place of its model.
+    key: of the recipe, for the message; None where the path may be an argument of a command.
+    """
+    folder = Path(path)
+    of_key = f" ({key})" if key else ""
+    if looks_local(path) and not folder.is_dir():
+        hint = _written_by_a_run(folder.parent)
+        raise UsageError(f"no {kind} at {path}: there is no such directory{of_key}{hint}")
+    has_files = (folder / files.CONFIG).exists() or files.has_tokenizer(folder)
+    if folder.is_dir() and not has_files and (hint := _written_by_a_run(folder)):
+        raise UsageError(f"no {kind} at {path}{of_key}{hint}")
 
 
 def _written_by_a_run(folder: Path) -> str:

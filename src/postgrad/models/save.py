@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 
 from postgrad.core.errors import RunError
 from postgrad.core.files import whole_directory
+from postgrad.models.config import without_bars
 from postgrad.models.files import is_adapter, weights_source
 
 CARD = "README.md"  # where the hub looks for a model card
@@ -36,7 +37,8 @@ def save_model(
     """
     try:
         with whole_directory(to, replace=replace) as folder:
-            lm.save_pretrained(folder)
+            with without_bars():
+                lm.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
             if card is not None:
                 (folder / CARD).write_text(card, "utf-8")

@@ -44,7 +44,11 @@ FIGURES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("moved", ("sentinel/policy_moved",), "{:.4f}"),
 )
 # End of a metric's name -> (label, format) of a held-out result.
-HELD_OUT = {"/accuracy": ("eval acc", "{:.1%}"), "/loss": ("eval loss", "{:.4f}")}
+HELD_OUT = {
+    "/accuracy": ("eval acc", "{:.1%}"),
+    "/loss": ("eval loss", "{:.4f}"),
+    "/reward": ("eval mean", "{:.3f}"),
+}
 SPEEDS = (("sampled", "response_tokens_per_second"), ("trained", "train_tokens_per_second"))
 # Of a run with samples ahead: the metrics of a text, and the text.
 AHEAD: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -116,7 +120,7 @@ class Board:
                 self._add(label, value)
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes an evaluation after `step`: shows its first accuracy, else its first loss."""
+        """Takes an evaluation after `step`: shows its first accuracy, else its loss or reward."""
         for ending, (label, form) in HELD_OUT.items():
             for name, value in metrics.items():
                 if name.endswith(ending) and math.isfinite(value):

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, TextIO, cast
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console as Rich
 from rich.progress import (
     BarColumn,
@@ -30,6 +31,7 @@ Mode = Literal["auto", "plain", "quiet", "json"]
 # Control characters but tab and newline; Unicode's line separators and changes of text direction.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 SLOW_SECONDS = 20.0  # a phase that lasts longer has a line in plain mode, too
+CUT = 24  # characters of a longer word, such as a path, that a table may cut in several lines
 SHORT_SECONDS = 0.2  # a shorter phase is not shown at all: it would only flicker
 
 # The line of a step, where its metrics have them: metric, label as in docs/metrics.md, format.
@@ -289,7 +291,9 @@ class Console:
         self._print(_cut(text, self._rich.width) if self._rich.is_terminal else text)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Prints a table; texts are never markup."""
+        """Prints a table; texts are never markup. Where it would cut words to fit the width, each
+        row is a block of lines in its place, "column  cell".
+        """
         if self._quiet:
             return
         table = Table(
@@ -298,11 +302,19 @@ class Console:
             show_header=any(columns),
             box=box.SIMPLE_HEAD if any(columns) else box.SIMPLE,
         )
-        for name in columns:
-            table.add_column(self._text(name), overflow="fold")
-        for row in rows:
-            table.add_row(*(self._text(cell) for cell in row))
+        cells = [[self._text(cell) for cell in row] for row in (columns, *rows)]
+        widths = _widths(cells, self._rich.width)
         self._print()
+        if widths is None and any(columns):
+            self._print(self._text(self._in_lines(title), "bold"))
+            for row in cells[1:]:
+                self._print()
+                self._print(Text(self._in_lines(_block(cells[0], row))))
+            return
+        for name, width in zip(cells[0], widths or [None] * len(columns), strict=True):
+            table.add_column(name, overflow="fold", width=width)
+        for row in cells[1:]:
+            table.add_row(*row)
         self._print(table)
 
     def _in_lines(self, text: str) -> str:
@@ -317,6 +329,32 @@ class Console:
     def _text(self, text: str, style: str = "") -> Text:
         """Text for rich, with controls escaped and markup left as it is."""
         return Text(visible(text, self._rich.encoding), style=style)
+
+
+def _widths(cells: Sequence[Sequence[Text]], width: int) -> list[int] | None:
+    """Widths of a table's columns with which it is at most `width` wide and cuts no word of up to
+    CUT characters; None where that is not possible. cells: by row.
+    """
+    lines = [
+        [line for text in column for line in text.split()] for column in zip(*cells, strict=True)
+    ]
+    words = [(word for line in column for word in line.plain.split()) for column in lines]
+    least = [min(CUT, max(map(cell_len, column), default=0)) for column in words]
+    room = width - sum(least) - 3 * len(least) - 1  # what box and padding leave
+    if room < 0:
+        return None
+    widths: list[int] = []
+    for column, narrow in zip(lines, least, strict=True):
+        widths.append(narrow + min(room, max(line.cell_len for line in column) - narrow))
+        room -= widths[-1] - narrow
+    return widths
+
+
+def _block(names: Sequence[Text], row: Sequence[Text]) -> str:
+    """A row of a table as lines "column  cell", without its empty cells."""
+    width = max(len(name) for name in names)
+    pairs = [(name.plain, cell.plain) for name, cell in zip(names, row, strict=True)]
+    return "\n".join(f"{name:<{width}}  {cell}".rstrip() for name, cell in pairs if cell)
 
 
 def visible(text: str, encoding: str) -> str:

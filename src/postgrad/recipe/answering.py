@@ -178,7 +178,7 @@ def _votes(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     """Majority votes on what a verifier of ours or an environment does not read: an answer."""
     if not recipe.eval.maj_at:
         return
-    judging = [recipe.rewards[place] for place in judges(recipe)]
+    judging = [recipe.rewards[place] for place in judges(recipe.eval, recipe.rewards)]
     silent = [r.name or r.type for r in judging if r.type in {*VERIFIERS} - {*READ_ANSWERS}]
     if recipe.eval.component == ENVIRONMENT or not recipe.rewards:
         silent = [ENVIRONMENT]

@@ -7,6 +7,7 @@ Whatever can be wrong before a row or a weight is read is reported here, not aft
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from numbers import Integral, Real
 from typing import Any, cast
 
 from postgrad.algorithms.base import Algorithm, RolloutAlgorithm
@@ -25,8 +26,16 @@ from postgrad.recipe.settings import ComparingSections, ReferenceSettings, Secti
 
 
 def as_json(values: Mapping[str, Any]) -> str:
-    """Values of a TOML file as JSON text; dates become strings."""
-    return json.dumps(values, default=str)
+    """Values of a TOML file, or of Python, as JSON text: numbers of NumPy become plain ones, dates
+    strings.
+    """
+    return json.dumps(values, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else str(value)
 
 
 def common(recipe: Sections, job: str) -> Iterator[RecipeProblem]:

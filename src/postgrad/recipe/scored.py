@@ -2,21 +2,28 @@
 what is wrong).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from postgrad.algorithms.base import RolloutAlgorithm
 from postgrad.core.errors import UsageError
 from postgrad.core.text import nearest, require_module
 from postgrad.data.rows import dataset_name
 from postgrad.data.settings import NO_ENVIRONMENT, DataSettings
+from postgrad.recipe.eval_settings import EvalSettings
 from postgrad.recipe.lines import KeyPath, RecipeProblem
 from postgrad.recipe.settings import AnsweringSections
 from postgrad.rewards.learned import REWARD_MODELS
 from postgrad.rewards.mixing import ENVIRONMENT
 from postgrad.rewards.registry import build as build_verifier
 from postgrad.rewards.registry import compares, component_names, for_rollout, highest_score
+from postgrad.rewards.settings import RewardSettings
 from postgrad.rollout.environments.base import build as build_environment
 
+SCALES = (
+    "reward_model",
+    "remote",
+    "process_reward",
+)  # models, whose scores have scales of their own
 _ONE_TEMPLATE = "with an [environment] all sets have those of [data]: it answers through them too"
 
 
@@ -188,7 +195,7 @@ def _lone_samples(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
         return
     stated = recipe.eval.sets[single[0]].n_samples is not None
     of_set = ("eval", "sets", single[0], "n_samples") if stated else ("eval", "n_samples")
-    for place in {*judges(recipe)} & {*comparing}:
+    for place in {*judges(recipe.eval, recipe.rewards)} & {*comparing}:
         name = recipe.rewards[place].name or recipe.rewards[place].type
         yield (
             ("eval", "component") if recipe.eval.component else of_set,
@@ -209,7 +216,7 @@ def _out_of_reach(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     able = [n for n, most in enumerate(best) if most is None or most >= settings.correct_at]
     if not able and settings.component is None and settings.correct_at == 1.0:
         return
-    for place in judges(recipe):
+    for place in judges(recipe.eval, recipe.rewards):
         if place in able:
             continue
         others = ", ".join(repr(names[n]) for n in able) or "another of [[rewards]]"
@@ -221,19 +228,34 @@ def _out_of_reach(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
         )
 
 
-def judges(recipe: AnsweringSections) -> list[int]:
+def judges(settings: EvalSettings, rewards: Sequence[RewardSettings]) -> list[int]:
     """The places of the rewards that say which answers of an evaluation are right: the one that
     eval.component names, else the first for each dataset.
     """
     places: set[int] = set()
-    for dataset in {dataset_name(eval_set.data) for eval_set in recipe.eval.sets}:
-        for place, reward in enumerate(recipe.rewards):
+    for dataset in {dataset_name(eval_set.data) for eval_set in settings.sets}:
+        for place, reward in enumerate(rewards):
             name = reward.name or reward.type.rpartition(":")[2]
-            wanted = recipe.eval.component in (None, name)
+            wanted = settings.component in (None, name)
             if wanted and dataset in (reward.datasets or (dataset,)):
                 places.add(place)
                 break
     return sorted(places)
+
+
+def rates_mean_nothing(settings: EvalSettings, rewards: Sequence[RewardSettings]) -> bool:
+    """Whether nobody says which answers of an evaluation are right: what judges them has a scale of
+    its own, or cannot reach correct_at, and the recipe names neither a component nor a limit. Then
+    people are shown means, and no accuracy.
+    """
+    if settings.component is not None or settings.correct_at != 1.0:
+        return False
+    judging = [rewards[place] for place in judges(settings, rewards)]
+    best = [None if reward.type in SCALES else highest_score(reward) for reward in judging]
+    return bool(judging) and all(
+        reward.type in SCALES or (most is not None and most < settings.correct_at)
+        for reward, most in zip(judging, best, strict=True)
+    )
 
 
 def _played_sets(recipe: AnsweringSections) -> Iterator[RecipeProblem]:

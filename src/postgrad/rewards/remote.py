@@ -44,6 +44,8 @@ class Remote(AsksServers):
     ) -> str | tuple[str, ...] | None:
         for url in (addresses,) if isinstance(addresses, str) else addresses or ():
             plain_address(url, "http://127.0.0.1:8000", "token_env")
+            if url.rstrip("/").endswith("/score"):
+                raise ValueError(f"{url!r}: leave out /score, which is asked of that address")
         return addresses
 
     @model_validator(mode="after")

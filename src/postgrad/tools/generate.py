@@ -161,7 +161,7 @@ def generate(
             "model": name,
             "content": _content(path),
             "hub_sources": [source.to_json() for source in hub_sources],
-            "sources": require_unchanged(recipe, recorded.get("sources", {})),
+            "sources": _sources(recipe, recorded, to),
             "prompts": len(prompts),
             **_sizes(recipe, extent, recorded, len(prompts)),
         }
@@ -174,6 +174,12 @@ def generate(
                 write_json(to / ABOUT, recorded)
             _sample(Generated(to, recorded), prompts, sampler, engine, console)
     return Generated(to, recorded)
+
+
+def _sources(recipe: Answering, recorded: Mapping[str, Any], to: Path) -> dict[str, str]:
+    """Identities of models and data, which have to be those of the samples that `to` holds."""
+    since, remedy = f"samples were written to {to}", "or choose another --to"
+    return require_unchanged(recipe, recorded.get("sources", {}), since=since, remedy=remedy)
 
 
 def _sizes(

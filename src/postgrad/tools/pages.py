@@ -28,6 +28,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.files import finite, whole_file
+from postgrad.core.text import how_many
 from postgrad.observe.console import Console
 from postgrad.observe.report import page
 from postgrad.observe.report.run import RunReader, expected_steps
@@ -95,7 +96,10 @@ def report(
             file.write(part)
     size = target.stat().st_size
     samples = sum(run_reader.samples for run_reader in readers)
-    console.note(f"wrote {target}: {size / 2**20:.1f} MiB, {samples} samples; open it in a browser")
+    console.note(
+        f"wrote {target}: {size / 2**20:.1f} MiB, "
+        f"{how_many(samples, 'sample')}; open it in a browser"
+    )
     return {"report": str(target), "bytes": size, "samples": samples}
 
 

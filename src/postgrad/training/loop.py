@@ -170,16 +170,17 @@ def _evaluate(run: Run, job: Job, state: RunState) -> tuple[RunState, bool, dict
     """
     results = job.evaluate()
     run.clock.take_step()  # evaluations carry their own times
-    metrics, seen = dict[str, float](), dict[str, float]()
+    metrics, seen, shown = dict[str, float](), dict[str, float](), dict[str, float]()
     for result in results:
         line = {"step": state.step, "update": state.update, **result.to_json()}
         run.logs.evaluation(line)
         run.logs.evaluation_samples({**sample, "step": state.step} for sample in result.samples)
         metrics |= result.by_metric()
+        shown |= result.by_metric(shown=True)
         seen |= of_evaluation(line)
     text = ", ".join(part for result in results for part in result.texts())
     run.console.note(f"evaluation after step {state.step}: {text}")
-    run.console.evaluated(state.step, metrics)
+    run.console.evaluated(state.step, shown)
     remembered, _ = run.sentinels.look(state.step, seen, state.sentinels)
     best, improved = _better(run, state, metrics)
     evaluations = {**state.evaluations, **metrics}

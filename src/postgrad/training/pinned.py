@@ -115,12 +115,17 @@ def _commit_of(source: RecipeSource, revision: str | None) -> str:
 
 
 def require_unchanged(
-    recipe: Recipe, recorded: Mapping[str, str], allowed: Sequence[str] = ()
+    recipe: Recipe,
+    recorded: Mapping[str, str],
+    allowed: Sequence[str] = (),
+    *,
+    since: str = "the run started",
+    remedy: str = "start a new run, or accept it with --allow-change {key}",
 ) -> dict[str, str]:
     """The identity (commit or hash) of each model and dataset that a pinned recipe reads, by key.
 
-    recorded: the identities in the newest checkpoint, {} for a new run. Raises UsageError for a
-    source that has changed since, unless `allowed` has its key.
+    recorded: the identities in the newest checkpoint, {} for a new run. since, remedy: for the
+    message. Raises UsageError for a source that has changed since, unless `allowed` has its key.
     """
     identities: dict[str, str] = {}
     changed: list[str] = []
@@ -130,9 +135,8 @@ def require_unchanged(
         if before != part.identity and not any(covers(a, k) for a in allowed for k in part.keys):
             key = part.keys[0]
             changed.append(
-                f"{key}: {part.path} has changed since the run started: it was {before}, "
-                f"now {part.identity}; restore it, start a new run, or accept it with "
-                f"--allow-change {key}"
+                f"{key}: {part.path} has changed since {since}: it was {before}, "
+                f"now {part.identity}; restore it, {remedy.format(key=key)}"
             )
     if changed:
         raise UsageError("\n".join(changed))

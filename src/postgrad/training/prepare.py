@@ -17,6 +17,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.hub import split_revision
 from postgrad.core.media import images_kept_in
 from postgrad.core.progress import reported_to
+from postgrad.core.text import how_many
 from postgrad.fleet.choices import Choices, choose
 from postgrad.fleet.engines import require_images_sampled, require_startable
 from postgrad.fleet.fleet import Fleet
@@ -280,7 +281,7 @@ def _tell_start(run: Run, checkpoint: Checkpoint | None) -> None:
     how = f"continues after step {checkpoint.step}" if checkpoint else "starts"
     run.console.note(
         f"{recipe.job} run in {run.directory.path} {how}: {run.choices.device}, "
-        f"{run.choices.threads} threads, {run.choices.dtype}, torch {torch.__version__}"
+        f"{how_many(run.choices.threads, 'thread')}, {run.choices.dtype}, torch {torch.__version__}"
     )
     for key, name in run.choices.sources.items():
         if split_revision(name)[1] is not None:

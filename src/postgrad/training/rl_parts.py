@@ -81,7 +81,11 @@ def _check_tokens(recipe: RLRecipe, path: str, tokenizer: object) -> None:
     for role in ("critic", "reference"):
         model = recipe.loaded_models.get((role, "model"))
         if model is not None and model.source not in (None, path):
-            require_same_tokens(model.source, f"{role}.model.path", tokenizer)
+            key = f"{role}.model.path"
+            reward = recipe.loaded_models.get(("reward_model", "model"))
+            if role == "critic" and reward is not None and reward.source == model.source:
+                key = "reward_model.model.path, from which the critic starts"
+            require_same_tokens(model.source, key, tokenizer)
     check_teachers(recipe, tokenizer)
 
 

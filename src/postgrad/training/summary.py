@@ -4,7 +4,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from postgrad.checkpoint.state import RunState
+from postgrad.core.text import how_many
 from postgrad.observe.follow import read_steps, set_of
+from postgrad.recipe.recipe import Answering, Recipe
+from postgrad.recipe.scored import rates_mean_nothing
 from postgrad.training.run import Run
 
 PHASES = ("load", "sample", "train", "publish", "log", "save", "evaluate", "export")
@@ -14,6 +17,7 @@ CHANGING = {  # what evaluations say, before and after, and what a person calls 
     "loss": "held-out loss",
     "reward": "reward",
 }
+RATES = ("accuracy", "greedy_accuracy")
 LAST = 10  # steps at the end of a run over which a noisy number is averaged
 SAMPLED = ("sample_seconds", "overlap/sample_seconds")  # alone, and while the policy learned
 TOKENS = {  # tokens of a step and the times in which they were made
@@ -40,6 +44,7 @@ def summarise(run: Run, state: RunState, model: str | None) -> dict[str, Any]:
         "updates": state.update,
         "episodes": state.episodes,
         **_changes(evaluations),
+        **_unrated(run.recipe),
         "loss": _mean(line.get("loss") for line in metrics[-LAST:]),
         **_kl(metrics, getattr(run.recipe.algorithm, "kl_target", None)),
         "evaluations": dict(state.evaluations),
@@ -58,7 +63,7 @@ def table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     changes = ((name, change(summary, metric)) for metric, name in CHANGING.items())
     rows = [(label, value) for label, value in changes if value]
     rows += [
-        ("steps", f"{summary['steps']} ({summary['updates']} updates)"),
+        ("steps", f"{summary['steps']} ({how_many(summary['updates'], 'update')})"),
         ("samples", f"{summary['episodes']}"),
         *_times(summary),
     ]
@@ -92,12 +97,20 @@ def _times(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def change(summary: Mapping[str, Any], metric: str) -> str:
     """ "0.120 → 0.870" where a metric was evaluated before and after training, "0.870" where only
-    after, else "".
+    after, else "". Rates that mean nothing are "".
     """
+    if metric in RATES and not summary.get("rated", True):
+        return ""
     before, after = summary.get(f"{metric}_before"), summary.get(f"{metric}_after")
     if after is None:
         return ""
     return f"{after:.3f}" if before is None else f"{before:.3f} → {after:.3f}"
+
+
+def _unrated(recipe: Recipe) -> dict[str, Any]:
+    """ "rated": false where no accuracy means anything."""
+    answers = isinstance(recipe, Answering) and rates_mean_nothing(recipe.eval, recipe.rewards)
+    return {"rated": False} if answers else {}
 
 
 def _changes(evaluations: list[dict[str, Any]]) -> dict[str, Any]:

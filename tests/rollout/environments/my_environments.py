@@ -5,8 +5,10 @@ import base64
 import io
 import os
 import time
+from contextlib import asynccontextmanager
 from typing import ClassVar
 
+import numpy as np
 from PIL import Image
 
 from postgrad.rollout.environments.base import ChatEnvironment, Reply
@@ -38,6 +40,8 @@ class Wrong(ChatEnvironment):
         return None if self.kind == "no course" else self
 
     def step(self, text):
+        if self.kind == "exit":
+            raise SystemExit("bye")
         message = {"role": "user", "content": "go on"}
         return {
             "nothing": None,
@@ -47,6 +51,11 @@ class Wrong(ChatEnvironment):
             "infinity": Reply(reward=float("-inf")),
             "huge": Reply(done=True, reward=1e39),
             "count": Reply((message,), counts={"hits": float("nan")}),
+            "no counts": Reply((message,), counts=None),
+            "count name": Reply((message,), counts={3: 1.0}),
+            "counted": Reply((message,), counts={"turns": 5.0}),
+            "no JSON": Reply(({**message, "more": {1, 2}},)),
+            "letter": Reply(({"role": "user", "content": "é"},)),
             "one message": Reply(message),
             "no text": Reply(({"role": "user", "content": None},)),
             "half a pair": Reply(({"role": "user", "content": "\ud800"},)),
@@ -130,12 +139,37 @@ def prints(text: str) -> int:
     return os.getpid()
 
 
+class Gym(ChatEnvironment):
+    """Gives numbers of NumPy, as gymnasium does, and cannot always go on after a resume."""
+
+    deterministic: ClassVar[bool] = False
+    resumes: str = "never"
+
+    def start(self, prompt, sample):
+        return self
+
+    def resume(self, prompt, sample, turns):
+        if self.resumes == "raises":
+            raise ConnectionError("the sandbox is gone")
+        return "a course" if self.resumes == "wrong" else None
+
+    def step(self, text):
+        message = {"role": "user", "content": text, "name": ["a", "list"]}
+        return Reply((message,), reward=np.float32(0.5), counts={"hits": np.int64(2)})
+
+
 class Awaiting(ChatEnvironment):
     """Replies when `kind` lets it: see `step`."""
 
     waits: ClassVar[bool] = True
     deterministic: ClassVar[bool] = False
     kind: str = "soon"
+
+    @asynccontextmanager
+    async def running(self):
+        if self.kind == "closed":
+            raise ConnectionRefusedError("nobody listens at port 9")
+        yield
 
     def start(self, prompt, sample):
         return self
@@ -154,6 +188,10 @@ class Awaiting(ChatEnvironment):
             time.sleep(1.0)
         if self.kind == "raises":
             raise OSError("the disk is gone")
+        if self.kind == "leaks":  # as a library's timeout may
+            raise asyncio.CancelledError
+        if self.kind == "exits":
+            raise SystemExit("bye")
         await asyncio.sleep(0)
         return Reply((({"role": "user", "content": text}),), reward=1.0)
 

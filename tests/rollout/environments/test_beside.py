@@ -73,13 +73,29 @@ def test_all_replies_of_an_episode_together_have_a_limit():
     played.close()
 
 
-def test_what_a_step_raises_is_a_failure_that_says_where():
-    played = world(kind="raises")
-    seen = played.reset(PROMPT, 0).step(turn()).result()
-    assert seen.failure is not None
-    assert seen.failure.cause == "error"
-    assert "OSError: the disk is gone (my_environments.py:" in seen.failure.message
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("raises", "OSError: the disk is gone"),
+        ("leaks", "CancelledError: "),
+        ("exits", "SystemExit: bye"),
+    ],
+)
+def test_what_a_step_raises_is_a_failure_that_says_where_and_others_go_on(kind, why):
+    played = world(kind=kind)
+    for _ in range(2):
+        seen = played.reset(PROMPT, 0).step(turn()).result()
+        assert seen.failure is not None
+        assert seen.failure.cause == "error"
+        assert f"{why} (my_environments.py:" in seen.failure.message
     played.close()
+
+
+def test_an_environment_that_cannot_start_ends_the_run_and_is_named():
+    played = world(kind="closed")
+    why = r"the environment could not start .*ConnectionRefusedError: nobody listens at port 9"
+    with pytest.raises(RunError, match=why):
+        played.reset(PROMPT, 0).step(turn())
 
 
 def test_a_step_that_fails_at_once_is_a_failure_too_and_errors_of_the_run_end_it():

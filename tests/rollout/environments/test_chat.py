@@ -198,6 +198,12 @@ def test_a_turn_that_was_cut_ends_the_episode_unheard(finish):
         ("infinity", "the reward of a Reply is -inf, which is no finite number"),
         ("huge", "the reward of a Reply is 1e+39, which is no finite number of 32 bits"),
         ("count", "the count 'hits' of a Reply is nan, which is no finite number"),
+        ("no counts", "the counts of a Reply are a NoneType, which is no dict"),
+        ("count name", "a count of a Reply is named 3, which is no text"),
+        ("counted", "a count of a Reply is named 'turns', which the run counts itself"),
+        ("no JSON", "a message of a Reply has under 'more' {1, 2}, which is no JSON"),
+        ("letter", "its reply cannot be read: environment: the chat template cannot write"),
+        ("exit", "SystemExit: bye (my_environments.py:"),
         ("one message", "the messages of a Reply are a dict, which is no tuple"),
         ("no text", "{'role': 'user', 'content': None}, which is no dict with texts"),
         ("half a pair", "a message of a Reply has half a surrogate pair"),
@@ -213,6 +219,45 @@ def test_what_is_no_reply_is_a_failure_of_its_sample(kind, why):
     assert seen.failure is not None
     assert seen.failure.cause == "error"
     assert why in seen.failure.message
+
+
+def test_numbers_of_numpy_become_plain_ones_which_a_checkpoint_can_keep():
+    tokenizer = FAMILIES["chatml"][0]
+    seen = started(tokenizer, type="my_environments:Gym").step(completion(tokenizer, "a")).result()
+    assert (type(seen.reward), seen.reward) == (float, 0.5)
+    assert seen.counts == {"turns": 1.0, "out_of_turns": 0.0, "hits": 2.0}
+    assert {type(count) for count in seen.counts.values()} == {float}
+
+
+@pytest.mark.parametrize(
+    ("resumes", "why"),
+    [
+        ("raises", "ConnectionError: the sandbox is gone (my_environments.py:"),
+        ("wrong", "resume returned a str, which has no method `step`"),
+    ],
+)
+def test_an_environment_that_fails_to_resume_is_a_failure_of_that_sample_alone(resumes, why):
+    tokenizer = FAMILIES["chatml"][0]
+    world = dialogue(
+        EnvironmentSettings.model_validate({"type": "my_environments:Gym", "resumes": resumes}),
+        tokenizer,
+        {},
+    )
+    said = completion(tokenizer, "a")
+    recorded = [(said, world.reset(PROMPT, 0).step(said).result())]
+    episode = world.resume(PROMPT, 0, recorded)
+    assert episode is not None
+    failure = episode.step(said).result().failure
+    assert failure is not None
+    assert why in failure.message
+
+
+def test_long_replies_are_not_kept_for_the_next_like_them():
+    template = Template(FAMILIES["chatml"][0], {})
+    for text in ("on", "on", "x" * 5000, "x" * 5000):
+        template.after([{"role": "user", "content": text}], closed=True)
+    kept = template._after.cache_info()
+    assert (kept.currsize, kept.hits) == (1, 1)
 
 
 def test_an_environment_without_start_is_refused_by_name():

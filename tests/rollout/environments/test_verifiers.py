@@ -127,6 +127,8 @@ def test_the_policy_calls_the_tools_of_a_task(python):
     assert "no such tool" in TOKENIZER.decode(wrong.token_ids)
     end = episode.step(turn("8", 2)).result()
     assert (end.failure, end.done, end.reward) == (None, True, 2.0)
+    # The task's own metric "turns" (3 of them) does not mix with the turns that the run counts.
+    assert (end.counts["turns"], end.counts["task_turns"]) == (1.0, 3.0)
     played.close()
     unlike = world(python, settings=settings)
     failure = unlike.reset(prompt(4), 0).step(turn("8")).result().failure

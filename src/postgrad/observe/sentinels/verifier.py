@@ -23,9 +23,10 @@ class VerifierFailures(Level):
 
     def tell(self, value: float, seen: Seen) -> str:
         return (
-            f"verifiers gave no score to {value:.1%} of the samples (limit {self.limit:.1%}): "
-            "their causes are in events.jsonl (verifier_failed, environment_failed); fix the "
-            "verifier, or give it more cpu_seconds or wall_seconds"
+            f"{value:.1%} of the samples have no score, since a verifier or the environment failed "
+            f"on them (limit {self.limit:.1%}): events.jsonl has each cause (verifier_failed, "
+            "environment_failed); fix what failed, or where it was too slow raise its limit "
+            "(wall_seconds, cpu_seconds, environment.step_seconds)"
         )
 
 

@@ -25,7 +25,13 @@ from postgrad.core.text import resolve
 from postgrad.data.chat_format import Message
 from postgrad.data.images import sent_message
 from postgrad.rewards.verifier import LARGEST_SCORE
-from postgrad.rollout.environments.base import ChatEnvironment, Course, Reply, StepFailed
+from postgrad.rollout.environments.base import (
+    ChatEnvironment,
+    Course,
+    Reply,
+    StepFailed,
+    failure_of,
+)
 from postgrad.rollout.environments.desk import MODEL, Desk, plain_message
 from postgrad.rollout.environments.tool_calls import (
     calls_in,
@@ -176,7 +182,10 @@ class Agent(Conversed):
         function: Callable[..., Any] = resolve(self.agent, {}, "agent")
         asked = {"base_url": base_url, "api_key": api_key, "model": MODEL, "row": dict(row)}
         if inspect.iscoroutinefunction(function):
-            return await function(**asked), {}
+            try:
+                return await function(**asked), {}
+            except SystemExit as error:  # it would end the loop that all samples share
+                raise StepFailed("error", failure_of(error).message) from error
         return await self._workers.call(self.agent, asked), {}
 
 

@@ -33,6 +33,8 @@ ENVIRONMENTS = {
     "tools": "postgrad.rollout.environments.tools:Tools",
     "verifiers": "postgrad.rollout.environments.verifiers:VerifiersTasks",
 }
+# What the run counts of every episode, whatever its environment.
+COUNTED = ("turns", "out_of_turns")
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
@@ -59,7 +61,13 @@ def wrong_with(reply: Any) -> str | None:
         return f"the reward of a Reply is {reply.reward!r}, which is no number"
     if not abs(reply.reward) <= LARGEST_SCORE:
         return f"the reward of a Reply is {reply.reward}, which is no finite number of 32 bits"
+    if not isinstance(reply.counts, Mapping):
+        return f"the counts of a Reply are a {type(reply.counts).__name__}, which is no dict"
     for name, count in reply.counts.items():
+        if not isinstance(name, str):
+            return f"a count of a Reply is named {name!r}, which is no text"
+        if name in COUNTED:
+            return f"a count of a Reply is named {name!r}, which the run counts itself"
         if not isinstance(count, Real) or not math.isfinite(count):
             return f"the count {name!r} of a Reply is {count!r}, which is no finite number"
     if not isinstance(reply.messages, tuple | list):
@@ -83,7 +91,18 @@ def _wrong_message(message: Any) -> str | None:
         return "a message of a Reply has images beside its content: they are parts of it"
     if any(_HALF_PAIR.search(text) for text in texts):
         return "a message of a Reply has half a surrogate pair, which is no character"
+    for key, value in message.items():
+        if key != "content" and not _is_json(value):
+            return f"a message of a Reply has under {key!r} {repr(value)[:100]}, which is no JSON"
     return None
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 class StepFailed(Exception):
@@ -97,7 +116,7 @@ class StepFailed(Exception):
         self.cause = cause
 
 
-def failure_of(error: Exception) -> EpisodeFailure:
+def failure_of(error: BaseException) -> EpisodeFailure:
     """What a step raised, as the record of a failure. Errors of postgrad's own are raised again:
     they end the run.
     """

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from postgrad.core.errors import RunError
+from postgrad.core.errors import PostgradError, RunError
 from postgrad.core.process import Handle
 from postgrad.core.records import EpisodeFailure
 from postgrad.rollout.environments.base import Reply, failure_of
@@ -34,7 +34,7 @@ def at_once_replied(step: Callable[[str], Any], text: str) -> Timed:
         reply = step(text)
         if inspect.iscoroutine(reply):
             reply = _driven(reply)
-    except Exception as error:  # noqa: BLE001  # code of others: recorded with its cause
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # code of others: recorded with its cause
         reply = failure_of(error)
     return reply, time.perf_counter() - began
 
@@ -75,7 +75,8 @@ class SideBySide:
     ) -> Handle[Timed]:
         """Begins a step. seconds: how long it may have a place; limit: the recipe key that says so.
 
-        Raises what opening the context raised, when it is the first one; RunError after `close`.
+        Raises RunError where the context cannot be opened, or an error of postgrad's own that
+        opening it raised; RunError after `close`.
         """
         if self._closed.is_set():
             raise RunError("the environment was closed")
@@ -131,6 +132,9 @@ class SideBySide:
         except Exception as error:
             if self._opened.done():
                 raise
+            if not isinstance(error, PostgradError):
+                why = failure_of(error).message
+                error = RunError(f"the environment could not start (its `running`): {why}")
             self._opened.set_exception(error)
 
     async def _placed(
@@ -185,8 +189,15 @@ class SideBySide:
 
 
 async def _awaited(step: Callable[[], Awaitable[Reply] | Reply]) -> Reply | EpisodeFailure:
+    """The reply, or the failure that a step raised. A step may also leak a cancellation of its own,
+    or leave by SystemExit: that is its failure, where this task was not cancelled.
+    """
     try:
         reply = step()
         return await reply if inspect.isawaitable(reply) else reply
-    except Exception as error:  # noqa: BLE001  # code of others: recorded with its cause
+    except BaseException as error:  # code of others: recorded with its cause
+        task = asyncio.current_task()
+        cancelled = isinstance(error, asyncio.CancelledError) and task and task.cancelling()
+        if cancelled or isinstance(error, GeneratorExit):
+            raise
         return failure_of(error)

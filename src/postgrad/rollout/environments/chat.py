@@ -1,7 +1,7 @@
 """An environment of messages as one of tokens: its episodes, and the images of its replies."""
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,13 +62,15 @@ class Dialogue:
 
     def reset(self, prompt: Prompt, sample: int) -> "_Episode":
         """A new episode around a new course of the environment."""
-        return _Episode(self, _started(self.chat, prompt, sample), len(prompt.images))
+        course = _course("start", lambda: self.chat.start(prompt, sample))
+        return _Episode(self, course or _NOTHING, len(prompt.images))
 
     def resume(
         self, prompt: Prompt, sample: int, recorded: Sequence[tuple[Completion, Observation]]
     ) -> "_Episode | None":
         """Environment.resume, where the chat environment can."""
-        course = self.chat.resume(prompt, sample, [self.text(turn) for turn, _ in recorded])
+        turns = [self.text(turn) for turn, _ in recorded]
+        course = _course("resume", lambda: self.chat.resume(prompt, sample, turns))
         if course is None:
             return None
         shown = sum(len(observation.images) for _, observation in recorded)
@@ -82,7 +84,7 @@ class Dialogue:
 
 
 class _NotStarted:
-    """The course of a sample for which the environment could not start one."""
+    """The course of a sample for which the environment could not start or continue one."""
 
     def __init__(self, failure: EpisodeFailure) -> None:
         self._failure = failure
@@ -92,14 +94,21 @@ class _NotStarted:
         raise StepFailed(self._failure.cause, self._failure.message)
 
 
-def _started(chat: ChatEnvironment, prompt: Prompt, sample: int) -> Course:
-    """A new course. What `start` raises becomes the failure of the sample's first step."""
+_NOTHING = _NotStarted(
+    EpisodeFailure("error", "start returned a NoneType, which has no method `step`")
+)
+
+
+def _course(method: str, begin: Callable[[], Any]) -> Course | None:
+    """The course that a method of the environment returns. What it raises, and a return value that
+    is no course, become the failure of the sample's next step.
+    """
     try:
-        course: Any = chat.start(prompt, sample)
-    except Exception as error:  # noqa: BLE001  # code of others: recorded with its cause
+        course = begin()
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # code of others: recorded with its cause
         return _NotStarted(failure_of(error))
-    if not callable(getattr(course, "step", None)):
-        message = f"start returned a {type(course).__name__}, which has no method `step`"
+    if course is not None and not callable(getattr(course, "step", None)):
+        message = f"{method} returned a {type(course).__name__}, which has no method `step`"
         return _NotStarted(EpisodeFailure("error", message))
     return course
 
@@ -120,8 +129,7 @@ class _Episode:
         self._turns += 1
         if response.finish_reason != "stop":
             self._close()
-            counts = {"turns": 1.0, "out_of_turns": 0.0}
-            return at_once(Observation(_TOKENS, done=True, counts=counts))
+            return at_once(Observation(_TOKENS, done=True, counts=_counts()))
         text = self._dialogue.text(response)
         replied = self._replied(text)
         return Step(replied, lambda answer: self._observed(response, answer))
@@ -153,25 +161,31 @@ class _Episode:
         if isinstance(reply, EpisodeFailure):
             return self._failed(reply)
         last = not reply.done and self._turns == self._dialogue.settings.max_turns
-        counts = {"turns": 1.0, "out_of_turns": float(last), **reply.counts}
+        # Numbers of NumPy become plain ones: checkpoints keep them as JSON.
+        reward = float(reply.reward)
+        counts = _counts(last=last) | {name: float(n) for name, n in reply.counts.items()}
         if last:
             self._close()
         if reply.done or last:
-            return Observation(_TOKENS, done=True, reward=reply.reward, counts=counts)
+            return Observation(_TOKENS, done=True, reward=reward, counts=counts)
+        closed, before = template.closed(response.token_ids), self._asked + self._shown
         try:
             room = self._dialogue.settings.max_images - self._shown
             messages = with_images(reply.messages, template.reader, room)
-        except ValueError as error:
+            seen, images = template.seen(messages, closed=closed, before=before)
+        except (ValueError, UsageError) as error:  # a later reply may hold what no example did
             return self._failed(EpisodeFailure("error", f"its reply cannot be read: {error}"))
-        closed, before = template.closed(response.token_ids), self._asked + self._shown
-        seen, images = template.seen(messages, closed=closed, before=before)
         self._shown += len(images)
-        return Observation(seen, done=False, reward=reply.reward, counts=counts, images=images)
+        return Observation(seen, done=False, reward=reward, counts=counts, images=images)
 
     def _failed(self, failure: EpisodeFailure) -> Observation:
         self._close()
-        counts = {"turns": 1.0, "out_of_turns": 0.0}
-        return Observation(_TOKENS, done=True, counts=counts, failure=failure)
+        return Observation(_TOKENS, done=True, counts=_counts(), failure=failure)
+
+
+def _counts(*, last: bool = False) -> dict[str, float]:
+    """What is counted of every turn (COUNTED). last: the policy may take no further one."""
+    return {"turns": 1.0, "out_of_turns": float(last)}
 
 
 def with_images(

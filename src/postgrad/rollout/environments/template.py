@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _QUESTION: Message = {"role": "user", "content": "?"}
 _TURN = "@turn@"  # stands for what the policy wrote
+KEPT_CHARACTERS = 4096  # of a reply whose tokens are kept for the next like it
 KNOWN_IMAGES = 256  # of replies, whose texts are kept: a run may see any number
 
 
@@ -50,7 +51,8 @@ class Template:
         added: Mapping[int, Any] = tokenizer.added_tokens_decoder
         special = {token_id for token_id, added_token in added.items() if added_token.special}
         self._special = special | set(tokenizer.all_special_ids)
-        self._after = lru_cache(maxsize=4096)(self._tokens_after)  # games have few replies
+        # Games have few replies.
+        self._after = lru_cache(maxsize=4096)(self._tokens_after)
 
     def closed(self, token_ids: NDArray[np.int32]) -> bool:
         """Whether the policy's turn ends with a special token; after a stop string it does not."""
@@ -67,7 +69,10 @@ class Template:
         closed: whether the turn has its end token already. Raises UsageError where the template
         refuses the messages or drops their text.
         """
-        return self._after(tuple(tuple(message.items()) for message in messages), closed)
+        text = json.dumps(messages)
+        if len(text) > KEPT_CHARACTERS:
+            return self._tokens_after(text, closed)
+        return self._after(text, closed)
 
     def seen(
         self, messages: Sequence[Message], *, closed: bool, before: int
@@ -82,7 +87,7 @@ class Template:
         if self.reader.single and before + len(digests) > 1:
             why = "this type of model makes other tokens of an image where a conversation has more"
             raise _refused(messages, why)
-        tokens = self._tokens_after(tuple(tuple(m.items()) for m in messages), closed, before)
+        tokens = self._tokens_after(json.dumps(messages), closed, before)
         images = self.reader.placed(tokens, digests)
         if images is None:
             raise _refused(messages, "its tokens are not those of its images")
@@ -92,10 +97,9 @@ class Template:
             self.reader.forget(oldest)
         return tokens, images
 
-    def _tokens_after(
-        self, messages: tuple[tuple[tuple[str, Any], ...], ...], closed: bool, before: int = 0
-    ) -> NDArray[np.int32]:
-        replies = [dict(message) for message in messages]
+    def _tokens_after(self, messages: str, closed: bool, before: int = 0) -> NDArray[np.int32]:
+        """messages: as JSON, which can be a key where it is kept."""
+        replies: list[Message] = json.loads(messages)
         try:
             rest = self._rest(replies, before)
         except Unmarkable as error:

@@ -17,7 +17,7 @@ from pydantic import Field, PrivateAttr
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.rollout.environments.agent import Conversed, Ended
-from postgrad.rollout.environments.base import StepFailed
+from postgrad.rollout.environments.base import COUNTED, StepFailed
 from postgrad.rollout.environments.client import ForeignClient
 from postgrad.rollout.environments.desk import MODEL
 
@@ -82,7 +82,10 @@ class VerifiersTasks(Conversed):
         except asyncio.CancelledError:
             client.forget(session)
             raise
-        return answer["reward"], answer["metrics"]
+        metrics: Mapping[str, float] = answer["metrics"]
+        return answer["reward"], {
+            f"task_{name}" if name in COUNTED else name: value for name, value in metrics.items()
+        }
 
 
 def rows(

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from postgrad.core.media import IMAGES, images_kept_in
+from postgrad.core.text import how_many
 from postgrad.observe.console import Console
 from postgrad.plan.page import Page
 from postgrad.recipe.load import names_used, require_models, require_runnable, rows_used
@@ -103,7 +104,7 @@ def _try_generate(report: Report, recipe: Recipe, folder: Path) -> None:
     with report.check("generate") as check:
         extent = Extent(samples=2, rows=2)
         generated = generate(recipe, folder / "samples", report.console, extent)
-        check.detail = f"{generated.about['prompts']} prompts answered and scored"
+        check.detail = f"{how_many(generated.about['prompts'], 'prompt')} answered and scored"
 
 
 def _run_checks(report: Report, recipe: Recipe, folder: Path) -> Trial | None:
@@ -168,7 +169,7 @@ def _make_small_recipe(
 ) -> Recipe | None:
     with report.check("small recipe") as check:
         small = small_recipe(recipe, sets, folder / "run", path)
-        check.detail = f"{small.geometry().train_batch_size} samples in its update"
+        check.detail = f"{how_many(small.geometry().train_batch_size, 'sample')} in its update"
         return small
     return None
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from postgrad.checkpoint.state import RunState
 from postgrad.core.errors import RunError
+from postgrad.core.text import how_many
 from postgrad.fleet.exported import own_role
 from postgrad.observe.console import Console
 from postgrad.observe.follow import read_lines
@@ -133,9 +134,11 @@ def _details(run: Run) -> dict[str, str]:
     line = lines[-1] if lines else {}
     details: dict[str, str] = {}
     if "response_tokens" in line:
-        details["sample"] = f"{line['samples']:.0f} samples, {line['response_tokens']:.0f} tokens"
+        details["sample"] = ", ".join(
+            (how_many(line["samples"], "sample"), how_many(line["response_tokens"], "token"))
+        )
     if "loss" in line:
-        details["train"] = f"{line['samples']:.0f} samples, loss {_number(line['loss'])}"
+        details["train"] = f"{how_many(line['samples'], 'sample')}, loss {_number(line['loss'])}"
     if "sentinel/publish_difference" in line:
         details["publish"] = f"logprobs differ by {line['sentinel/publish_difference']:.2g}"
     if "peak_memory_bytes" in line:

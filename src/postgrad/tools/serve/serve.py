@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
+from postgrad.core.text import how_many
 from postgrad.observe.console import Console
 from postgrad.tools.pages import own_hosts
 from postgrad.tools.serve.wire import ServerLimits
@@ -87,10 +88,8 @@ def _serve(
         "sequences": total(metrics.sequences),
         "tokens": total(metrics.tokens),
     }
-    console.note(
-        f"stopped: {done['requests']} requests, {done['sequences']} sequences, "
-        f"{done['tokens']} tokens"
-    )
+    counts = (how_many(count, name.removesuffix("s")) for name, count in done.items())
+    console.note(f"stopped: {', '.join(counts)}")
     return done
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from postgrad.core.files import whole_file
+from postgrad.core.text import how_many
 from postgrad.tools.pages import REPORT
 from postgrad.tools.sweep import seeds
 from postgrad.tools.sweep.results import Standing, TrialResult
@@ -78,7 +79,7 @@ def document(result: Standing) -> Iterator[str]:
     states = [run.state for run in result.results]
     counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
     keys = ", ".join(f"<code>{html.escape(key)}</code>" for key in result.sweep.keys)
-    yield f'<p class="quiet">{len(states)} runs over {keys}: {", ".join(counts)}</p>\n'
+    yield f'<p class="quiet">{how_many(len(states), "run")} over {keys}: {", ".join(counts)}</p>\n'
     yield f'<p class="verdict">{html.escape(result.verdict())}</p>\n'
     if (result.sweep.path / REPORT).is_file():
         yield f'<p><a href="./{REPORT}">The best runs side by side</a></p>\n'

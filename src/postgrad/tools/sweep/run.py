@@ -16,6 +16,7 @@ from typing import Any, TextIO, cast
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import finite, remove, write_json
+from postgrad.core.text import how_many
 from postgrad.observe.console import Console, Phase
 from postgrad.observe.follow import read_object
 from postgrad.observe.report.selection import Cap
@@ -202,7 +203,7 @@ class _Stopping:
                 f"{name}: no further run starts, {count} under way save and stop; a second signal "
                 "stops them at once"
                 if not self.asked
-                else f"{name} again: {count} runs under way stop at once"
+                else f"{name} again: {how_many(count, 'run')} under way stop at once"
             )
         self.asked = True
 
@@ -227,7 +228,7 @@ def _run(sweep: Sweep, places: Places, console: Console, command: Command) -> St
     finished = len(sweep.trials) - len(waiting)
     at_once = f"{places.count} at once ({places.reason})" if places.count > 1 else "one by one"
     have = f", {finished} of them have finished" if finished else ""
-    console.note(f"sweep: {len(sweep.trials)} runs in {sweep.path}{have}; {at_once}")
+    console.note(f"sweep: {how_many(len(sweep.trials), 'run')} in {sweep.path}{have}; {at_once}")
     runner = _Runner(sweep, places, console, command)
     with runner.stopping.heard(), ExitStack() as stack:
         if places.count > 1:
