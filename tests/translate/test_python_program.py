@@ -54,6 +54,21 @@ def result(program: str, environment: dict[str, str] | None = None) -> Any:
         ("x = [3, 1]\nx.sort(key=lambda n: n)\nshow(x)", "unread"),
         ("x = [1]\nx[0] = 2\nshow(x)", "unread"),
         ("x = 1\ndef f():\n    global x\n    x = 2\nf()\nshow(x)", 2),
+        # an object has several names, and a function changes that of its caller
+        ("x = {'a': 1}\ny = x\ny['a'] = 2\nshow([x, y])", [{"a": 2}, {"a": 2}]),
+        ("x = [1]\ny = x\nx = [2]\ny.append(3)\nshow([x, y])", [[2], [1, 3]]),
+        ("def f(d):\n    d['a'] = 2\nx = {'a': 1}\nf(x)\nshow(x)", {"a": 2}),
+        ("def g(d):\n    d.pop('a')\ndef f(d):\n    g(d)\nx = {'a': 1}\nf(x)\nshow(x)", {}),
+        ("def f(d):\n    d['a'] = 2\ndef main():\n    x = {'a': 1}\n    f(x)\n    show(x)\nmain()",
+         "unread"),
+        ("def g(d):\n    d.pop('a')\ndef f(d):\n    g(d)\ndef main():\n    x = {'a': 1}\n    f(x)\n"
+         "    show(x)\nmain()", "unread"),
+        ("def f(d):\n    d = {'a': 2}\nx = {'a': 1}\nf(x)\nshow(x)", {"a": 1}),
+        ("def f(d):\n    e = d\n    e.append(2)\nx = [1]\nf(x)\nshow(x)", [1, 2]),
+        ("x = {'a': 1}\ndef f():\n    if asked():\n        x['a'] = 2\nf()\nshow(x)",
+         {"a": "unread"}),
+        ("import os\nif asked():\n    os.environ['N'] = 'b'\nshow(os.environ.get('N', 'a'))",
+         "unread"),
     ],
 )  # fmt: skip
 def test_statements_give_names_what_a_run_would_or_nothing(program: str, wanted: Any) -> None:

@@ -59,6 +59,10 @@ def _parsed(text: str, name: str) -> ast.Module:
         raise UsageError(f"{name} is not Python: {error}") from error
 
 
+# Tables of names, inmost first, and the environment behind them; calls by their numbers.
+_State = tuple[list[dict[str, Any]], dict[int, Built]]
+
+
 @dataclass(slots=True)
 class _Frame:
     """A function that is being followed, or the program itself."""
@@ -73,11 +77,13 @@ class _Program:
     def __init__(self, text: str, name: str, hook: Hook, environment: Mapping[str, str]) -> None:
         self._read = Expressions(text, name, hook, self._inline, environment)
         self._active: list[ast.AST] = []
+        self._scopes: list[Scope] = []  # of the functions that are being followed, inmost last
         self._entered: set[ast.AST] = set()
 
     def follow(self, tree: ast.Module) -> dict[int, Built]:
         """The calls by their numbers."""
         top = Scope({"__name__": "__main__", "__file__": self._read.name})
+        self._scopes.append(top)
         self._run(tree.body, _Frame(top))
         for node in tree.body:  # what a launcher or a notebook calls
             if isinstance(node, ast.FunctionDef) and node not in self._entered:
@@ -94,6 +100,7 @@ class _Program:
         self._entered.add(node)
         self._active.append(node)
         scope = Scope(self._parameters(function, args, kwargs), function.scope)
+        self._scopes.append(scope)
         try:
             if isinstance(node, ast.Lambda):
                 return self._read.value(node.body, scope)
@@ -102,6 +109,10 @@ class _Program:
                 frame.returns.append(None)
         finally:
             self._active.pop()
+            self._scopes.pop()
+            for before in scope.changed:  # a table of the caller, which the function has changed
+                self._scopes[-1].replace(before, unread)
+                self._scopes[-1].changed.append(before)
         result = frame.returns[0] if frame.returns else unread
         for other in frame.returns[1:]:
             result = values.merged(result, other, unread)
@@ -217,31 +228,30 @@ class _Program:
             self._restore(frame.scope, first)
         return first_ends and second_ends
 
-    def _state(self, scope: Scope) -> tuple[dict[str, Any], dict[int, Built]]:
-        """The names of a scope, and the objects that they stand for."""
-        self._read.spend((len(scope.names) + len(self._read.calls)) // 16)
-        return dict(scope.names), dict(self._read.calls)
+    def _state(self, scope: Scope) -> _State:
+        """The names that a scope sees and the environment, and the objects that they stand for."""
+        tables = [*(each.names for each in scope.chain), self._read.environment]
+        self._read.spend((sum(map(len, tables)) + len(self._read.calls)) // 16)
+        return [dict(table) for table in tables], dict(self._read.calls)
 
-    def _restore(self, scope: Scope, state: tuple[dict[str, Any], dict[int, Built]]) -> None:
+    def _restore(self, scope: Scope, state: _State) -> None:
         """Goes back to a state; trainers that were called since are not forgotten."""
-        names, calls = state
+        tables, calls = state
         trainers = {n: call for n, call in self._read.calls.items() if n not in calls}
-        scope.names = dict(names)
+        for each, names in zip(scope.chain, tables, strict=False):
+            each.names = dict(names)
+        self._read.environment = dict(tables[-1])
         self._read.calls = {**calls, **trainers}
 
-    def _agree(
-        self, scope: Scope, other: tuple[dict[str, Any], dict[int, Built]], otherwise: Unread
-    ) -> None:
+    def _agree(self, scope: Scope, other: _State, otherwise: Unread) -> None:
         """The state after two branches, of which one runs: its own, and another one's."""
-        names = dict.fromkeys([*other[0], *scope.names])
-        pairs = {
-            name: (other[0].get(name, otherwise), scope.names.get(name, otherwise))
-            for name in names
-        }
-        scope.names = {name: values.merged(*pair, otherwise) for name, pair in pairs.items()}
+        tables, calls = self._state(scope)
+        agreed = [
+            values.merged_tables(*pair, otherwise) for pair in zip(other[0], tables, strict=True)
+        ]
         for number, call in other[1].items():
-            current = self._read.calls.get(number, call)
-            self._read.calls[number] = values.merged(call, current, otherwise)
+            calls[number] = values.merged(call, calls.get(number, call), otherwise)
+        self._restore(scope, (agreed, calls))
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While, frame: _Frame) -> bool:
         """Each iteration over a list of the program; of other loops the first, and what that

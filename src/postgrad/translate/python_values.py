@@ -9,7 +9,7 @@ import ast
 import operator
 import posixpath
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import PurePosixPath
@@ -124,6 +124,15 @@ class Scope:
     names: dict[str, Any] = field(default_factory=dict[str, Any])
     outer: "Scope | None" = None
     shared: set[str] = field(default_factory=set[str])  # names of the program's top: `global`
+    changed: list[Any] = field(default_factory=list[Any])  # objects that are no longer as they were
+
+    @property
+    def chain(self) -> "Iterator[Scope]":
+        """The scope and those around it."""
+        scope: Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.outer
 
     def put(self, name: str, value: Any) -> None:
         """Assigns to a name."""
@@ -133,19 +142,23 @@ class Scope:
         scope.names[name] = value
 
     def change(self, name: str, value: Any) -> None:
-        """Puts what an object has become in place of it, where its name is set."""
-        scope: Scope | None = self
-        while scope is not None and name not in scope.names:
-            scope = scope.outer
-        (scope or self).names[name] = value
+        """Puts what an object has become in place of it, whatever other names it has here."""
+        before = self.get(name)
+        self.replace(before, value)
+        self.changed.append(before)
+
+    def replace(self, before: Any, after: Any) -> None:
+        """Another object in place of one, under all names that it has."""
+        for scope in self.chain:
+            for name, value in scope.names.items():
+                if value is before:
+                    scope.names[name] = after
 
     def get(self, name: str) -> Any:
         """The value of a name. Raises KeyError where nothing sets it."""
-        scope: Scope | None = self
-        while scope is not None:
+        for scope in self.chain:
             if name in scope.names:
                 return scope.names[name]
-            scope = scope.outer
         raise KeyError(name)
 
 
@@ -184,15 +197,16 @@ def merged(first: Any, second: Any, otherwise: Unread) -> Any:
     if first is second or (type(first) is type(second) and first == second):
         return first
     if isinstance(first, dict) and isinstance(second, dict):
-        return _merged_tables(first, second, otherwise)
+        return merged_tables(first, second, otherwise)
     if isinstance(first, Built) and isinstance(second, Built) and first.number == second.number:
-        return replace(first, kwargs=_merged_tables(first.kwargs, second.kwargs, otherwise))
+        return replace(first, kwargs=merged_tables(first.kwargs, second.kwargs, otherwise))
     return otherwise
 
 
-def _merged_tables(
+def merged_tables(
     first: Mapping[str, Any], second: Mapping[str, Any], otherwise: Unread
 ) -> dict[str, Any]:
+    """The entries of a table after two branches: what they agree on."""
     names = dict.fromkeys([*first, *second])
     pairs = {name: (first.get(name, otherwise), second.get(name, otherwise)) for name in names}
     return {name: merged(*pair, otherwise) for name, pair in pairs.items()}
