@@ -18,7 +18,7 @@ from postgrad.core.records import PlacedImage
 from postgrad.models.images import ImageTower
 from postgrad.models.states import carry_states
 from postgrad.rollout.engine import Completion, Request, WeightHandover
-from postgrad.rollout.local.engine import LocalEngine
+from postgrad.rollout.local.engine import AHEAD, LocalEngine
 from postgrad.rollout.local.kept import KeptPrefix
 from postgrad.rollout.settings import SamplingSettings
 from rollout.conftest import CONFIGS, VOCABULARY, fresh_model, letters_tokenizer, prompt_tokens
@@ -114,7 +114,7 @@ class Played:
         return sum(sizes.values())
 
 
-def engine(slots: int, kind: str = "qwen3", places: int = 128) -> LocalEngine:
+def engine(slots: int, kind: str = "qwen3", places: int = 128, **how: Any) -> LocalEngine:
     tokenizer, tower = letters_tokenizer(), None
     if kind in IMAGE_MODELS:
         lm, tokenizer = fresh(kind), Words()
@@ -127,7 +127,8 @@ def engine(slots: int, kind: str = "qwen3", places: int = 128) -> LocalEngine:
         lm = AutoModelForCausalLM.from_config(config, attn_implementation="postgrad")
         carry_states(lm)
     lm.generation_config.eos_token_id = tokenizer.eos_token_id
-    return LocalEngine(lm, tokenizer, slots=slots, cache_tokens=slots * places, tower=tower)
+    places *= slots
+    return LocalEngine(lm, tokenizer, slots=slots, cache_tokens=places, tower=tower, **how)
 
 
 def play(model: LocalEngine, plan: Plan) -> Played:
@@ -195,6 +196,31 @@ def test_a_turn_computes_what_is_new_alone_and_samples_as_behind_all_of_its_pref
         before = played.turns[key][1]
         assert done.token_ids.tolist() == before.token_ids.tolist()
         np.testing.assert_allclose(done.logprobs, before.logprobs, atol=rounding_of(kind))
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "lfm2"])
+def test_behind_steps_ahead_a_turn_computes_its_reply_alone(kind, monkeypatch):
+    """As on a GPU: a row that has ended computes one more token, the newest."""
+    monkeypatch.setitem(AHEAD, "cpu", 1)
+    model, plan = engine(8, kind), Plan()
+    played = play(model, plan)
+    require_right(model, played, rounding_of(kind))
+    later = plan.tickets * plan.samples * (plan.turns - 1)
+    assert played.computed == played.needed - later
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_where_experts_are_recorded_every_token_but_the_newest_has_some(ahead, monkeypatch):
+    monkeypatch.setitem(AHEAD, "cpu", ahead)
+    model = engine(8, "qwen3_moe", records_experts=True)
+    played = play(model, Plan())
+    require_right(model, played)
+    assert played.computed == played.needed
+    for (_, _, turn), (prefix, done) in played.turns.items():
+        assert (done.experts[-1] == -1).all()
+        assert (done.experts[:-1] >= 0).all()
+        if not turn:
+            assert len(done.experts) == len(prefix) + len(done.token_ids)
 
 
 @pytest.mark.slow

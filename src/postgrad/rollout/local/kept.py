@@ -123,8 +123,12 @@ class KeptPrefixes:
             request: Request = rows.requests[row]
             stretch, prompt = int(rows.stretch[row]), int(rows.prompt[row])
             readers[stretch] -= 1
-            written = int(rows.launched[row]) - 1
-            if not (self._keeps and request.may_go_on) or prompt + written > prompts.places:
+            written = computed = int(rows.launched[row]) - 1
+            if rows.experts.size:  # a step ahead does not say which the newest token had
+                written = min(computed, int(rows.written[row]) - 1)
+            behind_all = written == computed or not self._with_states
+            goes_on = self._keeps and request.may_go_on and behind_all
+            if not goes_on or prompt + written > prompts.places:
                 continue
             key = request.seed, request.ticket, int(rows.sample[row])
             self._by_sample.pop(key, None)
