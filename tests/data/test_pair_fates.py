@@ -261,12 +261,12 @@ def test_every_row_has_one_fate_and_labels_go_the_way_of_their_pair(
 
 def fate_of(row: dict[str, str], how: str) -> str:
     chosen, rejected = row["chosen"], row["rejected"]
+    if row["prompt"] == "held":  # a row of the other part is no loss of this one
+        return "excluded"
     if chosen == rejected:
         return "equal"
     if not chosen or not rejected:
         return "empty"
-    if row["prompt"] == "held":
-        return "excluded"
     long = len(row["prompt"]) > 1 or max(len(chosen), len(rejected)) + 1 > 10
     if not long:
         return "kept"

@@ -58,7 +58,7 @@ def test_every_comparison_is_kept_but_four_with_an_empty_answer(whole: PairSet) 
     assert account.fates == {"kept": ROWS - 4, "empty": 4}
     assert account.examples["empty"].endswith(":87")
     assert account.notes == (
-        "1800 rows: pairs of transcripts (Human:, Assistant:)",
+        "1,800 rows: pairs of transcripts (Human:, Assistant:)",
         PARTED_INSIDE,
     )
 
