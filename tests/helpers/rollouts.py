@@ -99,10 +99,15 @@ class Chosen:
 
 
 class Words:
-    """A tokenizer whose tokens are their own numbers."""
+    """A tokenizer whose tokens are their own numbers; 95 ends an answer."""
+
+    eos_token_id = 95
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return " ".join(map(str, ids))
+
+    def batch_decode(self, rows: Sequence[Sequence[int]], **how: bool) -> list[str]:
+        return [self.decode(row, **how) for row in rows]
 
 
 class Ticking:

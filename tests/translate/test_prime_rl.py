@@ -339,6 +339,13 @@ def test_replies_are_predicted_with_the_weight_of_their_roles(
     assert missing(translation) == ({"orchestrator.algo.roles.*.alpha"} if lost else set())
 
 
+def test_a_filter_of_replies_is_lost_with_its_reason(tmp_path: Path) -> None:
+    options = {"orchestrator.algo.type": "echo", "orchestrator.algo.filter.import_path": "a.b"}
+    (lost,) = of(tmp_path, **options).draft.missing
+    assert lost.name == "orchestrator.algo.filter.import_path"
+    assert "all tokens of a reply count" in lost.why
+
+
 def test_an_algorithm_and_a_loss_that_are_not_here_are_lost(tmp_path: Path) -> None:
     options = {"orchestrator.algo.type": "rae", "trainer.loss.import_path": "mine.loss"}
     options["trainer.loss.type"] = "custom"

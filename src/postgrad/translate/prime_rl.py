@@ -193,6 +193,8 @@ def _observations(draft: Draft, options: Options) -> None:
     )
     if len(coefficients) > 1:
         draft.miss(f"{place}*.alpha", sorted(coefficients), "the largest holds for all replies")
+    for name in [name for name in options.stated if name.startswith("orchestrator.algo.filter.")]:
+        draft.miss(name, options.take(name), "all tokens of a reply count")
 
 
 def _self_distillation(draft: Draft, options: Options) -> None:

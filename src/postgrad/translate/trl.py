@@ -227,13 +227,7 @@ def _comment(draft: Draft, section: str, datasets: Sequence[dict[str, Any]]) -> 
                 draft.comments[*place, key] = text
 
 
-_OF_PROGRAMS = (
-    "revision",
-    "limit",
-    "filter",
-    "map",
-    "eval_fraction",
-)  # keys of [data], by a program
+_OF_PROGRAMS = ("revision", "limit", "filter", "map", "eval_fraction")  # keys that programs say
 
 
 def _batch(draft: Draft, options: Options, devices: int) -> None:

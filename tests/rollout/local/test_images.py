@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from helpers.image_models import KINDS, PLACEHOLDER, SIZES, Scene, fresh, placed, placeholders
-from helpers.rollouts import Chosen
+from helpers.rollouts import Chosen, Words
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage, Prompt, RolloutBatch, Sequences
@@ -27,18 +27,6 @@ from postgrad.rollout.settings import SamplingSettings
 NEW = 8
 SEED = 5  # with which no sample writes a placeholder
 GREEDY = SamplingSettings(max_new_tokens=NEW, temperature=0.0)
-
-
-class Words:
-    """The part of a tokenizer that an engine calls; no token ends an answer but the last one."""
-
-    eos_token_id = 95
-
-    def batch_decode(self, rows: Any, **_: Any) -> list[str]:
-        return [" ".join(map(str, row)) for row in rows]
-
-    def decode(self, row: Any, **_: Any) -> str:
-        return " ".join(map(str, row))
 
 
 def engine_of(kind: str, pixels: Any) -> LocalEngine:

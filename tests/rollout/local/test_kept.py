@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers.image_models import IMAGE_MODELS, SIZES, Scene, fresh, placed, placeholders
 from helpers.model_types import config_of
+from helpers.rollouts import Words
 from postgrad.core.records import PlacedImage
 from postgrad.models.images import ImageTower
 from postgrad.models.states import carry_states
@@ -56,15 +57,6 @@ class Pictured:
         tokens = np.concatenate([first, placeholders(rows * columns), last])
         digest = [*self.scene.pixels][number]
         return tokens, placed(tokens, [digest], [(rows, columns)], self._model)
-
-
-class Words:
-    """The part of a tokenizer that an engine calls."""
-
-    eos_token_id = 95
-
-    def batch_decode(self, rows: Any, **_: Any) -> list[str]:
-        return [" ".join(map(str, row)) for row in rows]
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ class KeptPrefixes:
             readers[stretch] -= 1
             written = computed = int(rows.launched[row]) - 1
             if rows.experts.size:  # a step ahead does not say which the newest token had
-                written = min(computed, int(rows.written[row]) - 1)
+                written = int(rows.written[row]) - 1
             behind_all = written == computed or not self._with_states
             goes_on = self._keeps and request.may_go_on and behind_all
             if not goes_on or prompt + written > prompts.places:

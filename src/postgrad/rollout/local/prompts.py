@@ -78,14 +78,11 @@ class Recording:
         else:
             self.keys.append(latent.stored(key))
             self.values.append(self.keys[-1][..., : latent.rank])
-        if isinstance(self._inner, BehindKept):
-            return self._inner.attend(
-                layer, query, key, value,
-                scale=scale, window=window, softcap=softcap, sinks=sinks, latent=latent,
-            )  # fmt: skip
+        more: dict[str, Any] = {"latent": latent} if isinstance(self._inner, BehindKept) else {}
         return self._inner.attend(
-            layer, query, key, value, scale=scale, window=window, softcap=softcap, sinks=sinks
-        )
+            layer, query, key, value,
+            scale=scale, window=window, softcap=softcap, sinks=sinks, **more,
+        )  # fmt: skip
 
 
 def lay_out_plain(
