@@ -30,7 +30,7 @@ SYSTEMS = {
     "nemo-rl": "nemo_rl",
     "verl": "verl",
 }
-PROGRAMS = {"trl": "trl_program"}  # the module that reads a system's Python programs
+PROGRAM_READERS = {"trl": "trl_program"}  # the module that reads a system's Python programs
 
 
 class System(Dialect, Protocol):
@@ -193,9 +193,9 @@ def _system(name: str) -> System:
 
 
 def _programs(name: str) -> ProgramReader | None:
-    if name not in PROGRAMS:
+    if name not in PROGRAM_READERS:
         return None
-    return importlib.import_module(f"postgrad.translate.{PROGRAMS[name]}").commands_of
+    return importlib.import_module(f"postgrad.translate.{PROGRAM_READERS[name]}").commands_of
 
 
 def _problem(recipe: dict[str, Any]) -> str | None:
