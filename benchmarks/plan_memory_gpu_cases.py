@@ -41,7 +41,9 @@ class Case:
     def recipe(self, model: Path, rows: Path) -> dict[str, Any]:
         """The recipe without its run directory."""
         words = dict.fromkeys(self.words, True)
-        count = 2 * self.tokens // ROW * (RANKS if "zero3" in words else 1)
+        sharing = {key: 2 for key in ("tensor", "context") if key in words}
+        replicas = RANKS // 2 ** len(sharing) if "zero3" in words else 1
+        count = 2 * self.tokens // ROW * replicas
         settings: dict[str, Any] = {"path": str(model)}
         if "adapter" in words:
             settings["lora"] = {"rank": 64, "alpha": 64}
@@ -63,6 +65,7 @@ class Case:
             recipe["learner"] |= {"offload": "sampling"}
         if "zero3" in words:
             recipe["learner"] |= {"ranks": RANKS, "sharding": "zero3"}
+            recipe["learner"] |= {f"{key}_parallel": size for key, size in sharing.items()}
             recipe["cluster"] = {"type": "ray"}
         if self.job == "preference":
             recipe["data"] |= {"prompt": "question", "chosen": "answer", "rejected": "other"}
@@ -120,6 +123,7 @@ def cases() -> Iterator[Case]:
     yield Case("preference", "0.6B", ("checkpointing",))
     yield from compiled_cases()
     yield from offloaded_cases()
+    yield from shared_cases()
 
 
 def offloaded_cases() -> Iterator[Case]:
@@ -129,6 +133,13 @@ def offloaded_cases() -> Iterator[Case]:
     yield Case("sft", "8B", ("adapter", "offload"))
     yield Case("sft", "8B", ("adapter", "offload"), 16384)
     yield Case("sft", "8B", ("zero3", "offload"), 16384)
+
+
+def shared_cases() -> Iterator[Case]:
+    """Those of which two ranks share the matrices of layers, or the rows."""
+    for words in (("tensor",), ("context",), ("tensor", "checkpointing")):
+        yield Case("sft", "8B", ("zero3", *words))
+        yield Case("sft", "8B", ("compiled", "zero3", *words))
 
 
 def compiled_cases() -> Iterator[Case]:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -53,6 +55,42 @@ def test_every_loss_token_has_one_entry_behind_its_prefix(make_sequences, groups
         seen = rows[(rows <= hidden) & (hidden < layout.subtree_end)]
         assert layout.token_ids[seen].tolist() == tokens[:place].tolist()
         assert layout.positions[seen].tolist() == list(range(place))
+
+
+@given(groups=token_groups, multiple=st.integers(1, 5))
+def test_padding_changes_nothing_of_what_is_there(make_sequences, groups, multiple):
+    sequences = make_sequences(groups)
+    layout = lay_out(sequences, np.arange(len(sequences)), min_shared=1)
+    padded, n = layout.padded(multiple), layout.n_tokens
+    assert padded.n_tokens % multiple == 0
+    assert padded.n_tokens - n < multiple
+    for name in ("token_ids", "positions", "subtree_end", "copies"):
+        assert getattr(padded, name)[:n].tolist() == getattr(layout, name).tolist()
+    for name in ("hidden_row", "target", "sequence", "column", "n_sequences"):
+        assert np.array_equal(getattr(padded, name), getattr(layout, name))
+    rows = np.arange(padded.n_tokens)
+    for row in rows[n:]:  # sees padding alone, and nothing of a sequence sees it
+        assert (
+            rows[(rows <= row) & (row < padded.subtree_end)].tolist() == rows[n : row + 1].tolist()
+        )
+        assert padded.copies[row] == 0
+        assert padded.positions[row] == row - n
+    assert np.diff(padded.segment_start).sum() == padded.n_tokens
+    assert len(padded.parent) == len(padded.segment_start) - 1
+
+
+def test_padding_has_experts_and_positions_of_images_too(make_sequences):
+    layout = lay_out(make_sequences([[[5, 6, 1]]]), np.arange(1), min_shared=1)
+    experts, places = np.arange(6).reshape(3, 1, 2), np.arange(3)
+    layout = replace(
+        layout, experts=experts, rotary=np.tile(places, (3, 1)), seen=np.tile(places, (2, 1))
+    )
+    padded = layout.padded(5)
+    assert padded.experts is not None
+    assert padded.experts[3:].tolist() == [[[0, 1]], [[0, 1]]]
+    for positions in (padded.rotary, padded.seen):
+        assert positions is not None
+        assert positions[:, 3:].tolist() == [[0, 1]] * len(positions)
 
 
 @given(groups=token_groups)

@@ -192,7 +192,7 @@ def both_by_type(ranks: Ranks, folder: Path) -> None:
         backbone: Any = backbone_of(MIXTURE, lm)
         weight: Any = lm.get_input_embeddings().weight
         try:
-            require_shareable(config, ranks.grid, compiled=False, stateful=carries_states(lm))
+            require_shareable(config, ranks.grid, stateful=carries_states(lm))
         except UsageError as error:
             told[kind] = str(error)
             continue

@@ -13,7 +13,7 @@ from helpers.rank_cases import Case, backbone_of, model
 from postgrad.core.errors import UsageError
 from postgrad.learner.experts import cut_experts, require_experts, require_mixture
 from postgrad.learner.settings import LearnerSettings
-from postgrad.learner.tensor import grid_of, require_shareable
+from postgrad.learner.tensor import grid_of
 from postgrad.parallel.ranks import Grid, Ranks
 from postgrad.parallel.sharding import is_of_experts
 
@@ -48,13 +48,6 @@ def test_a_policy_without_experts_is_refused() -> None:
     require_mixture(AutoConfig.for_model("mixtral"), 4)
     with pytest.raises(UsageError, match="expert_parallel = 2: this llama model has no experts"):
         require_mixture(AutoConfig.for_model("llama"), 2)
-
-
-def test_compiled_layers_do_not_share_experts() -> None:
-    config = AutoConfig.for_model("qwen3_moe")
-    require_shareable(config, Grid(), compiled=True, stateful=False)
-    with pytest.raises(UsageError, match=r"learner\.expert_parallel\) are not compiled"):
-        require_shareable(config, Grid(expert=2), compiled=True, stateful=False)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3"])

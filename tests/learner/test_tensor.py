@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig
 
 from helpers.image_models import IMAGE_MODELS, fresh
-from helpers.rank_cases import Case, backbone_of, model
+from helpers.rank_cases import Case, model
 from postgrad.core.errors import UsageError
 from postgrad.learner.context import require_heads
 from postgrad.learner.settings import LearnerSettings
@@ -137,9 +137,19 @@ def test_dropout_of_adapters_on_what_is_not_cut_is_refused() -> None:
                 cut_matrices(lm, ranks)
 
 
-@pytest.mark.parametrize("grid", [Grid(context=2), Grid(tensor=2)])
-def test_layers_that_ranks_share_are_not_compiled(grid: Grid) -> None:
-    backbone = backbone_of(Case("none", compiled=True), model(Case("none", compiled=True)))
-    ranks: Any = SimpleNamespace(grid=grid)
-    with pytest.raises(UsageError, match=r"model\.compile: layers .* are not compiled"):
-        backbone.divide(ranks, "none")
+def test_an_adapted_layer_has_the_features_that_it_is_left() -> None:
+    """Compiled layers split the product of several by them."""
+    lm = model(Case("none", compiled=True))
+    adapter = add_adapter(lm, LoraSettings(rank=2, alpha=2), seed=1)
+    ranks: Any = SimpleNamespace(
+        grid=Grid(tensor=2), tensor_rank=0, groups=SimpleNamespace(tensor=None)
+    )
+    cut_matrices(lm, ranks)
+    modules: dict[str, Any] = dict(lm.named_modules())
+    adapted = {name: each for name, each in modules.items() if hasattr(each, "base_layer")}
+    assert len(adapted) == 7 * lm.config.num_hidden_layers
+    for name, layer in adapted.items():
+        sizes = layer.out_features, layer.in_features
+        assert sizes == tuple(layer.base_layer.weight.shape), name
+        a, b = layer.lora_A[adapter.name].weight, layer.lora_B[adapter.name].weight
+        assert sizes == (len(b), a.shape[1])

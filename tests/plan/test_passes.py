@@ -170,7 +170,9 @@ def test_compiled_layers_keep_less_where_a_run_compiles_them() -> None:
     assert activations("1xH100", {"compile": True}) == compiled
     assert activations("1xH100", {"compile": "auto", "attention": "sdpa"}) >= eager
     two = {"learner": {"ranks": 2, "context_parallel": 2}, "cluster": {"type": "ray"}}
-    assert activations("2xH100", {"compile": "auto"}, **two) == activations("2xH100", {}, **two)
+    assert activations("2xH100", {"compile": "auto"}, **two) < 0.8 * activations(
+        "2xH100", {}, **two
+    )
     assert activations("CPU", {"compile": "auto"}) == activations("CPU", {})
 
 

@@ -135,10 +135,10 @@ def _micro_train_tokens(recipe: Recipe, recorded: int | None, device: str) -> in
 
 def _compiled(recipe: Recipe, recorded: Mapping[str, Any], device: str) -> bool:
     """Whether decoder layers run compiled. Where the recipe leaves it open: on CUDA with flex
-    attention, which lies in the same graph, where no ranks share a layer's rows, matrices or
-    experts; but a run whose record does not say goes on without, as it began.
+    attention, which lies in the same graph; but a run whose record does not say goes on without, as
+    it began.
     """
-    model, learner = recipe.model, recipe.learner
+    model = recipe.model
     if model.compile is True and device == "cpu":
         raise UsageError(
             "model.compile = true: on a CPU layers run oneDNN's products and our own norms, which "
@@ -148,8 +148,7 @@ def _compiled(recipe: Recipe, recorded: Mapping[str, Any], device: str) -> bool:
         return model.compile
     if "device" in recorded:
         return device == "cuda" and bool(recorded.get("compiled"))
-    shared = learner.tensor_parallel * learner.context_parallel * learner.expert_parallel > 1
-    return device == "cuda" and model.attention != "sdpa" and not shared
+    return device == "cuda" and model.attention != "sdpa"
 
 
 def runs_compiled(choices: Choices, settings: ModelSettings, config: Any) -> bool:

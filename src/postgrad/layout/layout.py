@@ -77,6 +77,32 @@ class Layout:
             segment = int(self.parent[segment])
         return np.concatenate(parts[::-1])
 
+    def padded(self, multiple: int) -> "Layout":
+        """With so many tokens more that the ranks of a replica have equally many of them: a
+        sequence of its own, which repeats the first token, of no sequence and without an entry.
+        """
+        more, total = -self.n_tokens % multiple, self.n_tokens
+        if not more:
+            return self
+        positions, first = np.arange(more), np.zeros(more, np.int64)
+        rotary, seen, experts = self.rotary, self.seen, self.experts
+        if rotary is not None:
+            rotary = np.concatenate([rotary, np.tile(positions, (3, 1))], 1)
+        if seen is not None:
+            seen = np.concatenate([seen, np.tile(positions, (2, 1))], 1)
+        return replace(
+            self,
+            token_ids=np.append(self.token_ids, self.token_ids[first]),
+            positions=np.append(self.positions, positions),
+            subtree_end=np.append(self.subtree_end, first + total + more),
+            segment_start=np.append(self.segment_start, total + more),
+            parent=np.append(self.parent, -1),
+            copies=np.append(self.copies, first.astype(np.float32)),
+            experts=None if experts is None else np.concatenate([experts, experts[first]]),
+            rotary=rotary,
+            seen=seen,
+        )
+
 
 def empty_layout() -> Layout:
     """The layout of a rank that has no sequences left while others still compute: one token and one

@@ -144,12 +144,14 @@ class Backbone:
         called after an adapter was added and before an optimizer takes the weights.
         """
         lm: Any = self.lm
-        require_shareable(
-            lm.config, ranks.grid, compiled=self.compiler is not None, stateful=self._stateful
-        )
+        require_shareable(lm.config, ranks.grid, stateful=self._stateful)
         self.ranks = ranks
         cut_matrices(lm, ranks)
         experts = cut_experts(lm, ranks)
+        if self.compiler is not None and experts:  # each rank gets other numbers of rows
+            from postgrad.models.compiled import run_outside
+
+            run_outside(experts)
         heads = [lm.score] if hasattr(lm, "score") and self.adapter is None else []
         layers = layers_of(lm)
         self.sharding = Sharding(
@@ -195,10 +197,10 @@ class Backbone:
         for number in range(count):
             if self.sharding is not None:
                 self.sharding.before_micro_batch(number == count - 1)
+            layout = empty_layout()
             if number < len(runs):
-                yield lay_out(sequences, runs[number], reads=reads, min_shared=self.min_shared)
-            else:
-                yield empty_layout()
+                layout = lay_out(sequences, runs[number], reads=reads, min_shared=self.min_shared)
+            yield layout.padded(self.ranks.grid.sharers)
 
     def free_gathered(self) -> None:
         """Drops gathered copies of divided weights: after an update, or before a long pause."""
@@ -266,7 +268,7 @@ class Backbone:
     def copies(self, layout: Layout) -> Tensor:
         """[L] how many sequences each of this rank's rows of a layout is of: Layout.copies."""
         rank_rows = self.rows_of_rank(layout)
-        copies = layout.copies if rank_rows is None else rank_rows.copies(layout, self.ranks)
+        copies = layout.copies if rank_rows is None else rank_rows.part(layout.copies)
         return to_device(copies, self.device)
 
     def as_base(self) -> AbstractContextManager[None]:
@@ -301,8 +303,9 @@ class Backbone:
         context, run = self._context(layout), None
         if rank_rows is not None:
             arrays = rank_rows.inputs(layout)
-            context = SharedAttention(context, layout.n_tokens, self.ranks)
-            run = rank_rows.run(layout, self.ranks)
+            run = rank_rows.rows
+            if self.ranks.grid.context > 1:
+                context = SharedAttention(context, self.ranks)
         tensors = (to_device(array, self.device) for array in arrays)
         encode = None
         if self.tower or layout.images:
@@ -337,11 +340,11 @@ class Backbone:
             self.adapter.join_frozen()
         tokens = min(self.micro.max_tokens or COMPILED_TOKENS, COMPILED_TOKENS)
         count = max(1, tokens // 256) * (256 // COMPILED_LENGTH) + 1  # an odd number of squares
-        layout = plain_layout(count, COMPILED_LENGTH)
+        layout = plain_layout(count, COMPILED_LENGTH).padded(self.ranks.grid.sharers)
         if seen:
             layout = replace(layout, seen=np.tile(layout.positions, (2, 1)))
         with self.dropping(layout, 0) if drops else nullcontext():
-            self._run(layout, None, lambda _, hidden: hidden)
+            self._run(layout, self.rows_of_rank(layout), lambda _, hidden: hidden)
 
     def _context(self, layout: Layout) -> AttentionContext:
         attention = self._attention(layout)

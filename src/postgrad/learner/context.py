@@ -22,49 +22,41 @@ from postgrad.parallel.ranks import Ranks
 
 @dataclass(frozen=True, slots=True)
 class RankRows:
-    """This rank's L rows of a layout, padded so that all ranks have equally many, and the e loss
+    """This rank's L rows of a layout that is padded for its ranks (Layout.padded), and the e loss
     entries that read them. One more entry, whose gradient is 0, makes every rank use the output
     head.
     """
 
-    rows: NDArray[np.int64]  # [L] rows of the layout; padding repeats the layout's first row
-    inner: NDArray[np.int64]  # [tensor_parallel * L] rows of the layout inside attention and MLP
+    rows: range  # L rows of the layout
+    inner: slice  # its tensor_parallel * L rows inside attention and MLP
     hidden_row: NDArray[np.int64]  # [e + 1] for each entry the index into `rows`
     entries: NDArray[np.int64]  # [e] indices of the layout's entries
 
     @classmethod
     def of(cls, layout: Layout, ranks: Ranks) -> "RankRows":
         """Rows in equal runs, in the order of ranks."""
-        each = -(-layout.n_tokens // ranks.grid.sharers)
-        start, tensor = ranks.sharer * each, ranks.grid.tensor
-        rows = np.arange(ranks.grid.sharers * each)
-        rows[rows >= layout.n_tokens] = 0
-        first = ranks.context_rank * tensor * each
+        each, left = divmod(layout.n_tokens, ranks.grid.sharers)
+        assert not left
+        start, inside = ranks.sharer * each, ranks.grid.tensor * each
+        first = ranks.context_rank * inside
         entries = np.flatnonzero((layout.hidden_row >= start) & (layout.hidden_row < start + each))
         hidden = np.append(layout.hidden_row[entries] - start, 0)
-        outer, inner = rows[start : start + each], rows[first : first + tensor * each]
-        return cls(outer, inner, hidden, entries)
+        return cls(range(start, start + each), slice(first, first + inside), hidden, entries)
+
+    def part(self, by_row: NDArray[Any]) -> NDArray[Any]:
+        """[L, ...] of an array [T, ...] over the layout's rows."""
+        return by_row[self.rows.start : self.rows.stop]
 
     def inputs(self, layout: Layout) -> tuple[NDArray[np.int64], ...]:
         """Token ids [L], rotary positions [tensor_parallel * L] or [3, tensor_parallel * L] and
         hidden rows [e + 1] of this rank.
         """
         positions = layout.rotary_positions[..., self.inner]
-        return layout.token_ids[self.rows], positions, self.hidden_row
+        return self.part(layout.token_ids), positions, self.hidden_row
 
     def targets(self, layout: Layout) -> NDArray[np.int64]:
         """[e + 1] token ids that the entries predict; 0 for the extra entry."""
         return np.append(layout.target[self.entries], 0)
-
-    def run(self, layout: Layout, ranks: Ranks) -> range:
-        """`rows` without those that repeat the first."""
-        start = min(ranks.sharer * len(self.rows), layout.n_tokens)
-        return range(start, min(start + len(self.rows), layout.n_tokens))
-
-    def copies(self, layout: Layout, ranks: Ranks) -> NDArray[np.float32]:
-        """[L] Layout.copies of this rank's rows, 0 of padding."""
-        there = np.arange(len(self.rows)) < len(self.run(layout, ranks))
-        return np.where(there, layout.copies[self.rows], np.float32(0.0))
 
     def outputs(self, rank_outputs: Tensor, layout: Layout, ranks: Ranks) -> Tensor:
         """The outputs [E] or [E, k] of the whole layout, from this rank's [e + 1] or [e + 1, k] and
@@ -79,13 +71,13 @@ class RankRows:
 
 
 class SharedAttention:
-    """The attention of a layout on ranks that each have a run of its rows, padded at the end."""
+    """The attention of a layout on ranks that each have a run of its rows."""
 
-    def __init__(self, inner: AttentionContext, tokens: int, ranks: Ranks) -> None:
+    def __init__(self, inner: AttentionContext, ranks: Ranks) -> None:
+        """ranks: of which several share rows (context_parallel)."""
         self._inner = inner
-        self._tokens = tokens
-        self._padding = -tokens % ranks.grid.sharers
         self._size = ranks.grid.context
+        self._rank = ranks.context_rank
         self._group: Any = ranks.groups.context
 
     def attend(
@@ -101,18 +93,13 @@ class SharedAttention:
         sinks: Tensor | None = None,
     ) -> Tensor:
         """AttentionContext.attend for this rank's rows alone."""
-        if self._size > 1:
-            key, value = (self._shared(each) for each in (key, value))
-            query, key, value = (heads_from_rows(x, self._group) for x in (query, key, value))
-            if sinks is not None:
-                sinks = sinks.chunk(self._size)[torch.distributed.get_rank(self._group)]
-        query, key, value = (x[:, : self._tokens] for x in (query, key, value))
+        key, value = (self._shared(each) for each in (key, value))
+        query, key, value = (heads_from_rows(x, self._group) for x in (query, key, value))
+        if sinks is not None:
+            sinks = sinks.chunk(self._size)[self._rank]
         attended = self._inner.attend(
             layer, query, key, value, scale=scale, window=window, softcap=softcap, sinks=sinks
         )
-        attended = torch.nn.functional.pad(attended, (0, 0, 0, 0, 0, self._padding))
-        if self._size == 1:
-            return attended
         return rows_from_heads(attended.transpose(0, 1), self._group).transpose(0, 1)
 
     def _shared(self, x: Tensor) -> Tensor:

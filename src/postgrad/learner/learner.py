@@ -157,7 +157,7 @@ class Learner(ABC, Generic[AnyAlgorithm]):
             terms = {f"{self.name}/loss": loss_output.loss, **loss_output.metrics}
             metrics |= added(metrics, terms)
             entry_outputs.add(layout, of_layout)
-            computed += layout.n_tokens
+            computed += int(np.count_nonzero(layout.copies))  # without padding for ranks
         lr = learning_rate(self.settings, self.optimizer.updates, self.total_updates)
         if self._sums is not None:
             self._sums.hand_over(self.optimizer.master)

@@ -66,17 +66,10 @@ def grid_of(learner: LearnerSettings) -> Grid:
     )
 
 
-def require_shareable(config: Any, grid: Grid, *, compiled: bool, stateful: bool) -> None:
+def require_shareable(config: Any, grid: Grid, *, stateful: bool) -> None:
     """Raises UsageError where ranks cannot share the layers of a model of this config as `grid`
     says. stateful: they carry a state along each sequence.
     """
-    if compiled and grid.sharers * grid.expert > 1:
-        raise UsageError(
-            "model.compile: layers whose rows, matrices or experts are shared by ranks "
-            "(learner.tensor_parallel, learner.context_parallel, learner.expert_parallel) are not "
-            "compiled: use 1 for each, or --model.compile false (at a resume with --allow-change "
-            "model.compile)"
-        )
     if stateful:
         require_no_sharers(config.model_type, grid.sharers)
     _require_parts(config, grid)
@@ -158,8 +151,9 @@ def cut_matrices(lm: Any, ranks: Ranks) -> None:
         setattr(lm.get_submodule(owner), attribute, nn.Parameter(part, parameter.requires_grad))
     for name, module in lm.named_modules():
         cut_by_inputs = any(f".{matrix}." in name for matrix in BY_INPUTS)
-        if isinstance(module, nn.Linear):
-            module.out_features, module.in_features = module.weight.shape
+        if hasattr(module, "out_features") and cut_dim(f"{name}.weight") is not None:
+            features: Any = module  # an adapted layer has them too
+            features.out_features, features.in_features = features.weight.shape
         elif isinstance(module, CounterDropout):
             if cut_dim(f"{name.partition('.lora_')[0]}.weight") is None:
                 raise UsageError(

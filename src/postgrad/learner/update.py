@@ -229,7 +229,7 @@ def replaying(backbone: Backbone, layout: Layout) -> AbstractContextManager[None
     if routers is None or not routers.replays or layout.experts is None:
         return nullcontext()
     rank_rows = backbone.rows_of_rank(layout)
-    experts = layout.experts if rank_rows is None else layout.experts[rank_rows.rows]
+    experts = layout.experts if rank_rows is None else rank_rows.part(layout.experts)
     return routers.replaying(to_device(experts, backbone.device))
 
 

@@ -10,7 +10,7 @@ for each layer instead of one for each weight).
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -72,6 +72,18 @@ class OutsideGraph:
         return self._inner.attend(
             layer, query, key, value, scale=scale, window=window, softcap=softcap, sinks=sinks
         )
+
+
+def run_outside(modules: Iterable[Any]) -> None:
+    """From now on these modules run between two graphs, as they are."""
+    for module in modules:
+        module.forward = partial(_outside, module.forward)
+
+
+@torch.compiler.disable
+def _outside(run: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """A function of its own for each module would need a graph of its own for each."""
+    return run(*args, **named)
 
 
 def compile_layers(lm: nn.Module, backend: str = "inductor") -> None:

@@ -14,26 +14,33 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.library import custom_op
+
+# torch 2.13 warns of the older names.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def heads_from_rows(x: Tensor, group: Any) -> Tensor:
     """All-to-all: this rank's L rows [H, L, D] -> all rows of this rank's heads [H / n, n L, D]."""
-    return _Exchange.apply(x, group, True)  # pyright: ignore[reportReturnType]
+    return _heads_from_rows(x, group.group_name)
 
 
 def rows_from_heads(x: Tensor, group: Any) -> Tensor:
     """All-to-all: all rows of this rank's heads [H / n, n L, D] -> this rank's L rows [H, L, D]."""
-    return _Exchange.apply(x, group, False)  # pyright: ignore[reportReturnType]
+    return _rows_from_heads(x, group.group_name)
 
 
 def rows_of_all(x: Tensor, group: Any) -> Tensor:
     """All-gather: this rank's L rows [1, L, H] -> all rows [1, n L, H]."""
-    return _ReplicaRows.apply(x, group, True)  # pyright: ignore[reportReturnType]
+    return _rows_of_all(x, group.group_name)
 
 
 def rows_from_sums(x: Tensor, group: Any) -> Tensor:
-    """Reduce-scatter: each rank's summand [1, n L, H] -> the sums of this rank's rows [1, L, H]."""
-    return _ReplicaRows.apply(x, group, False)  # pyright: ignore[reportReturnType]
+    """Reduce-scatter: each rank's summand [1, n L, H] -> the sums of this rank's rows [1, L, H],
+    added in float32 like all other sums over ranks.
+    """
+    return _rows_from_sums(x, group.group_name)
 
 
 def rows_of_experts(x: Tensor, sent: Sequence[int], received: Sequence[int], group: Any) -> Tensor:
@@ -58,32 +65,92 @@ def outputs_of_all(outputs: Tensor, places: Tensor, count: int, group: Any) -> T
     return _Assemble.apply(outputs, places, count, group)  # pyright: ignore[reportReturnType]
 
 
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any, to_heads: bool) -> Tensor:
-        ctx.group, ctx.to_heads = group, to_heads
-        return _exchange(x, group, to_heads)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _exchange(gradients[0], ctx.group, not ctx.to_heads), None, None
+# Operators of their own, which torch's compiler puts into the graph of a layer as they are
+# (models/compiled.py). The backward pass of each is another one. group: its name.
 
 
-def _exchange(x: Tensor, group: Any, to_heads: bool) -> Tensor:
-    size = dist.get_world_size(group)
-    if to_heads:  # parts of heads go out, runs of rows come in
-        sent = x.contiguous()
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=group)
-        heads, rows, dim = x.shape
-        parts = received.view(size, heads // size, rows, dim)
-        return parts.transpose(0, 1).reshape(heads // size, size * rows, dim)
-    heads, rows, dim = x.shape
-    sent = x.view(heads, size, rows // size, dim).transpose(0, 1).contiguous()
+@custom_op("postgrad::heads_from_rows", mutates_args=())
+def _heads_from_rows(x: Tensor, group: str) -> Tensor:
+    size, (heads, rows, dim) = _size(group), x.shape
+    received = _all_to_all(x.contiguous(), group)  # parts of heads go out, runs of rows come in
+    parts = received.view(size, heads // size, rows, dim)
+    return parts.transpose(0, 1).reshape(heads // size, size * rows, dim)
+
+
+@_heads_from_rows.register_fake
+def _(x: Tensor, group: str) -> Tensor:
+    size, (heads, rows, dim) = _size(group), x.shape
+    return x.new_empty(heads // size, size * rows, dim)
+
+
+@custom_op("postgrad::rows_from_heads", mutates_args=())
+def _rows_from_heads(x: Tensor, group: str) -> Tensor:
+    size, (heads, rows, dim) = _size(group), x.shape
+    sent = x.reshape(heads, size, rows // size, dim).transpose(0, 1).contiguous()
+    return _all_to_all(sent, group).view(size * heads, rows // size, dim)
+
+
+@_rows_from_heads.register_fake
+def _(x: Tensor, group: str) -> Tensor:
+    size, (heads, rows, dim) = _size(group), x.shape
+    return x.new_empty(size * heads, rows // size, dim)
+
+
+@custom_op("postgrad::rows_of_all", mutates_args=())
+def _rows_of_all(x: Tensor, group: str) -> Tensor:
+    gathered = x.new_empty(1, x.shape[1] * _size(group), x.shape[2])
+    _all_gather(gathered[0], x[0].contiguous(), group=_group(group))
+    return gathered
+
+
+@_rows_of_all.register_fake
+def _(x: Tensor, group: str) -> Tensor:
+    return x.new_empty(1, x.shape[1] * _size(group), x.shape[2])
+
+
+@custom_op("postgrad::rows_from_sums", mutates_args=())
+def _rows_from_sums(x: Tensor, group: str) -> Tensor:
+    summed = x.new_empty(1, x.shape[1] // _size(group), x.shape[2], dtype=torch.float32)
+    sent = x[0].float().contiguous()
+    _reduce_scatter(summed[0], sent, group=_group(group))
+    return summed.to(x.dtype)
+
+
+@_rows_from_sums.register_fake
+def _(x: Tensor, group: str) -> Tensor:
+    return x.new_empty(1, x.shape[1] // _size(group), x.shape[2])
+
+
+def _group(name: str) -> Any:
+    registry: Any = dist.distributed_c10d
+    return registry._resolve_process_group(name)
+
+
+def _size(group: str) -> int:
+    return dist.get_world_size(_group(group))
+
+
+def _all_to_all(sent: Tensor, group: str) -> Tensor:
     received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
-    return received.view(size * heads, rows // size, dim)
+    dist.all_to_all_single(received, sent, group=_group(group))
+    return received
+
+
+def _keep_group(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.group = inputs[1]
+
+
+def _pair(forward: Any, backward: Any) -> None:
+    """Makes two operators the backward pass of each other."""
+    for operator, other in ((forward, backward), (backward, forward)):
+        operator.register_autograd(
+            lambda ctx, gradient, other=other: (other(gradient, ctx.group), None),
+            setup_context=_keep_group,
+        )
+
+
+_pair(_heads_from_rows, _rows_from_heads)
+_pair(_rows_of_all, _rows_from_sums)
 
 
 class _Rows(torch.autograd.Function):
@@ -103,36 +170,6 @@ def _exchange_rows(x: Tensor, sent: list[int], received: list[int], group: Any) 
     rows = x.new_empty(sum(received), *x.shape[1:])
     dist.all_to_all_single(rows, x.contiguous(), received, sent, group=group)
     return rows
-
-
-class _ReplicaRows(torch.autograd.Function):
-    """All-gather and reduce-scatter of rows: the backward pass of each is the other."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any, gather: bool) -> Tensor:
-        ctx.group, ctx.gather = group, gather
-        return _gather(x, group) if gather else _scatter(x, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = gradients
-        of_x = _scatter(gradient, ctx.group) if ctx.gather else _gather(gradient, ctx.group)
-        return of_x, None, None
-
-
-def _gather(x: Tensor, group: Any) -> Tensor:
-    gathered = x.new_empty(1, x.shape[1] * dist.get_world_size(group), x.shape[2])
-    dist.all_gather_into_tensor(gathered[0], x[0].contiguous(), group=group)
-    return gathered
-
-
-def _scatter(x: Tensor, group: Any) -> Tensor:
-    """Reduce-scatter, added in float32 like all other sums over ranks."""
-    shape = 1, x.shape[1] // dist.get_world_size(group), x.shape[2]
-    summed = x.new_empty(shape, dtype=torch.float32)
-    dist.reduce_scatter_tensor(summed[0], x[0].float().contiguous(), group=group)
-    return summed.to(x.dtype)
 
 
 class _Assemble(torch.autograd.Function):

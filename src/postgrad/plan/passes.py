@@ -216,16 +216,15 @@ class Passes:
 
     def _compiled(self, role: PlannedRole) -> bool:
         """Whether the role's layers run compiled, as fleet.choices decides it."""
-        model, learner = role.model, self.recipe.learner
+        model = role.model
         if self.cpu or model.compile != "auto":
             return not self.cpu and model.compile is True
-        shared = learner.tensor_parallel * learner.context_parallel * learner.expert_parallel > 1
         counted = role.shape.counted
         tested = counted is None or (
             role.shape.tower is not None and not counted.experts and not counted.states
         )
         plain = model.quantize == "none" and self.recipe.model.attention != "sdpa"
-        return tested and plain and not shared
+        return tested and plain
 
     def allocated(self, role: PlannedRole) -> int:
         """Bytes that the backward pass of a micro-batch needs of all layers, whether they are there

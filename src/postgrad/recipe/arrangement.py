@@ -33,7 +33,7 @@ def rank_problems(recipe: CommonSections) -> Iterator[RecipeProblem]:
             f'"{learner.sharding}": weights in four bits cannot be divided over ranks: use '
             '"none", which holds them whole on each',
         )
-    yield from _arranged(learner, quantized, recipe.model.compile is True)
+    yield from _arranged(learner, quantized)
     for place, table in recipe.learner_tables.items():
         if table.offload != "sampling":
             continue
@@ -75,22 +75,13 @@ def _never_rests(recipe: CommonSections) -> str | None:
     return None
 
 
-def _arranged(learner: LearnerSettings, quantized: bool, compiled: bool) -> Iterator[RecipeProblem]:
-    """Tensor parallelism of quantized weights, ranks that share compiled layers, and groups or
-    offload without sharding.
-    """
+def _arranged(learner: LearnerSettings, quantized: bool) -> Iterator[RecipeProblem]:
+    """Tensor parallelism of quantized weights, and groups or offload without sharding."""
     each = learner.tensor_parallel * learner.context_parallel
-    shared = each * learner.expert_parallel > 1
     if learner.tensor_parallel > 1 and quantized:
         yield (
             ("learner", "tensor_parallel"),
             f"{learner.tensor_parallel}: matrices in four bits cannot be cut: use 1",
-        )
-    if shared and compiled:
-        yield (
-            ("model", "compile"),
-            "true: layers whose rows, matrices or experts are shared by ranks (tensor_parallel, "
-            'context_parallel, expert_parallel) are not compiled: use "auto" or false',
         )
     if learner.shard_groups > 1 and learner.ranks % each == 0:
         groups, replicas = learner.shard_groups, learner.ranks // each

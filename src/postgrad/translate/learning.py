@@ -142,9 +142,7 @@ def compiled(draft: Draft, name: str, value: Any, _: str) -> None:
     """A rule: whether the model's layers are compiled."""
     if not flag(value):
         return
-    if any(draft.get(f"learner.{key}_parallel") for key in ("tensor", "context", "expert")):
-        draft.miss(name, value, "layers of which ranks share rows or weights are not compiled")
-    elif carries_states(draft):
+    if carries_states(draft):
         draft.miss(name, value, "layers that carry a state along a sequence are not compiled")
     else:
         draft.put("model.compile", True)

@@ -4,6 +4,7 @@ layers.py types          every tested model type, one forward and backward throu
                          with and without checkpointing
 layers.py heads          flex attention alone, for heads of several widths
 layers.py micro-batches  Qwen3-0.6B: launches, waits and copies of micro-batches, graphs of 50
+layers.py shared         the same of one of two ranks that share rows or matrices of 4 layers
 layers.py kept           bytes a token that a compiled layer keeps, beside the plan's
 layers.py recomputed     Qwen3-0.6B: bytes that are kept and the peak, launches and copies, where
                          activations are kept, or computed again, all of them or the cheap ones
@@ -13,14 +14,17 @@ layers.py updates        the same of a micro-batch within an update: head, loss,
 
 import json
 import sys
+from copy import deepcopy
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -29,6 +33,7 @@ from torch.utils.checkpoint import (
 from transformers import AutoConfig, AutoModelForCausalLM
 from update import experience
 
+from benchmarks.plan_memory_gpu_child import OneOfRanks
 from helpers.stub_device import counts, reset
 from postgrad.algorithms.grpo import GRPO
 from postgrad.core.ragged import Ragged
@@ -46,6 +51,7 @@ from postgrad.models.settings import LoraSettings, Recompute
 from postgrad.models.shapes import shape_of
 from postgrad.models.tree import FlexAttention
 from postgrad.parallel.device import Placement, apply
+from postgrad.parallel.ranks import Grid
 from postgrad.plan.activations import Blocks, kept_by_layer
 
 CUDA = torch.device("cuda")
@@ -169,6 +175,33 @@ def micro_batches() -> dict[str, Any]:
     for layout in layouts:
         step(layout)
     told["graphs"] = counters["stats"]["unique_graphs"]
+    return told
+
+
+def shared() -> dict[str, Any]:
+    """Of one of two ranks that share rows or matrices; the other is not there."""
+    told: dict[str, Any] = {}
+    layers = 4
+    lm = model_of("qwen3", **QWEN3 | {"vocab_size": 512, "num_hidden_layers": layers})
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    for name, grid in {"rows": Grid(context=2), "matrices": Grid(tensor=2)}.items():
+        for way, compiler in (("plain", None), ("compiled", "inductor")):
+            torch._dynamo.reset()
+            backbone = Backbone(deepcopy(lm), CUDA, MicroBatch(), compiler=compiler)
+            backbone.divide(OneOfRanks(0, 2, "cuda", dist.HashStore(), grid), "none")
+            layouts = [layout_of(backbone, seed) for seed in range(8)]
+
+            def step(layout: Layout, backbone: Backbone = backbone) -> None:
+                rows = backbone.rows_of_rank(layout)
+                backbone._run(layout, rows, lambda _, states: states).sum().backward()
+
+            counters.clear()
+            for layout in layouts:
+                step(layout)
+            graphs = counters["stats"]["unique_graphs"]
+            of_one = asked(lambda step=step, layouts=layouts: step(layouts[2]))
+            told[f"{name}, {way}"] = {**of_one, "graphs": graphs, "layers": layers}
+    dist.destroy_process_group()
     return told
 
 
@@ -312,7 +345,10 @@ def told_of(kind: str) -> dict[str, Any]:
             for width in HEADS
             for dtype in (torch.bfloat16, torch.float32)
         }
-    kinds = {"updates": updates, "recomputed": recomputed, "micro-batches": micro_batches}
+    kinds = {
+        "updates": updates, "recomputed": recomputed, "micro-batches": micro_batches,
+        "shared": shared,
+    }  # fmt: skip
     return kinds[kind]()
 
 

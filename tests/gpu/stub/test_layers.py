@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from helpers.gpu_stub import Stub
+from helpers.gpu_stub import ROOT, Stub
 from helpers.stub_results import Results
 
 pytestmark = pytest.mark.gpu_stub
@@ -35,6 +35,19 @@ def test_a_micro_batch_of_compiled_layers_takes_few_launches(stub: Stub, results
     masks = told["masks"]
     assert masks["waits"] == masks["pageable"] == 0
     assert masks["launches"] + masks["to_device"] + masks["on_device"] <= 12
+
+
+def test_layers_that_ranks_share_are_one_graph_of_few_launches(
+    stub: Stub, results: Results
+) -> None:
+    paths = f"{ROOT}:{ROOT / 'src'}:{ROOT / 'tests'}"  # benchmarks are there
+    told = stub.ask(SCRIPT, "shared", PYTHONPATH=paths)
+    results.keep("shared layers", told)
+    for name in ("rows", "matrices"):
+        plain, compiled = told[f"{name}, plain"], told[f"{name}, compiled"]
+        assert compiled["graphs"] == 1
+        assert compiled["launches"] < plain["launches"] / 2
+        assert compiled["waits"] == compiled["pageable"] == 0
 
 
 def test_a_compiled_layer_keeps_what_a_plan_counts(stub: Stub, results: Results) -> None:
