@@ -182,7 +182,7 @@ def learner(case: Case, ranks: Ranks, **settings: Any) -> Learner[Any]:
         backbone.adapter = add_adapter(lm, lora, seed=1)
     if case.frozen:
         freeze_parts(lm, ModelSettings(freeze=("router",)))
-    if case.type.endswith(("_moe", "_oss")) and not case.compiled:  # which cannot be watched
+    if case.type.endswith(("_moe", "_oss")):
         backbone.routers = Routers(lm, balance=0.5, z=0.01)
     backbone.divide(ranks, case.stage, offload=case.offload)  # type: ignore[arg-type]
     wanted = {"lr": 1e-2, "eps": 1e-6, "ema_decay": 0.5, "optimizer": case.optimizer, **settings}

@@ -55,7 +55,7 @@ def train(ranks: Ranks, folder: Path, model: str, stage: ShardingStage) -> None:
     if lm.config.model_type == "qwen3_moe":
         give_dtype(lm, "float32")
     backbone = Backbone(lm, torch.device("cpu"), MicroBatch())
-    backbone.routers = routers_of(lm, settings, compiled=False)
+    backbone.routers = routers_of(lm, settings)
     names = {router: name for name, router in lm.named_modules()}
     kept = next(router for router, _ in _routers(lm)).weight.dtype
     backbone.divide(ranks, stage)

@@ -20,7 +20,7 @@ from postgrad.learner.settings import LearnerSettings
 from postgrad.learner.update import Routing, Update
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.routers import Routed, Routers, loss_of, routers_of, sums_of
-from postgrad.models.settings import LoraSettings, ModelSettings
+from postgrad.models.settings import ModelSettings
 from postgrad.parallel.ranks import ALONE
 
 balance_of_transformers: Any = load_balancing_loss_func
@@ -193,20 +193,12 @@ def test_an_update_without_gradient_has_no_metrics_of_routers(experience: Experi
 def test_the_coefficient_is_the_recipes_or_that_of_the_models_config() -> None:
     lm = mixture("olmoe")
     lm.config.router_aux_loss_coef = 0.25
-    own = routers_of(lm, ModelSettings(), compiled=False)
+    own = routers_of(lm, ModelSettings())
     assert own is not None
     assert (own.balance, own.z) == (0.25, 0.0)
-    stated = routers_of(
-        lm, ModelSettings(router_aux_loss_coef=0.0, router_z_loss_coef=0.5), compiled=False
-    )
+    stated = routers_of(lm, ModelSettings(router_aux_loss_coef=0.0, router_z_loss_coef=0.5))
     assert stated is not None
     assert (stated.balance, stated.z) == (0.0, 0.5)
-    with pytest.raises(UsageError, match=r"model\.compile: the routers of compiled layers"):
-        routers_of(lm, ModelSettings(), compiled=True)
-    lora = LoraSettings(targets=("q_proj", "router"))
-    adapted = ModelSettings(router_aux_loss_coef=0.0, lora=lora)
-    with pytest.raises(UsageError, match=r"model\.compile: adapters on experts and routers"):
-        routers_of(lm, adapted, compiled=True)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +212,7 @@ def test_the_coefficient_is_the_recipes_or_that_of_the_models_config() -> None:
 def test_a_coefficient_that_a_type_has_no_loss_for_is_refused(kind: str, key: str) -> None:
     settings = ModelSettings.model_validate({key: 0.1})
     with pytest.raises(UsageError, match=rf"model\.{key} = 0\.1: .*{kind}"):
-        routers_of(mixture(kind), settings, compiled=False)
+        routers_of(mixture(kind), settings)
 
 
 def test_routers_that_choose_by_a_bias_report_the_experts_that_they_chose(

@@ -223,8 +223,7 @@ class LocalFleet:
         """
         recipe = self._site.recipe
         backbone = load(recipe, settings, path, self._site.choices, self._ranks)
-        compiled = backbone.compiler is not None
-        backbone.routers = routers_of(backbone.lm, settings, compiled=compiled, replays=replays)
+        backbone.routers = routers_of(backbone.lm, settings, replays=replays)
         if settings.freeze:
             key = "critic.model.freeze" if role == "critic" else "model.freeze"
             freeze_parts(backbone.lm, settings, key)

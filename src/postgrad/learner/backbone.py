@@ -148,10 +148,6 @@ class Backbone:
         self.ranks = ranks
         cut_matrices(lm, ranks)
         experts = cut_experts(lm, ranks)
-        if self.compiler is not None and experts:  # each rank gets other numbers of rows
-            from postgrad.models.compiled import run_outside
-
-            run_outside(experts)
         heads = [lm.score] if hasattr(lm, "score") and self.adapter is None else []
         layers = layers_of(lm)
         self.sharding = Sharding(
@@ -343,7 +339,8 @@ class Backbone:
         layout = plain_layout(count, COMPILED_LENGTH).padded(self.ranks.grid.sharers)
         if seen:
             layout = replace(layout, seen=np.tile(layout.positions, (2, 1)))
-        with self.dropping(layout, 0) if drops else nullcontext():
+        unwatched = nullcontext() if self.routers is None else self.routers.unwatched()
+        with unwatched, self.dropping(layout, 0) if drops else nullcontext():
             self._run(layout, self.rows_of_rank(layout), lambda _, hidden: hidden)
 
     def _context(self, layout: Layout) -> AttentionContext:

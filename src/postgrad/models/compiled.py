@@ -10,7 +10,7 @@ for each layer instead of one for each weight).
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from postgrad.models.attention import AttentionContext, layers_of
 from postgrad.models.recompute import HOST_INPUTS, HostInputs
+from postgrad.models.routers import mixtures_of
 
 Shaped = tuple[float | None, float | None, float | None]  # what models.head.shaped_by gives
 
@@ -74,15 +75,9 @@ class OutsideGraph:
         )
 
 
-def run_outside(modules: Iterable[Any]) -> None:
-    """From now on these modules run between two graphs, as they are."""
-    for module in modules:
-        module.forward = partial(_outside, module.forward)
-
-
 @torch.compiler.disable
 def _outside(run: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """A function of its own for each module would need a graph of its own for each."""
+    """Runs between two graphs, as it is. A function for each layer would need a graph for each."""
     return run(*args, **named)
 
 
@@ -93,8 +88,14 @@ def compile_layers(lm: nn.Module, backend: str = "inductor") -> None:
     Where activations are computed again, that is a part of a layer's backward graph, without the
     product that no gradient needs: the last, a fifth of those of Qwen3-0.6B. Around a call that
     stays outside (`OutsideGraph`) torch runs the checkpoint itself, and compiles what lies in it.
+
+    So do mixtures of experts: their routers are watched, their choices replayed, and experts that
+    ranks divide get other numbers of rows each time.
     """
     settle()
+    mixtures: list[Any] = mixtures_of(lm)
+    for mixture in mixtures:
+        mixture.forward = partial(_outside, mixture.forward)
     compiled: dict[tuple[type[nn.Module], bool], Any] = {}
     for layer in layers_of(lm):
         checkpointed = bool(getattr(layer, "gradient_checkpointing", False))

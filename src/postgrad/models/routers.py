@@ -25,7 +25,6 @@ from torch.overrides import TorchFunctionMode
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.models.adapter_targets import target_weights
 from postgrad.models.attention import layers_of, text_config
 from postgrad.models.linear import NARROW
 from postgrad.models.refusals import no_balance_loss, no_replay, no_router_dtype, no_z_loss
@@ -94,6 +93,16 @@ class Routers:
             yield
         finally:
             self._again = None
+
+    @contextmanager
+    def unwatched(self) -> Generator[None]:
+        """Inside, a forward pass over something else is neither recorded nor a replay."""
+        recorded, again = self._recorded, self._again
+        self._recorded = self._again = None
+        try:
+            yield
+        finally:
+            self._recorded, self._again = recorded, again
 
     def _forward(self, number: int, module: nn.Module, *args: Any, **named: Any) -> Any:
         """What a router's own forward gives, with its choice noted, or replayed."""
@@ -242,6 +251,13 @@ def routed_layers(lm: Any) -> tuple[int, ...]:
     )
 
 
+def mixtures_of(lm: Any) -> list[nn.Module]:
+    """The blocks of layers that have a router, with their experts; [] of a dense model."""
+    routers = {module for module, _ in _routers(lm)}
+    blocks = (block for layer in layers_of(lm) for block in layer.children())
+    return [block for block in blocks if not routers.isdisjoint(block.modules())]
+
+
 def balance_of(config: Any, settings: ModelSettings) -> float:
     """The coefficient of the balance loss: that of the recipe, or where it names none of the
     model's config, but 0 where routers are frozen. Raises UsageError for one of a type that
@@ -266,31 +282,17 @@ def _writer_of(config: Any) -> Any:
     return of_images.get(kind, None) or of_text.get(kind, None)
 
 
-def routers_of(
-    lm: Any, settings: ModelSettings, *, compiled: bool, replays: bool = False
-) -> Routers | None:
+def routers_of(lm: Any, settings: ModelSettings, *, replays: bool = False) -> Routers | None:
     """The routers of a model that is trained, with the coefficients of the recipe, or where it
-    names none of the model's config; None of a dense model, and of layers that are compiled, whose
-    routers cannot be watched. replays: they use experts again that were chosen elsewhere. Raises
-    UsageError for a coefficient that this model has no loss for, for a replay without routers, and
-    for compiled layers with an adapter on experts or routers.
+    names none of the model's config; None of a dense model. replays: they use experts again that
+    were chosen elsewhere. Raises UsageError for a coefficient that this model has no loss for, and
+    for a replay without routers.
     """
     kind, routers = lm.config.model_type, _routers(lm)
     balance, z = balance_of(lm.config, settings), settings.router_z_loss_coef
     if z and not routers:
         raise no_z_loss(z, kind)
-    if compiled and (balance or z or replays):
-        raise UsageError(
-            "model.compile: the routers of compiled layers cannot be watched: set "
-            "model.router_aux_loss_coef and router_z_loss_coef to 0 and leave out "
-            "rollout.router_replay, or set model.compile to false"
-        )
-    if compiled and settings.lora is not None and target_weights(lm, settings.lora):
-        raise UsageError(
-            "model.compile: adapters on experts and routers (model.lora.targets) are not compiled: "
-            "set model.compile to false, or name linear layers alone"
-        )
-    watched = replayable(lm) if replays else Routers(lm) if routers and not compiled else None
+    watched = replayable(lm) if replays else Routers(lm) if routers else None
     if watched is not None:
         watched.balance, watched.z = balance, z
     return watched
