@@ -18,6 +18,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.files import left_behind, remove, versions, whole_file, write_json
 from postgrad.core.hub import split_revision
 from postgrad.core.media import IMAGES, images_kept_in
+from postgrad.core.progress import reported_to
 from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.core.untrusted import parse_json
 from postgrad.data.draws import Draws
@@ -152,7 +153,7 @@ def generate(
         path = read_from(name, Path(folder) / "model")
         choices = choose(recipe, recorded.get("choices", {}))
         choices.apply()
-        sampler = _Sampler(recipe, path, stack)
+        sampler = _Sampler(recipe, path, stack, console)
         drawn = sampler.drawn()
         print_rows(console, drawn.accounts, "rows that are answered")
         prompts = [replace(prompt, ticket=n) for n, prompt in enumerate(drawn.all()[: extent.rows])]
@@ -195,13 +196,14 @@ def _sizes(
 class _Sampler:
     """What answers and scores: scorer, environment, engine."""
 
-    def __init__(self, recipe: Answering, path: str, stack: ExitStack) -> None:
+    def __init__(self, recipe: Answering, path: str, stack: ExitStack, console: Console) -> None:
         self._recipe, self._path, self._stack = recipe, path, stack
         self.tokenizer: Any = load_tokenizer(path)
         self._reader = image_reader(path, self.tokenizer)
         self._learned = learned_reward(recipe, self.tokenizer)
         scores = recipe.reward_components != []
-        scorer = scorer_of(recipe, self.tokenizer, self._learned) if scores else None
+        with console.phase("load") as shown, reported_to(shown.count):
+            scorer = scorer_of(recipe, self.tokenizer, self._learned) if scores else None
         self._scorer = stack.enter_context(scorer) if scorer is not None else None
 
     def drawn(self) -> Draws[Prompt]:
