@@ -225,7 +225,9 @@ class _Sampler:
     def drawing(self, samples: int) -> Drawing:
         recipe = self._recipe
         data, stack = recipe.data, self._stack
-        played = dialogues(recipe.environment, data, self.tokenizer, stack, self._reader)
+        played = dialogues(
+            recipe.environment, data, self.tokenizer, stack, self._reader, max_len=data.max_len
+        )
         return Drawing(samples, recipe.rollout, recipe.seed, played, recipe.data.max_len)
 
     def engine(self, choices: Choices, sequences: int) -> tuple[Engine, Choices]:
