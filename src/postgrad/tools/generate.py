@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import left_behind, remove, versions, whole_file, write_json
 from postgrad.core.hub import split_revision
 from postgrad.core.media import IMAGES, images_kept_in
@@ -103,13 +103,24 @@ class Generated:
             with self.shard(number).open("rb") as lines:
                 group: list[Json] = []
                 for line in lines:
-                    sample = _seen_from(rows or self.folder / ABOUT, self.folder, json.loads(line))
+                    kept = _read(line, self.shard(number))
+                    sample = _seen_from(rows or self.folder / ABOUT, self.folder, kept)
                     if group and group[0]["ticket"] != sample["ticket"]:
                         yield group
                         group = []
                     group.append(sample)
             if group:
                 yield group
+
+
+def _read(line: bytes, shard: Path) -> Json:
+    """A line of a shard. Raises RunError where something has damaged it since."""
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise RunError(
+            f"{shard} is damaged: {error}; remove it and repeat the command, which samples it again"
+        ) from error
 
 
 def _seen_from(rows: Path, folder: Path, sample: Json) -> Json:
