@@ -86,3 +86,42 @@ def test_a_closed_standard_output_is_no_mistake() -> None:
     closed = ["sh", "-c", '"$@" >&-', "sh", *COMMAND, "recipes"]
     ended = subprocess.run(closed, stderr=subprocess.PIPE, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+LEAVES = """
+import threading, time
+from postgrad.cli import main
+
+def forever():
+    time.sleep({seconds})
+
+def recipes(*words):
+    threading.Thread(target=forever, name="pump").start()
+    return 3
+
+main._run = recipes
+main.THREADS_TOLD, main.THREADS_WAIT = 0.2, 0.4
+import atexit, sys
+atexit.register(print, "tidied")
+sys.exit(main.main())
+"""
+
+
+@pytest.mark.parametrize(("seconds", "ended_without"), [(60, True), (0.4, False), (0, False)])
+def test_a_thread_that_others_leave_is_named_and_does_not_keep_the_process(
+    tmp_path: Path, seconds: float, ended_without: bool
+) -> None:
+    program = tmp_path / "leaves.py"
+    program.write_text(LEAVES.format(seconds=seconds))
+    ended = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, check=False, timeout=30.0
+    )
+    assert (ended.returncode, ended.stdout) == (3, "tidied\n")
+    place = f"the thread 'pump' ({program}:6)"
+    told = [f"postgrad: the command has ended; its process waits 0 s for {place}"]
+    if ended_without:
+        told.append(
+            f"postgrad: the process ends without {place}: make it a daemon, or let it end with the "
+            "run"
+        )
+    assert ended.stderr.splitlines() == (told if seconds else [])

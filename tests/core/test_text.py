@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.core.text import composed, fixed, how_many, in_lines, size_text
+from postgrad.core.text import composed, fixed, how_many, in_lines, nearest, size_text
 
 
 @given(st.text(max_size=29), st.sampled_from(["NFC", "NFKC"]))
@@ -61,3 +61,12 @@ def test_a_size_is_told_in_the_unit_that_fits_it():
     assert [size_text(size) for size in sizes] == [
         "106 bytes", "0.9 MiB", "1.6 MiB", "1.0 GiB", "91.5 GiB"
     ]  # fmt: skip
+
+
+def test_the_nearest_name_is_found_whatever_its_capitals():
+    names = ("grpo", "dr_grpo", "ppo", "lr", "rl")
+    assert nearest("GRPO", names) == "grpo"
+    assert nearest("Dr_GRPO", names) == "dr_grpo"
+    assert nearest("RL", names) == "rl"
+    assert nearest("ppo", ("PPO", "grpo")) == "PPO"
+    assert nearest("xyzzy", names) is None

@@ -189,6 +189,16 @@ def test_a_broken_line_is_named_with_its_number(tmp_path: Path) -> None:
     path.write_text('{"answer": "1"}\n{"answer": \n', "utf-8")
     with pytest.raises(UsageError, match=rf"{path}:2: not JSON: .*repair or remove the line"):
         read(path)
+    path.write_text('{"answer": "1"}\n{"answer": "a\0b"}\n', "utf-8")
+    with pytest.raises(
+        UsageError, match=rf"{path}:2: not JSON: Invalid control character at \(character 14\); "
+    ):
+        read(path)
+    path.write_text('[\n{"answer": "1"}\n]\n', "utf-8")
+    with pytest.raises(
+        UsageError, match=rf"{path}:1: not JSON: .*; a file that is a list of rows ends in .json$"
+    ):
+        read(path)
     path.write_text('{"answer": "1"}\n[1, 2]\n', "utf-8")
     with pytest.raises(UsageError, match=rf"{path}:2: a row is a JSON object, this is list"):
         read(path)

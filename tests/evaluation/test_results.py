@@ -11,6 +11,7 @@ from postgrad.evaluation.results import (
     by_dataset,
     left_out,
     note_of_answer,
+    plus_minus,
     rates,
     wrong_answers,
 )
@@ -166,3 +167,23 @@ def test_a_line_of_eval_jsonl_has_the_ends_behind_their_rate() -> None:
         ("evaluate_seconds", 0.1),
     ]
     assert result.texts() == ["hard/accuracy 0.500 ± 0.200", "hard/reward 1.000"]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([0.0], " (0.000 to 0.793)"),
+        ([1.0], " (0.207 to 1.000)"),
+        ([0.0] * 100, " (0.000 to 0.037)"),
+        ([0.0, 1.0], " ± 0.405"),
+        ([1.0] * 2 + [0.0] * 98, " (0.006 to 0.070)"),
+        ([1.0] * 50 + [0.0] * 50, " ± 0.096"),
+        ([], ""),
+    ],
+)
+def test_an_interval_that_is_no_distance_is_shown_by_its_ends(
+    values: list[float], text: str
+) -> None:
+    """Wilson's interval by hand: the upper end of 0 of n is z² / (n + z²)."""
+    rate = sum(values) / len(values) if values else 0.0
+    assert plus_minus(rate, mean_interval(values)) == text

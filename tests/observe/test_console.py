@@ -453,6 +453,17 @@ def test_a_table_that_would_cut_words_is_a_block_of_lines_for_each_row(
     )
 
 
+def test_without_names_of_columns_a_narrow_table_is_a_line_for_each_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    stream = StringIO()
+    rows = [("rollout_batch_size", "4", "prompts per step"), ("steps", "16", "")]
+    Console("plain", stream).table("batches", ("", "", ""), rows)
+    text = "\nbatches\nrollout_batch_size  4  prompts per step\nsteps  16\n"
+    assert stream.getvalue() == text
+
+
 @pytest.mark.parametrize("width", [36, 60, 200])
 def test_a_table_that_cuts_no_word_has_its_columns(
     monkeypatch: pytest.MonkeyPatch, width: int

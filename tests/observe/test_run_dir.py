@@ -150,8 +150,26 @@ def test_a_place_that_cannot_be_written_is_named(
         raise PermissionError(13, os.strerror(13))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(RunError, match=r"cannot be written: .*Permission denied"):
+    with pytest.raises(
+        RunError,
+        match=r"cannot be written: .*Permission denied; make it writable, or choose another --run",
+    ):
         RunDirectory.create(tmp_path / "run", RECIPE, overwrite=False)
+
+
+def test_a_run_that_has_begun_is_not_sent_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No resume takes another run_dir."""
+    directory = RunDirectory.create(tmp_path / "run", RECIPE, overwrite=False)
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}\n", "utf-8")
+
+    def refuse(*args: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(RunError, match=r"Read-only file system; make it writable$"):
+        directory.write_recipe(RECIPE)
 
 
 def test_what_is_no_run_is_not_opened(tmp_path: Path) -> None:

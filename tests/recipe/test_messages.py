@@ -112,3 +112,8 @@ def test_a_setting_of_one_environment_beside_several_is_told_where_it_stands() -
 def test_a_name_that_is_nearly_known_is_asked_for_in_a_sentence_of_its_own() -> None:
     told = refused(RL, "environment", {"type": "toolz"})
     assert "'toolz': did you mean 'tools'? Your own is 'package.module:Name'" in told
+
+
+def test_an_empty_path_of_a_model_is_no_name_for_the_hub() -> None:
+    message = refused(RL, "model.path", "")
+    assert message == "recipe: model.path = '': string should have at least 1 character"

@@ -1,6 +1,7 @@
 """Several servers, a deadline, a circuit breaker: who is asked when, and what is told."""
 
 import json
+import re
 import time
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -143,6 +144,34 @@ def test_a_request_under_way_goes_on_with_its_tries(serving, clock):
     """A short outage is what retries are for: the breaker spares only later requests."""
     ill = serving(lambda what, times: Answer(raw=b"1", status=500 if times < 4 else 200))
     assert ask(servers(ill.url, retries=4, breaker=Breaker(2, 30.0))) == 1
+
+
+def test_a_server_that_answers_again_is_asked_by_the_next_request(serving, clock):
+    ill = serving(lambda what, times: Answer(raw=b"1", status=500 if times < 4 else 200))
+    one = servers(ill.url, retries=4, breaker=Breaker(2, 30.0))
+    assert [ask(one), ask(one)] == [1, 1]  # the breaker had opened during the first
+
+
+def test_a_server_that_is_not_there_is_tried_until_the_deadline(clock):
+    text = error_of(servers(DOWN, retries=1, backoff=1.0, deadline=120.0))
+    assert re.fullmatch(r"URLError: .*refused.* \(8 tries in 120 s\)", text)
+    assert clock.waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    clock.waits.clear()
+    text = error_of(servers(DOWN, retries=1, backoff=1.0))
+    assert text.endswith("(2 tries)")
+    assert clock.waits == [1.0]
+
+
+def test_a_server_that_is_not_there_is_asked_ten_times_a_second_at_most(clock):
+    error_of(servers(DOWN, retries=0, backoff=0.0, deadline=0.95))
+    assert clock.waits == [0.1] * 9
+
+
+def test_tries_that_reach_a_server_count_beside_those_that_reach_none(serving, clock):
+    ill = serving(answering(status=500))
+    text = error_of(servers(DOWN, ill.url, retries=2, backoff=1.0, deadline=1000.0))
+    assert "HTTP 500" in text
+    assert len(ill.requests) == 3
 
 
 def test_a_server_that_is_left_alone_is_not_asked_while_others_work(serving, clock):

@@ -4,7 +4,7 @@ import json
 import socket
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from helpers.chat_server import Answer, chat_server
 from helpers.reward_server import NAN, POISON, TOKENIZER, FakeModel, reward_server, score_of
 from postgrad.core.errors import RunError, UsageError
+from postgrad.core.progress import reported_to
 from postgrad.rewards.http import ServerError
 from postgrad.rewards.remote import Remote
 from postgrad.rewards.settings import RewardSettings
@@ -192,22 +193,61 @@ def test_failures_are_dealt_with_by_policy(hostile, make_scorer, make_prompt, ma
         scorer.score([(make_prompt(), make_rollouts(["good", "html"]))])
 
 
-def test_a_server_that_is_down_at_the_start_is_told_at_once(make_scorer):
+def test_a_server_that_stays_down_at_the_start_is_told_at_the_deadline(make_scorer):
     with pytest.raises(
-        RunError, match=r"no reward server says which model it has: .*127.0.0.1:9: .*"
+        RunError,
+        match=r"no reward server says which model it has: .*127.0.0.1:9: .*refused.*; the run "
+        r"waited 1 s \(rewards.deadline\): start the server",
     ):
-        make_scorer(reward(url="http://127.0.0.1:9"))
+        make_scorer(reward(url="http://127.0.0.1:9", deadline=0.6))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(RunError, match="TimeoutError"):
-            make_scorer(reward(url=url, timeout=0.2))
+            make_scorer(reward(url=url, timeout=0.2, deadline=0.3))
+
+
+def test_the_start_waits_for_a_server_that_comes_later_and_says_so(
+    make_scorer, make_prompt, make_rollouts
+):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    reports: list[tuple[str, int, int | None]] = []
+    with ExitStack() as stack:
+
+        def start_at_the_first_report(*told):
+            if not reports:
+                stack.enter_context(reward_server(port=port))
+            reports.append(told)
+
+        with reported_to(start_at_the_first_report):
+            scorer = make_scorer(reward(url=f"http://127.0.0.1:{port}", deadline=60.0))
+        (group,) = scorer.score([(make_prompt(), make_rollouts(["a"]))])
+    assert group.kept.all()
+    work, waited, most = reports[0]
+    assert work.startswith(f"seconds waited for http://127.0.0.1:{port} (URLError: ")
+    assert 0 <= waited < most == 60
+
+
+def test_a_score_waits_for_a_server_that_restarts(make_scorer, make_prompt, make_rollouts):
+    """Longer than `retries` would: so long that the circuit breaker opens meanwhile."""
+    with reward_server() as server:
+        patient = reward(url=server.url, deadline=60.0, retries=0)
+        scorer = make_scorer(patient)
+        assert scorer.check([make_prompt()]) == []
+        port = server.port
+    scorer.submit(make_prompt(), make_rollouts(["a"] * 20))
+    assert scorer.completed(wait=False) == []
+    time.sleep(0.7)
+    with reward_server(port=port):
+        (group,) = scorer.completed(wait=True)
+    assert group.kept.all()
 
 
 def test_a_server_that_goes_down_fails_samples_and_the_step(
     make_scorer, make_prompt, make_rollouts
 ):
     with reward_server() as server:
-        scorer = make_scorer(reward(url=server.url))
+        scorer = make_scorer(reward(url=server.url, deadline=0.5))
         assert scorer.check([make_prompt()]) == []
     groups = scorer.score([(make_prompt(), make_rollouts(["a"] * 20))])
     with pytest.raises(RunError, match=r"failed on 20 of 20 scored samples .*refused"):

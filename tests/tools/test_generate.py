@@ -16,7 +16,7 @@ import tomlkit
 
 from helpers.tiny_runs import MakeRecipe
 from postgrad.cli.main import main
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import finite
 from postgrad.models.tokenizer import load_tokenizer
 from postgrad.observe.console import Console
@@ -96,6 +96,22 @@ def test_a_missing_shard_alone_is_generated_again_with_the_same_bytes(
     assert shards(tmp_path / "to") == whole
     monkeypatch.setattr(module, "build_engine", None)  # nothing is missing: no engine starts
     generate(recipe, tmp_path / "to", QUIET, extent)
+
+
+def test_a_shard_that_was_damaged_is_named_and_can_be_generated_again(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    to = tmp_path / "to"
+    extent = Extent(samples=2, rows=12, shard=4)
+    generate(recipe, to, QUIET, extent)
+    whole = shards(to)
+    damaged = to / "shards" / "00001.jsonl"
+    damaged.write_bytes(whole["00001.jsonl"][:-20])
+    with pytest.raises(RunError, match=rf"^{damaged} is damaged: .*; remove it and repeat"):
+        list(generate(recipe, to, QUIET, extent).groups())
+    damaged.unlink()
+    generate(recipe, to, QUIET, extent)
+    assert shards(to) == whole
 
 
 def test_another_cut_into_shards_gives_the_same_samples(recipe: Recipe, tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 import io
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from helpers.runs import assert_same_run, lines
 from postgrad.data import cache
 from postgrad.observe.console import Console
+from postgrad.training import rows
 from postgrad.training.start import train
 
 
@@ -57,3 +59,15 @@ def test_a_run_shows_one_table_of_its_rows_and_records_it(make_recipe: Any) -> N
     (together,) = (line for line in text.splitlines() if "together" in line)
     counts = [int(word) for word in together.split()[1:]]
     assert counts[0] == sum(counts[1:]) == 70
+
+
+def test_episodes_that_cannot_close_are_recorded_and_the_first_is_a_warning() -> None:
+    events: list[tuple[str, str]] = []
+    warnings: list[str] = []
+    console = SimpleNamespace(warn=warnings.append)
+    logs = SimpleNamespace(event=lambda *event: events.append(event))
+    tell = rows._close_failed(cast(Any, SimpleNamespace(logs=logs, console=console)))
+    for text in ("a", "b", "c"):
+        tell(text)
+    assert events == [("environment_close_failed", text) for text in ("a", "b", "c")]
+    assert warnings == ["a; events.jsonl has all such failures"]

@@ -1,11 +1,14 @@
 """Picks the command, runs it, turns errors into one line and an exit code."""
 
 import argparse
+import atexit
 import io
 import json
 import os
 import select
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,12 +23,18 @@ from postgrad.core.files import finite
 from postgrad.core.untrusted import path_problem, shown
 
 READER_GONE = 141  # what a shell says of a process that SIGPIPE ended: 128 + 13
+# Seconds after a command's end until people hear of threads that its process waits for, and from
+# then on until it ends without them.
+THREADS_TOLD, THREADS_WAIT = 5.0, 60.0
 FAMILIES = (start, train, models, runs, plan)  # in this order in the help
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0 done, 1 the run failed, 2 something is wrong, 141
     where whoever read its output has gone, such as `head`.
+
+    arguments: None for those of this process, which is to end with the command: no thread that
+    others' code has left keeps it for long.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell: >&-
@@ -36,7 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout = _Output(output.buffer, output.encoding, output.errors, None, lines, through)
     try:
         try:
-            return _run(arguments)
+            code = _run(arguments)
+            if arguments is None:
+                _end_soon(code)
+            return code
         finally:  # also after --help, which ends by SystemExit
             sys.stdout.end() if isinstance(sys.stdout, _Output) else sys.stdout.flush()
     except OSError as error:
@@ -69,6 +81,37 @@ class _Output(io.TextIOWrapper):
         self.flush()
         if self.failure is not None:
             raise self.failure
+
+
+def _end_soon(code: int) -> None:
+    """Ends the process where threads that are no daemons, such as one that an environment has left,
+    would keep it from ending: GPUs and places in queues would stay taken.
+    """
+    threading.Thread(target=_ended_without_threads, args=(code,), daemon=True).start()
+
+
+def _ended_without_threads(code: int) -> None:
+    time.sleep(THREADS_TOLD)
+    if left := _left_threads():
+        tell(f"the command has ended; its process waits {THREADS_WAIT:.0f} s for {left}")
+        time.sleep(THREADS_WAIT)
+    if left and (left := _left_threads()):
+        tell(f"the process ends without {left}: make it a daemon, or let it end with the run")
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # sys.exit ends only a thread
+        os._exit(code)
+
+
+def _left_threads() -> str:
+    """The threads for which Python waits before it ends, with the line of each; "" for none."""
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    texts: list[str] = []
+    for thread in threading.enumerate():
+        frame = frames.get(thread.ident or 0)
+        if thread.daemon or thread is threading.main_thread() or frame is None:
+            continue
+        place = _in_own_code(traceback.extract_stack(frame))
+        texts.append(f"the thread {thread.name!r}" + (f" ({place})" if place else ""))
+    return " and ".join(texts)
 
 
 def _silence(stream: TextIO) -> None:
@@ -117,7 +160,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _fail(error, args.debug, 1, f"{error}; fix that and start the command again")
     except Exception as error:  # noqa: BLE001  # people see one line for every other error too
         hint = "; run again with --debug to see where, and please report it"
-        if (place := _in_own_code(error)) is not None:
+        if (place := _in_own_code(traceback.extract_tb(error.__traceback__))) is not None:
             hint = f" ({place}); run again with --debug to see how it came there"
         return _fail(error, args.debug, 1, f"{type(error).__name__}: {error}{hint}")
     outcome = result if isinstance(result, CommandOutcome) else CommandOutcome(result, 0)
@@ -140,17 +183,13 @@ def _require_paths(args: argparse.Namespace, rest: Sequence[str]) -> None:
             raise UsageError(f"{shown(word)} is no text in {encoding}, the locale's encoding")
 
 
-def _in_own_code(error: BaseException) -> str | None:
+def _in_own_code(frames: Sequence[traceback.FrameSummary]) -> str | None:
     """File and line of the last call in code that is neither ours nor installed, such as an
     algorithm of the user's; None where there is none.
     """
     installed = (str(Path(__file__).parents[1]), sys.prefix, sys.base_prefix, "<")
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(installed)
-    ]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
+    others = [frame for frame in frames if not frame.filename.startswith(installed)]
+    return f"{others[-1].filename}:{others[-1].lineno}" if others else None
 
 
 def _fail(error: BaseException, debug: bool, code: int, text: str | None = None) -> int:

@@ -58,12 +58,14 @@ def how_many(count: float, noun: str) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The one of `names` that is most like `name`; None where none is close. A name of the same
-    letters in another order is preferred: letters are often swapped in typing.
+    """The one of `names` that is most like `name`; None where none is close. Capitals do not count.
+    A name of the same letters in another order is preferred: letters are often swapped in typing.
     """
-    close = difflib.get_close_matches(name, list(names), n=3, cutoff=0.6)
-    swapped = [match for match in close if sorted(match) == sorted(name)]
-    return next(iter([*swapped, *close]), None)
+    wanted = name.casefold()
+    by_folded = {each.casefold(): each for each in names}
+    close = difflib.get_close_matches(wanted, list(by_folded), n=3, cutoff=0.6)
+    swapped = [match for match in close if sorted(match) == sorted(wanted)]
+    return next((by_folded[match] for match in [*swapped, *close]), None)
 
 
 def require_module(name: str, kind: str) -> None:

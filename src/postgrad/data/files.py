@@ -211,6 +211,9 @@ def _csv(path: Path) -> Iterator[tuple[str, RowValues]]:
         raise UsageError(f"{path}:{end + 1}: not CSV that can be read: {error}") from error
 
 
+_REPAIR = "repair or remove the line"
+
+
 def _object(line: bytes, place: str, *, first: bool) -> RowValues:
     if len(line) > LONGEST_LINE:
         raise UsageError(
@@ -226,8 +229,16 @@ def _parsed(line: bytes, place: str, *, first: bool) -> Any:
         return parsed_json(line.decode("utf-8-sig" if first else "utf-8"))
     except UnicodeDecodeError as error:
         raise UsageError(f"{place}: not UTF-8: {error}; convert the file") from error
+    except json.JSONDecodeError as error:
+        if "\n" in error.doc.strip():
+            raise UsageError(f"{place}: not JSON: {error}; repair the file") from error
+        is_list = error.doc.lstrip().startswith("[")  # its first line, over several
+        way_out = "a file that is a list of rows ends in .json" if is_list else _REPAIR
+        raise UsageError(
+            f"{place}: not JSON: {error.msg} (character {error.pos + 1}); {way_out}"
+        ) from error
     except ValueError as error:
-        raise UsageError(f"{place}: not JSON: {error}; repair or remove the line") from error
+        raise UsageError(f"{place}: not JSON: {error}; {_REPAIR}") from error
 
 
 def _row(value: Any, place: str) -> RowValues:

@@ -86,8 +86,11 @@ class Evaluator:
         tokenizer: Any,
         scorer: Scorer,
         reader: ImageReader | None = None,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
-        """reader: of a model that reads images. Raises UsageError as read_set does."""
+        """reader: of a model that reads images. warn: is told where an environment cannot close.
+        Raises UsageError as read_set does.
+        """
         self.settings: EvalSettings = recipe.eval
         self._seed = integer(recipe.seed, "evaluation")
         self._rated = not rates_mean_nothing(recipe.eval, recipe.rewards)
@@ -96,7 +99,14 @@ class Evaluator:
         self._kept: KeptSamples = recipe.observe.eval_samples
         self._rollout: SamplingSettings = recipe.rollout  # what ends an answer
         self._played_in = recipe.environment
-        self._environments = dialogues(recipe.environment, recipe.data, tokenizer, reader=reader)
+        self._environments = dialogues(
+            recipe.environment,
+            recipe.data,
+            tokenizer,
+            reader=reader,
+            warn=warn,
+            max_len=self.max_len,
+        )
         self._sets: list[tuple[str | None, PromptSet]] = [
             (eval_set.name, read_set(recipe, place, tokenizer, reader, unreadable_by(scorer)))
             for place, eval_set in enumerate(self.settings.sets)

@@ -22,6 +22,7 @@ from postgrad.ops.intervals import (
 )
 
 LOSSES = ("loss", "perplexity")  # of held-out conversations, which are no rates
+LOPSIDED = 2.0  # an interval with one end over so many times as far from the value as the other
 LEFT_OUT = "left_out@"  # before the k of pass@k and maj@k
 CorrectCount = tuple[int, int]  # samples that were scored, samples that are right
 
@@ -215,10 +216,16 @@ def ends(metric: str, interval: Interval) -> dict[str, float]:
 
 
 def plus_minus(value: float, interval: Interval | None) -> str:
-    """ " ± 0.031": the distance to the farther end of the interval; "" without an interval."""
+    """ " ± 0.031": the distance to the farther end of the interval; " (0.000 to 0.793)", its ends,
+    where one is over LOPSIDED times as far as the other: a rate of 0 is nothing to subtract from.
+    "" without an interval.
+    """
     if interval is None or math.isnan(interval.low):
         return ""
-    return f" ± {max(interval.high - value, value - interval.low):.3f}"
+    near, far = sorted((interval.high - value, value - interval.low))
+    if far > LOPSIDED * near:
+        return f" ({interval.low:.3f} to {interval.high:.3f})"
+    return f" ± {far:.3f}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,8 @@ class ModelSettings(Settings):
     arXiv:2305.14314), those of the layers' matrices.
     """
 
-    path: str | None = None  # Hugging Face directory, hub id, or "@NAME": a stage of a pipeline
+    # Hugging Face directory, hub id, or "@NAME": a stage of a pipeline
+    path: str | None = Field(default=None, min_length=1)
     # Branch, tag or commit of a hub id; left out, main as it is when the run begins.
     revision: str | None = Field(default=None, pattern=REVISION)
     init: ModelInit | None = None

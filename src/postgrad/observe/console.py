@@ -292,7 +292,7 @@ class Console:
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Prints a table; texts are never markup. Where it would cut words to fit the width, each
-        row is a block of lines in its place, "column  cell".
+        row is a block of lines in its place, "column  cell", or without names of columns a line.
         """
         if self._quiet:
             return
@@ -305,13 +305,12 @@ class Console:
         cells = [[self._text(cell) for cell in row] for row in (columns, *rows)]
         widths = _widths(cells, self._rich.width)
         self._print()
-        if widths is None and any(columns):
+        if widths is None:
             self._print(self._text(self._in_lines(title), "bold"))
             for row in cells[1:]:
-                self._print()
-                self._print(Text(self._in_lines(_block(cells[0], row))))
+                self._print(Text(self._in_lines("\n" * any(columns) + _block(cells[0], row))))
             return
-        for name, width in zip(cells[0], widths or [None] * len(columns), strict=True):
+        for name, width in zip(cells[0], widths, strict=True):
             table.add_column(name, overflow="fold", width=width)
         for row in cells[1:]:
             table.add_row(*row)
@@ -351,10 +350,11 @@ def _widths(cells: Sequence[Sequence[Text]], width: int) -> list[int] | None:
 
 
 def _block(names: Sequence[Text], row: Sequence[Text]) -> str:
-    """A row of a table as lines "column  cell", without its empty cells."""
+    """A row of a table as lines "column  cell", or without names a line; without empty cells."""
     width = max(len(name) for name in names)
     pairs = [(name.plain, cell.plain) for name, cell in zip(names, row, strict=True)]
-    return "\n".join(f"{name:<{width}}  {cell}".rstrip() for name, cell in pairs if cell)
+    parts = [f"{name:<{width}}  {cell}".rstrip() for name, cell in pairs if cell]
+    return "\n".join(parts) if width else "".join(parts).lstrip()
 
 
 def visible(text: str, encoding: str) -> str:

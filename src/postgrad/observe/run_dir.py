@@ -355,6 +355,11 @@ def _inside(
 
 
 def _unwritable(path: Path, error: OSError) -> RunError:
+    try:
+        begun = RunDirectory.holds_results(path)  # a resume goes on where its run is
+    except OSError:
+        begun = True
+    other = "" if begun else ", or choose another --run_dir"
     if is_full(error):
-        return RunError(f"run_dir {path}: the disk is full; make room, or choose another --run_dir")
-    return RunError(f"run_dir {path} cannot be written: {error}; choose another --run_dir")
+        return RunError(f"run_dir {path}: the disk is full; make room{other}")
+    return RunError(f"run_dir {path} cannot be written: {error}; make it writable{other}")

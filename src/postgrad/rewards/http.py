@@ -3,9 +3,11 @@
 Imports the standard library only, since every worker loads it.
 """
 
+import errno
 import http.client
 import json
 import os
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -22,6 +24,7 @@ from postgrad.core.errors import UsageError
 from postgrad.rewards.verifier import Verifier
 
 LONGEST_WAIT = 30.0  # seconds before another try, whatever the server asks for
+ABSENT_WAIT = 0.1  # seconds at least before another try at a server that was not there
 LONGEST_REPLY = 1 << 22  # bytes
 _BUSY = (408, 409, 425, 429)  # and 5xx: worth another try
 _REQUESTS_FAULT = (400, 413, 422)  # the request is to blame, not the server
@@ -34,12 +37,16 @@ class ServerError(Exception):
     """No usable reply; the message is the cause of the last try.
 
     counts: whether the circuit breaker counts it as a failure of the server; False where the
-    request or a moment's load is to blame.
+    request or a moment's load is to blame. passing: the server may answer later.
     """
 
-    def __init__(self, message: str, *, counts: bool = True) -> None:
+    def __init__(self, message: str, *, counts: bool = True, passing: bool = False) -> None:
         super().__init__(message)
-        self.counts = counts
+        self.counts, self.passing = counts, passing
+
+    def saying(self, message: str) -> "ServerError":
+        """The same error with another message."""
+        return ServerError(message, counts=self.counts, passing=self.passing)
 
 
 class Breaker:
@@ -58,6 +65,7 @@ class Breaker:
     def worked(self, url: str) -> None:
         """A try succeeded: the failures of this server are forgotten."""
         self._failed.pop(url, None)
+        self._until.pop(url, None)
 
     def failed(self, url: str, cause: str) -> None:
         """A try failed and the server is to blame."""
@@ -83,7 +91,8 @@ class Servers:
     """A client for one server or several that answer alike.
 
     With several servers a hash of the request picks the first one, so that they share the work, and
-    each retry goes to the next.
+    each retry goes to the next. Where there is a deadline, a server that is not there, such as one
+    that restarts, is tried again until then: `retries` counts tries that reached a server.
     """
 
     urls: tuple[str, ...]  # such as "http://127.0.0.1:8000"
@@ -109,7 +118,7 @@ class Servers:
         except ServerError as error:
             text = str(error)
             text = text.replace(self.key, "***") if self.key else text
-            raise ServerError(text, counts=error.counts) from None
+            raise error.saying(text) from None
 
     def post(self, url: str, path: str, data: bytes | None, timeout: float) -> bytes:
         """One try: the bytes of the reply. Raises ServerError, _Busy, OSError, HTTPException."""
@@ -153,8 +162,8 @@ class _Asking:
         deadline = began + servers.deadline if servers.deadline is not None else None
         remaining = self._in_turn()
         last = ServerError("")
-        number, ending = 0, ""
-        while remaining and number <= servers.retries:
+        number, absent, ending = 0, 0, ""  # absent: tries that are not counted
+        while remaining and number - absent <= servers.retries:
             url = remaining.popleft()
             wait = self._wait(url)
             if deadline is not None and time.monotonic() + wait >= deadline:
@@ -167,14 +176,15 @@ class _Asking:
                 return self._once(url, deadline, read)
             except _Busy as error:
                 last, self.asked_wait[url] = error, error.after
+                absent += error.absent and deadline is not None
                 remaining.append(url)
             except ServerError as error:
                 last = error
                 if not remaining:
-                    raise ServerError(self._named(url, str(error)), counts=error.counts) from error
-            last = ServerError(self._named(url, str(last)), counts=last.counts)
+                    raise error.saying(self._named(url, str(error))) from error
+            last = last.saying(self._named(url, str(last)))
         tries = f"{number} {'try' if number == 1 else 'tries'}"
-        raise ServerError(f"{last} ({tries}{ending})", counts=last.counts)
+        raise last.saying(f"{last} ({tries}{ending})")
 
     def _once(self, url: str, deadline: float | None, read: Callable[[bytes], Parsed]) -> Parsed:
         """One try, whose outcome the breaker records."""
@@ -191,7 +201,8 @@ class _Asking:
         except (OSError, http.client.HTTPException) as error:
             cause = f"{type(error).__name__}: {error}"
             self.servers.breaker.failed(url, cause)
-            raise _Busy(cause, 0.0) from error
+            absent = _is_absent(error)
+            raise _Busy(cause, ABSENT_WAIT if absent else 0.0, absent=absent) from error
         self.servers.breaker.worked(url)
         return reply
 
@@ -208,7 +219,7 @@ class _Asking:
         tried = self.tried.get(url, 0)
         if not tried:
             return 0.0
-        backoff = self.servers.backoff * 2 ** (tried - 1)
+        backoff = self.servers.backoff * 2.0 ** min(tried - 1, 64)
         return min(LONGEST_WAIT, max(self.asked_wait.get(url, 0.0), backoff))
 
     def _named(self, url: str, cause: str) -> str:
@@ -231,11 +242,23 @@ def plain_address(url: str, example: str, key_setting: str) -> str:
 
 
 class _Busy(ServerError):
-    """The server may answer later. after: seconds that it asks to wait."""
+    """The server may answer later. after: seconds that it asks to wait. absent: nobody was there to
+    take the request.
+    """
 
-    def __init__(self, message: str, after: float, *, counts: bool = True) -> None:
-        super().__init__(message, counts=counts)
-        self.after = after
+    def __init__(
+        self, message: str, after: float, *, counts: bool = True, absent: bool = False
+    ) -> None:
+        super().__init__(message, counts=counts, passing=True)
+        self.after, self.absent = after, absent
+
+
+def _is_absent(error: Exception) -> bool:
+    """Whether no connection came about, so that nobody has seen the request."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else None
+    if isinstance(reason, OSError) and reason.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+        return True
+    return isinstance(reason, ConnectionRefusedError | socket.gaierror)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

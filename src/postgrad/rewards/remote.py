@@ -4,17 +4,22 @@ import base64
 import json
 import math
 import re
+import sys
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
 from postgrad.core.errors import RunError, UsageError
-from postgrad.rewards.http import AsksServers, ServerError, Servers, plain_address, secret
+from postgrad.core.progress import report
+from postgrad.rewards.http import AsksServers, Breaker, ServerError, Servers, plain_address, secret
 from postgrad.rewards.verifier import PromptView, RolloutView, Score
 
 _PLACE = re.compile(r"\{(question|answer|response)\}")
+_ROUND_SECONDS = 1.0  # between two rounds of asking servers that may be starting
 _OF_THE_INPUT = frozenset({"model_failed", "not_finite"})  # codes of a server that is well
 
 
@@ -35,7 +40,8 @@ class Remote(AsksServers):
     model: str | None = Field(default=None, min_length=1)
     # How images are sent: their bytes, or their hash to a server with --images.
     images: Literal["bytes", "hash"] = "bytes"
-    deadline: float = Field(default=120.0, gt=0.0)  # seconds of one score, all tries and waits
+    # Seconds of one score, all tries and waits; at the start also of waiting for a server.
+    deadline: float = Field(default=120.0, gt=0.0)
 
     @field_validator("url", "urls")
     @classmethod
@@ -68,26 +74,51 @@ class Remote(AsksServers):
     def at_start(self) -> dict[str, Any]:
         """{"model": hash of the model that answers now}; {} where the recipe names one.
 
-        Raises RunError where no server answers, UsageError where servers have different models, or
-        `normalise` is set and a model knows no mean and std.
+        Waits up to `deadline` for a server that may still be starting. Raises RunError where none
+        answers, UsageError where servers have different models, or `normalise` is set and a model
+        has no mean and std.
         """
         if self.model is not None:
             return {}
-        models: dict[str, str] = {}  # address -> hash
-        silent: list[str] = []
-        for url in self._addresses:
-            try:
-                models[url] = self._asking(url).ask("/info", None, self._described)
-            except ServerError as error:
-                silent.append(f"{url}: {error}")
-        if not models:
-            raise RunError(
-                f"rewards: no reward server says which model it has: {'; '.join(silent)}"
-            )
+        began, retries = time.monotonic(), self.retries
+        while True:
+            models, silent = self._models(retries)
+            waited, retries = time.monotonic() - began, 0
+            if models:
+                break
+            if waited >= self.deadline or not any(error.passing for error in silent.values()):
+                raise RunError(self._no_model(silent, waited))
+            work = f"seconds waited for {' or '.join(silent)} ({next(iter(silent.values()))})"
+            report(work, int(waited), int(self.deadline))
+            time.sleep(min(_ROUND_SECONDS, self.deadline - waited))
         if len(set(models.values())) > 1:
             listing = ", ".join(f"{url} has {model:.12}" for url, model in models.items())
             raise UsageError(f"rewards: the servers of `urls` have several models: {listing}")
         return {"model": next(iter(models.values()))}
+
+    def _models(self, retries: int) -> tuple[dict[str, str], dict[str, ServerError]]:
+        """The hash of the model of each server that answers, by address; why the others do not."""
+        models: dict[str, str] = {}
+        silent: dict[str, ServerError] = {}
+        for url in self._addresses:
+            # No breaker: nothing waits behind these requests.
+            unlimited = Breaker(sys.maxsize, 0.0)
+            server = replace(self._asking(url), retries=retries, deadline=None, breaker=unlimited)
+            try:
+                models[url] = server.ask("/info", None, self._described)
+            except ServerError as error:
+                silent[url] = error
+        return models, silent
+
+    def _no_model(self, silent: Mapping[str, ServerError], waited: float) -> str:
+        causes = "; ".join(f"{url}: {error}" for url, error in silent.items())
+        text = f"rewards: no reward server says which model it has: {causes}"
+        if waited < self.deadline:
+            return text
+        return (
+            f"{text}; the run waited {waited:.0f} s (rewards.deadline): start the server, or set "
+            "another `url`, and start the run again"
+        )
 
     def prepare(self) -> None:
         self._token()

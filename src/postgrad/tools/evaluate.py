@@ -16,6 +16,7 @@ from postgrad.core.errors import UsageError
 from postgrad.core.files import whole_file
 from postgrad.core.hub import split_revision
 from postgrad.core.media import IMAGES, images_kept_in
+from postgrad.core.progress import reported_to
 from postgrad.core.records import Sequences
 from postgrad.evaluation.answers import Evaluator, check_answers
 from postgrad.evaluation.losses import LossEvaluator, with_losses
@@ -205,7 +206,8 @@ def _answers(
     tokenizer = load_tokenizer(model.path)
     learned = learned_reward(recipe, tokenizer)
     with ExitStack() as stack:
-        scorer = stack.enter_context(scorer_of(recipe, tokenizer, learned))
+        with console.phase(f"load {model.name}") as shown, reported_to(shown.count):
+            scorer = stack.enter_context(scorer_of(recipe, tokenizer, learned))
         reader = image_reader(model.path, tokenizer)
         evaluator = Evaluator(recipe, tokenizer, scorer, reader)
         accounts = [prompts.account for _, prompts in evaluator.sets]

@@ -14,10 +14,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import left_behind, remove, versions, whole_file, write_json
 from postgrad.core.hub import split_revision
 from postgrad.core.media import IMAGES, images_kept_in
+from postgrad.core.progress import reported_to
 from postgrad.core.records import Prompt, Rollout, ScoredGroup
 from postgrad.core.untrusted import parse_json
 from postgrad.data.draws import Draws
@@ -102,13 +103,24 @@ class Generated:
             with self.shard(number).open("rb") as lines:
                 group: list[Json] = []
                 for line in lines:
-                    sample = _seen_from(rows or self.folder / ABOUT, self.folder, json.loads(line))
+                    kept = _read(line, self.shard(number))
+                    sample = _seen_from(rows or self.folder / ABOUT, self.folder, kept)
                     if group and group[0]["ticket"] != sample["ticket"]:
                         yield group
                         group = []
                     group.append(sample)
             if group:
                 yield group
+
+
+def _read(line: bytes, shard: Path) -> Json:
+    """A line of a shard. Raises RunError where something has damaged it since."""
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise RunError(
+            f"{shard} is damaged: {error}; remove it and repeat the command, which samples it again"
+        ) from error
 
 
 def _seen_from(rows: Path, folder: Path, sample: Json) -> Json:
@@ -152,7 +164,7 @@ def generate(
         path = read_from(name, Path(folder) / "model")
         choices = choose(recipe, recorded.get("choices", {}))
         choices.apply()
-        sampler = _Sampler(recipe, path, stack)
+        sampler = _Sampler(recipe, path, stack, console)
         drawn = sampler.drawn()
         print_rows(console, drawn.accounts, "rows that are answered")
         prompts = [replace(prompt, ticket=n) for n, prompt in enumerate(drawn.all()[: extent.rows])]
@@ -195,13 +207,14 @@ def _sizes(
 class _Sampler:
     """What answers and scores: scorer, environment, engine."""
 
-    def __init__(self, recipe: Answering, path: str, stack: ExitStack) -> None:
+    def __init__(self, recipe: Answering, path: str, stack: ExitStack, console: Console) -> None:
         self._recipe, self._path, self._stack = recipe, path, stack
         self.tokenizer: Any = load_tokenizer(path)
         self._reader = image_reader(path, self.tokenizer)
         self._learned = learned_reward(recipe, self.tokenizer)
         scores = recipe.reward_components != []
-        scorer = scorer_of(recipe, self.tokenizer, self._learned) if scores else None
+        with console.phase("load") as shown, reported_to(shown.count):
+            scorer = scorer_of(recipe, self.tokenizer, self._learned) if scores else None
         self._scorer = stack.enter_context(scorer) if scorer is not None else None
 
     def drawn(self) -> Draws[Prompt]:
@@ -223,7 +236,9 @@ class _Sampler:
     def drawing(self, samples: int) -> Drawing:
         recipe = self._recipe
         data, stack = recipe.data, self._stack
-        played = dialogues(recipe.environment, data, self.tokenizer, stack, self._reader)
+        played = dialogues(
+            recipe.environment, data, self.tokenizer, stack, self._reader, max_len=data.max_len
+        )
         return Drawing(samples, recipe.rollout, recipe.seed, played, recipe.data.max_len)
 
     def engine(self, choices: Choices, sequences: int) -> tuple[Engine, Choices]:

@@ -2,6 +2,7 @@
 that account for them.
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -71,7 +72,7 @@ def evaluator(
     reader: ImageReader | None = None,
 ) -> Evaluator:
     """Of a policy that answers; its rows are shown and checked. reader: as of image_reader."""
-    of_policy = Evaluator(recipe, tokenizer, scorer, reader)
+    of_policy = Evaluator(recipe, tokenizer, scorer, reader, _close_failed(run))
     show_rows(run, [drawn.account for _, drawn in of_policy.sets], "evaluation")
     for _, drawn in of_policy.sets:
         check_rows(recipe.environment, drawn)
@@ -95,11 +96,27 @@ def environments(
     reader: ImageReader | None = None,
 ) -> Environments:
     """What answers the policy's turns, closed with `stack`. reader: as of image_reader."""
-    played = dialogues(recipe.environment, recipe.data, tokenizer, stack, reader)
+    data, warn = recipe.data, _close_failed(run)
+    played = dialogues(
+        recipe.environment, data, tokenizer, stack, reader, warn, max_len=data.max_len
+    )
     if not played.deterministic:
         run.logs.event("not_exact", NOT_EXACT, cause="environment")
         run.console.note(NOT_EXACT)
     return played
+
+
+def _close_failed(run: Run) -> Callable[[str], None]:
+    """Records every episode that could not be closed, and warns of the first."""
+    warned = threading.Event()
+
+    def tell(text: str) -> None:
+        run.logs.event("environment_close_failed", text)
+        if not warned.is_set():
+            warned.set()
+            run.console.warn(f"{text}; events.jsonl has all such failures")
+
+    return tell
 
 
 def show_training(run: Run, recipe: Recipe, draws: Draws[Any], reader: ImageReader | None) -> None:

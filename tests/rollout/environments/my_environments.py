@@ -195,6 +195,27 @@ class Awaiting(ChatEnvironment):
         await asyncio.sleep(0)
         return Reply((({"role": "user", "content": text}),), reward=1.0)
 
+    def close(self):
+        if self.kind == "unclosable":
+            raise OSError("it is stuck")
+
+
+class Moving(Echo):
+    """Changes the working directory where it is told to."""
+
+    at: str
+    to: str
+
+    def start(self, prompt, sample):
+        if self.at == "start":
+            os.chdir(self.to)
+        return self
+
+    def step(self, text):
+        if self.at == "step":
+            os.chdir(self.to)
+        return super().step(text)
+
 
 class Saying(ChatEnvironment):
     """Replies with messages that a test has set."""

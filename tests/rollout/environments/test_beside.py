@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import warnings
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -26,14 +27,14 @@ def _mine_on_path(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
-def world(**own):
+def world(warn=None, **own):
     made = EnvironmentSettings.model_validate({"type": "my_environments:Awaiting", **own})
-    return dialogue(made, chat_tokenizer(), {})
+    return dialogue(made, chat_tokenizer(), {}, warn=warn)
 
 
-def turn(text="hello"):
+def turn(text="hello", finish="stop"):
     ids = np.array([*chat_tokenizer()(text, add_special_tokens=False)["input_ids"]], np.int32)
-    return Completion(5, 0, 0, ids, np.zeros(len(ids), np.float32), "stop", ((0, len(ids)),), text)
+    return Completion(5, 0, 0, ids, np.zeros(len(ids), np.float32), finish, ((0, len(ids)),), text)
 
 
 @asynccontextmanager
@@ -161,21 +162,80 @@ def test_a_step_that_blocks_all_others_ends_the_run_with_the_reason(monkeypatch)
     played.close()
 
 
-def test_what_is_called_later_may_be_async():
+@pytest.fixture
+def side():
+    """A thread in which a step has run."""
+
+    async def step():
+        return Reply()
+
+    running = SideBySide(nothing, 1)
+    running.begin(step, 30.0, "limit").result()
+    yield running
+    running.close()
+
+
+def test_what_is_called_later_may_be_async(side):
     called = threading.Event()
 
     async def close():
         await asyncio.sleep(0)
         called.set()
 
-    async def step():
-        return Reply()
-
-    side = SideBySide(nothing, 1)
-    side.begin(step, 30.0, "limit").result()
-    side.later(close)
+    side.later(close, pytest.fail)
     assert called.wait(30.0)
+
+
+def test_what_was_called_before_the_end_ends_itself(side):
+    ended = []
+
+    async def close():
+        await asyncio.sleep(0.3)
+        ended.append("container")
+
+    side.later(close, pytest.fail)
     side.close()
+    assert ended == ["container"]
+
+
+def test_what_is_called_later_and_fails_is_told(side, monkeypatch):
+    told = []
+
+    def plain():
+        raise OSError("no such container")
+
+    async def late():
+        raise SystemExit("bye")
+
+    async def never():
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(beside, "_CLOSING", 0.4)
+    for call in (plain, late, never):
+        side.later(call, told.append)
+    side.close()
+    assert [text.partition(" (")[0] for text in told] == [
+        "OSError: no such container",
+        "SystemExit: bye",
+        "it had not ended when the run did",
+    ]
+
+
+@pytest.mark.parametrize("warned", [True, False])
+def test_a_course_that_cannot_close_is_told_with_its_environment(warned):
+    told = []
+    played = world(kind="unclosable", warn=told.append if warned else None)
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        played.reset(PROMPT, 0).step(turn(finish="length"))  # no thread yet, nothing is open
+        played.reset(PROMPT, 0).step(turn()).result()
+        played.reset(PROMPT, 0).step(turn(finish="length"))
+        played.close()
+    (text,) = told if warned else [str(each.message) for each in raised]
+    assert text.startswith(
+        "environment 'my_environments:Awaiting': close failed: OSError: it is stuck (my_env"
+    )
+    assert text.endswith("; what the episode holds may stay open")
 
 
 def test_what_opening_raises_is_told_to_the_first_step():

@@ -7,13 +7,15 @@ from hypothesis import strategies as st
 
 from helpers.chat import HERMES, LLAMA, LLAMA_SPECIAL, chat_tokenizer
 from helpers.tool_templates import WITH_TOOLS
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import RunError, UsageError
 from postgrad.core.records import Prompt
 from postgrad.models.fresh import PRINTABLE, TEMPLATE
 from postgrad.rollout.engine import Completion
+from postgrad.rollout.environment import Drawing, Environments, OpenSample
+from postgrad.rollout.environments import template as template_module
 from postgrad.rollout.environments.chat import dialogue
 from postgrad.rollout.environments.template import Template
-from postgrad.rollout.settings import EnvironmentSettings
+from postgrad.rollout.settings import EnvironmentSettings, SamplingSettings
 
 FAMILIES = {
     "chatml": (chat_tokenizer(), ("user",)),
@@ -258,6 +260,67 @@ def test_long_replies_are_not_kept_for_the_next_like_them():
         template.after([{"role": "user", "content": text}], closed=True)
     kept = template._after.cache_info()
     assert (kept.currsize, kept.hits) == (1, 1)
+
+
+@pytest.mark.parametrize("at", ["start", "step"])
+def test_an_environment_that_changes_the_working_directory_ends_the_run(at, tmp_path, monkeypatch):
+    """Its relative paths would be others from then on: those of logs and checkpoints too."""
+    before = tmp_path / "before"
+    before.mkdir()
+    monkeypatch.chdir(before)
+    tokenizer = FAMILIES["chatml"][0]
+    settings = {"type": "my_environments:Moving", "at": at, "to": str(tmp_path)}
+    played = dialogue(EnvironmentSettings.model_validate(settings), tokenizer, {})
+    with pytest.raises(
+        RunError,
+        match=rf"'my_environments:Moving' changed the working directory \(os.chdir\) from {before} "
+        rf"to {tmp_path}: ",
+    ):
+        played.reset(PROMPT, 0).step(completion(tokenizer, "hello")).result()
+
+
+def test_a_working_directory_that_is_removed_ends_nothing(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    tokenizer = FAMILIES["chatml"][0]
+    episode = started(tokenizer)
+    gone.rmdir()
+    assert episode.step(completion(tokenizer, "hello")).result().failure is None
+    assert started(tokenizer).step(completion(tokenizer, "hello")).result().failure is None
+
+
+def test_the_end_of_a_reply_that_nothing_has_room_for_is_not_tokenised(monkeypatch):
+    """Such a reply ends its episode: 50 MB of it took minutes for nothing."""
+    tokenizer, seen = FAMILIES["chatml"][0], []
+    message = [{"role": "user", "content": "so " * 4000}]
+    every = Template(tokenizer, {}).after(message, closed=True)
+    encode = template_module.encode
+
+    def counted(tokenizer, texts, **more):
+        seen.append(max(map(len, texts)))
+        return encode(tokenizer, texts, **more)
+
+    monkeypatch.setattr(template_module, "encode", counted)
+    begin = Template(tokenizer, {}, most=50).after(message, closed=True)
+    assert max(seen) == 16 * 50
+    assert len(begin) > 2 * 50 - 2
+    assert begin.tolist() == every[: len(begin)].tolist()
+    for most, characters in ((len(every), 16), (50, 1)):  # room for it, or tokens so long
+        monkeypatch.setattr(template_module, "LONG_TOKEN", characters)
+        text = Template(tokenizer, {}, most=most).after(message, closed=True)
+        assert text.tolist() == every.tolist()
+
+
+def test_a_reply_that_is_far_too_long_ends_its_episode_for_its_length():
+    made = EnvironmentSettings.model_validate(LOUD)
+    played = dialogue(made, FAMILIES["chatml"][0], {}, most=40)
+    drawing = Drawing(1, SamplingSettings(max_new_tokens=8), 0, Environments({None: played}), 40)
+    sample = OpenSample(PROMPT, 0, drawing)
+    seen = sample.take(completion(FAMILIES["chatml"][0], "so " * 4000)).result()
+    assert seen.failure is None
+    assert sample.observe(seen) is None
+    assert sample.rollout(FAMILIES["chatml"][0]).finish_reason == "length"
 
 
 def test_an_environment_without_start_is_refused_by_name():

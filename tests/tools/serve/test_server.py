@@ -93,6 +93,8 @@ def test_info_names_model_tokenizer_and_limits(small):
         ({"inputs": [{"text": "日"}]}, 422, "cannot_encode"),
         ({"inputs": [{"token_ids": [1] * 31}]}, 422, "too_many_tokens"),
         ({"inputs": [{"text": "a"}] * 5}, 422, "too_many_inputs"),
+        (b'{"inputs": [{"text": "a"}], "inputs": [{"text": "b"}]}', 422, "invalid_request"),
+        (b'{"inputs": [{"text": "a", "text": "b"}]}', 422, "invalid_request"),
         (b" " * 2001, 413, "too_large"),
     ],
 )  # fmt: skip
@@ -108,6 +110,8 @@ def test_a_refusal_names_the_input_and_never_its_content(small):
     assert message([1], [1] * 31) == "inputs.1: 31 tokens, at most 30 in one input"
     assert message([1], {"text": 77}) == "inputs.1.text: Input should be a valid string"
     assert "77" not in message({"token_ids": [777]})
+    twice = small.ask("/score", b'{"inputs": [{"text": "a", "text": "b"}]}')[1]
+    assert twice["error"]["message"] == "an object has the key 'text' twice"
     assert "nothing to score" in message({"messages": CHAT[:1]})
 
 
@@ -121,6 +125,27 @@ def test_wrong_pages_methods_and_kinds_are_refused(small):
     body = json.dumps({"inputs": [{"text": "a"}]}).encode()
     refused = small.ask("/score", body, **{"Content-Type": "text/plain"})
     assert error_of(refused) == (415, "not_json")
+
+
+def test_whoever_sends_a_large_body_sees_why_it_is_refused(small):
+    """No system buffers so much: without a reader the connection would be reset."""
+
+    def refused(server, path="/score", **headers):
+        return error_of(server.ask(path, b" " * 20_000_000, Connection="close", **headers))
+
+    assert refused(small) == (413, "too_large")
+    assert refused(small, "/nowhere") == (404, "no_such_page")
+    assert refused(small, **{"Content-Type": "text/plain"}) == (415, "not_json")
+    assert refused(small, Host="example.org") == (421, "wrong_host")
+    with reward_server(token="s3cret") as server:
+        assert refused(server) == (401, "unauthorized")
+
+
+def test_a_client_that_asks_before_it_sends_a_body_is_answered_at_once(small):
+    head = b"POST /score HTTP/1.1\r\nHost: OWN\r\nContent-Type: application/json\r\n"
+    asking = b"Content-Length: 9999\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n"
+    reply = small.raw(head + asking)
+    assert reply.startswith(b"HTTP/1.1 413 ")
 
 
 @pytest.mark.slow

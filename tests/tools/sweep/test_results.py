@@ -188,6 +188,16 @@ def test_one_seed_or_equal_numbers_prove_nothing(tmp_path: Path) -> None:
     assert "It is not known whether it is better than lr=1e-5" in result.verdict()
 
 
+def test_settings_with_the_same_mean_are_all_named(tmp_path: Path) -> None:
+    words = ["learner.lr=1e-5,2e-5,3e-5", "seed=0,1"]
+    result = over_seeds(tmp_path / "s", words, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25)
+    assert result.verdict() == (
+        "lr=1e-5 and lr=2e-5 have the highest mean eval/accuracy: 0.5 over 2 seeds. It is not "
+        "known which setting is the best: the intervals overlap, or one is missing. More seeds "
+        "make them narrower."
+    )
+
+
 def test_a_sweep_over_seeds_alone_has_one_mean(tmp_path: Path) -> None:
     result = over_seeds(tmp_path / "s", ["seed=0,1"], 0.4, 0.5)
     assert result.verdict() == (

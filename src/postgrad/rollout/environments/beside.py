@@ -90,19 +90,22 @@ class SideBySide:
         work.add_done_callback(lambda ended: self._hand_over(ended, handle))
         return handle
 
-    def later(self, call: Callable[[], object]) -> None:
-        """Calls something in the thread, where there is one: a function, plain or `async def`."""
+    def later(self, call: Callable[[], object], failed: Callable[[str], None]) -> None:
+        """Calls something in the thread, where there is one: a function, plain or `async def`.
+        failed: called there with the reason where it raises or does not end.
+        """
         if self._thread is not None and not self._closed.is_set():
-            self._opened.result().call_soon_threadsafe(self._called, call)
+            self._opened.result().call_soon_threadsafe(self._called, call, failed)
 
-    def _called(self, call: Callable[[], object]) -> None:
-        if inspect.iscoroutine(waiting := call()):
-            task = asyncio.ensure_future(waiting)
-            self._later.add(task)  # the loop itself holds no task
-            task.add_done_callback(self._later.discard)
+    def _called(self, call: Callable[[], object], failed: Callable[[str], None]) -> None:
+        task = asyncio.ensure_future(_ended(call, failed))
+        self._later.add(task)  # the loop itself holds no task
+        task.add_done_callback(self._later.discard)
 
     def close(self) -> None:
-        """Cancels all steps, closes what they share, and ends the thread."""
+        """Cancels all steps, lets what was to be called later end, closes what they share, and ends
+        the thread.
+        """
         self._closed.set()
         if self._thread is None or not self._opened.done() or self._opened.exception():
             return
@@ -126,7 +129,7 @@ class SideBySide:
                 await self._stop.wait()
                 beating.cancel()
                 others = asyncio.all_tasks() - {asyncio.current_task()}
-                for task in others:
+                for task in others - self._later:
                     task.cancel()
                 await asyncio.wait(others, timeout=_CLOSING / 2)
         except Exception as error:
@@ -186,6 +189,18 @@ class SideBySide:
                 stuck, self._open = self._open, set()
             for handle in stuck:
                 handle.set_exception(error)
+
+
+async def _ended(call: Callable[[], object], failed: Callable[[str], None]) -> None:
+    """Calls a function, plain or `async def`, and says why where it does not end as it should."""
+    try:
+        if inspect.isawaitable(waiting := call()):
+            await waiting
+    except asyncio.CancelledError:
+        failed("it had not ended when the run did")
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # code of others: told with its line
+        failed(str(error) if isinstance(error, PostgradError) else failure_of(error).message)
 
 
 async def _awaited(step: Callable[[], Awaitable[Reply] | Reply]) -> Reply | EpisodeFailure:

@@ -1,5 +1,7 @@
 """An environment of messages as one of tokens: its episodes, and the images of its replies."""
 
+import os
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -48,9 +50,18 @@ class Dialogue:
     """
 
     def __init__(
-        self, chat: ChatEnvironment, template: Template, settings: EnvironmentSettings
+        self,
+        chat: ChatEnvironment,
+        template: Template,
+        settings: EnvironmentSettings,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
+        """warn: is told, from any thread, of what a course's `close` raises; None: a RuntimeWarning
+        of Python's is.
+        """
         stated = settings.deterministic
+        self._warn = warn
+        self._directory = _directory()
         self.chat = chat
         self.template = template
         self.settings = settings
@@ -63,6 +74,7 @@ class Dialogue:
     def reset(self, prompt: Prompt, sample: int) -> "_Episode":
         """A new episode around a new course of the environment."""
         course = _course("start", lambda: self.chat.start(prompt, sample))
+        self.require_directory()
         return _Episode(self, course or _NOTHING, len(prompt.images))
 
     def resume(
@@ -71,6 +83,7 @@ class Dialogue:
         """Environment.resume, where the chat environment can."""
         turns = [self.text(turn) for turn, _ in recorded]
         course = _course("resume", lambda: self.chat.resume(prompt, sample, turns))
+        self.require_directory()
         if course is None:
             return None
         shown = sum(len(observation.images) for _, observation in recorded)
@@ -81,6 +94,37 @@ class Dialogue:
         if self.chat.special_tokens:
             return self.template.text(response.token_ids)
         return response.text
+
+    def require_directory(self) -> None:
+        """Raises RunError where a course has changed the directory that relative paths start from,
+        which is the whole process's: the run would write and read elsewhere.
+        """
+        now = _directory()
+        if None not in (now, self._directory) and now != self._directory:
+            raise RunError(
+                f"the environment {self.settings.type!r} changed the working directory (os.chdir) "
+                f"from {self._directory} to {now}: all of the run would go on there; let it use "
+                "absolute paths, or start what needs another directory as a process"
+            )
+
+    def close_failed(self, why: str) -> None:
+        """Tells that a course's `close` failed."""
+        text = (
+            f"environment {self.settings.type!r}: close failed: {why}; what the episode holds may "
+            "stay open"
+        )
+        if self._warn is None:
+            warnings.warn(text, RuntimeWarning, stacklevel=1)
+        else:
+            self._warn(text)
+
+
+def _directory() -> str | None:
+    """The working directory; None where it was removed."""
+    try:
+        return os.getcwd()  # noqa: PTH109  # a text to compare, for every reply
+    except FileNotFoundError:
+        return None
 
 
 class _NotStarted:
@@ -149,10 +193,11 @@ class _Episode:
     def _close(self) -> None:
         close = getattr(self._course, "close", None)
         if close is not None and self._dialogue.chat.waits:
-            self._dialogue.beside.later(close)
+            self._dialogue.beside.later(close, self._dialogue.close_failed)
 
     def _observed(self, response: Completion, timed: Timed) -> Observation:
         """The environment's reply as tokens."""
+        self._dialogue.require_directory()
         template = self._dialogue.template
         reply, seconds = timed
         self._seconds += seconds
@@ -232,9 +277,11 @@ def dialogue(
     tokenizer: Any,
     variables: Mapping[str, Any],
     reader: "ImageReader | None" = None,
+    warn: Callable[[str], None] | None = None,
+    most: int | None = None,
 ) -> Dialogue:
     """The environment that `settings` name, for a tokenizer. variables: of template_call. reader:
-    of a policy that reads images.
+    of a policy that reads images. warn: as of Dialogue. most: as of Template.
 
     Raises UsageError where the chat template cannot write the environment's messages.
     """
@@ -246,7 +293,7 @@ def dialogue(
     except ValueError as error:
         raise UsageError(f"environment: the tokenizer has no chat template: {error}") from error
     chat = chat.for_template(text).for_policy(reads_images=reader is not None)
-    template = Template(tokenizer, {**variables, **chat_variables}, reader)
+    template = Template(tokenizer, {**variables, **chat_variables}, reader, most)
     for message in chat.examples():  # refused here, if at all
         template.after([message], closed=True)
-    return Dialogue(chat, template, settings)
+    return Dialogue(chat, template, settings, warn)

@@ -1,5 +1,6 @@
 """The environments of a recipe: which of them plays a dataset, and what its rows have to have."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,14 +26,17 @@ def dialogues(
     tokenizer: Any,
     stack: ExitStack | None = None,
     reader: "ImageReader | None" = None,
+    warn: Callable[[str], None] | None = None,
+    max_len: int | None = None,
 ) -> Environments:
     """The environments that `settings` name, with the chat template of `data`. stack: ends their
     threads and processes, which otherwise end with them. reader: of a policy that reads images.
+    warn: as of Dialogue. max_len: tokens of the longest sample; None: any number.
     Raises the errors of `dialogue`.
     """
     by_name: dict[str | None, Environment] = {}
     for name, environment in (settings.by_name if settings else {}).items():
-        world = dialogue(environment, tokenizer, template_call(data), reader)
+        world = dialogue(environment, tokenizer, template_call(data), reader, warn, max_len)
         if stack is not None:
             stack.callback(world.close)
         by_name[name] = world

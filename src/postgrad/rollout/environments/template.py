@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _QUESTION: Message = {"role": "user", "content": "?"}
 _TURN = "@turn@"  # stands for what the policy wrote
 KEPT_CHARACTERS = 4096  # of a reply whose tokens are kept for the next like it
+LONG_TOKEN = 16  # characters: text of so many for each token that is wanted has more than enough
 KNOWN_IMAGES = 256  # of replies, whose texts are kept: a run may see any number
 
 
@@ -40,10 +41,17 @@ class Template:
     """Renders messages as a chat template writes them after an assistant's turn."""
 
     def __init__(
-        self, tokenizer: Any, variables: Mapping[str, Any], reader: "ImageReader | None" = None
+        self,
+        tokenizer: Any,
+        variables: Mapping[str, Any],
+        reader: "ImageReader | None" = None,
+        most: int | None = None,
     ) -> None:
-        """reader: of a policy that reads images."""
+        """reader: of a policy that reads images. most: tokens for which a conversation has room; of
+        text that has over twice as many the end is not tokenised. None: any number.
+        """
         self._tokenizer = tokenizer
+        self._most = most
         self._variables = variables
         self.reader = reader
         self._shown: dict[str, None] = {}  # hashes of images of replies, the oldest first
@@ -107,10 +115,11 @@ class Template:
         end = self._ends.match(rest)
         mark = end[0] if end else ""
         try:
+            ids = self._ids(rest) if images_in(replies) else self._enough_ids(rest)
             if not closed or not mark:
-                return self._ids(rest)
+                return ids
             # Tokenised behind the end mark: some tokenizers encode the begin of a text differently.
-            return self._ids(rest)[len(self._ids(mark)) :]
+            return ids[len(self._ids(mark)) :]
         except Unencodable as error:
             raise _refused(replies, f"the tokenizer cannot write it: {error}") from error
 
@@ -170,6 +179,16 @@ class Template:
         if isinstance(text, Unmarkable):
             raise text
         return text
+
+    def _enough_ids(self, text: str) -> NDArray[np.int32]:
+        """The tokens of a text; of one that ends its episode, since it has over twice `most`, those
+        of its begin: 50 MB would take minutes.
+        """
+        if self._most is not None and len(text) > LONG_TOKEN * self._most:
+            begin = self._ids(text[: LONG_TOKEN * self._most])
+            if len(begin) > 2 * self._most:
+                return begin
+        return self._ids(text)
 
     def _ids(self, text: str) -> NDArray[np.int32]:
         return np.array(encode(self._tokenizer, [text])["input_ids"][0], np.int32)

@@ -3,11 +3,13 @@
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 from postgrad.core.errors import PostgradError, RunError, UsageError
+from postgrad.core.progress import reported_to
 from postgrad.observe.console import Console
 from postgrad.training.run import Stopped
 
@@ -140,12 +142,13 @@ class CheckBlock:
     def __init__(self, report: Report, name: str) -> None:
         self._report = report
         self._check = Check(name)
-        self._phase = report.console.phase(name)
+        self._stack = ExitStack()
         self._began = 0.0
 
     def __enter__(self) -> Check:
         self._began = time.perf_counter()
-        self._phase.__enter__()
+        shown = self._stack.enter_context(self._report.console.phase(self._check.name))
+        self._stack.enter_context(reported_to(shown.count))
         return self._check
 
     def __exit__(
@@ -154,7 +157,7 @@ class CheckBlock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        self._phase.__exit__(None, None, None)
+        self._stack.close()
         self._check.seconds = time.perf_counter() - self._began
         if error is not None and (isinstance(error, Stopped) or not isinstance(error, Exception)):
             return False

@@ -6,7 +6,7 @@ import hmac
 import time
 from collections.abc import AsyncGenerator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -26,6 +26,8 @@ from postgrad.tools.serve.wire import Refusal, ServerLimits
 _OPEN = "/health"  # the only page that needs no token: it tells nothing of the model
 _PATHS = ("/score", "/info", "/metrics", _OPEN)
 _LAST_CALL = 5.0  # seconds for a call of the model whose requests have all gone
+_READ_AWAY = 1 << 28  # bytes of a refused body that are read all the same
+_PAUSE = 1.0  # seconds without a byte of it, after which no more are awaited
 _GONE = 499  # the client did not wait for its answer
 
 Awaited = TypeVar("Awaited")
@@ -69,7 +71,7 @@ class Pages:
         handlers = dict.fromkeys((Refusal, HTTPException, Exception), _answer_error)
         app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
         app.router.redirect_slashes = False
-        return Gate(app, token, self.metrics, hosts)
+        return Gate(app, token, self.metrics, hosts, self.limits.request_seconds)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
@@ -154,15 +156,52 @@ class Pages:
         return Response(self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
 
+class _Arriving:
+    """The body of a request as it arrives, and whether all of it has."""
+
+    def __init__(self, scope: Scope, receive: Receive, seconds: float) -> None:
+        """seconds: that it has for that, from now on."""
+        headers = dict(scope["headers"])
+        self._late = time.monotonic() + seconds
+        self._receive = receive
+        # A client that asks first sends no body before the server has read from it.
+        self._asks_first = b"expect" in headers
+        self._large = int(headers.get(b"content-length", b"0")) > _READ_AWAY
+        self.ended = False
+
+    async def receive(self) -> Message:
+        """The next message of the request."""
+        message = await self._receive()
+        self.ended = not message.get("more_body", False)
+        self._asks_first = False
+        return message
+
+    async def read_away(self) -> None:
+        """Reads what the client still sends. With "Connection: close" an answer before its end
+        would be lost: the system resets a connection that is closed with bytes that nobody read.
+        """
+        rest = 0 if self._asks_first or self._large else _READ_AWAY
+        with suppress(TimeoutError):
+            while not self.ended and rest > 0 and (left := self._late - time.monotonic()) > 0:
+                async with asyncio.timeout(min(_PAUSE, left)):
+                    rest -= len((await self.receive()).get("body", b""))
+
+
 class Gate:
     """ASGI middleware around all pages: refuses requests without the token or with a Host header
-    that is not one of `hosts`, and counts every answer.
+    that is not one of `hosts`, counts every answer, and sends none before the request has arrived.
     """
 
     def __init__(
-        self, app: ASGIApp, token: str | None, metrics: Metrics, hosts: frozenset[str] | None
+        self,
+        app: ASGIApp,
+        token: str | None,
+        metrics: Metrics,
+        hosts: frozenset[str] | None,
+        seconds: float,
     ) -> None:
-        self._app, self._metrics, self._hosts = app, metrics, hosts
+        """seconds: in which a request arrives."""
+        self._app, self._metrics, self._hosts, self._seconds = app, metrics, hosts, seconds
         self._token = None if token is None else _digest(token.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -170,9 +209,12 @@ class Gate:
             await self._app(scope, receive, send)
             return
         path = scope["path"] if scope["path"] in _PATHS else "other"
+        arriving = _Arriving(scope, receive, self._seconds)
+        receive = arriving.receive
 
         async def counting(message: Message) -> None:
             if message["type"] == "http.response.start":
+                await arriving.read_away()
                 self._metrics.count_answer(path, message["status"])
             await send(message)
 

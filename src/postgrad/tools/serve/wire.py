@@ -14,6 +14,7 @@ process reward model scores each step of the last answer: it takes messages alon
 do not say where the answer begins.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -195,7 +196,16 @@ def parse(body: bytes, limits: ServerLimits) -> ScoreRequest:
     if len(request.inputs) > limits.inputs:
         message = f"{len(request.inputs)} inputs, at most {limits.inputs} in one request"
         raise Refusal(422, "too_many_inputs", message)
+    json.loads(body, object_pairs_hook=_require_unique)
     return request
+
+
+def _require_unique(pairs: list[tuple[str, Any]]) -> None:
+    """Refuses an object with a key twice, of which pydantic takes the last."""
+    names = [name for name, _ in pairs]  # of the schema alone, since others are refused
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise Refusal(422, "invalid_request", f"an object has the key {twice!r} twice")
 
 
 class ShowsImages(Protocol):

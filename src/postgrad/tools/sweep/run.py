@@ -45,7 +45,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A child that outlived this process would keep its run directory locked.
 CHILD = (
     "import sys; from postgrad.core.process import die_with_parent; die_with_parent(); "
-    "from postgrad.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    "from postgrad.cli.main import main; sys.exit(main())"
 )
 
 

@@ -96,16 +96,19 @@ def verdict(settings: Sequence[Setting], metric: str, adjective: str) -> str:
         mean += f" (95% interval {best.interval.text()})"
     if not best.values:
         return f"The mean {metric} is {mean}."
-    text = f"{best.name} has the {adjective} mean {metric}: {mean}."
+    equals = [setting.name for setting in settings if setting.mean == best.mean]
+    verb = "has" if len(equals) == 1 else "have"
+    text = f"{' and '.join(equals)} {verb} the {adjective} mean {metric}: {mean}."
     if not others:
         return f"{text} No run of another setting has finished."
     unclear = [setting for setting in others if not _known_apart(best, setting)]
     if not unclear:
         return f"{text} It is the best: no other setting's interval overlaps with its own."
     names = ", ".join(setting.name for setting in unclear)
+    which = f"whether it is better than {names}" if verb == "has" else "which setting is the best"
     return (
-        f"{text} It is not known whether it is better than {names}: the intervals overlap, or one "
-        "is missing. More seeds make them narrower."
+        f"{text} It is not known {which}: the intervals overlap, or one is missing. More seeds "
+        "make them narrower."
     )
 
 
