@@ -109,7 +109,10 @@ class Played:
         return sum(sizes.values())
 
 
-def engine(slots: int, kind: str = "qwen3", places: int = 128, **how: Any) -> LocalEngine:
+def engine(
+    slots: int, kind: str = "qwen3", places: int = 128, every_expert: bool = False, **how: Any
+) -> LocalEngine:
+    """every_expert: tokens take all experts, so that no rounding decides which."""
     tokenizer, tower = letters_tokenizer(), None
     if kind in IMAGE_MODELS:
         lm, tokenizer = fresh(kind), Words()
@@ -119,6 +122,8 @@ def engine(slots: int, kind: str = "qwen3", places: int = 128, **how: Any) -> Lo
     else:
         torch.manual_seed(0)
         config = config_of(kind, VOCABULARY)
+        if every_expert and hasattr(config, "n_routed_experts"):
+            config.num_experts_per_tok = config.n_routed_experts
         lm = AutoModelForCausalLM.from_config(config, attn_implementation="postgrad")
         carry_states(lm)
     for name, module in lm.named_modules():
@@ -255,7 +260,7 @@ def test_however_turns_come_and_go_samples_are_right(
 
     text = Pictured(kind) if kind in IMAGES else Text()
     plan = Plan(tickets, samples, turns, 17, reply, new, delay, between, True, same, text)
-    model = engine(slots, kind, places=192 if kind in IMAGES else 96)
+    model = engine(slots, kind, places=192 if kind in IMAGES else 96, every_expert=True)
     played = play(model, plan)
     require_right(model, played, rounding_of(kind))
     assert play(model, plan).bits == played.bits  # its past leaves no trace
