@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from helpers.image_models import IMAGE_MODELS, SIZES, Scene, fresh, placed, placeholders
-from helpers.model_types import config_of
+from helpers.model_types import config_of, steady_norms
 from helpers.rollouts import Words
 from postgrad.core.records import PlacedImage
 from postgrad.models.images import ImageTower
@@ -31,9 +31,6 @@ FAST = ["qwen3", "gemma2", "deepseek_v3", "lfm2", "qwen2_5_vl"]
 SLOW = ["qwen2", "gemma3_text", "mamba2", "qwen3_next", "qwen3_vl", "gemma3", "qwen3_5"]
 KINDS = [*FAST, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)]
 STATES = ("lfm2", "mamba2", "qwen3_next", "qwen3_5")
-# Behind delta rules. States of random weights are nearly 0, and models' own epsilon (1e-6) blows
-# their rounding up: to 2e-4 nats of float64's logprobs, in prefill and in decoding alike.
-NORM_EPSILON = 1e-3
 Part = tuple[NDArray[np.int32], tuple[PlacedImage, ...]]  # of a sequence: tokens and images
 
 
@@ -126,9 +123,7 @@ def engine(
             config.num_experts_per_tok = config.n_routed_experts
         lm = AutoModelForCausalLM.from_config(config, attn_implementation="postgrad")
         carry_states(lm)
-    for name, module in lm.named_modules():
-        if name.endswith("linear_attn.norm"):
-            module.variance_epsilon = NORM_EPSILON
+    steady_norms(lm)
     lm.generation_config.eos_token_id = tokenizer.eos_token_id
     places *= slots
     return LocalEngine(lm, tokenizer, slots=slots, cache_tokens=places, tower=tower, **how)
