@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from helpers.layouts import slope, split, total, whole
+from helpers.layouts import has_corner, slope, split, total, whole
 from postgrad.algorithms.base import Needs, adapted
 from postgrad.algorithms.ppo import PPO
 from postgrad.algorithms.reinforce_pp import ReinforcePP
@@ -165,6 +165,7 @@ def test_the_critic_s_loss_is_a_token_mean_however_the_update_is_split(
             losses.append(0.5 * max((v - r) ** 2, (near - r) ** 2))
         return math.fsum(losses) / len(losses)
 
+    assume(not has_corner(wanted, scores, 1e-6, 1e-7))  # where it is clipped, or the larger error
     loss, gradient, metrics = total(algorithm, experience, whole(experience), scores, "score")
     assert loss == pytest.approx(wanted(scores), rel=1e-6)
     np.testing.assert_allclose(gradient, slope(wanted, scores, 1e-6), rtol=1e-4, atol=1e-6)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from helpers.layouts import slope, split, total, whole
+from helpers.layouts import has_corner, slope, split, total, whole
 from postgrad.algorithms.base import Needs
 from postgrad.algorithms.registry import algorithm_class
 from postgrad.core.errors import UsageError
@@ -199,6 +199,8 @@ def test_loss_and_gradient_are_the_paper_s_however_the_update_is_split(
     assert loss == pytest.approx(wanted(logprobs), rel=1e-6, abs=1e-9)  # weights are float32
     step = 1e-5
     rounding = np.finfo(np.float64).eps * abs(loss) / step  # of the differences of two losses
+    if knobs.get("loss") == "hinge":
+        assume(not has_corner(wanted, logprobs, step, max(1e-8, rounding)))
     slopes = slope(wanted, logprobs, step)
     np.testing.assert_allclose(gradient, slopes, rtol=1e-5, atol=max(1e-7, rounding))
     parts = split(experience, seed, of=1 if name == "kto" else 2)

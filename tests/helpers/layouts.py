@@ -85,3 +85,13 @@ def slope(function: Callable[[np.ndarray], float], at: np.ndarray, step: float) 
         down[i] -= step
         found[i] = (function(up) - function(down)) / (2 * step)
     return found
+
+
+def has_corner(
+    function: Callable[[np.ndarray], float], at: np.ndarray, step: float, atol: float
+) -> bool:
+    """Whether the function bends within `step`: there half the step has other central differences,
+    and neither is the gradient. atol: what rounding may do to them.
+    """
+    slopes, closer = slope(function, at, step), slope(function, at, step / 2)
+    return not np.allclose(slopes, closer, rtol=1e-5, atol=atol)

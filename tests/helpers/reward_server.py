@@ -92,12 +92,12 @@ class Running:
         named = [{"token_ids": one} if isinstance(one, list) else one for one in inputs]
         return self.ask("/score", {"inputs": named}, **headers)[:2]
 
-    def raw(self, *parts: bytes, pause: float = 0.0, until: float = 20.0) -> bytes:
+    def raw(self, *parts: bytes, pause: float = 0.0) -> bytes:
         """What comes back on a socket that sends `parts` with pauses, until it is closed. A Host
         OWN is this server's.
         """
         own = f"Host: 127.0.0.1:{self.port}\r\n".encode()
-        with socket.create_connection(("127.0.0.1", self.port), timeout=until) as one:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as one:
             for part in parts:
                 try:
                     one.sendall(part.replace(b"Host: OWN\r\n", own))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from helpers.model_types import make_model
+from helpers.model_types import make_model, steady_norms
 from helpers.tiny_runs import MODEL
 from postgrad.algorithms.grpo import GRPO
 from postgrad.core.errors import UsageError
@@ -146,11 +146,13 @@ def test_behind_a_shared_prompt_logprobs_and_gradients_are_those_of_each_sequenc
     sequences = behind_prompts()
     layout = lay_out(sequences, np.arange(len(sequences)), min_shared=1)
     assert layout.n_tokens < len(sequences.tokens.values) - 4 * 64
+    steady_norms(lm)
     logprobs, _ = backbone_of(lm).logprobs(layout, 1.0)
     logprobs.sum().backward()
     named = {n: p.grad for n, p in lm.named_parameters() if p.grad is not None}
     plain: Any = AutoModelForCausalLM.from_pretrained(folder(kind), attn_implementation="eager")
     plain.eval()
+    steady_norms(plain)
     alone: list[Tensor] = []
     for row in sequences.tokens:
         ids = torch.from_numpy(row.astype(np.int64))[None]

@@ -164,8 +164,8 @@ def test_a_refusal_is_not_tried_again(judge, status):
 def test_a_slow_server_is_an_error(judge):
     one, _ = judge(lambda prompt, times: Answer("x", delay=0.6), timeout=0.1, retries=1)
     assert error_of(one) == "TimeoutError: timed out (2 tries)"
-    one, _ = judge(lambda prompt, times: Answer("x", drip=0.02), timeout=0.1, retries=0)
-    assert error_of(one) == "TimeoutError: the reply had not ended after 0.1 s (1 try)"
+    one, _ = judge(lambda prompt, times: Answer("x", drip=0.02), timeout=0.4, retries=0)
+    assert error_of(one) == "TimeoutError: the reply had not ended after 0.4 s (1 try)"
 
 
 def test_a_server_that_is_down_is_an_error():

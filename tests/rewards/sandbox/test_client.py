@@ -1,6 +1,7 @@
 """Running programs: what comes back, what limits do, what happens when the sandbox itself dies."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -189,6 +190,23 @@ def test_a_sandbox_that_was_killed_is_started_again(sandbox):
             own.run([Program(program)], Limits())
         assert own.run([Program(program)], Limits()).output == b"1\n"
         assert len(before & set(descendants(os.getpid()))) < len(before)
+
+
+def test_programs_run_in_a_process_that_has_a_thousand_files_open(sandbox):
+    """select(), which serves the first 1024 descriptors alone, would refuse the sandbox's."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
+    opened = []
+    try:
+        while not opened or opened[-1] < 1024:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+        with Sandbox(sandbox.layer) as crowded:
+            end = crowded.run([Program({"mode": "script", "sources": ["print(1)"]})], Limits())
+    finally:
+        for number in opened:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert end.output == b"1\n"
 
 
 @pytest.mark.slow

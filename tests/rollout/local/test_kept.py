@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from helpers.image_models import IMAGE_MODELS, SIZES, Scene, fresh, placed, placeholders
-from helpers.model_types import config_of
+from helpers.model_types import config_of, steady_norms
 from helpers.rollouts import Words
 from postgrad.core.records import PlacedImage
 from postgrad.models.images import ImageTower
@@ -31,9 +31,6 @@ FAST = ["qwen3", "gemma2", "deepseek_v3", "lfm2", "qwen2_5_vl"]
 SLOW = ["qwen2", "gemma3_text", "mamba2", "qwen3_next", "qwen3_vl", "gemma3", "qwen3_5"]
 KINDS = [*FAST, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)]
 STATES = ("lfm2", "mamba2", "qwen3_next", "qwen3_5")
-# Behind delta rules. States of random weights are nearly 0, and models' own epsilon (1e-6) blows
-# their rounding up: to 2e-4 nats of float64's logprobs, in prefill and in decoding alike.
-NORM_EPSILON = 1e-3
 Part = tuple[NDArray[np.int32], tuple[PlacedImage, ...]]  # of a sequence: tokens and images
 
 
@@ -109,7 +106,10 @@ class Played:
         return sum(sizes.values())
 
 
-def engine(slots: int, kind: str = "qwen3", places: int = 128, **how: Any) -> LocalEngine:
+def engine(
+    slots: int, kind: str = "qwen3", places: int = 128, every_expert: bool = False, **how: Any
+) -> LocalEngine:
+    """every_expert: tokens take all experts, so that no rounding decides which."""
     tokenizer, tower = letters_tokenizer(), None
     if kind in IMAGE_MODELS:
         lm, tokenizer = fresh(kind), Words()
@@ -119,11 +119,11 @@ def engine(slots: int, kind: str = "qwen3", places: int = 128, **how: Any) -> Lo
     else:
         torch.manual_seed(0)
         config = config_of(kind, VOCABULARY)
+        if every_expert and hasattr(config, "n_routed_experts"):
+            config.num_experts_per_tok = config.n_routed_experts
         lm = AutoModelForCausalLM.from_config(config, attn_implementation="postgrad")
         carry_states(lm)
-    for name, module in lm.named_modules():
-        if name.endswith("linear_attn.norm"):
-            module.variance_epsilon = NORM_EPSILON
+    steady_norms(lm)
     lm.generation_config.eos_token_id = tokenizer.eos_token_id
     places *= slots
     return LocalEngine(lm, tokenizer, slots=slots, cache_tokens=places, tower=tower, **how)
@@ -255,7 +255,7 @@ def test_however_turns_come_and_go_samples_are_right(
 
     text = Pictured(kind) if kind in IMAGES else Text()
     plan = Plan(tickets, samples, turns, 17, reply, new, delay, between, True, same, text)
-    model = engine(slots, kind, places=192 if kind in IMAGES else 96)
+    model = engine(slots, kind, places=192 if kind in IMAGES else 96, every_expert=True)
     played = play(model, plan)
     require_right(model, played, rounding_of(kind))
     assert play(model, plan).bits == played.bits  # its past leaves no trace

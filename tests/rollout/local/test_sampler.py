@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -103,6 +103,18 @@ def test_filters_leave_and_renormalise(setting, left):
     np.testing.assert_allclose(logprobs, np.log(np.array(left)[tokens]), atol=1e-6)
 
 
+def warped(logits, top_k, top_p, min_p, nudge=1.0):
+    """Logits [N, V] that transformers leaves; it multiplies both limits with `nudge`."""
+    ids = torch.zeros(len(logits), 1, dtype=torch.long)
+    if top_k:
+        logits = TopKLogitsWarper(top_k)(ids, logits)
+    if top_p < 1.0:
+        logits = TopPLogitsWarper(top_p * nudge)(ids, logits)
+    if min_p:
+        logits = MinPLogitsWarper(min_p * nudge)(ids, logits)
+    return logits
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -115,15 +127,13 @@ def test_filters_are_those_of_transformers(seed, top_k, top_p, min_p, temperatur
     torch.manual_seed(seed)
     logits = torch.randn(8, 20) * 2
     uniform = np.random.default_rng(seed).random(8)
-    warped = logits / temperature
-    ids = torch.zeros(8, 1, dtype=torch.long)
-    if top_k:
-        warped = TopKLogitsWarper(top_k)(ids, warped)
-    if top_p < 1.0:
-        warped = TopPLogitsWarper(top_p)(ids, warped)
-    if min_p:
-        warped = MinPLogitsWarper(min_p)(ids, warped)
-    expected = torch.softmax(warped.double(), -1).numpy()
+    exact = logits.double() / temperature
+    left = warped(exact, top_k, top_p, min_p)
+    # At a limit, or of two equal logits, rounding decides which tokens are left.
+    assume(torch.equal(warped(exact, top_k, top_p, min_p, 1.0 - 1e-6), left))
+    assume(torch.equal(warped(exact, top_k, top_p, min_p, 1.0 + 1e-6), left))
+    assume(float(exact.sort(-1).values.diff().min()) > 1e-6)
+    expected = torch.softmax(left, -1).numpy()
     tokens, logprobs = sample(logits, knobs(8, temperature, top_k, top_p, min_p), uniform)
     rows = np.arange(8)
     np.testing.assert_allclose(np.exp(logprobs), expected[rows, tokens], atol=1e-5)

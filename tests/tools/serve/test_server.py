@@ -271,7 +271,7 @@ def test_requests_of_several_clients_are_scored_together():
     model = FakeModel(gate=threading.Event())
     with reward_server(model) as server, ThreadPoolExecutor(8) as clients:
         first = clients.submit(server.scores, [1])
-        assert model.entered.wait(5)
+        assert model.entered.wait(20)
         others = [clients.submit(server.scores, [i], [i, i]) for i in range(2, 8)]
         wait_until(lambda: server.metric("queue_sequences") == 12)
         assert server.metric("queue_tokens") == 18
@@ -288,7 +288,7 @@ def test_a_short_request_is_not_kept_waiting_by_a_long_one():
     limits = ServerLimits(batch_tokens=4, input_tokens=4)
     with reward_server(model, limits=limits) as server, ThreadPoolExecutor(3) as clients:
         clients.submit(server.scores, [9])
-        assert model.entered.wait(5)
+        assert model.entered.wait(20)
         long = clients.submit(server.scores, *[[1, 1]] * 100)
         wait_until(lambda: server.metric("queue_sequences") == 100)
         short = clients.submit(server.scores, [2], [3, 3])
@@ -306,7 +306,7 @@ def test_a_full_queue_and_too_many_requests_are_told_to_come_again():
     limits = ServerLimits(batch_tokens=30, input_tokens=30, queue_tokens=60, requests=4)
     with reward_server(model, limits=limits) as server, ThreadPoolExecutor(8) as clients:
         first = [clients.submit(server.scores, [1])]
-        assert model.entered.wait(5)
+        assert model.entered.wait(20)
         first += [clients.submit(server.scores, [1] * 29) for _ in range(2)]
         wait_until(lambda: server.metric("queue_tokens") == 58)
         status, body, headers = server.ask("/score", {"inputs": [{"token_ids": [1, 1, 1]}]})
@@ -335,7 +335,7 @@ def test_a_crash_on_one_sequence_fails_its_request_and_no_other():
     model = FakeModel(gate=threading.Event())
     with reward_server(model) as server, ThreadPoolExecutor(8) as clients:
         clients.submit(server.scores, [1])
-        assert model.entered.wait(5)
+        assert model.entered.wait(20)
         good = [clients.submit(server.scores, [i], [7]) for i in range(2, 6)]
         bad = clients.submit(server.scores, [1], [POISON, 1], [POISON, 2])
         wait_until(lambda: server.metric("queue_sequences") == 11)
@@ -367,19 +367,22 @@ def test_scores_that_take_too_long_are_a_504_and_a_hanging_model_is_ill():
         assert error_of(server.ask("/health")) == (503, "stuck")
         model.gate.set()
         wait_until(lambda: server.ask("/health")[0] == 200)
-        assert server.scores([3])[1]["scores"] == [3.0]
-    assert len(model.batches) == 2
+        # In 0.3 seconds: a busy machine may have to be asked again.
+        wait_until(lambda: server.scores([3])[1].get("scores") == [3.0])
+    assert all(ids == [3] for batch in model.batches[1:] for ids in batch)
 
 
 def test_what_a_client_no_longer_waits_for_is_not_scored():
     model = FakeModel(gate=threading.Event())
     with reward_server(model) as server, ThreadPoolExecutor(2) as clients:
         first = clients.submit(server.scores, [1])
-        assert model.entered.wait(5)
+        assert model.entered.wait(20)
         body = b'{"inputs": [{"token_ids": [77]}]}'
-        head = b"POST /score HTTP/1.1\r\nHost: OWN\r\nContent-Type: application/json\r\n"
-        with pytest.raises(TimeoutError):
-            server.raw(head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body), until=0.3)
+        head = b"POST /score HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n" % server.port
+        head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall(head + body)
+            wait_until(lambda: server.metric("queue_sequences") == 1)
         wait_until(lambda: server.metric("queue_sequences") == 0)
         model.gate.set()
         assert first.result()[0] == 200
@@ -391,13 +394,13 @@ def test_stopping_finishes_what_is_under_way_and_refuses_new():
     model = FakeModel(gate=threading.Event())
     with reward_server(model) as server, ThreadPoolExecutor(4) as clients:
         under_way = [clients.submit(server.scores, [i], [i]) for i in range(3)]
-        assert model.entered.wait(5)
+        assert model.entered.wait(20)
         wait_until(lambda: server.metric("open_requests") == 3)
         server.server.should_exit = True
         wait_until(lambda: refused(server))
         model.gate.set()
         assert [one.result()[1]["scores"] for one in under_way] == [[i, i] for i in range(3)]
-        server.thread.join(5)
+        server.thread.join(20)
         assert not server.thread.is_alive()
 
 
@@ -444,7 +447,7 @@ def refused(server):
     return False
 
 
-def wait_until(true, seconds=10.0):
+def wait_until(true, seconds=60.0):
     late = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < late, "it does not become true"

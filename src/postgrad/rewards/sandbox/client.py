@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import select
 import socket
 import subprocess
 import tempfile
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 from postgrad.rewards.descendants import descendants, end_with_descendants
 from postgrad.rewards.sandbox.layers import ENVIRONMENT, Layer
+from postgrad.rewards.sandbox.waiting import readable
 
 START_SECONDS = 60.0
 _TICK = 0.2  # seconds between two looks at how long a program has been idle
@@ -167,8 +167,7 @@ class Sandbox:
             raise self._broken(f"it cannot be started: {error}") from error
         finally:
             theirs.close()
-        ready, _, _ = select.select([ours], [], [], START_SECONDS)
-        if not ready or not ours.recv(_REPLY):
+        if not readable([ours.fileno()], START_SECONDS) or not ours.recv(_REPLY):
             raise self._broken("it does not start")
         return ours
 
@@ -183,7 +182,7 @@ class Sandbox:
         received = b""
         while not received.endswith(b"\n"):
             pause = min(max(limits.idle_seconds - idle, 0.01), _TICK)
-            if select.select([control], [], [], pause)[0]:
+            if readable([control.fileno()], pause):
                 chunk = control.recv(_REPLY)
                 if not chunk:
                     raise self._broken("it ended")

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import resource
-import select
 import signal
 import site
 import subprocess
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 
 from postgrad.core.errors import UsageError
 from postgrad.rewards.sandbox import box, kernel, seccomp
+from postgrad.rewards.sandbox.waiting import readable
 
 MEMORY_BYTES = 1 << 30  # address space of a score, beyond what the worker has when it is ready
 _ANSWER_BYTES = 1 << 17  # for each score
@@ -175,7 +175,7 @@ def _watched(child: int, reading: int, cpu_seconds: float, most: int) -> tuple[b
     """
     received, over, clock = b"", False, (~child << 3) | 2  # what clock_getcpuclockid gives
     while not over and len(received) <= most:
-        if select.select([reading], [], [], _TICK)[0]:
+        if readable([reading], _TICK):
             part = os.read(reading, _ANSWER_BYTES)
             if not part:
                 break

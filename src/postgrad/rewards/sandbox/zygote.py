@@ -18,7 +18,6 @@ import json
 import os
 import random
 import resource
-import select
 import shutil
 import signal
 import socket
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.rewards.sandbox import box, guest, kernel, seccomp
+from postgrad.rewards.sandbox.waiting import readable
 
 _COMMON = """
     abc array ast atexit base64 bisect bz2 calendar cmath collections collections.abc contextlib
@@ -166,8 +166,7 @@ def _watch(
         ended = [child.end is not None for child in children]
         waiting = [clock for clock, gone in zip(clocks, ended, strict=True) if not gone]
         pause = max(remaining / at_once, 0.001) if clocks else 0.002
-        ready, _, _ = select.select([control, *waiting], [], [], pause)
-        if control in ready:
+        if control.fileno() in readable([control.fileno(), *waiting], pause):
             if not control.recv(1):  # nobody is there any more
                 os._exit(0)
             for child in children:
