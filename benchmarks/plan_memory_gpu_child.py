@@ -21,6 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoTokenizer
 
 from postgrad.fleet.local import LocalFleet
+from postgrad.learner.tensor import grid_of
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.fresh import make_fresh
 from postgrad.models.known_shapes import shape_of_model
@@ -141,7 +142,8 @@ def fleet(run: Any, stack: ExitStack, session: Any) -> LocalFleet:
         return LocalFleet(run, logs=run.directory.path)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
     stack.callback(dist.destroy_process_group)
-    return LocalFleet(run, OneOfRanks(0, count, "cuda", dist.HashStore()), run.directory.path)
+    ranks = OneOfRanks(0, count, "cuda", dist.HashStore(), grid_of(run.recipe.learner))
+    return LocalFleet(run, ranks, run.directory.path)
 
 
 def unlike(completed: Callable[..., list[Completion]]) -> Any:

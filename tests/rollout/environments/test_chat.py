@@ -1,5 +1,7 @@
 """What the policy reads between its turns: exactly what the chat template writes there."""
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +14,7 @@ from postgrad.core.records import Prompt
 from postgrad.models.fresh import PRINTABLE, TEMPLATE
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.environment import Drawing, Environments, OpenSample
+from postgrad.rollout.environments import chat as chat_module
 from postgrad.rollout.environments import template as template_module
 from postgrad.rollout.environments.chat import dialogue
 from postgrad.rollout.environments.template import Template
@@ -270,6 +273,7 @@ def test_an_environment_that_changes_the_working_directory_ends_the_run(at, tmp_
     monkeypatch.chdir(before)
     tokenizer = FAMILIES["chatml"][0]
     settings = {"type": "my_environments:Moving", "at": at, "to": str(tmp_path)}
+    monkeypatch.setattr(chat_module, "LOOKS", 3)
     played = dialogue(EnvironmentSettings.model_validate(settings), tokenizer, {})
     with pytest.raises(
         RunError,
@@ -277,6 +281,18 @@ def test_an_environment_that_changes_the_working_directory_ends_the_run(at, tmp_
         rf"to {tmp_path}: ",
     ):
         played.reset(PROMPT, 0).step(completion(tokenizer, "hello")).result()
+
+
+def test_a_step_that_is_elsewhere_for_a_moment_ends_no_run(tmp_path, monkeypatch):
+    """A tool in a thread of its own may work in a directory, and leave it."""
+    monkeypatch.chdir(tmp_path)
+    tokenizer = FAMILIES["chatml"][0]
+    episode = started(tokenizer)
+    os.chdir("/")
+    looks = iter([lambda: None, lambda: os.chdir(tmp_path)])
+    monkeypatch.setattr(chat_module.time, "sleep", lambda seconds: next(looks)())
+    assert episode.step(completion(tokenizer, "hello")).result().failure is None
+    assert next(looks, None) is None
 
 
 def test_a_working_directory_that_is_removed_ends_nothing(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """An environment of messages as one of tokens: its episodes, and the images of its replies."""
 
 import os
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,7 @@ NOT_EXACT = (
     "not have the same bits"
 )
 _TOKENS: NDArray[np.int32] = np.zeros(0, np.int32)
+LOOKS, BETWEEN_LOOKS = 50, 0.1  # at a working directory that has changed, and seconds
 IMAGE_LIMITS = 2**23, 2**24  # bytes and pixels of an image in a reply, which comes from anywhere
 
 
@@ -97,15 +99,19 @@ class Dialogue:
 
     def require_directory(self) -> None:
         """Raises RunError where a course has changed the directory that relative paths start from,
-        which is the whole process's: the run would write and read elsewhere.
+        which is the whole process's: the run would write and read elsewhere. A step that runs
+        meanwhile may be back soon (contextlib.chdir).
         """
-        now = _directory()
-        if None not in (now, self._directory) and now != self._directory:
-            raise RunError(
-                f"the environment {self.settings.type!r} changed the working directory (os.chdir) "
-                f"from {self._directory} to {now}: all of the run would go on there; let it use "
-                "absolute paths, or start what needs another directory as a process"
-            )
+        for _ in range(LOOKS):
+            now = _directory()
+            if None in (now, self._directory) or now == self._directory:
+                return
+            time.sleep(BETWEEN_LOOKS)
+        raise RunError(
+            f"the environment {self.settings.type!r} changed the working directory (os.chdir) "
+            f"from {self._directory} to {now}: all of the run would go on there; let it use "
+            "absolute paths, or start what needs another directory as a process"
+        )
 
     def close_failed(self, why: str) -> None:
         """Tells that a course's `close` failed."""
