@@ -139,6 +139,7 @@ def shared_cases() -> Iterator[Case]:
     """Those of which two ranks share the matrices of layers, or the rows."""
     for words in (("tensor",), ("context",), ("tensor", "checkpointing")):
         yield Case("sft", "8B", ("zero3", *words))
+    for words in (("tensor",), ("tensor", "checkpointing")):
         yield Case("sft", "8B", ("compiled", "zero3", *words))
 
 
