@@ -69,7 +69,7 @@ class Stub:
             "TRITON_LIBCUDA_PATH": libraries,
             "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
             "TRITON_CACHE_DIR": str(caches / "triton"),
-            "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}",
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}:{ROOT / 'tests'}",  # benchmarks too
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
         }

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from helpers.gpu_stub import ROOT, Stub
+from helpers.gpu_stub import Stub
 from helpers.stub_results import Results
 
 pytestmark = pytest.mark.gpu_stub
@@ -40,8 +40,7 @@ def test_a_micro_batch_of_compiled_layers_takes_few_launches(stub: Stub, results
 def test_layers_that_ranks_share_are_one_graph_of_few_launches(
     stub: Stub, results: Results
 ) -> None:
-    paths = f"{ROOT}:{ROOT / 'src'}:{ROOT / 'tests'}"  # benchmarks are there
-    told = stub.ask(SCRIPT, "shared", PYTHONPATH=paths)
+    told = stub.ask(SCRIPT, "shared")
     results.keep("shared layers", told)
     for name in ("rows", "matrices"):
         plain, compiled = told[f"{name}, plain"], told[f"{name}, compiled"]

@@ -26,8 +26,7 @@ def rows(stub: Stub, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict
     """By case: the plan beside what was reserved."""
     to = tmp_path_factory.mktemp("plan") / "rows.json"
     command = ["-m", "benchmarks.plan_memory_gpu", "--names", *CASES, "--to", str(to)]
-    paths = f"{ROOT}:{ROOT / 'src'}:{ROOT / 'tests'}"
-    done = stub.run(*command, PYTHONPATH=paths, STUB_MEM="139")
+    done = stub.run(*command, STUB_MEM="139")
     assert done.returncode == 0, done.stderr[-4000:]
     return {row["name"]: row for row in json.loads(to.read_text("utf-8"))["rows"]}
 

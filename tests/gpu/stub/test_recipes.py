@@ -290,9 +290,8 @@ def test_a_recipe_whose_weights_are_read_takes_two_steps_or_is_refused(
     stub, memory = stub_of(row), row["memory"]
     hardware = f"{SEVERAL.get(name, 1)}x{CARDS[memory][0]}"
     arguments = [name, str(tmp_path), hardware, row["deterministic"]]
-    paths = f"{ROOT / 'src'}:{ROOT / 'tests'}:{ROOT}"
     script = str(HERE / "small_cards.py")
-    told = stub.ask(script, *arguments, **card_of(row), PYTHONPATH=paths)
+    told = stub.ask(script, *arguments, **card_of(row))
     run = told["run"]
     if name in REFUSED[memory]:
         assert not planned(name, memory)["fits"]

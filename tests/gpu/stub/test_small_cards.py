@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.gpu_stub import ROOT, SMALL_CARDS, Stub
+from helpers.gpu_stub import SMALL_CARDS, Stub
 from helpers.stub_results import Results
 
 pytestmark = pytest.mark.gpu_stub
@@ -18,10 +18,7 @@ def test_two_steps_take_what_is_planned_on_a_card_of_24_gb(
     stub: Stub, results: Results, recipe: str, tmp_path: Path
 ) -> None:
     name = recipe.split("/")[1]
-    path = f"{ROOT / 'src'}:{ROOT / 'tests'}:{ROOT}"
-    told = stub.ask(
-        COMMAND, recipe, str(tmp_path), "RTX-4090", STUB_CAP="8.9", STUB_MEM="24", PYTHONPATH=path
-    )
+    told = stub.ask(COMMAND, recipe, str(tmp_path), "RTX-4090", STUB_CAP="8.9", STUB_MEM="24")
     plan, run = told["plan"], told["run"]
     measured = {
         "planned": plan["bytes"], "allocated": run["allocated"], "reserved": run["reserved"],
