@@ -57,8 +57,9 @@ def compares(ranks: Ranks, folder: Path, case: Case, graphs: int) -> None:
         expected, expected_gradient = outcome(plain, number)
         torch.testing.assert_close(logprobs, expected, atol=3e-5, rtol=1e-5)
         assert (gradient - expected_gradient).norm() <= 1e-5 * expected_gradient.norm()
-    assert counters["stats"]["unique_graphs"] == graphs
-    # Only experts are left to run between graphs: those of all layers between the same ones.
+    counted = counters["stats"]["unique_graphs"]
+    assert counted == graphs, counted
+    # Mixtures alone run between graphs, those of all layers between the same two.
     assert bool(counters["graph_break"]) == (ranks.grid.expert > 1)
 
 
@@ -68,10 +69,10 @@ def compares(ranks: Ranks, folder: Path, case: Case, graphs: int) -> None:
         (Grid(context=2), {}, 3),
         (Grid(tensor=2), {}, 3),
         (Grid(tensor=2), {"checkpointing": True}, 3),
-        (Grid(expert=2), {"type": "qwen3_moe"}, 6),
+        (Grid(expert=2), {"type": "qwen3_moe"}, 4),
     ],
 )
-def test_layers_that_ranks_share_need_one_graph_and_two_of_the_head(
+def test_layers_that_ranks_share_need_one_graph_or_two_and_two_of_the_head(
     grid: Grid, how: dict[str, Any], graphs: int, tmp_path: Path
 ) -> None:
     run_ranks(2, compares, tmp_path, Case("none", compiled=True, **how), graphs, grid=grid)
