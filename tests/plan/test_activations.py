@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from helpers.model_types import config_of
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
 from postgrad.layout import blocks
@@ -17,7 +18,7 @@ from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.models import head
 from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME
-from postgrad.models.known_shapes import shape_of_model
+from postgrad.models.known_shapes import any_shape, shape_of_model
 from postgrad.models.load import Loading, place
 from postgrad.models.settings import LoraSettings, ModelSettings
 from postgrad.models.shapes import ModelShape, shape_of
@@ -105,3 +106,14 @@ def test_what_a_compiled_layer_keeps_is_worked_by_hand() -> None:
     assert kept_by_layer(shape, 2, None, Blocks(), **how) == by_hand == 45_224
     lora = LoraSettings(rank=64, alpha=64)
     assert kept_by_layer(shape, 2, lora, Blocks(), **how) == by_hand + 2 * 7 * 64
+
+
+def test_a_mixture_between_compiled_parts_keeps_its_activated_gate_too() -> None:
+    """Its block runs as it is: gate, up, the activated gate, and their product."""
+    mixture = any_shape(config_of("qwen3_moe", 37).to_dict(), "a mixture")
+    assert mixture.counted is not None
+    assert mixture.counted.experts
+    dense = replace(mixture, counted=None)
+    how: Any = {"cpu": False, "compiled": True}
+    of_both = [kept_by_layer(shape, 2, None, Blocks(), **how) for shape in (mixture, dense)]
+    assert of_both[0] - of_both[1] == 2 * mixture.intermediate_size > 0

@@ -94,6 +94,8 @@ def _kept_by_compiled(shape: ModelShape, width: int, lora: LoraSettings | None) 
     elif lora is not None:
         normed += queries + keys
     numbers = read + normed + 2 * inner + 2 * queries + 2 * keys
+    if shape.counted is not None and shape.counted.experts:  # whose block is not compiled
+        numbers += inner  # of the activated gate
     kept = numbers * width + (scales + shape.heads) * FLOAT32
     return kept + _kept_by_adapter(shape, width, lora, cpu=False)
 
