@@ -397,6 +397,18 @@ def test_weights_in_bfloat16_that_the_optimizer_updates_are_lost() -> None:
     )
 
 
+def test_a_template_is_carried_and_a_changed_config_is_edited_in_a_copy() -> None:
+    model = "actor_rollout_ref.model."
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    found = of(
+        f"{model}custom_chat_template='{template}'", f"+{model}override_config.rope_theta=1e6"
+    )
+    assert found.recipe["data"]["chat_template"] == template
+    assert f"{model}override_config.rope_theta" in missing(found)
+    assert f"{model}custom_chat_template" not in missing(found)
+    assert "docs/how-to/longer-rows.md" in found.text
+
+
 def test_the_choice_of_a_section_and_its_options_stand_side_by_side() -> None:
     assert flags_of(["engine=megatron", "engine.seed=1", "optim=megatron"]) == {
         "engine@engine": "megatron", "engine.seed": 1, "optim@optim": "megatron",

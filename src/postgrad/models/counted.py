@@ -138,7 +138,6 @@ def _shape_of(lm: Any) -> ModelShape:
         head_dim=round(sum(widths) / len(widths) / kv_heads) if mixing["attending"] else 0,
         tied=lm.get_output_embeddings().weight is lm.get_input_embeddings().weight,
         latent=_latent(lm),
-        max_positions=getattr(config, "max_position_embeddings", None),
         **_norms(weights, hidden),
         counted=CountedWeights(
             parameters=sum(weight.numel() for weight in lm.parameters()),

@@ -1,5 +1,6 @@
 """How long a sequence may be: no longer than a table of positions, or than the original length of
-rotary positions whose frequencies depend on the length ("dynamic", "longrope").
+rotary positions whose frequencies depend on the length ("dynamic", "longrope"). And how long rows
+may be for good answers: as in training, or as far as scaled positions reach ("linear", "yarn").
 
 For those transformers takes the length from the largest position of a forward. In a packed forward
 that may be another sequence's, and keys in a cache were rotated by an earlier length. Up to the
@@ -7,6 +8,7 @@ model's original length the frequencies are constant. So these are kept, and lon
 refused. Other rotary positions go on behind those that the model was trained on.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -38,10 +40,29 @@ def table_length(config: Any) -> int | None:
 
 def max_positions(config: Any) -> int | None:
     """The longest sequence, in tokens, that a model was trained on, or takes here; None where it
-    names no limit.
+    names no limit. Rotary positions that "linear" or "yarn" scales reach `factor` times as far as
+    the original ones (Chen et al. 2023, arXiv:2306.15595; Peng et al. 2023, arXiv:2309.00071): a
+    config that a user extends so often keeps its max_position_embeddings.
     """
-    limits = (getattr(config, "max_position_embeddings", None), fixed_length(config))
+    stated = getattr(config, "max_position_embeddings", None)
+    if stated is not None:
+        tables = [*rope_tables(getattr(config, "rope_parameters", None))]
+        stated = max([stated, *(scaled_length(stated, table) or stated for table in tables)])
+    limits = (stated, fixed_length(config))
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def scaled_length(stated: int, table: Mapping[str, Any]) -> int | None:
+    """How far rotary positions reach that a table scales, in tokens; None where it does not scale
+    them so. stated: max_position_embeddings, which is the original length where a table of "yarn"
+    names none, and always for "linear".
+    """
+    kind = str(table.get("rope_type"))
+    if "yarn" in kind:
+        stated = int(table.get("original_max_position_embeddings") or stated)
+    elif kind != "linear":
+        return None
+    return int(stated * table["factor"])
 
 
 def require_length(config: Any, max_len: int, path: str) -> None:

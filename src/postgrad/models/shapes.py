@@ -64,7 +64,6 @@ class ModelShape:
     kv_heads: int  # of keys and values: 8
     head_dim: int  # width of a head: 128
     tied: bool  # the output head is the embedding matrix
-    max_positions: int | None  # tokens of the longest sequence: 40960; None: no limit stated
     qkv_bias: bool = False  # biases of the query, key and value projections
     o_bias: bool = False  # bias of attention's output projection
     mlp_bias: bool = False  # biases of the MLP's three projections
@@ -255,7 +254,6 @@ def shape_of(config: Mapping[str, Any], source: str = "this config") -> ModelSha
         kv_heads=_optional(config, "num_key_value_heads", KV_HEADS.get(kind, heads)) or heads,
         head_dim=_optional(config, "head_dim", HEAD_DIM.get(kind)) or hidden // heads,
         tied=bool(config.get("tie_word_embeddings", kind.startswith("gemma"))),
-        max_positions=config.get("max_position_embeddings"),
         qkv_bias=bias or kind == "qwen2",
         o_bias=bias,
         mlp_bias=kind == "llama" and bool(config.get("mlp_bias")),

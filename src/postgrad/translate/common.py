@@ -20,6 +20,7 @@ HPZ = "copies of the weights by machine; learner.shard_groups copies all of the 
 CUT_BY_TOKENS = "what is only computed, not trained, is cut by tokens"
 POSITIONS = "rotary positions go on behind it here, and a run warns of rows that are longer"
 SO_HERE = "a run here does so, or has no such part"
+CONFIG = "a model's config is its own: edit that of a copy (docs/how-to/longer-rows.md)"
 KERNELS = "Liger's fused kernels are not here: layers are torch's, or compiled (model.compile)"
 ROUTER = "set model.router_aux_loss_coef; left out, the model's config has it"
 ADAPTED = "of the mean k1 of a step's tokens; there of its estimator, averaged over responses"

@@ -28,6 +28,7 @@ from postgrad.models.image_reader import ImageReader
 from postgrad.models.known_shapes import any_shape
 from postgrad.models.load import require_readable, skeleton, weight_files
 from postgrad.models.mxfp4 import mxfp4_weights
+from postgrad.models.rope import scaled_length
 from postgrad.models.routers import routed_layers
 from postgrad.models.settings import LoraSettings
 from postgrad.models.shapes import ModelShape
@@ -262,9 +263,8 @@ def more_positions(path: str, model: Model) -> dict[str, Any]:
     for table in rope_tables(getattr(text, "rope_parameters", None)):
         if "yarn" not in str(table.get("rope_type")):
             continue
-        original = table.get("original_max_position_embeddings") or stated
-        places = int(original * table["factor"])
-        if model.max_len > places:
+        places = scaled_length(stated, table)
+        if places is not None and model.max_len > places:
             raise UsageError(
                 f'rollout.type = "vllm": with rope_type {table["rope_type"]!r} vLLM has {places} '
                 f"positions for {path}, and sequences may have {model.max_len} tokens: set "

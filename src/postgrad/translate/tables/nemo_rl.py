@@ -203,7 +203,7 @@ RULES: dict[str, Rule] = {
     **family(
         "policy.",
         "hf_config_overrides hf_config_overrides.*",
-        missing("a model's config is its own"),
+        missing(common.CONFIG),
     ),
     "policy.hf_config_overrides.max_position_embeddings": needless(common.POSITIONS),
     "policy.hf_config_overrides.router_aux_loss_coef": to(

@@ -143,7 +143,7 @@ RULES: dict[str, Rule] = {
     "resume_from_checkpoint": to("checkpoint.load_checkpoint", read=on),
     "chat_template_name": _chat_template,
     **family("", "additional_model_arguments rope_scaling_factor",
-             missing("the model is loaded as its config says")),
+             missing(common.CONFIG)),
     "trust_remote_code": missing("code of a model's repository is never run"),
     "reward_model_revision": to("reward_model.model.revision", read=common.branch),
     "data_loader_seed": missing("a run has one seed"),

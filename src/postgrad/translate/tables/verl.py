@@ -203,9 +203,10 @@ RULES: dict[str, Rule] = {
     ),
     **family(
         MODEL,
-        "hf_config_path override_config override_config.* custom_chat_template",
-        missing("a model's config and template are its own; data.chat_template replaces the one"),
+        "hf_config_path override_config override_config.*",
+        missing(common.CONFIG),
     ),
+    f"{MODEL}custom_chat_template": to("data.chat_template"),
     **family(
         f"{MODEL}override_config.",
         "max_position_embeddings model_config.max_position_embeddings",
