@@ -7,7 +7,25 @@ from typing import Any
 
 from postgrad.core.records import Prompt, Rollout
 
-MODELS = {"0.6B": "Qwen/Qwen3-0.6B", "1.7B": "Qwen/Qwen3-1.7B", "8B": "Qwen/Qwen3-8B"}
+# Hub ids of known shapes; of mixtures of experts the config: Qwen3-30B-A3B, OLMoE-1B-7B.
+MODELS: dict[str, str | dict[str, Any]] = {
+    "0.6B": "Qwen/Qwen3-0.6B",
+    "1.7B": "Qwen/Qwen3-1.7B",
+    "8B": "Qwen/Qwen3-8B",
+    "30B-A3B": {
+        "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144,
+        "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+        "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": False,
+        "norm_topk_prob": True, "max_position_embeddings": 40960,
+    },
+    "7B-A1B": {
+        "model_type": "olmoe", "hidden_size": 2048, "intermediate_size": 1024,
+        "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 50304,
+        "tie_word_embeddings": False, "max_position_embeddings": 4096,
+    },
+}  # fmt: skip
 ROW = 1024  # tokens of a row, or of a prompt with all of its answers
 NEW, ANSWERS = 32, 8
 RANKS = 8  # of a sharded case; one of them is run
@@ -48,7 +66,7 @@ class Case:
         if "adapter" in words:
             settings["lora"] = {"rank": 64, "alpha": 64}
         if "compiled" in words:
-            settings["compile"] = "auto"
+            settings["compile"] = "auto" if isinstance(MODELS[self.size], str) else True
         if "checkpointing" in words:
             settings["gradient_checkpointing"] = True
         if "offload" in words:
@@ -124,6 +142,17 @@ def cases() -> Iterator[Case]:
     yield from compiled_cases()
     yield from offloaded_cases()
     yield from shared_cases()
+    yield from mixture_cases()
+
+
+def mixture_cases() -> Iterator[Case]:
+    """Those of mixtures of experts, whose routers and experts run between compiled parts."""
+    for words in (("adapter",), ("adapter", "checkpointing"), ("zero3", "checkpointing")):
+        for compiled in ((), ("compiled",)):
+            yield Case("sft", "7B-A1B", (*compiled, *words))
+    yield Case("sft", "30B-A3B", ("zero3", "checkpointing"))
+    yield Case("sft", "30B-A3B", ("compiled", "zero3", "checkpointing"))
+    yield Case("grpo", "7B-A1B", ("adapter", "checkpointing"))
 
 
 def offloaded_cases() -> Iterator[Case]:

@@ -63,16 +63,22 @@ class OneOfRanks(Ranks):
         return values, np.ones_like(computed)
 
 
-def make(hub_id: str, to: Path) -> None:
-    """A directory with the config of a known shape and a tokenizer of characters."""
+def make(model: str | dict[str, Any], to: Path) -> None:
+    """A directory with the config of a known shape, or with this config, and a tokenizer of
+    characters.
+    """
     init = {
         "type": "qwen3", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
         "num_attention_heads": 2, "num_key_value_heads": 1, "tokenizer": {"kind": "characters"},
         "max_position_embeddings": 40960,
     }  # fmt: skip
     make_fresh(ModelInit.model_validate(init), [], 0, to)
-    shape = shape_of_model(ModelSettings(path=hub_id))
     config: Any = AutoConfig.from_pretrained(to)
+    if not isinstance(model, str):
+        ends = {name: getattr(config, name) for name in ("eos_token_id", "pad_token_id")}
+        AutoConfig.for_model(**model, **ends).save_pretrained(to)
+        return
+    shape = shape_of_model(ModelSettings(path=model))
     config.update(
         {
             "hidden_size": shape.hidden_size, "intermediate_size": shape.intermediate_size,

@@ -20,7 +20,14 @@ from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.models.settings import ModelSettings
-from postgrad.models.shapes import CountedWeights, ModelShape, stated_type
+from postgrad.models.shapes import (
+    SOFT_CAPPED,
+    WITH_SINKS,
+    CountedWeights,
+    KeptByLayers,
+    ModelShape,
+    stated_type,
+)
 from postgrad.models.towers import TowerShape, tower_shape
 
 CHILD_SECONDS = 120.0  # torch and transformers are imported in 5 to 40, on a busy machine
@@ -64,8 +71,10 @@ def _from_child(config: str, path: str) -> ModelShape:
     weights: dict[str, Any] = shape["counted"]
     linears = tuple((str(name), int(m), int(n)) for name, m, n in weights["linears"])
     stacks = tuple((str(n), int(e), int(i), int(o)) for n, e, i, o in weights["stacks"])
-    texts = {key: tuple(map(str, weights[key])) for key in ("names", "wrapped")}
-    counted = CountedWeights(**{**weights, **texts, "linears": linears, "stacks": stacks})
+    several: dict[str, Any] = {"linears": linears, "stacks": stacks}
+    several |= {key: tuple(map(str, weights[key])) for key in ("names", "wrapped")}
+    several["kept"] = tuple(KeptByLayers(**kept) for kept in weights["kept"])
+    counted = CountedWeights(**{**weights, **several})
     return ModelShape(**{**shape, "counted": counted, "tower": _tower_in(shape["tower"])})
 
 
@@ -108,6 +117,7 @@ def _number(stated: dict[str, Any]) -> Any:
 def _shape_of(lm: Any) -> ModelShape:
     """The shape of a model on the meta device."""
     from postgrad.models.attention import layers_of
+    from postgrad.models.kept import kept_by_layers
     from postgrad.models.routers import balance_of
 
     config = lm.config.get_text_config()
@@ -137,6 +147,7 @@ def _shape_of(lm: Any) -> ModelShape:
         kv_heads=kv_heads,
         head_dim=round(sum(widths) / len(widths) / kv_heads) if mixing["attending"] else 0,
         tied=lm.get_output_embeddings().weight is lm.get_input_embeddings().weight,
+        scores=_scores(config, weights),
         latent=_latent(lm),
         **_norms(weights, hidden),
         counted=CountedWeights(
@@ -150,6 +161,7 @@ def _shape_of(lm: Any) -> ModelShape:
             balance=balance_of(lm.config, ModelSettings()),
             **_targets(lm),
             **_experts(lm, weights, config),
+            kept=kept_by_layers(lm),
         ),
         tower=_tower_of(lm),
     )
@@ -162,6 +174,13 @@ def _norms(weights: Mapping[str, tuple[int, ...]], hidden: int) -> dict[str, Any
     named = [name for name in weights if name.startswith("0.") and name.endswith("norm.weight")]
     of_stream = sum(weights[name] == (hidden,) for name in named)
     return {"qk_norm": "0.self_attn.q_norm.weight" in weights, "norms": of_stream or 2}
+
+
+def _scores(config: Any, weights: Iterable[str]) -> int:
+    """ModelShape.scores: torch's own attention has neither soft-caps nor sinks."""
+    if getattr(config, "attn_logit_softcapping", None):
+        return SOFT_CAPPED
+    return WITH_SINKS if any("sink" in name for name in weights) else 0
 
 
 def _latent(lm: Any) -> int:

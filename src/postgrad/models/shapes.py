@@ -23,6 +23,22 @@ KV_HEADS = {"qwen2": 32, "qwen3": 32, "mistral": 8, "gemma": 16, "gemma2": 4, "g
 HEAD_DIM = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3_text": 256}
 
 
+SOFT_CAPPED, WITH_SINKS = 2, 1  # ModelShape.scores: of tanh and softmax, of softmax
+
+
+@dataclass(frozen=True, slots=True)
+class KeptByLayers:
+    """Bytes of a token that layers keep for the backward pass, but for attention (models.kept)."""
+
+    width: int  # bytes of a number of what computes
+    trains: bool  # whether the weights train; frozen ones keep no inputs
+    all: int  # of all layers together
+    largest: int  # of the layer that keeps most
+    mixtures: int  # of `all`, what blocks with experts keep
+    attended: int  # what attention returns, not in `all`, where others keep it: on a GPU it is
+    # attention's own too
+
+
 @dataclass(frozen=True, slots=True)
 class CountedWeights:
     """Weights of a model whose type has no formulas here, counted (models.counted)."""
@@ -47,6 +63,7 @@ class CountedWeights:
     experts: int = 0  # routed experts of a layer; 0 of a dense model
     routers: int = 0  # weights of the routers of all layers
     packed: int = 0  # of the matrices, those that four bits hold (models.four_bits.packable)
+    kept: tuple[KeptByLayers, ...] = ()  # of each width, trained and frozen; (): not counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +92,7 @@ class ModelShape:
     # Of a type without formulas: its weights; intermediate_size is then that of the feed-forwards
     # that one token passes, experts' together, as a mean over layers. None: formulas give them.
     counted: CountedWeights | None = None
+    scores: int = 0  # copies of its scores that attention keeps on a CPU: soft-caps, sinks
     latent: int = 0  # numbers that a token's keys and values are cached as (models/latent.py)
     tower: TowerShape | None = None  # of a model that reads images; its weights are in `counted`
 
@@ -259,6 +277,7 @@ def shape_of(config: Mapping[str, Any], source: str = "this config") -> ModelSha
         mlp_bias=kind == "llama" and bool(config.get("mlp_bias")),
         qk_norm=kind in QK_NORM,
         norms=4 if kind in FOUR_NORMS else 2,
+        scores=SOFT_CAPPED if config.get("attn_logit_softcapping", kind == "gemma2") else 0,
         sliding_window=_window(config, kind),
     )
 

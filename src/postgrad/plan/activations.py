@@ -1,14 +1,15 @@
 """Activation memory of forward and backward passes of a decoder's layers, in bytes a token.
 
 The counts follow the operations of a layer and of its backward pass; tests and benchmarks compare
-them with torch's memory events. `width` is the bytes of one number in the dtype that the model
-computes in. The output head is `Head`, attention's geometry `Blocks`.
+them with torch's memory events. Of a type without formulas they are what autograd keeps of its
+layers (models.kept), beside attention, which is postgrad's. `width` is the bytes of one number in
+the dtype that the model computes in. The output head is `Head`, attention's geometry `Blocks`.
 """
 
 from dataclasses import dataclass
 
 from postgrad.models.settings import LLAMA_TYPES, LoraSettings, Recompute
-from postgrad.models.shapes import ModelShape
+from postgrad.models.shapes import KeptByLayers, ModelShape
 from postgrad.plan.adapters import adapted_layers, adapted_stacks, adapter_inputs
 from postgrad.plan.lengths import RowLengths
 
@@ -62,9 +63,15 @@ def kept_by_layer(
     cpu: bool,
     compiled: bool = False,
 ) -> int:
-    """Bytes a token that one decoder layer keeps for its backward pass."""
+    """Bytes a token that one decoder layer keeps for its backward pass; of layers that differ, the
+    one that keeps most.
+    """
     if compiled:
         return _kept_by_compiled(shape, width, lora)
+    if (counted := _counted(shape, width, lora)) is not None:
+        keeps = counted.largest + (counted.attended // shape.layers if cpu else 0)
+        attention = _kept_by_attention(shape, width, blocks, cpu=cpu) if shape.attending else 0
+        return keeps + attention + _kept_by_adapter(shape, width, lora, cpu=cpu)
     hidden, inner, queries = shape.hidden_size, shape.intermediate_size, shape.query_size
     linear = 2 * hidden * width  # the inputs of q/k/v and of gate/up
     if cpu:  # and of o: on a GPU these are attention's own numbers, which it keeps
@@ -73,11 +80,38 @@ def kept_by_layer(
     if lora is not None:  # frozen matrices keep no inputs, adapters those that they read
         linear = 0
         feedforward = 3 * inner * width
-    each = FLOAT32 if cpu else width  # a CPU attends in float32
-    attention = int((2 * queries + 2 * shape.key_size * blocks.keys) * each)  # q, k, v, and out
-    normed = 2 * hidden + (queries + shape.key_size if shape.qk_norm else 0)
+    attention = _kept_by_attention(shape, width, blocks, cpu=cpu)
+    normed = shape.norms * hidden + (queries + shape.key_size if shape.qk_norm else 0)
     norms = normed * _kept_by_norm(shape, width, lora, cpu=cpu)
     return linear + feedforward + attention + norms + _kept_by_adapter(shape, width, lora, cpu=cpu)
+
+
+def _kept_by_layers(
+    shape: ModelShape, width: int, lora: LoraSettings | None, blocks: Blocks, *, cpu: bool
+) -> int:
+    """Bytes a token that all layers keep together, as `kept_by_layer`."""
+    counted = _counted(shape, width, lora)
+    if counted is None:
+        return shape.layers * kept_by_layer(shape, width, lora, blocks, cpu=cpu)
+    attention = shape.attending * _kept_by_attention(shape, width, blocks, cpu=cpu)
+    adapters = shape.layers * _kept_by_adapter(shape, width, lora, cpu=cpu)
+    return counted.all + (counted.attended if cpu else 0) + attention + adapters
+
+
+def _counted(shape: ModelShape, width: int, lora: LoraSettings | None) -> KeptByLayers | None:
+    """What autograd keeps of the layers; None: the type has formulas, or could not be counted."""
+    rows = () if shape.counted is None else shape.counted.kept
+    return next((row for row in rows if (row.width, row.trains) == (width, lora is None)), None)
+
+
+def _kept_by_attention(shape: ModelShape, width: int, blocks: Blocks, *, cpu: bool) -> int:
+    """Bytes a token of q, k, v, and out; on a CPU, which attends in float32, also of the scores
+    where they are no matter of torch's own attention.
+    """
+    each = FLOAT32 if cpu else width
+    numbers = 2 * shape.query_size + 2 * shape.key_size * blocks.keys
+    scores = shape.scores * shape.heads * blocks.scores if cpu else 0
+    return int((numbers + scores) * each)
 
 
 def _kept_by_compiled(shape: ModelShape, width: int, lora: LoraSettings | None) -> int:
@@ -86,6 +120,9 @@ def _kept_by_compiled(shape: ModelShape, width: int, lora: LoraSettings | None) 
     and the scales of norms. With adapters v is a part of the product that q and k were in too.
     """
     inner, queries, keys = shape.intermediate_size, shape.query_size, shape.key_size
+    block, counted = 0, _counted(shape, width, lora)
+    if counted is not None and counted.mixtures:  # it is not compiled
+        block, inner = counted.mixtures // shape.layers, 0
     read = 2 * shape.hidden_size + inner if lora is None else 0  # o's input is attention's out
     # Of four norms the third reads a sum that is computed again.
     normed, scales = (1 + shape.norms // 2) * shape.hidden_size, shape.norms
@@ -94,20 +131,19 @@ def _kept_by_compiled(shape: ModelShape, width: int, lora: LoraSettings | None) 
     elif lora is not None:
         normed += queries + keys
     numbers = read + normed + 2 * inner + 2 * queries + 2 * keys
-    if shape.counted is not None and shape.counted.experts:  # whose block is not compiled
-        numbers += inner  # of the activated gate
-    kept = numbers * width + (scales + shape.heads) * FLOAT32
+    kept = numbers * width + (scales + shape.heads) * FLOAT32 + block
     return kept + _kept_by_adapter(shape, width, lora, cpu=False)
 
 
 def _kept_by_norm(shape: ModelShape, width: int, lora: LoraSettings | None, *, cpu: bool) -> int:
     """Bytes that a norm keeps for each number of its input. A fused norm keeps its input. Any other
     norm keeps it in float32 (where the residual stream is float32, that is the stream itself) and,
-    where its weight trains, also the numbers that the weight scales.
+    where its weight trains, also the numbers that the weight scales, which are float32 in Gemma's.
     """
     if cpu and shape.model_type in LLAMA_TYPES:
         return width
-    return FLOAT32 + (0 if lora else width)
+    scaled = FLOAT32 if shape.model_type.startswith("gemma") else width
+    return FLOAT32 + (0 if lora else scaled)
 
 
 def _kept_by_adapter(shape: ModelShape, width: int, lora: LoraSettings | None, *, cpu: bool) -> int:
@@ -141,14 +177,16 @@ def kept(
     or with checkpointing only its input, which a GPU may have of the last layer alone; attention's
     masks, once; the last norm; the head's input.
     """
-    layer, layers = shape.hidden_size * width, shape.layers
-    if not checkpointing:
-        layer = kept_by_layer(shape, width, lora, blocks, cpu=cpu, compiled=compiled)
-    if in_host_memory(checkpointing, cpu=cpu):
-        layers = 1
+    if checkpointing:
+        inputs = 1 if in_host_memory(checkpointing, cpu=cpu) else shape.layers
+        layers = inputs * shape.hidden_size * width
+    elif compiled:
+        layers = shape.layers * _kept_by_compiled(shape, width, lora)
+    else:
+        layers = _kept_by_layers(shape, width, lora, blocks, cpu=cpu)
     read = width if lora is None else 0  # by the head, for its gradient
     last = shape.hidden_size * (_kept_by_norm(shape, width, lora, cpu=cpu) + read)
-    return layers * layer + _masks(shape, FLOAT32 if cpu else width, blocks) + last
+    return layers + _masks(shape, FLOAT32 if cpu else width, blocks) + last
 
 
 def backward_of_layer(
@@ -165,7 +203,10 @@ def backward_of_layer(
     checkpointing all that the layer computes and keeps anew; and the input of the layer before,
     where it comes back from the host's memory.
     """
-    gradients = (2 * shape.intermediate_size + 2 * shape.hidden_size) * width
+    gradients = 2 * shape.intermediate_size + 2 * shape.hidden_size
+    if shape.counted is not None and shape.counted.choices:  # of the outputs of a token's experts
+        gradients += shape.counted.chosen * shape.hidden_size
+    gradients *= width
     if not checkpointing:
         return gradients
     if in_host_memory(checkpointing, cpu=cpu):
