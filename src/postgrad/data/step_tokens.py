@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers.decoders import DecodeStream
 
-from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage
 from postgrad.core.text import how_many
@@ -37,6 +36,7 @@ from postgrad.data.templates import (
     template_call,
     turn_ends,
 )
+from postgrad.data.texts import too_long
 
 if TYPE_CHECKING:
     from postgrad.models.image_reader import ImageReader  # imports torch
@@ -302,10 +302,7 @@ def _fate(row: Row, tokens: int, settings: PairSettings) -> Fate:
     if tokens <= settings.max_len:
         return "kept"
     if settings.on_too_long == "error":
-        raise UsageError(
-            f"{row.place}: a conversation of row {row.index} has {tokens} tokens, data.max_len is "
-            f'{settings.max_len}; raise it, or say data.on_too_long = "drop" or "truncate"'
-        )
+        raise too_long(settings.max_len, "a conversation of ", row, tokens)
     return "truncated" if settings.on_too_long == "truncate" else "too_long"
 
 
