@@ -16,6 +16,7 @@ from postgrad.data.conversations import load_conversations
 from postgrad.data.pairs import load_labelled, load_pairs
 from postgrad.data.prompts import load_prompts
 from postgrad.data.settings import DataSettings, PairSettings
+from postgrad.data.step_tokens import load_steps
 from postgrad.data.token_bounds import LONG, characters_of_a_token
 from postgrad.models.fresh import _bpe, _wrapped
 from postgrad.models.settings import TokenizerInit
@@ -128,7 +129,7 @@ def load(kind: str, path: str, **more: Any) -> Any:
         return load_prompts(settings, tokenizer, max_prompt_tokens=settings.max_len)
     if kind in ("conversations", "texts"):
         return load_conversations(DataSettings(path=path, **more), tokenizer)
-    reading = load_pairs if kind == "pairs" else load_labelled
+    reading = {"pairs": load_pairs, "labels": load_labelled, "steps": load_steps}[kind]
     return reading(PairSettings(path=path, **more), tokenizer)
 
 
@@ -138,6 +139,7 @@ FINE = {
     "texts": {"text": "ab"},
     "pairs": {"prompt": "a", "chosen": "b", "rejected": "c"},
     "labels": {"prompt": "a", "completion": "b", "label": True},
+    "steps": {"prompt": "a", "completions": ["b", "c"], "labels": [True, False]},
 }
 LARGE = {
     "prompts": [{"question": GIANT, "answer": "b"}],
@@ -148,6 +150,7 @@ LARGE = {
         {"prompt": "a", "chosen": GIANT, "rejected": "b"},
     ],
     "labels": [{"prompt": "a", "completion": GIANT, "label": False}],
+    "steps": [{"prompt": "a", "completions": ["b", GIANT], "labels": [True, False]}],
 }
 
 
