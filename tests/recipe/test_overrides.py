@@ -140,6 +140,14 @@ def test_a_flag_with_an_empty_value_is_told_with_its_quotes(words: list[str], wr
     assert str(refused.value) == f"--run_dir '': {problem}"
 
 
+@pytest.mark.parametrize("key", ["run_dir", "data.path", "model.path"])
+def test_white_space_alone_is_no_path(key: str, write: Write) -> None:
+    with pytest.raises(UsageError) as refused:
+        load_recipe(write(), [f"--{key}", "  "])
+    told = f"--{key} '  ': {key} = '  ': a path is expected, not white space alone"
+    assert str(refused.value) == told
+
+
 def test_a_table_that_a_recipe_leaves_out_can_be_given_key_by_key() -> None:
     """A recipe that was loaded has null in its place."""
     before = parse_recipe({**RL, "cluster": {"type": "ray"}})
