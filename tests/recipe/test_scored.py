@@ -30,6 +30,16 @@ def test_an_environment_with_rewards_needs_no_verifier(write: Write) -> None:
     assert recipe.reward_components == ["environment"]
 
 
+def test_a_reward_that_is_called_as_an_environments_is_told_with_the_line_of_its_name(
+    write: Write,
+) -> None:
+    path = write((REWARDS, f'{GAME}{REWARDS}{REWARDS}name = "environment"\n'))
+    with pytest.raises(UsageError) as refused:
+        load_recipe(path)
+    line = path.read_text().splitlines().index('name = "environment"') + 1
+    assert str(refused.value).startswith(f"{path}:{line}: rewards.1.name: 'environment' is what")
+
+
 def test_an_environment_without_rewards_does(write: Write) -> None:
     assert load_recipe(write((REWARDS, REWARDS + TOOLS))).reward_components == ["gsm8k"]
     with pytest.raises(UsageError, match="nothing scores the samples"):

@@ -39,8 +39,12 @@ def reward_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
             build_environment(environment)
         except UsageError as error:
             yield from _at_its_keys(("environment", "sets", place), error)
-    if (recipe.reward_components or []).count(ENVIRONMENT) > 1:
-        yield ("rewards",), f"{ENVIRONMENT!r} is what the environment gives: `name` it otherwise"
+    names = recipe.reward_components or []
+    if names.count(ENVIRONMENT) > 1:
+        place = names.index(ENVIRONMENT)
+        key = "name" if recipe.rewards[place].name else "type"
+        why = f"{ENVIRONMENT!r} is what the environment gives: `name` it otherwise"
+        yield ("rewards", place, key), why
     for key in ("chat_template", "chat_template_kwargs"):
         for section, sets in (("data", recipe.data.sets), ("eval", recipe.eval.sets)):
             for number, dataset in enumerate(sets):
