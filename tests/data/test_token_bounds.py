@@ -29,12 +29,12 @@ GIANT = "ab" * LONG
 
 
 def of_words(model: Any, normalizer: Any = None, split: Any = None) -> Any:
-    made = Tokenizer(model)
+    bare = Tokenizer(model)
     if normalizer is not None:
-        made.normalizer = normalizer
+        bare.normalizer = normalizer
     if split is not None:
-        made.pre_tokenizer = split
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")
+        bare.pre_tokenizer = split
+    return PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<end>")
 
 
 def of_bytes(*, normalizer: Any = None, split: Any = None, **how: Any) -> Any:

@@ -35,10 +35,10 @@ def planned(recipe: Recipe) -> Outlook:
 
 
 def test_a_plan_says_which_turns_of_an_environment_its_times_leave_out() -> None:
-    one, several = (planned(with_turns(turns)) for turns in (1, 8))
+    single, several = (planned(with_turns(turns)) for turns in (1, 8))
     answer = several.recipe.sampled_tokens
     assert answer is not None
-    assert not any(note.startswith("turns: ") for note in Page(one, ()).notes())
+    assert not any(note.startswith("turns: ") for note in Page(single, ()).notes())
     (note,) = [note for note in Page(several, ()).notes() if note.startswith("turns: ")]
     assert f"times count one of {answer} tokens for each sample. It may have 8, with" in note
     assert "up to data.max_len = 2048 tokens in all" in note
@@ -51,16 +51,16 @@ def test_a_plan_says_which_turns_of_an_environment_its_times_leave_out() -> None
 
 def test_a_plan_has_room_for_all_turns_of_an_environment() -> None:
     """A CPU takes memory for the pages of the cache that are written."""
-    one, several = (planned(with_turns(turns)) for turns in (1, 8))
+    single, several = (planned(with_turns(turns)) for turns in (1, 8))
     (alone, together) = (
-        next(line.bytes["rollout"] for line in found.memory.lines if "cache" in line.purpose)
-        for found in (one, several)
+        next(line.bytes["rollout"] for line in plan.memory.lines if "cache" in line.purpose)
+        for plan in (single, several)
     )
     assert together > 1.5 * alone
     (few,), (many,) = (
-        [note for note in Page(found, ()).notes() if "samples ahead take" in note]
-        for found in (one, several)
+        [note for note in Page(plan, ()).notes() if "samples ahead take" in note]
+        for plan in (single, several)
     )
-    tokens = (one.recipe.sampled_tokens, 2047)
+    tokens = (single.recipe.sampled_tokens, 2047)
     megabytes = [float(note.split("up to ")[1].split()[0]) for note in (few, many)]
     assert megabytes[1] / megabytes[0] == pytest.approx(tokens[1] / tokens[0], rel=0.01)

@@ -144,8 +144,8 @@ def test_a_flag_with_an_empty_value_is_told_with_its_quotes(words: list[str], wr
 def test_white_space_alone_is_no_path(key: str, write: Write) -> None:
     with pytest.raises(UsageError) as refused:
         load_recipe(write(), [f"--{key}", "  "])
-    told = f"--{key} '  ': {key} = '  ': a path is expected, not white space alone"
-    assert str(refused.value) == told
+    message = f"--{key} '  ': {key} = '  ': a path is expected, not white space alone"
+    assert str(refused.value) == message
 
 
 def test_a_table_that_a_recipe_leaves_out_can_be_given_key_by_key() -> None:

@@ -143,10 +143,10 @@ type = "tolls"
     with pytest.raises(UsageError) as refused:
         load_recipe(path)
     recipe = path.read_text().splitlines()
-    told = [
+    problems = [
         line.removeprefix(f"{path}:").split(": ")[:2] for line in str(refused.value).split("\n")
     ]
-    assert [(recipe[int(line) - 1], key) for line, key in told] == [
+    assert [(recipe[int(line) - 1], key) for line, key in problems] == [
         ('name = "b"', "rewards.4.name"),
         ("wieght = 2.0", "rewards.1.wieght"),
         ('type = "nonsense"', "rewards.2.type"),
@@ -154,7 +154,7 @@ type = "tolls"
         ("max_turnz = 3", "environment.sets.0.max_turnz"),
         ('type = "tolls"', "environment.sets.1.type"),
     ]
-    assert int(told[0][0]) > int(told[1][0])  # the second of the two names
+    assert int(problems[0][0]) > int(problems[1][0])  # the second of the two names
 
 
 VOTES = ("every = 5", "every = 5\nn_samples = 4\nmaj_at = [4]")
