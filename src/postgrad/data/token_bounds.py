@@ -44,8 +44,9 @@ class TokenBound:
         self._says: str = settings.on_too_long
 
     def fate(self, row: Row, *conversations: Sequence[Message], first: int = 0) -> Fate | None:
-        """ "too_long" where each text of one of a row's conversations is certainly over the limit;
-        raises UsageError where data.on_too_long = "error". first: the message where answers begin.
+        """The fate "too_long" where each text of one of a row's conversations is certainly over the
+        limit. Raises UsageError there, where data.on_too_long = "error". first: the message where
+        answers begin.
 
         None where that cannot be told: of a conversation that is not LONG, of rows that are used in
         parts, and of a tokenizer whose tokens may stand for any number of characters.
@@ -63,11 +64,17 @@ class TokenBound:
         """No text of the conversation has fewer tokens."""
         if sum(len(message["content"]) for message in messages) < LONG or self._longest is None:
             return 0
-        texts = self._write(messages, first)
-        return min((-(-_visible(text) // self._longest) for text in texts), default=0)
+        of_ascii, of_any = self._longest
+        return min(
+            (
+                -(-_visible(text) // (of_ascii if text.isascii() else of_any))
+                for text in self._write(messages, first)
+            ),
+            default=0,
+        )
 
     @cached_property
-    def _longest(self) -> int | None:
+    def _longest(self) -> tuple[int, int] | None:
         return characters_of_a_token(self._tokenizer)
 
 
@@ -124,10 +131,11 @@ def _visible(text: str) -> int:
     return sum(map(len, text.split()))
 
 
-def characters_of_a_token(tokenizer: Any) -> int | None:
-    """The most characters that one token can stand for, white space not counted: special tokens may
-    take in what is around them. None where any number is possible, as of a vocabulary of words with
-    one token for all others, or where it cannot be told.
+def characters_of_a_token(tokenizer: Any) -> tuple[int, int] | None:
+    """The most characters that one token can stand for in a text of ASCII alone, and in any text.
+    White space is not counted: special tokens may take in what is around them. None where any
+    number is possible, as of a vocabulary of words with one token for all others, or where it
+    cannot be told.
 
     It holds where no other character is dropped or merged before the vocabulary is asked, and every
     byte is in the vocabulary: then a token stands for no more characters than its own text has.
@@ -151,7 +159,8 @@ def characters_of_a_token(tokenizer: Any) -> int | None:
         return None
     added = (token["content"] for token in parts["added_tokens"])
     composes = any(normalizer["type"] == "NFC" for normalizer in normalizers)
-    return max(map(len, chain(vocabulary, added))) * (COMPOSED if composes else 1)
+    longest = max(map(len, chain(vocabulary, added)))
+    return longest, longest * (COMPOSED if composes else 1)
 
 
 def _steps(part: Mapping[str, Any] | None, of_sequence: str) -> list[Mapping[str, Any]]:
