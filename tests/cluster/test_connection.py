@@ -1,10 +1,12 @@
 """Addresses at which no Ray cluster is: told within seconds, in one message."""
 
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
 import pytest
 
 from postgrad.cluster import connection
@@ -68,6 +70,25 @@ def test_auto_means_the_address_in_the_environment(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("RAY_ADDRESS", "nobody.invalid:6379")
     with pytest.raises(RunError, match=r"^no Ray cluster at nobody\.invalid:6379: "):
         start("auto")
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_of_a_start_that_failed_nothing_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's own shutdown ends what a complete start has started."""
+    from ray._private.node import Node
+
+    started: list[subprocess.Popen[bytes]] = []
+
+    def fail(node: Node) -> None:
+        started.extend(process for _, process in node.live_processes())
+        raise TimeoutError("the raylet did not come up")
+
+    monkeypatch.setattr(Node, "start_ray_processes", fail)
+    with pytest.raises(RunError, match="the raylet did not come up; is the machine overloaded"):
+        connection.start(ClusterSettings(type="ray", start_seconds=1.0))
+    assert [process for process in started if "gcs_server" in process.args[0]]
+    assert [process.args for process in started if psutil.pid_exists(process.pid)] == []
 
 
 Bundles = list[dict[str, float]]

@@ -81,5 +81,5 @@ def test_rows_are_counted_with_the_first_of_each_fate_as_its_example() -> None:
     book.add("no_loss", Row(9, {}, "rows.jsonl:9"))  # before the others were tokens
     count_fates(book, np.array([NO_LOSS, KEPT, KEPT, TRUNCATED, KEPT], np.int8), rows)
     assert book.counts == {"kept": 3, "truncated": 1, "no_loss": 2}
-    places = {"kept": "rows.jsonl:2", "truncated": "rows.jsonl:4", "no_loss": "rows.jsonl:9"}
+    places = {"kept": "rows.jsonl:2", "truncated": "rows.jsonl:4", "no_loss": "rows.jsonl:1"}
     assert book.examples == places

@@ -60,6 +60,7 @@ class SavedRun:
         held: RunState = replace(state(number, min(number, best)), log_offsets=self.logs.sync())
         self.store.save(replace(held, **more), tensors(number), best=number == best)
         self.logs.event("saved", f"step {number}", step=number)
+        self.logs.close()  # whoever writes next opens them again
 
     def change(self, key: str, value: float) -> None:
         """Changes learner.KEY as a resume does."""
@@ -68,6 +69,7 @@ class SavedRun:
         raw = recipe_from_json(self.directory.recipe()).dump()
         raw["learner"][key] = value
         self.directory.write_recipe(raw)
+        self.logs.close()
 
 
 def fork_it(run: str, to: str, links: bool) -> int:

@@ -34,13 +34,15 @@ KINDS = {  # beside routers, by the ends of their names
 }
 
 
-def train(ranks: Ranks, folder: Path, model: str, stage: ShardingStage) -> None:
+def train(
+    ranks: Ranks, folder: Path, model: str, stage: ShardingStage, offload: bool = False
+) -> None:
     """In bfloat16, with the dtype that each such weight has as its module computes."""
     lm: Any = load_model(model, dtype=torch.bfloat16).lm.requires_grad_(True)
     wide = {name for name, weight in lm.named_parameters() if weight.dtype == torch.float32}
     assert wide
     backbone = Backbone(lm, torch.device("cpu"), MicroBatch())
-    backbone.divide(ranks, stage)
+    backbone.divide(ranks, stage, offload=offload)
     settings = LearnerSettings(lr=0.1, eps=1.0, warmup_ratio=0.0)  # a step is about 0.1 * gradient
     policy = PolicyLearner(backbone, settings, 100)
     before = gathered(policy)
@@ -70,6 +72,21 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     make_fresh(ModelInit.model_validate(MODEL["init"]), [], 0, to / "tokenizer")
     size = len(load_tokenizer(str(to / "tokenizer")))
     return {kind: str(make_model(kind, to / "tokenizer", size, to / kind)) for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_held_in_the_hosts_memory_they_are_the_same_bits(
+    kind: str, models: dict[str, str], tmp_path: Path
+) -> None:
+    moved: list[dict[str, torch.Tensor]] = []
+    for offload in (False, True):
+        folder = tmp_path / str(offload)
+        folder.mkdir()
+        run_ranks(2, train, folder, models[kind], "zero3", offload)
+        moved.append(load_file(folder / "moved.safetensors"))
+    plain, offloaded = moved
+    assert plain.keys() == offloaded.keys()
+    assert [name for name in plain if not torch.equal(plain[name], offloaded[name])] == []
 
 
 @pytest.mark.parametrize("stage", ["zero1", "zero3"])

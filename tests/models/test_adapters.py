@@ -152,18 +152,29 @@ def test_an_adapter_of_a_base_in_bfloat16_is_float32_and_rounded_for_each_produc
     adapter = moved(add_adapter(lm, SMALL, seed=0))
     assert {p.dtype for p in adapter.parameters().values()} == {torch.float32}
     layer = lm.model.layers[0].self_attn.q_proj
-    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
-    w = layer.base_layer.weight
+    generator = torch.Generator().manual_seed(0)
+
+    def multiples(*shape: int) -> Tensor:
+        """Odd ones of 2^-6, below a half: float32 sums of their products have no rounding."""
+        return (2 * torch.randint(-16, 16, shape, generator=generator) + 1) / 64
+
+    x, w = multiples(5, 32).bfloat16(), layer.base_layer.weight
     a = adapter.parameters()[f"{Q_PROJ}.lora_A.weight"]
     b = adapter.parameters()[f"{Q_PROJ}.lora_B.weight"]
+    with torch.no_grad():
+        w.copy_(multiples(*w.shape))
+        for factor in (a, b):
+            factor.copy_(multiples(*factor.shape) + 2.0**-20)  # which is rounded away
+            assert not torch.equal(factor, factor.bfloat16().float())
 
     def product(x: Tensor, weight: Tensor) -> Tensor:
-        return (x.double() @ weight.bfloat16().double().T).bfloat16()
+        exact = x.double() @ weight.bfloat16().double().T
+        assert torch.equal(exact, exact.float().double())
+        return exact.bfloat16()
 
     expected = product(x, w).double() + 2.0 * product(product(x, a), b).double()
     out = layer(x)
-    assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out.double(), expected, atol=2**-14, rtol=2**-8)
+    assert torch.equal(out, expected.bfloat16())
     lm(IDS).logits.float().square().sum().backward()
     gradients = [p.grad for p in adapter.parameters().values()]
     assert all(g is not None and g.dtype == torch.float32 for g in gradients)

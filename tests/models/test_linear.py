@@ -36,6 +36,40 @@ def pair(width: int, out: int, *, bias: bool) -> tuple[nn.Sequential, nn.Sequent
     return exact, fast
 
 
+def assert_summed(
+    computed: torch.Tensor, exact: torch.Tensor, sizes: torch.Tensor, terms: int
+) -> None:
+    """Whether float32 sums are within what rounding explains, in any order of their terms: n
+    roundings of half a unit, 2^-24, of the sum of sizes (Higham 2002, equation 3.5).
+
+    sizes: the same sums, float64, of the terms' sizes.
+    """
+    unit = 2.0**-24
+    bound = terms * unit / (1 - terms * unit) * sizes
+    assert computed.dtype == torch.float32
+    assert ((computed.double() - exact).abs() <= bound).all()
+
+
+def sizes_of(
+    layer: nn.Linear, x: torch.Tensor, coming: torch.Tensor
+) -> list[tuple[torch.Tensor, int]]:
+    """By outputs and the gradients of input, weight and bias: the sums of their terms' sizes, and
+    how many terms each sum has.
+    """
+    weight = layer.weight.detach().double().abs()
+    inputs, gradients = x.double().abs(), coming.double().abs()
+    rows = gradients.flatten(0, -2)
+    outputs, constant = inputs @ weight.T, layer.bias is not None
+    if layer.bias is not None:
+        outputs = outputs + layer.bias.detach().double().abs()
+    return [
+        (outputs, weight.size(1) + constant),
+        (gradients @ weight, weight.size(0)),
+        (rows.T @ inputs.flatten(0, -2), len(rows)),
+        *([(rows.sum(0), len(rows))] if constant else []),
+    ]
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("width", "out"), [(24, 40), (40, 24), (33, 1)])
 @pytest.mark.parametrize("rows", [(1,), (7,), (1, 130), (2, 3, 5)])
@@ -53,9 +87,11 @@ def test_a_fast_layer_computes_what_float64_does(
         assert given.grad is not None
         linear = [p.grad for p in layer.parameters() if p.grad is not None]
         found.append([result.detach(), given.grad, *linear])
-    for wanted, got in zip(*found, strict=True):
+    layer = fast[0]
+    assert isinstance(layer, nn.Linear)
+    for wanted, got, (sizes, terms) in zip(*found, sizes_of(layer, x, coming), strict=True):
         assert got.is_contiguous()
-        torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+        assert_summed(got, wanted, sizes, terms)
 
 
 def gradient(layer: nn.Sequential) -> torch.Tensor:
@@ -71,11 +107,13 @@ def test_gradients_of_a_large_weight_are_added_in_place_and_are_those_of_float64
     monkeypatch.setattr(linear, "LARGE_WEIGHT", 512)  # two rows at a time
     exact, fast = pair(16, 41, bias=True)
     places: set[int] = set()
-    for _ in range(3):  # micro-batches
+    sizes = torch.zeros(41, 16, dtype=torch.float64)
+    for micro_batch in range(1, 4):
         x, coming = torch.randn(7, 16), torch.randn(7, 41)
         exact(x.double()).backward(coming.double())
         fast(x).backward(coming)
-        torch.testing.assert_close(gradient(fast).double(), gradient(exact), rtol=1e-5, atol=1e-5)
+        sizes += coming.double().abs().T @ x.double().abs()
+        assert_summed(gradient(fast), gradient(exact), sizes, 7 * micro_batch)
         places.add(gradient(fast).data_ptr())
     assert len(places) == 1
 

@@ -216,6 +216,7 @@ def test_an_fsync_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(RunError, match="resume the run when the disk works again") as caught:
         logs.sync()
     assert not isinstance(caught.value, DiskFull)
+    logs.close()
 
 
 def test_an_event_that_was_half_written_at_a_kill_did_not_happen(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 
@@ -20,9 +21,14 @@ from postgrad.observe.watchdog import Watchdog
 LIMIT = 0.05
 
 
-def watchdog(folder: Path, action: Action, stream: StringIO) -> Watchdog:
-    settings = Stall(action=action, seconds=LIMIT)
-    return Watchdog(settings, Logs(folder), Console("plain", stream), folder)
+@contextmanager
+def watchdog(folder: Path, action: Action, stream: StringIO) -> Iterator[Watchdog]:
+    settings, logs = Stall(action=action, seconds=LIMIT), Logs(folder)
+    try:
+        with Watchdog(settings, logs, Console("plain", stream), folder) as dog:
+            yield dog
+    finally:
+        logs.close()
 
 
 def stalls(folder: Path) -> int:

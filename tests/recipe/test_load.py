@@ -486,8 +486,7 @@ buffer = 600
     assert refused(write((old, routed))) == [
         "recipe.toml:17: rewards.0.datasets: no dataset is called 'rows.json'; "
         "did you mean 'rows.jsonl'?",
-        "recipe.toml:19: rewards.1: rewards: 'overlong': buffer = 600 is more than "
-        "max_new_tokens = 512",
+        "recipe.toml:19: rewards.1: 'overlong': buffer = 600 is more than max_new_tokens = 512",
     ]
     fitting = write((old, routed.replace('"rows.json", ', "").replace("600", "500")))
     assert load_recipe(fitting).rewards[1].verifier_settings == {"buffer": 500}

@@ -132,6 +132,22 @@ def test_a_resolved_recipe_without_evaluation_is_given_one_by_flags(write: Write
         with_overrides(without, ["--eval.limit", "0"])
 
 
+@pytest.mark.parametrize("words", [["--run_dir", ""], ["--run_dir="]])
+def test_a_flag_with_an_empty_value_is_told_with_its_quotes(words: list[str], write: Write) -> None:
+    with pytest.raises(UsageError) as refused:
+        load_recipe(write(), words)
+    problem = "run_dir = '': string should have at least 1 character"
+    assert str(refused.value) == f"--run_dir '': {problem}"
+
+
+@pytest.mark.parametrize("key", ["run_dir", "data.path", "model.path"])
+def test_white_space_alone_is_no_path(key: str, write: Write) -> None:
+    with pytest.raises(UsageError) as refused:
+        load_recipe(write(), [f"--{key}", "  "])
+    message = f"--{key} '  ': {key} = '  ': a path is expected, not white space alone"
+    assert str(refused.value) == message
+
+
 def test_a_table_that_a_recipe_leaves_out_can_be_given_key_by_key() -> None:
     """A recipe that was loaded has null in its place."""
     before = parse_recipe({**RL, "cluster": {"type": "ray"}})

@@ -30,6 +30,16 @@ def test_an_environment_with_rewards_needs_no_verifier(write: Write) -> None:
     assert recipe.reward_components == ["environment"]
 
 
+def test_a_reward_that_is_called_as_an_environments_is_told_with_the_line_of_its_name(
+    write: Write,
+) -> None:
+    path = write((REWARDS, f'{GAME}{REWARDS}{REWARDS}name = "environment"\n'))
+    with pytest.raises(UsageError) as refused:
+        load_recipe(path)
+    line = path.read_text().splitlines().index('name = "environment"') + 1
+    assert str(refused.value).startswith(f"{path}:{line}: rewards.1.name: 'environment' is what")
+
+
 def test_an_environment_without_rewards_does(write: Write) -> None:
     assert load_recipe(write((REWARDS, REWARDS + TOOLS))).reward_components == ["gsm8k"]
     with pytest.raises(UsageError, match="nothing scores the samples"):
@@ -39,12 +49,14 @@ def test_an_environment_without_rewards_does(write: Write) -> None:
 @pytest.mark.parametrize(
     ("section", "why"),
     [
-        ('[environment]\ntype = "gess_number"', "12: environment: no environment is called "
+        ('[environment]\ntype = "gess_number"', "12: environment.type: no environment is called "
          "'gess_number': did you mean 'guess_number'"),
         ("[environment]\nmax_turns = 3", "12: environment.type is missing"),
         (GAME + "miss_rewards = 0.0", "did you mean 'miss_reward'"),
-        (GAME + "miss_reward = 0.5", "environment.miss_reward = 0.5 of 'guess_number'"),
-        (GAME + 'miss_reward = "0"', "environment.miss_reward = '0' of 'guess_number'"),
+        (GAME + "miss_reward = 0.5", "environment.miss_reward: 0.5 does not fit 'guess_number': "
+         "input should be less"),
+        (GAME + 'miss_reward = "0"', "environment.miss_reward: '0' does not fit 'guess_number': "
+         "input should be a valid number"),
         (GAME + "max_turns = 0", "environment.max_turns = 0"),
         ('[environment]\ntype = "postgrad.core.errors:UsageError"', "is not a subclass of"),
         (GAME + '[[rewards]]\ntype = "gsm8k"\nname = "environment"', "`name` it otherwise"),
@@ -67,8 +79,8 @@ VLLM = f'{REWARDS}[rollout]\ntype = "vllm"\n[rollout.vllm]\n'
     ("sections", "told"),
     [
         (REWARDS.replace("gsm8k", "mine.py:score"),
-         ":15: rewards.0: verifier 'mine.py:score' names a file: name its module, as 'mine:score' "
-         "with the folder that it begins in on PYTHONPATH (the current one is)"),
+         ":16: rewards.0.type: verifier 'mine.py:score' names a file: name its module, as "
+         "'mine:score' with the folder that it begins in on PYTHONPATH (the current one is)"),
         (REWARDS.replace("gsm8k", "a/mine:score"), "name its module, as 'a.mine:score'"),
         (REWARDS.replace("gsm8k", "mine:"), "no verifier is called 'mine:': your own is 'package."),
         (REWARDS.replace("gsm8k", "a:b:c"), "no verifier is called 'a:b:c': your own is 'package."),
@@ -79,9 +91,9 @@ VLLM = f'{REWARDS}[rollout]\ntype = "vllm"\n[rollout.vllm]\n'
         (f'{REWARDS}when = ["a"]\n', ":17: rewards.0.when = ['a']: a table of keys is wanted"),
         (f"{REWARDS}[{GAME.replace(']', ']]', 1)}", "environment = [{'type': 'guess_number'}]: one "
          "table alone is wanted: it begins with [environment], in one bracket"),
-        (JUDGE, ":17: rewards.1: rewards: 'judge' needs base_url, which is missing"),
-        (f'{JUDGE}base_url = "http://a/v1"\nsandbox = true\n', ":17: rewards.1: rewards: 'judge' "
-         "asks a server, and sandbox = true has no network: leave sandbox out"),
+        (JUDGE, ":17: rewards.1.base_url: 'judge' needs it, and it is missing"),
+        (f'{JUDGE}base_url = "http://a/v1"\nsandbox = true\n', ":21: rewards.1.sandbox: 'judge' "
+         "asks a server, and sandbox = true has no network: leave it out"),
         (f"{VLLM}engine_args = {{ max-num-batched-tokens = 9 }}\n", "'max-num-batched-tokens': "
          "here vLLM's arguments have underscores: 'max_num_batched_tokens'"),
     ],
@@ -90,6 +102,59 @@ def test_a_common_slip_is_told_with_what_to_write(sections: str, told: str, writ
     with pytest.raises(UsageError) as refused:
         load_recipe(write((REWARDS, sections)))
     assert told in str(refused.value)
+
+
+def test_what_is_wrong_in_one_of_several_tables_is_told_with_the_line_of_its_key(
+    write: Write,
+) -> None:
+    tables = """[[rewards]]
+type = "gsm8k"
+
+[[rewards]]
+name = "b"
+wieght = 2.0
+type = "gsm8k"
+
+[[rewards]]
+weight = 0.5
+type = "nonsense"
+
+[[rewards]]
+type = "regex"
+pattern = 3
+
+[[rewards]]
+weight = 0.5
+name = "b"
+type = "gsm8k"
+
+[environment]
+[[environment.sets]]
+name = "sums"
+type = "tools"
+tools = ["calculator"]
+max_turnz = 3
+
+[[environment.sets]]
+name = "words"
+type = "tolls"
+"""
+    path = write((REWARDS, tables), ('path = "rows', 'environment = "sums"\npath = "rows'))
+    with pytest.raises(UsageError) as refused:
+        load_recipe(path)
+    recipe = path.read_text().splitlines()
+    problems = [
+        line.removeprefix(f"{path}:").split(": ")[:2] for line in str(refused.value).split("\n")
+    ]
+    assert [(recipe[int(line) - 1], key) for line, key in problems] == [
+        ('name = "b"', "rewards.4.name"),
+        ("wieght = 2.0", "rewards.1.wieght"),
+        ('type = "nonsense"', "rewards.2.type"),
+        ("pattern = 3", "rewards.3.pattern"),
+        ("max_turnz = 3", "environment.sets.0.max_turnz"),
+        ('type = "tolls"', "environment.sets.1.type"),
+    ]
+    assert int(problems[0][0]) > int(problems[1][0])  # the second of the two names
 
 
 VOTES = ("every = 5", "every = 5\nn_samples = 4\nmaj_at = [4]")
@@ -204,7 +269,7 @@ def test_an_override_of_the_section_reaches_each_environment(write: Write) -> No
         (SETS.replace("sums", "guess_number"), "2 of [[environment.sets]] are called"),
         (SETS.replace('"sums"', '"none"'), "'none' is what data.environment says for none"),
         (SETS + "weight = 0.5", "give `weight` in [environment], for all of them"),
-        (SETS + "tool = 1", "environment.sets.1: environment.tool: 'tools' has no such setting"),
+        (SETS + "tool = 1", "environment.sets.1.tool: 'tools' has no such setting"),
         (SETS.replace("max_turns = 2", "max_turns = 0"), "environment.sets.1.max_turns = 0"),
         (SETS.replace('type = "tools"', ""), "environment.sets.1.type is missing"),
         (SETS.replace("max_turns = 3", "tools = []"), "unknown key 'environment.tools'"),
@@ -306,7 +371,7 @@ def test_rewards_of_which_one_can_call_an_answer_right_are_evaluated(
 def test_what_a_reward_model_does_not_read_is_refused_before_it_is_loaded(write: Write) -> None:
     asks = '[[rewards]]\ntype = "reward_model"\nspecial_tokens = true\n'
     model = '[reward_model.model]\npath = "some/model"\n'
-    why = r"rewards\.0: special_tokens: the run's own reward model gives this score"
+    why = r"rewards\.0\.special_tokens: the run's own reward model gives this score"
     with pytest.raises(UsageError, match=why):
         load_recipe(write((REWARDS, asks + model)))
 

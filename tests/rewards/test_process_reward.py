@@ -127,7 +127,11 @@ def test_a_step_without_a_finite_score_is_a_recorded_failure(
         ({"type": "reward_model"}, "\n\n", 'type = "process_reward"'),
         ({"type": "process_reward", "credit": "step", "gate": True}, "\n\n", "leave gate"),
         ({"type": "process_reward", "cpu_seconds": 9.0}, "\n\n", "in no worker"),
-        ({"type": "process_reward", "aggregate": "max"}, "\n\n", "rewards.aggregate = 'max'"),
+        (
+            {"type": "process_reward", "aggregate": "max"},
+            "\n\n",
+            "rewards.aggregate: 'max' does not fit",
+        ),
     ],
 )
 def test_what_fits_no_process_reward_model_is_refused(

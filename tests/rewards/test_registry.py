@@ -36,7 +36,7 @@ def test_every_named_verifier_is_built_from_its_name_and_what_it_must_know(name)
 
 
 def test_what_a_verifier_must_know_and_is_not_told_is_refused():
-    assert refusal(type="regex") == "rewards: 'regex' needs pattern, which is missing"
+    assert refusal(type="regex") == "rewards.pattern: 'regex' needs it, and it is missing"
 
 
 def test_lists_and_tables_of_a_recipe_become_settings():
@@ -79,7 +79,8 @@ def test_a_misspelt_key_is_refused_with_the_nearest_one():
 
 def test_a_value_of_the_wrong_type_is_refused_with_its_key():
     message = refusal(type="gsm8k", flexible="yes")
-    assert message == "rewards.flexible = 'yes' of 'gsm8k': Input should be a valid boolean"
+    wrong = "'yes' does not fit 'gsm8k': input should be a valid boolean"
+    assert message == f"rewards.flexible: {wrong}"
 
 
 def test_an_unknown_verifier_is_refused_with_the_nearest_name():

@@ -6,8 +6,12 @@ import re
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from threading import Event
 from typing import Any
+
+import psutil
 
 from postgrad.cluster.placing import Node, RoleRequest, assign
 from postgrad.cluster.settings import ADDRESS, ClusterSettings
@@ -65,10 +69,12 @@ def start(settings: ClusterSettings) -> bool:
 
 def _connected(address: str | None) -> Exception | None:
     """Connects; returns the error that Ray raised, None where it is connected. On a busy machine
-    Ray's own start may take longer than the 30 seconds that it allows itself.
+    Ray's own start may take longer than the 30 seconds that it allows itself. What it had started
+    until then would run on beside the next attempt.
     """
     import ray
 
+    before = _programs_of_ray()
     try:
         ray.init(
             address=address or "local",  # None would join whatever ran here last
@@ -77,9 +83,36 @@ def _connected(address: str | None) -> Exception | None:
             configure_logging=False,
         )
     except Exception as error:  # noqa: BLE001  Ray raises plain ones; the caller raises its own
-        ray.shutdown()
+        ray.shutdown()  # which knows nothing of a start that failed
+        for program in _programs_of_ray() - before:
+            _end(program)
         return error
     return None
+
+
+def _programs_of_ray() -> set[psutil.Process]:
+    """Ray's programs that this process has started: gcs_server, raylet, and what watches them."""
+    import ray
+
+    folder, programs = str(Path(ray.__file__).parent), set[psutil.Process]()
+    for child in psutil.Process().children():
+        try:
+            if any(word.startswith(folder) for word in child.cmdline()):
+                programs.add(child)
+        except psutil.NoSuchProcess:  # it ended while we looked
+            continue
+    return programs
+
+
+def _end(program: psutil.Process) -> None:
+    """Kills a process and its children, and waits for their end."""
+    processes = [program]
+    with suppress(psutil.NoSuchProcess):  # it ended while we looked
+        processes = [*program.children(recursive=True), program]
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=ANSWER_SECONDS)
 
 
 def stop() -> None:

@@ -1,6 +1,6 @@
 """The base of everything a recipe can say."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -48,3 +48,22 @@ class Settings(BaseModel):
         if problem["type"] == "value_error":
             return f"{cls.__name__}: {key}: {message}" if key else f"{cls.__name__}: {message}"
         return f"{cls.__name__}: {key} = {problem['input']!r}: {message[:1].lower()}{message[1:]}"
+
+
+def problem_of_table(
+    problem: Mapping[str, Any], name: str, known_keys: Sequence[str]
+) -> tuple[tuple[str | int, ...], str]:
+    """One problem of pydantic as a SettingsError has it. name: of what the table is for, as the
+    message shows it; known_keys: all that the table may have.
+    """
+    place = tuple(problem["loc"])
+    text = str(problem["msg"]).removeprefix("Value error, ")
+    if not place:  # of several settings together
+        return place, f"{name}: {text}"
+    if problem["type"] == "missing":
+        return place, f"{name} needs it, and it is missing"
+    if problem["type"] != "extra_forbidden":
+        return place, f"{problem['input']!r} does not fit {name}: {text[:1].lower()}{text[1:]}"
+    close = nearest(str(place[-1]), known_keys)
+    hint = f"did you mean {close!r}?" if close else f"known: {', '.join(known_keys)}"
+    return place, f"{name} has no such setting; {hint}"

@@ -125,14 +125,16 @@ class Bookkeeper:
     read: int = 0  # rows before any filter
     counts: Counter[Fate] = field(default_factory=Counter)
     examples: dict[Fate, str] = field(default_factory=dict)  # place of the first row of each fate
+    firsts: dict[Fate, int] = field(default_factory=dict)  # its index in the dataset
     notes: list[str] = field(default_factory=list)
 
     def add(self, fate: Fate, row: Row, count: int = 1) -> None:
-        """Counts a row under its fate, or the first of `count` rows; the first of each fate becomes
-        the example.
+        """Counts a row under its fate, or the first of `count` rows; the first row of each fate in
+        the dataset becomes the example.
         """
         self.counts[fate] += count
-        self.examples.setdefault(fate, row.place)
+        if row.index < self.firsts.get(fate, row.index + 1):
+            self.firsts[fate], self.examples[fate] = row.index, row.place
 
     def close(self, settings: RowSettings, limit: str) -> RowAccount:
         """The finished account. limit: the length limit in words, for messages.

@@ -3,6 +3,7 @@
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +45,9 @@ from postgrad.data.texts import (
     count_fates,
     fates_of_lengths,
     last_learned,
+    too_long,
 )
+from postgrad.data.token_bounds import TokenBound, bound_of_conversations
 
 if TYPE_CHECKING:
     from postgrad.models.image_reader import ImageReader  # imports torch
@@ -126,7 +129,9 @@ def load_answers(
     """
     selection = selection or Selection()
     book = Bookkeeper(dataset_name(settings))
-    answers = _selected(settings, read, selection, book, tokenizer)
+    refusal = partial(too_long, settings.max_len, "a conversation of ")
+    bound = bound_of_conversations(settings, tokenizer, "all", refusal, images=reader is not None)
+    answers = _selected(settings, read, selection, book, tokenizer, bound)
     columns = _columns(settings, tokenizer, answers, cache, book.notes, reader)
     fates = _cut(answers, columns["token_ids"], columns["loss_mask"], settings, reader)
     if selection.dedup != "none":
@@ -141,7 +146,12 @@ def load_answers(
 
 
 def _selected(
-    settings: PairSettings, read: ReadRow, selection: Selection, book: Bookkeeper, tokenizer: Any
+    settings: PairSettings,
+    read: ReadRow,
+    selection: Selection,
+    book: Bookkeeper,
+    tokenizer: Any,
+    bound: TokenBound,
 ) -> Answers:
     """The rows that may be tokenised; the others are counted in `book` with their fates."""
     selected = Answers()
@@ -152,7 +162,9 @@ def _selected(
         preference = read(row, settings)
         shapes[preference.shape] += 1
         inside += preference.parts_inside_a_turn
-        fate = _before_tokens(settings, preference, selection)
+        fate = _before_tokens(settings, preference, selection) or bound.fate(
+            row, *preference.conversations, first=preference.first
+        )
         if fate is not None:
             book.add(fate, row)
             continue
@@ -262,7 +274,8 @@ def _cut(
         for row in range(min(refused + 1, len(start))):
             _show(answers, row, fates, settings, reader)
     if refused < len(start):
-        raise _too_long(answers.rows[refused], int(longest[refused]), settings)
+        row, tokens = answers.rows[refused], int(longest[refused])
+        raise too_long(settings.max_len, "a conversation of ", row, tokens)
     shortened = np.repeat(fates == TRUNCATED, np.diff(answers.bounds))
     most = np.minimum(answers.end, answers.begin + settings.max_len)
     answers.end = np.where(shortened, most, answers.end)
@@ -307,10 +320,3 @@ def _show(
                 fates[row] = TOO_LONG
         if images:
             answers.images[number] = images
-
-
-def _too_long(row: Row, tokens: int, settings: PairSettings) -> UsageError:
-    return UsageError(
-        f"{row.place}: a conversation of row {row.index} has {tokens} tokens, data.max_len "
-        f'is {settings.max_len}; raise it, or say data.on_too_long = "drop" or "truncate"'
-    )

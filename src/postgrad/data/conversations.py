@@ -3,12 +3,12 @@
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.core.errors import UsageError
 from postgrad.core.progress import tracked
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage
@@ -24,7 +24,7 @@ from postgrad.data.loss_masks import marked, unmarkable
 from postgrad.data.messages import ColumnNotes, answers_in, asked_in, conversation_of
 from postgrad.data.overlap import Selection
 from postgrad.data.packed import PackedJson, PackedRows
-from postgrad.data.rows import Row, dataset_name
+from postgrad.data.rows import dataset_name
 from postgrad.data.settings import DataSettings, with_own_keys
 from postgrad.data.templates import (
     KeysOfMessages,
@@ -48,7 +48,9 @@ from postgrad.data.texts import (
     count_fates,
     fates_of_lengths,
     last_learned,
+    too_long,
 )
+from postgrad.data.token_bounds import TokenBound, bound_of_conversations
 
 if TYPE_CHECKING:
     from postgrad.models.image_reader import ImageReader  # imports torch
@@ -93,7 +95,10 @@ def load_conversations(
     """
     selection = selection or Selection()
     book = Bookkeeper(dataset_name(settings))
-    rows, messages, noted = _selected(settings, selection, book, tokenizer)
+    refusal = partial(too_long, settings.max_len, "")
+    images, turns = reader is not None, settings.loss_turns
+    bound = bound_of_conversations(settings, tokenizer, turns, refusal, images=images)
+    rows, messages, noted = _selected(settings, selection, book, tokenizer, bound)
     columns = _columns(settings, tokenizer, rows, messages, cache, book.notes, reader)
     texts = _texts_of(columns, settings)
     ids, mask = (columns[name].values for name in ("token_ids", "loss_mask"))
@@ -240,7 +245,8 @@ def _cut(
         if images:
             texts.images[text] = images
     if refused < len(lengths):
-        raise _too_long(rows[int(texts.row[refused])], int(lengths[refused]), settings)
+        row = rows[int(texts.row[refused])]
+        raise too_long(settings.max_len, "", row, int(lengths[refused]))
     texts.end = np.where(fate == TRUNCATED, texts.begin + settings.max_len, texts.end)
     texts.last = last_learned(mask, texts.begin, texts.end)
     silent = texts.last <= texts.begin  # nothing predicts a first token
@@ -259,7 +265,11 @@ def _together(texts: _Texts, rows: int) -> NDArray[np.int8]:
 
 
 def _selected(
-    settings: DataSettings, selection: Selection, book: Bookkeeper, tokenizer: Any
+    settings: DataSettings,
+    selection: Selection,
+    book: Bookkeeper,
+    tokenizer: Any,
+    bound: TokenBound,
 ) -> tuple[PackedRows, PackedJson[list[Message]], list[str]]:
     """The rows that may be trained on, the messages of each, and notes for the account's end."""
     rows = PackedRows()
@@ -278,6 +288,7 @@ def _selected(
             fate = "empty"
         if fate is None and not _can_teach(messages, answers, settings):
             fate = "no_loss"
+        fate = fate or bound.fate(row, messages)
         if fate is not None:
             book.add(fate, row)
             continue
@@ -385,10 +396,3 @@ def _in_rows(
     edges = ids.offsets[np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])]
     values = {"token_ids": ids.values, "loss_mask": mask.values, "starts": starts}
     return {name: Ragged(column, edges) for name, column in values.items()}
-
-
-def _too_long(row: Row, tokens: int, settings: DataSettings) -> UsageError:
-    return UsageError(
-        f"{row.place}: row {row.index} has {tokens} tokens, data.max_len is "
-        f'{settings.max_len}; raise it, or say data.on_too_long = "drop" or "truncate"'
-    )

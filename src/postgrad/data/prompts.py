@@ -51,6 +51,7 @@ from postgrad.data.texts import (
     GrowingColumn,
     count_fates,
 )
+from postgrad.data.token_bounds import bound_of_prompts
 
 if TYPE_CHECKING:
     from postgrad.models.image_reader import ImageReader  # imports torch
@@ -93,7 +94,7 @@ def load_prompts(
         raise _no_room(settings)
     selection = selection or Selection()
     book = Bookkeeper(dataset_name(settings))
-    selected = _selected(settings, selection, book, tokenizer)
+    selected = _selected(settings, selection, book, tokenizer, max_prompt_tokens, reader)
     read = partial(_tokens, settings, tokenizer, selected, cache, book.notes, reader)
     tokens = read(selected.messages)
     hints = Hints.of(settings, partial(read, selected.hinted))
@@ -198,15 +199,25 @@ class _Prompts(Records[Prompt]):
 
 
 def _selected(
-    settings: DataSettings, selection: Selection, book: Bookkeeper, tokenizer: Any
+    settings: DataSettings,
+    selection: Selection,
+    book: Bookkeeper,
+    tokenizer: Any,
+    limit: int,
+    reader: "ImageReader | None",
 ) -> _Selected:
-    """The rows that may be sampled from; the others are counted in `book`."""
+    """The rows that may be sampled from; the others are counted in `book`. limit: tokens of a
+    prompt.
+    """
+    refusal = partial(_too_long, limit)
+    bound = bound_of_prompts(settings, tokenizer, limit, refusal, images=reader is not None)
     selected = _Selected()
     keys, columns = KeysOfMessages(), ColumnNotes(settings)
     for row in prepared_rows(settings, book):
         messages = prompt_of(row, settings)
         questions = asked_in(row, messages, settings)
         fate = selection.left_out(settings, row, questions, [*questions, *answers_in(messages)])
+        fate = fate or bound.fate(row, messages)
         if fate is not None:
             book.add(fate, row)
             continue
@@ -302,7 +313,7 @@ def _fate(rows: PackedRows, place: int, tokens: int, limit: int, settings: DataS
     if tokens <= limit:
         return KEPT
     if settings.on_too_long == "error":
-        raise _too_long(rows[place], tokens, limit)
+        raise _too_long(limit, rows[place], tokens)
     return TRUNCATED if settings.on_too_long == "truncate" else TOO_LONG
 
 
@@ -344,7 +355,7 @@ def _no_room(settings: DataSettings) -> UsageError:
     )
 
 
-def _too_long(row: Row, tokens: int, limit: int) -> UsageError:
+def _too_long(limit: int, row: Row, tokens: int | str) -> UsageError:
     return UsageError(
         f"{row.place}: the prompt of row {row.index} has {tokens} tokens, the limit is {limit} "
         "(data.max_len less the new tokens); raise data.max_len, or say data.on_too_long = "

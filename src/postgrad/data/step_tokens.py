@@ -5,13 +5,13 @@ data.max_len. Where a step ends in token ids is decided here too, for training r
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers.decoders import DecodeStream
 
-from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import PlacedImage
 from postgrad.core.text import how_many
@@ -37,6 +37,8 @@ from postgrad.data.templates import (
     template_call,
     turn_ends,
 )
+from postgrad.data.texts import too_long
+from postgrad.data.token_bounds import TokenBound, bound_of_conversations
 
 if TYPE_CHECKING:
     from postgrad.models.image_reader import ImageReader  # imports torch
@@ -81,7 +83,9 @@ def load_steps(
     """
     selection = selection or Selection()
     book = Bookkeeper(dataset_name(settings))
-    rows = _selected(settings, selection, book)
+    refusal = partial(too_long, settings.max_len, "a conversation of ")
+    bound = bound_of_conversations(settings, tokenizer, "last", refusal, images=reader is not None)
+    rows = _selected(settings, selection, book, bound)
     paths = [(row, path) for row in rows for path in row.paths]
     keys = KeysOfMessages()
     messages: PackedJson[list[Message]] = PackedJson()
@@ -155,7 +159,9 @@ def step_ends(tokenizer: Any, ids: NDArray[np.int32], separator: str) -> NDArray
     return np.array(sorted(set(ends)), np.int64)
 
 
-def _selected(settings: PairSettings, selection: Selection, book: Bookkeeper) -> list[StepRow]:
+def _selected(
+    settings: PairSettings, selection: Selection, book: Bookkeeper, bound: TokenBound
+) -> list[StepRow]:
     """The rows that may be tokenised; the others are counted in `book` with their fates."""
     selected: list[StepRow] = []
     shapes: Counter[str] = Counter()
@@ -168,6 +174,9 @@ def _selected(settings: PairSettings, selection: Selection, book: Bookkeeper) ->
         fate = selection.left_out(settings, row, answers.question, texts)
         if fate is None and answers.empty:
             fate = "empty"
+        answered = (answers.messages(path, settings.separator) for path in answers.paths)
+        if fate is None and all(bound.fate(row, messages) for messages in answered):
+            fate = "too_long"
         if fate is None:
             selected.append(answers)
         else:
@@ -302,10 +311,7 @@ def _fate(row: Row, tokens: int, settings: PairSettings) -> Fate:
     if tokens <= settings.max_len:
         return "kept"
     if settings.on_too_long == "error":
-        raise UsageError(
-            f"{row.place}: a conversation of row {row.index} has {tokens} tokens, data.max_len is "
-            f'{settings.max_len}; raise it, or say data.on_too_long = "drop" or "truncate"'
-        )
+        raise too_long(settings.max_len, "a conversation of ", row, tokens)
     return "truncated" if settings.on_too_long == "truncate" else "too_long"
 
 

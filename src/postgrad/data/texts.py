@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.data.account import Bookkeeper, Fate
 from postgrad.data.packed import PackedRows
+from postgrad.data.rows import Row
 
 FATES: tuple[Fate, ...] = (
     *("kept", "truncated", "too_long", "no_loss", "equal", "duplicate", "unreadable"),
@@ -89,6 +91,14 @@ def fates_of_lengths(
     """[S] KEPT, TRUNCATED or TOO_LONG for texts of so many tokens."""
     over = TRUNCATED if on_too_long == "truncate" else TOO_LONG
     return np.where(lengths > max_len, over, KEPT).astype(np.int8)
+
+
+def too_long(max_len: int, of: str, row: Row, tokens: int | str) -> UsageError:
+    """The error for a row of more than max_len tokens. of: what of the row has them."""
+    return UsageError(
+        f"{row.place}: {of}row {row.index} has {tokens} tokens, data.max_len is {max_len}; raise "
+        'it, or say data.on_too_long = "drop" or "truncate"'
+    )
 
 
 def count_fates(book: Bookkeeper, fates: NDArray[np.int8], rows: PackedRows) -> None:

@@ -12,7 +12,7 @@ float32 and divided by rows (dimension 0) in every stage but "none".
 So with zero1 and zero2 a rank holds a whole copy of the weights from the first forward of an update
 to its last backward, and with zero1 whole float32 gradients too (docs/distributed.md). Weights that
 are frozen under an adapter are not divided there: a part would only add to the whole copy. Weights
-that a narrow model keeps in float32 are divided in no stage.
+that a narrow model keeps in float32 are divided in no stage, and stay on the device.
 """
 
 import re
@@ -149,12 +149,11 @@ class Sharding:
         plain = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
         alone, layers, experts = [*alone], [*layers], [*experts]
         how: dict[str, Any] = {"reshard_after_forward": stage == "zero3"}
-        if not offload:  # whole weights would not come to the device
-            wide = _wide_beside_narrow(root, alone, [*experts, *layers])
-            frozen = _frozen_beside_trained(root) if stage != "zero3" else set[nn.Parameter]()
-            how["ignored_params"] = wide | frozen
-        if offload:
+        how["ignored_params"] = _wide_beside_narrow(root, alone, [*experts, *layers])
+        if offload:  # of what is divided: frozen weights too then, which are most of an adapter's
             how["offload_policy"] = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
+        elif stage != "zero3":
+            how["ignored_params"] |= _frozen_beside_trained(root)
         mesh, data_mesh = ranks.groups.mesh, ranks.groups.data_mesh
         for module in alone:
             _shard(module, mesh=mesh, mp_policy=plain, **how)

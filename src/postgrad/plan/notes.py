@@ -10,7 +10,7 @@ from postgrad.plan.lengths import RowLengths
 from postgrad.plan.plan import Outlook, full_logits_bytes
 from postgrad.plan.publishing import PlannedPublish
 from postgrad.plan.roles import stored_bytes
-from postgrad.plan.sizes import ahead_bytes
+from postgrad.plan.sizes import ahead_bytes, most_turns
 from postgrad.recipe.recipe import Recipe
 
 LARGE = 4e9  # bytes of logits that are worth a note, though the run never holds them
@@ -35,6 +35,7 @@ def plan_notes(outlook: Outlook, advice: Sequence[Advice]) -> Iterator[str]:
         yield problem
     rows, shared = outlook.lengths.rows, outlook.lengths.shared
     yield f"lengths: {outlook.lengths.source}" + (f"; {rows} rows an epoch" if rows else "")
+    yield from _turns_note(outlook.recipe)
     yield from expert_notes(outlook.roles, outlook.timing.exchanged, outlook.recipe.learner)
     if states := outlook.roles[0].shape.state_bytes:
         times = "once" if shared else f"{outlook.recipe.answers_per_prompt} times"
@@ -77,6 +78,19 @@ def plan_notes(outlook: Outlook, advice: Sequence[Advice]) -> Iterator[str]:
             f"{outlook.roles[0].shape.vocab_size} would take {gigabytes(logits)} with their "
             "gradient; they are made a chunk at a time and never kept"
         )
+
+
+def _turns_note(recipe: Recipe) -> Iterator[str]:
+    """What times leave out of samples with an environment, whose lengths no data shows."""
+    if (turns := most_turns(recipe)) == 1:
+        return
+    learned = getattr(recipe.algorithm, "observation_coef", 0.0) > 0
+    yield (
+        f"turns: times count one of {recipe.sampled_tokens} tokens for each sample. It may have "
+        f"{turns}, with replies between them{' that are learned too' if learned else ''}, up to "
+        f"data.max_len = {recipe.data.max_len} tokens in all: sampling and updates take longer by "
+        "as much. Memory has room for all of them"
+    )
 
 
 def _stored(each: int, lengths: RowLengths) -> str:

@@ -13,7 +13,7 @@ from postgrad.plan import activations, towers
 from postgrad.plan.activations import FLOAT32, Blocks
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.roles import PlannedRole, beside_student
-from postgrad.plan.sizes import ALONE, Sharing, Sizes, width
+from postgrad.plan.sizes import ALONE, Sharing, Sizes, longest_answer, width
 from postgrad.recipe.eval_settings import EvalSettings
 from postgrad.recipe.recipe import Recipe, RLRecipe
 from postgrad.rollout.grammar import KINDS
@@ -275,7 +275,8 @@ class Passes:
         assert rollout is not None
         tokens = engine.cache_tokens
         if self.cpu:
-            new = align(min(rollout.max_new_tokens, self.sizes.longest))
+            new = max(rollout.max_new_tokens, longest_answer(self.recipe))
+            new = align(min(new, self.sizes.longest))
             prompts = -(-engine.slots // min(self._answers, LANES))
             old = align(max(self.sizes.longest - new, 1))
             tokens = min(tokens, engine.slots * new + prompts * old)

@@ -155,7 +155,23 @@ def ahead_bytes(recipe: Recipe) -> int:
     if not isinstance(recipe, RLRecipe):
         return 0
     samples = recipe.batch.rollout_batch_size * recipe.batch.n_samples_per_prompt
-    return 8 * recipe.rollout.max_staleness * samples * recipe.sampled_tokens
+    return 8 * recipe.rollout.max_staleness * samples * longest_answer(recipe)
+
+
+def most_turns(recipe: Recipe) -> int:
+    """Turns that the policy may take in a sample, more than 1 where an environment replies."""
+    if not isinstance(recipe, RLRecipe) or recipe.environment is None:
+        return 1
+    return max(each.max_turns for each in recipe.environment.sets)
+
+
+def longest_answer(recipe: Recipe) -> int:
+    """Most tokens behind a prompt that is sampled to learn from: of the answer, or of all turns and
+    the replies between them.
+    """
+    if most_turns(recipe) > 1:
+        return recipe.data.max_len - 1
+    return recipe.sampled_tokens or 0
 
 
 def longest_sampled(recipe: Recipe) -> int:

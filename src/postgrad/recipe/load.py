@@ -205,6 +205,8 @@ def _problem(value: Any, key: str | int) -> str:
     """Why no key, or not this one, takes the value; "" where nothing is wrong with it."""
     if isinstance(value, str):
         is_path = isinstance(key, str) and (key == "run_dir" or key.endswith("path"))
+        if is_path and value.isspace():
+            return "a path is expected, not white space alone"
         return path_problem(value) if is_path else ""
     if isinstance(value, int) and not -MOST_NUMBER <= value < MOST_NUMBER:
         return "a whole number has at most 64 bits"

@@ -55,7 +55,8 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
         if not all(parts) or len(parts) > MOST_DEPTH or len(name) > MOST_KEY:
             raise UsageError(f"--{_short(name)}: a dotted key such as --learner.lr is expected")
         place = tuple(int(part) if part.isdecimal() else part for part in parts)
-        flag = f"--{name} {_short(text)}"
+        value = _short(text) if text.strip() else repr(text)  # an empty one could not be seen
+        flag = f"--{name} {value}"
         overrides.append(Override(place, _value(text, flag), flag))
     return overrides
 

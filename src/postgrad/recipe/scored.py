@@ -5,7 +5,7 @@ what is wrong).
 from collections.abc import Iterator, Sequence
 
 from postgrad.algorithms.base import RolloutAlgorithm
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import SettingsError, UsageError
 from postgrad.core.text import nearest, require_module
 from postgrad.data.rows import dataset_name
 from postgrad.data.settings import NO_ENVIRONMENT, DataSettings
@@ -38,9 +38,13 @@ def reward_problems(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
         try:
             build_environment(environment)
         except UsageError as error:
-            yield ("environment", "sets", place), str(error)
-    if (recipe.reward_components or []).count(ENVIRONMENT) > 1:
-        yield ("rewards",), f"{ENVIRONMENT!r} is what the environment gives: `name` it otherwise"
+            yield from _at_its_keys(("environment", "sets", place), error)
+    names = recipe.reward_components or []
+    if names.count(ENVIRONMENT) > 1:
+        place = names.index(ENVIRONMENT)
+        key = "name" if recipe.rewards[place].name else "type"
+        why = f"{ENVIRONMENT!r} is what the environment gives: `name` it otherwise"
+        yield ("rewards", place, key), why
     for key in ("chat_template", "chat_template_kwargs"):
         for section, sets in (("data", recipe.data.sets), ("eval", recipe.eval.sets)):
             for number, dataset in enumerate(sets):
@@ -54,7 +58,7 @@ def _rewards(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
     try:
         component_names(recipe.rewards)
     except UsageError as error:
-        yield ("rewards",), str(error)
+        yield from _at_its_keys(("rewards",), error)
     yield from _routes(recipe)
     filled = for_rollout(recipe.rewards, recipe.rollout.max_new_tokens)
     for place, reward in enumerate(filled):
@@ -63,8 +67,19 @@ def _rewards(recipe: AnsweringSections) -> Iterator[RecipeProblem]:
                 require_module(reward.type, "verifier")
             else:
                 build_verifier(reward)
+        except SettingsError as error:
+            yield from _at_its_keys(("rewards", place), error)
         except UsageError as error:
-            yield ("rewards", place), str(error)
+            yield ("rewards", place, "type"), str(error)
+
+
+def _at_its_keys(table: KeyPath, error: UsageError) -> Iterator[RecipeProblem]:
+    """What is wrong with a table, each at the key that it is about where the error says so."""
+    if not isinstance(error, SettingsError):
+        yield table, str(error)
+        return
+    for place, text in error.problems:
+        yield (*table, *place), text
 
 
 def _reward_model(recipe: AnsweringSections) -> Iterator[RecipeProblem]:

@@ -1,11 +1,9 @@
 """String equality with the reference answer, after the normalisation that the recipe asks for."""
 
-import re
 import string
 from typing import ClassVar
 
-from pydantic import field_validator
-
+from postgrad.rewards.format import Pattern, extract
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -20,19 +18,10 @@ class ExactMatch(Verifier):
 
     highest: ClassVar[float | None] = 1.0
 
-    pattern: str | None = None
+    pattern: Pattern | None = None
     ignore_case: bool = False
     ignore_punctuation: bool = False
     ignore_whitespace: bool = True  # at both ends; runs inside count as one space
-
-    @field_validator("pattern")
-    @classmethod
-    def _compiles(cls, pattern: str | None) -> str | None:
-        try:
-            re.compile(pattern or "")
-        except re.error as error:
-            raise ValueError(f"not a regular expression: {error}") from error
-        return pattern
 
     def check(self, prompt: PromptView) -> str | None:
         if prompt.answer is None:
@@ -48,19 +37,11 @@ class ExactMatch(Verifier):
         reason = self.check(prompt)
         if reason is not None:
             raise ValueError(reason)
-        answer = self._extract(rollout.text)
+        answer = extract(self.pattern, rollout.text) if self.pattern else rollout.text
         if answer is None:
             return Score(0.0, {"answer": None})
         right = self._normal(answer) == self._normal(prompt.answer or "")
         return Score(float(right), {"answer": answer[:200]})
-
-    def _extract(self, text: str) -> str | None:
-        if self.pattern is None:
-            return text
-        matches = list(re.finditer(self.pattern, text, re.DOTALL))
-        if not matches:
-            return None
-        return matches[-1][1 if matches[-1].re.groups else 0]
 
     def _normal(self, text: str) -> str:
         if self.ignore_case:

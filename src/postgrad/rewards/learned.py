@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import SettingsError, UsageError
 from postgrad.core.records import PlacedImage, Prompt, Rollout
 from postgrad.rewards.protocol import Outcome
 from postgrad.rewards.settings import RewardSettings
@@ -73,14 +73,15 @@ class AskedHere(Verifier):
 
     @classmethod
     def check_component(cls, reward: RewardSettings) -> None:
-        """Raises UsageError where a component has settings of a worker."""
+        """Raises SettingsError where a component has settings of a worker."""
         # A recipe in recipe.json has every default, hence no check of presence.
         for key in _WORKERS:
             if getattr(reward, key) != RewardSettings.model_fields[key].default:
-                raise UsageError(
-                    f"{key}: the run's own reward model gives this score, from tokens and in no "
-                    "worker, and does not read it: leave it out"
+                why = (
+                    "the run's own reward model gives this score, from tokens and in no worker, "
+                    "and does not read it: leave it out"
                 )
+                raise SettingsError("rewards", [((key,), why)])
 
     def component(self, name: str, reward: RewardSettings, learned: Learned | None) -> "Component":
         """What scores groups. Raises UsageError where the model cannot."""

@@ -8,8 +8,9 @@ from typing import Any, cast
 
 from pydantic import ConfigDict, ValidationError
 
-from postgrad.core.errors import UsageError
-from postgrad.core.text import nearest, resolve
+from postgrad.core.errors import SettingsError, UsageError
+from postgrad.core.settings import problem_of_table
+from postgrad.core.text import resolve
 from postgrad.rewards.settings import RewardSettings
 from postgrad.rewards.verifier import PromptView, RolloutView, Score, Verifier
 
@@ -72,9 +73,10 @@ def component_names(rewards: Sequence[RewardSettings]) -> list[str]:
     names = [reward.name or reward.type.rpartition(":")[2] for reward in rewards]
     for name, count in Counter(names).items():
         if count > 1:
-            raise UsageError(
-                f"{count} of [[rewards]] are called {name!r}: give each its own `name`"
-            )
+            second = [number for number, other in enumerate(names) if other == name][1]
+            key = "name" if rewards[second].name else "type"
+            text = f"{count} of [[rewards]] are called {name!r}: give each its own `name`"
+            raise SettingsError("rewards", [((second, key), text)])
     return names
 
 
@@ -82,23 +84,24 @@ def build(reward: RewardSettings) -> Verifier:
     """The verifier that `reward` names, with its settings.
 
     Imports the code of "package.module:name", so in a run only workers call it for such a type.
-    Raises UsageError for an unknown name or key, or a wrong value.
+    Raises SettingsError for an unknown name or key, or a wrong value.
     """
-    target = resolve(reward.type, VERIFIERS, "verifier")
+    try:
+        target = resolve(reward.type, VERIFIERS, "verifier")
+    except UsageError as error:
+        raise SettingsError("rewards", [(("type",), str(error))]) from error
     if inspect.isclass(target) and issubclass(target, Verifier):
         if target.waits and reward.sandbox:
-            raise UsageError(
-                f"rewards: {reward.type!r} asks a server, and sandbox = true has no network: leave "
-                "sandbox out"
-            )
+            why = f"{reward.type!r} asks a server, and sandbox = true has no network: leave it out"
+            raise SettingsError("rewards", [(("sandbox",), why)])
         target.check_component(reward)
         return _from_settings(target, reward)
     if inspect.isclass(target) or not callable(target):
-        raise UsageError(
-            f"rewards: {reward.type!r} is neither a function (prompt, rollout) -> float or "
-            "(prompt, rollouts) -> list of floats, nor a subclass of "
-            "postgrad.rewards.verifier.Verifier"
+        why = (
+            f"{reward.type!r} is neither a function (prompt, rollout) -> float or (prompt, "
+            "rollouts) -> list of floats, nor a subclass of postgrad.rewards.verifier.Verifier"
         )
+        raise SettingsError("rewards", [(("type",), why)])
     return _from_function(cast(Callable[..., Any], target), reward)
 
 
@@ -170,18 +173,7 @@ def _from_settings(kind: type[Verifier], reward: RewardSettings) -> Verifier:
         )
     except ValidationError as error:
         known_keys = [*kind.model_fields, *RewardSettings.model_fields]
-        lines = [_line(reward.type, known_keys, problem) for problem in error.errors()]
-        raise UsageError("\n".join(lines)) from error
-
-
-def _line(type_name: str, known_keys: Sequence[str], problem: Any) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
-    if not key:  # of several settings together
-        return f"rewards: {type_name!r}: {problem['msg'].removeprefix('Value error, ')}"
-    if problem["type"] == "missing":
-        return f"rewards: {type_name!r} needs {key}, which is missing"
-    if problem["type"] != "extra_forbidden":
-        return f"rewards.{key} = {problem['input']!r} of {type_name!r}: {problem['msg']}"
-    close = nearest(key, known_keys)
-    hint = f"did you mean {close!r}?" if close else f"known: {', '.join(known_keys)}"
-    return f"rewards.{key}: {type_name!r} has no such setting; {hint}"
+        problems = [
+            problem_of_table(problem, repr(reward.type), known_keys) for problem in error.errors()
+        ]
+        raise SettingsError("rewards", problems) from error

@@ -1,6 +1,8 @@
 """When a sentinel speaks: one event and one warning, what it remembers, and how a run stops."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from postgrad.observe.sinks import Logs
 CUT, WHOLE = ({"truncated_fraction": share, "samples": 8, "response_length": 9} for share in (1, 0))
 
 
+Watch = Callable[..., tuple[Sentinels, "Listener"]]
+
+
 class Listener:
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -28,10 +33,22 @@ class Listener:
         self.now[name] = text
 
 
-def watch(folder: Path, action: str = "warn", steps: int = 2) -> tuple[Sentinels, Listener]:
-    listener = Listener()
+@contextmanager
+def watching(
+    folder: Path, action: str = "warn", steps: int = 2
+) -> Iterator[tuple[Sentinels, Listener]]:
+    listener, logs = Listener(), Logs(folder)
     settings = SentinelSettings.model_validate({"truncation": {"action": action, "steps": steps}})
-    return Sentinels(settings, Logs(folder), listener), listener
+    try:
+        yield Sentinels(settings, logs, listener), listener
+    finally:
+        logs.close()
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Watch]:
+    with ExitStack() as stack:
+        yield lambda *action: stack.enter_context(watching(tmp_path, *action))
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
@@ -48,8 +65,8 @@ def look_at(sentinels: Sentinels, steps: list[Any]) -> dict[str, Any]:
     return state
 
 
-def test_what_goes_on_is_told_once_and_its_end_is_recorded(tmp_path: Path) -> None:
-    sentinels, listener = watch(tmp_path)
+def test_what_goes_on_is_told_once_and_its_end_is_recorded(watch: Watch, tmp_path: Path) -> None:
+    sentinels, listener = watch()
     state = look_at(sentinels, [CUT, CUT, CUT, CUT])
     assert state["truncation"] == {"since": 2, "memory": {"row": 2}}
     assert len(listener.warnings) == 1
@@ -63,22 +80,22 @@ def test_what_goes_on_is_told_once_and_its_end_is_recorded(tmp_path: Path) -> No
     assert len(listener.warnings) == 1
 
 
-def test_observe_is_silent_but_recorded(tmp_path: Path) -> None:
-    sentinels, listener = watch(tmp_path, "observe")
+def test_observe_is_silent_but_recorded(watch: Watch, tmp_path: Path) -> None:
+    sentinels, listener = watch("observe")
     look_at(sentinels, [CUT, CUT])
     assert (listener.warnings, listener.now) == ([], {})
     assert [one["action"] for one in events(tmp_path)] == ["observe"]
     sentinels.stop()
 
 
-def test_off_does_not_look(tmp_path: Path) -> None:
-    sentinels, listener = watch(tmp_path, "off")
+def test_off_does_not_look(watch: Watch, tmp_path: Path) -> None:
+    sentinels, listener = watch("off")
     assert "truncation" not in look_at(sentinels, [CUT, CUT])
     assert (listener.warnings, events(tmp_path)) == ([], [])
 
 
-def test_stop_ends_the_run_when_it_is_asked_and_not_in_the_middle(tmp_path: Path) -> None:
-    sentinels, listener = watch(tmp_path, "stop")
+def test_stop_ends_the_run_when_it_is_asked_and_not_in_the_middle(watch: Watch) -> None:
+    sentinels, listener = watch("stop")
     look_at(sentinels, [CUT])
     sentinels.stop()
     look_at(sentinels, [CUT, CUT])
@@ -87,8 +104,8 @@ def test_stop_ends_the_run_when_it_is_asked_and_not_in_the_middle(tmp_path: Path
     assert listener.warnings == []  # the error is what is told
 
 
-def test_before_the_first_step_a_stop_is_at_once(tmp_path: Path) -> None:
-    sentinels, _ = watch(tmp_path)
+def test_before_the_first_step_a_stop_is_at_once(watch: Watch) -> None:
+    sentinels, _ = watch()
     with pytest.raises(SentinelStop, match="does not have the policy's weights"):
         sentinels.at_once(0, {"sentinel/publish_difference": 1.0, "sentinel/policy_moved": 1.0})
 
@@ -99,12 +116,14 @@ def test_a_process_that_goes_on_from_saved_state_speaks_as_one_that_never_ended(
 ) -> None:
     seen = [CUT if one else WHOLE for one in cut]
     whole = tmp_path_factory.mktemp("whole")
-    wanted = look_at(watch(whole, steps=steps)[0], seen)
+    with watching(whole, steps=steps) as (sentinels, _):
+        wanted = look_at(sentinels, seen)
     parts = tmp_path_factory.mktemp("parts")
     state: dict[str, Any] = {}
     for number, one in enumerate(seen, 1):
         if number - 1 == killed:
             state = json.loads(json.dumps(state))
-        state, _ = watch(parts, steps=steps)[0].look(number, one, state)
+        with watching(parts, steps=steps) as (sentinels, _):
+            state, _ = sentinels.look(number, one, state)
     assert state == wanted
     assert [one["message"] for one in events(parts)] == [one["message"] for one in events(whole)]

@@ -198,7 +198,7 @@ def test_only_a_sample_that_is_played_has_a_key():
     [
         ({"agent": "helpers.agents:nobody"}, "has no 'nobody'"),
         ({"agent": "helpers.agents:ENDED"}, "is no Python function"),
-        ({}, "agent is missing"),
+        ({}, "environment.agent: 'agent' needs it, and it is missing"),
     ],
 )
 def test_settings_that_are_wrong_are_told(own, why):

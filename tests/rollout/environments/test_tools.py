@@ -209,7 +209,7 @@ def test_a_template_without_a_known_format_is_refused_unless_one_is_named():
         ({"tools": ["calculator"], "tool_fromat": "llama"}, "did you mean 'tool_format'"),
         (
             {"tools": ["calculator"], "tool_format": "lama"},
-            "tool_format = 'lama' of 'tools': Input should be 'auto', 'hermes', 'llama', ",
+            "tool_format: 'lama' does not fit 'tools': input should be 'auto', 'hermes', 'llama', ",
         ),
         ({"tools": ["calculator"], "malformed_reward": 1.0}, "less than or equal to 0"),
     ],

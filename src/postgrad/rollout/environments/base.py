@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Protocol, Self
 
 from pydantic import ValidationError
 
-from postgrad.core.errors import PostgradError, UsageError
+from postgrad.core.errors import PostgradError, SettingsError, UsageError
 from postgrad.core.records import EpisodeFailure, Prompt
-from postgrad.core.settings import Settings
-from postgrad.core.text import nearest, resolve
+from postgrad.core.settings import Settings, problem_of_table
+from postgrad.core.text import resolve
 from postgrad.data.chat_format import Message
 from postgrad.rewards.settings import EnvironmentRewards
 from postgrad.rewards.verifier import LARGEST_SCORE
@@ -211,24 +211,33 @@ class ChatEnvironment(Settings, ABC):
 
 
 def build(settings: EnvironmentSettings) -> ChatEnvironment:
-    """The environment that `settings` name. Raises UsageError for an unknown name, key or value."""
-    kind = resolve(settings.type, ENVIRONMENTS, "environment")
+    """The environment that `settings` name. Raises SettingsError for an unknown name, key or
+    value.
+    """
+    try:
+        kind = resolve(settings.type, ENVIRONMENTS, "environment")
+    except UsageError as error:
+        raise SettingsError("environment", [(("type",), str(error))]) from error
     if not (isinstance(kind, type) and issubclass(kind, ChatEnvironment)):
-        raise UsageError(
-            f"environment {settings.type!r} is not a subclass of "
+        why = (
+            f"{settings.type!r} is not a subclass of "
             "postgrad.rollout.environments.base.ChatEnvironment"
         )
+        raise SettingsError("environment", [(("type",), why)])
     if kind.__abstractmethods__:
         missing = ", ".join(sorted(kind.__abstractmethods__))
-        raise UsageError(f"environment {settings.type!r} has no method {missing}")
+        why = f"{settings.type!r} has no method {missing}"
+        raise SettingsError("environment", [(("type",), why)])
     try:
         return kind.model_validate_json(
             json.dumps(settings.extra_settings, default=str), strict=True
         )
     except ValidationError as error:
         accepted = [*kind.model_fields, *EnvironmentSettings.model_fields]
-        lines = [_line(settings.type, accepted, problem) for problem in error.errors()]
-        raise UsageError("\n".join(lines)) from error
+        problems = [
+            problem_of_table(problem, repr(settings.type), accepted) for problem in error.errors()
+        ]
+        raise SettingsError("environment", problems) from error
 
 
 def environment_rewards(settings: EnvironmentSets | None) -> dict[str | None, EnvironmentRewards]:
@@ -243,17 +252,3 @@ def environment_rewards(settings: EnvironmentSets | None) -> dict[str | None, En
         )
         for name, environment in settings.by_name.items()
     }
-
-
-def _line(name: str, accepted: Sequence[str], problem: Any) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "missing":
-        return f"environment.{key} is missing: {name!r} needs it"
-    if not key:
-        return f"environment {name!r}: {str(problem['msg']).removeprefix('Value error, ')}"
-    if problem["type"] != "extra_forbidden":
-        text = str(problem["msg"]).removeprefix("Value error, ")
-        return f"environment.{key} = {problem['input']!r} of {name!r}: {text}"
-    close = nearest(key, accepted)
-    hint = f"did you mean {close!r}?" if close else f"known: {', '.join(accepted)}"
-    return f"environment.{key}: {name!r} has no such setting; {hint}"
