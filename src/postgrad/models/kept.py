@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from postgrad.models.attention import ATTENTION_NAME, carry_context, hidden_states, layers_of
 from postgrad.models.routers import mixtures_of
@@ -180,7 +181,8 @@ def _remembered(layer: nn.Module, rotations: list[Tensor]) -> Iterator[None]:
     """Meanwhile `rotations` gets what `layer` is given of them."""
 
     def remember(_: nn.Module, __: Any, named: dict[str, Any]) -> None:
-        rotations.extend(named.get("position_embeddings") or ())
+        stated = tree_leaves(named.get("position_embeddings"))
+        rotations.extend(each for each in stated if isinstance(each, Tensor))
 
     handle = layer.register_forward_pre_hook(remember, with_kwargs=True)
     try:
