@@ -114,7 +114,7 @@ class CheckpointStore:
         except OSError as error:
             raise SaveFailed(
                 f"no checkpoint of step {state.step} could be saved in {self.root}: "
-                f"{_reason(error)}; older checkpoints are kept, make room and resume"
+                f"{_reason(error)}; older checkpoints are kept; make room"
             ) from error
         self.tidy(state, best=best)
         return final
