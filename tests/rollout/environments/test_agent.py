@@ -159,6 +159,7 @@ def test_an_agent_without_tools_hears_the_final_channel_of_gpt_oss_alone():
         ("leaves", r"SystemExit: bye \(agents.py:"),
         ("words", "returned str, no number"),
         ("streams", "HTTP Error 400"),
+        ("brings_tools", "does not see: look; state their schemas in environment.tools"),
     ],
 )
 def test_an_agent_that_does_something_else_is_a_failure_of_its_sample(agent, why):
