@@ -90,6 +90,29 @@ def test_a_request_that_is_no_repetition_asks_the_policy() -> None:
     played(scene)
 
 
+def test_a_request_that_is_open_at_the_end_is_answered_and_prints_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    replies: list[asyncio.Task[httpx.Response]] = []
+
+    async def scene(policy: Policy, post: Any, where: str) -> None:
+        replies.append(asyncio.create_task(post(BODY)))
+        while not policy.asked:
+            await asyncio.sleep(0.01)
+        others = asyncio.all_tasks() - {asyncio.current_task(), *replies}
+        for task in others:  # as SideBySide does, in any order
+            if "__call__" in repr(task.get_coro()):
+                task.cancel()
+        reply = await replies[0]
+        assert (reply.status_code, reply.json()["error"]["message"]) == (
+            400,
+            "the sample has ended",
+        )
+
+    played(scene)
+    assert capfd.readouterr().err == ""
+
+
 def test_an_error_that_quotes_half_a_surrogate_pair_is_told() -> None:
     async def scene(policy: Policy, post: Any, where: str) -> None:
         policy.may_answer.set()

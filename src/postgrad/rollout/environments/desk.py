@@ -103,7 +103,13 @@ class _Seat:
         """The message for a request. again: the client says that it has sent it before."""
         if not (again and self._newest is not None and self._newest[0] == body):
             self._newest = body, asyncio.ensure_future(self._ask(body))
-        return await asyncio.shield(self._newest[1])
+        turn = self._newest[1]
+        try:
+            return await asyncio.shield(turn)  # which another request may wait for
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                raise
+            raise ValueError("the sample has ended") from None
 
 
 async def _body(request: Any) -> dict[str, Any]:
