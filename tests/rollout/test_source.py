@@ -175,7 +175,7 @@ def test_an_episode_ends_where_its_length_is_used_up(engine, tokenizer):
     # The turn before the limit was heard: its reward and its counts stay.
     assert all(r.columns["turn_rewards"].sum() == 1.0 for r in ended)
     assert all(r.counts["turns"] == 1.0 for r in ended)
-    assert CLOSED == [1] * len(ended)  # what the environment holds for them is given back
+    assert [1] * len(ended) == CLOSED  # what the environment holds for them is given back
 
 
 def test_the_samples_of_a_prompt_share_what_their_turns_have_in_common(engine, tokenizer):
