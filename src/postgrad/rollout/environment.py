@@ -112,7 +112,7 @@ class SingleTurn:
         return _ENDED
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: a question with one answer holds nothing open."""
 
 
 _ENDED = at_once(Observation(np.zeros(0, np.int32), done=True))

@@ -200,11 +200,11 @@ def _run_to_end(recipe: Path, run: Path, words: Sequence[str]) -> None:
 @contextmanager
 def _started(recipe: Path, run: Path, words: Sequence[str]) -> Generator["subprocess.Popen[str]"]:
     """A process that trains in `run`, killed at the end of the block with all that it started."""
-    own = {**OF_A_COPY, "checkpoint.ckpt_path": str(run / "checkpoints"), "run_dir": str(run)}
+    keys = {**OF_A_COPY, "checkpoint.ckpt_path": str(run / "checkpoints"), "run_dir": str(run)}
     process = subprocess.Popen(
         [
             *(sys.executable, "-c", COPY, "train", str(recipe), "--quiet", *words),
-            *(word for key, value in own.items() for word in (f"--{key}", value)),
+            *(word for key, value in keys.items() for word in (f"--{key}", value)),
         ],
         start_new_session=True,  # its workers die with it
         stderr=subprocess.PIPE,

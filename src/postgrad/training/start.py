@@ -88,9 +88,8 @@ def train(
                 f"checkpoint.ckpt_path {recipe.checkpoint.ckpt_path} holds checkpoints of another "
                 "run: choose another directory, or remove them"
             )
-    return _execute(
-        recipe, directory, console, allow_change, before, profile=profile, choices=choices
-    )
+    more: dict[str, Any] = {"profile": profile, "choices": choices}
+    return _execute(recipe, directory, console, allow_change, before, **more)
 
 
 def resume(
