@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 
 from helpers.made_run import made_run
-from postgrad import GRPO, RLRecipe, Run, RunError, UsageError, evaluate, resume, sweep, train
+from postgrad import (
+    GRPO,
+    RLRecipe,
+    Run,
+    RunError,
+    RunsOfSweep,
+    UsageError,
+    evaluate,
+    resume,
+    sweep,
+    train,
+)
 from postgrad.core.batch import RolloutBatchSettings
 from postgrad.observe.sinks import Logs
 from postgrad.recipe.load import parse_recipe, recipe_from_json
@@ -162,3 +173,30 @@ def test_what_is_no_recipe_is_refused(recipe: Any) -> None:
     ):
         with pytest.raises(UsageError, match=r"this is a (dict|NoneType): SFTRecipe"):
             ask()
+
+
+def test_errors_of_forks_and_exports_name_no_flag_of_the_command_line(
+    run: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for ask, why in (
+        (lambda: run.fork(tmp_path), "is not empty: choose another directory"),
+        (lambda: run.fork(run.path / "fork"), "is in the run that is forked"),
+        (lambda: run.fork(file), "is a file or a link"),
+        (lambda: run.fork(tmp_path / "new", "newest"), "checkpoint 'newest': latest, best, or"),
+        (lambda: run.fork(tmp_path / "new", 2.0), r"checkpoint '2\.0': latest, best, or"),  # pyright: ignore[reportArgumentType]
+        (lambda: run.fork("a\0b"), "NUL character"),
+        (lambda: run.export(tmp_path / "new", role="critic"), "role 'critic': this run has policy"),
+        (lambda: run.export("a\0b"), "NUL character"),
+    ):
+        with pytest.raises(UsageError, match=why) as caught:
+            ask()
+        assert "--" not in str(caught.value)
+
+
+def test_a_run_that_is_no_sweep_is_refused_as_one(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is no sweep: .*it holds a single run: Run\('.*/run'\)"):
+        RunsOfSweep(run.path)
+    with pytest.raises(UsageError, match=r"is no sweep: it has no sweep\.json$"):
+        RunsOfSweep(tmp_path / "none")

@@ -120,7 +120,7 @@ def test_a_start_that_nothing_has_beaten_is_told_with_its_value_and_what_to_do(
     text = str(told.value)
     assert "set checkpoint.best_metric" not in text  # which is set
     assert "eval/accuracy was 0.625 there, and none of the 2 evaluations since was higher" in text
-    assert "--checkpoint latest" in text
+    assert "or the latest checkpoint" in text
     lower = measured(tmp_path, best_metric="eval/loss", best_mode="min")
     lower.save(make_state(9, best=Best("eval/loss", 1.5, 0, waited=1)), make_tensors(1))
     with pytest.raises(RunError, match="since was lower"):

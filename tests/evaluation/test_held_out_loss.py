@@ -111,6 +111,9 @@ def test_the_mean_is_over_tokens_and_a_row_without_a_finite_logprob_has_failed(
     assert found.metrics["perplexity"] == pytest.approx(math.exp(wanted), rel=1e-12)
     assert (found.rows, found.failed) == (4, 1)
     assert found.more == {"loss_rows": 3, "loss_tokens": counts[0] + counts[1] + counts[3]}
+    low, high = found.intervals["loss"]  # Student's would begin below 0, where no loss is
+    assert low == 0.0
+    assert high > wanted
 
     (none,) = evaluator(lambda one: one.tokens.like(np.full(len(one.tokens.values), -np.inf)))
     assert math.isnan(none.metrics["loss"])

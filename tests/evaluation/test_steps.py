@@ -100,3 +100,14 @@ def test_a_harmonic_mean_of_0_has_an_upper_end() -> None:
     mean, (low, high) = harmonic_interval([0.0] * 5, [1.0] * 5)
     assert (mean, low) == (0.0, 0.0)
     assert 0.3 < high < 0.7
+
+
+def test_intervals_of_rates_and_losses_over_two_answers_end_where_these_can_be(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    result = evaluated([[1], [1, 0]], [[RIGHT], [WRONG, RIGHT]], tmp_path, tokenizer)
+    assert result.metrics["step_accuracy"] == pytest.approx(1 / 3)
+    assert result.intervals["step_accuracy"] == (0.0, 1.0)
+    low, high = result.intervals["loss"]
+    assert low == 0.0
+    assert high > result.metrics["loss"]

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import urllib.error
 import urllib.request
 
 ENDED: list[str] = []
@@ -67,6 +68,16 @@ def words(base_url, api_key, model, row):
 def streams(base_url, api_key, model, row):
     """Wants what there is not."""
     ask(base_url, api_key, list(row["messages"]), stream=True)
+
+
+def brings_tools(base_url, api_key, model, row):
+    """Has tools of its own, of which the recipe knows nothing."""
+    function = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+    tools = [{"type": "function", "function": function}]
+    try:
+        ask(base_url, api_key, list(row["messages"]), tools=tools)
+    except urllib.error.HTTPError as error:
+        raise RuntimeError(error.read().decode()) from error
 
 
 def uses_tools(base_url, api_key, model, row):

@@ -50,6 +50,9 @@ class Turns:
             reward = float(len(response.token_ids))
             return at_once(Observation(told, not self.left, reward=reward))
 
+        def close(self) -> None:
+            self.left = 0
+
 
 class Dealt:
     """An engine of several ones, which tickets are dealt to: each goes on only while it has an

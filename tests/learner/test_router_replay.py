@@ -62,6 +62,9 @@ class Replies:
     def step(self, response: Completion) -> Step:
         return at_once(Observation(np.array([5, 6, 7], np.int32), done=response.turn == 2))
 
+    def close(self) -> None:
+        """Keeps nothing of an episode."""
+
 
 def undecided(seed: int, dtype: torch.dtype = torch.float32, kind: str = "qwen3_moe") -> Any:
     """The same model for every seed, but for which two of three experts its routers like best."""

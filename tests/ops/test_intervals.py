@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postgrad.core.seeds import uniform
-from postgrad.ops.intervals import Z, mean_interval, ratio_interval, student, wilson
+from postgrad.ops.intervals import (
+    NOTHING,
+    Interval,
+    Z,
+    mean_interval,
+    ratio_interval,
+    student,
+    wilson,
+)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +132,12 @@ def test_a_ratio_of_equal_counts_is_a_mean_with_students_interval() -> None:
     low, high = ratio_interval(7 * values, np.full(12, 7.0))
     half = student(11) * float(values.std(ddof=1)) / math.sqrt(12)
     assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=1e-12)
+
+
+def test_an_interval_ends_where_its_number_cannot_be() -> None:
+    assert Interval(-0.2, 1.3).within(0.0, 1.0) == (0.0, 1.0)
+    assert Interval(0.2, 0.3).within(0.0, math.inf) == (0.2, 0.3)
+    assert all(math.isnan(end) for end in NOTHING.within(0.0, 1.0))
 
 
 def test_a_ratio_without_rows_or_tokens_has_no_interval() -> None:

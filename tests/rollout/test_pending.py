@@ -57,6 +57,9 @@ class Dice:
         said = Observation(told, over, 0.5, {"turns": 1.0}, failure)
         return Step(done(said), lambda ended: ended)
 
+    def close(self) -> None:
+        """Keeps nothing of an episode."""
+
 
 def cut_run(environment: Environment) -> GroupSampler:
     """Sample 0 has had a turn and is in its second, sample 1 in its first, sample 2 has failed."""

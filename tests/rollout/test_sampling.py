@@ -49,6 +49,9 @@ class Replies:
         reply = Observation(told, last, reward=1.0, counts={"turns": 1.0})
         return Step(self.begin(response, reply), lambda ended: ended)
 
+    def close(self) -> None:
+        """Keeps nothing of an episode."""
+
 
 def at_once(response: Completion, reply: Observation) -> Future[Observation]:
     return done(reply)

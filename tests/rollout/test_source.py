@@ -64,7 +64,11 @@ class AskTwice:
             counts = {"turns": 1.0, "long": float(len(response.token_ids) > 3)}
             return at_once(Observation(ids, self.turns == 2, float(self.turns), counts))
 
+        def close(self):
+            CLOSED.append(self.turns)
 
+
+CLOSED: list[int] = []  # the turns of each episode that was closed
 TWICE = Environments({None: AskTwice()})
 
 
@@ -163,6 +167,7 @@ def test_an_episode_ends_where_its_length_is_used_up(engine, tokenizer):
     groups = source.next(0, Cursor(), {}).groups
     totals = [len(g.prompt.token_ids) + len(r.token_ids) for g in groups for r in g.rollouts]
     assert max(totals) == 14
+    CLOSED.clear()
     tight = live(engine, tokenizer, environments=TWICE, max_len=9).next(0, Cursor(), {}).groups
     ended = [r for g in tight for r in g.rollouts if len(r.turns) == 1]
     assert ended
@@ -170,6 +175,7 @@ def test_an_episode_ends_where_its_length_is_used_up(engine, tokenizer):
     # The turn before the limit was heard: its reward and its counts stay.
     assert all(r.columns["turn_rewards"].sum() == 1.0 for r in ended)
     assert all(r.counts["turns"] == 1.0 for r in ended)
+    assert [1] * len(ended) == CLOSED  # what the environment holds for them is given back
 
 
 def test_the_samples_of_a_prompt_share_what_their_turns_have_in_common(engine, tokenizer):

@@ -152,6 +152,16 @@ def test_a_page_is_told_only_what_is_new(run: Path) -> None:
     assert everything["messages"] == first["messages"] + new["messages"]
 
 
+def test_a_page_is_told_for_how_long_each_run_has_written_nothing(run: Path) -> None:
+    for path in [run / "recipe.json", *run.glob("*.jsonl")]:
+        os.utime(path, (1e9, 1e9))
+    (silent,) = told(Feed(run))["unwritten"]
+    assert silent > 1e8
+    add(run, 3)
+    (after,) = told(Feed(run))["unwritten"]
+    assert after < silent / 1e3
+
+
 def test_a_run_that_begins_anew_changes_the_generation(run: Path) -> None:
     feed = Feed(run)
     first = told(feed)
@@ -195,7 +205,9 @@ def test_no_run_and_no_port_are_told_plainly(
     tmp_path: Path, run: Path, server: WatchServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["watch", str(tmp_path / "none")]) == 2
-    assert "it is not a run directory" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "it is not a run directory" in error
+    assert "has not begun cannot be watched yet" in error
     with pytest.raises(UsageError, match="take another --port"):
         WatchServer(Feed(run), server.server_port)
     with pytest.raises(UsageError, match="from 0 to 65535"):
@@ -215,4 +227,4 @@ def test_a_signal_ends_it_in_order(run: Path, number: signal.Signals) -> None:
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
     assert (process.returncode, err) == (0, "")
-    assert "the run continues" in out
+    assert "a run that is under way continues" in out

@@ -172,7 +172,7 @@ def test_any_role_is_exported(make_recipe: Any, console: Console, tmp_path: Path
         read = dict(load(to, dtype=torch.float32).lm.named_parameters())
         wanted = of_role(found, f"{role}.weights")
         assert all(torch.equal(read[name], wanted[name]) for name in wanted)
-    with pytest.raises(UsageError, match="--role reward: this run has policy and critic"):
+    with pytest.raises(UsageError, match="role 'reward': this run has policy and critic"):
         export(run, "latest", tmp_path / "reward", "reward")
 
 

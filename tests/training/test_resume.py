@@ -10,8 +10,10 @@ import torch
 
 from helpers.runs import assert_same_run, lines, tensors, train_until_killed
 from helpers.tiny_runs import TASK, MakeRecipe
+from postgrad.api.run import Run
 from postgrad.core.errors import RunError, UsageError
 from postgrad.observe.console import Console
+from postgrad.parallel import device as devices
 from postgrad.recipe.load import with_overrides
 from postgrad.training.rl import RLJob
 from postgrad.training.sft import SFTJob
@@ -418,3 +420,15 @@ def test_sets_with_samples_of_their_own_survive_a_kill_and_measure_what_each_alo
     train(lone, console)
     texts = [one["text"] for one in samples if one["set"] == "few"]
     assert [one["text"] for one in lines(Path(lone.run_dir) / "eval_samples.jsonl")] == texts
+
+
+def test_a_new_run_takes_the_choices_of_the_run_that_it_is_compared_with(
+    make_recipe: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_threads = {"learner": {"lr": 1e-2, "threads": None}, "steps": 1}
+    monkeypatch.setattr(devices, "useful_threads", lambda most: 1)
+    recipe = make_recipe("sft", **open_threads)
+    chosen = {"device": "cpu", "threads": 2, "products": {"16x16": "mkl"}}
+    train(recipe, console, choices=chosen)
+    started = next(e for e in Run(recipe.run_dir).events() if e["event"] == "started")
+    assert {name: started[name] for name in chosen} == chosen

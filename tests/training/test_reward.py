@@ -160,7 +160,7 @@ def test_the_average_is_exported_as_a_reward_model_of_its_own(
         assert torch.equal(tensor, found[f"reward_model.ema/{name}"])
     head = found["reward_model.weights/score.weight"]
     assert not torch.equal(lm.score.weight, head)  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(UsageError, match="--role policy: this run has reward and ema"):
+    with pytest.raises(UsageError, match="role 'policy': this run has reward and ema"):
         export(Path(recipe.run_dir), "latest", tmp_path / "policy", "policy")
 
 

@@ -145,7 +145,7 @@ def test_a_disk_that_is_full_at_the_cut_loses_no_ticket(
     run = Path(recipe.run_dir)
     told = (
         "no checkpoint of step {} could be saved in " + str(run / "checkpoints") + ": "
-        "the disk is full; older checkpoints are kept, make room and resume"
+        "the disk is full; older checkpoints are kept; make room"
     )
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full_disk(2, last))

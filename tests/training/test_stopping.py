@@ -221,6 +221,7 @@ def test_a_save_that_fails_costs_the_save_and_not_the_run(
 ) -> None:
     recipe = make_recipe("rl", checkpoint={"save_steps": 1})
     save = CheckpointStore.save
+    warnings: list[str] = []
 
     def full(self: Any, state: Any, tensors: Any, *, best: bool = False) -> Any:
         if state.step == 2:
@@ -228,9 +229,11 @@ def test_a_save_that_fails_costs_the_save_and_not_the_run(
         return save(self, state, tensors, best=best)
 
     monkeypatch.setattr(CheckpointStore, "save", full)
+    monkeypatch.setattr(console, "warn", warnings.append)
     assert train(recipe, console)["steps"] == 3
     assert saved(recipe.run_dir) == ["step-000001", "step-000003"]
     assert "save_failed" in events(recipe.run_dir)
+    assert "the disk is full; the run goes on: the checkpoint of step 1 is kept" in warnings
 
 
 def test_a_run_whose_last_checkpoint_cannot_be_saved_has_failed(

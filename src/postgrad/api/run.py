@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from postgrad.core.errors import UsageError
+from postgrad.core.untrusted import path_problem, shown
 from postgrad.observe.follow import read_lines, read_object
 from postgrad.observe.run_dir import SUMMARY, RunDirectory
 from postgrad.recipe.load import recipe_from_json
@@ -84,7 +85,7 @@ class Run:
         """
         from postgrad.tools.export import export
 
-        return export(self.path, str(checkpoint), Path(to), role)
+        return export(self.path, str(checkpoint), _writable_path(to), role)
 
     def fork(self, to: str | Path, checkpoint: str | int = "latest") -> "Run":
         """Makes a new run in `to` that is this one as it was at a checkpoint, and returns it. This
@@ -96,7 +97,7 @@ class Run:
         from postgrad.observe.console import Console
         from postgrad.tools.fork import fork
 
-        fork(self.path, str(checkpoint), Path(to), Console("quiet"))
+        fork(self.path, str(checkpoint), _writable_path(to), Console("quiet"))
         return Run(to)
 
     def _frame(self, name: str) -> "pandas.DataFrame":
@@ -116,9 +117,14 @@ class RunsOfSweep:
     """
 
     def __init__(self, path: str | Path) -> None:
+        from postgrad.recipe.sweep import SWEEP, is_sweep
         from postgrad.tools.sweep.run import standing_of
 
         self.path = Path(path)
+        if not is_sweep(self.path):
+            single = f"; it holds a single run: Run({str(self.path)!r})"
+            hint = single if RunDirectory.holds_run(self.path) else ""
+            raise UsageError(f"{self.path} is no sweep: it has no {SWEEP}{hint}")
         self._standing = standing_of(self.path)
 
     def __repr__(self) -> str:
@@ -145,3 +151,10 @@ class RunsOfSweep:
     def summary(self) -> dict[str, Any]:
         """What `postgrad train --sweep ... --json` prints: metric, best, verdict, runs, ..."""
         return self._standing.to_json()
+
+
+def _writable_path(to: str | Path) -> Path:
+    """The path. Raises UsageError for one that no file can have."""
+    if problem := path_problem(str(to)):
+        raise UsageError(f"to {shown(str(to))}: {problem}")
+    return Path(to)

@@ -114,7 +114,7 @@ class CheckpointStore:
         except OSError as error:
             raise SaveFailed(
                 f"no checkpoint of step {state.step} could be saved in {self.root}: "
-                f"{_reason(error)}; older checkpoints are kept, make room and resume"
+                f"{_reason(error)}; older checkpoints are kept; make room"
             ) from error
         self.tidy(state, best=best)
         return final
@@ -241,7 +241,7 @@ class CheckpointStore:
         if (best := newest.best) is None:
             return (
                 f"{start}: no evaluation has measured checkpoint.best_metric = {metric!r} yet; "
-                "take --checkpoint latest, or continue with postgrad resume"
+                "take the latest, or continue with postgrad resume"
             )
         better = "higher" if mode == "max" else "lower"
         if best.step == 0:
@@ -249,11 +249,11 @@ class CheckpointStore:
                 f"{start}: the best is the start, before the first step: {best.metric} was "
                 f"{best.value:.6g} there, and none of the {best.waited} evaluations since was "
                 f"{better} (checkpoint.best_mode = {mode!r}); take the model that the run started "
-                "from, or --checkpoint latest"
+                "from, or the latest checkpoint"
             )
         return (
             f"{start}: {best.metric} was best after step {best.step} ({best.value:.6g}), and that "
-            "checkpoint could not be saved or is gone; take --checkpoint latest, or a step of "
+            "checkpoint could not be saved or is gone; take the latest, or a step of "
             "postgrad checkpoints"
         )
 
@@ -269,12 +269,12 @@ class CheckpointStore:
 
 
 def parse_which(text: str) -> str | int:
-    """What --checkpoint names: "latest", "best", or the number of a step. Raises UsageError."""
+    """Which checkpoint a text names: "latest", "best" or a step. Raises UsageError."""
     if text in (LATEST, BEST):
         return text
     if text.isdecimal():
         return int(text)
-    raise UsageError(f"--checkpoint {text}: latest, best, or the number of a step")
+    raise UsageError(f"checkpoint {text!r}: latest, best, or the number of a step is expected")
 
 
 def size_of(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:

@@ -27,6 +27,7 @@ def add(commands: Commands) -> None:
         "--profile", action="store_true", help="measure where the time of a step goes"
     )
     parser.add_argument("--overwrite", choices=("true", "false"), default="false")
+    parser.add_argument("--choices-of", type=Path, help=argparse.SUPPRESS)  # for verify-resume
     parser.add_argument(
         "--sweep", action="append", default=[], metavar="KEY=VALUE,VALUE",
         help="one run per value, such as learner.lr=1e-4,3e-4; repeat it for a grid",
@@ -79,15 +80,18 @@ def _train(args: argparse.Namespace, rest: list[str]) -> Any:
         )
     recipe = load_recipe(args.recipe, rest)
     with heavy_imports():
+        from postgrad.training.saving import open_store
         from postgrad.training.start import CHOSEN, train
 
     require_known(args.allow_change, recipe, recipe, CHOSEN)
+    of_run = args.choices_of and open_store(args.choices_of).load().state.choices
     return train(
         recipe,
         console_of(args),
         overwrite=overwrite,
         allow_change=args.allow_change,
         profile=args.profile,
+        choices=of_run,
     )
 
 

@@ -89,7 +89,7 @@ def _result(name: str | None, held: Sequence[Conversation], logprobs: LogprobsOf
         failed=int((~finite).sum()),
         metrics={"loss": loss, "perplexity": perplexity},
         seconds=time.perf_counter() - began,
-        intervals={"loss": ratio_interval(*by_row)},
+        intervals={"loss": ratio_interval(*by_row).within(0.0, math.inf)},
         more={"loss_rows": int(finite.sum()), "loss_tokens": tokens},
     )
 

@@ -150,7 +150,7 @@ def step_rates(
     }
     metrics: dict[str, tuple[float, Interval | None]] = {
         name: (float(of_rows.sum()) / steps.sum() if len(steps) else math.nan,
-               ratio_interval(of_rows, steps))
+               ratio_interval(of_rows, steps).within(0.0, math.inf if name == "loss" else 1.0))
         for name, of_rows in sums.items()
     }  # fmt: skip
     named: dict[bool, list[float]] = {True: [], False: []}

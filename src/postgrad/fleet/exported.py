@@ -107,7 +107,7 @@ def role_of(recipe: Recipe, name: str, base: str) -> ExportedRole:
     if "critic" in stems:
         named["critic"] = stems["critic"]
     if name not in named:
-        raise UsageError(f"--role {name}: this run has {' and '.join(named)}")
+        raise UsageError(f"role {name!r}: this run has {' and '.join(named)}")
     return named[name]
 
 

@@ -56,7 +56,7 @@ def write_adapter(
     then.
     """
     if to.exists() and not (overwrite and to.is_dir()):
-        raise UsageError(f"{to} already exists: choose another --to")
+        raise UsageError(f"{to} already exists: choose another directory")
     if is_adapter(base):
         raise UsageError(
             f"--adapter: the run started from the adapter {base}, merged into its base, and an "

@@ -93,7 +93,7 @@ def export_hf(
     exists already, RunError where it cannot be written or the reload differs; nothing is left then.
     """
     if to.exists() and not (overwrite and to.is_dir()):
-        raise UsageError(f"{to} already exists: choose another --to")
+        raise UsageError(f"{to} already exists: choose another directory")
     tokenizer = with_template(load_tokenizer(base), chat_template)
     config = load_config(base)
     policy = kind = causal_class(config)

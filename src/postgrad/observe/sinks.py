@@ -74,13 +74,13 @@ class LogFile:
     def sync(self) -> int:
         """Flushes and calls fsync; returns the file's size in bytes.
 
-        Raises DiskFull where bytes still wait, RunError where fsync fails: then bytes may be lost,
-        and only a resume writes them again.
+        Raises DiskFull where bytes still wait, and a run may go on; RunError where fsync fails:
+        then bytes may be lost, and only a resume writes them again.
         """
         self.flush()
         place, rest = self._at
         if rest:
-            raise unwritable(self.path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            raise DiskFull(f"{self.path} cannot be written: the disk is full; make room")
         try:
             if self._handle is not None:
                 os.fsync(self._handle)

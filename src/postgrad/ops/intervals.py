@@ -40,6 +40,14 @@ class Interval(NamedTuple):
         """Whether they have a number in common."""
         return other.low <= self.high and self.low <= other.high
 
+    def within(self, least: float, most: float) -> "Interval":
+        """The part of it that a number from `least` to `most` can have. It holds the truth as often
+        as before, since that is there too. NaN stays.
+        """
+        if math.isnan(self.low) or math.isnan(self.high):
+            return self
+        return Interval(max(least, self.low), min(most, self.high))
+
     def text(self) -> str:
         """For people: "0.4811 to 0.5432"."""
         return f"{self.low:.4g} to {self.high:.4g}"

@@ -65,6 +65,10 @@ class Episode(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Ends the episode, which the environment would go on with: no further turn follows."""
+        ...
+
 
 class Environment(Protocol):
     """Starts episodes. One object serves all samples, so it keeps nothing of any of them."""
@@ -106,6 +110,9 @@ class SingleTurn:
     def step(self, response: Completion) -> Step:
         """An empty observation that ends the episode."""
         return _ENDED
+
+    def close(self) -> None:
+        """Does nothing: a question with one answer holds nothing open."""
 
 
 _ENDED = at_once(Observation(np.zeros(0, np.int32), done=True))
@@ -288,6 +295,7 @@ class OpenSample:
         sampling = self._sampling_after(turn, len(prefix))
         if sampling is None:
             self._finish = "length"
+            self._episode.close()
             return None
         silent = np.zeros(len(seen), np.float32)
         self._turns.append(Turn("environment", seen, silent, images=observation.images))

@@ -111,11 +111,11 @@ def _require_free(place: Path, run_dir: Path) -> None:
     fork left beside it.
     """
     if place.resolve().is_relative_to(run_dir.resolve()):
-        raise UsageError(f"--to {place} is in the run that is forked: choose a directory outside")
+        raise UsageError(f"{place} is in the run that is forked: choose a directory outside")
     if place.is_symlink() or (place.exists() and not place.is_dir()):
-        raise UsageError(f"--to {place} is a file or a link: choose another directory")
+        raise UsageError(f"{place} is a file or a link: choose another directory")
     if place.is_dir() and any(place.iterdir()):
-        raise UsageError(f"--to {place} is not empty: choose another directory")
+        raise UsageError(f"{place} is not empty: choose another directory")
     for left in left_behind(place.parent, [place.name]) if place.parent.is_dir() else ():
         with claimed(left):  # nobody is writing it
             remove(left)

@@ -147,12 +147,18 @@ def watch(run_dirs: Sequence[Path], console: Console, port: int = 0) -> dict[str
     is no run, there are too many, or the port cannot be bound.
     """
     require_few(run_dirs)
-    server = WatchServer(Feed(*run_dirs), port)
+    try:
+        feed = Feed(*run_dirs)
+    except UsageError as error:
+        if all(map(RunDirectory.holds_run, run_dirs)):
+            raise
+        raise UsageError(f"{error}. A run that has not begun cannot be watched yet") from error
+    server = WatchServer(feed, port)
     with _until_signal(server):
         names = " and ".join(map(str, run_dirs))
         console.note(f"the page of {names} is at {server.address}  (Ctrl-C ends it)")
         server.serve_forever(poll_interval=0.2)
-    console.note("stopped; the run continues")
+    console.note("stopped; a run that is under way continues")
     return {"address": server.address}
 
 
@@ -179,7 +185,8 @@ class Feed:
         return page.live(self._readers, contents(self._run_dirs))
 
     def messages(self, generation: str, start: int) -> str:
-        """JSON of the messages from number `start` on; of another generation from the first.
+        """JSON of the messages from number `start` on; of another generation from the first. With
+        the seconds for which each run has written nothing.
 
         Raises UsageError or FileNotFoundError while a directory holds no run: it is being removed,
         or its next run has not begun.
@@ -193,7 +200,9 @@ class Feed:
             texts = [text for _, text in self._messages[start : start + AT_ONCE]]
             end = start + len(texts)
             more = json.dumps(end < len(self._messages))
+            unwritten = json.dumps([int(run.unwritten_seconds) for run in self._readers])
             cursor = f'"generation":"{self.generation}","next":{end},"more":{more}'
+            cursor += f',"unwritten":{unwritten}'
             return f'{{{cursor},"messages":[{",".join(texts)}]}}'
 
     def body(self, run: int, number: int) -> str:

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import Any
 
 from postgrad.checkpoint.files import STATE, steps_in
@@ -27,6 +29,18 @@ LENGTHS = ("--steps", "--epochs", "--total_episodes")
 TIMED = ("_seconds", "_bytes", "_per_second", "_time_fraction")
 LOGS = ("metrics.jsonl", "eval.jsonl", "schedule.jsonl", *SAMPLES)
 POLL_SECONDS = 0.002  # a save of a small model takes a few times as long
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+# Nothing of a copy is anybody's model, checkpoint or curve: the recipe's own run may have those.
+OF_A_COPY = {
+    "checkpoint.save_steps": "1",
+    "checkpoint.push_to_hub": "",
+    "observe.loggers": "[]",
+}
+# A copy that outlived this process would train on in a directory that is gone.
+COPY = (
+    "import sys; from postgrad.core.process import die_with_parent; die_with_parent(); "
+    "from postgrad.cli.main import main; sys.exit(main())"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +64,11 @@ def verify_resume(
 
     Compares the last checkpoint's files and the logs without times. Where the clock decides what
     engines do (rollout.schedule = "free") the killed run is compared with a replay of its schedule
-    that nobody kills. Raises UsageError where the run has too few steps for the kills; RunError
-    where it ended before all of them, and where files differ, by name.
+    that nobody kills. What the recipe leaves open is chosen by the first run, and the others take
+    it: measured again, it may round differently.
+
+    Raises UsageError where the run has too few steps for the kills; RunError where it ended before
+    all of them, and where files differ, by name.
     """
     if kills < 1:
         raise UsageError(f"--kills {kills}: 1 or more is expected")
@@ -59,21 +76,21 @@ def verify_resume(
     length = (
         [] if any(word in LENGTHS for word in stated) else ["--steps", str(max(STEPS, kills + 1))]
     )
-    with TemporaryDirectory(prefix="postgrad-") as folder:
+    words = [*overrides, *length]
+    with TemporaryDirectory(prefix="postgrad-") as folder, _signals_interrupt():
         unbroken, killed = Path(folder) / "whole", Path(folder) / "killed"
-        words = [*overrides, *length, "--checkpoint.save_steps", "1"]
-        words += ["--checkpoint.push_to_hub", ""]  # nothing of it is anybody's model
         began = time.monotonic()
-        _end(_start(recipe, unbroken, words))
+        _run_to_end(recipe, unbroken, words)
         console.note(f"a run without kills: {time.monotonic() - began:.1f} s")
         if reason := _not_exact(unbroken):
             console.warn(f"{reason}; the two runs are compared all the same")
         planned = _planned(unbroken, kills, seed)
+        words += ["--choices-of", str(unbroken)]
         _run_with_kills(recipe, killed, words, planned, console)
         if _is_free(unbroken):
             unbroken = Path(folder) / "replayed"
             replay = ["--rollout.schedule", "replay", "--rollout.schedule_path", str(killed)]
-            _end(_start(recipe, unbroken, [*words, *replay]))
+            _run_to_end(recipe, unbroken, [*words, *replay])
         expected, resumed = fingerprint(unbroken), fingerprint(killed)
     different = sorted(
         name for name in {*expected, *resumed} if expected.get(name) != resumed.get(name)
@@ -148,18 +165,16 @@ def _run_with_kills(
 ) -> None:
     """Runs the recipe, kills it as planned and resumes it. Raises RunError where it ends first."""
     for number, kill in enumerate(kills, start=1):
-        process = _start(recipe, run, words)
-        _wait_for(kill, run / "checkpoints", process)
-        if process.poll() is not None:
-            _end(process)
-            raise RunError(
-                f"the run ended before kill {number} of {len(kills)} ({kill}): its steps are too "
-                "short to be hit; take more steps (--steps N) or a larger batch"
-            )
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        with _started(recipe, run, words) as process:
+            _wait_for(kill, run / "checkpoints", process)
+            if process.poll() is not None:
+                _require_success(process, run)
+                raise RunError(
+                    f"the run ended before kill {number} of {len(kills)} ({kill}): its steps are "
+                    "too short to be hit; take more steps (--steps N) or a larger batch"
+                )
         console.note(f"kill {number}: {kill}")
-    _end(_start(recipe, run, words))
+    _run_to_end(recipe, run, words)
 
 
 def _wait_for(kill: Kill, checkpoints: Path, process: "subprocess.Popen[str]") -> None:
@@ -177,17 +192,61 @@ def _wait_for(kill: Kill, checkpoints: Path, process: "subprocess.Popen[str]") -
         return
 
 
-def _start(recipe: Path, run: Path, words: Sequence[str]) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "postgrad", "train", str(recipe), "--quiet"]
-    return subprocess.Popen(
-        [*command, *words, "--run_dir", str(run)],
+def _run_to_end(recipe: Path, run: Path, words: Sequence[str]) -> None:
+    with _started(recipe, run, words) as process:
+        _require_success(process, run)
+
+
+@contextmanager
+def _started(recipe: Path, run: Path, words: Sequence[str]) -> Generator["subprocess.Popen[str]"]:
+    """A process that trains in `run`, killed at the end of the block with all that it started."""
+    keys = {**OF_A_COPY, "checkpoint.ckpt_path": str(run / "checkpoints"), "run_dir": str(run)}
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", COPY, "train", str(recipe), "--quiet", *words),
+            *(word for key, value in keys.items() for word in (f"--{key}", value)),
+        ],
         start_new_session=True,  # its workers die with it
         stderr=subprocess.PIPE,
         text=True,
     )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
 
 
-def _end(process: "subprocess.Popen[str]") -> None:
+def _require_success(process: "subprocess.Popen[str]", run: Path) -> None:
+    """Waits for the end of a run. Raises RunError with its message where it failed."""
     _, errors = process.communicate()
     if process.returncode:
-        raise RunError(f"the run failed, exit code {process.returncode}: {errors.strip()}")
+        raise RunError(
+            f"a copy of the run, in {run.parent}, failed with exit code {process.returncode}: "
+            f"{errors.strip().removeprefix('postgrad: ')} (the variable TMPDIR names another place "
+            "for copies)"
+        )
+
+
+@contextmanager
+def _signals_interrupt() -> Generator[None]:
+    """Inside, SIGTERM and SIGHUP interrupt as Ctrl-C does, so that copies and their folder go.
+    Outside the main thread they stay as they are.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = {number: signal.signal(number, interrupt) for number in SIGNALS}
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

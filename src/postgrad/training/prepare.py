@@ -175,9 +175,11 @@ def prepare(
     allow_change: Sequence[str] = (),
     *,
     session: ClusterSession | None = None,
+    choices: Mapping[str, Any] | None = None,
 ) -> tuple[Run, Job, str, RunState]:
     """The run, its job, its base model's path, and the state to start from: a new one, or that of
     the newest checkpoint. stack: closes what has to be closed. session: what outlives the stack.
+    choices: of another run, for a new one.
     """
     session = session or stack.enter_context(closing(ClusterSession()))
     logs = Logs(directory.path, console.warn, compress=recipe.observe.compress != "none")
@@ -185,26 +187,23 @@ def prepare(
     stack.enter_context(images_kept_in(directory.images))
     store = store_of(recipe, directory)
     checkpoint = _newest(store, console)
-    recorded: Mapping[str, Any] = checkpoint.state.choices if checkpoint else {}
+    recorded = checkpoint.state.choices if checkpoint else choices or {}
     recorded = {name: old for name, old in recorded.items() if name not in allow_change}
     read = require_unchanged(recipe, recorded.get("sources") or {}, allow_change)
-    choices = replace(choose(recipe, recorded, device=device_of(recipe, session)), sources=read)
-    gauges = _set_up(recipe, choices)
-    choices, untried = auto_sizes.planned(recipe, choices, recorded)
+    chosen = replace(choose(recipe, recorded, device=device_of(recipe, session)), sources=read)
+    gauges = _set_up(recipe, chosen)
+    chosen, untried = auto_sizes.planned(recipe, chosen, recorded)
     logs.rewind(checkpoint.state.log_offsets if checkpoint else {})
-    suited = recipe.sentinels.for_dtypes(choices.dtype, choices.rollout_dtype)
-    sentinels = Sentinels(suited, logs, console)
-    sentinels.require(checkpoint.state.sentinels if checkpoint else {})
     watchdog = stack.enter_context(Watchdog(recipe.sentinels.stall, logs, console, directory.path))
     run = Run(
         recipe,
         directory,
         recipe.geometry(),
-        choices,
+        chosen,
         console,
         logs,
         store,
-        sentinels,
+        _sentinels(recipe, chosen, checkpoint, logs, console),
         watchdog,
         StopSignals(recipe.checkpoint.grace_seconds, console.warn),
         Clock(peaks=Peaks(*gauges)),
@@ -216,6 +215,16 @@ def prepare(
     state = checkpoint.state if checkpoint else _beginning()
     _tell_chosen(run, state, resumed=checkpoint is not None)
     return run, job, base, state
+
+
+def _sentinels(
+    recipe: Recipe, choices: Choices, checkpoint: Checkpoint | None, logs: Logs, console: Console
+) -> Sentinels:
+    """The run's sentinels, which have what a checkpoint remembers of them."""
+    suited = recipe.sentinels.for_dtypes(choices.dtype, choices.rollout_dtype)
+    sentinels = Sentinels(suited, logs, console)
+    sentinels.require(checkpoint.state.sentinels if checkpoint else {})
+    return sentinels
 
 
 def _set_up(recipe: Recipe, choices: Choices) -> tuple[Gauge, ...]:

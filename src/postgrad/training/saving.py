@@ -184,7 +184,8 @@ class Saver:
 
     def _tell(self, kind: str, error: RunError, step: int) -> None:
         self._run.logs.event(kind, str(error), step=step)
-        self._run.console.warn(str(error))
+        standing = f"; the run goes on: {self._last()}" if kind == "save_failed" else ""
+        self._run.console.warn(f"{error}{standing}")
 
     def _has_room(self, tensors: Tensors) -> bool:
         """True where the free memory is more than twice the state's size."""

@@ -48,10 +48,12 @@ def train(
     overwrite: bool = False,
     allow_change: Sequence[str] = (),
     profile: bool = False,
+    choices: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Runs a recipe and returns its summary; continues where run_dir already holds this run. One
     that has ended with this recipe is left as it is.
 
+    choices: those of a run that this one is compared with, taken where no checkpoint has others.
     Raises UsageError where run_dir holds another run, or the recipe, data or model is wrong, and
     RunError where the run cannot go on.
     """
@@ -86,7 +88,8 @@ def train(
                 f"checkpoint.ckpt_path {recipe.checkpoint.ckpt_path} holds checkpoints of another "
                 "run: choose another directory, or remove them"
             )
-    return _execute(recipe, directory, console, allow_change, before, profile=profile)
+    more: dict[str, Any] = {"profile": profile, "choices": choices}
+    return _execute(recipe, directory, console, allow_change, before, **more)
 
 
 def resume(
@@ -166,6 +169,7 @@ def _execute(
     before: Recipe | None,
     *,
     profile: bool = False,
+    choices: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Runs to the end, restarts included, and shows the summary. before: the recipe of the run so
     far, None for a new run.
@@ -176,7 +180,9 @@ def _execute(
     def once(restarts: int, saved: int) -> dict[str, Any]:
         allowed = () if saved else allow_change  # what is chosen anew is chosen once
         old = None if restarts else before
-        return _once(recipe, directory, console, session, allowed, old, profile=profile)
+        return _once(
+            recipe, directory, console, session, allowed, old, profile=profile, choices=choices
+        )
 
     with claimed(directory.path), closing(session):
         try:
@@ -225,10 +231,13 @@ def _once(
     before: Recipe | None,
     *,
     profile: bool,
+    choices: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Runs from the newest checkpoint, if any, to the end."""
     with ExitStack() as stack:
-        prepared = prepare(recipe, directory, console, stack, allow_change, session=session)
+        prepared = prepare(
+            recipe, directory, console, stack, allow_change, session=session, choices=choices
+        )
         run, job, base, state = prepared
         if before is not None and state.step:
             _tell_rates(run, job, before)

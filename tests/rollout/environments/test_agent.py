@@ -12,9 +12,10 @@ from helpers.tool_templates import WITH_TOOLS
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
 from postgrad.rollout.engine import Completion
+from postgrad.rollout.environment import Drawing, Environments, OpenSample
 from postgrad.rollout.environments.base import build
 from postgrad.rollout.environments.chat import dialogue
-from postgrad.rollout.settings import EnvironmentSettings
+from postgrad.rollout.settings import EnvironmentSettings, SamplingSettings
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -159,6 +160,7 @@ def test_an_agent_without_tools_hears_the_final_channel_of_gpt_oss_alone():
         ("leaves", r"SystemExit: bye \(agents.py:"),
         ("words", "returned str, no number"),
         ("streams", "HTTP Error 400"),
+        ("brings_tools", "does not see: look; state their schemas in environment.tools"),
     ],
 )
 def test_an_agent_that_does_something_else_is_a_failure_of_its_sample(agent, why):
@@ -176,6 +178,20 @@ def test_an_agent_ends_where_the_episode_does():
     before = len(agents.ENDED)
     seen = played.reset(PROMPT, 0).step(turn("a")).result()
     assert (seen.done, seen.counts["out_of_turns"], seen.failure) == (True, 1.0, None)
+    deadline = time.monotonic() + 30.0
+    while len(agents.ENDED) == before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(agents.ENDED) == before + 1
+    played.close()
+
+
+def test_an_agent_ends_where_what_it_says_does_not_fit():
+    played = world("counts")
+    before = len(agents.ENDED)
+    drawing = Drawing(1, SamplingSettings(max_new_tokens=8), 0, Environments({None: played}), 8)
+    sample = OpenSample(PROMPT, 0, drawing)
+    assert sample.observe(sample.take(turn("a")).result()) is None
+    assert sample.rollout(TOKENIZER).finish_reason == "length"
     deadline = time.monotonic() + 30.0
     while len(agents.ENDED) == before and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -41,6 +41,8 @@ class GenericEnvClient:
         self.seed = None
 
     async def reset(self, seed):
+        if seed == 404:
+            raise RuntimeError("Server error: Server at capacity (code: CAPACITY_REACHED)")
         self.seed = seed
         return self.result(f"game {seed}", 0.0)
 
@@ -164,6 +166,14 @@ def test_what_the_server_cannot_do_is_a_failure_of_its_sample(server):
     assert broken.failure is not None
     assert (broken.done, broken.failure.cause) == (True, "error")
     assert played.reset(prompt(4), 1).step(turn("4")).result().reward == 1.0  # others go on
+    played.close()
+
+
+def test_a_server_with_too_few_sessions_is_told_with_what_to_do(fake):
+    played = world(fake)
+    full = played.reset(prompt(404), 0).step(turn("3")).result()
+    assert full.failure is not None
+    assert "start the server with as many (max_concurrent_envs of its app)" in full.failure.message
     played.close()
 
 

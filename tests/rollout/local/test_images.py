@@ -195,6 +195,9 @@ class Pictures:
         images = placed(ids, [digest], [size], self.model)
         return at_once(Observation(ids, response.turn == 2, images=images))
 
+    def close(self) -> None:
+        """Keeps nothing of an episode."""
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_turns_behind_images_of_replies_have_the_logprobs_of_transformers(kind: str) -> None:

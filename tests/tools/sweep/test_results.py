@@ -1,6 +1,7 @@
 """Which run of a sweep is best, and whether anybody knows."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from postgrad.recipe.sweep import Sweep, parse_swept, sweep_of
 from postgrad.tools.sweep.page import PAGE, write_page
 from postgrad.tools.sweep.results import Standing, standing
-from postgrad.tools.sweep.seeds import settings_of
+from postgrad.tools.sweep.seeds import limits_of, settings_of
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "7b" / "grpo.toml"  # it names no best_metric
 Run = dict[str, Any]
@@ -201,8 +202,44 @@ def test_settings_with_the_same_mean_are_all_named(tmp_path: Path) -> None:
 def test_a_sweep_over_seeds_alone_has_one_mean(tmp_path: Path) -> None:
     result = over_seeds(tmp_path / "s", ["seed=0,1"], 0.4, 0.5)
     assert result.verdict() == (
-        "The mean eval/accuracy is 0.45 over 2 seeds (95% interval -0.1853 to 1.085)."
+        "The mean eval/accuracy is 0.45 over 2 seeds (95% interval 0 to 1)."
     )
+
+
+def test_the_interval_over_seeds_ends_where_the_metric_does(tmp_path: Path) -> None:
+    result = over_seeds(tmp_path / "s", ["seed=0,1"], 0.9, 1.0)
+    (setting,) = result.to_json()["settings"]
+    assert (setting["low"], setting["high"]) == (pytest.approx(0.95 - 12.7062 * 0.05), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("metric", "limits"),
+    [
+        ("accuracy", (0.0, 1.0)),
+        ("accuracy/algebra", (0.0, 1.0)),
+        ("greedy_accuracy", (0.0, 1.0)),
+        ("step_accuracy", (0.0, 1.0)),
+        ("pass@4", (0.0, 1.0)),
+        ("maj@16/algebra", (0.0, 1.0)),
+        ("truncated_fraction", (0.0, 1.0)),
+        ("loss", (0.0, math.inf)),
+        ("reward", (-math.inf, math.inf)),
+        ("reward/accuracy", (-math.inf, math.inf)),
+        ("margin", (-math.inf, math.inf)),
+    ],
+)
+def test_rates_and_held_out_losses_have_limits(metric: str, limits: tuple[float, float]) -> None:
+    assert limits_of(metric) == limits
+
+
+def test_the_reward_of_a_set_that_is_called_accuracy_has_none(tmp_path: Path) -> None:
+    sweep = sweep_of(RECIPE, ["--run_dir", str(tmp_path), "--checkpoint.best_metric",
+                              "eval/accuracy/reward"], parse_swept(["seed=0,1"]))  # fmt: skip
+    for trial, reward in zip(sweep.trials, (0.0, 1.0), strict=True):
+        line = {"step": 8, "set": "accuracy", "reward": reward}
+        write_run(trial.path, [line], [{"step": 8}], steps=8)
+    (setting,) = standing(sweep, {}).settings
+    assert setting.interval == pytest.approx((0.5 - 12.7062 / 2, 0.5 + 12.7062 / 2))
 
 
 def test_settings_of_keys_that_end_alike_have_their_whole_keys_in_their_names() -> None:

@@ -7,12 +7,14 @@ The report reads them all at once, the watch page polls. A message is a JSON obj
 """
 
 import base64
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from postgrad.core.media import IMAGES
-from postgrad.core.members import open_lines
+from postgrad.core.members import SUFFIX, open_lines
+from postgrad.core.untrusted import readable
 from postgrad.observe.follow import Followed, parse, read_object
 from postgrad.observe.report.samples import (
     Pieces,
@@ -103,6 +105,14 @@ class RunReader:
     def samples(self) -> int:
         """How many samples the page shows."""
         return len(self._shown)
+
+    @property
+    def unwritten_seconds(self) -> float:
+        """Seconds since the run wrote its recipe or a line of a log."""
+        names = (RECIPE, *LOGS.values(), *self._sampled)
+        files = [self.path / (name + end) for name in names for end in ("", SUFFIX)]
+        written = max((path.stat().st_mtime for path in files if readable(path)), default=0.0)
+        return max(0.0, time.time() - written)
 
     def _begin(self) -> None:
         self._logs = {kind: Followed(self.path / name) for kind, name in LOGS.items()}

@@ -240,11 +240,21 @@ class _Conversation:
         """
         if self._answer is not None:
             raise ValueError("a request of this sample is already open: ask one after the other")
+        self._require_shown(body.get("tools") or ())
         messages = [plain_message(message) for message in body["messages"]]
         self._answer = asyncio.get_running_loop().create_future()
         answer = self._answer
         await self._asked.put((messages, body["messages"]))
         return await answer
+
+    def _require_shown(self, tools: Sequence[Any]) -> None:
+        """Raises ValueError for tools of a request that the chat template does not show."""
+        shown = {_name_of(tool) for tool in self._rules.tools}
+        if hidden := [name for name in map(_name_of, tools) if name not in shown]:
+            raise ValueError(
+                f"the request has tools that the policy does not see: {', '.join(hidden)[:200]}; "
+                "state their schemas in environment.tools"
+            )
 
     async def _next(self) -> list[Message] | None:
         """The messages that the agent's next request adds; None where the agent has ended."""
@@ -316,3 +326,8 @@ class _Conversation:
                 for identifier, call in by_id.items()
             ],
         }
+
+
+def _name_of(tool: Any) -> str:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return str(function.get("name") if isinstance(function, Mapping) else None)

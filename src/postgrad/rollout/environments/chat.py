@@ -178,7 +178,7 @@ class _Episode:
         """Begins the environment's reply, which becomes tokens where its result is asked for."""
         self._turns += 1
         if response.finish_reason != "stop":
-            self._close()
+            self.close()
             return at_once(Observation(_TOKENS, done=True, counts=_counts()))
         text = self._dialogue.text(response)
         replied = self._replied(text)
@@ -196,7 +196,8 @@ class _Episode:
                 seconds, limit = left, "environment.episode_seconds"
         return dialogue.beside.begin(lambda: step(text), seconds, limit)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Calls the course's `close`, if it has one, where the environment waits."""
         close = getattr(self._course, "close", None)
         if close is not None and self._dialogue.chat.waits:
             self._dialogue.beside.later(close, self._dialogue.close_failed)
@@ -216,7 +217,7 @@ class _Episode:
         reward = float(reply.reward)
         counts = _counts(last=last) | {name: float(n) for name, n in reply.counts.items()}
         if last:
-            self._close()
+            self.close()
         if reply.done or last:
             return Observation(_TOKENS, done=True, reward=reward, counts=counts)
         closed, before = template.closed(response.token_ids), self._asked + self._shown
@@ -230,7 +231,7 @@ class _Episode:
         return Observation(seen, done=False, reward=reward, counts=counts, images=images)
 
     def _failed(self, failure: EpisodeFailure) -> Observation:
-        self._close()
+        self.close()
         return Observation(_TOKENS, done=True, counts=_counts(), failure=failure)
 
 

@@ -20,6 +20,9 @@ MODEL = "policy"  # what agents may call it; any name is taken
 _HOST = "127.0.0.1"
 _MOST_BYTES = 2**24  # of a request
 _NOT_DONE = ("stream", "logprobs", "top_logprobs")  # options of a request that are refused
+_RETRY = (
+    "x-stainless-retry-count"  # OpenAI's clients count in it how often they have sent a request
+)
 # The policy's next message in a conversation, for a request. Raises ValueError where the request
 # cannot be answered.
 Ask = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
@@ -30,7 +33,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.url = ""
-        self._seats: dict[str, Ask] = {}
+        self._seats: dict[str, _Seat] = {}
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None]:
@@ -44,6 +47,7 @@ class Desk:
         server = uvicorn.Server(config)
         with socket.socket() as listening:
             listening.bind((_HOST, 0))
+            listening.listen()  # requests before the server has started wait, and are not refused
             self.url = f"http://{_HOST}:{listening.getsockname()[1]}/v1"
             serving = asyncio.create_task(server.serve(sockets=[listening]))
             try:
@@ -58,16 +62,20 @@ class Desk:
         return _Seat(self._seats, ask)
 
     async def _complete(self, request: Any) -> Any:
-        from starlette.responses import JSONResponse
+        from starlette.requests import ClientDisconnect
+        from starlette.responses import JSONResponse, Response
 
         kind, _, key = request.headers.get("authorization", "").partition(" ")
-        ask = self._seats.get(key) if kind.lower() == "bearer" else None
-        if ask is None:
+        seat = self._seats.get(key) if kind.lower() == "bearer" else None
+        if seat is None:
             return JSONResponse(_error("this key is of no sample that is being played"), 401)
+        again = request.headers.get(_RETRY, "0") != "0"
         try:
-            message = await ask(await _body(request))
+            message = await seat.answer(await _body(request), again=again)
         except ValueError as error:
             return JSONResponse(_error(str(error)), 400)
+        except ClientDisconnect:  # in the middle of its request: nobody hears an answer
+            return Response(status_code=400)
         reason = "tool_calls" if "tool_calls" in message else "stop"
         choice = {"index": 0, "message": message, "finish_reason": reason}
         about = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion"}
@@ -75,16 +83,33 @@ class Desk:
 
 
 class _Seat:
-    def __init__(self, seats: dict[str, Ask], ask: Ask) -> None:
+    """A sample's key, and the newest request with it: a client that had no answer in time, or lost
+    its connection, sends it again and means the same turn of the policy.
+    """
+
+    def __init__(self, seats: "dict[str, _Seat]", ask: Ask) -> None:
         self._seats, self._ask = seats, ask
         self._key = secrets.token_urlsafe(24)
+        self._newest: tuple[dict[str, Any], asyncio.Future[dict[str, Any]]] | None = None
 
     def __enter__(self) -> str:
-        self._seats[self._key] = self._ask
+        self._seats[self._key] = self
         return self._key
 
     def __exit__(self, *error: object) -> None:
         del self._seats[self._key]
+
+    async def answer(self, body: dict[str, Any], *, again: bool) -> dict[str, Any]:
+        """The message for a request. again: the client says that it has sent it before."""
+        if not (again and self._newest is not None and self._newest[0] == body):
+            self._newest = body, asyncio.ensure_future(self._ask(body))
+        turn = self._newest[1]
+        try:
+            return await asyncio.shield(turn)  # which another request may wait for
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                raise
+            raise ValueError("the sample has ended") from None
 
 
 async def _body(request: Any) -> dict[str, Any]:
@@ -100,7 +125,7 @@ async def _body(request: Any) -> dict[str, Any]:
     for name in _NOT_DONE:
         if body.get(name):
             raise ValueError(f"{name!r} is not possible here")
-    if body.get("n", 1) != 1:
+    if body.get("n") not in (None, 1):
         raise ValueError("n = 1 is the only number of answers here")
     if not all(isinstance(message, dict) for message in body["messages"]):
         raise ValueError("messages are objects")
@@ -141,4 +166,7 @@ def _called(call: Any) -> list[Any]:
 
 
 def _error(message: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": "invalid_request_error"}}
+    text = message.encode(
+        errors="backslashreplace"
+    ).decode()  # half a surrogate pair of the request
+    return {"error": {"message": text, "type": "invalid_request_error"}}

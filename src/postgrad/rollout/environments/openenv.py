@@ -21,6 +21,7 @@ from postgrad.rollout.environments.base import ChatEnvironment, Course, Reply, S
 from postgrad.rollout.environments.client import ForeignClient
 from postgrad.rollout.environments.mcp_servers import is_here
 
+_FULL = "CAPACITY_REACHED"  # the server's code where it has no session left
 _CLIENT = Path(__file__).with_name("openenv_client.py")
 
 
@@ -170,7 +171,18 @@ class _Play:
             self._session = ""
 
     async def _reset(self) -> None:
-        answer = await self._rules.server.ask("reset", self._session, self._row.get("reset", {}))
+        arguments = self._row.get("reset", {})
+        try:
+            answer = await self._rules.server.ask("reset", self._session, arguments)
+        except StepFailed as error:
+            if _FULL not in str(error):
+                raise
+            raise StepFailed(
+                error.cause,
+                f"{error}; every sample of a step or an evaluation has a session while it is "
+                "played: start the server with as many (max_concurrent_envs of its app), or lower "
+                "rollout_batch_size or n_samples_per_prompt",
+            ) from error
         if "refused" in answer:
             raise StepFailed("error", f"the server refuses its reset: {answer['refused']}")
         text = self._rules.text(answer["observation"])

@@ -5,7 +5,8 @@ Read from files alone, so that a sweep can be looked at while it runs.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal, cast
 
 from postgrad.observe.follow import is_number, read_object, read_steps, set_of
@@ -29,6 +30,7 @@ class Metric:
 
     name: str  # "eval/accuracy", or of training "loss"
     mode: Better
+    limits: tuple[float, float] = (-math.inf, math.inf)  # what it can be
 
     @property
     def evaluated(self) -> bool:
@@ -106,8 +108,10 @@ class Standing:
     def settings(self) -> Sequence[seeds.Setting]:
         """Where seeds were swept: the settings by their mean over finished runs, the best first."""
         runs = [(run.trial.values, run.value) for run in self.ranked if run.value is not None]
-        highest = self.metric is not None and self.metric.mode == "max"
-        return seeds.settings_of(self.sweep.keys, runs, highest=highest)
+        if self.metric is None:
+            return []
+        highest, limits = self.metric.mode == "max", self.metric.limits
+        return seeds.settings_of(self.sweep.keys, runs, highest=highest, limits=limits)
 
     def verdict(self) -> str:
         """Sentences that name the best run, or where seeds were swept the best setting, and say
@@ -226,6 +230,9 @@ def standing(
     evaluations = {trial.name: _lines(trial, "eval.jsonl") for trial in sweep.trials}
     steps = {trial.name: _lines(trial, "metrics.jsonl") for trial in sweep.trials}
     metric = _metric(sweep.trials[0], evaluations.values(), steps.values())
+    if metric is not None and metric.evaluated:
+        _, key = _of_set(list(chain.from_iterable(evaluations.values())), metric)
+        metric = replace(metric, limits=seeds.limits_of(key))
     results = [
         _result(
             trial, metric, evaluations[trial.name], steps[trial.name], failures.get(trial.name),

@@ -3,6 +3,7 @@ one setting, which is compared by its mean.
 """
 
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,16 @@ from typing import Any
 
 from postgrad.ops.intervals import Interval, student
 from postgrad.recipe.sweep import short_names
+
+# Shares of problems, answers or steps, of all or by the values of a column.
+RATE = re.compile(r"(accuracy|\w+_accuracy|(pass|maj)@\d+|\w+_fraction)(/.*)?", re.ASCII)
+
+
+def limits_of(metric: str) -> tuple[float, float]:
+    """The least and the largest value of a metric of evaluations, by its key in eval.jsonl."""
+    if RATE.fullmatch(metric):
+        return 0.0, 1.0
+    return (0.0 if metric in ("loss", "perplexity") else -math.inf), math.inf
 
 
 def is_seed(key: str) -> bool:
@@ -24,6 +35,7 @@ class Setting:
     name: str  # "lr=1e-4,kl_coef=0.01"; of a sweep over seeds alone "all seeds"
     values: Mapping[str, str]  # by swept key, without the seeds
     numbers: Sequence[float]  # the metric of each run
+    limits: tuple[float, float] = (-math.inf, math.inf)  # what the metric can be
 
     @property
     def mean(self) -> float:
@@ -38,13 +50,14 @@ class Setting:
     @property
     def interval(self) -> Interval | None:
         """The 95% interval of the mean over seeds, by Student's t. None for one seed, and where all
-        seeds give the same number: a few of them do not prove that every seed does.
+        seeds give the same number: a few of them do not prove that every seed does. Of a metric
+        with limits it ends there, as the mean does.
         """
         if not self.deviation:
             return None
         n = len(self.numbers)
         half = student(n - 1) * self.deviation / math.sqrt(n)
-        return Interval(self.mean - half, self.mean + half)
+        return Interval(self.mean - half, self.mean + half).within(*self.limits)
 
     def to_json(self) -> dict[str, Any]:
         """Its entry in the sweep's summary.json."""
@@ -62,11 +75,16 @@ class Setting:
 
 
 def settings_of(
-    keys: Sequence[str], runs: Sequence[tuple[Mapping[str, str], float]], *, highest: bool
+    keys: Sequence[str],
+    runs: Sequence[tuple[Mapping[str, str], float]],
+    *,
+    highest: bool,
+    limits: tuple[float, float] = (-math.inf, math.inf),
 ) -> list[Setting]:
     """The settings of a sweep over `keys`, the best mean first; none where no seed was swept.
 
     runs: swept values and metric of the finished runs. highest: whether a higher mean is better.
+    limits: what the metric can be.
     """
     if not any(map(is_seed, keys)):
         return []
@@ -79,7 +97,7 @@ def settings_of(
     for texts, of_setting in numbers.items():
         values = dict(zip(apart, texts, strict=True))
         name = ",".join(f"{short[key]}={text}" for key, text in values.items())
-        settings.append(Setting(name or "all seeds", values, of_setting))
+        settings.append(Setting(name or "all seeds", values, of_setting, limits))
     return sorted(settings, key=lambda setting: setting.mean, reverse=highest)
 
 

@@ -3,7 +3,7 @@
 import { Cursor, Enlarged } from "./plot.js";
 import { Curves } from "./curves.js";
 import { h } from "./dom.js";
-import { count } from "./format.js";
+import { count, counted } from "./format.js";
 import { Overview } from "./overview.js";
 import { Phases } from "./phases.js";
 import { RunBar } from "./runs.js";
@@ -107,6 +107,17 @@ async function ask(path, query) {
   return answer.json();
 }
 
+/** "live, step 12"; or that all runs have finished; or for how long those under way have written nothing. */
+function standing(runs, unwritten) {
+  const several = runs.length > 1 ? "steps" : "step";
+  const steps = runs.length > NAMED ? counted(runs.length, "run") : `${several} ${runs.map((run) => count(run.steps)).join(", ")}`;
+  const silent = unwritten.filter((_, number) => !runs[number].finished).map((seconds) => Math.floor(seconds / 60));
+  if (!silent.length) return `finished, ${steps}`;
+  const minutes = Math.min(...silent); // whole ones: a screen reader tells each change
+  if (!minutes) return `live, ${steps}`;
+  return `${steps}, nothing written for ${minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h`}`;
+}
+
 async function follow(contents) {
   const fetchBody = async (run, id) => {
     const { vocab, bodies, images } = await ask("/bodies", { run, id });
@@ -123,7 +134,7 @@ async function follow(contents) {
       if (generation && told.generation !== generation) location.reload();
       ({ generation, next } = told);
       store.add(told.messages);
-      status.textContent = `live, step ${count(store.all[0].steps)}`;
+      status.textContent = standing(store.all, told.unwritten);
       status.classList.remove("lost");
       if (told.more) continue;
       if (!restored) restore();

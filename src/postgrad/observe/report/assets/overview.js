@@ -35,7 +35,7 @@ function lead(run, many) {
     recipe.algorithm?.type,
     where,
     recipe.seed === undefined ? null : `seed ${recipe.seed}`,
-    state(run, summary),
+    state(run),
     run.forked ? `forked from ${plain(run.forked.source).split("/").pop()} at step ${plain(run.forked.step)}` : null,
   ];
   return h(
@@ -46,10 +46,10 @@ function lead(run, many) {
   );
 }
 
-function state(run, summary) {
-  const { steps, planned } = run;
+function state(run) {
+  const { steps, planned, finished } = run;
   const of = planned ? `${count(steps)} of ${count(planned)} steps` : `${count(steps)} steps`;
-  return summary && summary.steps === steps ? `finished, ${of}` : of;
+  return finished ? `finished, ${of}` : of;
 }
 
 /** What the sentinels said, the newest of each; that they are silent only of a run that says it began. */

@@ -70,6 +70,10 @@ export class Run {
     return this.metrics.length ? this.metrics[this.metrics.length - 1].step : 0;
   }
 
+  get finished() {
+    return this.about.summary?.steps === this.steps;
+  }
+
   get planned() {
     const batch = this.about.plan?.batch?.steps;
     return this.about.recipe?.steps ?? batch ?? null;

@@ -1,0 +1,144 @@
+"""The server that agents ask: what OpenAI's clients send, and what they do when nobody answers."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import pytest
+
+from postgrad.rollout.environments.desk import Desk
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+BODY = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+
+
+class Policy:
+    """Answers requests in their order, once it may."""
+
+    def __init__(self) -> None:
+        self.asked: list[Mapping[str, Any]] = []
+        self.may_answer = asyncio.Event()
+
+    async def __call__(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        self.asked.append(body)
+        number = len(self.asked)
+        await self.may_answer.wait()
+        if body["messages"][0]["content"] == "\ud800":
+            raise ValueError("no answer to \ud800")
+        return {"role": "assistant", "content": f"answer {number}"}
+
+
+def played(scene: Any) -> None:
+    """scene(policy, post, url): post(body, retry) sends a request as OpenAI's client does."""
+
+    async def play() -> None:
+        desk, policy = Desk(), Policy()
+        async with desk.open(), httpx.AsyncClient(timeout=60) as client:
+            with desk.seat(policy) as key:
+
+                async def post(body: Any, retry: int = 0, **more: Any) -> httpx.Response:
+                    headers = {"Authorization": f"Bearer {key}"}
+                    headers["x-stainless-retry-count"] = str(retry)
+                    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+                    url = f"{desk.url}/chat/completions"
+                    return await client.post(url, headers=headers, content=content, **more)
+
+                await scene(policy, post, f"{desk.url} {key}")
+
+    asyncio.run(play())
+
+
+def content(reply: httpx.Response) -> str:
+    return reply.json()["choices"][0]["message"]["content"]
+
+
+def test_options_that_are_null_are_as_left_out() -> None:
+    async def scene(policy: Policy, post: Any, where: str) -> None:
+        policy.may_answer.set()
+        nulls = dict.fromkeys(["n", "stream", "stop", "seed", "tools", "logprobs", "user"])
+        assert content(await post({**BODY, **nulls})) == "answer 1"
+        for wrong in ({"n": 2}, {"n": "1"}, {"stream": True}, {"logprobs": True}):
+            assert (await post({**BODY, **wrong})).status_code == 400
+
+    played(scene)
+
+
+def test_a_request_that_is_sent_again_means_the_same_turn() -> None:
+    async def scene(policy: Policy, post: Any, where: str) -> None:
+        with pytest.raises(httpx.ReadTimeout):
+            await post(BODY, timeout=httpx.Timeout(60, read=0.05))
+        again = asyncio.create_task(post(BODY, retry=1))
+        await asyncio.sleep(0.05)
+        policy.may_answer.set()
+        assert content(await again) == "answer 1"
+        assert content(await post(BODY, retry=2)) == "answer 1"  # its reply was lost
+        assert len(policy.asked) == 1
+
+    played(scene)
+
+
+def test_a_request_that_is_no_repetition_asks_the_policy() -> None:
+    async def scene(policy: Policy, post: Any, where: str) -> None:
+        policy.may_answer.set()
+        assert content(await post(BODY)) == "answer 1"
+        assert content(await post(BODY)) == "answer 2"
+        assert content(await post({**BODY, "seed": 1}, retry=1)) == "answer 3"
+
+    played(scene)
+
+
+def test_a_request_that_is_open_at_the_end_is_answered_and_prints_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    replies: list[asyncio.Task[httpx.Response]] = []
+
+    async def scene(policy: Policy, post: Any, where: str) -> None:
+        replies.append(asyncio.create_task(post(BODY)))
+        while not policy.asked:
+            await asyncio.sleep(0.01)
+        others = asyncio.all_tasks() - {asyncio.current_task(), *replies}
+        for task in others:  # as SideBySide does, in any order
+            if "__call__" in repr(task.get_coro()):
+                task.cancel()
+        reply = await replies[0]
+        assert (reply.status_code, reply.json()["error"]["message"]) == (
+            400,
+            "the sample has ended",
+        )
+
+    played(scene)
+    assert capfd.readouterr().err == ""
+
+
+def test_an_error_that_quotes_half_a_surrogate_pair_is_told() -> None:
+    async def scene(policy: Policy, post: Any, where: str) -> None:
+        policy.may_answer.set()
+        reply = await post(b'{"messages": [{"role": "user", "content": "\\ud800"}]}')
+        assert reply.status_code == 400
+        assert reply.json()["error"]["message"] == "no answer to \\ud800"
+
+    played(scene)
+
+
+def test_a_client_that_goes_in_the_middle_of_its_request_is_no_error(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async def scene(policy: Policy, post: Any, where: str) -> None:
+        url, key = where.split()
+        port = int(url.split(":")[2].partition("/")[0])
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        lines = ["POST /v1/chat/completions HTTP/1.1", "Host: a", "Content-Length: 500"]
+        lines += [f"Authorization: Bearer {key}", "", "{"]
+        writer.write("\r\n".join(lines).encode())
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        writer.close()
+        await asyncio.sleep(0.1)
+        policy.may_answer.set()
+        assert content(await post(BODY)) == "answer 1"
+
+    played(scene)
+    assert capfd.readouterr().err == ""
