@@ -10,7 +10,7 @@ from postgrad.plan.batches import batch_json
 from postgrad.plan.hardware import Hardware, catalogue
 from postgrad.plan.lengths import RowLengths
 from postgrad.plan.page import Page
-from postgrad.plan.plan import Facts, outlook
+from postgrad.plan.plan import Facts, Outlook, outlook
 from postgrad.plan.timing import Timing
 from postgrad.recipe.load import parse_recipe
 
@@ -79,6 +79,15 @@ def test_prompts_of_a_model_with_states_are_counted_as_its_learner_computes_them
     kind: str, prompt: int, copies: int
 ) -> None:
     """Once for 8 answers where layers go on from a state and a prompt has 32 tokens and more."""
+    of = grpo(kind, prompt)
+    assert batch_json(of)["tokens_per_step"] == 4 * (copies * prompt + 8 * 200)
+    (note,) = (note for note in Page(of, ()).notes() if "carry a state" in note)
+    assert f"computes a prompt {'once' if copies == 1 else '8 times'}. " in note
+    assert note.endswith("kernels (flash-linear-attention, mamba-ssm) keep less")
+
+
+def grpo(kind: str, prompt: int) -> Outlook:
+    """A plan of a small model of the type on one core."""
     shape = any_shape(config_of(kind, 37).to_dict(), kind)
     table = {
         "job": "rl", "run_dir": "run", "steps": 1, "model": {"path": kind},
@@ -88,7 +97,13 @@ def test_prompts_of_a_model_with_states_are_counted_as_its_learner_computes_them
     }  # fmt: skip
     one_core = Hardware(count=1, device=catalogue({})["CPU-BF16"])
     lengths = RowLengths(prompt, 200, 1.0, "here")
-    of = outlook(parse_recipe(table), Facts(lambda _: shape, one_core, lengths))
-    assert batch_json(of)["tokens_per_step"] == 4 * (copies * prompt + 8 * 200)
-    (note,) = (note for note in Page(of, ()).notes() if "carry a state" in note)
-    assert note.endswith(f"computes a prompt {'once' if copies == 1 else '8 times'}")
+    return outlook(parse_recipe(table), Facts(lambda _: shape, one_core, lengths))
+
+
+@pytest.mark.parametrize(("kind", "told"), [("gpt2", True), ("gpt_neox", False)])
+def test_a_type_whose_layers_were_not_counted_is_told(kind: str, told: bool) -> None:
+    notes = [note for note in Page(grpo(kind, 40), ()).notes() if "is estimated as" in note]
+    text = (
+        "what layers of a gpt2 model keep for the backward pass is estimated as a dense decoder's"
+    )
+    assert notes == ([f"{text} of the same sizes"] if told else [])

@@ -91,6 +91,7 @@ def _count(config: Mapping[str, Any], path: str) -> ModelShape:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from postgrad.models.config import reading
+    from postgrad.models.kept import kept_by_layers
     from postgrad.models.load import skeleton
     from postgrad.models.supported import causal_class, require_interface, require_supported
 
@@ -104,7 +105,10 @@ def _count(config: Mapping[str, Any], path: str) -> ModelShape:
     require_supported(parsed, path)
     lm = skeleton(parsed, causal_class(parsed), path)
     require_interface(lm, path)
-    return _shape_of(lm)
+    shape = _shape_of(lm)
+    assert shape.counted is not None
+    counted = dataclasses.replace(shape.counted, kept=kept_by_layers(lm))
+    return dataclasses.replace(shape, counted=counted)
 
 
 def _number(stated: dict[str, Any]) -> Any:
@@ -117,7 +121,6 @@ def _number(stated: dict[str, Any]) -> Any:
 def _shape_of(lm: Any) -> ModelShape:
     """The shape of a model on the meta device."""
     from postgrad.models.attention import layers_of
-    from postgrad.models.kept import kept_by_layers
     from postgrad.models.routers import balance_of
 
     config = lm.config.get_text_config()
@@ -161,7 +164,6 @@ def _shape_of(lm: Any) -> ModelShape:
             balance=balance_of(lm.config, ModelSettings()),
             **_targets(lm),
             **_experts(lm, weights, config),
-            kept=kept_by_layers(lm),
         ),
         tower=_tower_of(lm),
     )

@@ -211,6 +211,8 @@ def backward_of_layer(
         return gradients
     if in_host_memory(checkpointing, cpu=cpu):
         gradients += shape.hidden_size * width
+    if shape.counted is not None and shape.counted.choices:
+        compiled = False  # around experts compiled parts hold as much as plain ones, as measured
     return gradients + kept_by_layer(shape, width, lora, blocks, cpu=cpu, compiled=compiled)
 
 

@@ -37,12 +37,8 @@ def plan_notes(outlook: Outlook, advice: Sequence[Advice]) -> Iterator[str]:
     yield f"lengths: {outlook.lengths.source}" + (f"; {rows} rows an epoch" if rows else "")
     yield from _turns_note(outlook.recipe)
     yield from expert_notes(outlook.roles, outlook.timing.exchanged, outlook.recipe.learner)
-    if states := outlook.roles[0].shape.state_bytes:
-        times = "once" if shared else f"{outlook.recipe.answers_per_prompt} times"
-        yield (
-            f"layers of a {outlook.roles[0].shape.model_type} model carry a state along the "
-            f"sequence, {states / 1e6:.3g} MB each: the learner computes a prompt {times}"
-        )
+    yield from _states_note(outlook, shared=bool(shared))
+    yield from _uncounted_notes(outlook)
     if outlook.calibrated is not None:
         yield f"times: {outlook.calibrated}"
     if outlook.auto:
@@ -78,6 +74,31 @@ def plan_notes(outlook: Outlook, advice: Sequence[Advice]) -> Iterator[str]:
             f"{outlook.roles[0].shape.vocab_size} would take {gigabytes(logits)} with their "
             "gradient; they are made a chunk at a time and never kept"
         )
+
+
+def _states_note(outlook: Outlook, *, shared: bool) -> Iterator[str]:
+    """Of a policy whose layers carry a state. shared: whether the data's prompts can be shared."""
+    shape = outlook.roles[0].shape
+    if not shape.state_bytes:
+        return
+    times = "once" if shared else f"{outlook.recipe.answers_per_prompt} times"
+    yield (
+        f"layers of a {shape.model_type} model carry a state along the sequence, "
+        f"{shape.state_bytes / 1e6:.3g} MB each: the learner computes a prompt {times}. What they "
+        "keep for the backward pass is counted as plain torch computes them: kernels "
+        "(flash-linear-attention, mamba-ssm) keep less"
+    )
+
+
+def _uncounted_notes(outlook: Outlook) -> Iterator[str]:
+    """Of types whose layers could not be run without numbers (models.kept)."""
+    counted = {role.shape.model_type: role.shape.counted for role in outlook.roles}
+    for kind, weights in counted.items():
+        if weights is not None and not weights.kept:
+            yield (
+                f"what layers of a {kind} model keep for the backward pass is estimated as a dense "
+                "decoder's of the same sizes"
+            )
 
 
 def _turns_note(recipe: Recipe) -> Iterator[str]:
