@@ -7,7 +7,8 @@ from typing import Any
 
 from postgrad.core.records import Prompt, Rollout
 
-# Hub ids of known shapes; of mixtures of experts the config: Qwen3-30B-A3B, OLMoE-1B-7B.
+# Hub ids of known shapes; of mixtures of experts the config, Qwen3-30B-A3B and OLMoE-1B-7B, and of a
+# hybrid one of the type of Qwen3.5.
 MODELS: dict[str, str | dict[str, Any]] = {
     "0.6B": "Qwen/Qwen3-0.6B",
     "1.7B": "Qwen/Qwen3-1.7B",
@@ -24,6 +25,12 @@ MODELS: dict[str, str | dict[str, Any]] = {
         "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16,
         "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 50304,
         "tie_word_embeddings": False, "max_position_embeddings": 4096,
+    },
+    "2B-hybrid": {
+        "model_type": "qwen3_5_text", "hidden_size": 2048, "intermediate_size": 6144,
+        "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 16,
+        "vocab_size": 248320, "tie_word_embeddings": True, "max_position_embeddings": 40960,
     },
 }  # fmt: skip
 ROW = 1024  # tokens of a row, or of a prompt with all of its answers
@@ -146,13 +153,16 @@ def cases() -> Iterator[Case]:
 
 
 def mixture_cases() -> Iterator[Case]:
-    """Those of mixtures of experts, whose routers and experts run between compiled parts."""
+    """Those of mixtures of experts, whose routers and experts run between compiled parts, and of a
+    hybrid without kernels.
+    """
     for words in (("adapter",), ("adapter", "checkpointing"), ("zero3", "checkpointing")):
         for compiled in ((), ("compiled",)):
             yield Case("sft", "7B-A1B", (*compiled, *words))
     yield Case("sft", "30B-A3B", ("zero3", "checkpointing"))
     yield Case("sft", "30B-A3B", ("compiled", "zero3", "checkpointing"))
-    yield Case("grpo", "7B-A1B", ("adapter", "checkpointing"))
+    yield Case("sft", "2B-hybrid", ("checkpointing",))
+    yield Case("sft", "2B-hybrid", ("adapter",))
 
 
 def offloaded_cases() -> Iterator[Case]:
