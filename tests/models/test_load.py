@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
+from helpers.model_types import make_model
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
@@ -224,6 +225,22 @@ def test_weights_that_are_loaded_together_are_one_piece_of_memory(
     )
     assert len({p.untyped_storage().data_ptr() for p in together.values()}) == 1
     assert all(torch.equal(p, apart[name]) for name, p in together.items())
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="it reads what Linux has mapped")
+def test_a_mixture_leaves_its_file_once_its_experts_are_put_together(
+    fresh: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """In the file each expert has weights of its own, so that nothing of it is used as it lies."""
+    tokenizer = fresh("qwen2")
+    size = len(load_tokenizer(str(tokenizer)))
+    folder = make_model("qwen3_moe", tokenizer, size, tmp_path / "mixture")
+    loaded = load_model(str(folder), dtype=torch.float32)
+    assert str(folder / "model.safetensors") not in Path("/proc/self/maps").read_text("utf-8")
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    weights = dict(plain.named_parameters())
+    for name, weight in loaded.lm.named_parameters():
+        assert torch.equal(weight, weights[name]), name
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from postgrad.models.settings import Recompute
 from postgrad.models.stored import of_tensors, real, realise, stored_tensors
 from postgrad.models.supported import (
     causal_class,
+    experts_of,
     give_score_class,
     is_tested,
     may_carry_states,
@@ -172,9 +173,20 @@ def read_weights(path: str, config: Any, kind: Any, how: Loading) -> tuple[Any, 
                 **at,
                 **loading_arguments(how.quantize, how.device),
             )
+            if how.quantize == "none" and experts_of(config):
+                _leave_files(read[0])
     lm, report = read
     require_whole(path, mismatched=[name for name, *_ in report["mismatched_keys"]])
     return lm, list(report["missing_keys"])
+
+
+def _leave_files(lm: nn.Module) -> None:
+    """Copies the weights of a mixture but for those of experts, which were copied as they were put
+    together. A single weight that still lies in its file keeps all of it in the process's memory.
+    """
+    for name, weight in lm.named_parameters():
+        if ".experts." not in name:
+            weight.data = weight.data.clone()
 
 
 def _read_merged(path: str, config: Any, kind: Any, how: Loading) -> tuple[Any, list[str]]:
