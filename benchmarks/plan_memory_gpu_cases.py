@@ -7,8 +7,8 @@ from typing import Any
 
 from postgrad.core.records import Prompt, Rollout
 
-# Hub ids of known shapes; of mixtures of experts the config, Qwen3-30B-A3B and OLMoE-1B-7B, and of a
-# hybrid one of the type of Qwen3.5.
+# Hub ids of known shapes; of mixtures of experts the config, Qwen3-30B-A3B and OLMoE-1B-7B, and a
+# hybrid of Qwen3.5's type.
 MODELS: dict[str, str | dict[str, Any]] = {
     "0.6B": "Qwen/Qwen3-0.6B",
     "1.7B": "Qwen/Qwen3-1.7B",
