@@ -29,14 +29,15 @@ from postgrad.parallel.sharding import whole_tensor
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 UPDATES = 2
+ROWS = 48  # of 6 a few tokens that rounding sends to other experts decide the mean: 0.052 with AMX
 
 
 def rows() -> Sequences:
     rng = np.random.default_rng(0)
-    tokens = Ragged.of([rng.integers(3, 36, 11 + n) for n in range(6)], np.int32)
+    tokens = Ragged.of([rng.integers(3, 36, 11 + n % 6) for n in range(ROWS)], np.int32)
     mask = np.ones(len(tokens.values), bool)
     mask[tokens.offsets[:-1]] = False
-    return Sequences(tokens, tokens.like(mask), np.arange(6))
+    return Sequences(tokens, tokens.like(mask), np.arange(ROWS))
 
 
 def gathered(policy: PolicyLearner) -> dict[str, torch.Tensor]:
@@ -74,7 +75,7 @@ def train(ranks: Ranks, folder: Path, model: str, stage: ShardingStage) -> None:
     for _ in range(UPDATES):
         weights |= gathered(policy)
         policy.logprobs(sequences).result()
-        policy.update(Update(SFT().experience(sequences), np.arange(6)), SFT()).result()
+        policy.update(Update(SFT().experience(sequences), np.arange(ROWS)), SFT()).result()
     assert len(seen) >= UPDATES
     numbers = {"errors": torch.tensor(seen).max()}
     said = policy.logprobs(sequences).result()
@@ -121,9 +122,7 @@ def test_logits_are_exact_and_updates_are_those_of_one_process(
     assert one.pop("errors") < 1e-6
     assert several.pop("errors") < 1e-6
     assert one.keys() == several.keys()
-    # of bfloat16, whose rounding differs with the processor: a token that it sends to other experts
-    # moves more, and is not what is looked at
-    assert float((one["logprobs"] - several["logprobs"]).abs().median()) < 0.05
+    assert float((one["logprobs"] - several["logprobs"]).abs().mean()) < 0.05  # of bfloat16
     for name in one:
         if "gate.weight" in name:
             assert float((one[name] - several[name]).norm()) < 0.1 * float(one[name].norm())
