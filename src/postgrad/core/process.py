@@ -1,6 +1,6 @@
 """What a process does for itself and its children: garbage collection and the C library's heap, its
-cores, the environment that children inherit, its pipes, its end with its parent. Imports no heavy
-package.
+cores, the environment that children inherit, its pipes, its signals, its end with its parent.
+Imports no heavy package.
 
 Handles: the results of role calls, the same for roles in this process and on a cluster.
 
@@ -11,12 +11,15 @@ later. The loop calls `.result()` where it needs the value.
 import ctypes
 import gc
 import os
+import signal
 import sys
-from collections.abc import Generator, Iterable
+import threading
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
 from io import TextIOWrapper
+from types import FrameType
 from typing import Any, BinaryIO, TypeVar, cast
 
 # Free bytes above which the heap is trimmed. New pages cost 0.2 ms a MB in a virtual machine, which
@@ -129,6 +132,40 @@ def die_with_parent() -> None:
 
     pr_set_pdeathsig = 1
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, _SIGKILL)
+
+
+@contextmanager
+def signals_handled(
+    numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]
+) -> Generator[None]:
+    """Inside, these signals come to `handler`; afterwards to who had them. Outside the main thread,
+    where Python sets no handler, they stay as they are: whoever started the thread ends it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """A handler that interrupts as Ctrl-C does, so that `finally` runs and folders are removed."""
+    raise KeyboardInterrupt
+
+
+def command_of_child(words: Iterable[str]) -> list[str]:
+    """The command of a child that runs postgrad's command line with `words`, and ends with this
+    process: one that outlived it would train on, and keep its run directory locked.
+    """
+    program = (
+        f"import sys; from {__name__} import die_with_parent; die_with_parent(); "
+        "from postgrad.cli.main import main; sys.exit(main())"
+    )
+    return [sys.executable, "-P", "-c", program, *words]
 
 
 def usable_cores() -> int:

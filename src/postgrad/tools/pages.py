@@ -28,6 +28,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from postgrad.core.errors import PostgradError, UsageError
 from postgrad.core.files import finite, whole_file
+from postgrad.core.process import signals_handled
 from postgrad.core.text import how_many
 from postgrad.observe.console import Console
 from postgrad.observe.report import page
@@ -326,13 +327,10 @@ def _until_signal(server: WatchServer) -> Generator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         threading.Thread(target=server.shutdown).start()  # it waits for the loop, which is here
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, stop) for number in numbers}
     try:
-        yield
+        with signals_handled((signal.SIGINT, signal.SIGTERM), stop):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         server.server_close()
 
 

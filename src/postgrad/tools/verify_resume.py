@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -14,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from types import FrameType
 from typing import Any
 
 from postgrad.checkpoint.files import STATE, steps_in
 from postgrad.core.errors import RunError, UsageError
+from postgrad.core.process import command_of_child, interrupt, signals_handled
 from postgrad.core.seeds import permutation, uniform
 from postgrad.observe.console import Console
 from postgrad.observe.follow import read_lines
@@ -29,18 +28,13 @@ LENGTHS = ("--steps", "--epochs", "--total_episodes")
 TIMED = ("_seconds", "_bytes", "_per_second", "_time_fraction")
 LOGS = ("metrics.jsonl", "eval.jsonl", "schedule.jsonl", *SAMPLES)
 POLL_SECONDS = 0.002  # a save of a small model takes a few times as long
-SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # beside Ctrl-C
 # Nothing of a copy is anybody's model, checkpoint or curve: the recipe's own run may have those.
 OF_A_COPY = {
     "checkpoint.save_steps": "1",
     "checkpoint.push_to_hub": "",
     "observe.loggers": "[]",
 }
-# A copy that outlived this process would train on in a directory that is gone.
-COPY = (
-    "import sys; from postgrad.core.process import die_with_parent; die_with_parent(); "
-    "from postgrad.cli.main import main; sys.exit(main())"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +71,7 @@ def verify_resume(
         [] if any(word in LENGTHS for word in stated) else ["--steps", str(max(STEPS, kills + 1))]
     )
     words = [*overrides, *length]
-    with TemporaryDirectory(prefix="postgrad-") as folder, _signals_interrupt():
+    with TemporaryDirectory(prefix="postgrad-") as folder, signals_handled(SIGNALS, interrupt):
         unbroken, killed = Path(folder) / "whole", Path(folder) / "killed"
         began = time.monotonic()
         _run_to_end(recipe, unbroken, words)
@@ -203,7 +197,7 @@ def _started(recipe: Path, run: Path, words: Sequence[str]) -> Generator["subpro
     keys = {**OF_A_COPY, "checkpoint.ckpt_path": str(run / "checkpoints"), "run_dir": str(run)}
     process = subprocess.Popen(
         [
-            *(sys.executable, "-c", COPY, "train", str(recipe), "--quiet", *words),
+            *command_of_child(["train", str(recipe), "--quiet", *words]),
             *(word for key, value in keys.items() for word in (f"--{key}", value)),
         ],
         start_new_session=True,  # its workers die with it
@@ -229,24 +223,3 @@ def _require_success(process: "subprocess.Popen[str]", run: Path) -> None:
             f"{errors.strip().removeprefix('postgrad: ')} (the variable TMPDIR names another place "
             "for copies)"
         )
-
-
-@contextmanager
-def _signals_interrupt() -> Generator[None]:
-    """Inside, SIGTERM and SIGHUP interrupt as Ctrl-C does, so that copies and their folder go.
-    Outside the main thread they stay as they are.
-    """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = {number: signal.signal(number, interrupt) for number in SIGNALS}
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

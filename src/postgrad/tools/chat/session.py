@@ -13,6 +13,7 @@ from typing import Any
 
 from postgrad.core.errors import UsageError
 from postgrad.core.media import IMAGES, image_store, images_kept_in, size_of
+from postgrad.core.process import signals_handled
 from postgrad.data.images import content_of
 from postgrad.observe.console import Console
 from postgrad.observe.samples import AnswerDisplay
@@ -109,11 +110,8 @@ class Session:
             for talker in self.talkers:
                 talker.cut()
 
-        before = signal.signal(signal.SIGINT, cut)
-        try:
+        with signals_handled((signal.SIGINT,), cut):
             yield
-        finally:
-            signal.signal(signal.SIGINT, before)
 
 
 def chat(

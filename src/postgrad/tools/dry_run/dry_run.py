@@ -3,14 +3,13 @@
 import os
 import signal
 import tempfile
-import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from postgrad.core.media import IMAGES, images_kept_in
+from postgrad.core.process import interrupt, signals_handled
 from postgrad.core.text import how_many
 from postgrad.observe.console import Console
 from postgrad.plan.page import Page
@@ -192,21 +191,6 @@ def _scratch(run_dir: Path) -> Generator[Path]:
     """
     beside = ahead.existing(run_dir).parent if run_dir.exists() else ahead.existing(run_dir)
     home = beside if os.access(beside, os.W_OK | os.X_OK) and beside.is_dir() else None
-    with _terminable(), tempfile.TemporaryDirectory(prefix=PREFIX, dir=home) as folder:
+    scratch = tempfile.TemporaryDirectory(prefix=PREFIX, dir=home)
+    with signals_handled((signal.SIGTERM,), interrupt), scratch as folder:
         yield Path(folder)
-
-
-@contextmanager
-def _terminable() -> Generator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, _end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

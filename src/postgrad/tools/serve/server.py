@@ -7,7 +7,6 @@ import logging
 import math
 import signal
 import socket
-import threading
 from collections.abc import Callable, Generator
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from postgrad.core.errors import UsageError
+from postgrad.core.process import signals_handled
 from postgrad.tools.serve.metrics import Metrics
 from postgrad.tools.serve.wire import Refusal, ServerLimits
 
@@ -80,15 +80,8 @@ class Server(uvicorn.Server):
         """As uvicorn's, but without raising the signal again after an orderly end: the command goes
         on and shows its results.
         """
-        if threading.current_thread() is not threading.main_thread():
-            yield  # whoever started the thread ends it
-            return
-        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
-        try:
+        with signals_handled(_SIGNALS, self.handle_exit):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _protocol(limits: ServerLimits, metrics: Metrics) -> type[asyncio.Protocol]:

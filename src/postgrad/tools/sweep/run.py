@@ -16,6 +16,7 @@ from typing import Any, TextIO, cast
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.files import finite, remove, write_json
+from postgrad.core.process import command_of_child, signals_handled
 from postgrad.core.text import how_many
 from postgrad.observe.console import Console, Phase
 from postgrad.observe.follow import read_object
@@ -42,11 +43,6 @@ OURS = (
 POLL_SECONDS = 0.1
 PAGE_SECONDS = 20.0  # from one page to the next while runs go on
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# A child that outlived this process would keep its run directory locked.
-CHILD = (
-    "import sys; from postgrad.core.process import die_with_parent; die_with_parent(); "
-    "from postgrad.cli.main import main; sys.exit(main())"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,20 +203,6 @@ class _Stopping:
             )
         self.asked = True
 
-    @contextmanager
-    def heard(self) -> Generator[None]:
-        """Inside, the signals come here. Outside the main thread they stay as they are."""
-        try:
-            before = {number: signal.signal(number, self) for number in SIGNALS}
-        except ValueError:  # not the main thread
-            yield
-            return
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
 
 def _run(sweep: Sweep, places: Places, console: Console, command: Command) -> Standing:
     began = time.monotonic()
@@ -230,7 +212,7 @@ def _run(sweep: Sweep, places: Places, console: Console, command: Command) -> St
     have = f", {finished} of them have finished" if finished else ""
     console.note(f"sweep: {how_many(len(sweep.trials), 'run')} in {sweep.path}{have}; {at_once}")
     runner = _Runner(sweep, places, console, command)
-    with runner.stopping.heard(), ExitStack() as stack:
+    with signals_handled(SIGNALS, runner.stopping), ExitStack() as stack:
         if places.count > 1:
             runner.phase = stack.enter_context(console.phase("sweep"))
         try:
@@ -293,7 +275,7 @@ class _Runner:
                 alone = None if alone is None else stack.enter_context(_flushed(alone))
             logged = file.tell()
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", CHILD, *words],
+                command_of_child(words),
                 stdin=subprocess.DEVNULL,
                 stdout=file if alone is None else alone.fileno(),
                 stderr=file,
