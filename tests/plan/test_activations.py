@@ -1,6 +1,8 @@
 """What a plan says that a forward pass keeps, against what autograd keeps of a real one."""
 
-from collections.abc import Mapping
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from postgrad.core.ragged import Ragged
@@ -20,10 +24,11 @@ from postgrad.models.adapters import add_adapter
 from postgrad.models.attention import ATTENTION_NAME
 from postgrad.models.known_shapes import any_shape, shape_of_model
 from postgrad.models.load import Loading, place
+from postgrad.models.routers import mixtures_of
 from postgrad.models.settings import LoraSettings, ModelSettings
 from postgrad.models.shapes import ModelShape, shape_of
 from postgrad.plan import activations, passes
-from postgrad.plan.activations import Blocks, kept, kept_by_layer
+from postgrad.plan.activations import Blocks, forward_only, kept, kept_by_layer
 from postgrad.plan.lengths import RowLengths
 from postgrad.rollout.local import sampler
 
@@ -139,6 +144,53 @@ def test_a_mixture_between_compiled_parts_keeps_all_that_it_keeps_alone() -> Non
     dense = replace(mixture, counted=None, intermediate_size=0)
     compiled, outside = (kept_by_layer(s, 2, None, Blocks(), **how) for s in (mixture, dense))
     assert compiled - outside == trained.mixtures // layers
+
+
+class Live(TorchDispatchMode):
+    """The most bytes of storages that are there at a time, of all that begin inside."""
+
+    def __init__(self, before: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._holders = Counter(tensor.untyped_storage()._cdata for tensor in before)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **kwargs or {})
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                self._hold(tensor)
+        return out
+
+    def _hold(self, tensor: Tensor) -> None:
+        storage, size = tensor.untyped_storage()._cdata, tensor.untyped_storage().nbytes()
+        if not self._holders[storage]:
+            self.now += size
+            self.most = max(self.most, self.now)
+        self._holders[storage] += 1
+        weakref.finalize(tensor, self._let_go, storage, size)
+
+    def _let_go(self, storage: int, size: int) -> None:
+        self._holders[storage] -= 1
+        if not self._holders[storage]:
+            self.now -= size
+
+
+@pytest.mark.parametrize("inner", [64, 2048], ids=["narrow experts", "wide experts"])
+@torch.no_grad()
+def test_a_forward_pass_that_keeps_nothing_has_the_rows_of_experts(inner: int) -> None:
+    """Of one block of 4 experts a token, narrow and wide beside the residual stream of 512."""
+    tokens = 512
+    sizes = {**SIZES, **EXPERTS, "num_hidden_layers": 1, "moe_intermediate_size": inner}
+    sizes["hidden_size"] = 512
+    backbone = made("qwen3_moe", torch.bfloat16, None, False, sizes)
+    (block,) = mixtures_of(backbone.lm)
+    hidden = torch.randn(1, tokens, 512, dtype=torch.bfloat16)
+    with Live((hidden, *block.parameters())) as live:
+        block(hidden)
+    shape = any_shape(backbone.lm.config.to_dict(), "a mixture")  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+    stream = 4 * 512 * 2  # the plan has it beside the block
+    foreseen = forward_only(shape, 2, Blocks(), cpu=False) - stream
+    assert foreseen * tokens == pytest.approx(live.most, rel=0.05)
 
 
 COUNTED = {

@@ -203,17 +203,21 @@ def backward_of_layer(
     checkpointing all that the layer computes and keeps anew; and the input of the layer before,
     where it comes back from the host's memory.
     """
-    gradients = 2 * shape.intermediate_size + 2 * shape.hidden_size
-    if shape.counted is not None and shape.counted.choices:  # of the outputs of a token's experts
-        gradients += shape.counted.chosen * shape.hidden_size
-    gradients *= width
+    rows = _rows_of_experts(shape)
+    gradients = (2 * shape.intermediate_size + 2 * shape.hidden_size + rows) * width
     if not checkpointing:
         return gradients
     if in_host_memory(checkpointing, cpu=cpu):
         gradients += shape.hidden_size * width
-    if shape.counted is not None and shape.counted.choices:
-        compiled = False  # around experts compiled parts hold as much as plain ones, as measured
+    # around experts compiled parts hold as much as plain ones, as measured
+    compiled = compiled and not rows
     return gradients + kept_by_layer(shape, width, lora, blocks, cpu=cpu, compiled=compiled)
+
+
+def _rows_of_experts(shape: ModelShape) -> int:
+    """Numbers of a token's hidden states, once for each of its experts; 0 of a dense model."""
+    counted = shape.counted
+    return 0 if counted is None or not counted.choices else counted.chosen * shape.hidden_size
 
 
 def in_host_memory(checkpointing: Recompute, *, cpu: bool) -> bool:
@@ -223,12 +227,15 @@ def in_host_memory(checkpointing: Recompute, *, cpu: bool) -> bool:
 
 def forward_only(shape: ModelShape, width: int, blocks: Blocks, *, cpu: bool) -> int:
     """Bytes a token of a forward pass that keeps nothing: the products of the feed-forward or those
-    of attention, whichever are more, beside the residual stream.
+    of attention, whichever are more, beside the residual stream. Experts have the rows that they
+    read beside their products, and at their end their output as it is, weighted, and in order.
     """
     queries = shape.query_size
     each = FLOAT32 if cpu else width
     attention = int((3 * queries + 2 * shape.key_size * (1 + blocks.keys)) * each)
-    inside = max(3 * shape.intermediate_size * width, attention)
+    rows = _rows_of_experts(shape)
+    products = (4 if rows else 3) * shape.intermediate_size  # gate and up of experts are one tensor
+    inside = max((rows + products) * width, 4 * rows * width, attention)
     return inside + 4 * shape.hidden_size * width + _masks(shape, each, blocks)
 
 

@@ -127,7 +127,8 @@ class VLLMShare:
         each = rollout.vllm.tensor_parallel
         slots = rollout.stated_slots or MAX_SLOTS
         logits = slots * shape.vocab_size * (FLOAT32 + b)
-        hidden = VLLM_TOKENS * forward_only(shape, b, Blocks(), cpu=False) // each
+        fused = replace(shape, counted=None)  # its kernels of experts gather no rows
+        hidden = VLLM_TOKENS * forward_only(fused, b, Blocks(), cpu=False) // each
         token_bytes = max(1, shape.cache_bytes_per_token(b)) / min(each, shape.cache_heads)
         return cls(
             share=int(rollout.vllm.memory_fraction * device.memory_bytes),
