@@ -25,7 +25,10 @@ class Sessions:
     """A connection, and so an episode of its own, for each session."""
 
     def __init__(self, url: str) -> None:
-        from openenv import GenericEnvClient  # pyright: ignore[reportMissingImports]  # its own
+        # Where the package is not installed, type checkers take environments/openenv.py for it.
+        from openenv import (  # pyright: ignore[reportMissingImports]
+            GenericEnvClient,  # pyright: ignore[reportAttributeAccessIssue]
+        )
 
         self._url = url
         self._kind = GenericEnvClient
