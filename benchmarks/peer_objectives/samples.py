@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import RolloutBatch, Sequences
+from postgrad.core.records import Sequences
+from postgrad.core.rollout_batch import RolloutBatch
 
 PROMPT = 2  # tokens before each response
 LONGEST = 12  # max_new_tokens

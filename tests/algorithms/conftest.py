@@ -8,7 +8,8 @@ import torch
 
 from postgrad.algorithms.base import LossInputs
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import RolloutBatch, Sequences
+from postgrad.core.records import Sequences
+from postgrad.core.rollout_batch import RolloutBatch
 
 PROMPT = 2  # tokens before every response
 

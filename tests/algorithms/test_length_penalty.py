@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from postgrad.algorithms.registry import algorithm_class
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import RolloutBatch
+from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.ops.advantages import relative_penalties
 
 SHARES = {"output_tokens": 0.25, "input_tokens": 0.1, "turns": 0.1}

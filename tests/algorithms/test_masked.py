@@ -15,7 +15,8 @@ from postgrad.algorithms.policy_gradient import PolicyGradient
 from postgrad.algorithms.ppo import PPO
 from postgrad.algorithms.registry import algorithm_class
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import RolloutBatch, Sequences
+from postgrad.core.records import Sequences
+from postgrad.core.rollout_batch import RolloutBatch
 
 LENGTHS = [2, 4, 3, 1, 2]
 BY_GROUP = ["grpo", "dr_grpo", "rloo", "dapo", "gspo", "cispo", "opo"]

@@ -16,7 +16,8 @@ from postgrad.algorithms.ppo import PPO
 from postgrad.algorithms.reinforce_pp import ReinforcePP
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import RolloutBatch, Sequences
+from postgrad.core.records import Sequences
+from postgrad.core.rollout_batch import RolloutBatch
 
 SAMPLES = st.lists(  # reward, cut short, and of each response token: policy's, its turn's reward
     st.tuples(

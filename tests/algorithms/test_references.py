@@ -20,7 +20,8 @@ from postgrad.algorithms.policy_gradient import PolicyGradient
 from postgrad.algorithms.registry import ALGORITHMS, algorithm_class
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import RolloutBatch, Sequences
+from postgrad.core.records import Sequences
+from postgrad.core.rollout_batch import RolloutBatch
 
 RUNS = st.lists(  # groups of samples: reward, and a logprob shift for each token
     st.lists(

@@ -15,7 +15,7 @@ from postgrad.algorithms.base import LossInputs
 from postgrad.algorithms.registry import algorithm_class
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import RolloutBatch
+from postgrad.core.rollout_batch import RolloutBatch
 
 GRPO: Any = algorithm_class("grpo")
 RULES: dict[str, Any] = {

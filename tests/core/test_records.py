@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from postgrad.core.errors import RunError
-from postgrad.core.records import Prompt, Rollout, RolloutBatch, ScoredGroup, Turn
+from postgrad.core.records import Prompt, Rollout, ScoredGroup, Turn
+from postgrad.core.rollout_batch import RolloutBatch
 
 
 def turn(author: str, *tokens: int) -> Turn:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from postgrad.core.process import Handle, done
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Hinted, PlacedImage, Prompt, RolloutBatch, Sequences
+from postgrad.core.records import Hinted, PlacedImage, Prompt, Sequences
+from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.fleet.teachers import Teachers, behind_hints, shown_answers
 
 

@@ -49,6 +49,44 @@ def forgets(base_url, api_key, model, row):
     ask(base_url, api_key, messages)
 
 
+def explores(base_url, api_key, model, row):
+    """Goes two ways from the policy's first turn, and comes back to the first way."""
+    said = {"begin": list(row["messages"])}
+    said["begin"].append(ask(base_url, api_key, said["begin"])["message"])
+    for name, way in (("begin", "left"), ("begin", "right"), ("left", "left again")):
+        said[way] = [*said[name], {"role": "user", "content": way}]
+        said[way].append(ask(base_url, api_key, said[way])["message"])
+    return float(len(said))
+
+
+async def delegates(base_url, api_key, model, row):
+    """Asks for a plan, and gives its three jobs to the policy at the same time, each alone."""
+    await asyncio.to_thread(ask, base_url, api_key, list(row["messages"]))
+    jobs = [[{"role": "user", "content": f"job {number}"}] for number in range(3)]
+    asked = [asyncio.to_thread(ask, base_url, api_key, messages) for messages in jobs]
+    choices = await asyncio.gather(*asked)
+    return float(sum(int(choice["message"]["content"]) for choice in choices))
+
+
+def shortens(base_url, api_key, model, row):
+    """Goes on with less than what was said: a call of the policy, and its result."""
+    call = ask(base_url, api_key, list(row["messages"]))["message"]
+    result = {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "content": "7"}
+    messages = [{"role": "user", "content": "briefly"}, call, result]
+    return float(ask(base_url, api_key, messages)["message"]["content"])
+
+
+async def hurries(base_url, api_key, model, row):
+    """Ends before a request of its own is answered."""
+    messages = list(row["messages"])
+    await asyncio.to_thread(ask, base_url, api_key, messages)
+    other = [{"role": "user", "content": "other"}]
+    waiting = asyncio.ensure_future(asyncio.to_thread(ask, base_url, api_key, other))
+    waiting.add_done_callback(lambda done: done.exception())
+    await asyncio.sleep(0.05)
+    return 0.25
+
+
 async def leaves(base_url, api_key, model, row):
     """Ends by sys.exit, in the loop that it shares with others."""
     raise SystemExit("bye")

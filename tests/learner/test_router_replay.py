@@ -15,7 +15,8 @@ from helpers.rollouts import Chosen
 from postgrad.algorithms.sft import SFT
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Experience, Prompt, RolloutBatch, Sequences
+from postgrad.core.records import Experience, Prompt, Sequences
+from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.layout.layout import lay_out
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.policy import PolicyLearner

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from postgrad.algorithms.grpo import GRPO
-from postgrad.core.records import Prompt, Rollout, RolloutBatch, ScoredGroup, Sequences, Turn
+from postgrad.core.records import Prompt, Rollout, ScoredGroup, Sequences, Turn
+from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.observe.samples import step_samples
 
 

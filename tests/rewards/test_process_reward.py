@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from postgrad.core.errors import UsageError
-from postgrad.core.records import RolloutBatch, Turn
+from postgrad.core.records import Turn
+from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.ops.gae import token_rewards
 from postgrad.rewards.process_reward import so_far
 from postgrad.rewards.scorer import Scorer

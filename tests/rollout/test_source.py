@@ -5,7 +5,8 @@ import pytest
 
 from postgrad.core.cursor import Cursor
 from postgrad.core.errors import RunError
-from postgrad.core.records import Prompt, RolloutBatch, ScoredGroup
+from postgrad.core.records import Prompt, ScoredGroup
+from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.layout.tree import grow
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.environment import Drawing, Environments, Observation, at_once

@@ -12,16 +12,8 @@ from postgrad.algorithms.grpo import GRPO
 from postgrad.algorithms.remax import ReMax
 from postgrad.core.cursor import Cursor
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import (
-    Experience,
-    Failure,
-    Prompt,
-    Rollout,
-    RolloutBatch,
-    ScoredGroup,
-    Sequences,
-    Turn,
-)
+from postgrad.core.records import Experience, Failure, Prompt, Rollout, ScoredGroup, Sequences, Turn
+from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.learner.learner import UpdateResult
 from postgrad.learner.update import Update
 from postgrad.recipe.recipe import RLRecipe

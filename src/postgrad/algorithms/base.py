@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from postgrad.core.errors import RunError
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Experience, RolloutBatch, Sequences
+from postgrad.core.records import Experience, Sequences
+from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.core.settings import Settings
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pydantic import Field
 from postgrad.algorithms.base import Credit, Grades, Needs, required
 from postgrad.algorithms.grpo import GRPO
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import RolloutBatch
+from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.ops.losses import Aggregation
 
 

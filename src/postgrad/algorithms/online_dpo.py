@@ -12,7 +12,7 @@ from pydantic import Field
 from postgrad.algorithms.base import Credit, Needs, RolloutAlgorithm
 from postgrad.algorithms.dpo import DPO
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import RolloutBatch
+from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.ops.advantages import best_and_worst, group_stds
 
 

@@ -26,7 +26,8 @@ from postgrad.algorithms.kl_penalty import KLPenalty
 from postgrad.algorithms.reward_scaling import RewardScaling
 from postgrad.algorithms.token_selection import EntropyBonus
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Experience, RolloutBatch, Sequences
+from postgrad.core.records import Experience, Sequences
+from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.ops import kl, losses
 from postgrad.ops.advantages import equal_groups, group_sizes, group_stds
 from postgrad.ops.losses import Aggregation, entry_weights
@@ -182,13 +183,17 @@ class PolicyGradient(RewardScaling, EntropyBonus, KLPenalty, BehaviourCorrection
 
     def _replies(self, sequences: Sequences, written: Ragged) -> Ragged | None:
         """float32 [N] `observation_coef` at the tokens of environments, images apart; None without
-        it. written: bool [N] tokens of the policy; what stands before its first is the prompt.
+        it. written: bool [N] tokens of the policy; what stands before its first in a conversation
+        is a prompt.
         """
         if not self.observation_coef:
             return None
         weights: list[NDArray[np.float32]] = []
         for row, of_policy in enumerate(written):
-            read = np.logical_or.accumulate(of_policy) & ~of_policy
+            read = np.zeros(len(of_policy), np.bool_)
+            for begin, end in sequences.conversations(row):
+                part = of_policy[begin:end]
+                read[begin:end] = np.logical_or.accumulate(part) & ~part
             for image in sequences.images_of(row):
                 read[image.at] = False
             weights.append(self.observation_coef * read.astype(np.float32))

@@ -12,20 +12,24 @@ tokens of one response (all turns after the prompt).
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core import seeds
-from postgrad.core.errors import RunError
 from postgrad.core.ragged import Ragged
 
+T = TypeVar("T")
 # "stop": it ended by itself; "length": the token limit cut it; "dead_end": no token may come next
 # that its grammar allows
 FinishReason = Literal["stop", "length", "dead_end"]
 Author = Literal["policy", "environment"]
 Logprobs = NDArray[np.float32]  # [tokens]
+# What a reply of an environment stands behind: the policy's newest turn and what it read there, the
+# turn with a number, from 0 on, and what it read there, or nothing.
+Behind = int | Literal["newest", "nothing"]
 # [tokens, layers, k] numbers of the experts that each layer with a router sent a token to; -1 where
 # nobody knows: the router chooses itself there.
 Experts = NDArray[np.int16]
@@ -71,6 +75,9 @@ class Turn:
     logprobs: NDArray[np.float32]  # [t] nats, as the sampler drew them; zeros of an environment
     experts: Experts | None = None  # [t, layers, k] where the engine records them
     images: tuple["PlacedImage", ...] = ()  # of an environment's reply, among the t tokens
+    # Of an environment: the tokens are another conversation, up to the policy's next turn. Nothing
+    # before them is read behind them.
+    opens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,11 @@ class EpisodeFailure:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One sample of a prompt, as the engine wrote it. Its response has R tokens."""
+    """One sample of a prompt, as the engine wrote it. Its response has R tokens.
+
+    Where an episode has several conversations, they stand one behind the other, each with all of
+    its tokens: the first one begins with the prompt, every other one with a turn that `opens` it.
+    """
 
     ticket: int  # of its prompt
     sample: int  # number among the samples of the prompt, 0 .. n - 1
@@ -128,6 +139,32 @@ class Rollout:
             images += [image.moved(start) for image in turn.images]
             start += len(turn.token_ids)
         return tuple(images)
+
+    @property
+    def openings(self) -> tuple[int, ...]:
+        """Where, among the R tokens, the second conversation of its episode begins, the third and
+        so on.
+        """
+        ends = np.cumsum([0, *(len(turn.token_ids) for turn in self.turns)]).tolist()
+        return tuple(begin for begin, turn in zip(ends[:-1], self.turns, strict=True) if turn.opens)
+
+    def conversations(
+        self, prompt: Prompt
+    ) -> list[tuple[int, NDArray[np.int32], tuple["PlacedImage", ...]]]:
+        """Of each conversation: where it begins among the tokens of prompt and response, its
+        tokens, and its images among them.
+        """
+        tokens = np.concatenate([prompt.token_ids, self.token_ids])
+        images, before = self.images_behind(prompt), len(prompt.token_ids)
+        begins = [0, *(before + at for at in self.openings), len(tokens)]
+        return [
+            (
+                begin,
+                tokens[begin:end],
+                tuple(image.moved(-begin) for image in images if begin <= image.at[0] < end),
+            )
+            for begin, end in pairwise(begins)
+        ]
 
     @property
     def policy_mask(self) -> NDArray[np.bool_]:
@@ -199,6 +236,9 @@ class Sequences:
     # int16 [N, layers, k]: the experts that a policy's learner has to use again, see Experts.
     experts: Ragged | None = None
     images: tuple[tuple[PlacedImage, ...], ...] = ()  # of each sequence, in order; (): no images
+    # Of each sequence, the tokens at which a conversation of its own begins, rising: behind them
+    # nothing before them is read (Rollout). The first one begins at 0, which is not said. (): none.
+    openings: tuple[tuple[int, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -206,6 +246,11 @@ class Sequences:
     def images_of(self, row: int) -> tuple[PlacedImage, ...]:
         """The images of a sequence, in order."""
         return self.images[row] if self.images else ()
+
+    def conversations(self, row: int) -> list[tuple[int, int]]:
+        """Begin and end of each part of a sequence that is read by itself: mostly all of it."""
+        opened = self.openings[row] if self.openings else ()
+        return list(pairwise([0, *opened, len(self.tokens.row(row))]))
 
     def _with_images(self) -> Ragged:
         """The tokens, with those of images replaced by parts of their hashes, below 0."""
@@ -224,8 +269,9 @@ class Sequences:
         experts = None if self.experts is None else self.experts.take(rows)
         taken: list[int] = rows.tolist()
         images = tuple(self.images[row] for row in taken) if self.images else ()
+        openings = tuple(self.openings[row] for row in taken) if self.openings else ()
         tokens, loss_mask = self.tokens.take(rows), self.loss_mask.take(rows)
-        return Sequences(tokens, loss_mask, self.group[rows], experts, images)
+        return Sequences(tokens, loss_mask, self.group[rows], experts, images, openings)
 
     @property
     def shared_by(self) -> Ragged:
@@ -246,131 +292,10 @@ class Sequences:
         return replace(self, loss_mask=self.tokens.like(mask))
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutBatch:
-    """The S kept samples of a step. Ragged columns are over whole sequences, prompt and response,
-    like sequences.tokens.
-    """
-
-    sequences: Sequences
-    sampled_logprobs: Ragged  # float32 [N] nats; zeros where loss_mask is False
-    # float64 [N]: what the environment gave for a turn, weighted, at the last token that the policy
-    # wrote in the turn, and what a process reward gave for a step at its last token; else zeros.
-    turn_rewards: Ragged
-    rewards: NDArray[np.float64]  # [S] the total of each sample, turn rewards included
-    ticket: NDArray[np.int64]  # [S]
-    sample: NDArray[np.int64]  # [S] number among the samples of its prompt
-    truncated: NDArray[np.bool_]  # [S] True where finish_reason is not "stop"
-    # int32 [N] the policy version that drew each token, -1 where loss_mask is False; None: unknown.
-    versions: Ragged | None = None
-    # [S] each, by component: what it gave before its weight; NaN where it does not apply or failed.
-    components: Mapping[str, NDArray[np.float64]] = field(
-        default_factory=dict[str, NDArray[np.float64]]
-    )
-
-    def __len__(self) -> int:
-        return len(self.sequences)
-
-    @classmethod
-    def of(cls, groups: Sequence[ScoredGroup]) -> "RolloutBatch":
-        """Samples that were kept and have a token to learn from, in the order of `groups`. Raises
-        RunError where a sampled logprob is not finite, whoever sampled or recorded it.
-        """
-        rows = [
-            (number, group, rollout, i)
-            for number, group in enumerate(groups)
-            for i, rollout in enumerate(group.rollouts)
-            if group.kept[i] and rollout.policy_mask.any()
-        ]
-        at_prompt = [np.zeros(len(group.prompt.token_ids)) for _, group, _, _ in rows]
-        rollouts = [rollout for _, _, rollout, _ in rows]
-        for rollout in rollouts:
-            _require_finite(rollout)
-
-        def column(responses: list[NDArray[Any]], dtype: Any) -> Ragged:
-            """Values [R] of each response behind zeros for its prompt."""
-            pairs = zip(at_prompt, responses, strict=True)
-            return Ragged.of([np.concatenate([b.astype(dtype), p]) for b, p in pairs], dtype)
-
-        tokens = Ragged.of(
-            [np.concatenate([group.prompt.token_ids, r.token_ids]) for _, group, r, _ in rows],
-            np.int32,
-        )
-        return cls(
-            sequences=Sequences(
-                tokens=tokens,
-                loss_mask=column([r.policy_mask for r in rollouts], np.bool_),
-                group=np.array([number for number, *_ in rows], np.int64),
-                experts=_experts(rollouts),
-                images=images_column(r.images_behind(group.prompt) for _, group, r, _ in rows),
-            ),
-            sampled_logprobs=column([r.logprobs for r in rollouts], np.float32),
-            turn_rewards=column([_turn_rewards(group, r) for _, group, r, _ in rows], np.float64),
-            rewards=np.array([group.total[i] for _, group, _, i in rows], np.float64),
-            ticket=np.array([r.ticket for r in rollouts], np.int64),
-            sample=np.array([r.sample for r in rollouts], np.int64),
-            truncated=np.array([r.finish_reason != "stop" for r in rollouts], np.bool_),
-            versions=_versions(rollouts, at_prompt),
-            components={
-                name: np.array([_component(group, name, i) for _, group, _, i in rows], np.float64)
-                for name in dict.fromkeys(name for group in groups for name in group.rewards)
-            },
-        )
-
-
-def _experts(rollouts: Sequence[Rollout]) -> Ragged | None:
-    """The column `experts`; None where a rollout has none."""
-    columns = [experts for rollout in rollouts if (experts := rollout.experts) is not None]
-    return Ragged.of(columns, np.int16) if columns and len(columns) == len(rollouts) else None
-
-
-def images_column(
-    rows: Iterable[tuple[PlacedImage, ...]],
-) -> tuple[tuple[PlacedImage, ...], ...]:
-    """Sequences.images of sequences with these images; () where none has any."""
-    images = tuple(rows)
-    return images if any(images) else ()
-
-
-def _component(group: ScoredGroup, name: str, place: int) -> float:
-    """What a component gave the sample at `place`; NaN where it does not apply to the prompt."""
-    return float(group.rewards[name][place]) if name in group.rewards else np.nan
-
-
-def _require_finite(rollout: Rollout) -> None:
-    broken = np.flatnonzero(~np.isfinite(rollout.logprobs))
-    if len(broken):
-        raise RunError(
-            f"ticket {rollout.ticket}, sample {rollout.sample}: the sampled logprob of token "
-            f"{broken[0]} is {rollout.logprobs[broken[0]]}, which nothing can be learned from: "
-            "where the engine sampled it, its weights have diverged; in a replay, samples.jsonl "
-            "lacks it"
-        )
-
-
-def _versions(rollouts: Sequence[Rollout], at_prompt: Sequence[NDArray[Any]]) -> Ragged | None:
-    """The column `versions`. at_prompt: an array as long as each prompt."""
-    columns: list[NDArray[np.int32]] = []
-    for rollout, prompt in zip(rollouts, at_prompt, strict=True):
-        spans = np.array(rollout.versions, np.int64).reshape(-1, 2)
-        mask = rollout.policy_mask
-        if spans[:, 1].sum() != mask.sum():
-            return None
-        column = np.full(len(prompt) + len(mask), -1, np.int32)
-        column[len(prompt) :][mask] = np.repeat(spans[:, 0], spans[:, 1])
-        columns.append(column)
-    return Ragged.of(columns, np.int32)
-
-
-def _turn_rewards(group: ScoredGroup, rollout: Rollout) -> NDArray[np.float64]:
-    """[R] the environment's rewards of the turns, times their weight in the group's total, and the
-    rewards of steps.
-    """
-    rewards = np.zeros(len(rollout.token_ids))
-    for name, weight in (("turn_rewards", group.turn_weight), ("step_rewards", 1.0)):
-        if weight and name in rollout.columns:
-            rewards += weight * rollout.columns[name].astype(np.float64)
-    return rewards
+def column_of(rows: Iterable[tuple[T, ...]]) -> tuple[tuple[T, ...], ...]:
+    """Sequences.images or openings of sequences with these; () where none has any."""
+    column = tuple(rows)
+    return column if any(column) else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences, images_column
+from postgrad.core.records import Sequences, column_of
 from postgrad.data.account import RowAccount
 from postgrad.data.conversations import Conversation, ConversationSet, load_conversations
 from postgrad.data.overlap import Selection
@@ -29,7 +29,7 @@ def sequences_of(conversations: Sequence[Conversation]) -> Sequences:
         tokens=Ragged.of([conversation.token_ids for conversation in conversations], np.int32),
         loss_mask=Ragged.of([conversation.loss_mask for conversation in conversations], np.bool_),
         group=np.arange(len(conversations), dtype=np.int64),
-        images=images_column(conversation.images for conversation in conversations),
+        images=column_of(conversation.images for conversation in conversations),
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences, images_column
+from postgrad.core.records import Sequences, column_of
 from postgrad.data.account import RowAccount
 from postgrad.data.overlap import Selection
 from postgrad.data.pairs import Pair, PairSet, load_pairs
@@ -34,7 +34,7 @@ def sequences_of(pairs: Sequence[Pair]) -> Sequences:
         tokens=Ragged.of(both, np.int32),
         loss_mask=Ragged.of(masks, np.bool_),
         group=np.repeat(np.arange(len(pairs)), 2),
-        images=images_column(
+        images=column_of(
             images for pair in pairs for images in (pair.chosen_images, pair.rejected_images)
         ),
     )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from postgrad.algorithms.process_reward import RIGHT
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Sequences, images_column
+from postgrad.core.records import Sequences, column_of
 from postgrad.data.account import RowAccount
 from postgrad.data.overlap import Selection
 from postgrad.data.step_tokens import Stepwise, StepwiseSet, load_steps
@@ -35,7 +35,7 @@ def sequences_of(answers: Sequence[Stepwise]) -> Sequences:
         tokens=Ragged.of([answer.token_ids for answer in answers], np.int32),
         loss_mask=Ragged.of([answer.loss_mask for answer in answers], np.bool_),
         group=np.repeat(np.arange(len(starts)), sizes),
-        images=images_column(answer.images for answer in answers),
+        images=column_of(answer.images for answer in answers),
     )
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import PlacedImage, Sequences, images_column
+from postgrad.core.records import PlacedImage, Sequences, column_of
 from postgrad.data.step_tokens import step_ends
 from postgrad.learner.protocols import Scores
 from postgrad.learner.score import probabilities, score_sequences, step_scores
@@ -74,7 +74,7 @@ class LearnedReward:
         assert self.role is not None  # given before anything is sampled
         tokens = Ragged.of(sequences, np.int32)
         group = np.zeros(len(tokens), np.int64)  # a layout shares openings within a group
-        mask, shown = Ragged.of(masks, np.bool_), images_column(images)
+        mask, shown = Ragged.of(masks, np.bool_), column_of(images)
         marked = Sequences(tokens, mask, group, images=shown)
         return [probabilities(scores) for scores in step_scores(self.role, marked)]
 

@@ -14,14 +14,8 @@ from postgrad.algorithms.base import Grades
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.process import Handle
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import (
-    Hinted,
-    PlacedImage,
-    Prompt,
-    RolloutBatch,
-    Sequences,
-    images_column,
-)
+from postgrad.core.records import Hinted, PlacedImage, Prompt, Sequences, column_of
+from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.data.rows import dataset_name
 from postgrad.fleet.fleet import Fleet, Site, teacher_name
 from postgrad.learner.protocols import LogprobRole
@@ -149,13 +143,15 @@ def behind_hints(
     """The sequences as graders read them: with the prompt's hint in place of its tokens. prompts:
     by group; shown: by row the right answer that comes into the hint.
 
-    Recorded experts are of the prompts that the policy read, so that a grader chooses its own.
+    A hint stands before the first conversation alone: others do not begin with the prompt. Recorded
+    experts are of the prompts that the policy read, so that a grader chooses its own.
     """
     if all(prompt.hinted is None for prompt in prompts):
         return sequences
     tokens: list[Any] = []
     masks: list[Any] = []
     images: list[tuple[PlacedImage, ...]] = []
+    openings: list[tuple[int, ...]] = []
     groups: list[int] = sequences.group.tolist()
     rows = zip(groups, sequences.tokens, sequences.loss_mask, strict=True)
     for row, (group, ids, mask) in enumerate(rows):
@@ -167,8 +163,10 @@ def behind_hints(
         # a prompt with a hint has no images: these are of an environment's replies
         placed = sequences.images_of(row)
         images.append(tuple(image.moved(len(ahead) - end) for image in placed))
+        later = sequences.openings[row] if sequences.openings else ()
+        openings.append(tuple(at + len(ahead) - end for at in later))
     read = Ragged.of(tokens, np.int32), Ragged.of(masks, np.bool_)
-    return Sequences(*read, sequences.group, images=images_column(images))
+    return Sequences(*read, sequences.group, images=column_of(images), openings=column_of(openings))
 
 
 def _ahead(prompt: Prompt, answer: NDArray[np.int32] | None) -> NDArray[np.int32]:

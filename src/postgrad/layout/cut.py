@@ -67,7 +67,12 @@ def _costs(sequences: Sequences, min_shared: int) -> Callable[[Sequence[int]], i
     shared_by = sequences.shared_by
 
     def cost(members: Sequence[int]) -> int:
-        return grow([shared_by.row(row) for row in members], min_shared).n_tokens
+        conversations = [
+            shared_by.row(row)[begin:end]
+            for row in members
+            for begin, end in sequences.conversations(row)
+        ]
+        return grow(conversations, min_shared).n_tokens
 
     return cost
 

@@ -43,7 +43,7 @@ class Layout:
     subtree_end: NDArray[np.int64]  # [T] the row after the last one below the token's segment
     segment_start: NDArray[np.int64]  # [G + 1] first row of each segment; last: T
     parent: NDArray[np.int64]  # [G] the segment above each; -1 for a root
-    copies: NDArray[np.float32]  # [T] sequences that the token is of; 0 of a layout without any
+    copies: NDArray[np.float32]  # [T] conversations that it is of; 0 of a layout without any
     hidden_row: NDArray[np.int64]  # [E] row whose hidden state the entry reads
     target: NDArray[np.int64]  # [E] token id that the loss is about
     sequence: NDArray[np.int64]  # [E] number of the entry's sequence, 0 .. n_sequences - 1
@@ -146,7 +146,8 @@ def lay_out(
     reads: ReadPosition = "before",
     min_shared: int = MIN_SHARED,
 ) -> Layout:
-    """The layout of the sequences `rows`. Those of one group lie in one tree.
+    """The layout of the sequences `rows`. Those of one group lie in one tree: each conversation of
+    a sequence is a path of its own, and entries of all of them are the sequence's.
 
     reads: the hidden state that an entry reads. "before": that of the previous token, which
     predicts it (policy) or whose value is estimated (critic). "at": that of the token itself (a
@@ -177,33 +178,42 @@ class _Builder:
         self.flat: list[
             NDArray[np.int64]
         ] = []  # of each segment, its tokens in the batch's columns
-        self.paths: list[NDArray[np.int64]] = []  # of each sequence, its rows
+        self.paths: list[NDArray[np.int64]] = []  # of each conversation, its rows
         self.images: list[ImageRows] = []
         self.rotary: list[NDArray[np.int64]] = []  # of each segment
         self.seen: list[NDArray[np.int64]] = []
 
     def add_tree(self, members: list[int], min_shared: int) -> None:
-        rows = [self.sequences.tokens.row(row) for row in members]
-        tree = grow([self.shared_by.row(row) for row in members], min_shared)
+        conversations = [
+            (row, *part) for row in members for part in self.sequences.conversations(row)
+        ]
+        tree = grow(
+            [self.shared_by.row(row)[begin:end] for row, begin, end in conversations], min_shared
+        )
         first = len(self.parents)
         for segment in tree.segments:
-            start = self.sequences.tokens.offsets[members[segment.owner]]
+            row, begin, _ = conversations[segment.owner]
+            start = self.sequences.tokens.offsets[row] + begin
             self.flat.append(start + np.arange(segment.begin, segment.end))
             if self.sequences.images:
-                self._add_images(members[segment.owner], segment)
-            self.tokens.append(rows[segment.owner][segment.begin : segment.end])
+                self._add_images(*conversations[segment.owner], segment)
+            tokens = self.sequences.tokens.row(row)[begin:]
+            self.tokens.append(tokens[segment.begin : segment.end])
             self.positions.append(np.arange(segment.begin, segment.end))
             self.starts.append(self.starts[-1] + segment.end - segment.begin)
             self.parents.append(segment.parent + first if segment.parent >= 0 else -1)
-        for row, path in zip(members, tree.paths, strict=True):
+        for (row, begin, end), path in zip(conversations, tree.paths, strict=True):
             spans = [np.arange(self.starts[first + s], self.starts[first + s + 1]) for s in path]
             self.paths.append(np.concatenate(spans))
-            self._add_entries(row, self.paths[-1])
+            self._add_entries(row, begin, end, self.paths[-1])
 
-    def _add_images(self, row: int, segment: Segment) -> None:
-        images = self.sequences.images_of(row)
-        part = slice(segment.begin, segment.end)
-        length = len(self.sequences.tokens.row(row))
+    def _add_images(self, row: int, begin: int, end: int, segment: Segment) -> None:
+        images = [
+            image.moved(-begin)
+            for image in self.sequences.images_of(row)
+            if begin <= image.at[0] < end
+        ]
+        part, length = slice(segment.begin, segment.end), end - begin
         self.rotary.append(rotary_positions(length, images)[:, part])
         self.seen.append(seen_positions(length, images)[:, part])
         for image in images:
@@ -215,16 +225,19 @@ class _Builder:
             elif len(inside):
                 raise ValueError(f"sequence {row}: an image is divided between two segments")
 
-    def _add_entries(self, row: int, hidden: NDArray[np.int64]) -> None:
-        targets = np.flatnonzero(self.sequences.loss_mask.row(row))
+    def _add_entries(self, row: int, begin: int, end: int, hidden: NDArray[np.int64]) -> None:
+        targets = np.flatnonzero(self.sequences.loss_mask.row(row)[begin:end])
         if len(targets) and targets[0] < self.back:
-            raise ValueError(f"sequence {row} has loss on its first token, which nothing predicts")
+            raise ValueError(
+                f"sequence {row} has loss on the first token of a conversation, which nothing "
+                "predicts"
+            )
         tokens = self.sequences.tokens
         self.entries.append((
             hidden[targets - self.back],
-            tokens.row(row)[targets].astype(np.int64),
+            tokens.row(row)[begin:end][targets].astype(np.int64),
             np.full(len(targets), self.number[row]),
-            tokens.offsets[row] + targets,
+            tokens.offsets[row] + begin + targets,
         ))  # fmt: skip
 
     def finish(self) -> Layout:

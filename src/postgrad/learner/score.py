@@ -12,7 +12,7 @@ from torch import Tensor
 from postgrad.algorithms.base import LossOutput, ScoreAlgorithm, ScoreInputs
 from postgrad.core.process import Handle, done
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import PlacedImage, Sequences, images_column
+from postgrad.core.records import PlacedImage, Sequences, column_of
 from postgrad.layout.layout import Layout, ReadPosition
 from postgrad.learner.backbone import Backbone
 from postgrad.learner.learner import Learner
@@ -83,7 +83,7 @@ def score_sequences(
     tokens = Ragged.of(sequences, np.int32)
     no_loss = tokens.like(np.zeros(len(tokens.values), np.bool_))
     one_group = np.zeros(len(tokens), np.int64)  # a layout shares openings within a group
-    shown = images_column(images)
+    shown = column_of(images)
     return last_scores(model, Sequences(tokens, no_loss, one_group, images=shown))
 
 

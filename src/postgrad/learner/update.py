@@ -19,7 +19,8 @@ from postgrad.core.batch import BatchGeometry
 from postgrad.core.errors import RunError
 from postgrad.core.process import Handle
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Experience, RolloutBatch, Sequences
+from postgrad.core.records import Experience, Sequences
+from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.layout.layout import Layout
 from postgrad.learner.backbone import Backbone
 from postgrad.models.attention import to_device

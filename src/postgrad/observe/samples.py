@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from postgrad.algorithms.base import Credit
-from postgrad.core.records import RolloutBatch, ScoredGroup
+from postgrad.core.records import ScoredGroup
+from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.observe.console import visible
 from postgrad.observe.report.selection import row_hash
 from postgrad.observe.settings import KeptSamples

@@ -144,12 +144,13 @@ class Component:
         self._normalise = settings.normalise
 
     def outcomes(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> list[Outcome]:
-        """An outcome for each rollout, whose key is the rollout's index.
+        """An outcome for each rollout, whose key is the rollout's index. Of several conversations
+        the last one is scored.
 
         Exceptions of the model pass through: they are no failure of a sample.
         """
-        sequences = [np.concatenate([prompt.token_ids, rollout.token_ids]) for rollout in rollouts]
-        images = [rollout.images_behind(prompt) for rollout in rollouts]
+        read = [rollout.conversations(prompt)[-1] for rollout in rollouts]
+        sequences, images = [tokens for _, tokens, _ in read], [shown for _, _, shown in read]
         values = np.asarray(self._learned.score(sequences, images), np.float64)
         if values.shape != (len(rollouts),):
             raise ValueError(

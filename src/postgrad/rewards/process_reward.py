@@ -76,12 +76,16 @@ class StepComponent:
         of each step. Exceptions of the model pass through: they are no failure of a sample.
         """
         ends = [self._ends(rollout) for rollout in rollouts]
-        sequences = [np.concatenate([prompt.token_ids, rollout.token_ids]) for rollout in rollouts]
-        masks = [np.zeros(len(sequence), np.bool_) for sequence in sequences]
-        for mask, places in zip(masks, ends, strict=True):
-            mask[len(prompt.token_ids) + places] = True
-        images = [rollout.images_behind(prompt) for rollout in rollouts]
-        scores = self._learned.score_steps(sequences, masks, images)
+        read = [rollout.conversations(prompt) for rollout in rollouts]
+        sequences = [tokens for parts in read for _, tokens, _ in parts]
+        images = [shown for parts in read for _, _, shown in parts]
+        masks: list[NDArray[np.bool_]] = []
+        for parts, places in zip(read, ends, strict=True):
+            for begin, tokens, _ in parts:
+                at = np.arange(begin, begin + len(tokens)) - len(prompt.token_ids)
+                masks.append(np.isin(at, places))
+        each = iter(self._learned.score_steps(sequences, masks, images))
+        scores = [np.concatenate([next(each) for _ in parts]) for parts in read]
         samples = enumerate(zip(rollouts, ends, scores, strict=True))
         return [self._outcome(place, *sample) for place, sample in samples]
 

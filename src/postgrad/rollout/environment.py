@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 
 from postgrad.core.process import Handle, done
 from postgrad.core.records import (
+    Behind,
     EpisodeFailure,
-    Experts,
     FinishReason,
     PlacedImage,
     Prompt,
     Rollout,
-    Turn,
 )
-from postgrad.rollout.engine import Completion, Request, Written, joined, recorded_first
+from postgrad.layout.tree import MIN_CONTINUED
+from postgrad.rollout.engine import Completion, Request, Written, joined
 from postgrad.rollout.settings import SamplingSettings
+from postgrad.rollout.transcript import Read, Transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Observation:
     counts: Mapping[str, float] = field(default_factory=dict[str, float])
     failure: EpisodeFailure | None = None  # then the episode ends, and its sample has no reward
     images: tuple[PlacedImage, ...] = ()  # among token_ids, in order
+    behind: Behind = "newest"  # what token_ids stand behind: another turn of the policy, or nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,9 @@ class Drawing:
     sampling: SamplingSettings
     seed: int  # of the run
     environments: Environments = field(default_factory=Environments)
-    max_len: int | None = None  # tokens of prompt and all turns together; None: no bound
+    # Tokens of prompt and all turns together, where what conversations begin with alike counts once
+    max_len: int | None = None  # None: no bound
+    min_shared: int = MIN_CONTINUED  # the least tokens that count once (models.attention)
     greedy: bool = False  # sample 0 of each prompt is drawn at temperature 0
 
     def turn_sampling(self, prompt: Prompt, turn: int, sample: int) -> SamplingSettings:
@@ -206,14 +210,11 @@ class OpenSample:
         self._drawing = drawing
         self._environment = drawing.environments.of(prompt)
         self._episode: Episode = self._environment.reset(prompt, number)
-        self._turns: list[Turn] = []
+        self._transcript = Transcript(prompt)
         self.completions: list[Completion] = []  # the policy's turns
         self.observations: list[Observation] = []  # what followed each of them
         self._rewards: list[float] = []  # one a turn
         self._counts: dict[str, float] = {}
-        # [tokens, layers, k] of the prompt and all turns up to the policy's newest
-        self._experts: Experts | None = None
-        self._images = prompt.images  # and those of replies, among the tokens of all turns
         self._finish: FinishReason = "stop"
         self._failure: EpisodeFailure | None = None
         # What an engine has to do next; None: the sample has ended.
@@ -260,24 +261,11 @@ class OpenSample:
         if self.request is None or self.request.written is None:
             return None
         written = self.request.written
-        return replace(written, experts=self._news(written.experts, len(self.request.prefix)))
-
-    def _news(self, experts: Experts | None, tokens: int) -> Experts | None:
-        """The experts of the newest of `tokens` tokens, from the one on that had none before."""
-        if experts is None or self._experts is None:
-            return experts
-        return experts[-(tokens - len(self._experts) + 1) :]
+        tokens = len(self.request.prefix)
+        return replace(written, experts=self._transcript.news(written.experts, tokens))
 
     def _add(self, completion: Completion) -> None:
-        self._turns.append(Turn("policy", completion.token_ids, completion.logprobs))
-        if completion.experts is not None:
-            tokens = len(self.prompt.token_ids) + sum(len(t.token_ids) for t in self._turns)
-            more = tokens if self._experts is None else tokens - len(self._experts)
-            news = self._news(completion.experts, tokens)
-            assert news is not None
-            completion = replace(completion, experts=news)
-            self._experts = recorded_first(self._experts, more, news)
-        self.completions.append(completion)
+        self.completions.append(self._transcript.write(completion))
         self._finish = completion.finish_reason
 
     def _after(self, observation: Observation) -> Request | None:
@@ -289,26 +277,25 @@ class OpenSample:
         if observation.done:
             return None
         seen = np.asarray(observation.token_ids, np.int32)
-        history = [self.prompt.token_ids, *(turn.token_ids for turn in self._turns), seen]
-        prefix = np.concatenate(history).astype(np.int32)
+        read = self._transcript.behind(observation.behind, seen, observation.images)
         turn = len(self.completions)
-        sampling = self._sampling_after(turn, len(prefix))
+        sampling = self._sampling_after(turn, read)
         if sampling is None:
             self._finish = "length"
             self._episode.close()
             return None
-        silent = np.zeros(len(seen), np.float32)
-        self._turns.append(Turn("environment", seen, silent, images=observation.images))
+        self._transcript.read(read)
         self._rewards.append(0.0)
-        self._images += tuple(i.moved(len(prefix) - len(seen)) for i in observation.images)
-        place = self.prompt.ticket, (self._number,)
-        seed, images = self._drawing.seed, self._images
-        return Request(*place, prefix, sampling, turn, seed, images=images, may_go_on=True)
+        place, seed = (self.prompt.ticket, (self._number,)), self._drawing.seed
+        return Request(
+            *place, read.token_ids, sampling, turn, seed, images=read.images, may_go_on=True
+        )
 
-    def _sampling_after(self, turn: int, tokens: int) -> SamplingSettings | None:
+    def _sampling_after(self, turn: int, read: Read) -> SamplingSettings | None:
         sampling = self._drawing.turn_sampling(self.prompt, turn, self._number)
         if self._drawing.max_len is None:
             return sampling
+        tokens = self._transcript.tokens_with(read, self._drawing.min_shared)
         room = self._drawing.max_len - tokens
         if room < 1:
             return None
@@ -318,15 +305,15 @@ class OpenSample:
         """The record of the ended sample. Where any turn has a reward, the column turn_rewards has
         it at the turn's last token, 0 elsewhere.
         """
-        tokens = np.concatenate([turn.token_ids for turn in self._turns])
+        prompt_experts, turns = self._transcript.with_experts()
+        tokens = np.concatenate([turn.token_ids for turn in turns])
         columns: dict[str, Any] = {}
         if any(self._rewards):
-            ends = np.cumsum([len(turn.token_ids) for turn in self._turns]) - 1
+            ends = np.cumsum([len(turn.token_ids) for turn in turns]) - 1
             turn_rewards = np.zeros(len(tokens), np.float32)
             turn_rewards[ends] = self._rewards
             columns["turn_rewards"] = turn_rewards
-        one_turn = len(self._turns) == 1
-        prompt_experts, turns = self._with_experts()
+        one_turn = len(turns) == 1
         return Rollout(
             ticket=self.prompt.ticket,
             sample=self._number,
@@ -342,14 +329,3 @@ class OpenSample:
             failure=self._failure,
             prompt_experts=prompt_experts,
         )
-
-    def _with_experts(self) -> tuple[Experts | None, tuple[Turn, ...]]:
-        """The prompt's experts, and the turns with theirs, where the engine recorded them."""
-        if self._experts is None:
-            return None, tuple(self._turns)
-        lengths = [len(turn.token_ids) for turn in self._turns]
-        prompt, *parts = np.split(
-            self._experts, len(self.prompt.token_ids) + np.cumsum([0, *lengths[:-1]])
-        )
-        pairs = zip(self._turns, parts, strict=True)
-        return prompt, tuple(replace(turn, experts=part) for turn, part in pairs)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.errors import RunError
-from postgrad.core.records import EpisodeFailure, Experts, FinishReason, Prompt
+from postgrad.core.records import Behind, EpisodeFailure, Experts, FinishReason, Prompt
 from postgrad.core.untrusted import parse_json
 from postgrad.rollout.engine import Completion, Request, Written
 from postgrad.rollout.environment import Drawing, Observation, OpenGroup, OpenSample, Step
@@ -204,7 +204,10 @@ def _recalled(
         observation = next(left, None)
         if observation is None:
             raise _unfit("fewer replies of the environment than turns")
-        sample.recall(turn.completion(request.turn), observation)
+        try:
+            sample.recall(turn.completion(request.turn), observation)
+        except ValueError as error:
+            raise _unfit(f"a reply of the environment to ticket {turn.ticket}: {error}") from error
         recalled[turn.ticket, turn.sample] = sample
         group.left -= sample.request is None
     return [
@@ -229,6 +232,7 @@ def _recorded(observation: Observation) -> dict[str, Any]:
         "counts": dict(observation.counts),
         "failure": None if failure is None else [failure.cause, failure.message],
         **images_to_json(observation.images),
+        **({} if observation.behind == "newest" else {"behind": observation.behind}),
     }
 
 
@@ -242,11 +246,18 @@ def _replies(arrays: PendingArrays) -> list[Observation]:
                 {str(name): float(count) for name, count in reply["counts"].items()},
                 None if reply["failure"] is None else EpisodeFailure(*map(str, reply["failure"])),
                 images_from_json(reply, len(reply["token_ids"])),
+                _behind(reply.get("behind", "newest")),
             )
             for reply in parse_json(arrays[REPLIES].tobytes())
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _unfit(f"its replies of the environment cannot be read: {error!r}") from error
+
+
+def _behind(value: Any) -> Behind:
+    if value in ("newest", "nothing") or type(value) is int:
+        return value
+    raise ValueError(f"it stands behind {value!r}")
 
 
 def _require_place(arrays: PendingArrays, groups: Mapping[int, OpenGroup]) -> None:

@@ -9,7 +9,8 @@ images of the prompt, and of a turn of the environment, [{sha256, runs [[first t
 grid [rows, columns] or null, mutual}], prompt_experts and experts of each turn (base64 of
 little-endian int16 [tokens, layers, k] with "experts_shape" [layers, k]), columns {name: values},
 turn_weight (of the column turn_rewards in the total), and advantages and mask, one value a response
-token. Float32 values are written with nine digits, which name them exactly.
+token. A turn with "opens": true is another conversation, whose tokens nothing before it is read
+with. Float32 values are written with nine digits, which name them exactly.
 """
 
 import base64
@@ -170,6 +171,8 @@ def _turn_to_json(turn: Turn, text: str, columns: Columns, cut: slice | None) ->
     }
     if learned is not None:
         fields["learner_logprobs"] = learned[cut or slice(None)]
+    if turn.opens:
+        fields["opens"] = True
     if turn.experts is not None:
         fields["experts"] = _packed(turn.experts)
     return fields | images_to_json(turn.images)
@@ -240,16 +243,7 @@ def _rollout(line: Mapping[str, Any]) -> Rollout:
     return Rollout(
         ticket=line["ticket"],
         sample=line["sample"],
-        turns=tuple(
-            Turn(
-                turn["author"],
-                np.array(turn["token_ids"], np.int32),
-                np.array(turn["logprobs"], np.float32),
-                _unpacked(turn.get("experts"), line),
-                images_from_json(turn, len(turn["token_ids"])),
-            )
-            for turn in line["turns"]
-        ),
+        turns=tuple(_turn(turn, line) for turn in line["turns"]),
         finish_reason=line["finish_reason"],
         versions=tuple((version, tokens) for version, tokens in line["policy_version"]),
         text=line["text"],
@@ -259,6 +253,20 @@ def _rollout(line: Mapping[str, Any]) -> Rollout:
         answer=line.get("last_text"),
         counts=line.get("counts", {}),
         prompt_experts=_unpacked(line.get("prompt_experts"), line),
+    )
+
+
+def _turn(turn: Mapping[str, Any], line: Mapping[str, Any]) -> Turn:
+    opens = turn.get("opens", False)
+    if opens and (opens is not True or turn["author"] != "environment" or not turn["token_ids"]):
+        raise ValueError("a turn that opens a conversation has tokens of the environment")
+    return Turn(
+        turn["author"],
+        np.array(turn["token_ids"], np.int32),
+        np.array(turn["logprobs"], np.float32),
+        _unpacked(turn.get("experts"), line),
+        images_from_json(turn, len(turn["token_ids"])),
+        opens,
     )
 
 

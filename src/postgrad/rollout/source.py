@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from postgrad.core.cursor import Cursor, Schedule
 from postgrad.core.errors import RunError
 from postgrad.core.records import Prompt, ScoredGroup
+from postgrad.layout.tree import MIN_CONTINUED
 from postgrad.rollout.curriculum import Curriculum, Reason, reason_to_filter
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.environment import Drawing, Environments, OpenGroup
@@ -116,14 +117,15 @@ class LiveSource:
         tokenizer: Any,
         environments: Environments | None = None,
         max_len: int | None = None,
+        min_shared: int = MIN_CONTINUED,
         correctness: str | None = None,
         scores_ahead: bool = True,
         greedy: bool = False,
         on_done: Callable[[int], None] = lambda samples: None,
     ) -> None:
-        """max_len: tokens of prompt and all turns together. correctness: the component of
-        [[rewards]] that judges groups where `filter_on` is left out. scores_ahead: scores may be
-        asked for while the policy learns. greedy: as of Drawing. on_done: as of sample_groups.
+        """max_len, min_shared, greedy: as of Drawing. correctness: the component of [[rewards]]
+        that judges groups where `filter_on` is left out. scores_ahead: scores may be asked for
+        while the policy learns. on_done: as of sample_groups.
         """
         self._prompts = prompts
         self._seed = seed
@@ -133,7 +135,9 @@ class LiveSource:
         curriculum = Curriculum(sampling.curriculum, self._judged_by)
         self._curriculum = curriculum if curriculum.active else None
         environments = environments or Environments()
-        self._drawing = Drawing(samples_per_prompt, sampling, seed, environments, max_len, greedy)
+        self._drawing = Drawing(
+            samples_per_prompt, sampling, seed, environments, max_len, min_shared, greedy
+        )
         self._tokenizer = tokenizer
         self._scores_ahead = scores_ahead
         beside = sampling.schedule == "fixed"

@@ -18,7 +18,7 @@ from postgrad.checkpoint.store import Checkpoint
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.cursor import Cursor
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Experience, PlacedImage, Sequences, images_column
+from postgrad.core.records import Experience, PlacedImage, Sequences, column_of
 from postgrad.data.draws import Drawn, Draws
 from postgrad.data.pairs import Labelled, Pair
 from postgrad.data.step_tokens import Stepwise
@@ -140,7 +140,7 @@ def of_labelled(samples: Sequence[Labelled]) -> tuple[Sequences, NDArray[np.bool
         tokens=Ragged.of([sample.token_ids for sample in samples], np.int32),
         loss_mask=Ragged.of([sample.loss_mask for sample in samples], np.bool_),
         group=np.arange(len(samples), dtype=np.int64),
-        images=images_column(sample.images for sample in samples),
+        images=column_of(sample.images for sample in samples),
     )
     return sequences, np.array([sample.desirable for sample in samples], np.bool_)
 
@@ -166,7 +166,7 @@ def mismatched(sequences: Sequences) -> Sequences:
         tokens=Ragged.of([ids for ids, _, _ in crossed], np.int32),
         loss_mask=Ragged.of([mask for _, mask, _ in crossed], np.bool_),
         group=np.arange(len(tokens), dtype=np.int64),
-        images=images_column(images for _, _, images in crossed),
+        images=column_of(images for _, _, images in crossed),
     )
 
 

@@ -13,7 +13,8 @@ from postgrad.algorithms.critic import Critic
 from postgrad.checkpoint.state import RunState
 from postgrad.core.process import Handle
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Experience, Prompt, RolloutBatch
+from postgrad.core.records import Experience, Prompt
+from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.evaluation.answers import Evaluator
 from postgrad.evaluation.results import Result
 from postgrad.fleet.teachers import Graded, Teachers

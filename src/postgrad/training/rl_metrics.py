@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from postgrad.algorithms.base import Credit
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import RolloutBatch
+from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.evaluation.answers import sample_metrics
 from postgrad.learner.learner import UpdateResult
 from postgrad.learner.update import Update

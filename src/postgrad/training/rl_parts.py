@@ -11,7 +11,10 @@ from postgrad.data.draws import Draws
 from postgrad.evaluation.answers import Evaluator, check_answers
 from postgrad.fleet.learned import learned_reward, scorer_of
 from postgrad.fleet.teachers import check_teachers, load_teachers, require_served_text
+from postgrad.layout.tree import MIN_SHARED
 from postgrad.models.image_reader import ImageReader
+from postgrad.models.known_shapes import find_shape
+from postgrad.models.settings import looks_local
 from postgrad.models.tokenizer import load_tokenizer, require_same_tokens
 from postgrad.recipe.recipe import RLRecipe
 from postgrad.rewards.scorer import Scorer
@@ -70,7 +73,10 @@ def assemble_rl(
     readers = [roles.reference, learned and learned.role, *(teachers.roles if teachers else ())]
     auto_sizes.try_tokens(run, roles.learners, readers)
     run.sentinels.at_once(0, publish(checkpoint.step if checkpoint else 0))  # also after a resume
-    source = source_of(run, recipe, prompts, engine, scorer, tokenizer, reader, thread, stack)
+    min_shared = _min_shared(recipe, path)
+    source = source_of(
+        run, recipe, prompts, engine, scorer, tokenizer, reader, thread, stack, min_shared
+    )
     algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens, recipe.reward_weights)
     parts = Parts(roles, algorithm, engine, publish, source, scorer, evaluator, tokenizer, recipe)
     return RLJob(run, parts)
@@ -117,6 +123,17 @@ def _engine(run: Run, path: str, stack: ExitStack, evaluator: Evaluator | None) 
     )
 
 
+def _min_shared(recipe: RLRecipe, path: str) -> int:
+    """Tokens of the shortest beginning that conversations of a sample share in the layouts of all
+    models that are read here.
+    """
+    if recipe.environment is None:
+        return MIN_SHARED
+    stated = {str(model.source) for model in recipe.loaded_models.values()}
+    sources = {path} | {source for source in stated if looks_local(source)}
+    return max(find_shape(source).min_shared for source in sources)
+
+
 def source_of(
     run: Run,
     recipe: RLRecipe,
@@ -127,9 +144,10 @@ def source_of(
     reader: ImageReader | None,
     thread: ThreadPoolExecutor | None,
     stack: ExitStack,
+    min_shared: int,
 ) -> Source:
     """Where the groups of each step come from. thread: samples while the policy learns, where the
-    recipe overlaps the two. stack: ends the environment's processes.
+    recipe overlaps the two. stack: ends the environment's processes. min_shared: as of Drawing.
     """
     if recipe.rollout.source == "replay":
         assert recipe.rollout.replay_path is not None  # a recipe without it is refused
@@ -146,6 +164,7 @@ def source_of(
         tokenizer=tokenizer,
         environments=rows.environments(run, recipe, tokenizer, stack, reader),
         max_len=recipe.data.max_len,
+        min_shared=min_shared,
         correctness=recipe.eval.component,
         greedy=recipe.algorithm.needs().greedy,
         scores_ahead=not recipe.asks_reward_model,  # they are asked of the learner's ranks

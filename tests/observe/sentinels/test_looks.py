@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.sentinels import group
-from postgrad.core.records import RolloutBatch
+from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.observe.sentinels.base import Look, Seen, Sentinel
 from postgrad.observe.sentinels.entropy import Entropy, sampled_entropy
 from postgrad.observe.sentinels.evaluation import Evaluation

@@ -136,7 +136,7 @@ def test_a_result_of_a_call_that_the_policy_has_not_made_is_a_failure_of_its_sam
     played = world("answers_another_call", tokenizer, tools=[SCHEMA])
     seen = played.reset(PROMPT, 0).step(turn(FAMILIES["hermes"][1], 0, tokenizer)).result()
     assert seen.failure is not None
-    assert "the tool_call_id 'other', and the policy's calls had call00000" in seen.failure.message
+    assert "the tool_call_id 'other', and the calls before it had call00000" in seen.failure.message
     played.close()
 
 
@@ -155,7 +155,6 @@ def test_an_agent_without_tools_hears_the_final_channel_of_gpt_oss_alone():
 @pytest.mark.parametrize(
     ("agent", "why"),
     [
-        ("forgets", "does not continue the conversation: message 1 is .*other"),
         ("silent", "ended without asking"),
         ("leaves", r"SystemExit: bye \(agents.py:"),
         ("words", "returned str, no number"),
@@ -170,6 +169,87 @@ def test_an_agent_that_does_something_else_is_a_failure_of_its_sample(agent, why
     assert seen.failure is not None
     assert seen.failure.cause == "error"
     assert re.search(why, seen.failure.message)
+    played.close()
+
+
+def test_without_branches_an_agent_that_rewrites_what_was_said_is_a_failure_of_its_sample():
+    played = world("forgets", branches=False)
+    seen = played.reset(PROMPT, 0).step(turn("a")).result()
+    assert seen.failure is not None
+    assert re.search(
+        r"does not continue the conversation: message 1 is .*other.*, and was .*\"a\".*branches",
+        seen.failure.message,
+    )
+    played.close()
+
+
+def test_an_agent_that_rewrites_what_was_said_begins_another_conversation():
+    played = world("forgets")
+    episode = played.reset(PROMPT, 0)
+    seen = episode.step(turn("a")).result()
+    assert (seen.behind, seen.failure) == ("nothing", None)
+    assert told(seen) == (
+        "<|im_start|>user\nbegin<|im_end|>\n<|im_start|>assistant\nother<|im_end|>\n"
+        "<|im_start|>user\non<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert episode.step(turn("b", 1)).result().counts["conversations"] == 1.0
+    played.close()
+
+
+def test_an_agent_may_go_on_behind_an_earlier_turn_whose_tokens_stay_as_sampled():
+    played = world("explores")
+    episode = played.reset(PROMPT, 0)
+    answers = ["a", "b", "c", "d"]
+    seen = [episode.step(turn(text, number)).result() for number, text in enumerate(answers)]
+    assert [each.behind for each in seen[:3]] == ["newest", 0, 1]
+    assert [told(each).count("assistant") for each in seen[:3]] == [1, 1, 1]
+    assert "left" in told(seen[0])
+    assert "right" in told(seen[1])
+    assert "left again" in told(seen[2])
+    assert (seen[3].done, seen[3].reward) == (True, 4.0)
+    played.close()
+
+
+def test_requests_at_the_same_time_are_answered_one_after_the_other():
+    played = world("delegates")
+    episode = played.reset(PROMPT, 0)
+    seen = [episode.step(turn("plan", 0)).result()]
+    while not seen[-1].done:
+        assert seen[-1].failure is None
+        seen.append(episode.step(turn(f"{len(seen)}", len(seen))).result())
+    assert [each.behind for each in seen[:3]] == ["nothing"] * 3
+    assert sorted(told(each).partition("user\n")[2][:5] for each in seen[:3]) == [
+        "job 0", "job 1", "job 2",
+    ]  # fmt: skip
+    assert (seen[-1].reward, len(seen)) == (6.0, 4)  # 1 + 2 + 3: each job has its own answer
+    played.close()
+
+
+@pytest.mark.parametrize("family", ["hermes", "kimi"])
+def test_calls_and_results_of_a_history_that_an_agent_has_shortened_come_through_the_template(
+    family,
+):
+    shown, call, answer = FAMILIES[family]
+    tokenizer = chat_tokenizer(*shown)
+    played = world("shortens", tokenizer, tools=[SCHEMA])
+    episode = played.reset(PROMPT, 0)
+    seen = episode.step(turn(call, 0, tokenizer)).result()
+    assert (seen.failure, seen.behind) == (None, "nothing")
+    text = told(seen, tokenizer)
+    assert "briefly" in text
+    assert "begin<|im_end|>" not in text
+    assert text.index("next") < text.rindex("7")
+    assert episode.step(turn(answer, 1, tokenizer)).result().reward == 7.0
+    played.close()
+
+
+def test_an_agent_that_ends_while_a_request_waits_ends_its_sample():
+    played = world("hurries")
+    episode = played.reset(PROMPT, 0)
+    seen = episode.step(turn("a")).result()
+    while not seen.done:
+        seen = episode.step(turn("b", 1)).result()
+    assert (seen.reward, seen.failure) == (0.25, None)
     played.close()
 
 

@@ -172,7 +172,7 @@ def test_an_episode_answers_until_it_is_done():
         "\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     )
     assert (first.done, first.reward) == (False, 0.5)
-    assert first.counts == {"turns": 1.0, "out_of_turns": 0.0, "heard": 5.0}
+    assert first.counts == {"turns": 1.0, "out_of_turns": 0.0, "conversations": 1.0, "heard": 5.0}
     last = episode.step(completion(tokenizer, "bye")).result()
     assert (last.done, last.reward, len(last.token_ids)) == (True, 1.0, 0)
 
@@ -230,7 +230,7 @@ def test_numbers_of_numpy_become_plain_ones_which_a_checkpoint_can_keep():
     tokenizer = FAMILIES["chatml"][0]
     seen = started(tokenizer, type="my_environments:Gym").step(completion(tokenizer, "a")).result()
     assert (type(seen.reward), seen.reward) == (float, 0.5)
-    assert seen.counts == {"turns": 1.0, "out_of_turns": 0.0, "hits": 2.0}
+    assert seen.counts == {"turns": 1.0, "out_of_turns": 0.0, "conversations": 1.0, "hits": 2.0}
     assert {type(count) for count in seen.counts.values()} == {float}
 
 

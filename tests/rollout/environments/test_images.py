@@ -307,5 +307,5 @@ def test_an_agent_gets_the_images_of_its_row_and_may_send_others(agent, models):
         assert [image.digest for image in seen.images] == [digest]
         assert "user\nagain <|vision_start|>" in tokenizer.decode(seen.token_ids)
     else:
-        assert "does not continue the conversation: message 0" in seen.failure.message
+        assert "first request is not the row's messages: message 0" in seen.failure.message
     world.close()

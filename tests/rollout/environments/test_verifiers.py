@@ -168,7 +168,7 @@ def test_another_row_than_the_task_is_a_failure(python):
     )
     failure = other.step(turn("2")).result().failure
     assert failure is not None
-    assert "does not continue the conversation" in failure.message
+    assert "first request is not the row's messages" in failure.message
     none = played.reset(Prompt(9, np.array([4], np.int32), "?", None, "rows", 0, {"task": 77}), 0)
     missing = none.step(turn("2")).result().failure
     assert missing is not None

@@ -14,7 +14,8 @@ from helpers.image_models import KINDS, PLACEHOLDER, SIZES, Scene, fresh, placed
 from helpers.rollouts import Chosen, Words
 from postgrad.core.errors import UsageError
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import PlacedImage, Prompt, RolloutBatch, Sequences
+from postgrad.core.records import PlacedImage, Prompt, Sequences
+from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.models.images import ImageTower, Pixels
 from postgrad.rollout.engine import Completion, Request, generate

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from postgrad.checkpoint.schema import Strict
-from postgrad.core.records import RolloutBatch
+from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.observe.sentinels.base import Look, Seen, Sentinel, SentinelMemory, mean, measured
 
 KEY, BEST = "sampled_entropy", "best_reward_fraction"

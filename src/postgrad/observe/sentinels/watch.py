@@ -5,7 +5,8 @@ from typing import Any, Protocol
 
 from postgrad.checkpoint.schema import require
 from postgrad.core.errors import RunError
-from postgrad.core.records import RolloutBatch, ScoredGroup
+from postgrad.core.records import ScoredGroup
+from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.observe.sentinels.base import Action, Look, Seen, Sentinel, SentinelStop
 from postgrad.observe.sentinels.entropy import sampled_entropy
 from postgrad.observe.sentinels.no_gradient import stuck

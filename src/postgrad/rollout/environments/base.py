@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Protocol, Self
 from pydantic import ValidationError
 
 from postgrad.core.errors import PostgradError, SettingsError, UsageError
-from postgrad.core.records import EpisodeFailure, Prompt
+from postgrad.core.records import Behind, EpisodeFailure, Prompt
 from postgrad.core.settings import Settings, problem_of_table
 from postgrad.core.text import resolve
 from postgrad.data.chat_format import Message
@@ -34,7 +34,7 @@ ENVIRONMENTS = {
     "verifiers": "postgrad.rollout.environments.verifiers:VerifiersTasks",
 }
 # What the run counts of every episode, whatever its environment.
-COUNTED = ("turns", "out_of_turns")
+COUNTED = ("turns", "out_of_turns", "conversations")
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
@@ -49,11 +49,15 @@ class Reply:
     reward: float = 0.0  # for this turn alone
     # For metrics, {"calls": 1.0}; summed over the episode.
     counts: Mapping[str, float] = field(default_factory=dict[str, float])
+    # What the policy reads before the messages. "newest": its newest turn, and what it read there.
+    # A number: its turn with this number, from 0 on, and what it read there. "nothing": the
+    # messages are a conversation of their own, as a prompt is.
+    behind: Behind = "newest"
 
 
-def wrong_with(reply: Any) -> str | None:
+def wrong_with(reply: Any, turns: int) -> str | None:
     """Why what a step returned cannot be read as a reply, or None where it can. The code is of
-    others, so no type is certain.
+    others, so no type is certain. turns: of the policy so far.
     """
     if not isinstance(reply, Reply):
         return f"the step returned a {type(reply).__name__} in place of a Reply"
@@ -72,7 +76,23 @@ def wrong_with(reply: Any) -> str | None:
             return f"the count {name!r} of a Reply is {count!r}, which is no finite number"
     if not isinstance(reply.messages, tuple | list):
         return f"the messages of a Reply are a {type(reply.messages).__name__}, which is no tuple"
+    if (wrong := _wrong_place(reply, turns)) is not None:
+        return wrong
     return next((wrong for m in reply.messages if (wrong := _wrong_message(m)) is not None), None)
+
+
+def _wrong_place(reply: Reply, turns: int) -> str | None:
+    behind: Any = reply.behind
+    if reply.done or behind == "newest":
+        return None
+    if behind == "nothing":
+        return None if reply.messages else "a Reply behind nothing has no messages"
+    if type(behind) is int and 0 <= behind < turns:
+        return None
+    return (
+        f"a Reply stands behind {behind!r}: it may be 'newest', 'nothing', or the number of one of "
+        f"the policy's {turns} turns, from 0 on"
+    )
 
 
 def _wrong_message(message: Any) -> str | None:

@@ -5,6 +5,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.media import image_store
 from postgrad.core.process import Handle, done
-from postgrad.core.records import EpisodeFailure, Prompt
+from postgrad.core.records import Behind, EpisodeFailure, PlacedImage, Prompt
 from postgrad.data.chat_format import Message, parts_of
 from postgrad.data.images import content_of
 from postgrad.rollout.engine import Completion
@@ -88,8 +89,10 @@ class Dialogue:
         self.require_directory()
         if course is None:
             return None
-        shown = sum(len(observation.images) for _, observation in recorded)
-        return _Episode(self, course, len(prompt.images), len(recorded), shown)
+        episode = _Episode(self, course, len(prompt.images))
+        for turn, observation in recorded:
+            episode.recall(turn, observation)
+        return episode
 
     def text(self, response: Completion) -> str:
         """A turn of the policy as the environment reads it."""
@@ -163,26 +166,55 @@ def _course(method: str, begin: Callable[[], Any]) -> Course | None:
     return course
 
 
+@dataclass(frozen=True, slots=True)
+class _PolicyTurn:
+    """What a reply behind a turn of the policy has to know of it."""
+
+    closed: bool  # whether it has its end token
+    images: int  # of its conversation so far
+
+
 class _Episode:
-    def __init__(
-        self, dialogue: Dialogue, course: Course, asked: int, turns: int = 0, shown: int = 0
-    ) -> None:
-        """asked, shown: images of the prompt and of the replies so far."""
+    def __init__(self, dialogue: Dialogue, course: Course, images: int) -> None:
+        """images: of the prompt."""
         self._dialogue = dialogue
         self._course = course
-        self._turns = turns
-        self._asked, self._shown = asked, shown
+        self._turns: list[_PolicyTurn] = []  # of the policy
+        self._begins = True  # whether the policy's next turn is the first of a conversation
+        self._images = images  # of the newest conversation
+        self._shown = 0  # images of all replies
         self._seconds = 0.0  # that replies have taken
+
+    def recall(self, response: Completion, observation: Observation) -> None:
+        """Adds a turn and its reply as recorded."""
+        self._add(response)
+        self._say(observation.behind, len(observation.images))
+
+    def _add(self, response: Completion) -> None:
+        self._turns.append(
+            _PolicyTurn(self._dialogue.template.closed(response.token_ids), self._images)
+        )
+
+    def _say(self, behind: Behind, images: int) -> None:
+        """Takes note of a reply. images: of its own."""
+        self._begins = behind != "newest"
+        self._images = self._images_behind(behind) + images
+        self._shown += images
+
+    def _images_behind(self, behind: Behind) -> int:
+        if behind == "nothing":
+            return 0
+        return self._turns[-1 if behind == "newest" else behind].images
 
     def step(self, response: Completion) -> Step:
         """Begins the environment's reply, which becomes tokens where its result is asked for."""
-        self._turns += 1
+        self._add(response)
         if response.finish_reason != "stop":
             self.close()
-            return at_once(Observation(_TOKENS, done=True, counts=_counts()))
+            return at_once(Observation(_TOKENS, done=True, counts=self._counts()))
         text = self._dialogue.text(response)
         replied = self._replied(text)
-        return Step(replied, lambda answer: self._observed(response, answer))
+        return Step(replied, self._observed)
 
     def _replied(self, text: str) -> Handle[Timed]:
         dialogue, step = self._dialogue, self._course.step
@@ -202,42 +234,56 @@ class _Episode:
         if close is not None and self._dialogue.chat.waits:
             self._dialogue.beside.later(close, self._dialogue.close_failed)
 
-    def _observed(self, response: Completion, timed: Timed) -> Observation:
+    def _observed(self, timed: Timed) -> Observation:
         """The environment's reply as tokens."""
         self._dialogue.require_directory()
-        template = self._dialogue.template
         reply, seconds = timed
         self._seconds += seconds
-        if not isinstance(reply, EpisodeFailure) and (wrong := wrong_with(reply)) is not None:
+        turns = len(self._turns)
+        if not isinstance(reply, EpisodeFailure) and (wrong := wrong_with(reply, turns)):
             reply = EpisodeFailure("error", wrong)
         if isinstance(reply, EpisodeFailure):
             return self._failed(reply)
-        last = not reply.done and self._turns == self._dialogue.settings.max_turns
+        last = not reply.done and turns == self._dialogue.settings.max_turns
         # Numbers of NumPy become plain ones: checkpoints keep them as JSON.
         reward = float(reply.reward)
-        counts = _counts(last=last) | {name: float(n) for name, n in reply.counts.items()}
+        counts = self._counts(last=last) | {name: float(n) for name, n in reply.counts.items()}
         if last:
             self.close()
         if reply.done or last:
             return Observation(_TOKENS, done=True, reward=reward, counts=counts)
-        closed, before = template.closed(response.token_ids), self._asked + self._shown
+        behind: Behind = "newest" if reply.behind == turns - 1 else reply.behind
         try:
-            room = self._dialogue.settings.max_images - self._shown
-            messages = with_images(reply.messages, template.reader, room)
-            seen, images = template.seen(messages, closed=closed, before=before)
+            seen, images = self._tokens(reply.messages, behind)
         except (ValueError, UsageError) as error:  # a later reply may hold what no example did
             return self._failed(EpisodeFailure("error", f"its reply cannot be read: {error}"))
-        self._shown += len(images)
-        return Observation(seen, done=False, reward=reward, counts=counts, images=images)
+        self._say(behind, len(images))
+        more = {"counts": counts, "images": images, "behind": behind}
+        return Observation(seen, done=False, reward=reward, **more)
+
+    def _tokens(
+        self, messages: Sequence[Message], behind: Behind
+    ) -> tuple[NDArray[np.int32], tuple[PlacedImage, ...]]:
+        """What the policy reads of a reply, and the images among it."""
+        template = self._dialogue.template
+        room = self._dialogue.settings.max_images - self._shown
+        messages = with_images(messages, template.reader, room)
+        if behind == "nothing":
+            return template.opening(messages)
+        turn = self._turns[-1 if behind == "newest" else behind]
+        return template.seen(messages, closed=turn.closed, before=turn.images)
 
     def _failed(self, failure: EpisodeFailure) -> Observation:
         self.close()
-        return Observation(_TOKENS, done=True, counts=_counts(), failure=failure)
+        return Observation(_TOKENS, done=True, counts=self._counts(), failure=failure)
 
-
-def _counts(*, last: bool = False) -> dict[str, float]:
-    """What is counted of every turn (COUNTED). last: the policy may take no further one."""
-    return {"turns": 1.0, "out_of_turns": float(last)}
+    def _counts(self, *, last: bool = False) -> dict[str, float]:
+        """What is counted of every turn (COUNTED). last: the policy may take no further one."""
+        return {
+            "turns": 1.0,
+            "out_of_turns": float(last),
+            "conversations": float(self._begins),
+        }
 
 
 def with_images(

@@ -1,4 +1,4 @@
-"""OpenAI's interface to the policy, for the agents of environments/agent.py: a server, and its
+"""OpenAI's interface to the policy, for the agents of environments/conversed.py: a server, and its
 messages.
 """
 
@@ -83,14 +83,14 @@ class Desk:
 
 
 class _Seat:
-    """A sample's key, and the newest request with it: a client that had no answer in time, or lost
-    its connection, sends it again and means the same turn of the policy.
+    """A sample's key, and the requests with it: a client that had no answer in time, or lost its
+    connection, sends one again and means the same turn of the policy.
     """
 
     def __init__(self, seats: "dict[str, _Seat]", ask: Ask) -> None:
         self._seats, self._ask = seats, ask
         self._key = secrets.token_urlsafe(24)
-        self._newest: tuple[dict[str, Any], asyncio.Future[dict[str, Any]]] | None = None
+        self._turns: dict[bytes, asyncio.Future[dict[str, Any]]] = {}  # by the request's hash
 
     def __enter__(self) -> str:
         self._seats[self._key] = self
@@ -101,9 +101,10 @@ class _Seat:
 
     async def answer(self, body: dict[str, Any], *, again: bool) -> dict[str, Any]:
         """The message for a request. again: the client says that it has sent it before."""
-        if not (again and self._newest is not None and self._newest[0] == body):
-            self._newest = body, asyncio.ensure_future(self._ask(body))
-        turn = self._newest[1]
+        key = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).digest()
+        if not (again and key in self._turns):
+            self._turns[key] = asyncio.ensure_future(self._ask(body))
+        turn = self._turns[key]
         try:
             return await asyncio.shield(turn)  # which another request may wait for
         except asyncio.CancelledError:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from postgrad.models.image_reader import ImageReader  # imports torch
 
 _QUESTION: Message = {"role": "user", "content": "?"}
+_AFTER = "after an assistant's turn"  # where messages of a reply mostly stand
+_SINGLE = "this type of model makes other tokens of an image where a conversation has more"
 _TURN = "@turn@"  # stands for what the policy wrote
 KEPT_CHARACTERS = 4096  # of a reply whose tokens are kept for the next like it
 LONG_TOKEN = 16  # characters: text of so many for each token that is wanted has more than enough
@@ -93,17 +95,47 @@ class Template:
             return self.after(messages, closed=closed), ()
         assert self.reader is not None  # it has read them
         if self.reader.single and before + len(digests) > 1:
-            why = "this type of model makes other tokens of an image where a conversation has more"
-            raise _refused(messages, why)
+            raise _refused(messages, _SINGLE)
         tokens = self._tokens_after(json.dumps(messages), closed, before)
+        return tokens, self._placed(messages, tokens, digests, _AFTER)
+
+    def opening(
+        self, messages: Sequence[Message]
+    ) -> tuple[NDArray[np.int32], tuple[PlacedImage, ...]]:
+        """The tokens of a conversation from its begin to the policy's turn, as of a prompt, and the
+        images among them. Raises UsageError where the template refuses the messages.
+        """
+        digests = images_in(messages)
+        if len(digests) > 1 and self.reader is not None and self.reader.single:
+            raise _refused(messages, _SINGLE, "as a conversation")
+        try:
+            text = self._text(messages)
+            if self.reader is not None:
+                text = with_image_texts([Rendered(text, (), "")], messages, self.reader)[0].text
+            tokens = self._ids(text) if digests else self._enough_ids(text)
+        except (Unmarkable, Unencodable) as error:
+            raise _refused(messages, str(error), "as a conversation") from error
+        if not digests:
+            return tokens, ()
+        return tokens, self._placed(messages, tokens, digests, "as a conversation")
+
+    def _placed(
+        self,
+        messages: Sequence[Message],
+        tokens: NDArray[np.int32],
+        digests: Sequence[str],
+        where: str,
+    ) -> tuple[PlacedImage, ...]:
+        """The images of the messages among their tokens."""
+        assert self.reader is not None  # it has read them
         images = self.reader.placed(tokens, digests)
         if images is None:
-            raise _refused(messages, "its tokens are not those of its images")
+            raise _refused(messages, "its tokens are not those of its images", where)
         self._shown |= dict.fromkeys(digests)
         for oldest in list(self._shown)[:-KNOWN_IMAGES]:
             del self._shown[oldest]
             self.reader.forget(oldest)
-        return tokens, images
+        return images
 
     def _tokens_after(self, messages: str, closed: bool, before: int = 0) -> NDArray[np.int32]:
         """messages: as JSON, which can be a key where it is kept."""
@@ -200,9 +232,9 @@ def _call_of(result: Message) -> dict[str, Any]:
     return {"type": "function", "id": result["tool_call_id"], "function": named}
 
 
-def _refused(messages: Sequence[Message], why: str) -> UsageError:
+def _refused(messages: Sequence[Message], why: str, where: str = _AFTER) -> UsageError:
     roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
     return UsageError(
-        f"environment: the chat template cannot write a message of role {roles!r} after an "
-        f"assistant's turn: {why}; take a tokenizer whose template can"
+        f"environment: the chat template cannot write a message of role {roles!r} {where}: {why}; "
+        "take a tokenizer whose template can"
     )

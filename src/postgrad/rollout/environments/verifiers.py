@@ -16,9 +16,9 @@ from pydantic import Field, PrivateAttr
 
 from postgrad.core.errors import UsageError
 from postgrad.core.records import Prompt
-from postgrad.rollout.environments.agent import Conversed, Ended
 from postgrad.rollout.environments.base import COUNTED, StepFailed
 from postgrad.rollout.environments.client import ForeignClient
+from postgrad.rollout.environments.conversed import Conversed, Ended
 from postgrad.rollout.environments.desk import MODEL
 
 _CLIENT = Path(__file__).with_name("verifiers_client.py")

@@ -85,14 +85,18 @@ class ServedTeacher:
     def _graded(self, sequences: Sequences) -> Ragged:
         if any(sequences.images):
             raise RunError(f"{self._key}: a sample has an image. {NO_IMAGES}")
-        pairs = list(zip(sequences.tokens, sequences.loss_mask, strict=True))
-        asked = [self._requests.submit(self._grade, ids) for ids, mask in pairs if mask.any()]
-        answers = iter(asked)
-        rows: list[NDArray[np.float32]] = []
-        for ids, mask in pairs:
-            row = next(answers).result() if mask.any() else np.zeros(len(ids), np.float32)
-            rows.append(np.where(mask, row, np.float32(0.0)))
-        return Ragged.of(rows, np.float32)
+        places = [
+            slice(start + begin, start + end)
+            for row, start in enumerate(sequences.tokens.offsets[:-1].tolist())
+            for begin, end in sequences.conversations(row)
+        ]
+        tokens, mask = sequences.tokens.values, sequences.loss_mask.values
+        places = [place for place in places if mask[place].any()]
+        asked = [self._requests.submit(self._grade, tokens[place]) for place in places]
+        grades = np.zeros(len(tokens), np.float32)
+        for place, answer in zip(places, asked, strict=True):
+            grades[place] = np.where(mask[place], answer.result(), np.float32(0.0))
+        return sequences.tokens.like(grades)
 
     def _grade(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
         """[T] the logprob of each token; 0 of the first one, which nothing predicts."""

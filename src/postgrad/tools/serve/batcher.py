@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from postgrad.core.errors import RunError, UsageError
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import PlacedImage, Sequences, images_column
+from postgrad.core.records import PlacedImage, Sequences, column_of
 from postgrad.learner.backbone import Backbone, MicroBatch
 from postgrad.learner.score import ScoreRole, probabilities, score_sequences, step_scores
 from postgrad.models.config import load_config
@@ -68,7 +68,7 @@ class ServedModel:
             Ragged.of([each[:, 0] for each in sequences], np.int32),
             Ragged.of([each[:, 1] > 0 for each in sequences], np.bool_),
             np.zeros(len(sequences), np.int64),
-            images=images_column(images),
+            images=column_of(images),
         )
         return [probabilities(scores) for scores in step_scores(self.role, marked)]
 

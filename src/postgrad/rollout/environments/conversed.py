@@ -1,0 +1,349 @@
+"""What asks the policy through an address with OpenAI's interface: agents, and tasks of verifiers.
+
+    agent --POST /v1/chat/completions--> this process --Request--> the run's engine
+
+The agent holds the conversation in messages, the run in tokens. A request that repeats a
+conversation up to a turn of the policy, word for word, and adds messages to it goes on there: only
+these messages are rendered and tokenised, and the policy's own turns stay the tokens that were
+sampled. Any other request is a conversation of its own, which is rendered whole.
+"""
+
+import asyncio
+import importlib.util
+import json
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import PrivateAttr
+
+from postgrad.core.errors import UsageError
+from postgrad.core.records import Prompt
+from postgrad.data.chat_format import Message
+from postgrad.data.images import sent_message
+from postgrad.rewards.verifier import LARGEST_SCORE
+from postgrad.rollout.environments.base import (
+    ChatEnvironment,
+    Course,
+    Reply,
+    StepFailed,
+)
+from postgrad.rollout.environments.desk import Desk, plain_message
+from postgrad.rollout.environments.tool_calls import (
+    calls_in,
+    format_of,
+    ids_of,
+    result_example,
+    result_message,
+    taught_format,
+    text_beside,
+)
+from postgrad.rollout.environments.tool_formats import Call, Calls, ToolFormat
+
+Ended = tuple[Any, Mapping[str, float]]  # how a sample ended: its reward or None, what is counted
+
+
+class Conversed(ChatEnvironment):
+    """Something that asks the policy, and says the sample's reward in the end.
+
+    `tools`: JSON schemas that the chat template shows to the policy, whose calls are given as
+    `tool_calls`. `env`: names of the environment variables that its processes get. `rewards`: false
+    leaves the rewards to [[rewards]]. `branches`: false makes a sample a failure whose requests are
+    more than one conversation.
+    """
+
+    deterministic: ClassVar[bool] = False
+    waits: ClassVar[bool] = True
+
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_format: Literal["auto", ToolFormat] = "auto"
+    env: tuple[str, ...] = ()
+    rewards: bool = True
+    branches: bool = True
+
+    _desk: Desk | None = PrivateAttr(default=None)
+
+    @abstractmethod
+    async def converse(self, base_url: str, api_key: str, row: Mapping[str, Any]) -> Ended:
+        """Plays one sample, by requests with this key to this address. Returns its reward, if it
+        has one, and what is counted.
+        """
+
+    @property
+    def special_tokens(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Marks of tool calls may be special tokens, and those of gpt-oss's channels are."""
+        return bool(self.tools) or self.tool_format == "harmony"
+
+    @property
+    def gives_rewards(self) -> bool:
+        return self.rewards
+
+    def variables(self) -> Mapping[str, Any]:
+        return {"tools": [dict(tool) for tool in self.tools]} if self.tools else {}
+
+    def for_template(self, template: str) -> Self:
+        for package in ("starlette", "uvicorn"):
+            if importlib.util.find_spec(package) is None:
+                raise UsageError(
+                    f"an environment that asks the policy needs {package}: "
+                    "pip install 'postgrad[serve]'"
+                )
+        if self.tool_format != "auto":
+            return self
+        if self.tools:
+            return self.model_copy(update={"tool_format": taught_format(template)})
+        if format_of(template) == "harmony":  # an answer has channels too
+            return self.model_copy(update={"tool_format": "harmony"})
+        return self
+
+    def examples(self) -> Sequence[Message]:
+        return [*super().examples(), *([result_example("get")] if self.tools else [])]
+
+    def read(self, text: str) -> tuple[str, list[Call]]:
+        """What a turn of the policy says, and its calls. A call that is none is text."""
+        style, every = self.tool_format, Calls()
+        if style == "auto" or not (self.tools or style == "harmony"):
+            return text, []
+        if self.tools:
+            functions = [tool.get("function", {}) for tool in self.tools]
+            schemas = {tool.get("name"): tool.get("parameters", {}) for tool in functions}
+            every = calls_in(text, style, schemas)
+        calls = [call for call in every if isinstance(call, Call)]
+        return text if every and not calls else text_beside(text, style), calls
+
+    def check(self, prompt: Prompt) -> str | None:
+        return None if prompt.messages else "an agent needs a prompt of chat messages"
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """With the server that is asked."""
+        self._desk = Desk()
+        async with self._desk.open():
+            yield
+
+    def start(self, prompt: Prompt, sample: int) -> Course:
+        return _Conversation(self, prompt)
+
+    async def play(self, conversation: "_Conversation", row: Mapping[str, Any]) -> Ended:
+        """Plays one sample. Returns its reward, 0 where it has none, and what is counted."""
+        assert self._desk is not None  # within `running`
+        with self._desk.seat(conversation.ask) as key:
+            returned, counts = await self.converse(self._desk.url, key, row)
+        if returned is None or not self.rewards:
+            return 0.0, counts
+        if isinstance(returned, bool) or not isinstance(returned, int | float):
+            raise StepFailed("error", f"the agent returned {type(returned).__name__}, no number")
+        if not abs(returned) <= LARGEST_SCORE:
+            raise StepFailed(
+                "error", f"the agent returned {returned}, which is no finite number of 32 bits"
+            )
+        return float(returned), counts
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request of the agent."""
+
+    messages: list[dict[str, Any]]  # in one form
+    sent: list[Any]  # as they came
+    answer: asyncio.Future[dict[str, Any]]
+
+
+class _Conversation:
+    """One sample's requests and turns. Everything happens in one event loop."""
+
+    def __init__(self, rules: Conversed, prompt: Prompt) -> None:
+        self._rules = rules
+        self._row = {
+            "question": prompt.question,
+            "answer": prompt.answer,
+            "messages": [sent_message(message) for message in prompt.messages],
+            **prompt.metadata,
+        }
+        self._prompt: list[dict[str, Any]] = [plain_message(m) for m in prompt.messages]
+        # Of each turn of the policy the messages that it read, and itself.
+        self._turns: list[list[dict[str, Any]]] = []
+        self._agent: asyncio.Task[Ended] | None = None
+        self._queue: asyncio.Queue[_Asked] = asyncio.Queue()
+        self._open: _Asked | None = None  # what the policy's next turn answers
+        self._calls: dict[str, Call] = {}  # of the policy, by their ids
+
+    async def step(self, text: str) -> Reply:
+        """Answers the agent's request with a turn of the policy, and waits for its next one."""
+        if self._agent is None:
+            self._agent = asyncio.create_task(self._rules.play(self, self._row))
+            await self._next(self._require_prompt)
+        if self._open is None:
+            raise StepFailed("error", "the agent has ended without asking the policy")
+        message = self._message(text)
+        self._turns.append([*self._open.messages, plain_message(message)])
+        if not self._open.answer.done():
+            self._open.answer.set_result(message)
+        self._open = None
+        reply = await self._next(self._reply)
+        if reply is None:
+            reward, counts = self._agent.result()
+            return Reply(done=True, reward=reward, counts=counts)
+        return reply
+
+    def close(self) -> None:
+        """The episode has ended without the agent: ends it."""
+        if self._agent is not None:
+            self._agent.cancel()
+        waiting = [] if self._open is None else [self._open]
+        while not self._queue.empty():
+            waiting.append(self._queue.get_nowait())
+        for asked in waiting:
+            if not asked.answer.done():
+                asked.answer.set_exception(ValueError("the sample has ended"))
+
+    async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The policy's next message, for a request; those that come meanwhile wait. Raises
+        ValueError where it is none that can be answered; the sample is a failure then.
+        """
+        self._require_shown(body.get("tools") or ())
+        messages = [plain_message(message) for message in body["messages"]]
+        answer = asyncio.get_running_loop().create_future()
+        await self._queue.put(_Asked(messages, body["messages"], answer))
+        return await answer
+
+    def _require_shown(self, tools: Sequence[Any]) -> None:
+        """Raises ValueError for tools of a request that the chat template does not show."""
+        shown = {_name_of(tool) for tool in self._rules.tools}
+        if hidden := [name for name in map(_name_of, tools) if name not in shown]:
+            raise ValueError(
+                f"the request has tools that the policy does not see: {', '.join(hidden)[:200]}; "
+                "state their schemas in environment.tools"
+            )
+
+    async def _next(self, read: Callable[[_Asked], Reply | None]) -> Reply | None:
+        """Opens the agent's next request. Returns what `read` makes of it; None where the agent has
+        ended.
+        """
+        assert self._agent is not None
+        asking = asyncio.ensure_future(self._queue.get())
+        try:
+            await asyncio.wait({asking, self._agent}, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                self._agent.result()  # raises what the agent raised
+                return None
+            self._open = asking.result()
+            return read(self._open)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            asking.cancel()
+
+    def _require_prompt(self, asked: _Asked) -> None:
+        """The first request is what the policy has read already."""
+        if wrong := _difference(asked.messages, self._prompt):
+            raise StepFailed(
+                "error", f"the agent's first request is not the row's messages: {wrong}"
+            )
+        if len(asked.messages) > len(self._prompt):
+            raise StepFailed("error", "the agent's first request is not the row's messages alone")
+
+    def _reply(self, asked: _Asked) -> Reply:
+        """The messages of a request that the policy has not read, and what they stand behind."""
+        messages, sent = asked.messages, asked.sent
+        if not messages or messages[-1]["role"] == "assistant":
+            raise StepFailed("error", "the agent's request has no message behind the policy's")
+        newest = len(self._turns) - 1
+        turn = max(
+            (place for place, read in enumerate(self._turns) if _goes_on(messages, read)),
+            key=lambda place: (len(self._turns[place]), place),
+            default=None,
+        )
+        if turn != newest and not self._rules.branches:
+            wrong = _difference(messages, self._turns[newest]) or "it answers for the policy"
+            raise StepFailed(
+                "error",
+                f"the agent's request does not continue the conversation: {wrong}; without "
+                "environment.branches = false it is another one",
+            )
+        if turn is None:
+            return Reply(tuple(self._written(messages, sent)), behind="nothing")
+        read = len(self._turns[turn])
+        pairs = zip(messages[read:], sent[read:], strict=True)
+        return Reply(tuple(self._shown(m, raw, self._calls) for m, raw in pairs), behind=turn)
+
+    def _written(self, messages: list[dict[str, Any]], sent: list[Any]) -> Iterator[Message]:
+        """All messages of a conversation, as the chat template gets them."""
+        calls: dict[str, Call] = {}
+        for message, raw in zip(messages, sent, strict=True):
+            named = zip(message.get("calls", ()), raw.get("tool_calls") or (), strict=True)
+            asked = [(str(call.get("id")), name, values) for (name, values), call in named]
+            calls |= {identifier: Call(str(name), values) for identifier, name, values in asked}
+            shown = self._shown(message, raw, calls)
+            yield {**shown, "tool_calls": [_written_call(*c) for c in asked]} if asked else shown
+
+    def _shown(
+        self, message: Mapping[str, Any], raw: Mapping[str, Any], calls: Mapping[str, Call]
+    ) -> Message:
+        """An agent's message as the chat template gets it; its parts, where it has images, are read
+        as those of any reply. raw: the message as it came. calls: by their ids, whose results it
+        may have.
+        """
+        content = raw["content"] if "images" in message else message["content"]
+        if message["role"] != "tool" or not self._rules.tools:
+            return {"role": message["role"], "content": content}
+        identifier = message.get("tool_call_id", "")
+        if identifier not in calls:
+            raise StepFailed(
+                "error",
+                f"the agent's result of a tool has the tool_call_id {identifier[:60]!r}, and the "
+                f"calls before it had {', '.join(calls)[:200] or 'none'}",
+            )
+        return result_message(calls[identifier], identifier, content)
+
+    def _message(self, text: str) -> dict[str, Any]:
+        """A turn of the policy as an assistant's message of OpenAI's interface."""
+        content, calls = self._rules.read(text)
+        if not calls:
+            return {"role": "assistant", "content": content}
+        assert self._open is not None
+        number = sum(len(message.get("calls", ())) for message in self._open.messages)
+        by_id = dict(zip(ids_of(calls, number), calls, strict=True))
+        self._calls |= by_id
+        return {
+            "role": "assistant",
+            "content": content or None,
+            "tool_calls": [
+                {
+                    "id": identifier,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+                }
+                for identifier, call in by_id.items()
+            ],
+        }
+
+
+def _name_of(tool: Any) -> str:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return str(function.get("name") if isinstance(function, Mapping) else None)
+
+
+def _goes_on(messages: Sequence[Any], read: Sequence[Any]) -> bool:
+    """Whether messages repeat what was read and said, and add some that are not the policy's."""
+    new = messages[len(read) :]
+    return (
+        bool(new) and messages[: len(read)] == read and all(m["role"] != "assistant" for m in new)
+    )
+
+
+def _difference(messages: Sequence[Any], read: Sequence[Any]) -> str | None:
+    """Where messages do not repeat others; None where they do."""
+    for place, message in enumerate(read):
+        if place >= len(messages) or messages[place] != message:
+            has = json.dumps(messages[place])[:200] if place < len(messages) else "nothing"
+            return f"message {place} is {has}, and was {json.dumps(message)[:200]}"
+    return None
+
+
+def _written_call(identifier: str, name: str, arguments: Any) -> dict[str, Any]:
+    function = {"name": str(name), "arguments": arguments}
+    return {"type": "function", "id": identifier, "function": function}
