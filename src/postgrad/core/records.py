@@ -252,6 +252,12 @@ class Sequences:
         opened = self.openings[row] if self.openings else ()
         return list(pairwise([0, *opened, len(self.tokens.row(row))]))
 
+    def last_conversation(self, row: int) -> tuple[NDArray[np.int32], tuple[PlacedImage, ...]]:
+        """The tokens of a sequence's last conversation, and its images among them."""
+        begin, end = self.conversations(row)[-1]
+        images = tuple(image.moved(-begin) for image in self.images_of(row) if image.at[0] >= begin)
+        return self.tokens.row(row)[begin:end], images
+
     def _with_images(self) -> Ragged:
         """The tokens, with those of images replaced by parts of their hashes, below 0."""
         if not self.images:

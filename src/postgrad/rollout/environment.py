@@ -24,7 +24,7 @@ from postgrad.core.records import (
 from postgrad.layout.tree import MIN_CONTINUED
 from postgrad.rollout.engine import Completion, Request, Written, joined
 from postgrad.rollout.settings import SamplingSettings
-from postgrad.rollout.transcript import Read, Transcript
+from postgrad.rollout.transcript import NextRead, Transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +291,7 @@ class OpenSample:
             *place, read.token_ids, sampling, turn, seed, images=read.images, may_go_on=True
         )
 
-    def _sampling_after(self, turn: int, read: Read) -> SamplingSettings | None:
+    def _sampling_after(self, turn: int, read: NextRead) -> SamplingSettings | None:
         sampling = self._drawing.turn_sampling(self.prompt, turn, self._number)
         if self._drawing.max_len is None:
             return sampling

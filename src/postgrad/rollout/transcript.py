@@ -16,24 +16,22 @@ from postgrad.core.records import Behind, Experts, PlacedImage, Prompt, Turn
 from postgrad.layout.tree import grow
 from postgrad.rollout.engine import Completion, recorded_first
 
-Images = tuple[PlacedImage, ...]
-
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class NextRead:
     """What the policy reads next, from the begin of its conversation on."""
 
     token_ids: NDArray[np.int32]
-    images: Images  # among token_ids
+    images: tuple[PlacedImage, ...]  # among token_ids
     new: int  # tokens of these that the environment adds
     behind: Behind
     experts: Experts | None = None  # of the first tokens, where another conversation has them
 
 
 @dataclass(slots=True)
-class _Conversation:
+class _Thread:
     first: int  # number of its first turn among all
-    images: Images = ()  # among its tokens
+    images: tuple[PlacedImage, ...] = ()  # among its tokens
     # [tokens, layers, k] of its tokens up to the policy's newest; None: not recorded
     experts: Experts | None = None
 
@@ -44,7 +42,7 @@ class Transcript:
     def __init__(self, prompt: Prompt) -> None:
         self._prompt = prompt
         self.turns: list[Turn] = []
-        self._conversations = [_Conversation(0, prompt.images)]
+        self._conversations = [_Thread(0, prompt.images)]
         self._length = len(prompt.token_ids)  # tokens of the newest conversation
         # Of each turn of the policy its conversation, and how many tokens this has behind the turn.
         self._written: list[tuple[int, int]] = []
@@ -79,13 +77,15 @@ class Transcript:
             return experts
         return experts[-(tokens - len(recorded) + 1) :]
 
-    def behind(self, behind: Behind, token_ids: NDArray[np.int32], images: Images) -> Read:
+    def behind(
+        self, behind: Behind, token_ids: NDArray[np.int32], images: tuple[PlacedImage, ...]
+    ) -> NextRead:
         """What the policy reads where an environment adds these tokens. images: among them. Raises
         ValueError where there is no such turn.
         """
         new = len(token_ids)
         if behind == "nothing":
-            return Read(token_ids, images, new, behind)
+            return NextRead(token_ids, images, new, behind)
         turns = len(self._written)
         turn = turns - 1 if behind == "newest" else behind
         if not 0 <= turn < turns:
@@ -97,23 +97,23 @@ class Transcript:
         shown += tuple(image.moved(length) for image in images)
         experts = None if before.experts is None else before.experts[:length]
         place = "newest" if turn == turns - 1 else turn
-        return Read(np.concatenate([context, token_ids]), shown, new, place, experts)
+        return NextRead(np.concatenate([context, token_ids]), shown, new, place, experts)
 
-    def read(self, read: Read) -> None:
+    def read(self, read: NextRead) -> None:
         """Adds what the environment says."""
         opens = read.behind != "newest"
         old = 0 if opens else len(read.token_ids) - read.new
         images = tuple(image.moved(-old) for image in read.images if image.at[0] >= old)
         silent = np.zeros(len(read.token_ids) - old, np.float32)
         if opens:
-            conversation = _Conversation(len(self.turns), read.images, read.experts)
+            conversation = _Thread(len(self.turns), read.images, read.experts)
             self._conversations.append(conversation)
         self._conversations[-1].images = read.images
         self._length = len(read.token_ids)
         turn = Turn("environment", read.token_ids[old:], silent, images=images, opens=opens)
         self.turns.append(turn)
 
-    def tokens_with(self, read: Read, min_shared: int) -> int:
+    def tokens_with(self, read: NextRead, min_shared: int) -> int:
         """Tokens of all conversations of the sample, with what the policy reads next. Beginnings of
         `min_shared` tokens and more that they share count once, as the learner computes them.
         """

@@ -7,16 +7,18 @@ after each one.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Logprobs, PlacedImage, Prompt, Sequences
+from postgrad.core.records import Logprobs, PlacedImage, Prompt, Sequences, column_of
 from postgrad.data.conversations import Conversation
 from postgrad.learner.protocols import PolicyRole
-from postgrad.observe.sentinels.publish import probed
+from postgrad.observe.sentinels.publish import DIFFERENCE, MOVED
 from postgrad.rollout.engine import Engine, Sent, WeightHandover
+from postgrad.rollout.stats import distance
 
 PROBES = 4  # sequences that are scored twice after each publish
 PROBE_TOKENS = 128  # of each: enough to tell weights apart, little enough to cost nothing
@@ -72,9 +74,9 @@ class Publisher:
         """
         probe = self._prompts
         if len(sequences):
-            probe = _probe(
-                list(sequences.tokens)[:PROBES], sequences.images, slice(-PROBE_TOKENS, None)
-            )
+            rows = range(min(PROBES, len(sequences)))
+            tokens, images = zip(*map(sequences.last_conversation, rows), strict=True)
+            probe = _probe(tokens, images, slice(-PROBE_TOKENS, None))
         if probe is not self._probe:
             self._probe = probe
             self._before = self._engines()
@@ -129,16 +131,15 @@ def _probe(
     """A part of each of the first PROBES sequences, whose tokens all bear loss but for the first:
     prompts count too. Of one with images its last tokens, from the beginning of an image on.
     """
-    shown = [images[row] if images else () for row in range(min(PROBES, len(sequences)))]
     parts = [
         _from_image(tokens, placed) if placed else (tokens[part], ())
-        for tokens, placed in zip(sequences, shown, strict=False)
+        for tokens, placed in islice(zip(sequences, images, strict=True), PROBES)
     ]
     return Sequences(
         Ragged.of([tokens for tokens, _ in parts], np.int32),
         Ragged.of([np.arange(len(tokens)) > 0 for tokens, _ in parts], np.bool_),
         np.arange(len(parts), dtype=np.int64),
-        images=tuple(placed for _, placed in parts) if any(shown) else (),
+        images=column_of(placed for _, placed in parts),
     )
 
 
@@ -152,3 +153,14 @@ def _from_image(
             begin = min(begin, int(image.at[0]))
     kept = (image.moved(-begin) for image in images if image.at[0] >= begin)
     return tokens[begin:], tuple(kept)
+
+
+def probed(
+    before: Sequence[Logprobs], engine: Sequence[Logprobs], learner: Sequence[Logprobs]
+) -> dict[str, float]:
+    """The metrics of a publish: how far engine and learner differ, and how far the policy moved.
+
+    before, engine: the probe's logprobs by the engine before and after the publish; learner: the
+    learner's. Both metrics are means over all tokens of the probe, in nats.
+    """
+    return {DIFFERENCE: distance(engine, learner), MOVED: distance(before, learner)}

@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 
 from postgrad.algorithms.base import Credit
 from postgrad.core.ragged import Ragged
+from postgrad.core.records import Logprobs
 from postgrad.core.rollout_batch import RolloutBatch
 from postgrad.evaluation.answers import sample_metrics
 from postgrad.learner.learner import UpdateResult
 from postgrad.learner.update import Update
-from postgrad.observe.sentinels.mismatch import DRIFT, differences, drift
+from postgrad.observe.sentinels.mismatch import DIFFERENCE, DRIFT, RATIO
 from postgrad.observe.sentinels.on_policy import ratio_distance
 from postgrad.observe.sentinels.watch import of_samples
 from postgrad.recipe.recipe import RLRecipe
@@ -184,3 +185,24 @@ def _over_updates(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
         else:
             means[name] = sum(values) / (1 if metric in SUMMED else len(values))
     return means
+
+
+def drift(learner: Logprobs, sampled: Logprobs, stale: NDArray[np.bool_]) -> dict[str, float]:
+    """The distance of `differences` over the tokens [N] that older weights drew; {} where there
+    are none.
+    """
+    measured = differences(learner, sampled, stale)
+    return {DRIFT: measured[RATIO]} if measured else {}
+
+
+def differences(learner: Logprobs, sampled: Logprobs, mask: NDArray[np.bool_]) -> dict[str, float]:
+    """Mean |p - p'| and mean exp|log p - log p'| over the tokens [N] of `mask`, in float64; {}
+    where there are none.
+    """
+    learner_kept, sampled_kept = learner[mask].astype(np.float64), sampled[mask].astype(np.float64)
+    if not len(learner_kept):
+        return {}
+    return {
+        DIFFERENCE: float(np.abs(np.exp(learner_kept) - np.exp(sampled_kept)).mean()),
+        RATIO: float(np.exp(np.minimum(np.abs(learner_kept - sampled_kept), 20.0)).mean()),
+    }

@@ -18,15 +18,17 @@ from postgrad.observe.sentinels.evaluation import Evaluation
 from postgrad.observe.sentinels.gradient import Gradient
 from postgrad.observe.sentinels.kl import KL
 from postgrad.observe.sentinels.length import Length
-from postgrad.observe.sentinels.mismatch import Mismatch, Staleness, differences
+from postgrad.observe.sentinels.mismatch import Mismatch, Staleness
 from postgrad.observe.sentinels.no_gradient import NoGradient, stuck
 from postgrad.observe.sentinels.on_policy import OnPolicy, ratio_distance
-from postgrad.observe.sentinels.publish import Publish, probed
+from postgrad.observe.sentinels.publish import Publish
 from postgrad.observe.sentinels.repetition import Repetition, repeated
 from postgrad.observe.sentinels.router import Router
 from postgrad.observe.sentinels.truncation import Truncation
 from postgrad.observe.sentinels.verifier import VerifierFailures, failed
 from postgrad.observe.settings import SentinelSettings
+from postgrad.training.publish import probed
+from postgrad.training.rl_metrics import differences
 
 
 def looks(sentinel: Sentinel, history: Sequence[Seen]) -> list[Look | None]:

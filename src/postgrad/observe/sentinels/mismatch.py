@@ -2,11 +2,8 @@
 arithmetic or because the sampler's weights are older.
 """
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from postgrad.core.records import Logprobs
 from postgrad.observe.sentinels.base import Level, Look, Seen, Sentinel, SentinelMemory
 
 DIFFERENCE, RATIO = "sentinel/prob_difference", "sentinel/ratio_excess"
@@ -53,24 +50,3 @@ class Staleness(Level):
             f"{value:.4g} on their tokens (limit {self.limit:g}) for {self.steps} steps: lower "
             "rollout.max_staleness or learner.lr"
         )
-
-
-def drift(learner: Logprobs, sampled: Logprobs, stale: NDArray[np.bool_]) -> dict[str, float]:
-    """The distance of `differences` over the tokens [N] that older weights drew; {} where there
-    are none.
-    """
-    measured = differences(learner, sampled, stale)
-    return {DRIFT: measured[RATIO]} if measured else {}
-
-
-def differences(learner: Logprobs, sampled: Logprobs, mask: NDArray[np.bool_]) -> dict[str, float]:
-    """Mean |p - p'| and mean exp|log p - log p'| over the tokens [N] of `mask`, in float64; {}
-    where there are none.
-    """
-    learner_kept, sampled_kept = learner[mask].astype(np.float64), sampled[mask].astype(np.float64)
-    if not len(learner_kept):
-        return {}
-    return {
-        DIFFERENCE: float(np.abs(np.exp(learner_kept) - np.exp(sampled_kept)).mean()),
-        RATIO: float(np.exp(np.minimum(np.abs(learner_kept - sampled_kept), 20.0)).mean()),
-    }

@@ -1,12 +1,8 @@
 """Checks that the rollout engine uses the weights that were published to it."""
 
-from collections.abc import Sequence
-
 from pydantic import Field
 
-from postgrad.core.records import Logprobs
 from postgrad.observe.sentinels.base import Action, Look, Seen, Sentinel, SentinelMemory
-from postgrad.rollout.stats import distance
 
 DIFFERENCE, MOVED = "sentinel/publish_difference", "sentinel/policy_moved"
 
@@ -47,14 +43,3 @@ class Publish(Sentinel):
             f"the policy moved by {moved:.4g}; what it samples is another policy's: fix the "
             "engine's load_weights",
         )
-
-
-def probed(
-    before: Sequence[Logprobs], engine: Sequence[Logprobs], learner: Sequence[Logprobs]
-) -> dict[str, float]:
-    """The metrics of a publish: how far engine and learner differ, and how far the policy moved.
-
-    before, engine: the probe's logprobs by the engine before and after the publish; learner: the
-    learner's. Both metrics are means over all tokens of the probe, in nats.
-    """
-    return {DIFFERENCE: distance(engine, learner), MOVED: distance(before, learner)}

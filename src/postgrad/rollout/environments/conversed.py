@@ -143,7 +143,7 @@ class Conversed(ChatEnvironment):
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _AgentRequest:
     """A request of the agent."""
 
     messages: list[dict[str, Any]]  # in one form
@@ -166,8 +166,8 @@ class _Conversation:
         # Of each turn of the policy the messages that it read, and itself.
         self._turns: list[list[dict[str, Any]]] = []
         self._agent: asyncio.Task[Ended] | None = None
-        self._queue: asyncio.Queue[_Asked] = asyncio.Queue()
-        self._open: _Asked | None = None  # what the policy's next turn answers
+        self._queue: asyncio.Queue[_AgentRequest] = asyncio.Queue()
+        self._open: _AgentRequest | None = None  # what the policy's next turn answers
         self._calls: dict[str, Call] = {}  # of the policy, by their ids
 
     async def step(self, text: str) -> Reply:
@@ -206,7 +206,7 @@ class _Conversation:
         self._require_shown(body.get("tools") or ())
         messages = [plain_message(message) for message in body["messages"]]
         answer = asyncio.get_running_loop().create_future()
-        await self._queue.put(_Asked(messages, body["messages"], answer))
+        await self._queue.put(_AgentRequest(messages, body["messages"], answer))
         return await answer
 
     def _require_shown(self, tools: Sequence[Any]) -> None:
@@ -218,7 +218,7 @@ class _Conversation:
                 "state their schemas in environment.tools"
             )
 
-    async def _next(self, read: Callable[[_Asked], Reply | None]) -> Reply | None:
+    async def _next(self, read: Callable[[_AgentRequest], Reply | None]) -> Reply | None:
         """Opens the agent's next request. Returns what `read` makes of it; None where the agent has
         ended.
         """
@@ -237,7 +237,7 @@ class _Conversation:
         finally:
             asking.cancel()
 
-    def _require_prompt(self, asked: _Asked) -> None:
+    def _require_prompt(self, asked: _AgentRequest) -> None:
         """The first request is what the policy has read already."""
         if wrong := _difference(asked.messages, self._prompt):
             raise StepFailed(
@@ -246,7 +246,7 @@ class _Conversation:
         if len(asked.messages) > len(self._prompt):
             raise StepFailed("error", "the agent's first request is not the row's messages alone")
 
-    def _reply(self, asked: _Asked) -> Reply:
+    def _reply(self, asked: _AgentRequest) -> Reply:
         """The messages of a request that the policy has not read, and what they stand behind."""
         messages, sent = asked.messages, asked.sent
         if not messages or messages[-1]["role"] == "assistant":

@@ -1,0 +1,38 @@
+"""Environments whose episodes are several conversations."""
+
+from typing import ClassVar
+
+from postgrad.rollout.environments.base import ChatEnvironment, Reply
+
+
+class Rooms(ChatEnvironment):
+    """Goes on behind the newest turn, behind an earlier one, or begins anew, by what it hears."""
+
+    def start(self, prompt, sample):
+        return _Walk()
+
+
+class Forgetful(Rooms):
+    """The same by code that could say something else: a resume goes on behind what it said."""
+
+    deterministic: ClassVar[bool] = False
+
+    def resume(self, prompt, sample, turns):
+        walk = _Walk()
+        walk.heard = list(turns)
+        return walk
+
+
+class _Walk:
+    def __init__(self):
+        self.heard: list[str] = []
+
+    def step(self, text):
+        self.heard.append(text)
+        turns = len(self.heard)
+        letters = "".join(letter for letter in text if letter.isalpha())[:3] or "none"
+        message = {"role": "user", "content": f"example {letters}"}
+        behind = ("newest", 0, "nothing", 1)[(len(text) + turns) % 4]
+        if behind == 1 and turns < 2:
+            behind = "newest"
+        return Reply((message,), reward=0.1 * len(letters), behind=behind)
