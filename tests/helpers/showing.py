@@ -1,6 +1,7 @@
 """Environments that reply with pictures: their folder is on the path of Ray's processes too."""
 
 import io
+from dataclasses import replace
 from typing import ClassVar
 
 from PIL import Image
@@ -41,6 +42,19 @@ class _Shown:
             content = [*parts, {"type": "text", "text": "and?"}]
         reward = sum(letter in text for letter in "abcdefghijklm")
         return Reply(({"role": "user", "content": content},), reward=reward)
+
+
+class Jumping(Showing):
+    """The same, whose replies go on behind the first answer, or are another conversation."""
+
+    def start(self, prompt, sample):
+        return _Jumped(self)
+
+
+class _Jumped(_Shown):
+    def step(self, text):
+        reply = super().step(text)
+        return replace(reply, behind=("newest", 0, "nothing")[self.replies % 3])
 
 
 class Wandering(Showing):

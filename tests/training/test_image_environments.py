@@ -111,6 +111,28 @@ def test_engine_and_learner_agree_on_turns_behind_images(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", pytest.param("gemma3", marks=pytest.mark.long)])
+def test_engine_and_learner_agree_on_conversations_with_images_of_their_own(
+    kind: str, make: Make, tmp_path: Path
+) -> None:
+    shows = {"type": "showing:Jumping", "max_turns": 5}
+    train(make(kind, environment=shows, data={
+        "path": str(tmp_path / "rows.jsonl"), "messages": "messages", "max_len": 2000,
+    }), Console())  # fmt: skip
+    run, shown = tmp_path / "run", set()
+    for line in lines(run / "metrics.jsonl"):
+        assert line["sentinel/publish_difference"] < 1e-5
+        assert line["sentinel/prob_difference"] < 1e-5
+        assert line["environment/conversations"] > 2
+    for sample in lines(run / "samples.jsonl"):
+        for turn in sample["turns"]:
+            shown.add((turn.get("opens", False), len(turn.get("images", ()))))
+            if "learner_logprobs" in turn:
+                np.testing.assert_allclose(turn["logprobs"], turn["learner_logprobs"], atol=2e-5)
+    assert {(True, 1), (True, 2), (False, 1)} <= shown  # alone, behind the prompt's, and more
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "world"),
     [

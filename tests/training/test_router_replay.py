@@ -62,6 +62,35 @@ def test_a_run_records_its_experts_and_its_samples_replayed_make_the_same_weight
 
 
 @pytest.mark.slow
+def test_every_token_of_several_conversations_has_its_experts(
+    run: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "helpers"))
+    stops = {"stop": [*"abcdefghijklmno"], "max_new_tokens": 30, "router_replay": "sampled"}
+    changes: dict[str, Any] = {
+        "environment": {"type": "rooms:Rooms", "max_turns": 5}, "data": {"max_len": 400},
+        "eval": {"every": 0}, "steps": 2, "rollout": stops,
+    }  # fmt: skip
+    first = run("first", **changes)
+    lines = [json.loads(line) for line in (Path(first.run_dir) / "samples.jsonl").open()]
+    openings = 0
+    for line in lines:
+        group = group_from_lines([line])
+        (rollout,) = group.rollouts
+        experts, prompt = rollout.experts, len(group.prompt.token_ids)
+        assert experts is not None
+        assert len(experts) == prompt + len(rollout.token_ids)
+        ends = [prompt + at for at in (*rollout.openings, len(rollout.token_ids))]
+        openings += len(rollout.openings)
+        last = [end - 1 for end in ends]  # of each conversation: read by no later token
+        assert (experts[last] == -1).all()
+        assert (np.delete(experts, last, axis=0) >= 0).all()
+    assert openings > 10
+    replay = {**stops, "source": "replay", "replay_path": first.run_dir}
+    assert weights(run("again", **{**changes, "rollout": replay})) == weights(first)
+
+
+@pytest.mark.slow
 def test_kills_and_resumes_keep_the_experts_of_samples_under_way(
     run: Callable[..., Recipe],
 ) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.records import Behind, Experts, PlacedImage, Prompt, Turn
-from postgrad.layout.tree import grow
+from postgrad.layout.tree import common_prefix, grow
 from postgrad.rollout.engine import Completion, recorded_first
 
 
@@ -85,19 +85,35 @@ class Transcript:
         """
         new = len(token_ids)
         if behind == "nothing":
-            return NextRead(token_ids, images, new, behind)
+            return NextRead(token_ids, images, new, behind, self._recorded(token_ids, None))
         turns = len(self._written)
         turn = turns - 1 if behind == "newest" else behind
         if not 0 <= turn < turns:
             raise ValueError(f"it stands behind turn {turn} of the policy, which has had {turns}")
         number, length = self._written[turn]
-        context = self._tokens(number)[:length]
         before = self._conversations[number]
+        tokens = np.concatenate([self._tokens(number)[:length], token_ids])
         shown = tuple(image for image in before.images if image.at[-1] < length)
         shown += tuple(image.moved(length) for image in images)
-        experts = None if before.experts is None else before.experts[:length]
-        place = "newest" if turn == turns - 1 else turn
-        return NextRead(np.concatenate([context, token_ids]), shown, new, place, experts)
+        if turn == turns - 1:
+            return NextRead(tokens, shown, new, "newest")
+        recorded = None if before.experts is None else before.experts[:length]
+        return NextRead(tokens, shown, new, turn, self._recorded(tokens, recorded))
+
+    def _recorded(self, tokens: NDArray[np.int32], experts: Experts | None) -> Experts | None:
+        """The experts of the first tokens of another conversation: those of the conversation that
+        it goes on from, and of what the newest one begins with too, which an engine may have in its
+        cache and not compute again.
+        """
+        newest = self._conversations[-1].experts
+        if newest is None:
+            return experts
+        shared = common_prefix(tokens, self._tokens(len(self._conversations) - 1))
+        before = newest[:0] if experts is None else experts
+        recorded = np.full((max(shared, len(before)), *newest.shape[1:]), -1, np.int16)
+        recorded[:shared] = newest[:shared]
+        np.copyto(recorded[: len(before)], before, where=before >= 0)
+        return recorded
 
     def read(self, read: NextRead) -> None:
         """Adds what the environment says."""
