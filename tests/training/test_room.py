@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import threading
 import time
@@ -19,6 +20,7 @@ from helpers.tiny_runs import MakeRecipe
 from postgrad.checkpoint import files
 from postgrad.checkpoint import store as checkpoints
 from postgrad.checkpoint.store import NoRoom, SaveFailed
+from postgrad.core.errors import RunError
 from postgrad.observe.console import Console
 from postgrad.tools.dry_run.dry_run import dry_run
 from postgrad.training import saving
@@ -118,7 +120,7 @@ def test_the_message_names_the_folder_what_is_free_and_what_is_needed(
     needed = event["needed_bytes"] / 2**20
     assert event["message"] == (
         f"{WAITS}{recipe.run_dir}/checkpoints has 0.1 MiB free; the checkpoint of step 3 takes "
-        f"about {needed:.1f} MiB; free space there: it is tried again every 0 s, for 10 minutes at "
+        f"about {needed:.1f} MiB; free space there: it is tried again every 0 s, for 10 min at "
         "most (checkpoint.wait_for_room_minutes); Ctrl-C gives up"
     )
     assert event["message"] in shown.getvalue()
@@ -284,6 +286,19 @@ def test_a_signal_between_two_waits_ends_them_after_the_attempt(
         train(make_recipe("sft"), console)
     assert (waits, len(tries)) == ([1], 2)
     assert not ended.is_set()
+
+
+def test_a_run_directory_that_is_removed_to_make_room_is_not_made_again(
+    make_recipe: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_recipe("sft")
+    run = Path(recipe.run_dir)
+    Disk(monkeypatch, 2)
+    waits = on_sleep(monkeypatch, lambda wait: shutil.rmtree(run) if wait == 1 else None)
+    with pytest.raises(RunError, match=f"run_dir {run} was moved or removed"):
+        train(recipe, console)
+    assert waits == [1]
+    assert not run.exists()
 
 
 def test_a_dry_run_does_not_wait(

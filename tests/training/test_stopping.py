@@ -161,7 +161,7 @@ def test_in_a_wait_for_room_ctrl_c_or_a_second_signal_gives_up() -> None:
     assert answers == [
         "SIGHUP: the run stops when its last save has found room; a second signal gives it up",
         "SIGTERM again: the run stops at once; the last checkpoint is kept",
-        "Ctrl-C: the run waits no longer for room and stops; the last checkpoint is kept",
+        "Ctrl-C: the run waits no longer for room; steps after its last checkpoint are lost",
         "SIGTERM: the run stops when its last save has found room; a second signal gives it up",
         "SIGTERM again: the run stops at once; the last checkpoint is kept",
     ]

@@ -168,7 +168,7 @@ class StopSignals:
         """What happens after the first signal, for the person who sent it."""
         if self._waits or self._gives_up:
             if number == signal.SIGINT:
-                return "the run waits no longer for room and stops; the last checkpoint is kept"
+                return "the run waits no longer for room; steps after its last checkpoint are lost"
             return "the run stops when its last save has found room; a second signal gives it up"
         left = self._left()
         if self._held is None:

@@ -158,6 +158,7 @@ class Saver:
         """Writes a checkpoint without which steps are lost. Its failure is raised."""
 
         def attempt() -> None:
+            self._run.directory.require_present()  # who makes room may remove too much
             self._begin(state, tensors, best, began)
             self.wait(must=True)
 
@@ -330,7 +331,7 @@ def _tell(run: Run, step: int, size: int, folder: Path) -> None:
     text = (
         f"the last save of the run waits for room: {folder} has {size_text(free)} free{enough}; "
         f"{logs}the checkpoint of step {step} takes about {size_text(size)}; free space there: "
-        f"it is tried again every {RETRY_SECONDS:g} s, for {minutes:g} minutes at most "
+        f"it is tried again every {RETRY_SECONDS:g} s, for {minutes:g} min at most "
         "(checkpoint.wait_for_room_minutes); Ctrl-C gives up"
     )
     run.logs.event(
