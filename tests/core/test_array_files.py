@@ -89,4 +89,6 @@ def test_a_disk_without_room_is_an_os_error_and_leaves_nothing(
         write_arrays(path, ARRAYS)
     assert is_full(caught.value)
     assert list(path.parent.iterdir()) == []
+    quota = disk_error(SafetensorError("I/O error: Disk quota exceeded (os error 122)"))
+    assert is_full(quota)
     assert disk_error(SafetensorError("unexpected")).errno == errno.EIO

@@ -50,6 +50,12 @@ def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             write()
 
 
+def test_of_a_path_that_is_not_there_the_nearest_folder_is_taken(tmp_path: Path) -> None:
+    assert files.existing(tmp_path) == tmp_path
+    assert files.existing(tmp_path / "a" / "b") == tmp_path
+    assert files.existing(Path("no-such-folder") / "b") == Path.cwd()
+
+
 def test_what_is_no_json_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         files.write_json(tmp_path / "a.json", {"a": float("nan")})

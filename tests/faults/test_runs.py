@@ -30,7 +30,9 @@ def points(request: pytest.FixtureRequest) -> int:
 
 def train(machine: Machine, recipe: Path, run: Path, fault: Fault) -> Ended:
     words = ["train", str(recipe), "--run_dir", str(run), "--quiet"]
-    return machine.call("postgrad.cli.main:main", [words], run, fault)
+    if fault.kind == Kind.FULL and fault.last == FOREVER:  # there is nothing to wait for
+        words += ["--checkpoint.wait_for_room_minutes", "0"]
+    return machine.call("helpers.faults:command", [words], run, fault)
 
 
 def kills(points: int, calls: int, seconds: float, job: str) -> Iterator[Fault]:
@@ -120,6 +122,22 @@ def test_whatever_happens_the_run_that_goes_on_ends_with_the_same_bits(
         for line in (run / "events.jsonl").read_text("utf-8").splitlines():
             assert "event" in json.loads(line)
     assert killed >= points * 3 // 4
+
+
+@pytest.mark.parametrize("job", jobs("dpo"))
+def test_a_disk_that_is_full_when_a_run_ends_is_waited_for(
+    job: str, machine: Machine, tmp_path: Path
+) -> None:
+    """It has room again after 31 calls, the first of which makes the last checkpoint's folder."""
+    recipe, well, ill = write_recipe(job, tmp_path), tmp_path / "well", tmp_path / "ill"
+    names = train(machine, recipe, well, Fault()).names
+    first = names.rindex("M") + 1
+    ended = train(machine, recipe, ill, Fault(Kind.FULL, first, first + 30))
+    assert ended.status == 0, ended.told
+    assert ended.told.count("the last save of the run waits for room") == 1
+    assert fingerprint(ill) == fingerprint(well)
+    events = [json.loads(line) for line in (ill / "events.jsonl").open(encoding="utf-8")]
+    assert [event["step"] for event in events if event["event"] == "waiting_for_room"] == [4]
 
 
 @pytest.mark.parametrize("kind", [Kind.SHORT, Kind.SLOW], ids=["short writes", "slow disk"])

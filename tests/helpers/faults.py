@@ -45,6 +45,15 @@ class Ended:
     told: str
 
 
+def command(words: list[str]) -> int:
+    """postgrad's command line, whose last save on a full disk is tried again without a pause."""
+    from postgrad.cli.main import main  # which only the machine's processes need
+    from postgrad.training import saving
+
+    saving.RETRY_SECONDS = 0.0
+    return main(words)
+
+
 class Machine:
     """Makes calls in processes of their own under a fault. Needs a C compiler and Linux."""
 

@@ -80,6 +80,15 @@ def test_a_phase_that_advances_and_no_phase_at_all_are_left_alone(tmp_path: Path
     assert stream.getvalue() == ""
 
 
+def test_a_phase_that_waits_for_people_is_watched_again_after_that(tmp_path: Path) -> None:
+    with watchdog(tmp_path, "observe", StringIO()) as dog, dog.phase("save"):
+        with dog.aside():
+            time.sleep(4 * LIMIT)
+        assert stalls(tmp_path) == 0
+        wait_for_stall(tmp_path)
+    assert stalls(tmp_path) == 1
+
+
 def test_a_stall_stands_in_the_terminals_block_while_it_lasts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

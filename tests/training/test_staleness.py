@@ -141,7 +141,7 @@ def test_a_disk_that_is_full_at_the_cut_loses_no_ticket(
 ) -> None:
     """Where it stays full the run fails at its end, and goes on from the samples of step 1."""
     wanted = fingerprint(Path(trained("rl", **STALE).run_dir))
-    recipe = make_recipe("rl", **STALE)
+    recipe = make_recipe("rl", **STALE, checkpoint={"wait_for_room_minutes": 0})
     run = Path(recipe.run_dir)
     told = (
         "no checkpoint of step {} could be saved in " + str(run / "checkpoints") + ": "

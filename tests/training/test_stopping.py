@@ -141,6 +141,32 @@ def test_an_answer_says_what_happens_and_what_stands() -> None:
     assert "not estimated to end within checkpoint.grace_seconds = 30" in stopped
 
 
+def test_in_a_wait_for_room_ctrl_c_or_a_second_signal_gives_up() -> None:
+    answers: list[str] = []
+    with StopSignals(30, answers.append) as stop, stop.waiting():
+        ask(signal.SIGHUP)
+        ask(signal.SIGHUP)
+        assert stop.pause(0.0)
+        ask(signal.SIGTERM)
+        assert not stop.pause(3600.0)
+    with StopSignals(30, answers.append) as stop, stop.waiting():
+        ask(signal.SIGINT)
+        assert not stop.pause(3600.0)
+    with StopSignals(30, answers.append) as stop:
+        with stop.waiting():
+            ask()
+            assert stop.pause(0.0)
+        with pytest.raises(KeyboardInterrupt):  # the wait is over
+            ask()
+    assert answers == [
+        "SIGHUP: the run stops when its last save has found room; a second signal gives it up",
+        "SIGTERM again: the run stops at once; the last checkpoint is kept",
+        "Ctrl-C: the run waits no longer for room; steps after its last checkpoint are lost",
+        "SIGTERM: the run stops when its last save has found room; a second signal gives it up",
+        "SIGTERM again: the run stops at once; the last checkpoint is kept",
+    ]
+
+
 def test_interrupted_before_its_first_step_a_run_says_that_nothing_was_saved(
     make_recipe: Any, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:

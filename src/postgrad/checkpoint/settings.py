@@ -23,6 +23,8 @@ class CheckpointSettings(Settings):
     best_mode: Literal["max", "min"] = "max"  # whether more is better, or less
     early_stop: int = Field(default=0, ge=0)  # evaluations without a better one; 0: never
     grace_seconds: float = Field(default=30.0, ge=0.0)  # to end a step after SIGTERM or SIGINT
+    # How long the last save of a run waits for room on a full disk; 0: it fails at once.
+    wait_for_room_minutes: float = Field(default=10.0, ge=0.0)
     # Also write what is trained as a Hugging Face directory: run_dir/model at the end, and with
     # "each" run_dir/hf/step-000010 beside every checkpoint.
     save_hf: bool | Literal["each"] = False

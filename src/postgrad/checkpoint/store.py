@@ -26,8 +26,8 @@ from postgrad.checkpoint.manifest import MANIFEST, Damaged, read_manifest, verif
 from postgrad.checkpoint.parts import WITH_RANK, Divided, Reader
 from postgrad.checkpoint.settings import CheckpointSettings
 from postgrad.checkpoint.state import RunState
-from postgrad.core.errors import RunError, UsageError
-from postgrad.core.files import is_full, write_text
+from postgrad.core.errors import DiskFull, RunError, UsageError
+from postgrad.core.files import existing, is_full, write_text
 from postgrad.core.text import size_text
 from postgrad.core.untrusted import read_json
 
@@ -38,6 +38,10 @@ SPARE_BYTES = 2**20  # for state, manifest and the folder itself
 
 class SaveFailed(RunError):
     """A checkpoint could not be written. Older ones are untouched, and the run can go on."""
+
+
+class NoRoom(SaveFailed, DiskFull):
+    """A checkpoint could not be written because its disk, or the user's quota, is full."""
 
 
 class Untidy(RunError):
@@ -97,7 +101,8 @@ class CheckpointStore:
         """Commits a checkpoint and returns its folder. Replaces one of the same step.
 
         tensors: by file stem ("policy.weights") and tensor name. best: it is the best one so far.
-        Raises SaveFailed where the disk is full or cannot be written: older checkpoints stand.
+        Raises NoRoom where the disk is full, SaveFailed where it cannot be written: older
+        checkpoints stand.
         Raises Untidy where the checkpoint was saved, but `latest`, `best` or old checkpoints could
         not be updated.
         """
@@ -112,7 +117,8 @@ class CheckpointStore:
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)  # gone already where it was renamed
         except OSError as error:
-            raise SaveFailed(
+            failure = NoRoom if is_full(error) else SaveFailed
+            raise failure(
                 f"no checkpoint of step {state.step} could be saved in {self.root}: "
                 f"{_reason(error)}; older checkpoints are kept; make room"
             ) from error
@@ -192,14 +198,15 @@ class CheckpointStore:
         """The steps whose checkpoints were committed, damaged ones too."""
         return list(files.steps_in(self.root))
 
+    def free_bytes(self) -> int:
+        """How many bytes a save finds free: what a killed save left is removed first."""
+        return shutil.disk_usage(existing(self.root)).free + files.size_left_behind(self.root)
+
     def require_space(self, size: int) -> int:
-        """How many bytes are free. Raises SaveFailed where there is no room for `size` bytes."""
-        folder = self.root
-        while not folder.exists():
-            folder = folder.parent
-        free = shutil.disk_usage(folder).free + files.size_left_behind(self.root)
+        """How many bytes are free. Raises NoRoom where there is no room for `size` bytes."""
+        free = self.free_bytes()
         if free < size + SPARE_BYTES:
-            raise SaveFailed(
+            raise NoRoom(
                 f"the disk of {self.root} is full: a checkpoint takes {size_text(size)}, "
                 f"{size_text(SPARE_BYTES)} have to stay, and {size_text(free)} are free; make "
                 "room, or move the checkpoints to another disk and set checkpoint.ckpt_path"

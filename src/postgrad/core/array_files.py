@@ -6,6 +6,7 @@ the `digest` of each cache.
 
 import errno
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariable
 from postgrad.core.files import whole_file
 
 HASH_KEY = "sha256"  # in the header's metadata
+SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)", re.ASCII)
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 Digest = Callable[[Arrays], str]
 
@@ -63,6 +65,8 @@ def read_arrays(path: Path, digest: Digest = digest_of) -> dict[str, np.ndarray[
 
 
 def disk_error(error: SafetensorError) -> OSError:
-    """What safetensors raises for a disk that takes no more, as the error of the system."""
-    full = "No space left" in str(error)
-    return OSError(errno.ENOSPC if full else errno.EIO, str(error))
+    """What safetensors raises for a disk that takes no more, as the error of the system. Its text
+    ends with the system's number: "No space left on device (os error 28)".
+    """
+    number = SYSTEM_ERROR.search(str(error))
+    return OSError(int(number[1]) if number else errno.EIO, str(error))

@@ -156,6 +156,14 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, text.encode(errors="backslashreplace").decode() + "\n")
 
 
+def existing(path: Path) -> Path:
+    """`path`, absolute, or the nearest folder above it that exists."""
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
 def is_full(error: OSError) -> bool:
     """True where a write failed because the disk, or the user's quota, is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -3,7 +3,6 @@
 Every rank gets every call with the same arguments and takes its share of the work; rank 0 answers.
 """
 
-import errno
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariable
 from torch import Tensor
 
 from postgrad.checkpoint.parts import Part, part_name, write_part
+from postgrad.core.array_files import disk_error
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.files import sync_file
 from postgrad.core.media import images_kept_in
@@ -190,8 +190,7 @@ class RankWorker:
                 save_file({name: t.detach().cpu().contiguous() for name, t in named.items()}, path)
                 sync_file(path)
         except SafetensorError as error:
-            full = "No space left" in str(error)
-            raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
+            raise disk_error(error) from error
 
     def _piece(self, role: str, name: str) -> TensorPiece:
         """Of a weight, or of a moment that is called after it."""

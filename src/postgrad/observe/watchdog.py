@@ -66,6 +66,16 @@ class Watchdog:
         finally:
             self._phase = None
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Watches nothing inside: the phase waits for people, and has told them."""
+        phase, self._phase = self._phase, None
+        try:
+            yield
+        finally:
+            self.beat()
+            self._phase = phase
+
     def beat(self) -> None:
         """Tells the watchdog that the phase has made progress."""
         self._beaten = time.monotonic()

@@ -60,6 +60,9 @@ class StopSignals:
         self._answer = answer  # shows a text to the person who pressed Ctrl-C
         self._held: float | None = None  # since when weights have been moving
         self._lasted: float | None = None  # how long that took the last time
+        self._waits = False  # within `waiting`
+        self._pauses = False  # within `pause`
+        self._gives_up = False  # a signal has ended the waiting
         self._before: dict[int, object] = {}
         self._ended = threading.Event()
         self._pipe: tuple[int, int] | None = None
@@ -105,7 +108,37 @@ class StopSignals:
             self._lasted = time.monotonic() - self._held
         self._held = None
 
+    @contextmanager
+    def waiting(self) -> Generator[None]:
+        """Inside, the last save waits for room, with `pause`. Ctrl-C or a second signal ends that;
+        another first one asks for what the run does anyway.
+        """
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+
+    def pause(self, seconds: float) -> bool:
+        """Waits, within `waiting`. False where a signal has ended that."""
+        try:
+            self._pauses = True
+            if not self._gives_up:
+                time.sleep(seconds)
+            self._pauses = False
+        except Stop:  # the handler has set `_pauses` to False
+            pass
+        return not self._gives_up
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._waits:
+            again, self.asked = self.asked, True
+            if number == signal.SIGINT or (again and number != signal.SIGHUP):
+                self._gives_up = True
+                if self._pauses:
+                    self._pauses = False  # nothing is raised twice
+                    raise Stop
+            return
         if self.asked:
             if number == signal.SIGHUP:  # kernel and shell both say that a terminal was closed
                 return
@@ -124,15 +157,19 @@ class StopSignals:
                 continue
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
             if not answered:
-                self._answer(f"{name}: {self._outlook()}")
+                self._answer(f"{name}: {self._outlook(number)}")
                 answered = True
                 continue
             self._answer(f"{name} again: the run stops at once; the last checkpoint is kept")
             if not self._ended.wait(PATIENCE_SECONDS):  # an operation that does not return
                 os._exit(1)
 
-    def _outlook(self) -> str:
+    def _outlook(self, number: int) -> str:
         """What happens after the first signal, for the person who sent it."""
+        if self._waits or self._gives_up:
+            if number == signal.SIGINT:
+                return "the run waits no longer for room; steps after its last checkpoint are lost"
+            return "the run stops when its last save has found room; a second signal gives it up"
         left = self._left()
         if self._held is None:
             return (

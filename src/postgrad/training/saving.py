@@ -2,8 +2,9 @@
 the exported copies of the model beside them (`checkpoint.save_hf = "each"`).
 """
 
+import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,9 +16,16 @@ from torch import Tensor
 
 from postgrad.checkpoint.parts import Divided
 from postgrad.checkpoint.state import RunState
-from postgrad.checkpoint.store import CheckpointStore, SaveFailed, Untidy, size_of
+from postgrad.checkpoint.store import (
+    SPARE_BYTES,
+    CheckpointStore,
+    NoRoom,
+    SaveFailed,
+    Untidy,
+    size_of,
+)
 from postgrad.core.errors import DiskFull, PostgradError, RunError
-from postgrad.core.files import remove
+from postgrad.core.files import existing, remove
 from postgrad.core.text import size_text
 from postgrad.fleet.exported import own_role, role_of
 from postgrad.observe.run_dir import RunDirectory
@@ -26,6 +34,7 @@ from postgrad.recipe.recipe import Recipe
 from postgrad.training.card import card_of
 from postgrad.training.run import Run
 
+RETRY_SECONDS = 10.0  # between two attempts of a last save on a full disk
 Tensors = Mapping[str, Mapping[str, Tensor]]  # by file stem, then by name
 
 
@@ -124,10 +133,11 @@ class Saver:
     def save(self, state: RunState, *, best: bool = False, must: bool = False) -> None:
         """Copies the state and writes it behind the next steps, one save at a time.
 
-        Where there is no room for a copy, or there `must` be a checkpoint, it is written before
+        Where there is no memory for a copy, or there `must` be a checkpoint, it is written before
         this returns. A failure is warned of and recorded, and the run goes on with its older
-        checkpoints, unless there must be one: then it is raised. RunError where the run directory
-        is gone.
+        checkpoints, unless there must be one: then it waits for room on a full disk
+        (checkpoint.wait_for_room_minutes), and what fails is raised. RunError where the run
+        directory is gone.
         """
         run = self._run
         run.directory.require_present()
@@ -137,23 +147,54 @@ class Saver:
             self.wait()
             self._at, self._passes = time.monotonic(), self._passes_of(state)
             tensors = self._job.tensors()
-            behind = not must and self._has_room(tensors)
-            try:
-                kept = self._with_logs(state)
-            except DiskFull as error:
-                if must:
-                    raise self._with_standing(error) from error
-                self._tell("save_failed", error, state.step)
+            if must:
+                self._save_last(state, tensors, best, began)
+            elif not self._save_between(state, tensors, best, began):
                 return
-            held = _copied(tensors) if behind else tensors
-            future = self._writer.submit(_write, run.store, kept, held, best)
-            self._writing = _Writing(state.step, size_of(held), behind, future, began)
-            if not behind:
-                self.wait(must)
-            else:
-                self._writing.pause = time.perf_counter() - began
             if self._copies is not None:
                 self._copies.write(state, tensors)
+
+    def _save_last(self, state: RunState, tensors: Tensors, best: bool, began: float) -> None:
+        """Writes a checkpoint without which steps are lost. Its failure is raised."""
+
+        def attempt() -> None:
+            self._run.directory.require_present()  # who makes room may remove too much
+            self._begin(state, tensors, best, began)
+            self.wait(must=True)
+
+        ahead = sum(array.nbytes for array in state.pending.values())
+        try:
+            _with_room(self._run, state.step, size_of(tensors) + ahead + SPARE_BYTES, attempt)
+        except (DiskFull, SaveFailed) as error:
+            raise self._with_standing(error) from error
+
+    def _save_between(self, state: RunState, tensors: Tensors, best: bool, began: float) -> bool:
+        """Writes a checkpoint, behind the next steps where there is memory for a copy. False where
+        the logs' disk is full: that is told, and nothing is written.
+        """
+        behind = self._has_memory(tensors)
+        try:
+            writing = self._begin(state, tensors, best, began, behind=behind)
+        except DiskFull as error:
+            self._tell("save_failed", error, state.step)
+            return False
+        if behind:
+            writing.pause = time.perf_counter() - began
+        else:
+            self.wait()
+        return True
+
+    def _begin(
+        self, state: RunState, tensors: Tensors, best: bool, began: float, *, behind: bool = False
+    ) -> _Writing:
+        """Begins to write, a copy if that goes on `behind` the next steps. Raises DiskFull where
+        the logs' disk is full.
+        """
+        kept = self._with_logs(state)
+        held = _copied(tensors) if behind else tensors
+        future = self._writer.submit(_write, self._run.store, kept, held, best)
+        self._writing = _Writing(state.step, size_of(held), behind, future, began)
+        return self._writing
 
     def wait(self, must: bool = False) -> None:
         """Waits for the save under way, if any. Its failure is recorded, or raised with `must`."""
@@ -162,9 +203,9 @@ class Saver:
         writing, self._writing = self._writing, None
         try:
             seconds = writing.future.result()
-        except (DiskFull, SaveFailed) as error:
+        except SaveFailed as error:
             if must:
-                raise self._with_standing(error) from error
+                raise
             self._tell("save_failed", error, writing.step)
             return
         except Untidy as error:
@@ -187,7 +228,7 @@ class Saver:
         standing = f"; the run goes on: {self._last()}" if kind == "save_failed" else ""
         self._run.console.warn(f"{error}{standing}")
 
-    def _has_room(self, tensors: Tensors) -> bool:
+    def _has_memory(self, tensors: Tensors) -> bool:
         """True where the free memory is more than twice the state's size."""
         if psutil.virtual_memory().available > 2 * size_of(tensors):
             return True
@@ -241,6 +282,67 @@ class Saver:
         if self._saved is None:
             return "no checkpoint was saved yet, the run starts over"
         return f"the checkpoint of step {self._saved} is kept"
+
+
+def _with_room(run: Run, step: int, size: int, attempt: Callable[[], None]) -> None:
+    """Calls `attempt` until there is room for what it writes, the checkpoint of `step` with about
+    `size` bytes. Raises its DiskFull after checkpoint.wait_for_room_minutes, or where a signal ends
+    the waiting; any other error at once.
+    """
+    failure = _failure_of(attempt)
+    seconds = 60 * run.recipe.checkpoint.wait_for_room_minutes
+    if failure is None:
+        return
+    if not seconds:
+        raise failure
+    ends, is_last = time.monotonic() + seconds, False
+    warned: set[int] = set()
+    with run.stop.waiting():
+        while failure is not None:
+            folder = run.store.root if isinstance(failure, NoRoom) else run.directory.path
+            disk = existing(folder).stat().st_dev
+            if disk not in warned:  # logs and checkpoints may be on two
+                _tell(run, step, size, folder)
+                warned.add(disk)
+            left = max(0.0, ends - time.monotonic())
+            with run.watchdog.aside():
+                waited = not is_last and run.stop.pause(min(RETRY_SECONDS, left))
+            if not waited:
+                raise failure
+            is_last = left <= RETRY_SECONDS
+            failure = _failure_of(attempt)
+    run.console.note(f"there is room: the checkpoint of step {step} is saved")
+
+
+def _failure_of(attempt: Callable[[], None]) -> DiskFull | None:
+    try:
+        attempt()
+    except DiskFull as error:
+        return error
+    return None
+
+
+def _tell(run: Run, step: int, size: int, folder: Path) -> None:
+    """Warns and records once for each disk that has no room."""
+    free = run.store.free_bytes() if folder == run.store.root else shutil.disk_usage(folder).free
+    minutes = run.recipe.checkpoint.wait_for_room_minutes
+    logs = "" if folder == run.store.root else "log lines wait to be written there, before "
+    enough = ", so a quota or the number of files is at its limit" if free >= size else ""
+    text = (
+        f"the last save of the run waits for room: {folder} has {size_text(free)} free{enough}; "
+        f"{logs}the checkpoint of step {step} takes about {size_text(size)}; free space there: "
+        f"it is tried again every {RETRY_SECONDS:g} s, for {minutes:g} min at most "
+        "(checkpoint.wait_for_room_minutes); Ctrl-C gives up"
+    )
+    run.logs.event(
+        "waiting_for_room",
+        text,
+        step=step,
+        folder=str(folder),
+        free_bytes=free,
+        needed_bytes=size,
+    )
+    run.console.warn(text)
 
 
 class HFCopies:

@@ -13,7 +13,6 @@ from torch import Tensor
 from postgrad.checkpoint.state import RunState
 from postgrad.core.errors import RunError, UsageError, WorkerLost
 from postgrad.fleet.choices import Choices
-from postgrad.fleet.exported import own_role, role_of
 from postgrad.fleet.session import ClusterSession
 from postgrad.learner.optimizer import UPDATES
 from postgrad.learner.settings import LearnerSettings, horizon, learning_rate
@@ -28,14 +27,13 @@ from postgrad.recipe.compare import changes, compare, recipe_hash, require_known
 from postgrad.recipe.load import recipe_from_json, require_runnable, with_overrides
 from postgrad.recipe.recipe import Recipe
 from postgrad.training import foreseen
-from postgrad.training.card import card_of, push
 from postgrad.training.loop import Job, loop
 from postgrad.training.pinned import HubSource, pin
 from postgrad.training.prepare import prepare
 from postgrad.training.profile import Profiled
 from postgrad.training.run import Run, Stopped
 from postgrad.training.saving import store_of
-from postgrad.training.summary import summarise, table
+from postgrad.training.summary import finish, table
 
 T = TypeVar("T")
 CHOSEN = [field.name for field in fields(Choices)]  # keys of --allow-change beside a recipe's
@@ -248,48 +246,7 @@ def _once(
         if profile:
             job = Profiled(job, run, state)
         state = loop(run, job, state)
-        model = None
-        if recipe.checkpoint.save_hf:
-            with run.phase("export"):
-                role = role_of(recipe, own_role(recipe), base)
-                weights = job.tensors()[role.stem]
-                role_name = own_role(run.recipe)
-                now = replace(state, choices=run.choices.to_json())
-                card = card_of(directory, run.recipe, now, role.base, role=role_name, adapter=False)
-                role.export(
-                    weights,
-                    state.algorithm,
-                    directory.model,
-                    run.choices,
-                    overwrite=True,
-                    card=card,
-                )
-            model = str(directory.model)
-            _push(run, state)
-        summary = {**summarise(run, state, model), "recipe_sha256": recipe_hash(recipe)}
-        directory.write_summary(summary)
-    return summary
-
-
-def _push(run: Run, state: RunState) -> None:
-    """Pushes the exported model where the recipe asks for it. A failure is logged and warned of,
-    and ends neither the run nor its model.
-    """
-    settings, folder = run.recipe.checkpoint, run.directory.model
-    if not settings.push_to_hub:
-        return
-    with run.phase("push"):
-        message = f"step {state.step} of {run.directory.path.resolve().name}"
-        try:
-            done = push(
-                folder, settings.push_to_hub, private=settings.push_private, message=message
-            )
-        except RunError as error:
-            run.logs.event("push_failed", str(error))
-            run.console.warn(str(error))
-            return
-    run.logs.event("pushed", done["url"], **done)
-    run.console.note(f"pushed {folder} to {done['url']}")
+        return finish(run, job, base, state)
 
 
 def _open_loggers(run: Run, state: RunState, stack: ExitStack) -> RunState:

@@ -1,13 +1,21 @@
-"""The end of a run in numbers: summary.json, and the table a person sees."""
+"""What a run writes behind its last save: the exported model, its copy on the hub, and the end of
+the run in numbers: summary.json, and the table a person sees.
+"""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from postgrad.checkpoint.state import RunState
+from postgrad.core.errors import RunError
 from postgrad.core.text import how_many
+from postgrad.fleet.exported import own_role, role_of
 from postgrad.observe.follow import read_steps, set_of
+from postgrad.recipe.compare import recipe_hash
 from postgrad.recipe.recipe import Answering, Recipe
 from postgrad.recipe.scored import rates_mean_nothing
+from postgrad.training.card import card_of, push
+from postgrad.training.loop import Job
 from postgrad.training.run import Run
 
 PHASES = ("load", "sample", "train", "publish", "log", "save", "evaluate", "export")
@@ -24,6 +32,59 @@ TOKENS = {  # tokens of a step and the times in which they were made
     "response_tokens_per_second": ("response_tokens", SAMPLED),
     "train_tokens_per_second": ("/computed_tokens", ("train_seconds",)),  # of all roles
 }
+
+
+def finish(run: Run, job: Job, base: str, state: RunState) -> dict[str, Any]:
+    """Exports the trained model where the recipe asks for it, and writes the summary; returns the
+    summary. base: of the policy. Raises RunError where one of them cannot be written: a resume
+    writes it.
+    """
+    try:
+        model = _export(run, job, base, state)
+        summary = {**summarise(run, state, model), "recipe_sha256": recipe_hash(run.recipe)}
+        run.directory.write_summary(summary)
+    except RunError as error:
+        if type(error) is not RunError:  # a lost process: the run is restarted
+            raise
+        resume = run.directory.resume_command
+        raise RunError(f"{error}; every step is saved; {resume} writes what is missing") from error
+    return summary
+
+
+def _export(run: Run, job: Job, base: str, state: RunState) -> str | None:
+    """Writes run_dir/model where the recipe asks for it, and returns its path."""
+    if not run.recipe.checkpoint.save_hf:
+        return None
+    with run.phase("export"):
+        name = own_role(run.recipe)
+        role = role_of(run.recipe, name, base)
+        now = replace(state, choices=run.choices.to_json())
+        card = card_of(run.directory, run.recipe, now, role.base, role=name, adapter=False)
+        weights, to = job.tensors()[role.stem], run.directory.model
+        role.export(weights, state.algorithm, to, run.choices, overwrite=True, card=card)
+    _push(run, state)
+    return str(run.directory.model)
+
+
+def _push(run: Run, state: RunState) -> None:
+    """Pushes the exported model where the recipe asks for it. A failure is logged and warned of,
+    and ends neither the run nor its model.
+    """
+    settings, folder = run.recipe.checkpoint, run.directory.model
+    if not settings.push_to_hub:
+        return
+    with run.phase("push"):
+        message = f"step {state.step} of {run.directory.path.resolve().name}"
+        try:
+            done = push(
+                folder, settings.push_to_hub, private=settings.push_private, message=message
+            )
+        except RunError as error:
+            run.logs.event("push_failed", str(error))
+            run.console.warn(str(error))
+            return
+    run.logs.event("pushed", done["url"], **done)
+    run.console.note(f"pushed {folder} to {done['url']}")
 
 
 def summarise(run: Run, state: RunState, model: str | None) -> dict[str, Any]:

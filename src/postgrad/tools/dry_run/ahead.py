@@ -9,6 +9,7 @@ from typing import Any
 
 from postgrad.core.batch import BatchGeometry
 from postgrad.core.errors import UsageError
+from postgrad.core.files import existing
 from postgrad.core.records import Prompt
 from postgrad.learner.settings import horizon, shortened_warmup
 from postgrad.observe.loggers.all import require_installed
@@ -72,14 +73,6 @@ def check_loggers(report: Report, recipe: Recipe) -> None:
         with report.check("loggers") as check:
             require_installed(recipe.observe.loggers)
             check.detail = ", ".join(recipe.observe.loggers)
-
-
-def existing(path: Path) -> Path:
-    """`path`, or the nearest folder above it that exists."""
-    path = path.absolute()
-    while not path.exists():
-        path = path.parent
-    return path
 
 
 def check_batches(report: Report, recipe: Recipe, sets: Sets, page: Page | None) -> None:

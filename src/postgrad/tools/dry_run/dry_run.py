@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from postgrad.core.files import existing
 from postgrad.core.media import IMAGES, images_kept_in
 from postgrad.core.process import interrupt, signals_handled
 from postgrad.core.text import how_many
@@ -189,7 +190,7 @@ def _scratch(run_dir: Path) -> Generator[Path]:
     """A temporary folder on the disk of run_dir, or in the system's folder for them where that
     cannot be written. It is removed at the end, also after SIGTERM.
     """
-    beside = ahead.existing(run_dir).parent if run_dir.exists() else ahead.existing(run_dir)
+    beside = existing(run_dir).parent if run_dir.exists() else existing(run_dir)
     home = beside if os.access(beside, os.W_OK | os.X_OK) and beside.is_dir() else None
     scratch = tempfile.TemporaryDirectory(prefix=PREFIX, dir=home)
     with signals_handled((signal.SIGTERM,), interrupt), scratch as folder:

@@ -47,6 +47,7 @@ def small_recipe(recipe: Recipe, sets: Sets, run_dir: Path, model: str) -> Recip
         "save_epochs": 0,
         "best_metric": None,
         "early_stop": 0,
+        "wait_for_room_minutes": 0.0,
         "push_to_hub": "",
         "save_hf": "each" if recipe.checkpoint.save_hf == "each" else False,
     }
