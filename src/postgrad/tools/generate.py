@@ -376,5 +376,6 @@ def _lines(group: ScoredGroup, sampler: _Sampler) -> Iterator[Json]:
         ]
         kept["tokens"] = int(rollout.policy_mask.sum())
         if len(turns) > 1:
-            kept["turns"] = [{"author": turn["author"], "text": turn["text"]} for turn in turns]
+            shown = ("author", "text", "opens")
+            kept["turns"] = [{key: turn[key] for key in shown if key in turn} for turn in turns]
         yield kept

@@ -58,6 +58,14 @@ def test_a_body_has_the_values_of_each_token() -> None:
     assert set(turn["ids"]) <= set(words)
 
 
+def test_a_turn_says_that_it_is_another_conversation() -> None:
+    line = sample(1, 0, 3, "abc")
+    reply = {"author": "environment", "token_ids": [5, 6], "logprobs": [0.0, 0.0], "text": "ab"}
+    line["turns"] += [{**reply, "opens": True}, {**line["turns"][0]}, reply]
+    turns = body(line, PIECES)["turns"]
+    assert [turn.get("opens", False) for turn in turns] == [False, True, False, False]
+
+
 def test_what_was_not_computed_is_not_there() -> None:
     line = sample(1, 0, 0, "ab")
     for key in ("advantages", "mask"):

@@ -210,6 +210,8 @@ def _turn(turn: JsonObject, pieces: Pieces | None) -> JsonObject:
         fields["differences"] = [_units(_minus(a, b), DIFFERENCE_UNIT) for a, b in pairs]
     if images := _digests(turn):
         fields["images"] = images
+    if turn.get("opens") is True:
+        fields["opens"] = True
     if pieces is None:
         fields["text"] = turn.get("text")
     elif changed := pieces.exceptions(_ids(ids)):

@@ -115,7 +115,8 @@ export function tokenView(tokens, turns, colour) {
   let drawn = 0;
   let chosen = -1;
   const starts = new Map();
-  turns.reduce((start, turn) => (starts.set(start, turn.author), start + turn.ids.length), 0);
+  const name = (turn) => (turn.opens ? `${turn.author}, another conversation` : turn.author);
+  turns.reduce((start, turn) => (starts.set(start, name(turn)), start + turn.ids.length), 0);
   const draw = () => {
     const end = Math.min(tokens.length, drawn + AT_ONCE);
     const parts = [];
