@@ -130,3 +130,29 @@ def test_conversations_of_a_sample_fit_what_the_learner_computes_at_once(
     ends = {line["finish_reason"] for line in samples}
     assert "length" in ends
     assert max(len(conversations(line)) for line in samples) > 1
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_ranks_that_share_sequences_learn_the_same_from_several_conversations(
+    make_recipe: MakeRecipe, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "helpers"))
+    ray = {"type": "ray", "start_seconds": 600.0}
+    norms: list[list[float]] = []
+    for name, more in (("alone", {}), ("shared", {"ranks": 2, "context_parallel": 2})):
+        changes = {
+            **CHANGES,
+            "algorithm": {"type": "ppo", "kl_coef": 0.05},
+            "critic": {"learner": {"lr": 5e-3, "eps": 1e-6}},
+            "learner": {"lr": 1e-2, "threads": 1, "eps": 1e-6, **more},
+            "eval": {"every": 0},
+            **({"cluster": ray} if more else {}),
+        }
+        recipe = make_recipe("rl", name, **changes)
+        train(recipe, console)
+        steps = lines(Path(recipe.run_dir) / "metrics.jsonl")
+        assert max(line["environment/conversations"] for line in steps) > 1.5
+        norms.append([line[f"{role}/grad_norm"] for line in steps for role in ("policy", "critic")])
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
