@@ -66,6 +66,50 @@ def test_options_that_are_null_are_as_left_out() -> None:
     played(scene)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("stop", ["Observation:"], "set rollout.stop"),
+        ("response_format", {"type": "json_object"}, "set rollout.json_schema"),
+        ("tool_choice", "required", "the policy chooses"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}, "the policy chooses"),
+    ],
+)
+def test_an_option_that_would_be_ignored_in_silence_is_refused(
+    option: str, value: Any, why: str
+) -> None:
+    async def scene(policy: Policy, post: Any, where: str) -> None:
+        policy.may_answer.set()
+        reply = await post({**BODY, option: value})
+        assert reply.status_code == 400
+        assert f"'{option}' is not possible here: {why}" in reply.json()["error"]["message"]
+
+    played(scene)
+
+
+def test_options_that_ask_for_what_is_done_anyway_are_taken() -> None:
+    async def scene(policy: Policy, post: Any, where: str) -> None:
+        policy.may_answer.set()
+        usual = {"response_format": {"type": "text"}, "tool_choice": "auto", "temperature": 0.3}
+        assert content(await post({**BODY, **usual, "stop": []})) == "answer 1"
+
+    played(scene)
+
+
+def test_requests_that_are_open_together_may_each_be_sent_again() -> None:
+    async def scene(policy: Policy, post: Any, where: str) -> None:
+        bodies = [{**BODY, "seed": seed} for seed in range(2)]
+        for body in bodies:
+            with pytest.raises(httpx.ReadTimeout):
+                await post(body, timeout=httpx.Timeout(60, read=0.05))
+        policy.may_answer.set()
+        for number, body in enumerate(bodies, 1):
+            assert content(await post(body, retry=1)) == f"answer {number}"
+        assert len(policy.asked) == 2
+
+    played(scene)
+
+
 def test_a_request_that_is_sent_again_means_the_same_turn() -> None:
     async def scene(policy: Policy, post: Any, where: str) -> None:
         with pytest.raises(httpx.ReadTimeout):

@@ -19,7 +19,17 @@ from postgrad.data.images import content_of
 MODEL = "policy"  # what agents may call it; any name is taken
 _HOST = "127.0.0.1"
 _MOST_BYTES = 2**24  # of a request
-_NOT_DONE = ("stream", "logprobs", "top_logprobs")  # options of a request that are refused
+# Options of a request that are refused, and what to do instead. Others that say how to sample
+# (temperature, max_tokens) are ignored: the recipe says it.
+_NOT_DONE = {
+    "stream": "ask for the whole answer",
+    "logprobs": "samples.jsonl has them",
+    "top_logprobs": "samples.jsonl has the logprobs of sampled tokens",
+    "stop": "set rollout.stop in the recipe",
+    "response_format": "set rollout.json_schema, regex or lark in the recipe",
+    "tool_choice": "the policy chooses",
+}
+_AS_USUAL = {"response_format": ({"type": "text"},), "tool_choice": ("auto", "none")}
 _RETRY = (
     "x-stainless-retry-count"  # OpenAI's clients count in it how often they have sent a request
 )
@@ -123,9 +133,9 @@ async def _body(request: Any) -> dict[str, Any]:
     body = parse_json(bytes(raw))
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
         raise ValueError("a request is an object with messages")
-    for name in _NOT_DONE:
-        if body.get(name):
-            raise ValueError(f"{name!r} is not possible here")
+    for name, instead in _NOT_DONE.items():
+        if body.get(name) and body[name] not in _AS_USUAL.get(name, ()):
+            raise ValueError(f"{name!r} is not possible here: {instead}")
     if body.get("n") not in (None, 1):
         raise ValueError("n = 1 is the only number of answers here")
     if not all(isinstance(message, dict) for message in body["messages"]):
