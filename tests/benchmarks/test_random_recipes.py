@@ -1,4 +1,4 @@
-"""benchmarks/random_recipes.py: twelve recipes of all jobs, and what it says of one that fails."""
+"""benchmarks/random_recipes.py: recipes of all jobs, and what it says of one that fails."""
 
 from pathlib import Path
 from typing import Any
