@@ -62,8 +62,15 @@ def test_a_full_disk_under_standard_output_is_one_message(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("full", "code"), [(False, 141), (True, 1)], ids=["pager", "full disk"])
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("full", "code", "unbuffered"),
+    [
+        pytest.param(False, 141, "", id="pager"),
+        pytest.param(True, 1, "1", id="full disk, unbuffered"),
+        pytest.param(False, 141, "1", id="pager, unbuffered", marks=pytest.mark.long),
+        pytest.param(True, 1, "", id="full disk", marks=pytest.mark.long),
+    ],
+)
 def test_a_run_outlives_the_reader_of_its_output(
     full: bool, code: int, unbuffered: str, tmp_path: Path
 ) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from postgrad.core.files import cache_folder
 from postgrad.data import cache as caching
-from postgrad.data.cache import TokenCache, cache_folder
+from postgrad.data.cache import TokenCache
 from postgrad.data.conversations import load_conversations
 from postgrad.data.mixture import training_rows
 from postgrad.data.overlap import HeldOut
@@ -206,11 +207,11 @@ def test_small_sets_and_recipes_that_say_so_leave_nothing_behind(
 def test_the_folder_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POSTGRAD_CACHE", "/one")
     monkeypatch.setenv("XDG_CACHE_HOME", "/two")
-    assert cache_folder() == Path("/one/tokens")
+    assert cache_folder("tokens") == Path("/one/tokens")
     monkeypatch.delenv("POSTGRAD_CACHE")
-    assert cache_folder() == Path("/two/postgrad/tokens")
+    assert cache_folder("tokens") == Path("/two/postgrad/tokens")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == Path(os.environ["HOME"]) / ".cache" / "postgrad" / "tokens"
+    assert cache_folder("tokens") == Path(os.environ["HOME"]) / ".cache" / "postgrad" / "tokens"
 
 
 def test_pairs_and_labels_from_the_cache_are_the_same_bits(

@@ -1,5 +1,6 @@
 """reasoning-gym: the same problems every time, and nothing shared between near seeds."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,8 +38,9 @@ def test_the_same_settings_give_the_same_problems_and_a_smaller_size_the_first_o
 
 @pytest.mark.slow
 def test_a_task_is_made_once_however_often_its_rows_are_read(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path))
     asked: list[str] = []
     ask = gym._ask
 
@@ -64,10 +66,11 @@ def test_a_task_is_made_once_however_often_its_rows_are_read(
     "task", ["word_ladder", pytest.param("polynomial_multiplication", marks=pytest.mark.slow)]
 )
 def test_problems_do_not_depend_on_the_order_of_hashes(
-    task: str, monkeypatch: pytest.MonkeyPatch
+    task: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rows: list[Any] = []
     for order in ("1", "2"):
+        monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / order))
         monkeypatch.setenv("PYTHONHASHSEED", order)
         monkeypatch.setattr(gym, "_cached_entries", {})
         rows.append(

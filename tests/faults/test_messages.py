@@ -37,10 +37,10 @@ def spread(copies: list[Path], most: int | None) -> list[Path]:
     ("staleness", "late", "most"),
     [
         (2, True, SPREAD),
-        pytest.param(1, False, None, marks=pytest.mark.slow),
-        pytest.param(2, False, None, marks=pytest.mark.slow),
-        pytest.param(4, False, None, marks=pytest.mark.slow),
-        pytest.param(4, True, None, marks=pytest.mark.slow),
+        (1, False, None),
+        (4, True, None),
+        pytest.param(2, False, None, marks=pytest.mark.long),
+        pytest.param(4, False, None, marks=pytest.mark.long),
     ],
 )
 def test_a_run_killed_at_a_message_of_its_schedule_ends_with_the_same_bits(

@@ -16,7 +16,7 @@ from postgrad.tools.verify_resume import fingerprint
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("staleness", [1, 2, 4])
+@pytest.mark.parametrize("staleness", [1, pytest.param(2, marks=pytest.mark.long), 4])
 def test_killed_runs_have_each_ticket_once_and_the_bits_of_one_that_nobody_kills(
     staleness: int, request: pytest.FixtureRequest, machine: Machine, tmp_path: Path
 ) -> None:

@@ -38,7 +38,8 @@ from postgrad.parallel.ranks import Grid, Ranks
 from postgrad.parallel.sharding import whole_tensor
 
 VOCABULARY = 37
-UPDATES = 10
+UPDATES = 4  # each takes several exchanges between ranks
+MANY = 10  # of cases that show that errors do not grow
 LARGE = linear.LARGE_WEIGHT
 
 
@@ -65,6 +66,7 @@ class Case(NamedTuple):
     saved: bool = False  # embeddings and output head train whole beside the adapter
     targets: str = ""  # of the adapter, with + between them; it has no dropout then
     frozen: bool = False  # the routers are
+    updates: int = UPDATES
     grid: Grid | None = None  # None: that of the test's ranks
 
     @property
@@ -225,7 +227,7 @@ def train(ranks: Ranks, folder: Path, cases: list[Case]) -> None:
         one, how = learner(case, ranks), algorithm(case)
         beside = other(case, one, ranks) if case.beside else None
         numbers: dict[str, torch.Tensor] = {}
-        for number in range(UPDATES):
+        for number in range(case.updates):
             drawn = experience(case, number)
             result = one.update(Update(drawn, np.arange(len(drawn))), how).result()
             for name, value in result.metrics.items():

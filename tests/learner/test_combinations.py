@@ -1,7 +1,7 @@
 """Everything that divides a learner's work, with everything else, against one process.
 
-Four ranks train each case of a table in which every two choices meet, for 10 updates, and give the
-weights, outputs and metrics of one process.
+Four ranks train each case of a table in which every two choices meet, for a few updates, and give
+the weights, outputs and metrics of one process.
 """
 
 from pathlib import Path

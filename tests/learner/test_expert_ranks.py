@@ -17,6 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from helpers.model_types import config_of
 from helpers.part_cases import save
 from helpers.rank_cases import (
+    MANY,
     Case,
     algorithm,
     backbone_of,
@@ -45,9 +46,11 @@ pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 PAIRS, ALL = Grid(expert=2), Grid(expert=4)  # of four ranks
 MIXTURE = Case("none", type="qwen3_moe", grid=PAIRS)  # with both losses of routers
 CASES = [
-    MIXTURE,
+    MIXTURE._replace(updates=MANY),
     MIXTURE._replace(stage="zero2", grid=ALL, checkpointing=True, optimizer="muon", beside=True),
-    MIXTURE._replace(stage="zero3", groups=1, checkpointing=True),  # three ranks have no tokens
+    MIXTURE._replace(
+        stage="zero3", groups=1, checkpointing=True, updates=MANY
+    ),  # three ranks have no tokens
     MIXTURE._replace(stage="zero1", grid=Grid(expert=2, groups=2), offload=True),
     # experts with biases, transposed
     MIXTURE._replace(stage="zero3", grid=Grid(expert=4, context=2), type="gpt_oss"),
@@ -57,7 +60,7 @@ CASES = [
     MIXTURE._replace(stage="zero2", grid=Grid(), frozen=True),
     MIXTURE._replace(stage="zero1", grid=Grid(), frozen=True, dtype="bfloat16"),
     # matrices of attention are shared too
-    MIXTURE._replace(grid=Grid(tensor=2, expert=2)),
+    MIXTURE._replace(grid=Grid(tensor=2, expert=2), updates=MANY),
     MIXTURE._replace(stage="zero3", grid=Grid(tensor=2, expert=4), checkpointing=True),
     MIXTURE._replace(stage="zero2", grid=Grid(tensor=2, expert=2, groups=2), type="qwen2_moe"),
     MIXTURE._replace(stage="zero1", grid=Grid(tensor=2, context=2, expert=4), optimizer="muon"),

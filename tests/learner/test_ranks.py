@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.halves import in_halves
-from helpers.rank_cases import Case, algorithm, distance, experience, learner, train
+from helpers.rank_cases import MANY, Case, algorithm, distance, experience, learner, train
 from helpers.ranks import run_ranks
 from postgrad.core.errors import UsageError
 from postgrad.learner.context import require_heads
@@ -22,16 +22,16 @@ pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 MIXTURE = "q_proj+experts+router"
 TWO = [
-    Case("none"),
+    Case("none", updates=MANY),
     Case("none", kind="reward", dtype="bfloat16"),
     Case("zero1", checkpointing=True),
-    Case("zero2", tied=False),
-    Case("zero3", kind="sft", checkpointing="offload"),
+    Case("zero2", tied=False, updates=MANY),
+    Case("zero3", kind="sft", checkpointing="offload", updates=MANY),
     Case("zero3", kind="gspo", tied=False, groups=1),
     Case("zero3", kind="reward", checkpointing=True),
-    Case("zero2", lora=True, checkpointing=True),
+    Case("zero2", lora=True, checkpointing=True, updates=MANY),
     Case("zero3", kind="reward", lora=True),
-    Case("zero3", dtype="bfloat16"),
+    Case("zero3", dtype="bfloat16", updates=MANY),
     Case("zero2", optimizer="muon"),
     Case("zero3", kind="echo"),
     Case("zero2", type="qwen3_moe", checkpointing=True),
@@ -43,14 +43,14 @@ TWO = [
     Case("zero3", type="qwen3_5_text", checkpointing=True),  # goes on from the states of prompts
 ]
 FOUR = [
-    Case("zero1", groups=1),
+    Case("zero1", groups=1, updates=MANY),
     Case("zero3", kind="reward", groups=2),  # two pairs, four ranks: two have nothing to do
     Case("zero3", lora=True, tied=False),
     Case("none", kind="sft", groups=5),
     Case("none", type="qwen3_moe", groups=1),  # three ranks have nothing to do
 ]
 SHARED = [  # both ranks have a run of each sequence's rows
-    Case("none", kind="gspo", tied=False),
+    Case("none", kind="gspo", tied=False, updates=MANY),
     Case("none", kind="echo"),
     Case("zero3", kind="reward", checkpointing=True),
     Case("zero2", lora=True),
@@ -60,7 +60,7 @@ SHARED = [  # both ranks have a run of each sequence's rows
     Case("zero1", lora=True, type="qwen3_moe", targets=MIXTURE),
 ]
 MATRICES = [  # both ranks have a part of each matrix
-    Case("none", type="qwen2"),  # with biases
+    Case("none", type="qwen2", updates=MANY),  # with biases
     Case("none", type="gemma2"),  # with soft-caps, windows and norms after a block
     Case("none", type="llama", kind="gspo", tied=False),
     Case("none", dtype="bfloat16", lora=True),

@@ -222,3 +222,13 @@ def test_a_child_that_fails_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(counted.sys, "executable", "/bin/false")
     with pytest.raises(UsageError, match=r"model could not be counted: no answer"):
         counted_shape(small("olmo2"), "model")
+
+
+def test_a_config_that_is_asked_for_again_is_not_counted_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run asks for its lengths, its plan and its automatic sizes."""
+    config = small("olmo2")
+    first = counted_shape(config, "asked for twice")
+    monkeypatch.setattr(counted, "_shape_of", None)
+    assert counted_shape(dict(config), "asked for twice") is first

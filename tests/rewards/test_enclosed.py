@@ -160,7 +160,7 @@ def test_a_sandbox_has_neither_a_server_nor_a_key(other):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.long)])
 def test_tasks_score_the_same_behind_the_walls(every, make_scorer, make_prompt, make_rollouts):
     """Own answers, near misses and other text, with the scorers as they are and shut in."""
     from reasoning_gym.factory import DATASETS

@@ -84,7 +84,15 @@ def test_a_run_learns_and_exports_what_it_learned(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3", "qwen3_vl_moe", "qwen3_5"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "qwen2_5_vl",
+        "qwen3_5",
+        pytest.param("gemma3", marks=pytest.mark.long),
+        pytest.param("qwen3_vl_moe", marks=pytest.mark.long),
+    ],
+)
 def test_a_run_that_resumes_has_the_same_bits(kind: str, make: Make, tmp_path: Path) -> None:
     train(make(kind, "whole"), Console())
     train(make(kind, "parted", steps=1), Console())

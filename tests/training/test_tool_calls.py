@@ -35,6 +35,7 @@ GRAMMARS = {
     "kimi": '{<|tool_calls_section_begin|>} {<|tool_call_begin|>} "functions.calculator:0" '
     "{<|tool_call_argument_begin|>} ARGS {<|tool_call_end|>} {<|tool_calls_section_end|>}",
 }
+LIKE_OTHERS = ("mistral_list", "deepseek_plain")
 FINAL = {"gpt_oss": '{<|channel|>} "final" {<|message|>} '}
 RESULTS = {  # what stands before a result, and in it
     "qwen": "<tool_response>\n",
@@ -79,7 +80,13 @@ def grammar_of(family: str, tokenizer: Any) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", GRAMMARS)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=pytest.mark.long) if family in LIKE_OTHERS else family
+        for family in GRAMMARS
+    ],
+)
 def test_a_policy_trains_on_calls_of_every_family_and_a_killed_run_has_the_same_bits(
     family: str,
     make_recipe: MakeRecipe,

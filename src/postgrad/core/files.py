@@ -218,3 +218,17 @@ def user_file(name: str, variable: str, environment: Mapping[str, str]) -> Path 
         return Path.home() / ".config" / "postgrad" / name
     except RuntimeError:
         return None
+
+
+def cache_folder(content: str) -> Path | None:
+    """$POSTGRAD_CACHE/`content`, else postgrad/`content` in the user's cache folder
+    ($XDG_CACHE_HOME or ~/.cache); None where there is no home.
+    """
+    if stated := os.environ.get("POSTGRAD_CACHE"):
+        return Path(stated) / content
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared) / "postgrad" / content
+    try:
+        return Path.home() / ".cache" / "postgrad" / content
+    except RuntimeError:  # a user without an entry and without $HOME, as in some containers
+        return None

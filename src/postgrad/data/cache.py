@@ -6,7 +6,6 @@ hash covers the messages themselves: a changed file, function or hub dataset giv
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 
 from postgrad._version import __version__
 from postgrad.core.array_files import read_arrays, write_arrays
-from postgrad.core.files import version
+from postgrad.core.files import cache_folder, version
 from postgrad.core.ragged import Ragged
 from postgrad.data import answer_spans, loss_masks, templates
 from postgrad.data.chat_format import Message
@@ -31,9 +30,9 @@ class TokenCache:
     """Cached columns of one tokenizer. An entry is one safetensors file, replaced atomically."""
 
     def __init__(self, tokenizer: Any, folder: Path | None = None) -> None:
-        """folder: where entries lie; None: `cache_folder()`."""
+        """folder: where entries lie; None: the user's."""
         self._tokenizer = tokenizer
-        self._folder = folder or cache_folder()
+        self._folder = folder or cache_folder("tokens")
 
     def columns(
         self,
@@ -104,20 +103,6 @@ class TokenCache:
             code.hexdigest(),
             [version(name) for name in libraries],
         ]
-
-
-def cache_folder() -> Path | None:
-    """$POSTGRAD_CACHE/tokens, else postgrad/tokens in the user's cache folder ($XDG_CACHE_HOME or
-    ~/.cache); None where there is no home.
-    """
-    if stated := os.environ.get("POSTGRAD_CACHE"):
-        return Path(stated) / "tokens"
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared) / "postgrad" / "tokens"
-    try:
-        return Path.home() / ".cache" / "postgrad" / "tokens"
-    except RuntimeError:  # a user without an entry and without $HOME, as in some containers
-        return None
 
 
 def _write(path: Path, columns: TokenColumns) -> None:

@@ -7,15 +7,20 @@ fixed hash seed, `python -m postgrad.data.gym`; the workers that score them have
 """
 
 import dataclasses
+import hashlib
+import importlib.metadata
 import inspect
 import json
+import platform
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from postgrad.core.errors import UsageError
+from postgrad.core.files import cache_folder, version, whole_file
 from postgrad.core.process import inherited
 from postgrad.core.seeds import integer
 from postgrad.core.text import nearest, resolve
@@ -29,7 +34,7 @@ _cached_entries: dict[str, list[RowValues]] = {}
 def read_gym(
     task: str, parameters: dict[str, Any], size: int, seed: int
 ) -> Iterator[tuple[str, RowValues]]:
-    """(place, values) of `size` problems.
+    """(place, values) of `size` problems, which the user's cache keeps.
 
     Values are the problem's entry (question, answer, metadata) and what rebuilds it exactly:
     `reasoning_gym.create_dataset(task, **parameters)[index]` (JSON turns the tuples of an entry
@@ -40,7 +45,7 @@ def read_gym(
     arguments = {**parameters, "size": size, "seed": integer(seed, "reasoning-gym")}
     request = json.dumps([task, parameters, arguments], sort_keys=True, default=repr)
     if request not in _cached_entries:
-        entries = _ask(request)
+        entries = _made_or_kept(request)
         while len(_cached_entries) >= KEPT:
             del _cached_entries[next(iter(_cached_entries))]
         _cached_entries[request] = entries
@@ -49,6 +54,60 @@ def read_gym(
             f"{PREFIX}{task} problem {index}",
             {**entry, "task": task, "parameters": arguments, "index": index},
         )
+
+
+def _made_or_kept(request: str) -> list[RowValues]:
+    """The entries of a request: from the user's cache, where each command that reads the recipe
+    finds them, or made and put there.
+
+    A file is a SHA-256 and, behind it, a line of JSON that has it. Its name is a hash of all that
+    the entries depend on, so it is read with the bits that were written, or made again. A file that
+    cannot be read or written costs time alone.
+    """
+    folder = cache_folder("problems")
+    path = folder and folder / f"{_sha256(_made_by(request))}.json"
+    if path is not None:
+        try:
+            digest, _, kept = path.read_text("utf-8").partition("\n")
+            if digest == _sha256(kept):
+                return json.loads(kept)
+        except (OSError, UnicodeDecodeError):
+            pass
+    entries = _ask(request)
+    if path is not None:
+        text = json.dumps(entries)
+        try:
+            with whole_file(path) as written:
+                written.write_text(f"{_sha256(text)}\n{text}", "utf-8")
+        except OSError:
+            pass
+    return entries
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _made_by(request: str) -> str:
+    libraries = {name: version(name) for name in sorted(_libraries())}
+    code = Path(__file__).read_text("utf-8")
+    return json.dumps([request, platform.python_version(), libraries, code])
+
+
+def _libraries() -> set[str]:
+    """reasoning-gym, and all that is installed with it."""
+    installed: set[str] = set()
+    names = ["reasoning-gym"]
+    while names:
+        name = names.pop()
+        try:
+            needs = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:  # of another system or Python
+            continue
+        installed.add(name)
+        needs = [need for need in needs if "extra ==" not in need]
+        names += {re.split(r"[^\w.-]", need, maxsplit=1)[0] for need in needs} - installed
+    return installed
 
 
 def _ask(request: str) -> list[RowValues]:

@@ -42,9 +42,8 @@ def counted_shape(config: Mapping[str, Any], path: str) -> ModelShape:
     """The shape of a config.json of any type that transformers has a causal language model for.
     path: of the model, for messages. Raises UsageError for models that cannot be trained here.
     """
-    if "torch" in sys.modules:
-        return _count(config, path)
-    return _from_child(json.dumps(config), path)
+    counts = _count if "torch" in sys.modules else _from_child
+    return counts(json.dumps(config), path)
 
 
 @cache  # lengths of rows with images ask for the shape before the plan does
@@ -86,7 +85,8 @@ def _tower_in(value: dict[str, Any] | None) -> TowerShape | None:
     return TowerShape(**{**value, "projections": pairs})
 
 
-def _count(config: Mapping[str, Any], path: str) -> ModelShape:
+@cache
+def _count(config_json: str, path: str) -> ModelShape:
     # these take seconds, and a plan of a known type needs none of them
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -95,13 +95,12 @@ def _count(config: Mapping[str, Any], path: str) -> ModelShape:
     from postgrad.models.load import skeleton
     from postgrad.models.supported import causal_class, require_interface, require_supported
 
+    config = json.loads(config_json)
     kind = stated_type(config, path)
     if kind not in CONFIG_MAPPING:
         raise UsageError(f"{path} is a {kind} model, which transformers does not have")
     with reading(f"no shape of {path}", "take the config.json that belongs to the weights"):
-        parsed: Any = CONFIG_MAPPING[kind].from_dict(
-            json.loads(json.dumps(config), object_hook=_number)
-        )
+        parsed: Any = CONFIG_MAPPING[kind].from_dict(json.loads(config_json, object_hook=_number))
     require_supported(parsed, path)
     lm = skeleton(parsed, causal_class(parsed), path)
     require_interface(lm, path)
@@ -364,7 +363,7 @@ def _share(name: str, shape: tuple[int, ...], config: Any) -> float:
 def main() -> None:
     """Answers one question on standard input, for `counted_shape` of another process."""
     try:
-        shape = _count(json.loads(sys.stdin.read()), sys.argv[1])
+        shape = _count(sys.stdin.read(), sys.argv[1])
     except UsageError as error:
         print(json.dumps({"problem": str(error)}))
         return

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from postgrad.core.files import cache_folder
 from postgrad.core.ragged import Ragged
 from postgrad.core.records import Sequences
-from postgrad.data.cache import cache_folder
 from postgrad.learner.reference import ReferenceLogprobs
 from postgrad.training.run import Run
 
@@ -51,8 +51,7 @@ def prepared(
             learner.tensor_parallel,
             learner.expert_parallel,
         ]
-    cache = cache_folder() if recipe.data.cache else None
-    folder = cache and cache.parent / role
+    folder = cache_folder(role) if recipe.data.cache else None
     columns = ReferenceLogprobs()
     computed, cached = columns.prepare(wanted, compute, folder, name)
     run.console.note(

@@ -123,7 +123,7 @@ def test_a_run_that_fails_does_not_end_the_others(
 
 def start(recipe: Path, folder: Path, *words: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "postgrad", "train", str(recipe), "--run_dir", str(folder)]
-    swept = ["--sweep", "learner.lr=1e-2,3e-2", "--steps", "40", *words]
+    swept = ["--sweep", "learner.lr=1e-2,3e-2", "--steps", "20", *words]
     return subprocess.Popen(
         [*command, *swept], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -154,7 +154,7 @@ def test_a_sweep_that_was_killed_goes_on_to_the_same_bits(
     wait_for_locks(folder, names)
     result = resume_sweep(folder, (), QUIET, ALONE)
     assert [run.state for run in result.results] == ["finished", "finished"]
-    flags = ["--run_dir", str(unbroken), "--steps", "40"]
+    flags = ["--run_dir", str(unbroken), "--steps", "20"]
     train_sweep(sweep_of(recipe, flags, parse_swept(["learner.lr=1e-2,3e-2"])), QUIET, ALONE)
     for name in names:
         assert fingerprint(folder / name) == fingerprint(unbroken / name)
