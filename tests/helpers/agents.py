@@ -76,6 +76,17 @@ def shortens(base_url, api_key, model, row):
     return float(ask(base_url, api_key, messages)["message"]["content"])
 
 
+def uses_tools_in_two_ways(base_url, api_key, model, row):
+    """Has a call in each of two conversations, and answers that of the first one."""
+    choices = [list(row["messages"]), [{"role": "user", "content": "other"}]]
+    for messages in choices:
+        messages.append(ask(base_url, api_key, messages)["message"])
+    (call,) = choices[0][-1]["tool_calls"]
+    choices[0].append({"role": "tool", "tool_call_id": call["id"], "content": "7"})
+    ask(base_url, api_key, choices[0])
+    return 1.0
+
+
 async def hurries(base_url, api_key, model, row):
     """Ends before a request of its own is answered."""
     messages = list(row["messages"])

@@ -243,6 +243,24 @@ def test_calls_and_results_of_a_history_that_an_agent_has_shortened_come_through
     played.close()
 
 
+def test_results_are_of_the_calls_of_their_own_conversation():
+    tokenizer = chat_tokenizer(*WITH_TOOLS["gpt_oss"])  # whose results name the function
+    tools = [SCHEMA, {**SCHEMA, "function": {**SCHEMA["function"], "name": "last"}}]
+    played = world("uses_tools_in_two_ways", tokenizer, tools=tools)
+    episode = played.reset(PROMPT, 0)
+    call = FAMILIES["gpt_oss"][1]  # both calls have the same id
+    texts = [call, call.replace("functions.next", "functions.last")]
+    seen = [
+        episode.step(turn(text, number, tokenizer, end="<|call|>")).result()
+        for number, text in enumerate(texts)
+    ]
+    assert [each.behind for each in seen] == ["nothing", 0]
+    assert told(seen[1], tokenizer).startswith("<|start|>functions.next to=assistant")
+    answer = turn(FAMILIES["gpt_oss"][2], 2, tokenizer)
+    assert episode.step(answer).result().reward == 1.0
+    played.close()
+
+
 def test_an_agent_that_ends_while_a_request_waits_ends_its_sample():
     played = world("hurries")
     episode = played.reset(PROMPT, 0)

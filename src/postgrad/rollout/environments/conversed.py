@@ -12,7 +12,7 @@ import asyncio
 import importlib.util
 import json
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
@@ -151,6 +151,14 @@ class _AgentRequest:
     answer: asyncio.Future[dict[str, Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class _AgentTurn:
+    """A turn of the policy, as the agent has it."""
+
+    messages: list[dict[str, Any]]  # that the policy read, and the turn itself, in one form
+    calls: dict[str, Call]  # of these messages, by their ids: other conversations have the same
+
+
 class _Conversation:
     """One sample's requests and turns. Everything happens in one event loop."""
 
@@ -163,12 +171,11 @@ class _Conversation:
             **prompt.metadata,
         }
         self._prompt: list[dict[str, Any]] = [plain_message(m) for m in prompt.messages]
-        # Of each turn of the policy the messages that it read, and itself.
-        self._turns: list[list[dict[str, Any]]] = []
+        self._turns: list[_AgentTurn] = []
         self._agent: asyncio.Task[Ended] | None = None
         self._queue: asyncio.Queue[_AgentRequest] = asyncio.Queue()
         self._open: _AgentRequest | None = None  # what the policy's next turn answers
-        self._calls: dict[str, Call] = {}  # of the policy, by their ids
+        self._calls: dict[str, Call] = {}  # of what stands before that turn
 
     async def step(self, text: str) -> Reply:
         """Answers the agent's request with a turn of the policy, and waits for its next one."""
@@ -177,8 +184,9 @@ class _Conversation:
             await self._next(self._require_prompt)
         if self._open is None:
             raise StepFailed("error", "the agent has ended without asking the policy")
-        message = self._message(text)
-        self._turns.append([*self._open.messages, plain_message(message)])
+        message, calls = self._message(text)
+        said = [*self._open.messages, plain_message(message)]
+        self._turns.append(_AgentTurn(said, {**self._calls, **calls}))
         if not self._open.answer.done():
             self._open.answer.set_result(message)
         self._open = None
@@ -226,10 +234,11 @@ class _Conversation:
         asking = asyncio.ensure_future(self._queue.get())
         try:
             await asyncio.wait({asking, self._agent}, return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done():
+            self._open = asking.result() if asking.done() else None
+            if self._open is None or self._agent.done():
+                self.close()  # requests that nobody waits for
                 self._agent.result()  # raises what the agent raised
                 return None
-            self._open = asking.result()
             return read(self._open)
         except BaseException:
             self.close()
@@ -253,62 +262,53 @@ class _Conversation:
             raise StepFailed("error", "the agent's request has no message behind the policy's")
         newest = len(self._turns) - 1
         turn = max(
-            (place for place, read in enumerate(self._turns) if _goes_on(messages, read)),
-            key=lambda place: (len(self._turns[place]), place),
+            (n for n, turn in enumerate(self._turns) if _goes_on(messages, turn.messages)),
+            key=lambda n: (len(self._turns[n].messages), n),
             default=None,
         )
         if turn != newest and not self._rules.branches:
-            wrong = _difference(messages, self._turns[newest]) or "it answers for the policy"
+            read = self._turns[newest].messages
+            wrong = _difference(messages, read) or "it answers for the policy"
             raise StepFailed(
                 "error",
                 f"the agent's request does not continue the conversation: {wrong}; without "
                 "environment.branches = false it is another one",
             )
-        if turn is None:
-            return Reply(tuple(self._written(messages, sent)), behind="nothing")
-        read = len(self._turns[turn])
-        pairs = zip(messages[read:], sent[read:], strict=True)
-        return Reply(tuple(self._shown(m, raw, self._calls) for m, raw in pairs), behind=turn)
+        self._calls = {} if turn is None else self._turns[turn].calls
+        begin = 0 if turn is None else len(self._turns[turn].messages)
+        pairs = zip(messages[begin:], sent[begin:], strict=True)
+        new = tuple(self._shown(message, raw) for message, raw in pairs)
+        return Reply(new, behind="nothing" if turn is None else turn)
 
-    def _written(self, messages: list[dict[str, Any]], sent: list[Any]) -> Iterator[Message]:
-        """All messages of a conversation, as the chat template gets them."""
-        calls: dict[str, Call] = {}
-        for message, raw in zip(messages, sent, strict=True):
-            named = zip(message.get("calls", ()), raw.get("tool_calls") or (), strict=True)
-            asked = [(str(call.get("id")), name, values) for (name, values), call in named]
-            calls |= {identifier: Call(str(name), values) for identifier, name, values in asked}
-            shown = self._shown(message, raw, calls)
-            yield {**shown, "tool_calls": [_written_call(*c) for c in asked]} if asked else shown
-
-    def _shown(
-        self, message: Mapping[str, Any], raw: Mapping[str, Any], calls: Mapping[str, Call]
-    ) -> Message:
+    def _shown(self, message: Mapping[str, Any], raw: Mapping[str, Any]) -> Message:
         """An agent's message as the chat template gets it; its parts, where it has images, are read
-        as those of any reply. raw: the message as it came. calls: by their ids, whose results it
-        may have.
+        as those of any reply. raw: the message as it came.
         """
+        if calls := _calls_of(message, raw):
+            self._calls = {**self._calls, **calls}
+            asked = [_as_written(identifier, call) for identifier, call in calls.items()]
+            return {"role": message["role"], "content": message["content"], "tool_calls": asked}
         content = raw["content"] if "images" in message else message["content"]
         if message["role"] != "tool" or not self._rules.tools:
             return {"role": message["role"], "content": content}
         identifier = message.get("tool_call_id", "")
-        if identifier not in calls:
+        if identifier not in self._calls:
             raise StepFailed(
                 "error",
                 f"the agent's result of a tool has the tool_call_id {identifier[:60]!r}, and the "
-                f"calls before it had {', '.join(calls)[:200] or 'none'}",
+                f"calls before it had {', '.join(self._calls)[:200] or 'none'}",
             )
-        return result_message(calls[identifier], identifier, content)
+        return result_message(self._calls[identifier], identifier, content)
 
-    def _message(self, text: str) -> dict[str, Any]:
-        """A turn of the policy as an assistant's message of OpenAI's interface."""
+    def _message(self, text: str) -> tuple[dict[str, Any], dict[str, Call]]:
+        """A turn of the policy as an assistant's message of OpenAI's interface, and its calls."""
         content, calls = self._rules.read(text)
         if not calls:
-            return {"role": "assistant", "content": content}
+            return {"role": "assistant", "content": content}, {}
         assert self._open is not None
         number = sum(len(message.get("calls", ())) for message in self._open.messages)
         by_id = dict(zip(ids_of(calls, number), calls, strict=True))
-        self._calls |= by_id
-        return {
+        message = {
             "role": "assistant",
             "content": content or None,
             "tool_calls": [
@@ -320,6 +320,7 @@ class _Conversation:
                 for identifier, call in by_id.items()
             ],
         }
+        return message, by_id
 
 
 def _name_of(tool: Any) -> str:
@@ -344,6 +345,16 @@ def _difference(messages: Sequence[Any], read: Sequence[Any]) -> str | None:
     return None
 
 
-def _written_call(identifier: str, name: str, arguments: Any) -> dict[str, Any]:
-    function = {"name": str(name), "arguments": arguments}
+def _calls_of(message: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Call]:
+    """The calls of an agent's message by their ids. raw: the message as it came."""
+    pairs = zip(message.get("calls", ()), raw.get("tool_calls") or (), strict=True)
+    return {
+        str(call.get("id") if isinstance(call, Mapping) else None): Call(str(name), arguments)
+        for (name, arguments), call in pairs
+    }
+
+
+def _as_written(identifier: str, call: Call) -> dict[str, Any]:
+    """A call of an earlier turn, as chat templates read it."""
+    function = {"name": call.name, "arguments": call.arguments}
     return {"type": "function", "id": identifier, "function": function}
