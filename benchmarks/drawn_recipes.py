@@ -263,7 +263,20 @@ def _base(rng: random.Random, world: World, run_dir: str) -> Table:
         raw["eval"] = {"path": world.held_out[rows]}
     if job == "rl" and rng.random() < 0.3:
         raw["eval"] = _eval_sets(world.held_out[rows], rng)
+    if job == "rl" and rng.random() < 0.3:
+        raw |= _played(rng, raw)
     return raw
+
+
+def _played(rng: random.Random, raw: Table) -> Table:
+    """Episodes of several conversations, by code that may be stepped again or not."""
+    kind = rng.choice(("Rooms", "Forgetful"))
+    ends = {"stop": [*"abcdefghijklmno"], "max_new_tokens": rng.choice((4, 12))}
+    return {
+        "environment": {"type": f"helpers.rooms:{kind}", "max_turns": rng.choice((2, 4))},
+        "rollout": {**raw.get("rollout", {}), **ends},
+        "data": {**raw["data"], "max_len": 128},
+    }
 
 
 def _eval_sets(path: str, rng: random.Random) -> Table:
