@@ -99,6 +99,24 @@ def test_images_stand_in_the_conversations_that_show_them():
     assert transcript.turns[1].images[0].at.tolist() == [0]
 
 
+def test_other_images_and_unknown_experts_are_not_alike():
+    def image(digest, *at):
+        return PlacedImage(digest * 64, np.array(at))
+
+    shown = Prompt(3, np.array([1, 2, 3], np.int32), "?", None, "rows", 0, images=(image("a", 1),))
+    transcript = Transcript(shown)
+    transcript.write(written(4))
+    for digest, count in (("a", 4 + 2), ("b", 4 + 4)):  # 1 is alike in both
+        read = transcript.behind("nothing", ids(1, 2, 3, 5, 6), (image(digest, 1),))
+        assert transcript.tokens_with(read, 1) == count
+    recorded = Transcript(PROMPT)
+    recorded.write(written(4, 5, experts=chosen(10, 5)))
+    say(recorded, "nothing", 20)
+    recorded.write(written(21, experts=chosen(20, 2)))
+    read = recorded.behind(0, ids(6), ())
+    assert recorded.tokens_with(read, 1) == 5 + 2 + 2  # token 5 has no experts yet
+
+
 def chosen(first, tokens):
     """Experts of `tokens` tokens, `first` and up; none of the newest."""
     experts = np.arange(first, first + tokens, dtype=np.int16)[:, None, None]

@@ -62,13 +62,15 @@ def test_a_run_records_its_experts_and_its_samples_replayed_make_the_same_weight
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("most", [400, 110])  # tokens of a sample, and of a micro-batch
 def test_every_token_of_several_conversations_has_its_experts(
-    run: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+    most: int, run: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "helpers"))
     stops = {"stop": [*"abcdefghijklmno"], "max_new_tokens": 30, "router_replay": "sampled"}
     changes: dict[str, Any] = {
-        "environment": {"type": "rooms:Rooms", "max_turns": 5}, "data": {"max_len": 400},
+        "batch": {"rollout_batch_size": 4, "n_samples_per_prompt": 4, "micro_train_tokens": most},
+        "environment": {"type": "rooms:Rooms", "max_turns": 5}, "data": {"max_len": most},
         "eval": {"every": 0}, "steps": 2, "rollout": stops,
     }  # fmt: skip
     first = run("first", **changes)

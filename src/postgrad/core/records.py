@@ -262,13 +262,10 @@ class Sequences:
         """The tokens, with those of images replaced by parts of their hashes, below 0."""
         if not self.images:
             return self.tokens
-        values = self.tokens.values.copy()
-        for start, images in zip(self.tokens.offsets, self.images, strict=False):
-            for image in images:
-                parts = np.frombuffer(bytes.fromhex(image.digest), ">u4") | np.uint32(2**31)
-                numbers = parts.astype(np.uint32).view(np.int32)
-                values[start + image.at] = np.resize(numbers, len(image.at))
-        return self.tokens.like(values)
+        rows = [
+            with_images(row, images) for row, images in zip(self.tokens, self.images, strict=True)
+        ]
+        return self.tokens.like(np.concatenate(rows))
 
     def take(self, rows: NDArray[np.int64]) -> "Sequences":
         """Sequences `rows`, in this order."""
@@ -296,6 +293,17 @@ class Sequences:
         mask = np.zeros(len(self.tokens.values), np.bool_)
         mask[self.tokens.offsets[1:] - 1] = True
         return replace(self, loss_mask=self.tokens.like(mask))
+
+
+def with_images(tokens: NDArray[np.int32], images: Iterable[PlacedImage]) -> NDArray[np.int32]:
+    """The tokens of a sequence, with those of its images replaced by parts of their hashes, which
+    are below 0: what is equal to it begins with the same text and shows the same images.
+    """
+    marked = tokens.copy()
+    for image in images:
+        parts = np.frombuffer(bytes.fromhex(image.digest), ">u4") | np.uint32(2**31)
+        marked[image.at] = np.resize(parts.astype(np.uint32).view(np.int32), len(image.at))
+    return marked
 
 
 def column_of(rows: Iterable[tuple[T, ...]]) -> tuple[tuple[T, ...], ...]:

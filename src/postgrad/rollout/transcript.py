@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.core.records import Behind, Experts, PlacedImage, Prompt, Turn
+from postgrad.core.records import Behind, Experts, PlacedImage, Prompt, Turn, with_images
 from postgrad.layout.tree import common_prefix, grow
 from postgrad.rollout.engine import Completion, recorded_first
 
@@ -54,6 +54,17 @@ class Transcript:
         before = [] if number else [self._prompt.token_ids]
         return np.concatenate([*before, *(turn.token_ids for turn in turns)]).astype(np.int32)
 
+    def _keys(self, number: int) -> NDArray[np.int32]:
+        """Of each token of a conversation a number that tokens of another one have where they, and
+        all before them, are the same to a model. Experts of the last token are not known; they
+        may be in another conversation.
+        """
+        conversation = self._conversations[number]
+        keys = with_images(self._tokens(number), conversation.images)
+        if conversation.experts is not None:
+            keys[-1] = -1 - number
+        return keys
+
     def write(self, completion: Completion) -> Completion:
         """Adds a turn of the policy. Returns it with the experts alone that are news."""
         self.turns.append(Turn("policy", completion.token_ids, completion.logprobs))
@@ -85,34 +96,37 @@ class Transcript:
         """
         new = len(token_ids)
         if behind == "nothing":
-            return NextRead(token_ids, images, new, behind, self._recorded(token_ids, None))
+            return NextRead(token_ids, images, new, behind, self._recorded(token_ids, images))
         turns = len(self._written)
         turn = turns - 1 if behind == "newest" else behind
         if not 0 <= turn < turns:
             raise ValueError(f"it stands behind turn {turn} of the policy, which has had {turns}")
         number, length = self._written[turn]
-        before = self._conversations[number]
+        before = self._conversations[number].images
         tokens = np.concatenate([self._tokens(number)[:length], token_ids])
-        shown = tuple(image for image in before.images if image.at[-1] < length)
+        shown = tuple(image for image in before if image.at[-1] < length)
         shown += tuple(image.moved(length) for image in images)
         if turn == turns - 1:
             return NextRead(tokens, shown, new, "newest")
-        recorded = None if before.experts is None else before.experts[:length]
-        return NextRead(tokens, shown, new, turn, self._recorded(tokens, recorded))
+        return NextRead(tokens, shown, new, turn, self._recorded(tokens, shown))
 
-    def _recorded(self, tokens: NDArray[np.int32], experts: Experts | None) -> Experts | None:
-        """The experts of the first tokens of another conversation: those of the conversation that
-        it goes on from, and of what the newest one begins with too, which an engine may have in its
-        cache and not compute again.
+    def _recorded(
+        self, tokens: NDArray[np.int32], images: tuple[PlacedImage, ...]
+    ) -> Experts | None:
+        """The experts of what another conversation begins with as those before do: an engine may
+        have it in its cache and not compute it again, and learners share it where its experts are
+        the same. None where engines record none.
         """
-        newest = self._conversations[-1].experts
-        if newest is None:
-            return experts
-        shared = common_prefix(tokens, self._tokens(len(self._conversations) - 1))
-        before = newest[:0] if experts is None else experts
-        recorded = np.full((max(shared, len(before)), *newest.shape[1:]), -1, np.int16)
-        recorded[:shared] = newest[:shared]
-        np.copyto(recorded[: len(before)], before, where=before >= 0)
+        keys = with_images(tokens, images)
+        parts: list[Experts] = []
+        for number, conversation in enumerate(self._conversations):
+            if conversation.experts is None:
+                return None
+            parts.append(conversation.experts[: common_prefix(keys, self._keys(number))])
+        recorded = np.full((max(map(len, parts)), *parts[0].shape[1:]), -1, np.int16)
+        for part in parts:  # the first that has a token's experts computed it first
+            begin = recorded[: len(part)]
+            np.copyto(begin, part, where=begin < 0)
         return recorded
 
     def read(self, read: NextRead) -> None:
@@ -136,8 +150,8 @@ class Transcript:
         count = len(self._conversations) - (read.behind == "newest")
         if not count:
             return len(read.token_ids)
-        ended = [self._tokens(number) for number in range(count)]
-        return grow([*ended, read.token_ids], min_shared).n_tokens
+        ended = [self._keys(number) for number in range(count)]
+        return grow([*ended, with_images(read.token_ids, read.images)], min_shared).n_tokens
 
     def with_experts(self) -> tuple[Experts | None, tuple[Turn, ...]]:
         """The prompt's experts, and the turns with theirs, where the engine recorded them."""

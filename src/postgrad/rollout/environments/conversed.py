@@ -185,8 +185,8 @@ class _Conversation:
         if self._open is None:
             raise StepFailed("error", "the agent has ended without asking the policy")
         message, calls = self._message(text)
-        said = [*self._open.messages, plain_message(message)]
-        self._turns.append(_AgentTurn(said, {**self._calls, **calls}))
+        messages = [*self._open.messages, plain_message(message)]
+        self._turns.append(_AgentTurn(messages, {**self._calls, **calls}))
         if not self._open.answer.done():
             self._open.answer.set_result(message)
         self._open = None
