@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import PurePath
 from typing import Any, ClassVar, Protocol, Self
 
@@ -83,11 +83,13 @@ def wrong_with(reply: Any, turns: int) -> str | None:
 
 def _wrong_place(reply: Reply, turns: int) -> str | None:
     behind: Any = reply.behind
-    if reply.done or behind == "newest":
+    if reply.done:
         return None
-    if behind == "nothing":
-        return None if reply.messages else "a Reply behind nothing has no messages"
-    if type(behind) is int and 0 <= behind < turns:
+    if isinstance(behind, str) and behind in ("newest", "nothing"):
+        alone = behind == "nothing" and not reply.messages
+        return "a Reply behind nothing has no messages" if alone else None
+    is_number = isinstance(behind, Integral) and not isinstance(behind, bool)  # NumPy's are too
+    if is_number and 0 <= int(behind) < turns:
         return None
     return (
         f"a Reply stands behind {behind!r}: it may be 'newest', 'nothing', or the number of one of "
