@@ -146,6 +146,11 @@ def failure_of(error: BaseException) -> EpisodeFailure:
         raise error
     if isinstance(error, StepFailed):
         return EpisodeFailure(error.cause, str(error))
+    if isinstance(error, BaseExceptionGroup):  # of parts that worked side by side
+        first = failure_of(error.exceptions[0])
+        others = len(error.exceptions) - 1
+        more = f", and {others} more" if others else ""
+        return EpisodeFailure(first.cause, first.message + more)
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({PurePath(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return EpisodeFailure("error", f"{type(error).__name__}: {str(error)[:500]}{where}")

@@ -42,6 +42,7 @@ from postgrad.rollout.environments.tool_calls import (
 )
 from postgrad.rollout.environments.tool_formats import Call, Calls, ToolFormat
 
+_ENDED = "the sample has ended"
 Ended = tuple[Any, Mapping[str, float]]  # how a sample ended: its reward or None, what is counted
 
 
@@ -176,6 +177,7 @@ class _Conversation:
         self._queue: asyncio.Queue[_AgentRequest] = asyncio.Queue()
         self._open: _AgentRequest | None = None  # what the policy's next turn answers
         self._calls: dict[str, Call] = {}  # of what stands before that turn
+        self._closed = False
 
     async def step(self, text: str) -> Reply:
         """Answers the agent's request with a turn of the policy, and waits for its next one."""
@@ -198,6 +200,7 @@ class _Conversation:
 
     def close(self) -> None:
         """The episode has ended without the agent: ends it."""
+        self._closed = True
         if self._agent is not None:
             self._agent.cancel()
         waiting = [] if self._open is None else [self._open]
@@ -205,12 +208,14 @@ class _Conversation:
             waiting.append(self._queue.get_nowait())
         for asked in waiting:
             if not asked.answer.done():
-                asked.answer.set_exception(ValueError("the sample has ended"))
+                asked.answer.set_exception(ValueError(_ENDED))
 
     async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The policy's next message, for a request; those that come meanwhile wait. Raises
         ValueError where it is none that can be answered; the sample is a failure then.
         """
+        if self._closed:  # an agent that was cancelled may ask all the same
+            raise ValueError(_ENDED)
         self._require_shown(body.get("tools") or ())
         messages = [plain_message(message) for message in body["messages"]]
         answer = asyncio.get_running_loop().create_future()
