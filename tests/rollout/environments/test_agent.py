@@ -173,7 +173,7 @@ def test_an_agent_that_does_something_else_is_a_failure_of_its_sample(agent, why
     played.close()
 
 
-def test_what_no_client_of_openai_sends_is_told_to_the_agent(capfd):
+def test_what_no_client_of_openai_sends_is_told_to_the_agent(capfd, caplog):
     played = world("malformed")
     seen = played.reset(PROMPT, 0).step(turn("a")).result()
     assert seen.failure is not None
@@ -186,7 +186,7 @@ def test_what_no_client_of_openai_sends_is_told_to_the_agent(capfd):
     ):
         assert why in seen.failure.message
     played.close()
-    assert capfd.readouterr().err == ""
+    assert (capfd.readouterr().err, caplog.text) == ("", "")
 
 
 def test_without_branches_an_agent_that_rewrites_what_was_said_is_a_failure_of_its_sample():
@@ -314,7 +314,7 @@ def test_an_agent_ends_where_what_it_says_does_not_fit():
     played.close()
 
 
-def test_an_agent_that_asks_behind_the_end_of_its_episode_is_told_so_at_once(capfd):
+def test_an_agent_that_asks_behind_the_end_of_its_episode_is_told_so_at_once(capfd, caplog):
     played = world("sums_up", max_turns=2)
     before, episode = len(agents.ENDED), played.reset(PROMPT, 0)
     while not episode.step(turn("a")).result().done:
@@ -324,7 +324,7 @@ def test_an_agent_that_asks_behind_the_end_of_its_episode_is_told_so_at_once(cap
         time.sleep(0.01)
     assert "the sample has ended" in agents.ENDED[before]
     played.close()
-    assert capfd.readouterr().err == ""
+    assert (capfd.readouterr().err, caplog.text) == ("", "")
 
 
 def test_only_a_sample_that_is_played_has_a_key():

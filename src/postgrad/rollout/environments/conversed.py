@@ -30,7 +30,7 @@ from postgrad.rollout.environments.base import (
     Reply,
     StepFailed,
 )
-from postgrad.rollout.environments.desk import Desk, plain_message
+from postgrad.rollout.environments.desk import ENDED, Desk, plain_message
 from postgrad.rollout.environments.tool_calls import (
     calls_in,
     format_of,
@@ -42,7 +42,6 @@ from postgrad.rollout.environments.tool_calls import (
 )
 from postgrad.rollout.environments.tool_formats import Call, Calls, ToolFormat
 
-_ENDED = "the sample has ended"
 Ended = tuple[Any, Mapping[str, float]]  # how a sample ended: its reward or None, what is counted
 
 
@@ -208,14 +207,14 @@ class _Conversation:
             waiting.append(self._queue.get_nowait())
         for asked in waiting:
             if not asked.answer.done():
-                asked.answer.set_exception(ValueError(_ENDED))
+                asked.answer.set_exception(ValueError(ENDED))
 
     async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The policy's next message, for a request; those that come meanwhile wait. Raises
         ValueError where it is none that can be answered; the sample is a failure then.
         """
         if self._closed:  # an agent that was cancelled may ask all the same
-            raise ValueError(_ENDED)
+            raise ValueError(ENDED)
         self._require_shown(body.get("tools") or ())
         messages = [plain_message(message) for message in body["messages"]]
         answer = asyncio.get_running_loop().create_future()

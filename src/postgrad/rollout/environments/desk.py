@@ -17,6 +17,7 @@ from postgrad.data.chat_format import IMAGE_PARTS, parts_of
 from postgrad.data.images import content_of
 
 MODEL = "policy"  # what agents may call it; any name is taken
+ENDED = "the sample has ended"
 _HOST = "127.0.0.1"
 _MOST_BYTES = 2**24  # of a request
 # Options of a request that are refused, and what to do instead. Others that say how to sample
@@ -117,10 +118,8 @@ class _Seat:
         turn = self._turns[key]
         try:
             return await asyncio.shield(turn)  # which another request may wait for
-        except asyncio.CancelledError:
-            if not turn.cancelled():
-                raise
-            raise ValueError("the sample has ended") from None
+        except asyncio.CancelledError:  # by the end of the run, which waits for no answer
+            raise ValueError(ENDED) from None
 
 
 async def _body(request: Any) -> dict[str, Any]:
