@@ -212,3 +212,9 @@ def malformed(base_url, api_key, model, row):
         except urllib.error.HTTPError as error:
             heard.append(f"{error.code} {json.load(error)['error']['message']}")
     raise RuntimeError("; ".join(heard))
+
+
+def misspells(base_url, api_key, model, row):
+    """Has a fault of its own, of a kind that tools tell the policy."""
+    ask(base_url, api_key, list(row["messages"]))
+    return row["anwser"]

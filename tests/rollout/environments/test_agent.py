@@ -160,6 +160,7 @@ def test_an_agent_without_tools_hears_the_final_channel_of_gpt_oss_alone():
         ("words", "returned str, no number"),
         ("streams", "HTTP Error 400"),
         ("brings_tools", "does not see: look; state their schemas in environment.tools"),
+        ("misspells", r"^helpers.agents:misspells: KeyError: 'anwser' \(agents.py:\d+\)$"),
         ("groups", r"KeyError: 'part 0' \(agents.py:\d+\), and 1 more"),
     ],
 )

@@ -6,18 +6,16 @@ chat.py turns their messages into tokens with the chat template.
 import json
 import math
 import re
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from pathlib import PurePath
 from typing import Any, ClassVar, Protocol, Self
 
 from pydantic import ValidationError
 
-from postgrad.core.errors import PostgradError, SettingsError, UsageError
+from postgrad.core.errors import PostgradError, SettingsError, UsageError, described
 from postgrad.core.records import Behind, EpisodeFailure, Prompt
 from postgrad.core.settings import Settings, problem_of_table
 from postgrad.core.text import resolve
@@ -146,14 +144,7 @@ def failure_of(error: BaseException) -> EpisodeFailure:
         raise error
     if isinstance(error, StepFailed):
         return EpisodeFailure(error.cause, str(error))
-    if isinstance(error, BaseExceptionGroup):  # of parts that worked side by side
-        first = failure_of(error.exceptions[0])
-        others = len(error.exceptions) - 1
-        more = f", and {others} more" if others else ""
-        return EpisodeFailure(first.cause, first.message + more)
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({PurePath(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return EpisodeFailure("error", f"{type(error).__name__}: {str(error)[:500]}{where}")
+    return EpisodeFailure("error", described(error))
 
 
 class Course(Protocol):
