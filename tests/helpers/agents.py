@@ -169,3 +169,52 @@ def looks_elsewhere(base_url, api_key, model, row):
     image = {"type": "image_url", "image_url": url}
     first, _, last = message["content"]
     ask(base_url, api_key, [{**message, "content": [first, image, last]}])
+
+
+async def sums_up(base_url, api_key, model, row):
+    """Wants a last answer where it is ended."""
+    messages = list(row["messages"])
+    try:
+        while True:
+            said = (await asyncio.to_thread(ask, base_url, api_key, messages))["message"]
+            messages += [said, {"role": "user", "content": "on"}]
+    finally:
+        try:
+            await asyncio.to_thread(ask, base_url, api_key, [{"role": "user", "content": "sum up"}])
+        except urllib.error.HTTPError as error:
+            ENDED.append(error.read().decode())
+
+
+async def groups(base_url, api_key, model, row):
+    """Has parts that work side by side, one of which fails."""
+    await asyncio.to_thread(ask, base_url, api_key, list(row["messages"]))
+
+    async def part(number):
+        raise KeyError(f"part {number}")
+
+    async with asyncio.TaskGroup() as parts:
+        for number in range(2):
+            parts.create_task(part(number))
+
+
+def malformed(base_url, api_key, model, row):
+    """Sends calls and tools that are none."""
+    ask(base_url, api_key, list(row["messages"]))
+    heard = []
+    for message, more in (
+        ({"role": "assistant", "tool_calls": 5}, {}),
+        ({"role": "assistant", "tool_calls": [{"function": "look"}]}, {}),
+        ({"role": "user", "content": 5}, {}),
+        ({"role": "user", "content": "on"}, {"tools": 5}),
+    ):
+        try:
+            ask(base_url, api_key, [message, {"role": "user", "content": "on"}], **more)
+        except urllib.error.HTTPError as error:
+            heard.append(f"{error.code} {json.load(error)['error']['message']}")
+    raise RuntimeError("; ".join(heard))
+
+
+def misspells(base_url, api_key, model, row):
+    """Has a fault of its own, of a kind that tools tell the policy."""
+    ask(base_url, api_key, list(row["messages"]))
+    return row["anwser"]

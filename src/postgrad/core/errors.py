@@ -1,6 +1,9 @@
 """Errors for people: the message says what is wrong, where, and what to do."""
 
+import traceback
 from collections.abc import Sequence
+from pathlib import PurePath
+from typing import cast
 
 
 class PostgradError(Exception):
@@ -43,3 +46,15 @@ class ScoresMissing(RunError):
 
 class DiskFull(RunError):
     """The disk is full; files that were written before are intact."""
+
+
+def described(error: BaseException) -> str:
+    """What code of others raised, as one line: type, message, and the line that raised it. Of a
+    group, which parts that work side by side raise, the first one.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        first, *others = cast("BaseExceptionGroup[BaseException]", error).exceptions
+        return described(first) + (f", and {len(others)} more" if others else "")
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({PurePath(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {str(error)[:500]}{where}"

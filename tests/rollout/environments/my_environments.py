@@ -59,6 +59,7 @@ class Wrong(ChatEnvironment):
             "one message": Reply(message),
             "no text": Reply(({"role": "user", "content": None},)),
             "half a pair": Reply(({"role": "user", "content": "\ud800"},)),
+            "places": Reply((message,), behind=np.array([0, 1])),
         }[self.kind]
 
 
@@ -155,7 +156,8 @@ class Gym(ChatEnvironment):
 
     def step(self, text):
         message = {"role": "user", "content": text, "name": ["a", "list"]}
-        return Reply((message,), reward=np.float32(0.5), counts={"hits": np.int64(2)})
+        numbers = {"reward": np.float32(0.5), "counts": {"hits": np.int64(2)}}
+        return Reply((message,), behind=np.int64(0), **numbers)
 
 
 class Awaiting(ChatEnvironment):

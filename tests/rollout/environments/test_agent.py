@@ -160,6 +160,8 @@ def test_an_agent_without_tools_hears_the_final_channel_of_gpt_oss_alone():
         ("words", "returned str, no number"),
         ("streams", "HTTP Error 400"),
         ("brings_tools", "does not see: look; state their schemas in environment.tools"),
+        ("misspells", r"^helpers.agents:misspells: KeyError: 'anwser' \(agents.py:\d+\)$"),
+        ("groups", r"KeyError: 'part 0' \(agents.py:\d+\), and 1 more"),
     ],
 )
 def test_an_agent_that_does_something_else_is_a_failure_of_its_sample(agent, why):
@@ -170,6 +172,22 @@ def test_an_agent_that_does_something_else_is_a_failure_of_its_sample(agent, why
     assert seen.failure.cause == "error"
     assert re.search(why, seen.failure.message)
     played.close()
+
+
+def test_what_no_client_of_openai_sends_is_told_to_the_agent(capfd, caplog):
+    played = world("malformed")
+    seen = played.reset(PROMPT, 0).step(turn("a")).result()
+    assert seen.failure is not None
+    assert seen.failure.message.count("400 ") == 4
+    for why in (
+        "tool_calls of a message are no list of calls: 5",
+        "tool_calls of a message are no list of calls: [{'function': 'look'}]",
+        "the content of a message is no text and no list of parts: 5",
+        "tools are no list: 5",
+    ):
+        assert why in seen.failure.message
+    played.close()
+    assert (capfd.readouterr().err, caplog.text) == ("", "")
 
 
 def test_without_branches_an_agent_that_rewrites_what_was_said_is_a_failure_of_its_sample():
@@ -295,6 +313,19 @@ def test_an_agent_ends_where_what_it_says_does_not_fit():
         time.sleep(0.01)
     assert len(agents.ENDED) == before + 1
     played.close()
+
+
+def test_an_agent_that_asks_behind_the_end_of_its_episode_is_told_so_at_once(capfd, caplog):
+    played = world("sums_up", max_turns=2)
+    before, episode = len(agents.ENDED), played.reset(PROMPT, 0)
+    while not episode.step(turn("a")).result().done:
+        pass
+    deadline = time.monotonic() + 30.0
+    while len(agents.ENDED) == before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "the sample has ended" in agents.ENDED[before]
+    played.close()
+    assert (capfd.readouterr().err, caplog.text) == ("", "")
 
 
 def test_only_a_sample_that_is_played_has_a_key():

@@ -212,6 +212,7 @@ def test_a_turn_that_was_cut_ends_the_episode_unheard(finish):
         ("one message", "the messages of a Reply are a dict, which is no tuple"),
         ("no text", "{'role': 'user', 'content': None}, which is no dict with texts"),
         ("half a pair", "a message of a Reply has half a surrogate pair"),
+        ("places", "a Reply stands behind array([0, 1]): it may be 'newest', 'nothing', or"),
         ("start", "KeyError: 'level' (my_environments.py:"),
         ("no course", "start returned a NoneType, which has no method `step`"),
     ],
@@ -228,9 +229,12 @@ def test_what_is_no_reply_is_a_failure_of_its_sample(kind, why):
 
 def test_numbers_of_numpy_become_plain_ones_which_a_checkpoint_can_keep():
     tokenizer = FAMILIES["chatml"][0]
-    seen = started(tokenizer, type="my_environments:Gym").step(completion(tokenizer, "a")).result()
+    episode = started(tokenizer, type="my_environments:Gym")
+    first, seen = [episode.step(completion(tokenizer, "a")).result() for _ in range(2)]
+    assert first.behind == "newest"
+    assert (type(seen.behind), seen.behind) == (int, 0)
     assert (type(seen.reward), seen.reward) == (float, 0.5)
-    assert seen.counts == {"turns": 1.0, "out_of_turns": 0.0, "conversations": 1.0, "hits": 2.0}
+    assert first.counts == {"turns": 1.0, "out_of_turns": 0.0, "conversations": 1.0, "hits": 2.0}
     assert {type(count) for count in seen.counts.values()} == {float}
 
 

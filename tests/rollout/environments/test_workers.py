@@ -80,7 +80,7 @@ def test_a_process_that_ends_is_a_crash_with_its_last_words():
     ("name", "arguments", "error", "text"),
     [
         ("fails", {"how": "value"}, ValueError, "it failed"),
-        ("fails", {"how": "type"}, StepFailed, "TypeError: it failed"),
+        ("fails", {"how": "type"}, StepFailed, r"TypeError: it failed \(my_environments.py:\d+\)"),
         ("nowhere", {}, StepFailed, "has no 'nowhere'"),
         ("Echo", {}, StepFailed, "which is not JSON"),
     ],

@@ -12,7 +12,7 @@ from postgrad.core.text import resolve
 from postgrad.rollout.environments.base import StepFailed, failure_of
 from postgrad.rollout.environments.conversed import Conversed, Ended
 from postgrad.rollout.environments.desk import MODEL
-from postgrad.rollout.environments.workers import FunctionWorkers
+from postgrad.rollout.environments.workers import FunctionWorkers, Told
 
 
 class Agent(Conversed):
@@ -58,4 +58,7 @@ class Agent(Conversed):
                 return await function(**asked), {}
             except SystemExit as error:  # it would end the loop that all samples share
                 raise StepFailed("error", failure_of(error).message) from error
-        return await self._workers.call(self.agent, asked), {}
+        try:
+            return await self._workers.call(self.agent, asked), {}
+        except Told as error:  # which only tools tell the policy
+            raise StepFailed("error", error.described) from error

@@ -6,18 +6,16 @@ chat.py turns their messages into tokens with the chat template.
 import json
 import math
 import re
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from numbers import Real
-from pathlib import PurePath
+from numbers import Integral, Real
 from typing import Any, ClassVar, Protocol, Self
 
 from pydantic import ValidationError
 
-from postgrad.core.errors import PostgradError, SettingsError, UsageError
+from postgrad.core.errors import PostgradError, SettingsError, UsageError, described
 from postgrad.core.records import Behind, EpisodeFailure, Prompt
 from postgrad.core.settings import Settings, problem_of_table
 from postgrad.core.text import resolve
@@ -83,11 +81,13 @@ def wrong_with(reply: Any, turns: int) -> str | None:
 
 def _wrong_place(reply: Reply, turns: int) -> str | None:
     behind: Any = reply.behind
-    if reply.done or behind == "newest":
+    if reply.done:
         return None
-    if behind == "nothing":
-        return None if reply.messages else "a Reply behind nothing has no messages"
-    if type(behind) is int and 0 <= behind < turns:
+    if isinstance(behind, str) and behind in ("newest", "nothing"):
+        alone = behind == "nothing" and not reply.messages
+        return "a Reply behind nothing has no messages" if alone else None
+    is_number = isinstance(behind, Integral) and not isinstance(behind, bool)  # NumPy's are too
+    if is_number and 0 <= int(behind) < turns:
         return None
     return (
         f"a Reply stands behind {behind!r}: it may be 'newest', 'nothing', or the number of one of "
@@ -144,9 +144,7 @@ def failure_of(error: BaseException) -> EpisodeFailure:
         raise error
     if isinstance(error, StepFailed):
         return EpisodeFailure(error.cause, str(error))
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({PurePath(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return EpisodeFailure("error", f"{type(error).__name__}: {str(error)[:500]}{where}")
+    return EpisodeFailure("error", described(error))
 
 
 class Course(Protocol):

@@ -252,7 +252,8 @@ class _Episode:
             self.close()
         if reply.done or last:
             return Observation(_TOKENS, done=True, reward=reward, counts=counts)
-        behind: Behind = "newest" if reply.behind == turns - 1 else reply.behind
+        behind: Behind = reply.behind if isinstance(reply.behind, str) else int(reply.behind)
+        behind = "newest" if behind == turns - 1 else behind
         try:
             seen, images = self._tokens(reply.messages, behind)
         except (ValueError, UsageError) as error:  # a later reply may hold what no example did

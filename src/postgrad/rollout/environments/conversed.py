@@ -30,7 +30,7 @@ from postgrad.rollout.environments.base import (
     Reply,
     StepFailed,
 )
-from postgrad.rollout.environments.desk import Desk, plain_message
+from postgrad.rollout.environments.desk import ENDED, Desk, plain_message
 from postgrad.rollout.environments.tool_calls import (
     calls_in,
     format_of,
@@ -176,6 +176,7 @@ class _Conversation:
         self._queue: asyncio.Queue[_AgentRequest] = asyncio.Queue()
         self._open: _AgentRequest | None = None  # what the policy's next turn answers
         self._calls: dict[str, Call] = {}  # of what stands before that turn
+        self._closed = False
 
     async def step(self, text: str) -> Reply:
         """Answers the agent's request with a turn of the policy, and waits for its next one."""
@@ -198,6 +199,7 @@ class _Conversation:
 
     def close(self) -> None:
         """The episode has ended without the agent: ends it."""
+        self._closed = True
         if self._agent is not None:
             self._agent.cancel()
         waiting = [] if self._open is None else [self._open]
@@ -205,12 +207,14 @@ class _Conversation:
             waiting.append(self._queue.get_nowait())
         for asked in waiting:
             if not asked.answer.done():
-                asked.answer.set_exception(ValueError("the sample has ended"))
+                asked.answer.set_exception(ValueError(ENDED))
 
     async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The policy's next message, for a request; those that come meanwhile wait. Raises
         ValueError where it is none that can be answered; the sample is a failure then.
         """
+        if self._closed:  # an agent that was cancelled may ask all the same
+            raise ValueError(ENDED)
         self._require_shown(body.get("tools") or ())
         messages = [plain_message(message) for message in body["messages"]]
         answer = asyncio.get_running_loop().create_future()

@@ -17,6 +17,7 @@ from postgrad.data.chat_format import IMAGE_PARTS, parts_of
 from postgrad.data.images import content_of
 
 MODEL = "policy"  # what agents may call it; any name is taken
+ENDED = "the sample has ended"
 _HOST = "127.0.0.1"
 _MOST_BYTES = 2**24  # of a request
 # Options of a request that are refused, and what to do instead. Others that say how to sample
@@ -117,10 +118,8 @@ class _Seat:
         turn = self._turns[key]
         try:
             return await asyncio.shield(turn)  # which another request may wait for
-        except asyncio.CancelledError:
-            if not turn.cancelled():
-                raise
-            raise ValueError("the sample has ended") from None
+        except asyncio.CancelledError:  # by the end of the run, which waits for no answer
+            raise ValueError(ENDED) from None
 
 
 async def _body(request: Any) -> dict[str, Any]:
@@ -140,7 +139,26 @@ async def _body(request: Any) -> dict[str, Any]:
         raise ValueError("n = 1 is the only number of answers here")
     if not all(isinstance(message, dict) for message in body["messages"]):
         raise ValueError("messages are objects")
+    if not isinstance(body.get("tools") or [], list):
+        raise ValueError(f"tools are no list: {repr(body['tools'])[:200]}")
+    for message in body["messages"]:
+        _require_openai(message)
     return body
+
+
+def _require_openai(message: Mapping[str, Any]) -> None:
+    """Raises ValueError for a message whose content or calls are not as OpenAI's are."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    if not isinstance(content, str | list | None):
+        raise ValueError(
+            f"the content of a message is no text and no list of parts: {repr(content)[:200]}"
+        )
+    if calls is not None and not (isinstance(calls, list) and all(map(_is_call, calls))):
+        raise ValueError(f"tool_calls of a message are no list of calls: {repr(calls)[:200]}")
+
+
+def _is_call(call: Any) -> bool:
+    return isinstance(call, dict) and isinstance(call.get("function"), dict)
 
 
 def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,15 +3,15 @@
 JSON lines in and out, one call at a time; time limits are enforced from outside, by killing it:
 
     {"function": "package.module:function", "arguments": {...}}
-    {"value": what it returned}, {"told": message of an error that a model may read}, or
-    {"error": what else it raised}
+    {"value": what it returned}, or {"error": what it raised}, and of an error that a model may
+    read also {"told": its message}
 """
 
 import json
 from functools import cache
 from typing import Any
 
-from postgrad.core.errors import UsageError
+from postgrad.core.errors import UsageError, described
 from postgrad.core.process import die_with_parent, take_pipes, write
 from postgrad.core.text import resolve
 
@@ -32,11 +32,11 @@ def _answer(function: Any, message: dict[str, Any]) -> dict[str, Any]:
     try:
         value = function(message["function"])(**message["arguments"])
     except TOLD as error:
-        return {"told": str(error)}
+        return {"told": str(error), "error": described(error)}
     except UsageError as error:
         return {"error": str(error)}
     except (Exception, SystemExit) as error:  # noqa: BLE001  # code of others: told with its cause
-        return {"error": f"{type(error).__name__}: {str(error)[:500]}"}
+        return {"error": described(error)}
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

@@ -24,6 +24,14 @@ _MOST_BYTES = 2**24  # of an answer
 _TAIL = 300  # bytes that are told of what a process printed last
 
 
+class Told(ValueError):
+    """An error of a function that a model may read. described: the same for people."""
+
+    def __init__(self, message: str, described: str) -> None:
+        super().__init__(message)
+        self.described = described
+
+
 class FunctionWorkers:
     """Calls functions by name. To be used within one event loop; close it there."""
 
@@ -39,8 +47,8 @@ class FunctionWorkers:
     async def call(self, function: str, arguments: Mapping[str, Any]) -> Any:
         """What `function`, "package.module:function", returns: a JSON value.
 
-        Raises ValueError with what a tool tells the model (function_worker.TOLD); StepFailed where
-        it raised anything else, where its process ended, and where it returned no JSON.
+        Raises Told with what a tool tells the model (function_worker.TOLD); StepFailed where it
+        raised anything else, where its process ended, and where it returned no JSON.
         """
         process = (
             self._idle.pop() if self._idle else await PipedProcess.start(_CALLER, self._environment)
@@ -55,7 +63,7 @@ class FunctionWorkers:
             self._busy.discard(process)
         self._idle.append(process)
         if "told" in answer:
-            raise ValueError(answer["told"])
+            raise Told(answer["told"], f"{function}: {answer['error']}")
         if "error" in answer:
             raise StepFailed("error", f"{function}: {answer['error']}")
         return answer["value"]
