@@ -60,6 +60,7 @@ class Wrong(ChatEnvironment):
             "no text": Reply(({"role": "user", "content": None},)),
             "half a pair": Reply(({"role": "user", "content": "\ud800"},)),
             "places": Reply((message,), behind=np.array([0, 1])),
+            "ends": Reply((message,), done=np.array([True, False])),
         }[self.kind]
 
 

@@ -213,6 +213,7 @@ def test_a_turn_that_was_cut_ends_the_episode_unheard(finish):
         ("no text", "{'role': 'user', 'content': None}, which is no dict with texts"),
         ("half a pair", "a message of a Reply has half a surrogate pair"),
         ("places", "a Reply stands behind array([0, 1]): it may be 'newest', 'nothing', or"),
+        ("ends", "done of a Reply is array([ True, False]), which is neither true nor false"),
         ("start", "KeyError: 'level' (my_environments.py:"),
         ("no course", "start returned a NoneType, which has no method `step`"),
     ],

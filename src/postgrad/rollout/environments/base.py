@@ -63,6 +63,10 @@ def wrong_with(reply: Any, turns: int) -> str | None:
         return f"the reward of a Reply is {reply.reward!r}, which is no number"
     if not abs(reply.reward) <= LARGEST_SCORE:
         return f"the reward of a Reply is {reply.reward}, which is no finite number of 32 bits"
+    try:
+        bool(reply.done)
+    except ValueError:  # an array of NumPy
+        return f"done of a Reply is {reply.done!r}, which is neither true nor false"
     if not isinstance(reply.counts, Mapping):
         return f"the counts of a Reply are a {type(reply.counts).__name__}, which is no dict"
     for name, count in reply.counts.items():
