@@ -7,6 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from helpers.gradients import gradient_of
 from postgrad.algorithms.grpo import GRPO
 from postgrad.algorithms.gspo import GSPO
 from postgrad.core.ragged import Ragged
@@ -71,18 +72,6 @@ def reference_model(make_learner):
     return lm
 
 
-def gradient_of(learner, experience: Experience, algorithm) -> torch.Tensor:
-    kept: dict[str, torch.Tensor] = {}
-
-    def keep(rate: float) -> float:
-        kept["flat"] = torch.cat([p.grad.flatten() for p in learner.optimizer.master.values()])
-        return 0.0
-
-    learner.optimizer.step = keep
-    learner.update(Update(experience, np.arange(len(experience))), algorithm).result()
-    return kept["flat"].double()
-
-
 @pytest.mark.parametrize("micro", [MicroBatch(max_sequences=1), MicroBatch(max_tokens=512)])
 def test_logprobs_are_those_of_each_conversation_by_itself(make_learner, branched, micro):
     sequences = branched.sequences
@@ -118,9 +107,8 @@ def test_the_gradient_is_that_of_all_conversations_of_a_sample(
     learner = make_learner(micro)
     old = learner.logprobs(branched.sequences).result()
     columns = {**branched.columns, "old_logprobs": old, "sampled_logprobs": old}
-    computed = gradient_of(
-        learner, Experience(branched.sequences, columns, branched.has_gradient), algorithm
-    )
+    experience = Experience(branched.sequences, columns, branched.has_gradient)
+    computed = gradient_of(learner, Update(experience, np.arange(len(experience))), algorithm)
     lm = reference_model(make_learner)
     pairs = zip(branched.columns["advantages"], branched.sequences.loss_mask, strict=True)
     advantages = np.array([float(each[mask][0]) for each, mask in pairs])

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.gradients import gradient_of
 from postgrad.algorithms.grpo import GRPO
 from postgrad.algorithms.sft import SFT
 from postgrad.core.errors import RunError
@@ -15,19 +16,6 @@ from postgrad.learner.backbone import MicroBatch
 from postgrad.learner.update import Update
 
 ALL = np.arange(9)
-
-
-def gradient_of(learner, update: Update, algorithm) -> torch.Tensor:
-    """The gradient of an update: what the optimizer finds when it is asked to step."""
-    found: dict[str, torch.Tensor] = {}
-
-    def keep(rate: float) -> float:
-        found["flat"] = torch.cat([p.grad.flatten() for p in learner.optimizer.master.values()])
-        return 0.0
-
-    learner.optimizer.step = keep
-    learner.update(update, algorithm).result()
-    return found["flat"].double()
 
 
 def alone(experience: Experience) -> Experience:

@@ -158,11 +158,7 @@ class Rollout:
         images, before = self.images_behind(prompt), len(prompt.token_ids)
         begins = [0, *(before + at for at in self.openings), len(tokens)]
         return [
-            (
-                begin,
-                tokens[begin:end],
-                tuple(image.moved(-begin) for image in images if begin <= image.at[0] < end),
-            )
+            (begin, tokens[begin:end], images_between(images, begin, end))
             for begin, end in pairwise(begins)
         ]
 
@@ -255,8 +251,7 @@ class Sequences:
     def last_conversation(self, row: int) -> tuple[NDArray[np.int32], tuple[PlacedImage, ...]]:
         """The tokens of a sequence's last conversation, and its images among them."""
         begin, end = self.conversations(row)[-1]
-        images = tuple(image.moved(-begin) for image in self.images_of(row) if image.at[0] >= begin)
-        return self.tokens.row(row)[begin:end], images
+        return self.tokens.row(row)[begin:end], images_between(self.images_of(row), begin, end)
 
     def _with_images(self) -> Ragged:
         """The tokens, with those of images replaced by parts of their hashes, below 0."""
@@ -293,6 +288,11 @@ class Sequences:
         mask = np.zeros(len(self.tokens.values), np.bool_)
         mask[self.tokens.offsets[1:] - 1] = True
         return replace(self, loss_mask=self.tokens.like(mask))
+
+
+def images_between(images: Iterable[PlacedImage], begin: int, end: int) -> tuple[PlacedImage, ...]:
+    """The images that begin in tokens[begin:end] of a sequence, among these tokens."""
+    return tuple(image.moved(-begin) for image in images if begin <= image.at[0] < end)
 
 
 def with_images(tokens: NDArray[np.int32], images: Iterable[PlacedImage]) -> NDArray[np.int32]:

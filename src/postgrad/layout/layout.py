@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core import seeds
-from postgrad.core.records import Experts, PlacedImage, Sequences
+from postgrad.core.records import Experts, PlacedImage, Sequences, images_between
 from postgrad.layout.tree import MIN_SHARED, Segment, grow
 
 ReadPosition = Literal["before", "at"]
@@ -208,11 +208,7 @@ class _Builder:
             self._add_entries(row, begin, end, self.paths[-1])
 
     def _add_images(self, row: int, begin: int, end: int, segment: Segment) -> None:
-        images = [
-            image.moved(-begin)
-            for image in self.sequences.images_of(row)
-            if begin <= image.at[0] < end
-        ]
+        images = images_between(self.sequences.images_of(row), begin, end)
         part, length = slice(segment.begin, segment.end), end - begin
         self.rotary.append(rotary_positions(length, images)[:, part])
         self.seen.append(seen_positions(length, images)[:, part])

@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from postgrad.core.records import Behind, Experts, PlacedImage, Prompt, Turn, with_images
+from postgrad.core.records import (
+    Behind,
+    Experts,
+    PlacedImage,
+    Prompt,
+    Turn,
+    images_between,
+    with_images,
+)
 from postgrad.layout.tree import common_prefix, grow
 from postgrad.rollout.engine import Completion, recorded_first
 
@@ -29,7 +37,7 @@ class NextRead:
 
 
 @dataclass(slots=True)
-class _Thread:
+class _ConversationTurns:
     first: int  # number of its first turn among all
     images: tuple[PlacedImage, ...] = ()  # among its tokens
     # [tokens, layers, k] of its tokens up to the policy's newest; None: not recorded
@@ -42,7 +50,7 @@ class Transcript:
     def __init__(self, prompt: Prompt) -> None:
         self._prompt = prompt
         self.turns: list[Turn] = []
-        self._conversations = [_Thread(0, prompt.images)]
+        self._conversations = [_ConversationTurns(0, prompt.images)]
         self._length = len(prompt.token_ids)  # tokens of the newest conversation
         # Of each turn of the policy its conversation, and how many tokens this has behind the turn.
         self._written: list[tuple[int, int]] = []
@@ -133,10 +141,10 @@ class Transcript:
         """Adds what the environment says."""
         opens = read.behind != "newest"
         old = 0 if opens else len(read.token_ids) - read.new
-        images = tuple(image.moved(-old) for image in read.images if image.at[0] >= old)
+        images = images_between(read.images, old, len(read.token_ids))
         silent = np.zeros(len(read.token_ids) - old, np.float32)
         if opens:
-            conversation = _Thread(len(self.turns), read.images, read.experts)
+            conversation = _ConversationTurns(len(self.turns), read.images, read.experts)
             self._conversations.append(conversation)
         self._conversations[-1].images = read.images
         self._length = len(read.token_ids)

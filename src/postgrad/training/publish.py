@@ -13,7 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from postgrad.core.ragged import Ragged
-from postgrad.core.records import Logprobs, PlacedImage, Prompt, Sequences, column_of
+from postgrad.core.records import (
+    Logprobs,
+    PlacedImage,
+    Prompt,
+    Sequences,
+    column_of,
+    images_between,
+)
 from postgrad.data.conversations import Conversation
 from postgrad.learner.protocols import PolicyRole
 from postgrad.observe.sentinels.publish import DIFFERENCE, MOVED
@@ -151,8 +158,7 @@ def _from_image(
     for image in reversed(images):
         if image.at[-1] >= begin:
             begin = min(begin, int(image.at[0]))
-    kept = (image.moved(-begin) for image in images if image.at[0] >= begin)
-    return tokens[begin:], tuple(kept)
+    return tokens[begin:], images_between(images, begin, len(tokens))
 
 
 def probed(

@@ -73,10 +73,7 @@ def assemble_rl(
     readers = [roles.reference, learned and learned.role, *(teachers.roles if teachers else ())]
     auto_sizes.try_tokens(run, roles.learners, readers)
     run.sentinels.at_once(0, publish(checkpoint.step if checkpoint else 0))  # also after a resume
-    min_shared = _min_shared(recipe, path)
-    source = source_of(
-        run, recipe, prompts, engine, scorer, tokenizer, reader, thread, stack, min_shared
-    )
+    source = source_of(run, recipe, path, prompts, engine, scorer, tokenizer, reader, thread, stack)
     algorithm = recipe.algorithm.for_rollout(recipe.rollout.max_new_tokens, recipe.reward_weights)
     parts = Parts(roles, algorithm, engine, publish, source, scorer, evaluator, tokenizer, recipe)
     return RLJob(run, parts)
@@ -137,6 +134,7 @@ def _min_shared(recipe: RLRecipe, path: str) -> int:
 def source_of(
     run: Run,
     recipe: RLRecipe,
+    path: str,
     prompts: Draws[Prompt],
     engine: Engine,
     scorer: Scorer,
@@ -144,10 +142,9 @@ def source_of(
     reader: ImageReader | None,
     thread: ThreadPoolExecutor | None,
     stack: ExitStack,
-    min_shared: int,
 ) -> Source:
-    """Where the groups of each step come from. thread: samples while the policy learns, where the
-    recipe overlaps the two. stack: ends the environment's processes. min_shared: as of Drawing.
+    """Where the groups of each step come from. path: of the policy. thread: samples while the
+    policy learns, where the recipe overlaps the two. stack: ends the environment's processes.
     """
     if recipe.rollout.source == "replay":
         assert recipe.rollout.replay_path is not None  # a recipe without it is refused
@@ -164,7 +161,7 @@ def source_of(
         tokenizer=tokenizer,
         environments=rows.environments(run, recipe, tokenizer, stack, reader),
         max_len=recipe.data.max_len,
-        min_shared=min_shared,
+        min_shared=_min_shared(recipe, path),
         correctness=recipe.eval.component,
         greedy=recipe.algorithm.needs().greedy,
         scores_ahead=not recipe.asks_reward_model,  # they are asked of the learner's ranks
@@ -174,6 +171,6 @@ def source_of(
         return live
     if recipe.rollout.schedule == "fixed":
         return OverlappedSource(live, thread, progress)
-    path = recipe.rollout.schedule_path
-    recorded = None if path is None else Recorded(path)
+    schedule = recipe.rollout.schedule_path
+    recorded = None if schedule is None else Recorded(schedule)
     return FreeSource(live, thread, progress, cast(FreeEngine, engine), recorded)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from postgrad.models.image_reader import ImageReader  # imports torch
 
 _QUESTION: Message = {"role": "user", "content": "?"}
+_ALONE = "as a conversation"
 _AFTER = "after an assistant's turn"  # where messages of a reply mostly stand
 _SINGLE = "this type of model makes other tokens of an image where a conversation has more"
 _TURN = "@turn@"  # stands for what the policy wrote
@@ -107,17 +108,17 @@ class Template:
         """
         digests = images_in(messages)
         if len(digests) > 1 and self.reader is not None and self.reader.single:
-            raise _refused(messages, _SINGLE, "as a conversation")
+            raise _refused(messages, _SINGLE, _ALONE)
         try:
             text = self._text(messages)
             if self.reader is not None:
                 text = with_image_texts([Rendered(text, (), "")], messages, self.reader)[0].text
             tokens = self._ids(text) if digests else self._enough_ids(text)
         except (Unmarkable, Unencodable) as error:
-            raise _refused(messages, str(error), "as a conversation") from error
+            raise _refused(messages, str(error), _ALONE) from error
         if not digests:
             return tokens, ()
-        return tokens, self._placed(messages, tokens, digests, "as a conversation")
+        return tokens, self._placed(messages, tokens, digests, _ALONE)
 
     def _placed(
         self,
